@@ -1,0 +1,1 @@
+"""Which adapters exist, in which version, and which are in memory."""

@@ -1,0 +1,207 @@
+"""What the user asked for: frozen parts, each the source of its command-line flags and their help.
+
+What we found out (how many blocks, which end tokens) has its own types; nothing here changes.
+A field's metadata holds the one sentence of help; `cli/arguments.py` makes the flags.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from lora_serve.errors import ConfigError
+from lora_serve.identity import HASH_ALGOS
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+SCHEDULING_POLICIES = ("fcfs", "priority")
+
+
+def setting(help: str, default: Any, **metadata: Any) -> Any:  # noqa: A002
+    """A field with its flag's help; `choices`, `metavar`, `repeat` go to the parser."""
+    return field(default=default, metadata={"help": help, **metadata})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model, in which arithmetic."""
+
+    model: str = setting("Directory or hub id of the model; the demo's own if left out.", "")
+    tokenizer: str | None = setting(
+        "Directory or hub id of the tokenizer, if it is not the model's.", None
+    )
+    revision: str | None = setting("Branch, tag or commit of a hub model.", None)
+    served_model_name: tuple[str, ...] = setting(
+        "Names the model answers to in the API; the model's path if left out.", (), repeat="nargs"
+    )
+    dtype: str = setting(
+        "Type of weights, activations and KV; auto takes the checkpoint's.", "auto", choices=DTYPES
+    )
+    seed: int = setting("Seed of what has none of its own, such as dummy weights.", 0)
+    max_model_len: int | None = setting(
+        "Longest prompt and answer together, in tokens; the model's own limit if left out.", None
+    )
+    load_format: str = setting(
+        "Where weights come from: the checkpoint's safetensors, or seeded random numbers.",
+        "safetensors",
+        choices=("safetensors", "dummy"),
+    )
+    generation_config: str = setting(
+        "Take default sampling settings from the model's generation_config.json, or none.",
+        "auto",
+        choices=("auto", "none"),
+    )
+    enforce_eager: bool = setting("Never capture CUDA graphs; without effect on CPUs.", False)
+    enable_prompt_embeds: bool = setting(
+        "Accept prompts as embedding tensors (prompt_embeds); off because they bypass the "
+        "tokenizer.",
+        False,
+    )
+    max_logprobs: int = setting("Most alternatives a request may ask logprobs for.", 20)
+    override_op: tuple[str, ...] = setting(
+        "Swap a kernel for another backend's, as in paged_attention=reference; repeatable.",
+        (),
+        repeat="append",
+        metavar="OP=BACKEND",
+    )
+    cpu_threads: int | None = setting("Threads for CPU kernels; all cores if left out.", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """The paged KV cache and the prefix cache over it."""
+
+    block_size: int = setting("Tokens in one KV block; a multiple of 16.", 16)
+    gpu_memory_utilization: float = setting(
+        "Share of the device's free memory that weights and KV may take.", 0.9
+    )
+    kv_cache_memory_bytes: int | None = setting(
+        "Bytes for the KV cache; on CPUs 4 GiB if left out.", None
+    )
+    num_gpu_blocks_override: int | None = setting(
+        "Exact number of KV blocks, on any device, instead of sizing by memory.", None
+    )
+    enable_prefix_caching: bool = setting("Reuse KV of equal prompt prefixes.", True)
+    prefix_caching_hash_algo: str = setting(
+        "Hash of block identity; xxh3_128 is faster, for servers with one trusted tenant.",
+        "sha256",
+        choices=tuple(HASH_ALGOS),
+    )
+
+    def __post_init__(self) -> None:
+        if self.block_size < 16 or self.block_size % 16:
+            raise ConfigError(f"--block-size {self.block_size} is not a multiple of 16")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"--gpu-memory-utilization {self.gpu_memory_utilization} must be in (0, 1]"
+            )
+        for flag, value in (
+            ("--num-gpu-blocks-override", self.num_gpu_blocks_override),
+            ("--kv-cache-memory-bytes", self.kv_cache_memory_bytes),
+        ):
+            if value is not None and value < 1:
+                raise ConfigError(f"{flag} {value} must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """How much may run at once, and in which order."""
+
+    max_num_seqs: int = setting("Most requests that run at once.", 128)
+    max_num_batched_tokens: int = setting("Most tokens computed in one step.", 2048)
+    scheduling_policy: str = setting(
+        "Order of waiting requests: by arrival, or by priority (lower first) and then arrival.",
+        "fcfs",
+        choices=SCHEDULING_POLICIES,
+    )
+    validate: bool = setting("Check the engine's invariants after every step (slow).", False)
+
+    def __post_init__(self) -> None:
+        for flag, value in (
+            ("--max-num-seqs", self.max_num_seqs),
+            ("--max-num-batched-tokens", self.max_num_batched_tokens),
+        ):
+            if value < 1:
+                raise ConfigError(f"{flag} {value} must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoRAConfig:
+    """Adapters: how many, how large, from where."""
+
+    enable_lora: bool = setting("Serve LoRA adapters, and allow loading them at run time.", False)
+    max_loras: int = setting("Most different adapters in one step.", 8)
+    max_cpu_loras: int | None = setting(
+        "Most adapters kept in memory; the rest is read again when needed. 8 x max-loras if left "
+        "out.",
+        None,
+    )
+    max_lora_rank: int = setting("Highest rank an adapter may have.", 64)
+    lora_modules: tuple[str, ...] = setting(
+        'Adapters to load at start, as NAME=PATH or {"name": …, "path": …}.',
+        (),
+        repeat="nargs",
+        metavar="NAME=PATH",
+    )
+    lora_allowed_roots: tuple[str, ...] = setting(
+        "Only load adapters below these directories; anywhere if left out.",
+        (),
+        repeat="nargs",
+        metavar="DIR",
+    )
+
+    def __post_init__(self) -> None:
+        if self.max_loras < 1:
+            raise ConfigError(f"--max-loras {self.max_loras} must be at least 1")
+        if self.max_lora_rank < 1:
+            raise ConfigError(f"--max-lora-rank {self.max_lora_rank} must be at least 1")
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ConfigError(
+                f"--max-cpu-loras {self.max_cpu_loras} is below --max-loras {self.max_loras}; "
+                "adapters of one step must all be in memory"
+            )
+        if self.lora_modules and not self.enable_lora:
+            raise ConfigError("--lora-modules needs --enable-lora")
+
+    @property
+    def max_resident(self) -> int:
+        return self.max_cpu_loras if self.max_cpu_loras is not None else 8 * self.max_loras
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The HTTP server."""
+
+    host: str = setting("Address to listen on.", "0.0.0.0")  # noqa: S104
+    port: int = setting("Port to listen on.", 8000)
+    api_key: tuple[str, ...] = setting(
+        "Keys that may use the API; open to all if left out.", (), repeat="nargs"
+    )
+    admin_api_key: tuple[str, ...] = setting(
+        "Keys that may also load and unload adapters and reset caches; every key may if left out.",
+        (),
+        repeat="nargs",
+    )
+    isolate_api_keys: bool = setting("Never share cached KV between API keys.", False)
+    ignore_unknown_fields: bool = setting(
+        "Ignore unknown fields of request bodies instead of refusing them by name.", False
+    )
+    chat_template: str | None = setting(
+        "File with a chat template to use instead of the tokenizer's.", None
+    )
+    max_body_bytes: int = setting("Largest request body accepted, in bytes.", 256 * 2**20)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port {self.port} must be in [0, 65535]")
+        if self.isolate_api_keys and not (self.api_key or self.admin_api_key):
+            raise ConfigError("--isolate-api-keys needs --api-key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """All that an engine needs; the server has its own part."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    lora: LoRAConfig = field(default_factory=LoRAConfig)

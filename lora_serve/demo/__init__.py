@@ -1,0 +1,1 @@
+"""The model, adapters and scenarios that lora-serve demo shows."""

@@ -1,0 +1,1 @@
+"""Where both planes meet."""

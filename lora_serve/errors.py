@@ -1,0 +1,77 @@
+"""Every error a user can cause, as one tree; `server/errors.py` turns it into HTTP statuses.
+
+Each message names the value, the limit and what to do. `assert` is for what cannot happen.
+"""
+
+
+class LoraServeError(Exception):
+    """Base of all errors that lora-serve raises on purpose."""
+
+
+class InvalidRequestError(LoraServeError):
+    """A request that can never succeed as written. `param` names the field at fault."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class PromptTooLongError(InvalidRequestError):
+    """The prompt, or prompt and answer together, exceed the model or the KV cache."""
+
+
+class ConfigError(LoraServeError):
+    """A combination of settings, or a model directory, that cannot be served."""
+
+
+class NotFoundError(LoraServeError):
+    """What was named does not exist. `param` names the field at fault."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class AdapterNotFoundError(NotFoundError):
+    """No adapter, and no served model, has this name; or no adapter lies at this path."""
+
+
+class AdapterError(LoraServeError):
+    """An adapter that cannot be loaded, replaced or used."""
+
+
+class AdapterFormatError(AdapterError):
+    """A checkpoint that cannot be served. Lists every finding, not the first."""
+
+    def __init__(self, path: str, findings: list[str]) -> None:
+        assert findings, f"{path}: refused without a finding"
+        super().__init__(f"{path}: " + "; ".join(findings))
+        self.findings = findings
+
+
+class AdapterExistsError(AdapterError):
+    """The name is taken and `load_inplace` was not set."""
+
+
+class AdapterChangedError(AdapterError):
+    """An evicted adapter's files no longer hold the bytes that were verified at load."""
+
+
+class UnauthorizedError(LoraServeError):
+    """No API key, or an unknown one."""
+
+
+class ForbiddenError(LoraServeError):
+    """A known API key that lacks the admin scope."""
+
+
+class OverloadedError(LoraServeError):
+    """The queue is full. `retry_after_seconds` is a hint for the client."""
+
+    def __init__(self, message: str, retry_after_seconds: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class EngineDeadError(LoraServeError):
+    """The engine process is gone; `/health` fails too."""

@@ -1,0 +1,108 @@
+"""What a KV block is found by: everything that shaped it, and nothing else.
+
+    root(namespace) = H("lora-serve/kv/1", model fingerprint, lora_name, digest, generation, salt)
+    h[i]            = H(h[i-1], token ids of block i, digest of its embedding rows, extra)
+
+H hashes length-framed fields, so ("ab", "c") and ("a", "bc") differ, and takes no random seed, so
+it is equal in every process. One chain serves the device cache and every tier.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NewType
+
+import xxhash
+
+BlockHash = NewType("BlockHash", bytes)
+
+_SCHEME = b"lora-serve/kv/1"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRef:
+    """One version of an adapter. Requests hold this, never a name.
+
+    digest is over the bytes that were loaded, so equal bytes are one version wherever they lie.
+    generation is raised when KV of this name must no longer be trusted.
+    """
+
+    name: str
+    digest: bytes
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheNamespace:
+    """Who may share KV: one model, one adapter version (or none), one salt."""
+
+    model_fingerprint: bytes
+    adapter: AdapterRef | None = None
+    cache_salt: str = ""
+
+
+def framed(*fields: bytes) -> bytes:
+    """Join fields so that no two different tuples give the same bytes."""
+    return b"".join(len(field).to_bytes(8, "little") + field for field in fields)
+
+
+def _sha256(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def _xxh3_128(data: bytes) -> bytes:
+    return xxhash.xxh3_128_digest(data)
+
+
+HASH_ALGOS: dict[str, Callable[[bytes], bytes]] = {"sha256": _sha256, "xxh3_128": _xxh3_128}
+
+
+class BlockHasher:
+    """The chain above, with the hash function that `--prefix-caching-hash-algo` names."""
+
+    def __init__(self, algo: str = "sha256") -> None:
+        self._hash = HASH_ALGOS[algo]
+
+    def root(self, namespace: CacheNamespace) -> BlockHash:
+        adapter = namespace.adapter
+        fields = (
+            (b"adapter", adapter.name.encode(), adapter.digest, str(adapter.generation).encode())
+            if adapter
+            else (b"base",)
+        )
+        salt = namespace.cache_salt.encode("utf-8", "surrogatepass")
+        return BlockHash(
+            self._hash(framed(_SCHEME, namespace.model_fingerprint, framed(*fields), salt))
+        )
+
+    def extend(
+        self,
+        parent: BlockHash,
+        token_ids: Sequence[int],
+        embeds_digest: bytes = b"",
+        extra: bytes = b"",
+    ) -> BlockHash:
+        """Hash of the block after `parent`.
+
+        Args:
+            parent: hash of the block before, or the root.
+            token_ids: the block's tokens; 0 where an embedding row stands instead.
+            embeds_digest: digest of the block's embedding rows, empty if it has none.
+            extra: what else shaped the block (activated LoRA enters a chain here).
+        """
+        tokens = array("q", token_ids).tobytes()
+        return BlockHash(self._hash(framed(parent, tokens, embeds_digest, extra)))
+
+
+def embeds_digest(rows: bytes | memoryview) -> bytes:
+    """Digest of one block's embedding rows, as the model's dtype stores them."""
+    return hashlib.sha256(rows).digest()
+
+
+def tenant_salt(api_key: str, cache_salt: str) -> str:
+    """Mix a tenant's own salt with the one a client asked for: it adds to it, never replaces it."""
+    salt = cache_salt.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(framed(b"tenant", api_key.encode(), salt)).hexdigest()

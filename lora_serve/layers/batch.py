@@ -1,0 +1,30 @@
+"""One step's tensors, as layers see them. Knows nothing of requests: rows, positions, tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lora_serve.ops import AttentionPlan, LoRAPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """T rows of R requests, concatenated in order.
+
+    input_ids: (T), int64. inputs_embeds: (T, H) in the model's dtype, or None when every row is a
+        token; `is_embeds` (T), bool, then says which rows it supplies.
+    positions: (T), int64, absolute. slot_mapping: (T), int64, block_id * block_size + offset.
+    attention: from Ops.plan_attention. lora: from Ops.plan_lora, None when no row has an adapter.
+    logits_indices: (N), int64, the rows whose logits are wanted.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    attention: AttentionPlan
+    logits_indices: Tensor
+    lora: LoRAPlan | None = None
+    inputs_embeds: Tensor | None = None
+    is_embeds: Tensor | None = None

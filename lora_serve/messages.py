@@ -1,0 +1,203 @@
+"""What crosses between the API process and the engine process: frozen, plain, msgpack.
+
+Requests to the engine are `EngineMessage`s, answers are `EngineReply`s; msgspec tags the types.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from lora_serve.identity import AdapterRef
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.step import TokenLogprobs
+
+
+class PromptEmbeds(msgspec.Struct, frozen=True):
+    """Embedding rows in the model's dtype, with one digest for each block of rows.
+
+    data: num_tokens * hidden_size values. block_digests: `identity.embeds_digest` of rows
+    [i * block_size, (i + 1) * block_size), the last one over what is left.
+    """
+
+    num_tokens: int
+    data: bytes
+    block_digests: tuple[bytes, ...]
+
+
+class EngineRequest(msgspec.Struct, frozen=True, tag=True):
+    """One prompt to be continued once (the API splits n > 1 into n of these)."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    sampling_params: SamplingParams
+    prompt_embeds: PromptEmbeds | None = None
+    lora_name: str | None = None
+    cache_salt: str = ""
+    priority: int = 0
+    arrival_time: float = 0.0
+
+
+class AbortRequests(msgspec.Struct, frozen=True, tag=True):
+    request_ids: tuple[str, ...]
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    call_id: int
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+    pinned: bool = False
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
+    call_id: int
+    lora_name: str
+
+
+class ListAdapters(msgspec.Struct, frozen=True, tag=True):
+    call_id: int
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
+    """Forget all cached KV, or, with a name, the KV of that adapter (raises its generation)."""
+
+    call_id: int
+    lora_name: str | None = None
+
+
+class GetStats(msgspec.Struct, frozen=True, tag=True):
+    call_id: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+EngineMessage = (
+    EngineRequest
+    | AbortRequests
+    | LoadAdapter
+    | UnloadAdapter
+    | ListAdapters
+    | ResetPrefixCache
+    | GetStats
+    | Shutdown
+)
+
+
+class ErrorInfo(msgspec.Struct, frozen=True):
+    """A LoraServeError on its way to the API process: the class by name, and its message."""
+
+    kind: str
+    message: str
+    param: str | None = None
+
+
+class EngineOutput(msgspec.Struct, frozen=True):
+    """What one step gave one request. The last one has `finish_reason` or `error`.
+
+    finish_reason: "stop", "length" or "abort". stop_token_id: which token ended it, if one did.
+    num_cached_tokens: prompt tokens whose KV was found, not computed; told with the first output.
+    adapter: the version that answers. prompt_logprobs: per prompt token from the second on.
+    """
+
+    request_id: str
+    new_token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = 0
+    adapter: AdapterRef | None = None
+    error: ErrorInfo | None = None
+
+
+class RequestTimes(msgspec.Struct, frozen=True):
+    """A finished request's story, for the histograms; seconds of one monotonic clock.
+
+    scheduled and first_token are 0 for a request that never got that far.
+    """
+
+    lora_name: str | None
+    finish_reason: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+    max_tokens: int
+    arrival: float
+    scheduled: float
+    first_token: float
+    finished: float
+
+
+class EngineStats(msgspec.Struct, frozen=True):
+    """Gauges and totals since start. Token counters are counted once for each admission."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_deferred: int = 0
+    kv_cache_usage: float = 0.0
+    num_blocks: int = 0
+    num_preemptions: int = 0
+    num_steps: int = 0
+    num_computed_tokens: int = 0
+    num_generated_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    adapter_loads: int = 0
+    adapter_evictions: int = 0
+    adapter_queries: dict[str, int] = {}
+    adapter_hits: dict[str, int] = {}
+    running_adapters: tuple[str, ...] = ()
+    waiting_adapters: tuple[str, ...] = ()
+
+
+class StepOutputs(msgspec.Struct, frozen=True, tag=True):
+    """One step's outputs for all requests, finished requests' times, and the engine's gauges."""
+
+    outputs: tuple[EngineOutput, ...]
+    finished: tuple[RequestTimes, ...] = ()
+    stats: EngineStats | None = None
+    step_num_tokens: int = 0
+
+
+class AdapterInfo(msgspec.Struct, frozen=True):
+    """A registered adapter as `/v1/models` shows it. residency: "resident" or "evicted"."""
+
+    name: str
+    path: str
+    digest: str
+    generation: int
+    rank: int
+    num_bytes: int
+    residency: str
+    pinned: bool
+    num_leases: int
+    created: float
+
+
+class CallReply(msgspec.Struct, frozen=True, tag=True):
+    """Answer to the message with this call_id: an error, or what that message asks for."""
+
+    call_id: int
+    error: ErrorInfo | None = None
+    adapters: tuple[AdapterInfo, ...] = ()
+    stats: EngineStats | None = None
+    success: bool = True
+
+
+class EngineReady(msgspec.Struct, frozen=True, tag=True):
+    """First message of an engine process: its model, or why it could not start."""
+
+    fingerprint: bytes = b""
+    dtype: str = ""
+    vocab_size: int = 0
+    hidden_size: int = 0
+    max_model_len: int = 0
+    num_blocks: int = 0
+    kernels: str = ""
+    error: ErrorInfo | None = None
+
+
+EngineReply = StepOutputs | CallReply | EngineReady

@@ -1,0 +1,121 @@
+"""The kernels as one record: what a backend must write, and what can be swapped at run time.
+
+Every kernel's meaning stands in plain torch in `ops/reference.py`; the others are tested against
+it. The rule all of them keep: an output element is summed in an order that depends on absolute
+position only, never on how many rows, which other rows, or which chunk it came with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from torch import Tensor, dtype
+
+from lora_serve.errors import ConfigError
+
+# What a backend makes for itself and only it looks into.
+PackedLinear = Any
+PackedAdapter = Any
+LoRAPlan = Any
+AttentionPlan = Any
+
+
+@dataclass(frozen=True, slots=True)
+class LoRAPart:
+    """One projection's delta inside a (possibly fused) linear layer.
+
+    y[:, out_start : out_start + b.shape[0]] += scale * (x @ a.T) @ b.T
+
+    a: (rank, in_features), model dtype, contiguous. b: (out_features, rank), likewise.
+    """
+
+    a: Tensor
+    b: Tensor
+    scale: float
+    out_start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """A backend's kernels. T tokens, R requests, H hidden, D head size, dtype the model's.
+
+    name: as `--override-op` names the backend. numerics: changes whenever results may change in a
+        bit; part of the model fingerprint.
+    pack_linear(weight (out, in), bias (out) or None) -> PackedLinear. May keep the weight itself.
+    linear(x (T, in), packed) -> (T, out). Accumulates in float32, rounds once, after the bias.
+    pack_adapter(linears) -> PackedAdapter. linears[i]: the LoRAParts of linear layer i.
+    plan_lora(segments, num_tokens) -> LoRAPlan, once a step. segments: (start, end, PackedAdapter),
+        disjoint row ranges in ascending order; rows outside them have no adapter.
+    lora(y (T, out), x (T, in), plan, linear_index) adds every segment's delta to y, in place.
+        The hidden x @ a.T stays float32; delta is added in float32 and y rounded once.
+    rms_norm(x (N, D), weight (D), eps) -> (N, D). Mean of squares in float32.
+    add_rms_norm(x (T, H), residual (T, H), weight, eps) -> (T, H). residual += x in place, rounded
+        to its dtype; returns rms_norm(residual).
+    silu_and_mul(x (T, 2 I)) -> (T, I): silu(x[:, :I]) * x[:, I:], in float32, rounded once.
+    new_kv_cache(num_blocks, block_size, num_kv_heads, head_size, dtype) -> one layer's cache; dim 0
+        is the block, everything below it belongs to the backend (tiers move it as bytes).
+    rotary_and_write_kv(q (T, Hq, D), k (T, Hkv, D), v (T, Hkv, D), cos_sin (P, D), positions (T),
+        kv_cache, slot_mapping (T)) rotates q in place (neox halves; cos_sin[p] = cos half, sin
+        half, float32) and writes rotated k, and v, to slots block_id * block_size + offset.
+    plan_attention(query_start_loc (R+1), seq_lens (R), block_tables (R, max_blocks), block_size)
+        -> AttentionPlan, once a step; int32 CPU tensors. Request r's queries are rows
+        [query_start_loc[r], query_start_loc[r+1]), the last of seq_lens[r] positions.
+    paged_attention(q (T, Hq, D), kv_cache, plan, scale, sliding_window or None) -> (T, Hq, D).
+        Causal; query at position p sees [0, p], or (p - sliding_window, p].
+    """
+
+    name: str
+    numerics: str
+    pack_linear: Callable[[Tensor, Tensor | None], PackedLinear]
+    linear: Callable[[Tensor, PackedLinear], Tensor]
+    pack_adapter: Callable[[Sequence[Sequence[LoRAPart]]], PackedAdapter]
+    plan_lora: Callable[[Sequence[tuple[int, int, PackedAdapter]], int], LoRAPlan]
+    lora: Callable[[Tensor, Tensor, LoRAPlan, int], None]
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    silu_and_mul: Callable[[Tensor], Tensor]
+    new_kv_cache: Callable[[int, int, int, int, dtype], Tensor]
+    rotary_and_write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    plan_attention: Callable[[Tensor, Tensor, Tensor, int], AttentionPlan]
+    paged_attention: Callable[[Tensor, Tensor, AttentionPlan, float, int | None], Tensor]
+
+
+# Kernels that share a private format can only be swapped together.
+OP_GROUPS: dict[str, tuple[str, ...]] = {
+    "linear": ("pack_linear", "linear"),
+    "lora": ("pack_adapter", "plan_lora", "lora"),
+    "rms_norm": ("rms_norm",),
+    "add_rms_norm": ("add_rms_norm",),
+    "silu_and_mul": ("silu_and_mul",),
+    "paged_attention": (
+        "new_kv_cache",
+        "rotary_and_write_kv",
+        "plan_attention",
+        "paged_attention",
+    ),
+}
+
+
+def override_ops(ops: Ops, overrides: Sequence[str], backends: dict[str, Ops]) -> Ops:
+    """Swap groups of kernels as `--override-op GROUP=BACKEND` asks.
+
+    Raises:
+        ConfigError: naming the group or backend that does not exist, and those that do.
+    """
+    for override in overrides:
+        group, _, backend = override.partition("=")
+        if group not in OP_GROUPS:
+            raise ConfigError(
+                f"--override-op {override}: no op {group!r}; have {sorted(OP_GROUPS)}"
+            )
+        if backend not in backends:
+            raise ConfigError(
+                f"--override-op {override}: no backend {backend!r}; have {sorted(backends)}"
+            )
+        source = backends[backend]
+        swapped = {name: getattr(source, name) for name in OP_GROUPS[group]}
+        ops = replace(ops, numerics=f"{ops.numerics},{group}={source.numerics}", **swapped)
+    assert {f.name for f in fields(Ops)} >= {n for names in OP_GROUPS.values() for n in names}
+    return ops

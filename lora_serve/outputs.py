@@ -1,0 +1,70 @@
+"""What a generation gives its caller: deltas as they come, and the whole once finished."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lora_serve.identity import AdapterRef
+from lora_serve.step import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDelta:
+    """What is new for one of a prompt's n choices.
+
+    index: which choice. text: decoded, with stop strings already cut off.
+    finish_reason: "stop", "length" or "abort" on the choice's last delta, else None.
+    stop_reason: the stop string or stop token id that ended it, None for an end token.
+    num_cached_tokens, adapter: on every delta, once known.
+    prompt_logprobs: one per prompt token from the second on; on the choice's first delta only.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    num_cached_tokens: int = 0
+    adapter: AdapterRef | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One finished (or growing) choice."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """All choices of one prompt. `add` folds deltas in, in the order they come."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    num_choices: int = 1
+    num_cached_tokens: int = 0
+    adapter: AdapterRef | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    outputs: list[CompletionOutput] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.outputs = [CompletionOutput(index) for index in range(self.num_choices)]
+
+    def add(self, delta: OutputDelta) -> None:
+        choice = self.outputs[delta.index]
+        choice.text += delta.text
+        choice.token_ids.extend(delta.token_ids)
+        choice.logprobs.extend(delta.logprobs)
+        choice.finish_reason = delta.finish_reason
+        choice.stop_reason = delta.stop_reason
+        if delta.index == 0:  # later choices hit what the first one computed
+            self.num_cached_tokens = delta.num_cached_tokens
+            self.prompt_logprobs.extend(delta.prompt_logprobs)
+        self.adapter = delta.adapter or self.adapter

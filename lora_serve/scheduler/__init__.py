@@ -1,0 +1,1 @@
+"""Which request computes which tokens in the next step."""

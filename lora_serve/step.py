@@ -1,0 +1,165 @@
+"""One step as a value: all that a worker needs, and all that comes out.
+
+Workers hold weights, KV and adapters, but no request: any step can be logged, replayed, tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lora_serve.identity import AdapterRef
+from lora_serve.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SampleInput:
+    """What sampling one request's next token needs besides its logits.
+
+    seed: never None here; the draw for absolute position `position` depends on (seed, position).
+    prompt_token_ids, output_token_ids: only filled when params.has_penalties.
+    banned_token_ids: not to be sampled now (end tokens before min_tokens).
+    """
+
+    params: SamplingParams
+    seed: int
+    position: int
+    prompt_token_ids: Sequence[int] = ()
+    output_token_ids: Sequence[int] = ()
+    banned_token_ids: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One request's share of a step: compute tokens [start, start + len(token_ids)).
+
+    token_ids: 0 where `embeds` supplies the row instead.
+    embeds: rows of prompt_embeds for the first tokens of this chunk, in the model's dtype,
+        hidden_size values each; empty when there are none.
+    block_ids: blocks for positions [0, start + len(token_ids)), in order.
+    sample: set when the chunk ends at the last known token, so that its logits give the next one.
+    prompt_logprob_targets: the prompt token after each computed position, while prompt_logprobs
+        are asked for; row i of the chunk predicts prompt_logprob_targets[i].
+    """
+
+    request_id: str
+    adapter: AdapterRef | None
+    start: int
+    token_ids: Sequence[int]
+    block_ids: Sequence[int]
+    sample: SampleInput | None = None
+    embeds: bytes = b""
+    num_prompt_logprobs: int = 0
+    prompt_logprob_targets: Sequence[int] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step. `drop_adapters` are digests whose weights no request of this or a later step uses.
+
+    Adapters' weights reach the worker before a step names them (`Executor.load_adapter`).
+    """
+
+    step_id: int
+    requests: tuple[ScheduledRequest, ...]
+    drop_adapters: tuple[bytes, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(request.num_tokens for request in self.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position: the token that stands there, and the likeliest ones.
+
+    rank: 1 for the likeliest token. top: (token_id, logprob), likeliest first.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStepOutput:
+    """What a step gave one request; in the order of SchedulerOutput.requests.
+
+    token_id: None when the request did not sample. logprobs: None unless asked for.
+    """
+
+    token_id: int | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRunnerOutput:
+    """All that came out of a step."""
+
+    step_id: int
+    requests: tuple[RequestStepOutput, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    """A tensor as a checkpoint stores it: safetensors' dtype name ("F32", "BF16", "F16")."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class LoRAModule:
+    """The low-rank delta of one projection: y += scale * (x @ a.T) @ b.T.
+
+    name: as in the base checkpoint, e.g. "model.layers.0.self_attn.q_proj".
+    a: (rank, in_features). b: (out_features, rank).
+    """
+
+    name: str
+    rank: int
+    scale: float
+    a: RawTensor
+    b: RawTensor
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterCheckpoint:
+    """One adapter, verified: `digest` is over the bytes that `modules` hold."""
+
+    path: str
+    digest: bytes
+    rank: int
+    num_bytes: int
+    base_model: str
+    modules: tuple[LoRAModule, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the engine found out about the model that its workers loaded.
+
+    fingerprint: over weights, dtype, KV layout and numerics; in every block's identity.
+    lora_modules: (out_features, in_features) of each projection an adapter may change.
+    num_blocks: size of the KV pool that the workers made.
+    """
+
+    fingerprint: bytes
+    dtype: str
+    vocab_size: int
+    hidden_size: int
+    max_model_len: int
+    num_blocks: int
+    kernels: str
+    lora_modules: dict[str, tuple[int, int]] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""One rank: executes steps."""
