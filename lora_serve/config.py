@@ -16,7 +16,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 
 
-def setting(help: str, default: Any, **metadata: Any) -> Any:  # noqa: A002
+def setting(help: str, default: Any, **metadata: Any) -> Any:
     """A field with its flag's help; `choices`, `metavar`, `repeat` go to the parser."""
     return field(default=default, metadata={"help": help, **metadata})
 
@@ -171,7 +171,7 @@ class LoRAConfig:
 class ServerConfig:
     """The HTTP server."""
 
-    host: str = setting("Address to listen on.", "0.0.0.0")  # noqa: S104
+    host: str = setting("Address to listen on.", "0.0.0.0")
     port: int = setting("Port to listen on.", 8000)
     api_key: tuple[str, ...] = setting(
         "Keys that may use the API; open to all if left out.", (), repeat="nargs"
