@@ -63,14 +63,17 @@ class ScheduledRequest:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step. `drop_adapters` are digests whose weights no request of this or a later step uses.
+    """One step.
 
-    Adapters' weights reach the worker before a step names them (`Executor.load_adapter`).
+    drop_adapters: digests whose weights no request of this or a later step uses; dropped first.
+    add_adapters: digests that workers prepared before (`Worker.prepare_adapter`, in a loader
+        thread) and that requests may name from this step on.
     """
 
     step_id: int
     requests: tuple[ScheduledRequest, ...]
     drop_adapters: tuple[bytes, ...] = ()
+    add_adapters: tuple[bytes, ...] = ()
 
     @property
     def num_tokens(self) -> int:
