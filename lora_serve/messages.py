@@ -25,11 +25,15 @@ class PromptEmbeds(msgspec.Struct, frozen=True):
 
 
 class EngineRequest(msgspec.Struct, frozen=True, tag=True):
-    """One prompt to be continued once (the API splits n > 1 into n of these)."""
+    """One prompt to be continued once (the API splits n > 1 into n of these).
+
+    token_ids: empty with prompt_embeds. eos_token_ids: end tokens, unless params.ignore_eos.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
     sampling_params: SamplingParams
+    eos_token_ids: tuple[int, ...] = ()
     prompt_embeds: PromptEmbeds | None = None
     lora_name: str | None = None
     cache_salt: str = ""

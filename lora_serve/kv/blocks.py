@@ -1,0 +1,110 @@
+"""The pool of KV blocks: who refers to them, which are free, which can be found by hash.
+
+Every operation is O(1) a block. Knows nothing of requests, tokens or tensors.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lora_serve.identity import BlockHash
+
+
+@dataclass(slots=True, eq=False)
+class KVCacheBlock:
+    """One block. Free while ref_cnt is 0; findable while block_hash is set, free or not."""
+
+    block_id: int
+    ref_cnt: int = 0
+    block_hash: BlockHash | None = None
+    root: BlockHash | None = None  # of the chain block_hash belongs to
+
+
+class BlockPool:
+    """`num_blocks` blocks, of which the least recently used free one is reused first."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.blocks = [KVCacheBlock(block_id) for block_id in range(num_blocks)]
+        self._free = OrderedDict.fromkeys(range(num_blocks))  # least recently used first
+        self._by_hash: dict[BlockHash, KVCacheBlock] = {}
+        self._by_root: dict[BlockHash, dict[BlockHash, None]] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._by_hash)
+
+    def find(self, block_hash: BlockHash) -> KVCacheBlock | None:
+        return self._by_hash.get(block_hash)
+
+    def refer(self, block: KVCacheBlock) -> None:
+        """Add a reference to a block that was found by its hash."""
+        if block.ref_cnt == 0:
+            del self._free[block.block_id]
+        block.ref_cnt += 1
+
+    def take(self) -> KVCacheBlock:
+        """Give out the least recently used free block; whoever cached it is forgotten."""
+        block_id, _ = self._free.popitem(last=False)
+        block = self.blocks[block_id]
+        self._forget(block)
+        block.ref_cnt = 1
+        return block
+
+    def release(self, block: KVCacheBlock) -> None:
+        """Drop a reference. The last one frees: to the back if findable, to the front if not."""
+        assert block.ref_cnt > 0, f"block {block.block_id} released more often than referred to"
+        block.ref_cnt -= 1
+        if block.ref_cnt == 0:
+            self._free[block.block_id] = None
+            if block.block_hash is None:
+                self._free.move_to_end(block.block_id, last=False)
+
+    def name(self, block: KVCacheBlock, block_hash: BlockHash, root: BlockHash) -> None:
+        """Make a written block findable. A hash stays with its first block; a second stays bare."""
+        assert block.block_hash is None, f"block {block.block_id} is named already"
+        if block_hash in self._by_hash:
+            return
+        block.block_hash, block.root = block_hash, root
+        self._by_hash[block_hash] = block
+        self._by_root.setdefault(root, {})[block_hash] = None
+
+    def forget_root(self, root: BlockHash) -> None:
+        """Make the blocks of one chain unfindable; costs what that chain holds."""
+        self._forget_all(list(self._by_root.get(root, ())))
+
+    def forget_everything(self) -> None:
+        self._forget_all(list(self._by_hash))
+
+    def _forget_all(self, hashes: Iterable[BlockHash]) -> None:
+        for block_hash in hashes:
+            block = self._by_hash[block_hash]
+            self._forget(block)
+            if block.ref_cnt == 0:
+                self._free.move_to_end(block.block_id, last=False)
+
+    def _forget(self, block: KVCacheBlock) -> None:
+        if block.block_hash is None:
+            return
+        assert block.root is not None, f"block {block.block_id} has a hash but no root"
+        del self._by_hash[block.block_hash]
+        chain = self._by_root[block.root]
+        del chain[block.block_hash]
+        if not chain:
+            del self._by_root[block.root]
+        block.block_hash = block.root = None
+
+    def check_invariants(self) -> None:
+        """Assert what must hold after every operation."""
+        free = {block.block_id for block in self.blocks if block.ref_cnt == 0}
+        assert free == set(self._free), "free list and reference counts disagree"
+        named = {b.block_hash: b for b in self.blocks if b.block_hash is not None}
+        assert named == self._by_hash, "hash index and blocks disagree"
+        chained = {h: root for root, chain in self._by_root.items() for h in chain}
+        assert chained == {h: b.root for h, b in named.items()}, "chain index and blocks disagree"
+        assert all(self._by_root.values()), "an empty chain is remembered"

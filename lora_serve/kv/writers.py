@@ -1,0 +1,102 @@
+"""Which running request is computing which block, and who waits for it.
+
+Defer, don't duplicate: a request whose next block is being written waits for the commit instead
+of computing the same prefix again. If the writer dies, its waiters are woken and one of them
+becomes the writer. A waiter never holds blocks, and a writer never waits, so nobody waits in
+a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Generic, TypeVar
+
+from lora_serve.identity import BlockHash
+
+Who = TypeVar("Who", bound=Hashable)
+
+
+class PendingWrites(Generic[Who]):
+    """Blocks on their way into the cache. Cost: O(1) a block, whatever the number of waiters."""
+
+    def __init__(self) -> None:
+        self._writer: dict[BlockHash, Who] = {}
+        self._writes: dict[Who, dict[BlockHash, None]] = {}
+        self._waiters: dict[BlockHash, dict[Who, None]] = {}
+        self._awaited: dict[Who, BlockHash] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._awaited)
+
+    def announce(self, writer: Who, hashes: Sequence[BlockHash]) -> None:
+        """`writer` will compute these blocks. One that somebody else announced stays theirs."""
+        for block_hash in hashes:
+            if self._writer.setdefault(block_hash, writer) == writer:
+                self._writes.setdefault(writer, {})[block_hash] = None
+
+    def shared_until(self, hashes: Sequence[BlockHash]) -> BlockHash | None:
+        """Find the last block of the run that one writer computes; None if nobody the first.
+
+        Waiting for the last one wakes a waiter once, not once a block.
+        """
+        writer = self._writer.get(hashes[0]) if hashes else None
+        if writer is None:
+            return None
+        last = hashes[0]
+        for block_hash in hashes[1:]:
+            if self._writer.get(block_hash) != writer:
+                break
+            last = block_hash
+        return last
+
+    def wait(self, waiter: Who, block_hash: BlockHash) -> None:
+        assert block_hash in self._writer, "waiting for a block that nobody writes"
+        self._waiters.setdefault(block_hash, {})[waiter] = None
+        self._awaited[waiter] = block_hash
+
+    def written(self, writer: Who, hashes: Sequence[BlockHash]) -> list[Who]:
+        """These blocks are committed; returns who waited for them."""
+        woken: list[Who] = []
+        for block_hash in hashes:
+            if self._writer.get(block_hash) == writer:
+                woken += self._settle(block_hash)
+        return woken
+
+    def withdraw(self, writer: Who) -> list[Who]:
+        """`writer` will not write what it announced; returns who waited for it."""
+        woken: list[Who] = []
+        for block_hash in list(self._writes.get(writer, ())):
+            woken += self._settle(block_hash)
+        return woken
+
+    def stop_waiting(self, waiter: Who) -> bool:
+        """Forget a waiter; False if it did not wait."""
+        block_hash = self._awaited.pop(waiter, None)
+        if block_hash is None:
+            return False
+        waiters = self._waiters[block_hash]
+        del waiters[waiter]
+        if not waiters:
+            del self._waiters[block_hash]
+        return True
+
+    def _settle(self, block_hash: BlockHash) -> list[Who]:
+        writer = self._writer.pop(block_hash)
+        writes = self._writes[writer]
+        del writes[block_hash]
+        if not writes:
+            del self._writes[writer]
+        woken = list(self._waiters.pop(block_hash, ()))
+        for waiter in woken:
+            del self._awaited[waiter]
+        return woken
+
+    def check_invariants(self) -> None:
+        """Assert what must hold after every operation."""
+        by_writer = {h: who for who, hashes in self._writes.items() for h in hashes}
+        assert by_writer == self._writer, "writers and their writes disagree"
+        awaited = {who: h for h, waiters in self._waiters.items() for who in waiters}
+        assert awaited == self._awaited, "waiters and what they await disagree"
+        assert set(self._waiters) <= set(self._writer), "someone awaits a block nobody writes"
+        assert not set(self._awaited) & set(self._writes), "a writer waits"
