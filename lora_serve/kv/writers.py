@@ -35,20 +35,26 @@ class PendingWrites(Generic[Who]):
             if self._writer.setdefault(block_hash, writer) == writer:
                 self._writes.setdefault(writer, {})[block_hash] = None
 
-    def shared_until(self, hashes: Sequence[BlockHash]) -> BlockHash | None:
-        """Find the last block of the run that one writer computes; None if nobody the first.
+    def shared_until(self, hashes: Sequence[BlockHash], start: int, stop: int) -> BlockHash | None:
+        """Find the last of hashes[start:stop] that the writer of hashes[start] computes.
 
-        Waiting for the last one wakes a waiter once, not once a block.
+        None if nobody computes that one. Waiting for the last wakes a waiter once, not once a
+        block. A writer computes a run of its chain, so the last is found by bisection.
         """
-        writer = self._writer.get(hashes[0]) if hashes else None
+        writer = self._writer.get(hashes[start]) if start < stop else None
         if writer is None:
             return None
-        last = hashes[0]
-        for block_hash in hashes[1:]:
-            if self._writer.get(block_hash) != writer:
-                break
-            last = block_hash
-        return last
+        low, high = (
+            start,
+            stop,
+        )  # hashes[low] is writer's; nothing from hashes[high] on is looked at
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._writer.get(hashes[middle]) == writer:
+                low = middle
+            else:
+                high = middle
+        return hashes[low]
 
     def wait(self, waiter: Who, block_hash: BlockHash) -> None:
         assert block_hash in self._writer, "waiting for a block that nobody writes"

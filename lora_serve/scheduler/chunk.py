@@ -1,0 +1,61 @@
+"""A request's share of a step, as the worker sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lora_serve.scheduler.request import Request
+from lora_serve.step import SampleInput, ScheduledRequest
+
+
+def scheduled_chunk(request: Request, num_tokens: int) -> ScheduledRequest:
+    """The next `num_tokens` known tokens of a request that has the blocks for them."""
+    start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
+    num_blocks = -(-end // request.block_size)
+    is_last = end == request.num_tokens
+    return ScheduledRequest(
+        request_id=request.request_id,
+        adapter=request.namespace.adapter,
+        start=start,
+        token_ids=request.token_ids[start:end],
+        block_ids=request.block_ids[:num_blocks],
+        sample=_sample_input(request) if is_last and request.max_tokens > 0 else None,
+        embeds=_embeds_rows(request, start, end),
+        num_prompt_logprobs=request.params.prompt_logprobs or 0,
+        prompt_logprob_targets=_prompt_logprob_targets(request, start, end),
+    )
+
+
+def _sample_input(request: Request) -> SampleInput:
+    params = request.params
+    is_short = request.num_output_tokens < params.min_tokens
+    return SampleInput(
+        params=params,
+        seed=request.seed,
+        position=request.num_tokens,
+        prompt_token_ids=_prompt_token_ids(request) if params.has_penalties else (),
+        output_token_ids=request.output_token_ids if params.has_penalties else (),
+        banned_token_ids=(*request.eos_token_ids, *params.stop_token_ids) if is_short else (),
+    )
+
+
+def _prompt_token_ids(request: Request) -> Sequence[int]:
+    """The prompt's tokens; an embedding row is no token and is never penalised."""
+    if request.prompt_embeds is not None:
+        return ()
+    return request.token_ids[: request.num_prompt_tokens]
+
+
+def _embeds_rows(request: Request, start: int, end: int) -> bytes:
+    embeds = request.prompt_embeds
+    if embeds is None or start >= embeds.num_tokens:
+        return b""
+    row_bytes = len(embeds.data) // embeds.num_tokens
+    return embeds.data[start * row_bytes : min(end, embeds.num_tokens) * row_bytes]
+
+
+def _prompt_logprob_targets(request: Request, start: int, end: int) -> Sequence[int]:
+    """The prompt tokens that the chunk's rows predict."""
+    if not request.needs_whole_prompt:
+        return ()
+    return request.token_ids[start + 1 : min(end + 1, request.num_prompt_tokens)]

@@ -1,0 +1,131 @@
+"""One request's state, from its admission to its last token. Only the Scheduler writes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from lora_serve.identity import BlockHash, BlockHasher, CacheNamespace
+from lora_serve.messages import EngineRequest, PromptEmbeds
+from lora_serve.sampling_params import SamplingParams
+
+SortKey = tuple[int, int]  # (priority, order of arrival): smaller goes first
+
+
+class RequestStatus(Enum):
+    """Where a request is. WAITING: in the queue. DEFERRED: until another wrote its next block."""
+
+    WAITING = "waiting"
+    DEFERRED = "deferred"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One prompt and its answer so far. root and block_hashes: the chain of `identity.py`.
+
+    token_ids: prompt, then output; 0 where a prompt embedding stands.
+    num_computed_tokens: tokens whose KV finished steps have written, or found.
+    num_cached_tokens: of these, found when first admitted. block_hashes: of all full blocks.
+    num_prompt_logprobs: how many have been told. num_overtaken: later requests that got
+        in before this one, which waits for its adapter's seat.
+    """
+
+    request_id: str
+    params: SamplingParams
+    seed: int
+    max_tokens: int
+    eos_token_ids: tuple[int, ...]
+    namespace: CacheNamespace
+    hasher: BlockHasher
+    block_size: int
+    sort_key: SortKey
+    token_ids: list[int]
+    num_prompt_tokens: int
+    arrival_time: float
+    prompt_embeds: PromptEmbeds | None = None
+    status: RequestStatus = RequestStatus.WAITING
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_prompt_logprobs: int = 0
+    num_overtaken: int = 0
+    scheduled_time: float = 0.0
+    first_token_time: float = 0.0
+    root: BlockHash = field(init=False)
+    block_ids: list[int] = field(default_factory=list)
+    block_hashes: list[BlockHash] = field(default_factory=list)
+    num_committed_blocks: int = 0
+    offers_blocks: bool = True
+
+    def __post_init__(self) -> None:
+        self.root = self.hasher.root(self.namespace)
+        self._hash_full_blocks()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Prompt logprobs need every prompt position computed, so they bypass the cache."""
+        is_told = self.num_prompt_logprobs >= self.num_prompt_tokens - 1
+        return self.params.prompt_logprobs is not None and not is_told
+
+    def append(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+        self._hash_full_blocks()
+
+    def _hash_full_blocks(self) -> None:
+        size = self.block_size
+        parent = self.block_hashes[-1] if self.block_hashes else self.root
+        for index in range(len(self.block_hashes), len(self.token_ids) // size):
+            tokens = self.token_ids[index * size : (index + 1) * size]
+            parent = self.hasher.extend(parent, tokens, self._embeds_digest(index))
+            self.block_hashes.append(parent)
+
+    def _embeds_digest(self, block_index: int) -> bytes:
+        embeds = self.prompt_embeds
+        if embeds is None or block_index >= len(embeds.block_digests):
+            return b""
+        return embeds.block_digests[block_index]
+
+
+def request_from_message(
+    message: EngineRequest,
+    *,
+    namespace: CacheNamespace,
+    hasher: BlockHasher,
+    block_size: int,
+    seed: int,
+    sort_key: SortKey,
+) -> Request:
+    """Build the request that a message asks for; `engine/input.py` has checked it."""
+    embeds = message.prompt_embeds
+    token_ids = list(message.token_ids) if embeds is None else [0] * embeds.num_tokens
+    params = message.sampling_params
+    assert params.max_tokens is not None, f"{message.request_id}: max_tokens was not resolved"
+    return Request(
+        request_id=message.request_id,
+        params=params,
+        seed=seed,
+        max_tokens=params.max_tokens,
+        eos_token_ids=message.eos_token_ids,
+        namespace=namespace,
+        hasher=hasher,
+        block_size=block_size,
+        sort_key=sort_key,
+        token_ids=token_ids,
+        num_prompt_tokens=len(token_ids),
+        arrival_time=message.arrival_time,
+        prompt_embeds=embeds,
+    )

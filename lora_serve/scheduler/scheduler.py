@@ -1,0 +1,335 @@
+"""Which request computes which tokens in the next step. Touches no tensor, reads no clock.
+
+State changes in four places: `add`, `abort`, `schedule`, `update_from_output`. Running requests
+go first, oldest first; without room the youngest is preempted and later recomputed. Waiting ones
+follow while tokens, seats and blocks last. Admission asks for the blocks that are not cached.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+
+from lora_serve.config import SchedulerConfig
+from lora_serve.identity import AdapterRef, BlockHash
+from lora_serve.kv.manager import CacheHit, KVCacheManager
+from lora_serve.kv.writers import PendingWrites
+from lora_serve.scheduler.chunk import scheduled_chunk
+from lora_serve.scheduler.queue import WaitingQueue
+from lora_serve.scheduler.request import Request, RequestStatus
+from lora_serve.scheduler.seats import AdapterMemory, AdapterSeats
+from lora_serve.scheduler.stop import finish_after
+from lora_serve.step import (
+    ModelRunnerOutput,
+    RequestStepOutput,
+    ScheduledRequest,
+    SchedulerOutput,
+    TokenLogprobs,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestProgress:
+    """What a finished step means for one request. finish_reason: set with its last progress."""
+
+    request: Request
+    new_token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str | None = None
+    stop_token_id: int | None = None
+
+
+@dataclass(slots=True)
+class SchedulerTotals:
+    """Counters since start. Cache queries and hits count prompt tokens, once for each request."""
+
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_computed_tokens: int = 0
+    num_generated_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    adapter_queries: dict[str, int] = field(default_factory=dict)
+    adapter_hits: dict[str, int] = field(default_factory=dict)
+
+
+class Scheduler:
+    """Owner of all requests between their admission and their end."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        max_loras: int,
+        kv: KVCacheManager,
+        adapter_memory: AdapterMemory,
+    ) -> None:
+        self._config = config
+        self._kv = kv
+        self._memory = adapter_memory
+        self._requests: dict[str, Request] = {}
+        self._running: list[Request] = []  # oldest first
+        self._queue = WaitingQueue()
+        self._seats = AdapterSeats(max_loras, self._queue, adapter_memory)
+        self._writers: PendingWrites[Request] = PendingWrites()
+        self._in_flight: dict[str, tuple[Request, ScheduledRequest]] = {}
+        self.totals = SchedulerTotals()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._requests) - len(self._running)
+
+    @property
+    def num_deferred(self) -> int:
+        return self._writers.num_waiting
+
+    @property
+    def has_requests(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def running_adapters(self) -> list[AdapterRef]:
+        return self._seats.running
+
+    def get(self, request_id: str) -> Request | None:
+        return self._requests.get(request_id)
+
+    def add(self, request: Request) -> None:
+        assert request.request_id not in self._requests, f"{request.request_id} is here already"
+        self._requests[request.request_id] = request
+        self._queue.push(request)
+
+    def abort(self, request_id: str) -> Request | None:
+        """Forget a request at once, its blocks included; None if it is not (or no longer) here."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._finish(request)
+        return request
+
+    def adapter_loaded(self, ref: AdapterRef) -> None:
+        self._seats.loaded(ref)
+
+    def adapter_failed(self, ref: AdapterRef) -> list[Request]:
+        """The weights of this version are lost: returns the requests that can never run."""
+        lost = self._queue.take_group(ref)
+        for request in lost:
+            self._finish(request)
+        self._seats.failed(ref)
+        return lost
+
+    def reset_prefix_cache(self, root: BlockHash | None = None) -> None:
+        """Forget cached KV, all or one chain's, and what running requests would yet offer."""
+        self._kv.reset(root)
+        for request in self._running:
+            if root is None or request.root == root:
+                request.offers_blocks = False
+                self._wake(self._writers.withdraw(request))
+
+    # ── a step ──────────────────────────────────────────────────────────────────────────────
+
+    def schedule(self) -> SchedulerOutput:
+        """Decide the next step. Only `update_from_output` may follow before the next call."""
+        assert not self._in_flight, "the step before has not been reported"
+        self._seats.release_unused()
+        budget = self._config.max_num_batched_tokens
+        budget, has_preempted = self._schedule_running(budget)
+        if not has_preempted:  # blocks are short: admit nobody just to preempt him
+            self._schedule_waiting(budget)
+        chunks = tuple(chunk for _, chunk in self._in_flight.values())
+        return SchedulerOutput(self.totals.num_steps, chunks)
+
+    def _schedule_running(self, budget: int) -> tuple[int, bool]:
+        num_preemptions = self.totals.num_preemptions
+        index = 0
+        while index < len(self._running) and budget > 0:
+            request = self._running[index]
+            index += 1
+            # A long prefill leaves one token to each younger request, so decode never waits.
+            num_younger = min(len(self._running) - index, budget - 1)
+            num_tokens = min(request.num_tokens - request.num_computed_tokens, budget - num_younger)
+            if self._make_room(request, request.num_computed_tokens + num_tokens):
+                self._plan(request, num_tokens)
+                budget -= num_tokens
+        return budget, self.totals.num_preemptions > num_preemptions
+
+    def _make_room(self, request: Request, num_tokens: int) -> bool:
+        """Extend a running request's blocks, at the cost of the youngest; False if that is it."""
+        while not self._kv.extend(request, num_tokens):
+            victim = self._running[-1]
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _schedule_waiting(self, budget: int) -> None:
+        max_looks = 2 * self._config.max_num_seqs  # a crowd is deferred over several steps
+        while budget > 0 and len(self._running) < self._config.max_num_seqs and max_looks:
+            max_looks -= 1
+            request = self._queue.peek(self._seats.is_free)
+            if request is None:
+                return
+            adapter = request.namespace.adapter
+            if adapter is not None and not self._seats.claim(adapter):
+                continue
+            hit = self._lookup(request)
+            if self._defer(request, hit):
+                continue
+            if not self._kv.admit(request, hit, request.num_tokens):
+                return
+            budget -= self._admit(request, hit, budget)
+
+    def _lookup(self, request: Request) -> CacheHit:
+        if request.needs_whole_prompt:
+            return CacheHit()
+        return self._kv.lookup(request, max_tokens=request.num_tokens - 1)
+
+    def _defer(self, request: Request, hit: CacheHit) -> bool:
+        """Park a request whose next block a running one is computing, until that is committed."""
+        if request.needs_whole_prompt:
+            return False
+        num_sharable = (request.num_tokens - 1) // request.block_size
+        last = self._writers.shared_until(request.block_hashes, hit.num_blocks, num_sharable)
+        if last is None:
+            return False
+        self._queue.pop(request)
+        request.status = RequestStatus.DEFERRED
+        self._writers.wait(request, last)
+        return True
+
+    def _admit(self, request: Request, hit: CacheHit, budget: int) -> int:
+        """Let a request that has its blocks run; returns how many tokens it computes now."""
+        self._queue.note_admitted(request)
+        self._queue.pop(request)
+        request.status = RequestStatus.RUNNING
+        insort(self._running, request, key=lambda r: r.sort_key)
+        request.num_computed_tokens = hit.num_blocks * request.block_size
+        if request.num_preemptions == 0:
+            self._count_first_admission(request)
+        adapter = request.namespace.adapter
+        if adapter is not None:
+            self._seats.start(adapter)
+            if request.num_preemptions == 0:  # a preempted one still keeps its weights in memory
+                self._memory.on_running(adapter)
+        if self._kv.enable_prefix_caching and request.offers_blocks:
+            self._writers.announce(request, request.block_hashes[hit.num_blocks :])
+        num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
+        self._plan(request, num_tokens)
+        return num_tokens
+
+    def _plan(self, request: Request, num_tokens: int) -> None:
+        self._in_flight[request.request_id] = (request, scheduled_chunk(request, num_tokens))
+
+    def _preempt(self, victim: Request) -> None:
+        self.totals.num_preemptions += 1
+        victim.num_preemptions += 1
+        self._stop_running(victim)
+        victim.num_computed_tokens = 0
+        victim.offers_blocks = True
+        victim.status = RequestStatus.WAITING
+        self._queue.push(victim)
+
+    def _stop_running(self, request: Request) -> None:
+        self._running.remove(request)
+        self._in_flight.pop(request.request_id, None)
+        self._kv.free(request)
+        self._wake(self._writers.withdraw(request))
+        if request.namespace.adapter is not None:
+            self._seats.stop(request.namespace.adapter)
+
+    def _wake(self, requests: list[Request]) -> None:
+        for request in requests:
+            request.status = RequestStatus.WAITING
+            self._queue.push(request)
+
+    # ── after a step ────────────────────────────────────────────────────────────────────────
+
+    def update_from_output(self, output: ModelRunnerOutput) -> list[RequestProgress]:
+        """Take in what a step gave. From here on others may hit the blocks that it wrote."""
+        self.totals.num_steps += 1
+        in_flight, self._in_flight = self._in_flight, {}
+        assert len(output.requests) == len(in_flight), "a step answered for other requests"
+        return [
+            self._progress(request, chunk, result)
+            for (request, chunk), result in zip(in_flight.values(), output.requests, strict=True)
+        ]
+
+    def _progress(
+        self, request: Request, chunk: ScheduledRequest, result: RequestStepOutput
+    ) -> RequestProgress:
+        request.num_computed_tokens = chunk.end
+        self.totals.num_computed_tokens += chunk.num_tokens
+        written = self._kv.commit(request, chunk.end)
+        self._wake(self._writers.written(request, written))
+        new_token_ids: tuple[int, ...] = ()
+        if result.token_id is not None:
+            request.append(result.token_id)
+            new_token_ids = (result.token_id,)
+            self.totals.num_generated_tokens += 1
+        finish_reason, stop_token_id = finish_after(request)
+        if finish_reason is not None:
+            self._finish(request)
+        return RequestProgress(
+            request,
+            new_token_ids,
+            (result.logprobs,) if result.logprobs is not None else (),
+            _fresh_prompt_logprobs(request, chunk, result),
+            finish_reason,
+            stop_token_id,
+        )
+
+    def _finish(self, request: Request) -> None:
+        del self._requests[request.request_id]
+        adapter = request.namespace.adapter
+        has_run = request.status is RequestStatus.RUNNING or request.num_preemptions > 0
+        if request.status is RequestStatus.RUNNING:
+            self._stop_running(request)
+            request.status = RequestStatus.FINISHED
+        self._writers.stop_waiting(request)
+        was_queued = request.status is RequestStatus.WAITING
+        request.status = RequestStatus.FINISHED
+        if was_queued:
+            self._queue.note_gone(request)
+        if adapter is not None and has_run:
+            self._memory.on_idle(adapter)
+
+    def _count_first_admission(self, request: Request) -> None:
+        request.num_cached_tokens = request.num_computed_tokens
+        if not self._kv.enable_prefix_caching or request.needs_whole_prompt:
+            return
+        totals, adapter = self.totals, request.namespace.adapter
+        totals.prefix_cache_queries += request.num_prompt_tokens
+        totals.prefix_cache_hits += request.num_cached_tokens
+        if adapter is not None:
+            queries, hits = totals.adapter_queries, totals.adapter_hits
+            queries[adapter.name] = queries.get(adapter.name, 0) + request.num_prompt_tokens
+            hits[adapter.name] = hits.get(adapter.name, 0) + request.num_cached_tokens
+
+    def check_invariants(self) -> None:
+        """Assert what must hold between steps."""
+        self._kv.pool.check_invariants()
+        self._writers.check_invariants()
+        self._seats.check_invariants()
+        assert self._running == sorted(self._running, key=lambda r: r.sort_key), "running order"
+        references: dict[int, int] = {}
+        for request in self._requests.values():
+            is_running = request.status is RequestStatus.RUNNING
+            assert is_running == bool(request.block_ids), f"{request.request_id} and its blocks"
+            for block_id in request.block_ids:
+                references[block_id] = references.get(block_id, 0) + 1
+        for block in self._kv.pool.blocks:
+            held = references.get(block.block_id, 0)
+            assert block.ref_cnt == held, f"block {block.block_id}: {block.ref_cnt} of {held}"
+
+
+def _fresh_prompt_logprobs(
+    request: Request, chunk: ScheduledRequest, result: RequestStepOutput
+) -> tuple[TokenLogprobs, ...]:
+    """A step's prompt logprobs without those that were told before a preemption."""
+    num_told = request.num_prompt_logprobs
+    fresh = result.prompt_logprobs[max(0, num_told - chunk.start) :]
+    request.num_prompt_logprobs = num_told + len(fresh)
+    return fresh
