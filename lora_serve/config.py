@@ -6,6 +6,7 @@ A field's metadata holds the one sentence of help; `cli/arguments.py` makes the 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -159,12 +160,35 @@ class LoRAConfig:
                 f"--max-cpu-loras {self.max_cpu_loras} is below --max-loras {self.max_loras}; "
                 "adapters of one step must all be in memory"
             )
+        self.modules  # noqa: B018  (checks the form of each)
         if self.lora_modules and not self.enable_lora:
             raise ConfigError("--lora-modules needs --enable-lora")
 
     @property
+    def modules(self) -> list[tuple[str, str]]:
+        """(name, path) of each of `lora_modules`.
+
+        Raises:
+            ConfigError: for one that is neither NAME=PATH nor such JSON.
+        """
+        return [_name_and_path(module) for module in self.lora_modules]
+
+    @property
     def max_resident(self) -> int:
         return self.max_cpu_loras if self.max_cpu_loras is not None else 8 * self.max_loras
+
+
+def _name_and_path(module: str) -> tuple[str, str]:
+    name, _, path = module.partition("=")
+    if module.startswith("{"):
+        try:
+            entry = json.loads(module)
+            name, path = entry["name"], entry["path"]
+        except (ValueError, KeyError):
+            name = path = ""
+    if not (name and path):
+        raise ConfigError(f'--lora-modules {module}: want NAME=PATH or {{"name": …, "path": …}}')
+    return name, path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

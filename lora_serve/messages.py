@@ -27,6 +27,8 @@ class PromptEmbeds(msgspec.Struct, frozen=True):
 class EngineRequest(msgspec.Struct, frozen=True, tag=True):
     """One prompt to be continued once (the API splits n > 1 into n of these).
 
+    sampling_params: with max_tokens and seed resolved, so that a request sent again, to another
+        engine process even, draws the same tokens.
     token_ids: empty with prompt_embeds. eos_token_ids: end tokens, unless params.ignore_eos.
     """
 
@@ -95,6 +97,7 @@ class ErrorInfo(msgspec.Struct, frozen=True):
     kind: str
     message: str
     param: str | None = None
+    findings: tuple[str, ...] = ()
 
 
 class EngineOutput(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ class KVCacheBlock:
     block_id: int
     ref_cnt: int = 0
     block_hash: BlockHash | None = None
-    root: BlockHash | None = None  # of the chain block_hash belongs to
+    lora_name: str | None = None  # whose KV block_hash names; None for the base model's
 
 
 class BlockPool:
@@ -29,7 +29,7 @@ class BlockPool:
         self.blocks = [KVCacheBlock(block_id) for block_id in range(num_blocks)]
         self._free = OrderedDict.fromkeys(range(num_blocks))  # least recently used first
         self._by_hash: dict[BlockHash, KVCacheBlock] = {}
-        self._by_root: dict[BlockHash, dict[BlockHash, None]] = {}
+        self._by_name: dict[str | None, dict[BlockHash, None]] = {}
 
     @property
     def num_free(self) -> int:
@@ -65,18 +65,18 @@ class BlockPool:
             if block.block_hash is None:
                 self._free.move_to_end(block.block_id, last=False)
 
-    def name(self, block: KVCacheBlock, block_hash: BlockHash, root: BlockHash) -> None:
+    def name(self, block: KVCacheBlock, block_hash: BlockHash, lora_name: str | None) -> None:
         """Make a written block findable. A hash stays with its first block; a second stays bare."""
         assert block.block_hash is None, f"block {block.block_id} is named already"
         if block_hash in self._by_hash:
             return
-        block.block_hash, block.root = block_hash, root
+        block.block_hash, block.lora_name = block_hash, lora_name
         self._by_hash[block_hash] = block
-        self._by_root.setdefault(root, {})[block_hash] = None
+        self._by_name.setdefault(lora_name, {})[block_hash] = None
 
-    def forget_root(self, root: BlockHash) -> None:
-        """Make the blocks of one chain unfindable; costs what that chain holds."""
-        self._forget_all(list(self._by_root.get(root, ())))
+    def forget_adapter(self, lora_name: str) -> None:
+        """Make an adapter's blocks unfindable, of all its versions; costs what it has cached."""
+        self._forget_all(list(self._by_name.get(lora_name, ())))
 
     def forget_everything(self) -> None:
         self._forget_all(list(self._by_hash))
@@ -91,13 +91,12 @@ class BlockPool:
     def _forget(self, block: KVCacheBlock) -> None:
         if block.block_hash is None:
             return
-        assert block.root is not None, f"block {block.block_id} has a hash but no root"
         del self._by_hash[block.block_hash]
-        chain = self._by_root[block.root]
-        del chain[block.block_hash]
-        if not chain:
-            del self._by_root[block.root]
-        block.block_hash = block.root = None
+        siblings = self._by_name[block.lora_name]
+        del siblings[block.block_hash]
+        if not siblings:
+            del self._by_name[block.lora_name]
+        block.block_hash = block.lora_name = None
 
     def check_invariants(self) -> None:
         """Assert what must hold after every operation."""
@@ -105,6 +104,6 @@ class BlockPool:
         assert free == set(self._free), "free list and reference counts disagree"
         named = {b.block_hash: b for b in self.blocks if b.block_hash is not None}
         assert named == self._by_hash, "hash index and blocks disagree"
-        chained = {h: root for root, chain in self._by_root.items() for h in chain}
-        assert chained == {h: b.root for h, b in named.items()}, "chain index and blocks disagree"
-        assert all(self._by_root.values()), "an empty chain is remembered"
+        indexed = {h: name for name, hashes in self._by_name.items() for h in hashes}
+        assert indexed == {h: b.lora_name for h, b in named.items()}, "name index disagrees"
+        assert all(self._by_name.values()), "a name without blocks is remembered"

@@ -20,11 +20,13 @@ class BlockHolder(Protocol):
     KV must not be offered any more, because the cache was reset under it.
     """
 
-    root: BlockHash
     block_ids: list[int]
     block_hashes: list[BlockHash]
     num_committed_blocks: int
     offers_blocks: bool
+
+    @property
+    def lora_name(self) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class KVCacheManager:
         first, last = holder.num_committed_blocks, num_computed_tokens // self.block_size
         for index in range(first, last):
             block = self.pool.blocks[holder.block_ids[index]]
-            self.pool.name(block, holder.block_hashes[index], holder.root)
+            self.pool.name(block, holder.block_hashes[index], holder.lora_name)
         holder.num_committed_blocks = max(first, last)
         return holder.block_hashes[first:last]
 
@@ -119,9 +121,9 @@ class KVCacheManager:
         holder.block_ids = []
         holder.num_committed_blocks = 0
 
-    def reset(self, root: BlockHash | None = None) -> None:
-        """Forget cached KV, all of it or one chain's. Requests keep the blocks they hold."""
-        if root is None:
+    def reset(self, lora_name: str | None = None) -> None:
+        """Forget cached KV: all of it, or one adapter's. Requests keep the blocks they hold."""
+        if lora_name is None:
             self.pool.forget_everything()
         else:
-            self.pool.forget_root(root)
+            self.pool.forget_adapter(lora_name)

@@ -84,6 +84,11 @@ class WaitingQueue:
         self._held: set[AdapterRef] = set()
         self._warm, self._cold = _GroupHeap(), _GroupHeap()
 
+    @property
+    def adapters(self) -> list[AdapterRef]:
+        """Those that requests wait for."""
+        return [adapter for adapter in self._groups if adapter is not None]
+
     def push(self, request: Request) -> None:
         """Queue a WAITING request; one that was here before goes back to its old place."""
         adapter = request.namespace.adapter

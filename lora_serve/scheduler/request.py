@@ -23,7 +23,7 @@ class RequestStatus(Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One prompt and its answer so far. root and block_hashes: the chain of `identity.py`.
+    """One prompt and its answer so far. block_hashes: the chain of `identity.py`.
 
     token_ids: prompt, then output; 0 where a prompt embedding stands.
     num_computed_tokens: tokens whose KV finished steps have written, or found.
@@ -53,15 +53,17 @@ class Request:
     num_overtaken: int = 0
     scheduled_time: float = 0.0
     first_token_time: float = 0.0
-    root: BlockHash = field(init=False)
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[BlockHash] = field(default_factory=list)
     num_committed_blocks: int = 0
     offers_blocks: bool = True
 
     def __post_init__(self) -> None:
-        self.root = self.hasher.root(self.namespace)
         self._hash_full_blocks()
+
+    @property
+    def lora_name(self) -> str | None:
+        return self.namespace.adapter.name if self.namespace.adapter else None
 
     @property
     def num_tokens(self) -> int:
@@ -87,7 +89,7 @@ class Request:
 
     def _hash_full_blocks(self) -> None:
         size = self.block_size
-        parent = self.block_hashes[-1] if self.block_hashes else self.root
+        parent = self.block_hashes[-1] if self.block_hashes else self.hasher.root(self.namespace)
         for index in range(len(self.block_hashes), len(self.token_ids) // size):
             tokens = self.token_ids[index * size : (index + 1) * size]
             parent = self.hasher.extend(parent, tokens, self._embeds_digest(index))
@@ -106,7 +108,6 @@ def request_from_message(
     namespace: CacheNamespace,
     hasher: BlockHasher,
     block_size: int,
-    seed: int,
     sort_key: SortKey,
 ) -> Request:
     """Build the request that a message asks for; `engine/input.py` has checked it."""
@@ -114,10 +115,11 @@ def request_from_message(
     token_ids = list(message.token_ids) if embeds is None else [0] * embeds.num_tokens
     params = message.sampling_params
     assert params.max_tokens is not None, f"{message.request_id}: max_tokens was not resolved"
+    assert params.seed is not None, f"{message.request_id}: seed was not resolved"
     return Request(
         request_id=message.request_id,
         params=params,
-        seed=seed,
+        seed=params.seed,
         max_tokens=params.max_tokens,
         eos_token_ids=message.eos_token_ids,
         namespace=namespace,

@@ -11,7 +11,7 @@ from bisect import insort
 from dataclasses import dataclass, field
 
 from lora_serve.config import SchedulerConfig
-from lora_serve.identity import AdapterRef, BlockHash
+from lora_serve.identity import AdapterRef
 from lora_serve.kv.manager import CacheHit, KVCacheManager
 from lora_serve.kv.writers import PendingWrites
 from lora_serve.scheduler.chunk import scheduled_chunk
@@ -95,6 +95,10 @@ class Scheduler:
     def running_adapters(self) -> list[AdapterRef]:
         return self._seats.running
 
+    @property
+    def waiting_adapters(self) -> list[AdapterRef]:
+        return self._queue.adapters
+
     def get(self, request_id: str) -> Request | None:
         return self._requests.get(request_id)
 
@@ -121,11 +125,11 @@ class Scheduler:
         self._seats.failed(ref)
         return lost
 
-    def reset_prefix_cache(self, root: BlockHash | None = None) -> None:
-        """Forget cached KV, all or one chain's, and what running requests would yet offer."""
-        self._kv.reset(root)
+    def reset_prefix_cache(self, lora_name: str | None = None) -> None:
+        """Forget cached KV, all or one adapter's, and what running requests would yet offer."""
+        self._kv.reset(lora_name)
         for request in self._running:
-            if root is None or request.root == root:
+            if lora_name in (None, request.lora_name):
                 request.offers_blocks = False
                 self._wake(self._writers.withdraw(request))
 

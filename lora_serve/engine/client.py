@@ -1,0 +1,103 @@
+"""The API process's end of an engine process: starts it, talks to it, notices its death."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import shutil
+import tempfile
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from lora_serve.config import EngineConfig
+from lora_serve.engine.process import run_engine
+from lora_serve.engine.replies import error_from_info
+from lora_serve.errors import EngineDeadError
+from lora_serve.messages import EngineMessage, EngineReady, EngineReply, Shutdown
+
+SHUTDOWN_SECONDS = 10.0
+
+
+class EngineClient:
+    """One engine process. `start`, then `send` and `receive`, then `close`."""
+
+    def __init__(self) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="lora-serve-"))  # readable by us only
+        self._context = zmq.asyncio.Context()
+        self._messages = self._context.socket(zmq.PUSH)
+        self._replies = self._context.socket(zmq.PULL)
+        for socket in (self._messages, self._replies):
+            socket.set_hwm(0)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[EngineReply] = msgspec.msgpack.Decoder(EngineReply)
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._died = asyncio.Event()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process is not None and not self._died.is_set()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def start(self, config: EngineConfig) -> EngineReady:
+        """Start the process and wait for its model.
+
+        Raises:
+            ConfigError: or whatever else the engine refused to start with.
+            EngineDeadError: it died before it was ready.
+        """
+        message_address = f"ipc://{self._directory}/messages"
+        reply_address = f"ipc://{self._directory}/replies"
+        self._messages.bind(message_address)
+        self._replies.bind(reply_address)
+        self._process = multiprocessing.get_context("spawn").Process(
+            target=run_engine, args=(config, message_address, reply_address), name="engine"
+        )
+        self._process.start()
+        asyncio.get_running_loop().add_reader(self._process.sentinel, self._note_death)
+        ready = await self.receive()
+        assert isinstance(ready, EngineReady), f"first reply is {type(ready).__name__}"
+        if ready.error is not None:
+            raise error_from_info(ready.error)
+        return ready
+
+    async def send(self, message: EngineMessage) -> None:
+        if not self.is_alive:
+            raise EngineDeadError("the engine process has died; restart the server")
+        await self._messages.send(self._encoder.encode(message), copy=False)
+
+    async def receive(self) -> EngineReply:
+        """The next reply. Raises EngineDeadError once the process is gone."""
+        reply = asyncio.ensure_future(self._replies.recv())
+        death = asyncio.ensure_future(self._died.wait())
+        await asyncio.wait((reply, death), return_when=asyncio.FIRST_COMPLETED)
+        death.cancel()
+        if not reply.done():
+            reply.cancel()
+            raise EngineDeadError("the engine process has died; restart the server")
+        return self._decoder.decode(reply.result())
+
+    async def close(self) -> None:
+        """Ask the process to end, wait a little, end it otherwise."""
+        process = self._process
+        if process is not None:
+            if self.is_alive:
+                await self.send(Shutdown())
+            await asyncio.to_thread(process.join, SHUTDOWN_SECONDS)
+            if process.is_alive():
+                process.kill()
+                await asyncio.to_thread(process.join)
+            self._note_death()
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _note_death(self) -> None:
+        if not self._died.is_set():
+            assert self._process is not None, "a process that never was has died"
+            asyncio.get_running_loop().remove_reader(self._process.sentinel)
+            self._died.set()

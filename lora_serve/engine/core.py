@@ -1,0 +1,236 @@
+"""The engine: the only place that knows both planes. One thread owns it and all it holds.
+
+Messages go in through `handle`, replies come out of `take_replies`, `step` does the work in
+between. The same code serves a process of its own (`process.py`) and `LLM` (`llm.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from lora_serve.config import EngineConfig
+from lora_serve.engine.adapters import EngineAdapters, make_loader
+from lora_serve.engine.executor import Executor
+from lora_serve.engine.replies import ReplyBox, error_info, progress_output, request_times
+from lora_serve.errors import LoraServeError
+from lora_serve.identity import BlockHasher, CacheNamespace
+from lora_serve.kv.manager import KVCacheManager
+from lora_serve.messages import (
+    AbortRequests,
+    AdapterInfo,
+    CallReply,
+    EngineMessage,
+    EngineOutput,
+    EngineReply,
+    EngineRequest,
+    EngineStats,
+    GetStats,
+    ListAdapters,
+    LoadAdapter,
+    ResetPrefixCache,
+    UnloadAdapter,
+)
+from lora_serve.scheduler.request import Request, request_from_message
+from lora_serve.scheduler.scheduler import RequestProgress, Scheduler
+from lora_serve.step import ModelInfo
+
+
+class EngineCore:
+    """Requests, adapters and KV over one executor. Make one with `EngineCore.build`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        model: ModelInfo,
+        adapters: EngineAdapters,
+        kv: KVCacheManager,
+        hasher: BlockHasher,
+    ) -> None:
+        self._config = config
+        self._executor = executor
+        self._model = model
+        self._hasher = hasher
+        self._kv = kv
+        self._num_arrived = 0
+        self._box = ReplyBox()
+        self.adapters = adapters
+        self.scheduler = Scheduler(config.scheduler, config.lora.max_loras, kv, adapters)
+
+    @classmethod
+    def build(
+        cls,
+        config: EngineConfig,
+        executor: Executor,
+        model: ModelInfo,
+        notify: Callable[[], None],
+    ) -> EngineCore:
+        """Put an engine together as `config` asks.
+
+        Args:
+            model: what `executor.load` returned.
+            notify: called from the loader thread when a load has ended, to wake whoever steps.
+        """
+        cache = config.cache
+        loader = make_loader(config.lora, model, executor, notify)
+        kv = KVCacheManager(model.num_blocks, cache.block_size, cache.enable_prefix_caching)
+        hasher = BlockHasher(cache.prefix_caching_hash_algo)
+        return cls(config, executor, model, EngineAdapters(config.lora, loader), kv, hasher)
+
+    @property
+    def has_requests(self) -> bool:
+        return self.scheduler.has_requests
+
+    @property
+    def is_loading(self) -> bool:
+        return self.adapters.num_loading > 0
+
+    def take_replies(self) -> list[EngineReply]:
+        """What there is to tell since the last call, outputs of a step as one message."""
+        return self._box.take()
+
+    def close(self) -> None:
+        self.adapters.close()
+
+    # ── messages ────────────────────────────────────────────────────────────────────────────
+
+    def handle(self, message: EngineMessage) -> None:
+        """Take in one message. Errors of the caller become replies; none escapes."""
+        match message:
+            case EngineRequest():
+                self._add(message)
+            case AbortRequests():
+                for request_id in message.request_ids:
+                    self._abort(request_id)
+            case GetStats():
+                self._box.reply(CallReply(message.call_id, stats=self.stats()))
+            case ListAdapters() | LoadAdapter() | UnloadAdapter() | ResetPrefixCache():
+                self._handle_adapter_call(message)
+
+    def _handle_adapter_call(
+        self, call: ListAdapters | LoadAdapter | UnloadAdapter | ResetPrefixCache
+    ) -> None:
+        adapters: tuple[AdapterInfo, ...] = ()
+        try:
+            match call:
+                case LoadAdapter():
+                    self.adapters.start_load(call)
+                    return  # answered when the load has ended
+                case UnloadAdapter():
+                    self.adapters.unload(call.lora_name)
+                case ListAdapters():
+                    adapters = tuple(self.adapters.manager.infos())
+                case ResetPrefixCache():
+                    self._reset_prefix_cache(call.lora_name)
+        except LoraServeError as error:
+            self._box.reply(CallReply(call.call_id, error=error_info(error), success=False))
+        else:
+            self._box.reply(CallReply(call.call_id, adapters=adapters))
+
+    def _add(self, message: EngineRequest) -> None:
+        if self.scheduler.get(message.request_id) is not None:
+            return  # sent again after a reconnect
+        try:
+            adapter = self.adapters.acquire(message.lora_name) if message.lora_name else None
+        except LoraServeError as error:
+            self._box.output(EngineOutput(message.request_id, error=error_info(error)))
+            return
+        self._num_arrived += 1
+        is_ranked = self._config.scheduler.scheduling_policy == "priority"
+        self.scheduler.add(
+            request_from_message(
+                message,
+                namespace=CacheNamespace(self._model.fingerprint, adapter, message.cache_salt),
+                hasher=self._hasher,
+                block_size=self._config.cache.block_size,
+                sort_key=(message.priority if is_ranked else 0, self._num_arrived),
+            )
+        )
+
+    def _abort(self, request_id: str) -> None:
+        request = self.scheduler.abort(request_id)
+        if request is not None:
+            self._end(request, "abort")
+
+    def _reset_prefix_cache(self, lora_name: str | None) -> None:
+        if lora_name is not None:
+            self.adapters.manager.invalidate(lora_name)  # raises its generation
+        self.scheduler.reset_prefix_cache(lora_name)
+
+    # ── work ────────────────────────────────────────────────────────────────────────────────
+
+    def step(self) -> bool:
+        """Publish finished loads, run one step; False when there was nothing to run."""
+        self._take_in_loads()
+        step = self.scheduler.schedule()
+        drop, add = self.adapters.manager.take_changes()
+        if not step.requests and not drop and not add:
+            return False
+        output = self._executor.execute(replace(step, drop_adapters=drop, add_adapters=add))
+        now = time.monotonic()
+        for progress in self.scheduler.update_from_output(output):
+            self._tell(progress, now)
+        self._box.count_step(step.num_tokens)
+        if self._config.scheduler.validate:
+            self.check_invariants()
+        return bool(step.requests)
+
+    def _tell(self, progress: RequestProgress, now: float) -> None:
+        request = progress.request
+        request.scheduled_time = request.scheduled_time or now
+        if progress.new_token_ids and not request.first_token_time:
+            request.first_token_time = now
+        if progress.new_token_ids or progress.prompt_logprobs or progress.finish_reason:
+            self._box.output(progress_output(progress))
+        if progress.finish_reason is not None:
+            self._end(request, progress.finish_reason)
+
+    def _take_in_loads(self) -> None:
+        events = self.adapters.take_events()
+        for call, outcome in events.published:
+            if isinstance(outcome, LoraServeError):
+                reply = CallReply(call.call_id, error=error_info(outcome), success=False)
+            else:
+                reply = CallReply(call.call_id, adapters=(outcome,))
+            self._box.reply(reply)
+        for ref in events.back:
+            self.scheduler.adapter_loaded(ref)
+        for ref, error in events.lost:
+            for request in self.scheduler.adapter_failed(ref):
+                self._box.output(EngineOutput(request.request_id, error=error_info(error)))
+                self._end(request, "error")
+
+    def _end(self, request: Request, finish_reason: str) -> None:
+        """Settle what outlives a request: its adapter's lease, and its story for the metrics."""
+        if request.namespace.adapter is not None:
+            self.adapters.manager.release(request.namespace.adapter)
+        self._box.finished(request_times(request, finish_reason, time.monotonic()))
+
+    def stats(self) -> EngineStats:
+        scheduler, totals, manager = self.scheduler, self.scheduler.totals, self.adapters.manager
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_deferred=scheduler.num_deferred,
+            kv_cache_usage=self._kv.usage,
+            num_blocks=self._kv.num_blocks,
+            num_preemptions=totals.num_preemptions,
+            num_steps=totals.num_steps,
+            num_computed_tokens=totals.num_computed_tokens,
+            num_generated_tokens=totals.num_generated_tokens,
+            prefix_cache_queries=totals.prefix_cache_queries,
+            prefix_cache_hits=totals.prefix_cache_hits,
+            adapter_loads=manager.num_loads,
+            adapter_evictions=manager.num_evictions,
+            adapter_queries=dict(totals.adapter_queries),
+            adapter_hits=dict(totals.adapter_hits),
+            running_adapters=tuple(ref.name for ref in scheduler.running_adapters),
+            waiting_adapters=tuple(ref.name for ref in scheduler.waiting_adapters),
+        )
+
+    def check_invariants(self) -> None:
+        """Assert what must hold between steps; `--validate` calls it after each."""
+        self.scheduler.check_invariants()
+        self.adapters.manager.check_invariants()

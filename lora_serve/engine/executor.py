@@ -1,0 +1,37 @@
+"""Where steps are executed. The engine sees this and no worker."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from lora_serve.config import EngineConfig
+from lora_serve.step import AdapterCheckpoint, ModelInfo, ModelRunnerOutput, SchedulerOutput
+
+
+class Executor(Protocol):
+    """All ranks, as one."""
+
+    def load(self) -> ModelInfo:
+        """Load the model and make the KV pool."""
+
+    def prepare_adapter(self, checkpoint: AdapterCheckpoint) -> None:
+        """Make the adapter's weights ready for a later step's `add_adapters`.
+
+        Called from the loader thread, while steps run.
+        """
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step. `requests` may be empty: then only adapters come and go."""
+
+
+def make_executor(config: EngineConfig) -> Executor:
+    """One worker in this very process."""
+    from lora_serve.worker.worker import Worker  # torch is only imported where it computes
+
+    return Worker(
+        config.model,
+        config.cache,
+        config.lora,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+    )

@@ -1,0 +1,102 @@
+"""From what the scheduler says to what the API process is told."""
+
+from __future__ import annotations
+
+from lora_serve import errors
+from lora_serve.errors import LoraServeError
+from lora_serve.messages import (
+    CallReply,
+    EngineOutput,
+    EngineReply,
+    ErrorInfo,
+    RequestTimes,
+    StepOutputs,
+)
+from lora_serve.scheduler.request import Request
+from lora_serve.scheduler.scheduler import RequestProgress
+
+
+class ReplyBox:
+    """Collects replies between two `take`s; all outputs leave as one message."""
+
+    def __init__(self) -> None:
+        self._replies: list[EngineReply] = []
+        self._outputs: list[EngineOutput] = []
+        self._finished: list[RequestTimes] = []
+        self._step_num_tokens: list[int] = []
+
+    def reply(self, reply: CallReply) -> None:
+        self._replies.append(reply)
+
+    def output(self, output: EngineOutput) -> None:
+        self._outputs.append(output)
+
+    def finished(self, times: RequestTimes) -> None:
+        self._finished.append(times)
+
+    def count_step(self, num_tokens: int) -> None:
+        self._step_num_tokens.append(num_tokens)
+
+    def take(self) -> list[EngineReply]:
+        replies = self._replies
+        if self._outputs or self._finished or self._step_num_tokens:
+            replies.append(
+                StepOutputs(
+                    tuple(self._outputs),
+                    tuple(self._finished),
+                    step_num_tokens=sum(self._step_num_tokens),
+                )
+            )
+        self._replies, self._outputs, self._finished = [], [], []
+        self._step_num_tokens = []
+        return replies
+
+
+def progress_output(progress: RequestProgress) -> EngineOutput:
+    request = progress.request
+    return EngineOutput(
+        request_id=request.request_id,
+        new_token_ids=progress.new_token_ids,
+        logprobs=progress.logprobs,
+        prompt_logprobs=progress.prompt_logprobs,
+        finish_reason=progress.finish_reason,
+        stop_token_id=progress.stop_token_id,
+        num_cached_tokens=request.num_cached_tokens,
+        adapter=request.namespace.adapter,
+    )
+
+
+def request_times(request: Request, finish_reason: str, now: float) -> RequestTimes:
+    return RequestTimes(
+        lora_name=request.lora_name,
+        finish_reason=finish_reason,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_output_tokens=request.num_output_tokens,
+        num_cached_tokens=request.num_cached_tokens,
+        num_preemptions=request.num_preemptions,
+        max_tokens=request.max_tokens,
+        arrival=request.arrival_time,
+        scheduled=request.scheduled_time,
+        first_token=request.first_token_time,
+        finished=now,
+    )
+
+
+def error_info(error: LoraServeError) -> ErrorInfo:
+    """Put an error into a message; `error_from_info` takes it out again."""
+    param = getattr(error, "param", None)
+    findings = getattr(error, "findings", ())
+    return ErrorInfo(type(error).__name__, str(error), param, tuple(findings))
+
+
+def error_from_info(info: ErrorInfo) -> LoraServeError:
+    """The error that `info` describes, of its own class, with its own words."""
+    kind = getattr(errors, info.kind)
+    assert issubclass(kind, LoraServeError), f"{info.kind} is no error of ours"
+    error: LoraServeError = kind.__new__(
+        kind
+    )  # not through __init__, which would compose the message again
+    error.args = (info.message,)
+    for name, value in (("param", info.param), ("findings", list(info.findings))):
+        setattr(error, name, value)
+    return error

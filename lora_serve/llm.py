@@ -1,0 +1,232 @@
+"""`LLM`: the engine for Python users, in their own process.
+
+    llm = LLM("Qwen/Qwen2.5-0.5B-Instruct", enable_lora=True)
+    llm.load_lora_adapter("tenant", "adapters/tenant")
+    outputs = llm.generate(["Hello"], SamplingParams(temperature=0), lora_name="tenant")
+
+Steps 3 to 13 of a request's way are the server's own code; only the two hops are missing.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from lora_serve.config import EngineConfig
+from lora_serve.engine.core import EngineCore
+from lora_serve.engine.executor import make_executor
+from lora_serve.engine.input import InputProcessor
+from lora_serve.engine.output import OutputProcessor
+from lora_serve.engine.replies import error_from_info
+from lora_serve.errors import ConfigError, InvalidRequestError, LoraServeError
+from lora_serve.messages import (
+    AbortRequests,
+    AdapterInfo,
+    CallReply,
+    EngineMessage,
+    EngineReady,
+    EngineRequest,
+    ListAdapters,
+    LoadAdapter,
+    ResetPrefixCache,
+    StepOutputs,
+    UnloadAdapter,
+)
+from lora_serve.outputs import RequestOutput
+from lora_serve.prompts import Prompt, TokensPrompt
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.text.tokenizer import Tokenizer
+
+
+class LLM:
+    """A model with adapters. Settings are the server's flags, with underscores."""
+
+    def __init__(self, model: str, **settings: Any) -> None:
+        self.config = engine_config(model=model, **settings)
+        self.tokenizer = Tokenizer(self.config.model.tokenizer or model, self.config.model.revision)
+        executor = make_executor(self.config)
+        info = executor.load()
+        self._loads_ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._core = EngineCore.build(
+            self.config, executor, info, notify=lambda: self._loads_ended.put(None)
+        )
+        self.model_info = EngineReady(
+            fingerprint=info.fingerprint,
+            dtype=info.dtype,
+            vocab_size=info.vocab_size,
+            hidden_size=info.hidden_size,
+            max_model_len=info.max_model_len,
+            num_blocks=info.num_blocks,
+            kernels=info.kernels,
+        )
+        self._inputs = InputProcessor(
+            self.model_info,
+            self.config.cache.block_size,
+            tuple(self.tokenizer.eos_token_ids),
+            self.config.model.max_logprobs,
+        )
+        self._outputs = OutputProcessor(self.tokenizer)
+        self._replies: dict[int, CallReply] = {}
+        self._num_calls = 0
+        self._num_prompts = 0
+        for name, path in self.config.lora.modules:
+            self.load_lora_adapter(name, path)
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._core.close()
+
+    def generate(
+        self,
+        prompts: str | Prompt | Sequence[str | Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_name: str | Sequence[str | None] | None = None,
+        cache_salt: str = "",
+    ) -> list[RequestOutput]:
+        """Continue prompts, all at once; one output for each, in order.
+
+        params, lora_name: one for all, or one for each prompt.
+
+        Raises:
+            InvalidRequestError, AdapterNotFoundError: for the first prompt at fault; none is run.
+        """
+        prompt_list = [prompts] if isinstance(prompts, (str, Prompt)) else list(prompts)
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompt_list)
+        if lora_name is None or isinstance(lora_name, str):
+            lora_name = [lora_name] * len(prompt_list)
+        _require_one_each(len(prompt_list), params=len(params), lora_name=len(lora_name))
+        jobs = [
+            self._job(*item, cache_salt)
+            for item in zip(prompt_list, params, lora_name, strict=True)
+        ]
+        return self._run(jobs)
+
+    def load_lora_adapter(
+        self, name: str, path: str, load_inplace: bool = False, pinned: bool = False
+    ) -> AdapterInfo:
+        self._num_calls += 1
+        call = LoadAdapter(self._num_calls, name, path, load_inplace, pinned)
+        return self._call(call).adapters[0]
+
+    def unload_lora_adapter(self, name: str) -> None:
+        self._num_calls += 1
+        self._call(UnloadAdapter(self._num_calls, name))
+
+    def list_adapters(self) -> list[AdapterInfo]:
+        self._num_calls += 1
+        return list(self._call(ListAdapters(self._num_calls)).adapters)
+
+    def reset_prefix_cache(self, lora_name: str | None = None) -> bool:
+        self._num_calls += 1
+        return self._call(ResetPrefixCache(self._num_calls, lora_name)).success
+
+    def _job(
+        self, prompt: str | Prompt, params: SamplingParams, lora_name: str | None, salt: str
+    ) -> _Job:
+        if isinstance(prompt, str):
+            prompt = TokensPrompt(tuple(self.tokenizer.encode(prompt)))
+        self._num_prompts += 1
+        request_id = f"llm-{self._num_prompts}"
+        requests = self._inputs.requests(
+            prompt,
+            params,
+            request_id=request_id,
+            lora_name=lora_name,
+            cache_salt=salt,
+            priority=0,
+        )
+        token_ids = list(prompt.token_ids) if isinstance(prompt, TokensPrompt) else []
+        return _Job(requests, RequestOutput(request_id, token_ids, num_choices=params.n))
+
+    def _run(self, jobs: list[_Job]) -> list[RequestOutput]:
+        owners = {request.request_id: job.output for job in jobs for request in job.requests}
+        try:
+            for job in jobs:
+                self._outputs.add(job.requests)
+                for request in job.requests:
+                    self._core.handle(request)
+            while self._outputs.num_unfinished:
+                self._step(owners)
+        finally:
+            growing = [request_id for request_id in owners if self._outputs.discard(request_id)]
+            for request_id in growing:
+                self._abort(request_id)
+        return [job.output for job in jobs]
+
+    def _step(self, owners: dict[str, RequestOutput]) -> None:
+        has_run = self._core.step()
+        has_told = False
+        for reply in self._core.take_replies():
+            has_told = True
+            if isinstance(reply, CallReply):
+                self._replies[reply.call_id] = reply
+            elif isinstance(reply, StepOutputs):
+                self._take_in(reply, owners)
+        if not has_run and not has_told and self._core.is_loading:
+            self._loads_ended.get()
+
+    def _take_in(self, step: StepOutputs, owners: dict[str, RequestOutput]) -> None:
+        for output in step.outputs:
+            delta, must_abort = self._outputs.process(output)
+            if isinstance(delta, LoraServeError):
+                raise delta
+            if delta is not None:
+                owners[output.request_id].add(delta)
+            if must_abort:
+                self._abort(output.request_id)
+
+    def _abort(self, request_id: str) -> None:
+        self._core.handle(AbortRequests((request_id,)))
+
+    def _call(self, message: EngineMessage) -> CallReply:
+        call_id = self._num_calls
+        self._core.handle(message)
+        while call_id not in self._replies:
+            self._step({})
+        reply = self._replies.pop(call_id)
+        if reply.error is not None:
+            raise error_from_info(reply.error)
+        return reply
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A prompt's requests, one for each choice, and what they come to."""
+
+    requests: list[EngineRequest]
+    output: RequestOutput
+
+
+def _require_one_each(num_prompts: int, **counts: int) -> None:
+    for name, count in counts.items():
+        if count != num_prompts:
+            raise InvalidRequestError(
+                f"{num_prompts} prompts but {count} {name}; give one for all, or one for each", name
+            )
+
+
+def engine_config(**settings: Any) -> EngineConfig:
+    """Sort settings, named like the flags, into the parts of a config.
+
+    Raises:
+        ConfigError: naming a setting that does not exist.
+    """
+    parts: dict[str, Any] = {}
+    for part in fields(EngineConfig):
+        kind = part.default_factory
+        assert isinstance(kind, type), f"{part.name} has no default"
+        names = {field.name for field in fields(kind)}
+        chosen = {name: settings.pop(name) for name in list(settings) if name in names}
+        parts[part.name] = kind(**chosen)
+    if settings:
+        raise ConfigError(f"unknown settings: {', '.join(sorted(settings))}")
+    return EngineConfig(**parts)
