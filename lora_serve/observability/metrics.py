@@ -1,0 +1,212 @@
+"""What one engine tells Prometheus: vLLM's names, plus series for each adapter.
+
+A step costs two assignments and its histograms; everything else is made when somebody asks.
+Each engine has its own registry, so two fit in one process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from lora_serve.config import EngineConfig
+from lora_serve.messages import AdapterInfo, EngineStats, RequestTimes, StepOutputs
+from lora_serve.observability.adapter_series import AdapterCounter
+from lora_serve.observability.histograms import RequestHistograms
+from lora_serve.observability.intervals import TokenIntervals
+
+FINISH_REASONS = ("stop", "length", "abort", "error")
+LARGEST_PROMPT = 1_000_000  # end of the size buckets when the config does not limit the length
+
+GAUGES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
+    "vllm:num_requests_running": ("Requests in the running batch.", lambda s: s.num_running),
+    "vllm:num_requests_waiting": ("Requests that wait to run.", lambda s: s.num_waiting),
+    "vllm:kv_cache_usage_perc": ("Share of KV blocks in use, 0 to 1.", lambda s: s.kv_cache_usage),
+    "lora_serve:num_requests_deferred": (
+        "Waiting requests whose next block another request is computing.",
+        lambda s: s.num_deferred,
+    ),
+}
+
+COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
+    "vllm:prefix_cache_queries": (
+        "Prompt tokens looked up in the prefix cache.",
+        lambda s: s.prefix_cache_queries,
+    ),
+    "vllm:prefix_cache_hits": (
+        "Prompt tokens found in the prefix cache.",
+        lambda s: s.prefix_cache_hits,
+    ),
+    "vllm:generation_tokens": ("Tokens generated.", lambda s: s.num_generated_tokens),
+    "vllm:num_preemptions": ("Requests preempted.", lambda s: s.num_preemptions),
+    "lora_serve:steps": ("Steps run.", lambda s: s.num_steps),
+    "lora_serve:computed_tokens": (
+        "Tokens computed, of prompts and answers.",
+        lambda s: s.num_computed_tokens,
+    ),
+    "lora_serve:adapter_loads": (
+        "Adapters read into memory, anew or again after an eviction.",
+        lambda s: s.adapter_loads,
+    ),
+    "lora_serve:adapter_evictions": (
+        "Adapters evicted from memory.",
+        lambda s: s.adapter_evictions,
+    ),
+}
+
+
+class EngineMetrics(Collector):
+    """One engine's metrics. `observe` takes what every step sends; `render` answers a scrape."""
+
+    def __init__(
+        self,
+        model_name: str,
+        config: EngineConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config or EngineConfig()
+        self._clock = clock
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._stats = EngineStats()
+        self._adapters: Sequence[AdapterInfo] = ()
+        self._prompt_tokens = 0
+        self._finished = dict.fromkeys(FINISH_REASONS, 0)
+        self._adapter_requests = AdapterCounter()
+        self._adapter_queries = AdapterCounter()
+        self._adapter_hits = AdapterCounter()
+        self._intervals = TokenIntervals()
+        self.registry = CollectorRegistry()
+        self._histograms = RequestHistograms(
+            self.registry, self._labels, self._config.model.max_model_len or LARGEST_PROMPT
+        )
+        self.registry.register(self)
+
+    def observe(self, outputs: StepOutputs) -> None:
+        """Take in one step."""
+        if outputs.stats is not None:
+            self._stats = outputs.stats
+        if outputs.step_num_tokens:
+            self._histograms.observe_step(outputs.step_num_tokens)
+        for seconds in self._intervals.observe(outputs.outputs, self._clock()):
+            self._histograms.observe_token_interval(seconds)
+        for times in outputs.finished:
+            self._observe_finished(times)
+
+    def observe_adapters(self, adapters: Sequence[AdapterInfo]) -> None:
+        """Take in which adapters are registered; the server asks before it renders."""
+        self._adapters = adapters
+
+    def render(self) -> bytes:
+        """In Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """The registry's way to ask for everything but the histograms."""
+        self._adapter_queries.advance_to(self._stats.adapter_queries)
+        self._adapter_hits.advance_to(self._stats.adapter_hits)
+        for name, (help, read) in GAUGES.items():
+            yield self._gauge(name, help, read(self._stats))
+        for name, (help, read) in COUNTERS.items():
+            yield self._counter(name, help, [({}, read(self._stats))])
+        yield self._counter(
+            "vllm:prompt_tokens", "Prompt tokens of finished requests.", [({}, self._prompt_tokens)]
+        )
+        yield self._counter(
+            "vllm:request_success",
+            "Finished requests, by the reason.",
+            [({"finished_reason": reason}, n) for reason, n in self._finished.items()],
+        )
+        yield self._lora_requests_info()
+        yield self._cache_config_info()
+        yield from self._adapter_counters()
+        yield from self._adapter_gauges()
+
+    def _observe_finished(self, times: RequestTimes) -> None:
+        self._histograms.observe_finished(times)
+        self._prompt_tokens += times.num_prompt_tokens
+        self._finished[times.finish_reason] = self._finished.get(times.finish_reason, 0) + 1
+        if times.lora_name is not None:
+            self._adapter_requests.add(times.lora_name, 1)
+
+    def _gauge(
+        self, name: str, help: str, value: float, labels: dict[str, str] | None = None
+    ) -> GaugeMetricFamily:
+        all_labels = self._labels | (labels or {})
+        family = GaugeMetricFamily(name, help, labels=tuple(all_labels))
+        family.add_metric(tuple(all_labels.values()), value)
+        return family
+
+    def _counter(
+        self, name: str, help: str, samples: Iterable[tuple[dict[str, str], float]]
+    ) -> CounterMetricFamily:
+        family = CounterMetricFamily(name, help, labels=())
+        for labels, value in samples:
+            family.add_sample(f"{name}_total", self._labels | labels, value)
+        return family
+
+    def _lora_requests_info(self) -> GaugeMetricFamily:
+        """Which adapters run and wait, as routers read it: the newest time is the present."""
+        labels = {
+            "max_lora": str(self._config.lora.max_loras),
+            "running_lora_adapters": ",".join(self._stats.running_adapters),
+            "waiting_lora_adapters": ",".join(self._stats.waiting_adapters),
+        }
+        family = GaugeMetricFamily(
+            "vllm:lora_requests_info", "Adapters in use, with the time.", labels=tuple(labels)
+        )
+        family.add_metric(tuple(labels.values()), time.time())
+        return family
+
+    def _cache_config_info(self) -> GaugeMetricFamily:
+        cache = self._config.cache
+        return self._gauge(
+            "vllm:cache_config_info",
+            "Settings of the KV cache, as labels.",
+            1,
+            {
+                "block_size": str(cache.block_size),
+                "num_gpu_blocks": str(self._stats.num_blocks),
+                "gpu_memory_utilization": str(cache.gpu_memory_utilization),
+                "enable_prefix_caching": str(cache.enable_prefix_caching),
+                "prefix_caching_hash_algo": cache.prefix_caching_hash_algo,
+            },
+        )
+
+    def _adapter_counters(self) -> Iterator[CounterMetricFamily]:
+        for name, help, counter in (
+            ("adapter_requests", "Finished requests.", self._adapter_requests),
+            ("adapter_prefix_cache_queries", "Prompt tokens looked up.", self._adapter_queries),
+            ("adapter_prefix_cache_hits", "Prompt tokens found in the cache.", self._adapter_hits),
+        ):
+            samples = [({"lora_name": key}, n) for key, n in counter.totals().items()]
+            yield self._counter(f"lora_serve:{name}", f"{help} By adapter.", samples)
+
+    def _adapter_gauges(self) -> Iterator[GaugeMetricFamily]:
+        """One series for each registered adapter, gone with the adapter."""
+        labels = (*self._labels, "lora_name", "digest", "generation", "rank", "pinned")
+        resident = GaugeMetricFamily(
+            "lora_serve:adapter_resident",
+            "1 if the adapter's weights are in memory, 0 if they were evicted.",
+            labels=labels,
+        )
+        size = GaugeMetricFamily(
+            "lora_serve:adapter_size_bytes",
+            "Bytes of the adapter's weights.",
+            labels=(*self._labels, "lora_name"),
+        )
+        own = tuple(self._labels.values())
+        for adapter in self._adapters:
+            version = (adapter.digest, str(adapter.generation), str(adapter.rank))
+            resident.add_metric(
+                (*own, adapter.name, *version, str(adapter.pinned).lower()),
+                adapter.residency == "resident",
+            )
+            size.add_metric((*own, adapter.name), adapter.num_bytes)
+        yield resident
+        yield size

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from lora_serve.config import EngineConfig, LoRAConfig, ModelConfig
+from lora_serve.messages import (
+    AdapterInfo,
+    EngineOutput,
+    EngineStats,
+    ErrorInfo,
+    RequestTimes,
+    StepOutputs,
+)
+from lora_serve.observability.metrics import EngineMetrics
+
+
+def times(
+    lora_name: str | None = None,
+    *,
+    finish_reason: str = "stop",
+    scheduled: float = 11.0,
+    first_token: float = 13.0,
+    num_output_tokens: int = 5,
+) -> RequestTimes:
+    return RequestTimes(
+        lora_name=lora_name,
+        finish_reason=finish_reason,
+        num_prompt_tokens=100,
+        num_output_tokens=num_output_tokens,
+        num_cached_tokens=64,
+        num_preemptions=1,
+        max_tokens=16,
+        arrival=10.0,
+        scheduled=scheduled,
+        first_token=first_token,
+        finished=21.0,
+    )
+
+
+def samples(metrics: EngineMetrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Values by name and by those labels that are not the same everywhere."""
+    found = {}
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for sample in family.samples:
+            labels = {k: v for k, v in sample.labels.items() if k not in ("model_name", "engine")}
+            found[sample.name, tuple(sorted(labels.items()))] = sample.value
+    return found
+
+
+def test_gauges_and_totals_are_those_of_the_last_step() -> None:
+    metrics = EngineMetrics("tiny")
+    metrics.observe(StepOutputs(outputs=(), stats=EngineStats(num_running=9)))
+    stats = EngineStats(
+        num_running=2,
+        num_waiting=3,
+        kv_cache_usage=0.25,
+        num_preemptions=4,
+        num_generated_tokens=50,
+        prefix_cache_queries=200,
+        prefix_cache_hits=160,
+        adapter_loads=6,
+        adapter_evictions=1,
+    )
+    metrics.observe(StepOutputs(outputs=(), stats=stats))
+    metrics.observe(StepOutputs(outputs=()))
+
+    found = samples(metrics)
+    assert found["vllm:num_requests_running", ()] == 2
+    assert found["vllm:num_requests_waiting", ()] == 3
+    assert found["vllm:kv_cache_usage_perc", ()] == 0.25
+    assert found["vllm:num_preemptions_total", ()] == 4
+    assert found["vllm:generation_tokens_total", ()] == 50
+    assert found["vllm:prefix_cache_queries_total", ()] == 200
+    assert found["vllm:prefix_cache_hits_total", ()] == 160
+    assert found["lora_serve:adapter_loads_total", ()] == 6
+    assert found["lora_serve:adapter_evictions_total", ()] == 1
+
+
+def test_every_series_of_the_engine_names_model_and_engine() -> None:
+    metrics = EngineMetrics("tiny")
+    metrics.observe(StepOutputs(outputs=(), finished=(times("a"),)))
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for sample in family.samples:
+            if family.name != "vllm:lora_requests_info":
+                assert sample.labels["model_name"] == "tiny"
+                assert sample.labels["engine"] == "0"
+
+
+def test_a_finished_request_is_seen_in_every_histogram_of_its_phases() -> None:
+    metrics = EngineMetrics("tiny")
+    metrics.observe(StepOutputs(outputs=(), finished=(times(),), step_num_tokens=7))
+
+    found = samples(metrics)
+    sums = {name.removeprefix("vllm:"): v for (name, labels), v in found.items() if not labels}
+    assert sums["time_to_first_token_seconds_sum"] == 3.0
+    assert sums["request_queue_time_seconds_sum"] == 1.0
+    assert sums["request_prefill_time_seconds_sum"] == 2.0
+    assert sums["request_decode_time_seconds_sum"] == 8.0
+    assert sums["request_inference_time_seconds_sum"] == 10.0
+    assert sums["e2e_request_latency_seconds_sum"] == 11.0
+    assert sums["request_time_per_output_token_seconds_sum"] == 2.0
+    assert sums["request_prompt_tokens_sum"] == 100
+    assert sums["request_generation_tokens_sum"] == 5
+    assert sums["request_params_max_tokens_sum"] == 16
+    assert sums["request_prefill_kv_computed_tokens_sum"] == 36
+    assert sums["request_num_preemptions_sum"] == 1
+    assert sums["iteration_tokens_total_sum"] == 7
+    assert sums["prompt_tokens_total"] == 100
+
+
+def test_a_request_that_never_ran_has_only_a_latency() -> None:
+    metrics = EngineMetrics("tiny")
+    never = times(finish_reason="abort", scheduled=0.0, first_token=0.0, num_output_tokens=0)
+    metrics.observe(StepOutputs(outputs=(), finished=(never,)))
+    found = samples(metrics)
+    assert found["vllm:e2e_request_latency_seconds_count", ()] == 1
+    assert found["vllm:request_queue_time_seconds_count", ()] == 0
+    assert found["vllm:time_to_first_token_seconds_count", ()] == 0
+    assert found["vllm:request_time_per_output_token_seconds_count", ()] == 0
+
+
+def test_finished_requests_are_counted_by_reason_and_all_reasons_are_there_from_the_start() -> None:
+    metrics = EngineMetrics("tiny")
+    metrics.observe(StepOutputs(outputs=(), finished=(times(), times(finish_reason="length"))))
+    found = samples(metrics)
+    by_reason = {
+        reason: found["vllm:request_success_total", (("finished_reason", reason),)]
+        for reason in ("stop", "length", "abort", "error")
+    }
+    assert by_reason == {"stop": 1, "length": 1, "abort": 0, "error": 0}
+
+
+def test_time_between_tokens_is_measured_from_step_to_step() -> None:
+    now = iter([1.0, 1.5, 3.5])
+    metrics = EngineMetrics("tiny", clock=lambda: next(now))
+    for finish_reason in (None, None, "stop"):
+        output = EngineOutput("r", new_token_ids=(1,), finish_reason=finish_reason)
+        metrics.observe(StepOutputs(outputs=(output,)))
+    found = samples(metrics)
+    assert found["vllm:inter_token_latency_seconds_count", ()] == 2
+    assert found["vllm:inter_token_latency_seconds_sum", ()] == 2.5
+
+
+def test_a_failed_request_is_forgotten() -> None:
+    now = iter([1.0, 2.0, 9.0])
+    metrics = EngineMetrics("tiny", clock=lambda: next(now))
+    metrics.observe(StepOutputs(outputs=(EngineOutput("r", new_token_ids=(1,)),)))
+    failed = EngineOutput("r", error=ErrorInfo("EngineDeadError", "gone"))
+    metrics.observe(StepOutputs(outputs=(failed,)))
+    metrics.observe(StepOutputs(outputs=(EngineOutput("r", new_token_ids=(1,)),)))
+    assert samples(metrics)["vllm:inter_token_latency_seconds_count", ()] == 0
+
+
+def test_adapters_have_their_own_hit_and_request_counts() -> None:
+    metrics = EngineMetrics("tiny")
+    stats = EngineStats(adapter_queries={"a": 100, "b": 10}, adapter_hits={"a": 90})
+    metrics.observe(StepOutputs(outputs=(), stats=stats, finished=(times("a"), times("a"))))
+    found = samples(metrics)
+    a = (("lora_name", "a"),)
+    assert found["lora_serve:adapter_prefix_cache_queries_total", a] == 100
+    assert found["lora_serve:adapter_prefix_cache_hits_total", a] == 90
+    assert found["lora_serve:adapter_requests_total", a] == 2
+    assert found["lora_serve:adapter_prefix_cache_queries_total", (("lora_name", "b"),)] == 10
+
+
+def test_adapters_in_use_are_one_series_and_not_one_for_each_combination() -> None:
+    metrics = EngineMetrics("tiny", EngineConfig(lora=LoRAConfig(enable_lora=True, max_loras=3)))
+    for running in (("a",), ("a", "b")):
+        stats = EngineStats(running_adapters=running, waiting_adapters=("c",))
+        metrics.observe(StepOutputs(outputs=(), stats=stats))
+    labels = [dict(key[1]) for key in samples(metrics) if key[0] == "vllm:lora_requests_info"]
+    assert labels == [
+        {"max_lora": "3", "running_lora_adapters": "a,b", "waiting_lora_adapters": "c"}
+    ]
+
+
+def test_residency_is_shown_for_registered_adapters_only() -> None:
+    metrics = EngineMetrics("tiny")
+    adapter = AdapterInfo(
+        name="a",
+        path="/a",
+        digest="ab" * 32,
+        generation=2,
+        rank=16,
+        num_bytes=1000,
+        residency="evicted",
+        pinned=True,
+        num_leases=0,
+        created=1.0,
+    )
+    metrics.observe_adapters([adapter])
+    found = samples(metrics)
+    (labels,) = [dict(key[1]) for key in found if key[0] == "lora_serve:adapter_resident"]
+    assert labels == {
+        "lora_name": "a",
+        "digest": "ab" * 32,
+        "generation": "2",
+        "rank": "16",
+        "pinned": "true",
+    }
+    assert found["lora_serve:adapter_resident", tuple(sorted(labels.items()))] == 0
+    assert found["lora_serve:adapter_size_bytes", (("lora_name", "a"),)] == 1000
+    metrics.observe_adapters([])
+    assert not [key for key in samples(metrics) if key[0] == "lora_serve:adapter_resident"]
+
+
+def test_cache_settings_are_labels() -> None:
+    metrics = EngineMetrics("tiny")
+    metrics.observe(StepOutputs(outputs=(), stats=EngineStats(num_blocks=77)))
+    (labels,) = [dict(key[1]) for key in samples(metrics) if key[0] == "vllm:cache_config_info"]
+    assert labels["num_gpu_blocks"] == "77"
+    assert labels["block_size"] == "16"
+    assert labels["enable_prefix_caching"] == "True"
+
+
+def test_size_buckets_end_at_the_longest_request() -> None:
+    metrics = EngineMetrics("tiny", EngineConfig(model=ModelConfig(max_model_len=600)))
+    bounds = [
+        float(dict(key[1])["le"])
+        for key in samples(metrics)
+        if key[0] == "vllm:request_prompt_tokens_bucket"
+    ]
+    assert sorted(bounds) == [1, 2, 5, 10, 20, 50, 100, 200, 500, float("inf")]
+
+
+def test_two_engines_fit_in_one_process() -> None:
+    one, other = EngineMetrics("tiny"), EngineMetrics("tiny")
+    one.observe(StepOutputs(outputs=(), stats=EngineStats(num_running=1)))
+    assert samples(one)["vllm:num_requests_running", ()] == 1
+    assert samples(other)["vllm:num_requests_running", ()] == 0
