@@ -1,0 +1,135 @@
+"""The oracle: an executor whose KV is a hash of all that shaped it.
+
+Each slot holds a hash of (the slot of the position before, as read through the block table, the
+token, the adapter's digest). A token is drawn from the last slot's content. So the right answer is
+a pure function of prompt, adapter and settings (`lone_answer`), and any stale, foreign or unwritten
+block on the way changes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from lora_serve.identity import AdapterRef
+from lora_serve.step import (
+    AdapterCheckpoint,
+    ModelInfo,
+    ModelRunnerOutput,
+    RequestStepOutput,
+    ScheduledRequest,
+    SchedulerOutput,
+    TokenLogprobs,
+)
+
+VOCAB_SIZE = 500
+EOS = 7
+UNWRITTEN = b"nobody wrote this"
+
+
+def fake_model(num_blocks: int) -> ModelInfo:
+    return ModelInfo(
+        fingerprint=b"m" * 32,
+        dtype="float32",
+        vocab_size=VOCAB_SIZE,
+        hidden_size=4,
+        max_model_len=4096,
+        num_blocks=num_blocks,
+        kernels="oracle",
+    )
+
+
+def slot_content(before: bytes, token_id: int, embeds_row: bytes, digest: bytes) -> bytes:
+    return hashlib.sha256(
+        before + token_id.to_bytes(4, "little") + embeds_row + b"|" + digest
+    ).digest()
+
+
+def drawn_token(content: bytes) -> int:
+    return int.from_bytes(content[:4], "little") % VOCAB_SIZE
+
+
+def lone_answer(
+    prompt: Sequence[int], digest: bytes, max_tokens: int, embeds_rows: Sequence[bytes] = ()
+) -> list[int]:
+    """What a cold server, alone with this request, answers."""
+    content = b"start"
+    for position, token_id in enumerate(prompt):
+        row = embeds_rows[position] if position < len(embeds_rows) else b""
+        content = slot_content(content, token_id, row, digest)
+    answer: list[int] = []
+    while len(answer) < max_tokens:
+        answer.append(drawn_token(content))
+        if answer[-1] == EOS:
+            break
+        content = slot_content(content, answer[-1], b"", digest)
+    return answer
+
+
+class OracleExecutor:
+    """An Executor with real bookkeeping: it refuses adapters it was not given."""
+
+    def __init__(self, block_size: int, row_bytes: int = 8) -> None:
+        self._block_size = block_size
+        self._row_bytes = row_bytes
+        self._slots: dict[tuple[int, int], bytes] = {}
+        self._prepared: set[bytes] = set()
+        self._active: set[bytes] = set()
+        self.num_computed_tokens = 0
+        self.steps: list[SchedulerOutput] = []
+
+    def load(self) -> ModelInfo:
+        raise NotImplementedError("tests make their own ModelInfo")
+
+    def prepare_adapter(self, checkpoint: AdapterCheckpoint) -> None:
+        self._prepared.add(checkpoint.digest)
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        self.steps.append(step)
+        self._active -= set(step.drop_adapters)
+        for digest in step.add_adapters:
+            assert digest in self._prepared, "an adapter was added that nobody prepared"
+            self._active.add(digest)
+        # All reads of a step see the KV as it was before the step, as on a device.
+        written: dict[tuple[int, int], bytes] = {}
+        outputs = tuple(self._run(request, written) for request in step.requests)
+        self._slots.update(written)
+        return ModelRunnerOutput(step.step_id, outputs)
+
+    def _run(
+        self, request: ScheduledRequest, written: dict[tuple[int, int], bytes]
+    ) -> RequestStepOutput:
+        digest = self._digest(request.adapter)
+        content = self._before(request)
+        for index, token_id in enumerate(request.token_ids):
+            row = request.embeds[index * self._row_bytes : (index + 1) * self._row_bytes]
+            content = slot_content(content, token_id, row, digest)
+            slot = self._slot(request, request.start + index)
+            assert written.setdefault(slot, content) == content, "two requests write one slot"
+        self.num_computed_tokens += request.num_tokens
+        token_id = drawn_token(content) if request.sample else None
+        prompt_logprobs = tuple(
+            TokenLogprobs(target, -1.0, 1) for target in request.prompt_logprob_targets
+        )
+        return RequestStepOutput(token_id, None, prompt_logprobs)
+
+    def _before(self, request: ScheduledRequest) -> bytes:
+        """The content of the position before the chunk, read through the block table.
+
+        Every block of the prefix is looked at, so that one foreign block in its middle shows.
+        """
+        if request.start == 0:
+            return b"start"
+        size = self._block_size
+        ends = [*range(size - 1, request.start, size), request.start - 1]
+        contents = [self._slots.get(self._slot(request, p), UNWRITTEN) for p in ends]
+        return contents[-1] if UNWRITTEN not in contents else UNWRITTEN
+
+    def _slot(self, request: ScheduledRequest, position: int) -> tuple[int, int]:
+        return request.block_ids[position // self._block_size], position % self._block_size
+
+    def _digest(self, adapter: AdapterRef | None) -> bytes:
+        if adapter is None:
+            return b""
+        assert adapter.digest in self._active, f"{adapter.name} runs without its weights"
+        return adapter.digest

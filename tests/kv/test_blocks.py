@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from lora_serve.identity import BlockHash
+from lora_serve.kv.blocks import BlockPool
+
+
+def hash_of(number: int) -> BlockHash:
+    return BlockHash(number.to_bytes(4, "little"))
+
+
+def test_the_least_recently_freed_block_is_reused_first() -> None:
+    pool = BlockPool(3)
+    taken = [pool.take() for _ in range(3)]
+    for number, block in enumerate(taken):
+        pool.name(block, hash_of(number), None)
+    for block in (taken[1], taken[0], taken[2]):
+        pool.release(block)
+    assert [pool.take().block_id for _ in range(3)] == [1, 0, 2]
+
+
+def test_blocks_that_nobody_can_find_are_reused_before_cached_ones() -> None:
+    pool = BlockPool(2)
+    cached, bare = pool.take(), pool.take()
+    pool.name(cached, hash_of(1), None)
+    pool.release(cached)
+    pool.release(bare)
+    assert pool.take() is bare
+
+
+def test_a_reused_block_is_no_longer_found() -> None:
+    pool = BlockPool(1)
+    block = pool.take()
+    pool.name(block, hash_of(1), None)
+    pool.release(block)
+    assert pool.find(hash_of(1)) is block
+    pool.take()
+    assert pool.find(hash_of(1)) is None
+
+
+def test_a_found_block_leaves_the_free_list_and_returns_to_it() -> None:
+    pool = BlockPool(1)
+    block = pool.take()
+    pool.name(block, hash_of(1), None)
+    pool.release(block)
+    pool.refer(block)
+    assert pool.num_free == 0
+    pool.refer(block)
+    pool.release(block)
+    assert pool.num_free == 0
+    pool.release(block)
+    assert pool.num_free == 1
+
+
+def test_a_second_block_of_the_same_content_stays_bare() -> None:
+    pool = BlockPool(2)
+    first, second = pool.take(), pool.take()
+    pool.name(first, hash_of(1), None)
+    pool.name(second, hash_of(1), None)
+    assert pool.find(hash_of(1)) is first
+    assert second.block_hash is None
+    pool.check_invariants()
+
+
+def test_forgetting_an_adapter_leaves_the_others() -> None:
+    pool = BlockPool(3)
+    blocks = [pool.take() for _ in range(3)]
+    for number, (block, name) in enumerate(zip(blocks, ("a", "a", None), strict=True)):
+        pool.name(block, hash_of(number), name)
+    pool.forget_adapter("a")
+    pool.forget_adapter("unknown")
+    assert [pool.find(hash_of(n)) is not None for n in range(3)] == [False, False, True]
+    pool.check_invariants()
+
+
+def test_releasing_a_free_block_is_a_bug_that_shows() -> None:
+    pool = BlockPool(1)
+    block = pool.take()
+    pool.release(block)
+    with pytest.raises(AssertionError, match="released more often"):
+        pool.release(block)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_operations_agree_with_a_naive_pool(seed: int) -> None:
+    rng = random.Random(seed)
+    pool = BlockPool(12)
+    held: list[int] = []  # one entry for each reference
+    names: dict[bytes, int] = {}
+    for _ in range(400):
+        choice = rng.random()
+        if choice < 0.35 and pool.num_free:
+            block = pool.take()
+            assert block.block_id not in held
+            names = {h: b for h, b in names.items() if b != block.block_id}
+            held.append(block.block_id)
+        elif choice < 0.6 and held:
+            block_id = held.pop(rng.randrange(len(held)))
+            pool.release(pool.blocks[block_id])
+        elif choice < 0.8 and held:
+            block = pool.blocks[rng.choice(held)]
+            name = hash_of(rng.randrange(20))
+            if block.block_hash is None:
+                pool.name(block, name, rng.choice(("a", "b", None)))
+                names.setdefault(name, block.block_id)
+        elif choice < 0.98:
+            found = pool.find(hash_of(rng.randrange(20)))
+            if found is not None:
+                pool.refer(found)
+                held.append(found.block_id)
+        else:
+            pool.forget_adapter("a")
+            names = {h: b for h, b in names.items() if pool.blocks[b].block_hash == h}
+        pool.check_invariants()
+        assert {b.block_hash: b.block_id for b in pool.blocks if b.block_hash} == names
+        assert all(pool.blocks[b].ref_cnt == held.count(b) for b in range(12))
