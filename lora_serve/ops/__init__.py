@@ -99,22 +99,25 @@ OP_GROUPS: dict[str, tuple[str, ...]] = {
 
 
 def override_ops(ops: Ops, overrides: Sequence[str], backends: dict[str, Ops]) -> Ops:
-    """Swap groups of kernels as `--override-op GROUP=BACKEND` asks.
+    """Swap groups of kernels as `--override-op GROUP=BACKEND` asks; the group "all" is every one.
 
     Raises:
         ConfigError: naming the group or backend that does not exist, and those that do.
     """
     for override in overrides:
         group, _, backend = override.partition("=")
-        if group not in OP_GROUPS:
+        if group not in (*OP_GROUPS, "all"):
             raise ConfigError(
-                f"--override-op {override}: no op {group!r}; have {sorted(OP_GROUPS)}"
+                f"--override-op {override}: no op {group!r}; have {sorted(OP_GROUPS)} and 'all'"
             )
         if backend not in backends:
             raise ConfigError(
                 f"--override-op {override}: no backend {backend!r}; have {sorted(backends)}"
             )
         source = backends[backend]
+        if group == "all":
+            ops = source
+            continue
         swapped = {name: getattr(source, name) for name in OP_GROUPS[group]}
         ops = replace(ops, numerics=f"{ops.numerics},{group}={source.numerics}", **swapped)
     assert {f.name for f in fields(Ops)} >= {n for names in OP_GROUPS.values() for n in names}

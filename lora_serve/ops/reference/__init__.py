@@ -1,0 +1,38 @@
+"""The specification: every kernel in plain torch on the CPU, exact rather than fast.
+
+All arithmetic is in float32, rounded to the model's dtype once at the end of each kernel. Weights
+are kept in float32, so a bfloat16 model takes twice its size here.
+"""
+
+from __future__ import annotations
+
+from lora_serve.ops import Ops
+from lora_serve.ops.reference.arithmetic import TILE_ROWS
+from lora_serve.ops.reference.attention import (
+    KV_TILE,
+    new_kv_cache,
+    paged_attention,
+    plan_attention,
+    rotary_and_write_kv,
+)
+from lora_serve.ops.reference.linear import linear, lora, pack_adapter, pack_linear, plan_lora
+from lora_serve.ops.reference.rowwise import add_rms_norm, rms_norm, silu_and_mul
+
+__all__ = ["REFERENCE"]
+
+REFERENCE = Ops(
+    name="reference",
+    numerics=f"reference-1-rows{TILE_ROWS}-kv{KV_TILE}",
+    pack_linear=pack_linear,
+    linear=linear,
+    pack_adapter=pack_adapter,
+    plan_lora=plan_lora,
+    lora=lora,
+    rms_norm=rms_norm,
+    add_rms_norm=add_rms_norm,
+    silu_and_mul=silu_and_mul,
+    new_kv_cache=new_kv_cache,
+    rotary_and_write_kv=rotary_and_write_kv,
+    plan_attention=plan_attention,
+    paged_attention=paged_attention,
+)

@@ -1,0 +1,75 @@
+"""Linear layers and their low-rank deltas. T tokens, R rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lora_serve.ops import LoRAPart
+from lora_serve.ops.reference.arithmetic import (
+    PANEL_COLUMNS,
+    product,
+    rows_may_share_a_tile,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """weight: (out, in); bias: (out) or None; both float32, which holds any dtype's values."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceLoRAPlan:
+    """Row ranges and, for each linear layer, the parts that change those rows."""
+
+    segments: tuple[tuple[int, int, tuple[tuple[LoRAPart, ...], ...]], ...]
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None) -> PackedWeight:
+    packed = weight.to(torch.float32).contiguous()
+    out_features, in_features = packed.shape
+    # Try this shape's products now rather than in the first request.
+    rows_may_share_a_tile(min(out_features, PANEL_COLUMNS), in_features, torch.get_num_threads())
+    return PackedWeight(packed, None if bias is None else bias.to(torch.float32))
+
+
+def linear(x: Tensor, packed: PackedWeight) -> Tensor:
+    y = product(x, packed.weight)
+    if packed.bias is not None:
+        y += packed.bias
+    return y.to(x.dtype)
+
+
+def pack_adapter(
+    linears: Sequence[Sequence[LoRAPart]],
+) -> tuple[tuple[LoRAPart, ...], ...]:
+    return tuple(tuple(_widen(part) for part in parts) for parts in linears)
+
+
+def _widen(part: LoRAPart) -> LoRAPart:
+    a = part.a.to(torch.float32).contiguous()
+    b = part.b.to(torch.float32).contiguous()
+    return LoRAPart(a, b, part.scale, part.out_start)
+
+
+def plan_lora(
+    segments: Sequence[tuple[int, int, tuple[tuple[LoRAPart, ...], ...]]], num_tokens: int
+) -> ReferenceLoRAPlan:
+    ends = [0] + [end for _, end, _ in segments]
+    for previous_end, (start, end, _) in zip(ends, segments, strict=False):
+        assert previous_end <= start < end <= num_tokens, f"segment {start}:{end} of {num_tokens}"
+    return ReferenceLoRAPlan(tuple(segments))
+
+
+def lora(y: Tensor, x: Tensor, plan: ReferenceLoRAPlan, linear_index: int) -> None:
+    for start, end, linears in plan.segments:
+        for part in linears[linear_index]:
+            delta = product(product(x[start:end], part.a), part.b).mul_(part.scale)
+            target = y[start:end, part.out_start : part.out_start + part.b.shape[0]]
+            target.copy_(delta.add_(target))
