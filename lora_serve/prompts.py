@@ -19,3 +19,6 @@ class EmbedsPrompt:
 
     num_tokens: int
     data: bytes
+
+
+Prompt = TokensPrompt | EmbedsPrompt

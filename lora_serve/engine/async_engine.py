@@ -79,15 +79,17 @@ class AsyncEngine:
             ConfigError: the model cannot be served as asked.
             AdapterError: one of --lora-modules cannot be loaded.
         """
-        tokenizer = await asyncio.to_thread(
-            Tokenizer, config.model.tokenizer or config.model.model, config.model.revision
-        )
         client = EngineClient()
-        try:
-            model_info = await client.start(config)
-        except BaseException:
+        source = config.model.tokenizer or config.model.model
+        results = await asyncio.gather(
+            asyncio.to_thread(Tokenizer, source, config.model.revision),
+            client.start(config),
+            return_exceptions=True,
+        )
+        tokenizer, model_info = results
+        if isinstance(tokenizer, BaseException) or isinstance(model_info, BaseException):
             await client.close()
-            raise
+            raise next(result for result in results if isinstance(result, BaseException))
         names = config.model.served_model_name or (config.model.model,)
         engine = cls(config, client, model_info, tokenizer, EngineMetrics(names[0]))
         try:

@@ -1,0 +1,121 @@
+"""Command-line flags, made from the config classes: one flag a field, help from its metadata."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+from dataclasses import Field, fields
+from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
+
+from lora_serve.config import (
+    CacheConfig,
+    EngineConfig,
+    LoRAConfig,
+    ModelConfig,
+    SchedulerConfig,
+    ServerConfig,
+)
+
+Config = TypeVar("Config", bound=Any)
+
+GROUPS: tuple[tuple[str, type], ...] = (
+    ("model", ModelConfig),
+    ("KV cache", CacheConfig),
+    ("scheduler", SchedulerConfig),
+    ("LoRA", LoRAConfig),
+    ("server", ServerConfig),
+)
+POSITIONAL = {"model"}
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line, with the flag that was probably meant, and exits with 2."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: error: {message}", file=sys.stderr)
+        raise SystemExit(2)
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unknown argument {unknown[0]}{self._meant(unknown[0], parsed)}")
+        return parsed
+
+    def _meant(self, unknown: str, parsed: argparse.Namespace) -> str:
+        parser = getattr(parsed, "parser", self)
+        close = difflib.get_close_matches(
+            unknown.split("=")[0], list(parser._option_string_actions)
+        )
+        hint = f"; did you mean {close[0]}?" if close else ""
+        return f"{hint} ({parser.prog} --help lists all)"
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of every config class, grouped; nothing is set that was not given."""
+    for title, config in GROUPS:
+        group = parser.add_argument_group(title)
+        hints = get_type_hints(config)
+        for field in fields(config):
+            if field.name in POSITIONAL:
+                parser.add_argument(
+                    field.name,
+                    nargs="?",
+                    metavar=field.name.upper(),
+                    default=argparse.SUPPRESS,
+                    help=field.metadata["help"],
+                )
+            else:
+                _add_flag(group, field, hints[field.name])
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """The engine's part of what was given. Raises ConfigError for what cannot be."""
+    return EngineConfig(
+        model=_part(ModelConfig, args),
+        cache=_part(CacheConfig, args),
+        scheduler=_part(SchedulerConfig, args),
+        lora=_part(LoRAConfig, args),
+    )
+
+
+def server_config(args: argparse.Namespace) -> ServerConfig:
+    return _part(ServerConfig, args)
+
+
+def _part(config: type[Config], args: argparse.Namespace) -> Config:
+    given = vars(args)
+    chosen = {field.name: given[field.name] for field in fields(config) if field.name in given}
+    as_tuples = {k: tuple(v) if isinstance(v, list) else v for k, v in chosen.items()}
+    part: Config = config(**as_tuples)
+    return part
+
+
+def _add_flag(group: Any, field: Field[Any], hint: Any) -> None:
+    metadata = field.metadata
+    options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(field)}
+    if hint is bool:
+        options["action"] = argparse.BooleanOptionalAction if field.default else "store_true"
+    elif metadata.get("repeat"):
+        options["action"] = "extend" if metadata["repeat"] == "nargs" else "append"
+        options["metavar"] = metadata.get("metavar", field.name.upper())
+        if metadata["repeat"] == "nargs":
+            options["nargs"] = "+"
+    elif "choices" in metadata:
+        options["choices"] = metadata["choices"]
+    else:
+        kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+        options["type"] = kinds[0] if kinds else hint
+        options["metavar"] = {int: "N", float: "X"}.get(options["type"], "TEXT")
+    group.add_argument("--" + field.name.replace("_", "-"), **options)
+
+
+def _help(field: Field[Any]) -> str:
+    text = str(field.metadata["help"]).replace("%", "%%")
+    if field.default in (None, (), "", False):
+        return text
+    default = "on" if field.default is True else field.default
+    return f"{text} (default: {default})"

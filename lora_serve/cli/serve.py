@@ -1,0 +1,62 @@
+"""`lora-serve serve`: an engine process and the HTTP server before it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from dataclasses import replace
+from typing import Any
+
+from lora_serve.cli.arguments import (
+    OneLineParser,
+    add_config_arguments,
+    engine_config,
+    server_config,
+)
+from lora_serve.config import EngineConfig, ServerConfig
+
+DEMO_MODEL_NAME = "lora-serve-demo"
+
+
+def add_serve_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="serve a model and its adapters over HTTP",
+        description="Serve a model and its adapters over an OpenAI-compatible HTTP API.",
+    )
+    assert isinstance(parser, OneLineParser), "subcommands parse as their parent does"
+    add_config_arguments(parser)
+    parser.set_defaults(run=run_serve, parser=parser)
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    """Serve until told to stop. Raises ConfigError for what cannot be served."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    engine, server = engine_config(args), server_config(args)
+    if not engine.model.model:
+        engine = with_demo_model(engine)
+    asyncio.run(_serve(engine, server))
+    return 0
+
+
+async def _serve(config: EngineConfig, server: ServerConfig) -> None:
+    from lora_serve.engine.async_engine import AsyncEngine  # slow to import; not for --help
+    from lora_serve.server.app import run_server
+
+    engine = await AsyncEngine.start(config)
+    await run_server(engine, server)
+
+
+def with_demo_model(config: EngineConfig) -> EngineConfig:
+    """Serve the demo's model (made on first use), and its adapters unless others were named."""
+    from lora_serve.demo.model import ensure_demo
+
+    paths = ensure_demo(lambda line: print(line, file=sys.stderr))
+    names = config.model.served_model_name or (DEMO_MODEL_NAME,)
+    model = replace(config.model, model=str(paths.model), served_model_name=names)
+    lora = config.lora
+    if lora.enable_lora and not lora.lora_modules:
+        lora = replace(lora, lora_modules=(f"alpha={paths.alpha}", f"beta={paths.beta}"))
+    return replace(config, model=model, lora=lora)

@@ -1,0 +1,141 @@
+"""An engine core over the oracle, with every part replaceable by a mutant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lora_serve.config import CacheConfig, EngineConfig, LoRAConfig, SchedulerConfig
+from lora_serve.engine.adapters import EngineAdapters
+from lora_serve.engine.core import EngineCore
+from lora_serve.identity import BlockHasher, embeds_digest
+from lora_serve.kv.manager import KVCacheManager
+from lora_serve.messages import (
+    CallReply,
+    EngineOutput,
+    EngineRequest,
+    LoadAdapter,
+    PromptEmbeds,
+    StepOutputs,
+)
+from lora_serve.sampling_params import SamplingParams
+from tests.fakes.executor import EOS, OracleExecutor, fake_model
+from tests.fakes.loader import FakeLoader
+
+BLOCK_SIZE = 16
+ROW_BYTES = 8
+
+
+class OracleEngine:
+    """`EngineCore` with shorthands; replies are sorted into `outputs`, `errors` and `calls`."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 64,
+        max_loras: int = 2,
+        max_cpu_loras: int | None = None,
+        policy: str = "fcfs",
+        enable_prefix_caching: bool = True,
+        load_delay: int = 0,
+        kv_class: type[KVCacheManager] = KVCacheManager,
+        hasher_class: type[BlockHasher] = BlockHasher,
+    ) -> None:
+        config = EngineConfig(
+            cache=CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=enable_prefix_caching),
+            scheduler=SchedulerConfig(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                scheduling_policy=policy,
+            ),
+            lora=LoRAConfig(enable_lora=True, max_loras=max_loras, max_cpu_loras=max_cpu_loras),
+        )
+        self.executor = OracleExecutor(BLOCK_SIZE, ROW_BYTES)
+        self.loader = FakeLoader(self.executor, load_delay)
+        self.kv = kv_class(num_blocks, BLOCK_SIZE, enable_prefix_caching)
+        self.core = EngineCore(
+            config,
+            self.executor,
+            fake_model(num_blocks),
+            EngineAdapters(config.lora, self.loader),
+            self.kv,
+            hasher_class(),
+        )
+        self.outputs: dict[str, list[EngineOutput]] = {}
+        self.calls: dict[int, CallReply] = {}
+        self._num_calls = 0
+
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        *,
+        lora_name: str | None = None,
+        max_tokens: int = 4,
+        salt: str = "",
+        priority: int = 0,
+        embeds_rows: Sequence[bytes] = (),
+        params: SamplingParams | None = None,
+    ) -> None:
+        params = params or SamplingParams(max_tokens=max_tokens, seed=1)
+        self.core.handle(
+            EngineRequest(
+                request_id=request_id,
+                token_ids=() if embeds_rows else tuple(prompt),
+                sampling_params=params,
+                eos_token_ids=(EOS,),
+                prompt_embeds=prompt_embeds(embeds_rows) if embeds_rows else None,
+                lora_name=lora_name,
+                cache_salt=salt,
+                priority=priority,
+            )
+        )
+        self._sort_replies()
+
+    def load(self, name: str, path: str, content: str | None = None, inplace: bool = False) -> int:
+        """Ask for a load; the call's id."""
+        if content is not None:
+            self.loader.files[path] = content
+        self._num_calls += 1
+        self.core.handle(LoadAdapter(self._num_calls, name, path, inplace))
+        self._sort_replies()
+        return self._num_calls
+
+    def step(self) -> bool:
+        has_run = self.core.step()
+        self.core.check_invariants()
+        self._sort_replies()
+        return has_run
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """Step until nobody is left. Fails if that takes too long: then somebody waits for ever."""
+        for _ in range(max_steps):
+            self.step()
+            if not self.core.has_requests and not self.core.is_loading:
+                return
+        raise AssertionError(f"requests still wait after {max_steps} steps")
+
+    def tokens(self, request_id: str) -> list[int]:
+        return [t for output in self.outputs[request_id] for t in output.new_token_ids]
+
+    def last(self, request_id: str) -> EngineOutput:
+        return self.outputs[request_id][-1]
+
+    def num_cached(self, request_id: str) -> int:
+        return self.last(request_id).num_cached_tokens
+
+    def _sort_replies(self) -> None:
+        for reply in self.core.take_replies():
+            if isinstance(reply, StepOutputs):
+                for output in reply.outputs:
+                    self.outputs.setdefault(output.request_id, []).append(output)
+            elif isinstance(reply, CallReply):
+                self.calls[reply.call_id] = reply
+
+
+def prompt_embeds(rows: Sequence[bytes]) -> PromptEmbeds:
+    data = b"".join(rows)
+    size = BLOCK_SIZE * ROW_BYTES
+    digests = tuple(embeds_digest(data[i : i + size]) for i in range(0, len(data), size))
+    return PromptEmbeds(len(rows), data, digests)

@@ -1,0 +1,184 @@
+"""Random lives of an engine, each from a seed, checked against the oracle's lone answers."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass, field
+
+from lora_serve.identity import BlockHasher
+from lora_serve.kv.manager import KVCacheManager
+from lora_serve.messages import AbortRequests, ResetPrefixCache, UnloadAdapter
+from tests.fakes.engine import BLOCK_SIZE, ROW_BYTES, OracleEngine
+from tests.fakes.executor import VOCAB_SIZE, lone_answer
+
+NAMES = ("red", "green", "blue", "grey")
+
+
+@dataclass
+class Expected:
+    """A request that was added: what it must answer."""
+
+    answer: list[int]
+    digest: bytes | None
+    is_aborted: bool = False
+
+
+@dataclass
+class TraceResult:
+    """What a trace came to. `wrong` names the requests that answered something else."""
+
+    num_requests: int = 0
+    num_hit_tokens: int = 0
+    num_preemptions: int = 0
+    num_evictions: int = 0
+    num_lost: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+class Trace:
+    """One engine and the random operations on it."""
+
+    def __init__(
+        self,
+        seed: int,
+        kv_class: type[KVCacheManager] = KVCacheManager,
+        hasher_class: type[BlockHasher] = BlockHasher,
+    ) -> None:
+        self.rng = rng = random.Random(seed)
+        self.engine = OracleEngine(
+            num_blocks=rng.choice((14, 24, 60)),
+            max_num_seqs=rng.choice((2, 4, 8)),
+            max_num_batched_tokens=rng.choice((7, 40, 200)),
+            max_loras=rng.choice((1, 2, 3)),
+            max_cpu_loras=rng.choice((3, 8)),
+            policy=rng.choice(("fcfs", "priority")),
+            load_delay=rng.choice((0, 3)),
+            kv_class=kv_class,
+            hasher_class=hasher_class,
+        )
+        self.prefixes = [self._tokens(rng.choice((20, 50, 100))) for _ in range(3)]
+        self.embeds = [self._rows(rng.choice((20, 40))) for _ in range(2)]
+        self.expected: dict[str, Expected] = {}
+        self.versions: dict[str, str] = {}  # name -> content, as far as calls were answered
+        self.pending: dict[int, tuple[str, str]] = {}
+        self.result = TraceResult()
+
+    def run(self, num_operations: int = 60) -> TraceResult:
+        for name in NAMES[:2]:
+            self._load(name, inplace=False)
+        self._settle_loads()
+        for _ in range(num_operations):
+            self._operate()
+        self.engine.run()
+        self._settle_loads()
+        self._judge()
+        return self.result
+
+    def _operate(self) -> None:
+        choice = self.rng.random()
+        if choice < 0.5:
+            self._add()
+        elif choice < 0.55:
+            self._abort()
+        elif choice < 0.63:
+            self._load(self.rng.choice(NAMES), inplace=True)
+        elif choice < 0.65:
+            self._unload()
+        elif choice < 0.66:
+            self._reset()
+        else:
+            for _ in range(self.rng.randrange(1, 6)):
+                self.engine.step()
+                self._settle_loads()
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self.rng.randrange(8, VOCAB_SIZE) for _ in range(count)]
+
+    def _rows(self, count: int) -> list[bytes]:
+        return [self.rng.randbytes(ROW_BYTES) for _ in range(count)]
+
+    def _add(self) -> None:
+        rng, request_id = self.rng, f"r{len(self.expected)}"
+        name = rng.choice((None, *self.versions))
+        digest = hashlib.sha256(self.versions[name].encode()).digest() if name else None
+        rows: list[bytes] = []
+        if rng.random() < 0.2:
+            rows = self.rng.choice(self.embeds)[: rng.randrange(1, 41)] + self._rows(1)
+            prompt = [0] * len(rows)
+        else:
+            prompt = rng.choice(self.prefixes)[: rng.randrange(1, 101)] + self._tokens(1)
+            if rng.random() < 0.4:
+                prompt = [*self.prefixes[0], 9]
+        max_tokens = rng.randrange(1, 60)
+        answer = lone_answer(prompt, digest or b"", max_tokens, rows)
+        self.expected[request_id] = Expected(answer, digest)
+        self.engine.add(
+            request_id,
+            prompt,
+            lora_name=name,
+            max_tokens=max_tokens,
+            salt=rng.choice(("", "", "salt")),
+            priority=rng.randrange(3),
+            embeds_rows=rows,
+        )
+
+    def _abort(self) -> None:
+        if self.expected:
+            request_id = self.rng.choice(list(self.expected))
+            self.expected[request_id].is_aborted = True
+            self.engine.core.handle(AbortRequests((request_id,)))
+
+    def _load(self, name: str, inplace: bool) -> None:
+        content = f"{name}-{self.rng.randrange(3)}"  # few contents, so that traces roll back
+        path = self.rng.choice((f"/{name}", f"/{name}/other"))
+        self.pending[self.engine.load(name, path, content, inplace)] = (name, content)
+
+    def _settle_loads(self) -> None:
+        for call_id, (name, content) in list(self.pending.items()):
+            reply = self.engine.calls.get(call_id)
+            if reply is not None:
+                del self.pending[call_id]
+                assert reply.error is None, reply.error
+                # The file may have been written again before the loader came to read it.
+                digest = bytes.fromhex(reply.adapters[0].digest)
+                contents = [f"{name}-{number}" for number in range(3)]
+                read = {hashlib.sha256(c.encode()).digest(): c for c in contents}[digest]
+                assert read == content, "the fake loader reads when it is asked"
+                self.versions[name] = content
+
+    def _unload(self) -> None:
+        if len(self.versions) > 1 and not self.pending:
+            name = self.rng.choice(list(self.versions))
+            del self.versions[name]
+            self.engine.core.handle(UnloadAdapter(10**6 + len(self.expected), name))
+
+    def _reset(self) -> None:
+        name = self.rng.choice((None, *self.versions))
+        self.engine.core.handle(ResetPrefixCache(10**7, name))
+
+    def _judge(self) -> None:
+        engine, result = self.engine, self.result
+        for request_id, expected in self.expected.items():
+            outputs = engine.outputs.get(request_id, [])
+            error = outputs[-1].error if outputs else None
+            if error is not None:  # only a version whose files are gone may be refused
+                assert error.kind == "AdapterChangedError", error
+                result.num_lost += 1
+                continue
+            answer = engine.tokens(request_id) if outputs else []
+            digests = {output.adapter.digest for output in outputs if output.adapter}
+            is_right = answer == expected.answer[: len(answer)] and digests <= {expected.digest}
+            if not expected.is_aborted:
+                is_right = is_right and answer == expected.answer
+            if not is_right:
+                result.wrong.append(request_id)
+            result.num_hit_tokens += outputs[-1].num_cached_tokens if outputs else 0
+        result.num_requests = len(self.expected)
+        result.num_preemptions = engine.core.scheduler.totals.num_preemptions
+        result.num_evictions = engine.core.adapters.manager.num_evictions
+        assert engine.kv.usage == 0.0, "blocks are still held after everyone has left"
+        assert not any(info.num_leases for info in engine.core.adapters.manager.infos())
+
+
+__all__ = ["BLOCK_SIZE", "Trace", "TraceResult"]
