@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from lora_serve.adapters.checkpoint import read_adapter, resolve_adapter_path
+from lora_serve.adapters.checkpoint import read_adapter
+from lora_serve.adapters.location import resolve_adapter_path
 from lora_serve.adapters.manager import AdapterManager
 from lora_serve.config import LoRAConfig
 from lora_serve.engine.adapter_loader import AdapterLoader, LoadJob, LoadResult

@@ -1,0 +1,210 @@
+"""Reads a PEFT LoRA checkpoint: checks all of it, then holds exactly the bytes it digested.
+
+Everything that the model would have to do otherwise than `y += scale * (x @ a.T) @ b.T` is
+refused, with all findings at once; nothing is ever left out in silence. Knows nothing of names,
+versions or memory, and touches no tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import struct
+from collections.abc import Mapping
+
+from lora_serve.adapters.findings import listed
+from lora_serve.adapters.peft_config import LoRASettings, parse_settings
+from lora_serve.adapters.strict_json import parse_object
+from lora_serve.adapters.tensor_file import TensorFile, TensorSpec, open_regular
+from lora_serve.errors import AdapterError, AdapterFormatError, AdapterNotFoundError
+from lora_serve.identity import framed
+from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
+
+CONFIG_NAME = "adapter_config.json"
+WEIGHTS_NAME = "adapter_model.safetensors"
+_PICKLES = ("adapter_model.bin", "adapter_model.pt")
+_MAX_CONFIG_BYTES = 4 * 2**20
+_SCHEME = b"lora-serve/adapter/1"
+
+_TENSOR_NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])\.weight", re.DOTALL)
+
+Shapes = Mapping[str, tuple[int, int]]
+
+
+def read_adapter(path: str, *, lora_modules: Shapes, max_lora_rank: int) -> AdapterCheckpoint:
+    """Read and check the adapter in directory `path`.
+
+    Args:
+        path: a directory with adapter_config.json and adapter_model.safetensors.
+        lora_modules: (out_features, in_features) of each projection an adapter may change.
+        max_lora_rank: highest rank of any module.
+
+    Returns:
+        The adapter. Its tensors are read-only views of one buffer that nobody else holds.
+
+    Raises:
+        AdapterNotFoundError: there is no adapter at `path`.
+        AdapterFormatError: it cannot be served; lists every finding.
+        AdapterError: the system would not let us read it.
+    """
+    try:
+        return _read(path, lora_modules, max_lora_rank)
+    except OSError as error:
+        raise AdapterError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _read(path: str, lora_modules: Shapes, max_lora_rank: int) -> AdapterCheckpoint:
+    findings: list[str] = []
+    settings = _read_settings(path, findings)
+    modules: tuple[LoRAModule, ...] = ()
+    try:
+        weights = open_regular(os.path.join(path, WEIGHTS_NAME))
+    except FileNotFoundError:
+        findings.append(_missing_weights(path))
+    else:
+        with weights:
+            file = TensorFile(weights)
+            modules = _read_modules(file, settings, lora_modules, max_lora_rank, findings)
+    if findings:
+        raise AdapterFormatError(path, findings)
+    return AdapterCheckpoint(
+        path=path,
+        digest=digest(modules),
+        rank=max(module.rank for module in modules),
+        num_bytes=sum(len(module.a.data) + len(module.b.data) for module in modules),
+        base_model=settings.base_model,
+        modules=modules,
+    )
+
+
+def digest(modules: tuple[LoRAModule, ...]) -> bytes:
+    """SHA-256 over all that shapes the delta: names, ranks, scales, dtypes, shapes and bytes."""
+    sha = hashlib.sha256(framed(_SCHEME))
+    for module in sorted(modules, key=lambda module: module.name):
+        scale = struct.pack("<d", module.scale)
+        sha.update(framed(module.name.encode(), module.rank.to_bytes(8, "little"), scale))
+        for tensor in (module.a, module.b):
+            shape = struct.pack(f"<{len(tensor.shape)}Q", *tensor.shape)
+            sha.update(framed(tensor.dtype.encode(), shape))
+            # `framed` once more, without a copy of what may be hundreds of megabytes.
+            sha.update(len(tensor.data).to_bytes(8, "little"))
+            sha.update(tensor.data)
+    return sha.digest()
+
+
+def _read_settings(path: str, findings: list[str]) -> LoRASettings:
+    try:
+        file = open_regular(os.path.join(path, CONFIG_NAME))
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        raise AdapterNotFoundError(f"No adapter found for {path}") from error
+    with file:
+        data = file.read(_MAX_CONFIG_BYTES + 1)
+    if len(data) > _MAX_CONFIG_BYTES:
+        raise AdapterFormatError(path, [f"{CONFIG_NAME} is longer than {_MAX_CONFIG_BYTES} bytes"])
+    config = parse_object(data, CONFIG_NAME, findings)
+    if config is None:
+        raise AdapterFormatError(path, findings)  # without ranks, no tensor can be judged
+    return parse_settings(config, findings)
+
+
+def _missing_weights(path: str) -> str:
+    for name in _PICKLES:
+        source = os.path.join(path, name)
+        if os.path.lexists(source):
+            target = os.path.join(path, WEIGHTS_NAME)
+            script = (
+                "import sys, torch, safetensors.torch as s; "
+                "w = torch.load(sys.argv[1], map_location='cpu', weights_only=True); "
+                "s.save_file({k: v.clone().contiguous() for k, v in w.items()}, sys.argv[2])"
+            )
+            command = shlex.join(["python", "-c", script, source, target])
+            return f"{name} is a pickle, which can run code; convert it with: {command}"
+    return f"there is no {WEIGHTS_NAME}"
+
+
+def _read_modules(
+    file: TensorFile,
+    settings: LoRASettings,
+    lora_modules: Shapes,
+    max_lora_rank: int,
+    findings: list[str],
+) -> tuple[LoRAModule, ...]:
+    """All modules by name, or findings. Reads no tensor while there are findings."""
+    specs = file.read_header(findings)
+    if specs is None:
+        return ()
+    pairs = _pair(specs, lora_modules, findings)
+    _check_shapes(pairs, specs, settings, lora_modules, findings)
+    _check_ranks(pairs, settings, max_lora_rank, findings)
+    if findings:
+        return ()
+    tensors = file.read_tensors(specs, findings)
+    return tuple(
+        _module(name, settings, tensors[pair["A"]], tensors[pair["B"]])
+        for name, pair in sorted(pairs.items())
+    )
+
+
+def _module(name: str, settings: LoRASettings, a: RawTensor, b: RawTensor) -> LoRAModule:
+    return LoRAModule(name, settings.rank_of(name), settings.scale_of(name), a, b)
+
+
+def _pair(
+    specs: Mapping[str, TensorSpec], lora_modules: Shapes, findings: list[str]
+) -> dict[str, dict[str, str]]:
+    """Tensor names by module and side ("A", "B"); what is no such tensor is a finding."""
+    pairs: dict[str, dict[str, str]] = {}
+    strangers = []
+    for name in specs:
+        match = _TENSOR_NAME.fullmatch(name)
+        if match is None or match[1] not in lora_modules:
+            strangers.append(name)
+        elif match[2] in pairs.setdefault(match[1], {}):
+            findings.append(f"lora_{match[2]} of {match[1]} stands there twice")
+        else:
+            pairs[match[1]][match[2]] = name
+    if strangers:
+        served = sorted({module.rpartition(".")[2] for module in lora_modules})
+        findings.append(
+            f"tensors that are no lora_A or lora_B of a projection adapters may change here "
+            f"({', '.join(served)} of this model's layers): {listed(sorted(strangers))}"
+        )
+    elif not specs:
+        findings.append("it holds no tensor, so it would be the base model under another name")
+    return pairs
+
+
+def _check_shapes(
+    pairs: Mapping[str, Mapping[str, str]],
+    specs: Mapping[str, TensorSpec],
+    settings: LoRASettings,
+    lora_modules: Shapes,
+    findings: list[str],
+) -> None:
+    missing, misshapen = [], []
+    for module, pair in sorted(pairs.items()):
+        out_features, in_features = lora_modules[module]
+        rank = settings.rank_of(module)
+        for side, expected in (("A", (rank, in_features)), ("B", (out_features, rank))):
+            if side not in pair:
+                missing.append(f"{module}.lora_{side}.weight")
+            elif (shape := specs[pair[side]].shape) != expected:
+                misshapen.append(f"{module}.lora_{side}.weight: {shape}, not {expected}")
+    if missing:
+        findings.append(f"one of a pair is missing: {listed(missing)}")
+    if misshapen:
+        findings.append(
+            f"shapes that do not fit this model and the ranks of {CONFIG_NAME}: {listed(misshapen)}"
+        )
+
+
+def _check_ranks(
+    pairs: Mapping[str, object], settings: LoRASettings, max_lora_rank: int, findings: list[str]
+) -> None:
+    rank = max((settings.rank_of(module) for module in pairs), default=0)
+    if rank > max_lora_rank:
+        findings.append(
+            f"rank {rank} is above --max-lora-rank {max_lora_rank}; raise the limit or retrain"
+        )

@@ -1,0 +1,80 @@
+"""Where an adapter's files lie: a directory, or a repository of the Hugging Face Hub.
+
+With allowed roots, only what really lies below one of them is ever opened: symlinks are resolved
+first, those of the files too, and nothing is downloaded. Knows nothing of what is in the files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+
+from lora_serve.adapters.checkpoint import CONFIG_NAME, WEIGHTS_NAME
+from lora_serve.errors import AdapterError, AdapterNotFoundError
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+
+
+def download_from_hub(
+    repo_id: str, *, endpoint: str | None = None, cache_dir: str | None = None
+) -> str:
+    """Fetch an adapter's two files; returns their directory.
+
+    Args:
+        repo_id: "organisation/name".
+        endpoint, cache_dir: where from and where to, if not as huggingface_hub is configured.
+
+    Raises:
+        AdapterNotFoundError: the hub has no such adapter, or cannot be reached.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        return snapshot_download(
+            repo_id,
+            allow_patterns=[CONFIG_NAME, WEIGHTS_NAME],
+            endpoint=endpoint,
+            cache_dir=cache_dir,
+        )
+    except Exception as error:  # of whichever HTTP library the installed client is built on
+        reason = str(error).partition("\n")[0]
+        raise AdapterNotFoundError(f"No adapter found for {repo_id}: {reason}") from error
+
+
+def resolve_adapter_path(
+    path: str,
+    allowed_roots: Sequence[str] = (),
+    download: Callable[[str], str] = download_from_hub,
+) -> str:
+    """The real directory of the adapter that a user calls `path`.
+
+    Args:
+        path: a directory ("~" is expanded), or else a hub id such as "organisation/name".
+        allowed_roots: directories below which adapters must lie; anywhere if empty.
+        download: fetches a hub id, returns a directory.
+
+    Raises:
+        AdapterNotFoundError: there is neither directory nor repository.
+        AdapterError: it lies outside `allowed_roots`.
+    """
+    if not path.isprintable():  # nor can the system open it, or a message carry it
+        raise AdapterNotFoundError(f"No adapter found for {path!r}")
+    local = os.path.expanduser(path)
+    if allowed_roots:
+        _check_below(local, path, allowed_roots)
+    if os.path.isdir(local):
+        return os.path.realpath(local)
+    if allowed_roots or not _HUB_ID.fullmatch(path):
+        raise AdapterNotFoundError(f"No adapter found for {path}")
+    return download(path)
+
+
+def _check_below(local: str, path: str, allowed_roots: Sequence[str]) -> None:
+    roots = [os.path.realpath(os.path.expanduser(root)) for root in allowed_roots]
+    for opened in (local, os.path.join(local, CONFIG_NAME), os.path.join(local, WEIGHTS_NAME)):
+        real = os.path.realpath(opened)
+        if not any(os.path.commonpath((real, root)) == root for root in roots):
+            raise AdapterError(
+                f"{path} does not lie below --lora-allowed-roots ({', '.join(allowed_roots)})"
+            )

@@ -1,0 +1,98 @@
+"""Which modules a key of `rank_pattern` or `alpha_pattern` means, as PEFT reads it.
+
+A key is a regular expression that must match a module's whole name, or what follows one of its
+dots; the first key in the file's order wins. An expression can take longer than the universe
+lasts, and Python's matcher holds the interpreter meanwhile: so only what module names need is
+accepted, and no more ways through a name than `_MAX_WAYS`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from lora_serve.adapters.findings import shown
+
+T = TypeVar("T")
+
+_MAX_CHARACTERS = 1000
+_MAX_WAYS = 2**20
+_NAME_CHARACTERS = 64  # about the longest name of a projection
+
+_TOKEN = re.compile(
+    r"""
+    (?P<atom> [\w.^$/:-] | \\[.dDwW/_-] | \[ \^? (?: \w-\w | [\w.] )+ \] )
+  | (?P<open> \( (?: \?: )? )
+  | (?P<close> \) )
+  | (?P<either> \| )
+  | (?P<optional> \? )
+  | (?P<repeat> [*+] | \{ \d{1,3} (?: ,\d{0,3} )? \} )
+    """,
+    re.VERBOSE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModulePatterns(Generic[T]):
+    """A value for the modules that each pattern means."""
+
+    patterns: tuple[tuple[re.Pattern[str], T], ...] = ()
+
+    def get(self, module: str, default: T) -> T:
+        for pattern, value in self.patterns:
+            if pattern.match(module):
+                return value
+        return default
+
+
+def compile_patterns(
+    setting: str, values: Mapping[str, T], findings: list[str]
+) -> ModulePatterns[T]:
+    """The patterns of one setting; those that cannot be matched safely become findings."""
+    patterns = []
+    num_ways = 0
+    for key, value in values.items():
+        pattern = _compile(key)
+        if pattern is None:
+            findings.append(f"{setting}: {shown(key)} is not a pattern of module names")
+            continue
+        num_ways += _count_ways(key)
+        patterns.append((pattern, value))
+    if num_ways > _MAX_WAYS:
+        findings.append(f"{setting}: its patterns are too complex to match; write out module names")
+        return ModulePatterns()
+    return ModulePatterns(tuple(patterns))
+
+
+def _compile(key: str) -> re.Pattern[str] | None:
+    if len(key) > _MAX_CHARACTERS or _TOKEN.sub("", key):
+        return None
+    if re.search(r"\)[*+{]", key):  # a repeated group can take exponential time
+        return None
+    try:
+        return re.compile(rf"(.*\.)?({key})$")
+    except (re.error, RecursionError):
+        return None
+
+
+def _count_ways(key: str) -> int:
+    """At most how many ways a matcher tries to lay `key` over one name."""
+    num_repeats = 1  # the one before the key, in _compile
+    ways = _NAME_CHARACTERS
+    branches = [1]
+    for token in _TOKEN.finditer(key):
+        match token.lastgroup:
+            case "repeat":
+                num_repeats += 1
+                ways *= max(2, _NAME_CHARACTERS // num_repeats)
+            case "optional":
+                ways *= 2
+            case "open":
+                branches.append(1)
+            case "either":
+                branches[-1] += 1
+            case "close":
+                ways *= branches.pop()
+    return ways * branches[0]

@@ -1,0 +1,186 @@
+"""What PEFT's adapter_config.json says of the delta, and what in it we cannot serve.
+
+Every setting is honoured, harmless or refused; one that nobody has sorted yet is refused when it
+is set, because it may change the answers. Knows nothing of tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeGuard, TypeVar, cast
+
+from lora_serve.adapters.findings import listed, shown
+from lora_serve.adapters.patterns import ModulePatterns, compile_patterns
+
+T = TypeVar("T")
+
+HONOURED = frozenset(
+    {
+        "peft_type",
+        "base_model_name_or_path",
+        "r",
+        "lora_alpha",
+        "use_rslora",
+        "rank_pattern",
+        "alpha_pattern",
+        "bias",
+        "init_lora_weights",
+    }
+)
+
+HARMLESS = frozenset(
+    {
+        # who made it, from what
+        *("task_type", "auto_mapping", "peft_version", "revision"),
+        # how it was trained, or how PEFT itself would run it
+        *("inference_mode", "lora_dropout", "runtime_config", "merge_weights", "megatron_core"),
+        # which modules it has: the tensors say so
+        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+        # the base model's layout, which changes how PEFT merges, not what A and B are
+        "fan_in_fan_out",
+        # details of what another setting switches on
+        *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size"),
+        # about embeddings and heads, which would show as tensors
+        "ensure_weight_tying",
+    }
+)
+
+REFUSED = {
+    "use_dora": "DoRA rescales the base weights; merge it into the model or retrain without",
+    "modules_to_save": "whole modules cannot be swapped for one request; retrain without",
+    "trainable_token_indices": "changed embeddings cannot be swapped; retrain without",
+    "lora_bias": "biases are not served; retrain with lora_bias=False",
+    "layer_replication": "it builds another base model; merge it and serve the result",
+    "target_parameters": "only linear projections are adapted; retrain with target_modules",
+    "alora_invocation_tokens": "activated LoRA is not served; retrain as plain LoRA",
+    "use_qalora": "QALoRA pools the input; retrain as plain LoRA",
+    "use_bdlora": "block-diagonal LoRA is not served; retrain as plain LoRA",
+    "arrow_config": "routing between adapters is not served; load the adapters one by one",
+    "kasa_config": "KaSA changes the base weights; merge it and serve the result",
+    "monteclora_config": "MonteCLoRA samples its weights; retrain as plain LoRA",
+    "velora_config": "VeLoRA is not served; retrain as plain LoRA",
+    "megatron_config": "Megatron's parallel layers are not served; convert to transformers",
+}
+
+# PEFT's other ways to begin take something out of the base weights that the adapter then needs.
+SERVED_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica"})
+_INIT_ADVICE = (
+    "it changes the base weights; convert it with save_pretrained("
+    "path_initial_model_for_weight_conversion=…) or retrain"
+)
+
+_LARGEST_FLOAT32 = 3.4e38
+_MAX_NAME_CHARACTERS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind(Generic[T]):
+    """What a setting may be, and what PEFT takes when the config leaves it out."""
+
+    default: T
+    must_be: str
+    is_valid: Callable[[object], TypeGuard[T]]
+
+
+def _is_rank(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 < value < 2**31
+
+
+def _is_alpha(value: object) -> TypeGuard[float]:
+    return type(value) in (int, float) and abs(cast(float, value)) <= _LARGEST_FLOAT32
+
+
+def _is_bool(value: object) -> TypeGuard[bool]:
+    return isinstance(value, bool)
+
+
+_RANK = _Kind(8, "a positive whole number", _is_rank)
+_ALPHA = _Kind(8.0, "a finite number", _is_alpha)
+_SWITCH = _Kind(False, "true or false", _is_bool)
+
+
+@dataclass(frozen=True, slots=True)
+class LoRASettings:
+    """Rank and scale of every module. base_model: "" if the config names none."""
+
+    rank: int = _RANK.default
+    alpha: float = _ALPHA.default
+    use_rslora: bool = False
+    rank_pattern: ModulePatterns[int] = field(default_factory=ModulePatterns)
+    alpha_pattern: ModulePatterns[float] = field(default_factory=ModulePatterns)
+    base_model: str = ""
+
+    def rank_of(self, module: str) -> int:
+        return self.rank_pattern.get(module, self.rank)
+
+    def scale_of(self, module: str) -> float:
+        rank = self.rank_of(module)
+        alpha = self.alpha_pattern.get(module, self.alpha)
+        return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+
+
+def parse_settings(config: Mapping[str, object], findings: list[str]) -> LoRASettings:
+    """The settings that shape the delta; whatever cannot be served is appended to `findings`."""
+    _check_kind(config, findings)
+    _check_refused(config, findings)
+    return LoRASettings(
+        rank=_value(config, "r", _RANK, findings),
+        alpha=_value(config, "lora_alpha", _ALPHA, findings),
+        use_rslora=_value(config, "use_rslora", _SWITCH, findings),
+        rank_pattern=_patterns(config, "rank_pattern", _RANK, findings),
+        alpha_pattern=_patterns(config, "alpha_pattern", _ALPHA, findings),
+        base_model=_text(config.get("base_model_name_or_path")),
+    )
+
+
+def _check_kind(config: Mapping[str, object], findings: list[str]) -> None:
+    peft_type = config.get("peft_type")
+    if peft_type != "LORA":
+        findings.append(f"peft_type is {shown(peft_type)}; only 'LORA' is served")
+    bias = config.get("bias", "none")
+    if bias != "none":
+        findings.append(f"bias is {shown(bias)}; biases are not served, retrain with 'none'")
+    init = config.get("init_lora_weights", True)
+    is_plain = init is None or isinstance(init, bool)
+    if not is_plain and not (isinstance(init, str) and init.lower() in SERVED_INITS):
+        findings.append(f"init_lora_weights is {shown(init)}: {_INIT_ADVICE}")
+
+
+def _check_refused(config: Mapping[str, object], findings: list[str]) -> None:
+    for name, value in config.items():
+        if not value or name in HONOURED or name in HARMLESS:
+            continue
+        advice = REFUSED.get(name, "this setting is unknown here; update lora-serve or retrain")
+        findings.append(f"{shown(name)} is set to {shown(value)}: {advice}")
+
+
+def _value(config: Mapping[str, object], name: str, kind: _Kind[T], findings: list[str]) -> T:
+    value = config.get(name, kind.default)
+    if kind.is_valid(value):
+        return value
+    findings.append(f"{name} is {shown(value)}; it must be {kind.must_be}")
+    return kind.default
+
+
+def _patterns(
+    config: Mapping[str, object], name: str, kind: _Kind[T], findings: list[str]
+) -> ModulePatterns[T]:
+    values = config.get(name)
+    if values is None:
+        return ModulePatterns()
+    if not isinstance(values, dict):
+        findings.append(f"{name} is {shown(values)}; it must be an object")
+        return ModulePatterns()
+    bad = [key for key, value in values.items() if not kind.is_valid(value)]
+    if bad:
+        findings.append(f"{name}: {listed(bad)} must each be {kind.must_be}")
+        return ModulePatterns()
+    return compile_patterns(name, values, findings)
+
+
+def _text(value: object) -> str:
+    """A name for people to read, whatever a file holds in its place."""
+    text = value if isinstance(value, str) else ""
+    return text[:_MAX_NAME_CHARACTERS].encode(errors="replace").decode()

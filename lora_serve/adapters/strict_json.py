@@ -1,0 +1,32 @@
+"""JSON from files that nobody vouches for: one object, no key twice, or a finding.
+
+Never raises for any bytes. Knows nothing of what the object means.
+"""
+
+from __future__ import annotations
+
+import json
+
+from lora_serve.adapters.findings import shown
+
+
+def parse_object(data: bytes, what: str, findings: list[str]) -> dict[str, object] | None:
+    """The JSON object in `data`, or None and a finding about `what`."""
+    try:
+        value = json.loads(data.decode(), object_pairs_hook=_object_without_duplicates)
+    except (ValueError, RecursionError) as error:
+        findings.append(f"{what} is not valid JSON: {error}")
+        return None
+    if not isinstance(value, dict):
+        findings.append(f"{what} holds {shown(value)}, not a JSON object")
+        return None
+    return value
+
+
+def _object_without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    seen: dict[str, object] = {}
+    for key, value in pairs:
+        if key in seen:
+            raise ValueError(f"the key {shown(key)} stands there twice")
+        seen[key] = value
+    return seen
