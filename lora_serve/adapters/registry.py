@@ -1,0 +1,246 @@
+"""Which version a name stands for, and who still runs on the versions before.
+
+A version lives while it is current or leased; a request that leases one keeps it to its end,
+whatever happens to the name. Holds no tensor and knows nothing of memory. One thread, no locks;
+every operation but `infos` takes the same time however many adapters there are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from lora_serve.errors import AdapterExistsError, AdapterNotFoundError
+from lora_serve.identity import AdapterRef
+from lora_serve.messages import AdapterInfo
+from lora_serve.step import AdapterCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterVersion:
+    """A version as it stands now. created: when it was first published, Unix seconds."""
+
+    path: str
+    rank: int
+    num_bytes: int
+    base_model: str
+    num_leases: int
+    is_current: bool
+    pinned: bool
+    created: float
+
+
+@dataclass(slots=True)
+class DigestUse:
+    """Why the bytes of one digest are wanted, summed over the versions that have them."""
+
+    num_versions: int = 0
+    num_current: int = 0
+    num_pinned: int = 0
+    num_leases: int = 0
+    num_superseded_leases: int = 0
+
+
+@dataclass(slots=True)
+class _Version:
+    facts: AdapterCheckpoint  # as last published, without its tensors
+    created: float
+    num_leases: int = 0
+    is_current: bool = False
+    pinned: bool = False  # only while it is current
+
+
+class AdapterRegistry:
+    """Names, their versions, and the leases on these."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._current: dict[str, AdapterRef] = {}
+        self._versions: dict[AdapterRef, _Version] = {}
+        self._uses: dict[bytes, DigestUse] = {}
+        self._generations: dict[str, int] = {}  # only names that were ever invalidated
+
+    # ── names ───────────────────────────────────────────────────────────────────────────────
+
+    def check_name_free(self, name: str, load_inplace: bool) -> None:
+        """Raise AdapterExistsError if `publish` would."""
+        if name in self._current and not load_inplace:
+            raise AdapterExistsError(
+                f"The lora adapter '{name}' has already been loaded. If you want to load the "
+                "adapter in place, set 'load_inplace' to True."
+            )
+
+    def publish(
+        self, name: str, checkpoint: AdapterCheckpoint, *, load_inplace: bool, pinned: bool = False
+    ) -> AdapterRef:
+        """Let `name` stand for these bytes, from the next `acquire` on.
+
+        Bytes that a living version of this name has already are that version again, with its
+        leases; path and pin are those of this call.
+
+        Raises:
+            AdapterExistsError: the name is taken and `load_inplace` is not set.
+        """
+        self.check_name_free(name, load_inplace)
+        return self._publish(name, replace(checkpoint, modules=()), pinned)
+
+    def unload(self, name: str) -> AdapterRef:
+        """Let `name` stand for nothing; returns what it stood for.
+
+        Raises:
+            AdapterNotFoundError: it stands for nothing now.
+        """
+        ref = self._current_ref(name)
+        del self._current[name]
+        self._retire(ref)
+        return ref
+
+    def invalidate(self, name: str) -> tuple[AdapterRef, AdapterRef]:
+        """Give `name` a new generation of the same bytes; returns the old and the new version.
+
+        Raises:
+            AdapterNotFoundError: it stands for nothing now.
+        """
+        old = self._current_ref(name)
+        version = self._versions[old]
+        self._generations[name] = old.generation + 1
+        return old, self._publish(name, version.facts, version.pinned)
+
+    # ── leases ──────────────────────────────────────────────────────────────────────────────
+
+    def acquire(self, name: str) -> AdapterRef:
+        """Lease the version that `name` stands for; every lease ends in one `release`.
+
+        Raises:
+            AdapterNotFoundError: it stands for nothing.
+        """
+        ref = self._current.get(name)
+        if ref is None:
+            raise AdapterNotFoundError(f"The model `{name}` does not exist.", "model")
+        self._add_leases(ref, 1)
+        return ref
+
+    def release(self, ref: AdapterRef) -> None:
+        self._add_leases(ref, -1)
+        self._forget_if_unused(ref)
+
+    # ── lookups ─────────────────────────────────────────────────────────────────────────────
+
+    def get(self, name: str) -> AdapterRef | None:
+        """What `name` stands for, without a lease on it."""
+        return self._current.get(name)
+
+    def version(self, ref: AdapterRef) -> AdapterVersion:
+        """A living version: one that is current or leased."""
+        version = self._versions[ref]
+        return AdapterVersion(
+            path=version.facts.path,
+            rank=version.facts.rank,
+            num_bytes=version.facts.num_bytes,
+            base_model=version.facts.base_model,
+            num_leases=version.num_leases,
+            is_current=version.is_current,
+            pinned=version.pinned,
+            created=version.created,
+        )
+
+    def use_of(self, digest: bytes) -> DigestUse | None:
+        """Who wants these bytes; None if nobody does."""
+        return self._uses.get(digest)
+
+    def info(self, ref: AdapterRef, *, is_resident: bool) -> AdapterInfo:
+        version = self._versions[ref]
+        return AdapterInfo(
+            name=ref.name,
+            path=version.facts.path,
+            digest=ref.digest.hex(),
+            generation=ref.generation,
+            rank=version.facts.rank,
+            num_bytes=version.facts.num_bytes,
+            residency="resident" if is_resident else "evicted",
+            pinned=version.pinned,
+            num_leases=version.num_leases,
+            created=version.created,
+        )
+
+    @property
+    def current_refs(self) -> Iterable[AdapterRef]:
+        """What the names stand for, in the order in which they first got a version."""
+        return self._current.values()
+
+    # ── state ───────────────────────────────────────────────────────────────────────────────
+
+    def _current_ref(self, name: str) -> AdapterRef:
+        ref = self._current.get(name)
+        if ref is None:
+            raise AdapterNotFoundError(f"The lora adapter '{name}' cannot be found.", "lora_name")
+        return ref
+
+    def _publish(self, name: str, facts: AdapterCheckpoint, pinned: bool) -> AdapterRef:
+        ref = AdapterRef(name, facts.digest, self._generations.get(name, 0))
+        old = self._current.get(name)
+        if old != ref:
+            self._current[name] = ref
+            self._make_current(ref, facts)
+            if old is not None:
+                self._retire(old)
+        version = self._versions[ref]
+        version.facts = facts
+        self._uses[ref.digest].num_pinned += pinned - version.pinned
+        version.pinned = pinned
+        return ref
+
+    def _make_current(self, ref: AdapterRef, facts: AdapterCheckpoint) -> None:
+        use = self._uses.setdefault(ref.digest, DigestUse())
+        version = self._versions.get(ref)
+        if version is None:
+            version = self._versions[ref] = _Version(facts, self._clock())
+            use.num_versions += 1
+        version.is_current = True
+        use.num_current += 1
+        use.num_superseded_leases -= version.num_leases
+
+    def _retire(self, ref: AdapterRef) -> None:
+        """Its name no longer stands for this version."""
+        version, use = self._versions[ref], self._uses[ref.digest]
+        use.num_current -= 1
+        use.num_pinned -= version.pinned
+        use.num_superseded_leases += version.num_leases
+        version.is_current = version.pinned = False
+        self._forget_if_unused(ref)
+
+    def _add_leases(self, ref: AdapterRef, change: int) -> None:
+        version, use = self._versions[ref], self._uses[ref.digest]
+        version.num_leases += change
+        assert version.num_leases >= 0, f"{ref.name} was released more often than acquired"
+        use.num_leases += change
+        if not version.is_current:
+            use.num_superseded_leases += change
+
+    def _forget_if_unused(self, ref: AdapterRef) -> None:
+        version = self._versions[ref]
+        if version.is_current or version.num_leases:
+            return
+        del self._versions[ref]
+        use = self._uses[ref.digest]
+        use.num_versions -= 1
+        if use.num_versions == 0:
+            del self._uses[ref.digest]
+
+    def check_invariants(self) -> None:
+        """Assert what must hold after every operation."""
+        uses: dict[bytes, DigestUse] = {}
+        for ref, version in self._versions.items():
+            assert version.is_current == (self._current.get(ref.name) == ref), f"{ref.name} current"
+            assert version.is_current or version.num_leases > 0, f"{ref.name} is kept for nobody"
+            assert version.is_current or not version.pinned, f"{ref.name} is pinned but superseded"
+            assert ref.generation <= self._generations.get(ref.name, 0), f"{ref.name} is ahead"
+            use = uses.setdefault(ref.digest, DigestUse())
+            use.num_versions += 1
+            use.num_current += version.is_current
+            use.num_pinned += version.pinned
+            use.num_leases += version.num_leases
+            use.num_superseded_leases += 0 if version.is_current else version.num_leases
+        assert uses == self._uses, "the sums over versions are wrong"
+        assert set(self._current.values()) <= set(self._versions), "a name stands for no version"

@@ -1,0 +1,149 @@
+"""Which adapters' weights are in the workers' memory, and which go when it is full.
+
+Weights are kept by digest: two names may share them. Nothing that a request runs on, or that
+could not be had again, is ever evicted; rather more is kept than was asked for, and counted.
+Knows digests and claims, no names. Every operation takes constant time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Claim(Enum):
+    """How strongly the registry's versions want the weights of a digest."""
+
+    NONE = "nobody can ask for them: they are dropped"
+    IDLE = "a name stands for them: first to be evicted"
+    LEASED = "requests wait for them, and they can be read again: evicted next"
+    PROTECTED = "pinned, or leased by a version whose files may be gone: never evicted"
+
+
+@dataclass(slots=True)
+class _Resident:
+    claim: Claim
+    num_running: int = 0
+    is_awaited: bool = False  # read back for a request that has not run yet
+
+    @property
+    def is_evictable(self) -> bool:
+        is_held = self.claim is Claim.PROTECTED or self.num_running > 0
+        return not is_held and not (self.is_awaited and self.claim is Claim.LEASED)
+
+
+class AdapterResidency:
+    """The digests in the workers' memory, at most `max_resident` where claims allow."""
+
+    def __init__(self, max_resident: int) -> None:
+        self._max_resident = max_resident
+        self._residents: dict[bytes, _Resident] = {}
+        # What may be evicted, least recently used first.
+        self._victims: dict[Claim, OrderedDict[bytes, None]] = {
+            Claim.IDLE: OrderedDict(),
+            Claim.LEASED: OrderedDict(),
+        }
+        # For the next step. The workers hold one prepared copy for each entry of `_add`.
+        self._drop: list[bytes] = []
+        self._add: list[bytes] = []
+        self._active: set[bytes] = set()  # what the workers have after the changes taken so far
+        self.num_loads = 0
+        self.num_evictions = 0
+        self.num_over_bound = 0
+
+    @property
+    def num_resident(self) -> int:
+        return len(self._residents)
+
+    def is_resident(self, digest: bytes) -> bool:
+        return digest in self._residents
+
+    def claims(self) -> Iterator[tuple[bytes, Claim]]:
+        """All residents, and who wants them as far as `settle` was told."""
+        return ((digest, resident.claim) for digest, resident in self._residents.items())
+
+    def add(self, digest: bytes, claim: Claim, *, is_awaited: bool = False) -> None:
+        """The workers have prepared the weights once more.
+
+        is_awaited: they were read for a waiting request, and stay until it has run or gone.
+        """
+        self.num_loads += 1
+        self._add.append(digest)
+        resident = self._residents.setdefault(digest, _Resident(claim))
+        resident.is_awaited |= is_awaited
+        self.settle(digest, claim)
+        if len(self._residents) > self._max_resident:
+            self.num_over_bound += 1
+
+    def settle(self, digest: bytes, claim: Claim) -> None:
+        """Take in who wants a digest now. Counts as a use of it."""
+        resident = self._residents.get(digest)
+        if resident is None:
+            return
+        resident.claim = claim
+        resident.is_awaited &= claim is not Claim.IDLE
+        if claim is Claim.NONE and resident.num_running == 0:
+            self._remove(digest)
+        else:
+            self._rank(digest, resident)
+        self._shrink()
+
+    def on_running(self, digest: bytes) -> None:
+        """A request runs on these weights, until `on_idle`."""
+        assert digest in self._residents, f"{digest.hex()}: a request runs without its weights"
+        resident = self._residents[digest]
+        resident.num_running += 1
+        resident.is_awaited = False
+        self._rank(digest, resident)
+
+    def on_idle(self, digest: bytes) -> None:
+        """One request less runs on them."""
+        resident = self._residents[digest]
+        resident.num_running -= 1
+        assert resident.num_running >= 0, f"{digest.hex()}: more requests ended than ran"
+        self.settle(digest, resident.claim)
+
+    def take_changes(self) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+        """What the next step has to (drop, add), in this order, since the last call."""
+        drop, add = tuple(dict.fromkeys(self._drop)), tuple(self._add)
+        self._active.difference_update(drop)
+        self._active.update(add)
+        # What was prepared and is no longer wanted has to arrive before it can go.
+        self._drop = [digest for digest in add if digest not in self._residents]
+        self._add = []
+        return drop, add
+
+    def _rank(self, digest: bytes, resident: _Resident) -> None:
+        """Enter a resident as the most recently used of its rank among the victims, if any."""
+        for victims in self._victims.values():
+            victims.pop(digest, None)
+        if resident.is_evictable and resident.claim in self._victims:
+            self._victims[resident.claim][digest] = None
+
+    def _shrink(self) -> None:
+        for victims in self._victims.values():
+            while len(self._residents) > self._max_resident and victims:
+                self._remove(next(iter(victims)))
+                self.num_evictions += 1
+
+    def _remove(self, digest: bytes) -> None:
+        del self._residents[digest]
+        for victims in self._victims.values():
+            victims.pop(digest, None)
+        if digest in self._active:
+            self._drop.append(digest)
+
+    def check_invariants(self) -> None:
+        """Assert what must hold after every operation."""
+        for digest, resident in self._residents.items():
+            assert resident.claim is not Claim.NONE or resident.num_running, "kept for nobody"
+            for claim, victims in self._victims.items():
+                is_victim = resident.is_evictable and resident.claim is claim
+                assert (digest in victims) == is_victim, f"{digest.hex()} among {claim.name}"
+        num_victims = sum(len(victims) for victims in self._victims.values())
+        assert num_victims <= len(self._residents), "a victim is not resident"
+        assert len(self._residents) <= self._max_resident or not num_victims, "kept beyond need"
+        expected = self._active.difference(self._drop).union(self._add)
+        assert expected >= set(self._residents), "a resident will not reach the workers"
