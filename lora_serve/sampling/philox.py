@@ -1,0 +1,44 @@
+"""Random numbers that depend on (seed, position) alone: Philox4x32-10, a counter-based generator.
+
+It has no state, so a preempted, restarted or differently batched request draws the same again.
+
+Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Random123).
+"""
+
+from __future__ import annotations
+
+Words4 = tuple[int, int, int, int]
+Words2 = tuple[int, int]
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)  # golden ratio and sqrt(3) - 1, as the paper has them
+_NUM_ROUNDS = 10
+_MASK = 0xFFFFFFFF
+
+
+def philox4x32(counter: Words4, key: Words2) -> Words4:
+    """Four random 32-bit words for a counter under a key."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_NUM_ROUNDS):
+        product0 = _MULTIPLIERS[0] * c0
+        product1 = _MULTIPLIERS[1] * c2
+        c0, c1 = (product1 >> 32) ^ c1 ^ k0, product1 & _MASK
+        c2, c3 = (product0 >> 32) ^ c3 ^ k1, product0 & _MASK
+        k0 = (k0 + _KEY_STEPS[0]) & _MASK
+        k1 = (k1 + _KEY_STEPS[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def uniform(seed: int, position: int) -> float:
+    """A multiple of 2**-53 in [0, 1), the same in every process.
+
+    Args:
+        seed: any integer; its low 64 bits count, so a negative one is a seed like any other.
+        position: absolute position of the token that is drawn.
+    """
+    words = philox4x32(
+        (position & _MASK, (position >> 32) & _MASK, 0, 0),
+        (seed & _MASK, (seed >> 32) & _MASK),
+    )
+    return ((words[1] << 32 | words[0]) >> 11) * 2.0**-53
