@@ -1,0 +1,66 @@
+"""Self-attention over the paged cache: fused q k v, rotary positions, grouped heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lora_serve.layers.batch import ForwardBatch
+from lora_serve.layers.linear import Linear
+from lora_serve.layers.norm import RMSNorm
+from lora_serve.ops import Ops
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLayout:
+    """How a fused row of q, k and v is divided."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+
+    def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(T, (Hq + 2 Hkv) D) -> views q (T, Hq, D), k and v (T, Hkv, D)."""
+        heads = qkv.view(qkv.shape[0], -1, self.head_size)
+        q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        return q, k, v
+
+
+class Attention:
+    """cos_sin: (P, D), float32, from `rotary_table`. q_norm, k_norm: per head, or None."""
+
+    def __init__(
+        self,
+        ops: Ops,
+        heads: HeadLayout,
+        *,
+        qkv: Linear,
+        output: Linear,
+        q_norm: RMSNorm | None,
+        k_norm: RMSNorm | None,
+        cos_sin: Tensor,
+        sliding_window: int | None,
+    ) -> None:
+        self._ops = ops
+        self._heads = heads
+        self._qkv = qkv
+        self._output = output
+        self._q_norm = q_norm
+        self._k_norm = k_norm
+        self._cos_sin = cos_sin
+        self._scale = heads.head_size**-0.5
+        self._sliding_window = sliding_window
+
+    def __call__(self, x: Tensor, batch: ForwardBatch, kv_cache: Tensor) -> Tensor:
+        """x: (T, H) -> (T, H). Writes the rows' K and V before it reads any."""
+        q, k, v = self._heads.split(self._qkv(x, batch))
+        if self._q_norm is not None and self._k_norm is not None:
+            q, k = self._q_norm(q), self._k_norm(k)
+        self._ops.rotary_and_write_kv(
+            q, k, v, self._cos_sin, batch.positions, kv_cache, batch.slot_mapping
+        )
+        attended = self._ops.paged_attention(
+            q, kv_cache, batch.attention, self._scale, self._sliding_window
+        )
+        return self._output(attended.view(x.shape[0], -1), batch)

@@ -1,0 +1,35 @@
+"""From tokens to rows, and from rows to logits. Rows of prompt_embeds pass through untouched."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lora_serve.layers.batch import ForwardBatch
+from lora_serve.ops import Ops
+
+
+class Embedding:
+    """weight: (V, H)."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+
+    def __call__(self, batch: ForwardBatch) -> Tensor:
+        """(T, H), newly allocated: the model adds to it in place."""
+        rows = self._weight[batch.input_ids]
+        if batch.inputs_embeds is None or batch.is_embeds is None:
+            return rows
+        return torch.where(batch.is_embeds[:, None], batch.inputs_embeds, rows)
+
+
+class LMHead:
+    """weight: (V, H). No adapter changes it."""
+
+    def __init__(self, ops: Ops, weight: Tensor) -> None:
+        self._ops = ops
+        self._packed = ops.pack_linear(weight, None)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """hidden: (N, H) -> logits (N, V), float32."""
+        return self._ops.linear(hidden, self._packed).to(torch.float32)

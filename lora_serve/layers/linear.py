@@ -1,0 +1,31 @@
+"""A linear layer, and the one place where adapters act.
+
+Several projections of one input (q k v, or gate up) are one layer, so that there is one product;
+an adapter's deltas address the projections by their first output column.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lora_serve.layers.batch import ForwardBatch
+from lora_serve.ops import Ops
+
+
+class Linear:
+    """y = x W^T + bias + each row's own low-rank delta.
+
+    index: number of this layer among all linear layers of the model, which finds its deltas.
+    """
+
+    def __init__(self, ops: Ops, weight: Tensor, bias: Tensor | None, index: int) -> None:
+        self._ops = ops
+        self._packed = ops.pack_linear(weight, bias)
+        self._index = index
+
+    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        """x: (T, in) -> (T, out)."""
+        y = self._ops.linear(x, self._packed)
+        if batch.lora is not None:
+            self._ops.lora(y, x, batch.lora, self._index)
+        return y

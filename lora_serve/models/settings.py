@@ -1,0 +1,74 @@
+"""Typed reading of a JSON object that somebody else wrote.
+
+Faults are collected, so that one answer names them all; a faulty setting reads as a harmless value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+
+class Settings:
+    """A null is read like a key that is not there."""
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        self._values = values
+        self.findings: list[str] = []
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def get(self, key: str) -> object:
+        return self._values.get(key)
+
+    def refuse(self, finding: str) -> None:
+        self.findings.append(finding)
+
+    def part(self, key: str) -> Settings:
+        """The object below `key` (empty if there is none), sharing this one's findings."""
+        value = self._values.get(key)
+        if value is not None and not isinstance(value, dict):
+            self.refuse(f"{key} must be an object, is {value!r}")
+        part = Settings(value if isinstance(value, dict) else {})
+        part.findings = self.findings
+        return part
+
+    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        value = self._required(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if value is not None:
+                self.refuse(f"{key} must be a whole number from {least} on, is {value!r}")
+            return max(least, 1)
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive, finite number."""
+        value = self._required(key, default)
+        if isinstance(value, int | float) and value is not True and 0 < value < math.inf:
+            return float(value)
+        if value is not None:
+            self.refuse(f"{key} must be a positive number, is {value!r}")
+        return 1.0
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._required(key, default)
+        if not isinstance(value, bool):
+            self.refuse(f"{key} must be true or false, is {value!r}")
+            return default
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        value = self._required(key, default)
+        if not isinstance(value, str):
+            self.refuse(f"{key} must be a string, is {value!r}")
+            return default
+        return value
+
+    def _required(self, key: str, default: object) -> object:
+        value = self._values.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            self.refuse(f"{key} is missing")
+        return value

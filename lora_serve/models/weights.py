@@ -1,0 +1,175 @@
+"""Where weights come from: safetensors in a directory, or seeded random numbers.
+
+A model's tensors are read one at a time, so that no second copy of the model is ever in memory, and
+copied out of the file, so that a file that changes later changes nothing here.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from lora_serve.errors import ConfigError
+from lora_serve.identity import framed
+from lora_serve.models.layout import LM_HEAD, tensor_shapes
+from lora_serve.models.spec import DecoderSpec
+
+STORED_DTYPES = ("F32", "BF16", "F16")
+MOST_FINDINGS = 8  # named in an error; a wrong checkpoint has hundreds
+_RANDOM_POOL = 1_048_583  # values; a prime, so that no two rows of a weight are alike
+
+
+class TensorSource(Protocol):
+    """Tensors by the names that `models/layout.py` gives them."""
+
+    def read(self, name: str) -> Tensor:
+        """A tensor that nobody else holds, of any float dtype."""
+
+
+class Checkpoint:
+    """The safetensors files of one directory, single or sharded.
+
+    Raises:
+        ConfigError: when there are none, or one is missing or broken.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files = _open_files(directory)
+        self._file_of = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118
+
+    def check(self, shapes: dict[str, tuple[int, ...]], ignored: frozenset[str]) -> None:
+        """Refuse a checkpoint that does not hold exactly `shapes`, naming what differs.
+
+        ignored: tensors that may be there and are not read.
+        """
+        found = {name for name in self._file_of if not name.endswith(".rotary_emb.inv_freq")}
+        findings = [f"{name} is missing" for name in shapes if name not in found]
+        findings += [f"{name} is unexpected" for name in sorted(found - shapes.keys() - ignored)]
+        findings += [
+            finding
+            for name in shapes
+            if name in found and (finding := self._check_tensor(name, shapes[name]))
+        ]
+        if findings:
+            more = len(findings) - MOST_FINDINGS
+            tail = f"; and {more} more" if more > 0 else ""
+            raise ConfigError(f"{self._directory}: {'; '.join(findings[:MOST_FINDINGS])}{tail}")
+
+    def _check_tensor(self, name: str, shape: tuple[int, ...]) -> str:
+        stored = self._file_of[name].get_slice(name)
+        if tuple(stored.get_shape()) != shape:
+            return f"{name} has shape {tuple(stored.get_shape())}, the config says {shape}"
+        if stored.get_dtype() not in STORED_DTYPES:
+            return f"{name} is stored as {stored.get_dtype()}; supported are {STORED_DTYPES}"
+        return ""
+
+    def read(self, name: str) -> Tensor:
+        return self._file_of[name].get_tensor(name).clone()
+
+
+def _open_files(directory: Path) -> list[safe_open]:
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ConfigError(f"{index}: not an index of safetensors files: {error!r}") from error
+    elif (directory / "model.safetensors").is_file():
+        names = ["model.safetensors"]
+    else:
+        raise ConfigError(_no_weights(directory))
+    return [_open(directory / name) for name in names]
+
+
+def _open(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="pt")
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path} is missing; download the checkpoint again") from error
+    except SafetensorError as error:
+        raise ConfigError(f"{path} is broken: {error}; download it again") from error
+
+
+def _no_weights(directory: Path) -> str:
+    pickles = sorted(path.name for path in directory.glob("*.bin"))
+    if not pickles:
+        return f"{directory} holds no model.safetensors, nor an index of its shards"
+    return (
+        f"{directory} holds {pickles[0]} but no safetensors; pickled weights are not loaded "
+        "because they may run code. Convert them once: AutoModelForCausalLM.from_pretrained(path)"
+        ".save_pretrained(new_path, safe_serialization=True)"
+    )
+
+
+class RandomWeights:
+    """Weights for a model that has only a config: one pool of normal numbers, repeated.
+
+    Scaled by 1 / sqrt(in_features); norms are 1. Equal for equal seeds.
+    """
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]], seed: int, dtype: torch.dtype) -> None:
+        self._shapes = shapes
+        generator = torch.Generator().manual_seed(seed)
+        self._pool = torch.randn(_RANDOM_POOL, generator=generator)
+        self._dtype = dtype
+
+    def read(self, name: str) -> Tensor:
+        shape = self._shapes[name]
+        if name.endswith("norm.weight"):
+            return torch.ones(shape, dtype=self._dtype)
+        start = xxhash.xxh3_64_intdigest(name.encode()) % _RANDOM_POOL
+        pool = (self._pool.roll(-start) * shape[-1] ** -0.5).to(self._dtype)
+        size = torch.Size(shape).numel()
+        return pool.repeat(-(-size // _RANDOM_POOL))[:size].view(shape).clone()
+
+
+def open_weights(
+    directory: Path, spec: DecoderSpec, load_format: str, seed: int, dtype: torch.dtype
+) -> TensorSource:
+    """The tensors of `spec`, checked to be there, as --load-format says.
+
+    Raises:
+        ConfigError: when the directory does not hold them.
+    """
+    shapes = tensor_shapes(spec)
+    if load_format == "dummy":
+        return RandomWeights(shapes, seed, dtype)
+    checkpoint = Checkpoint(directory)
+    checkpoint.check(shapes, ignored=frozenset({LM_HEAD} if spec.tie_word_embeddings else ()))
+    return checkpoint
+
+
+def bytes_digest(tensor: Tensor) -> bytes:
+    """Of a contiguous tensor's bytes, whatever its dtype and shape."""
+    return xxhash.xxh3_128_digest(tensor.flatten().view(torch.uint8).numpy().data)
+
+
+class WeightReader:
+    """Gives each tensor in the model's dtype, once, and remembers what it gave."""
+
+    def __init__(self, source: TensorSource, dtype: torch.dtype) -> None:
+        self._source = source
+        self._dtype = dtype
+        self._digests: dict[str, bytes] = {}
+
+    def take(self, name: str) -> Tensor:
+        tensor = self._source.read(name).to(self._dtype).contiguous()
+        self._digests[name] = framed(
+            str(tensor.dtype).encode(),
+            repr(tuple(tensor.shape)).encode(),
+            bytes_digest(tensor),
+        )
+        return tensor
+
+    def digest(self) -> bytes:
+        """Over names, dtypes, shapes and bytes of all tensors given so far."""
+        return framed(
+            *(framed(name.encode(), self._digests[name]) for name in sorted(self._digests))
+        )

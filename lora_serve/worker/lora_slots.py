@@ -1,0 +1,62 @@
+"""The adapters' weights on this worker, by digest: prepared by a loader thread, activated by steps.
+
+Two tables, so that a digest can be prepared again while it still serves. The loader thread only
+puts into `prepared`; everything else is the engine thread's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lora_serve.models.layout import all_linears
+from lora_serve.models.spec import DecoderSpec
+from lora_serve.ops import LoRAPart, Ops, PackedAdapter
+from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
+
+_STORED_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+class LoRASlots:
+    """dtype: the model's; adapters are rounded to it."""
+
+    def __init__(self, spec: DecoderSpec, ops: Ops, dtype: torch.dtype) -> None:
+        self._ops = ops
+        self._dtype = dtype
+        self._linears = tuple(all_linears(spec))
+        self._prepared: dict[bytes, PackedAdapter] = {}
+        self._active: dict[bytes, PackedAdapter] = {}
+
+    def prepare(self, checkpoint: AdapterCheckpoint) -> None:
+        """Pack an adapter, whose modules' shapes were checked, for a later `activate`."""
+        modules = {module.name: module for module in checkpoint.modules}
+        linears: list[list[LoRAPart]] = []
+        for linear in self._linears:
+            parts, out_start = [], 0
+            for name, out_features in linear.projections:
+                if name in modules:
+                    parts.append(self._part(modules.pop(name), out_start))
+                out_start += out_features
+            linears.append(parts)
+        assert not modules, f"{checkpoint.path} was verified, yet changes {sorted(modules)}"
+        self._prepared[checkpoint.digest] = self._ops.pack_adapter(linears)
+
+    def change(self, drop: Sequence[bytes], add: Sequence[bytes]) -> None:
+        """Forget the weights of `drop`, then let steps use the prepared weights of `add`."""
+        for digest in drop:
+            del self._active[digest]
+        for digest in add:
+            self._active[digest] = self._prepared.pop(digest)
+
+    def __getitem__(self, digest: bytes) -> PackedAdapter:
+        return self._active[digest]
+
+    def _part(self, module: LoRAModule, out_start: int) -> LoRAPart:
+        a, b = self._tensor(module.a), self._tensor(module.b)
+        return LoRAPart(a, b, module.scale, out_start)
+
+    def _tensor(self, raw: RawTensor) -> Tensor:
+        stored = torch.frombuffer(bytearray(raw.data), dtype=_STORED_DTYPES[raw.dtype])
+        return stored.view(raw.shape).to(self._dtype)
