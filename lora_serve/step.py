@@ -67,7 +67,7 @@ class SchedulerOutput:
 
     drop_adapters: digests whose weights no request of this or a later step uses; dropped first.
     add_adapters: digests that workers prepared before (`Worker.prepare_adapter`, in a loader
-        thread) and that requests may name from this step on.
+        thread) and that requests may name from this step on; one entry for each preparation.
     """
 
     step_id: int

@@ -1,11 +1,13 @@
 """The adapters' weights on this worker, by digest: prepared by a loader thread, activated by steps.
 
 Two tables, so that a digest can be prepared again while it still serves. The loader thread only
-puts into `prepared`; everything else is the engine thread's.
+puts into `prepared`; everything else is the engine thread's. Each preparation is activated once:
+two names may be loaded with the same bytes, the second while a step activates the first.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -26,7 +28,8 @@ class LoRASlots:
         self._ops = ops
         self._dtype = dtype
         self._linears = tuple(all_linears(spec))
-        self._prepared: dict[bytes, PackedAdapter] = {}
+        self._lock = threading.Lock()  # over _prepared
+        self._prepared: dict[bytes, list[PackedAdapter]] = {}
         self._active: dict[bytes, PackedAdapter] = {}
 
     def prepare(self, checkpoint: AdapterCheckpoint) -> None:
@@ -41,17 +44,27 @@ class LoRASlots:
                 out_start += out_features
             linears.append(parts)
         assert not modules, f"{checkpoint.path} was verified, yet changes {sorted(modules)}"
-        self._prepared[checkpoint.digest] = self._ops.pack_adapter(linears)
+        packed = self._ops.pack_adapter(linears)
+        with self._lock:
+            self._prepared.setdefault(checkpoint.digest, []).append(packed)
 
     def change(self, drop: Sequence[bytes], add: Sequence[bytes]) -> None:
         """Forget the weights of `drop`, then let steps use the prepared weights of `add`."""
         for digest in drop:
             del self._active[digest]
         for digest in add:
-            self._active[digest] = self._prepared.pop(digest)
+            self._active[digest] = self._take_prepared(digest)
 
     def __getitem__(self, digest: bytes) -> PackedAdapter:
         return self._active[digest]
+
+    def _take_prepared(self, digest: bytes) -> PackedAdapter:
+        with self._lock:
+            copies = self._prepared[digest]
+            packed = copies.pop()
+            if not copies:
+                del self._prepared[digest]
+        return packed
 
     def _part(self, module: LoRAModule, out_start: int) -> LoRAPart:
         a, b = self._tensor(module.a), self._tensor(module.b)
