@@ -76,6 +76,7 @@ class EngineMetrics(Collector):
         self._stats = EngineStats()
         self._adapters: Sequence[AdapterInfo] = ()
         self._prompt_tokens = 0
+        self._num_stale_scrapes = 0
         self._finished = dict.fromkeys(FINISH_REASONS, 0)
         self._adapter_requests = AdapterCounter()
         self._adapter_queries = AdapterCounter()
@@ -102,6 +103,10 @@ class EngineMetrics(Collector):
         """Take in which adapters are registered; the server asks before it renders."""
         self._adapters = adapters
 
+    def count_stale_scrape(self) -> None:
+        """The engine did not answer in time, so the gauges are those of an earlier moment."""
+        self._num_stale_scrapes += 1
+
     def render(self) -> bytes:
         """In Prometheus' text format."""
         return generate_latest(self.registry)
@@ -116,6 +121,11 @@ class EngineMetrics(Collector):
             yield self._counter(name, help, [({}, read(self._stats))])
         yield self._counter(
             "vllm:prompt_tokens", "Prompt tokens of finished requests.", [({}, self._prompt_tokens)]
+        )
+        yield self._counter(
+            "lora_serve:stale_scrapes",
+            "Scrapes that show gauges of an earlier moment.",
+            [({}, self._num_stale_scrapes)],
         )
         yield self._counter(
             "vllm:request_success",

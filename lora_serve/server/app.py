@@ -1,0 +1,149 @@
+"""The application: its routes, what surrounds them, and how it is served until it is told to stop.
+
+Owns no engine: `run_server` shuts down the one it was given, because nobody else can tell when the
+last answer has been sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+
+from lora_serve import __version__
+from lora_serve.config import ServerConfig
+from lora_serve.errors import ConfigError, LoraServeError
+from lora_serve.observability.http import HTTPMetrics
+from lora_serve.server.adapters import adapters_router
+from lora_serve.server.auth import Authentication, KeyRing
+from lora_serve.server.chat import chat_router
+from lora_serve.server.completions import completions_router
+from lora_serve.server.context import ServerContext
+from lora_serve.server.engine_api import Engine
+from lora_serve.server.errors import ErrorBoundary, answer_error, answer_http_error
+from lora_serve.server.instrumentation import Instrumentation
+from lora_serve.server.models import ServedModels, models_router
+from lora_serve.server.operations import operations_router, tokens_router
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
+    """All routes over one engine.
+
+    Raises:
+        ConfigError: --chat-template cannot be read.
+    """
+    context = ServerContext(
+        engine=engine,
+        config=config,
+        models=ServedModels(engine.config),
+        keys=KeyRing(config),
+        chat_template=_read_template(config.chat_template),
+    )
+    http_metrics = HTTPMetrics()
+    app = FastAPI(title="lora-serve", version=__version__)
+    for router in (
+        completions_router(context),
+        chat_router(context),
+        models_router(engine, context.models, int(time.time())),
+        adapters_router(context),
+        operations_router(context, http_metrics),
+        tokens_router(context),
+    ):
+        app.include_router(router)
+    app.add_exception_handler(LoraServeError, answer_error)
+    app.add_exception_handler(HTTPException, answer_http_error)
+    app.add_middleware(Authentication, keys=context.keys)
+    app.add_middleware(ErrorBoundary)
+    app.add_middleware(Instrumentation, metrics=http_metrics)  # the last added is the outermost
+    return app
+
+
+async def run_server(engine: Engine, config: ServerConfig) -> None:
+    """Serve until SIGTERM or SIGINT: stop accepting, finish what runs, shut the engine down.
+
+    A second SIGINT ends what runs as well.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+    try:
+        listener = _listen(config.host, config.port)
+        server = _Server(
+            uvicorn.Config(
+                create_app(engine, config),
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+            )
+        )
+        with contextlib.closing(listener):
+            await server.serve(sockets=[listener])
+    finally:
+        await engine.shutdown()
+
+
+class _Server(uvicorn.Server):
+    """Says when it is ready, and leaves the process alive when it has stopped."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        assert sockets, "run_server gives the socket"
+        host, port = sockets[0].getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        sys.stdout.write(f"lora-serve is ready on http://{shown}:{port}\n")
+        sys.stdout.flush()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Unlike the base class, do not raise the signals again at the end: work remains."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            stack.pop_all()  # bound: now it is the caller's to close
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on --host {host} --port {port}: {error.strerror}"
+        ) from error
+    return listener
+
+
+def _read_template(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--chat-template {path} cannot be read: {error}") from error

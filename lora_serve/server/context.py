@@ -1,0 +1,29 @@
+"""What all routes share: made once by `create_app`, never changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lora_serve.config import ServerConfig
+from lora_serve.server.auth import KeyRing
+from lora_serve.server.engine_api import Engine
+from lora_serve.server.models import ServedModels
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """chat_template: the text of --chat-template, or None for the tokenizer's own."""
+
+    engine: Engine
+    config: ServerConfig
+    models: ServedModels
+    keys: KeyRing
+    chat_template: str | None = None
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, float]:
+        """The model's own sampling settings, unless --generation-config none."""
+        if self.engine.config.model.generation_config == "none":
+            return {}
+        return self.engine.tokenizer.generation_defaults

@@ -1,0 +1,88 @@
+"""What the server needs of an engine and of its tokenizer; `AsyncEngine` and `Tokenizer` are such.
+
+Nothing else of them is used here, so a test's engine has to be no more than this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Protocol
+
+from lora_serve.config import EngineConfig
+from lora_serve.messages import AdapterInfo, EngineReady, EngineStats
+from lora_serve.observability.metrics import EngineMetrics
+from lora_serve.outputs import OutputDelta
+from lora_serve.prompts import Prompt
+from lora_serve.sampling_params import SamplingParams
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back. Called from several threads."""
+
+    @property
+    def generation_defaults(self) -> Mapping[str, float]:
+        """Sampling settings of the model's generation_config.json, by SamplingParams' names."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> list[int]:
+        """Raises InvalidRequestError when there is no template, or it refuses the messages."""
+
+    def token_text(self, token_id: int) -> str:
+        """One token, decoded; U+FFFD where it is a part of a character."""
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+
+class Engine(Protocol):
+    """See lora_serve.engine.async_engine.AsyncEngine for what each of these promises."""
+
+    @property
+    def config(self) -> EngineConfig: ...
+
+    @property
+    def model_info(self) -> EngineReady: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def metrics(self) -> EngineMetrics: ...
+
+    @property
+    def is_alive(self) -> bool: ...
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        lora_name: str | None = None,
+        cache_salt: str = "",
+        priority: int = 0,
+    ) -> AsyncGenerator[OutputDelta, None]: ...
+
+    async def load_lora_adapter(
+        self, name: str, path: str, load_inplace: bool = False, pinned: bool = False
+    ) -> AdapterInfo: ...
+
+    async def unload_lora_adapter(self, name: str) -> None: ...
+
+    async def list_adapters(self) -> list[AdapterInfo]: ...
+
+    async def reset_prefix_cache(self, lora_name: str | None = None) -> bool: ...
+
+    async def get_stats(self) -> EngineStats: ...
+
+    async def shutdown(self) -> None: ...

@@ -1,0 +1,136 @@
+"""From errors to HTTP: one table, one shape of body, on every route.
+
+The body is OpenAI's: {"error": {"message", "type", "param", "code"}}. What is not in the tree of
+lora_serve/errors.py is a bug: logged with its traceback, and told to nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lora_serve.errors import (
+    AdapterError,
+    EngineDeadError,
+    ForbiddenError,
+    InvalidRequestError,
+    LoraServeError,
+    NotFoundError,
+    OverloadedError,
+    UnauthorizedError,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class BodyTooLargeError(InvalidRequestError):
+    """A request body above --max-body-bytes."""
+
+
+INTERNAL = (500, "InternalServerError")
+
+# A class that is not named here is answered like the nearest of its bases that is.
+STATUS_AND_TYPE: dict[type[BaseException], tuple[int, str]] = {
+    InvalidRequestError: (400, "BadRequestError"),
+    BodyTooLargeError: (413, "RequestTooLargeError"),
+    NotFoundError: (404, "NotFoundError"),
+    AdapterError: (400, "InvalidUserInput"),
+    UnauthorizedError: (401, "UnauthorizedError"),
+    ForbiddenError: (403, "ForbiddenError"),
+    OverloadedError: (503, "ServiceUnavailableError"),
+    EngineDeadError: (503, "ServiceUnavailableError"),
+}
+
+HTTP_TYPES = {404: "NotFoundError", 405: "MethodNotAllowedError"}
+
+
+def status_and_type(error: BaseException) -> tuple[int, str]:
+    for kind in type(error).__mro__:
+        if kind in STATUS_AND_TYPE:
+            return STATUS_AND_TYPE[kind]
+    return INTERNAL
+
+
+def error_body(error: BaseException) -> bytes:
+    """The JSON for `error`; an unexpected one is logged here and stays anonymous."""
+    status, kind = status_and_type(error)
+    if (status, kind) == INTERNAL:
+        logger.error("unexpected %s", type(error).__name__, exc_info=error)
+        message = "the server failed to answer this request; its log tells why"
+    else:
+        message = str(error)
+    return _body(message, kind, getattr(error, "param", None), status)
+
+
+def error_response(error: BaseException) -> Response:
+    status, _ = status_and_type(error)
+    headers = {}
+    if isinstance(error, OverloadedError):
+        headers["Retry-After"] = str(error.retry_after_seconds)
+    elif isinstance(error, EngineDeadError):
+        headers["Retry-After"] = "1"
+    elif isinstance(error, UnauthorizedError):
+        headers["WWW-Authenticate"] = "Bearer"
+    return _response(error_body(error), status, headers)
+
+
+async def answer_error(_: Request, error: Exception) -> Response:
+    """For `add_exception_handler(LoraServeError, …)`."""
+    assert isinstance(error, LoraServeError), f"{error!r} has its own handler"
+    return error_response(error)
+
+
+async def answer_http_error(request: Request, error: Exception) -> Response:
+    """Routing's own errors: no such route, or not with this method."""
+    assert isinstance(error, HTTPException), f"{error!r} has its own handler"
+    message = error.detail
+    headers = dict(error.headers or {})
+    if error.status_code == 404:
+        message = f"there is no route {request.url.path}"
+    elif error.status_code == 405:
+        message = (
+            f"{request.method} is not allowed on {request.url.path}; use {headers.get('Allow')}"
+        )
+    kind = HTTP_TYPES.get(error.status_code, "BadRequestError")
+    return _response(_body(message, kind, None, error.status_code), error.status_code, headers)
+
+
+class ErrorBoundary:
+    """Outermost middleware: a bug becomes a 500 in the common shape, or ends a started answer.
+
+    A client that left while it was still sending gets no answer.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_started = False
+
+        async def noticing_send(message: Message) -> None:
+            nonlocal has_started
+            has_started = has_started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noticing_send)
+        except ClientDisconnect:
+            logger.debug("the client left %s before its request was read", scope["path"])
+        except Exception as error:
+            response = error_response(error)  # logs it
+            if not has_started:
+                await response(scope, receive, send)
+
+
+def _body(message: str, kind: str, param: str | None, code: int) -> bytes:
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    return json.dumps({"error": error}).encode()  # ASCII, so lone surrogates of a path pass too
+
+
+def _response(body: bytes, status: int, headers: dict[str, str]) -> Response:
+    return Response(body, status, headers, media_type="application/json")

@@ -1,0 +1,140 @@
+"""Types of body fields that JSON can write in several ways, and how each is brought to one form.
+
+A validator raises ValueError with words that follow the field's name, as in "must be …".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+from pydantic import Field, PlainValidator
+
+MAX_TOKEN_ID = 2**31 - 1
+MAX_CACHE_SALT_CHARS = 1024
+
+TextOrTokens = str | tuple[int, ...]
+
+
+def parse_prompts(value: object) -> tuple[TextOrTokens, ...]:
+    """A text, token ids, or a list of either."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list):
+        if _is_token_ids(value):
+            return (_token_ids(value),) if value else ()
+        return tuple(_text_or_tokens(item) for item in value)
+    raise ValueError("must be a text, a list of token ids, or a list of either")
+
+
+def parse_tokens(value: object) -> tuple[int, ...]:
+    if isinstance(value, list) and _is_token_ids(value):
+        return _token_ids(value)
+    raise ValueError("must be a list of token ids")
+
+
+def parse_texts(value: object) -> tuple[str, ...]:
+    """A text or a list of texts."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    raise ValueError("must be a string or a list of strings")
+
+
+def parse_logit_bias(value: object) -> dict[int, float]:
+    """{"token id": bias}. JSON has no other keys than strings."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ValueError("must be an object of token ids and their biases")
+    biases = {}
+    for key, bias in value.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 11):
+            raise ValueError(f"has the key {key[:20]!r}, which is no token id")
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise ValueError(f"has no number as the bias of token {key}")
+        biases[int(key)] = _float(bias, key)
+    return biases
+
+
+def parse_content(value: object) -> str | None:
+    """A message's text; text parts are joined by newlines."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "\n".join(_part_text(part) for part in value)
+    raise ValueError("must be a string or a list of text parts")
+
+
+def parse_cache_salt(value: object) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not value:
+        raise ValueError("must be a non-empty string")
+    if len(value) > MAX_CACHE_SALT_CHARS:
+        raise ValueError(f"has {len(value)} characters, at most {MAX_CACHE_SALT_CHARS} are allowed")
+    return value
+
+
+def refuse_unless_neutral(value: object) -> None:
+    """For fields that this server does not offer: only a value that asks for nothing is taken."""
+    if value in (None, "", [], {}, "none", {"type": "text"}):
+        return
+    raise ValueError("is not supported by this server; leave it out")
+
+
+def _is_token_ids(value: list[object]) -> bool:
+    return all(isinstance(item, int) and not isinstance(item, bool) for item in value)
+
+
+def _token_ids(value: list[int]) -> tuple[int, ...]:
+    if value and not (min(value) >= 0 and max(value) <= MAX_TOKEN_ID):
+        raise ValueError(f"has a token id outside of [0, {MAX_TOKEN_ID}]")
+    return tuple(value)
+
+
+def _text_or_tokens(item: object) -> TextOrTokens:
+    if isinstance(item, str):
+        return item
+    if isinstance(item, list) and _is_token_ids(item):
+        return _token_ids(item)
+    raise ValueError("must be a list of texts or of lists of token ids")
+
+
+def _part_text(part: object) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind != "text":
+        raise ValueError(f"has a part of type {str(kind)[:40]!r}; only text parts are supported")
+    assert isinstance(part, dict), "a part with a type is an object"
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise ValueError("has a text part without a string in `text`")
+    if unknown := sorted(part.keys() - {"type", "text"}):
+        raise ValueError(f"has a text part with unknown fields {unknown[:5]}")
+    return text
+
+
+def _float(bias: int | float, key: str) -> float:
+    try:
+        number = float(bias)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"has no finite number as the bias of token {key}")
+    return number
+
+
+Integer = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+Prompts = Annotated[tuple[TextOrTokens, ...], PlainValidator(parse_prompts)]
+Tokens = Annotated[tuple[int, ...], PlainValidator(parse_tokens)]
+Texts = Annotated[tuple[str, ...], PlainValidator(parse_texts)]
+LogitBias = Annotated[dict[int, float], PlainValidator(parse_logit_bias)]
+Content = Annotated[str | None, PlainValidator(parse_content)]
+CacheSalt = Annotated[str, PlainValidator(parse_cache_salt)]
+Unsupported = Annotated[None, PlainValidator(refuse_unless_neutral)]
+Ignored = object  # taken, and without effect: what clients send for other servers' sake

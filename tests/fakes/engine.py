@@ -1,0 +1,274 @@
+"""An engine without a model: its answers, logprobs and cache are functions of the prompt.
+
+It continues a prompt with "You said: " and the prompt's text; with an adapter, whose weights are
+any bytes in a file, it first says which bytes. Choice i ends in "#i". Checks what the real one
+checks, with the same code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+
+from lora_serve.config import EngineConfig, LoRAConfig, ModelConfig
+from lora_serve.engine.input import InputProcessor
+from lora_serve.errors import (
+    AdapterExistsError,
+    AdapterFormatError,
+    AdapterNotFoundError,
+    EngineDeadError,
+)
+from lora_serve.identity import AdapterRef
+from lora_serve.messages import AdapterInfo, EngineReady, EngineRequest, EngineStats, StepOutputs
+from lora_serve.observability.metrics import EngineMetrics
+from lora_serve.outputs import OutputDelta
+from lora_serve.prompts import Prompt
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.step import TokenLogprobs
+from tests.fakes.tokenizer import EOS, VOCAB_SIZE, ByteTokenizer
+
+WEIGHTS = "adapter_model.safetensors"
+BLOCK_SIZE = 16
+MODEL = "base/model"
+CREATED = 1_700_000_000.5
+
+
+def fake_config(enable_lora: bool = True, **model: object) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(model="/models/tiny", served_model_name=(MODEL, "alias"), **model),
+        lora=LoRAConfig(enable_lora=enable_lora),
+    )
+
+
+def logprob_of(position: int, token_id: int) -> float:
+    """Any number that depends on both, with all the bits that a float has."""
+    return -1.0 / 3.0 - token_id / 7.0 - position / 1000.0
+
+
+def logprobs_at(position: int, token_id: int, num_top: int) -> TokenLogprobs:
+    likelier = [
+        (other, logprob_of(position, 0) / (2 + i)) for i, other in enumerate(range(97, 117))
+    ]
+    top = sorted(likelier, key=lambda entry: -entry[1])[:num_top]
+    return TokenLogprobs(token_id, logprob_of(position, token_id), 21, tuple(top))
+
+
+class FakeEngine:
+    """gate: cleared, it holds every answer back. error: raised instead of the first delta.
+
+    fail_after: deltas after which an answer ends in EngineDeadError. growing: ids of requests
+    that are being answered. ended_early: ids of those whose caller went away.
+    """
+
+    def __init__(
+        self, config: EngineConfig | None = None, tokenizer: ByteTokenizer | None = None
+    ) -> None:
+        self.config = config or fake_config()
+        self.tokenizer = tokenizer or ByteTokenizer()
+        self.model_info = EngineReady(
+            fingerprint=b"\xab" * 32,
+            dtype="float32",
+            vocab_size=VOCAB_SIZE,
+            hidden_size=8,
+            max_model_len=512,
+            num_blocks=64,
+        )
+        self.metrics = EngineMetrics(MODEL, self.config)
+        self.is_alive = True
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.error: Exception | None = None
+        self.fail_after: int | None = None
+        self.growing: set[str] = set()
+        self.ended_early: list[str] = []
+        self.seen: list[EngineRequest] = []
+        self.resets: list[str | None] = []
+        self.was_shut_down = False
+        self._adapters: dict[str, AdapterInfo] = {}
+        self._cached: set[tuple[object, ...]] = set()
+        self._inputs = InputProcessor(
+            self.model_info, BLOCK_SIZE, (EOS,), self.config.model.max_logprobs
+        )
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        lora_name: str | None = None,
+        cache_salt: str = "",
+        priority: int = 0,
+    ) -> AsyncGenerator[OutputDelta, None]:
+        requests = self._inputs.requests(
+            prompt,
+            params,
+            request_id=request_id,
+            lora_name=lora_name,
+            cache_salt=cache_salt,
+            priority=priority,
+        )
+        self.seen += requests
+        if lora_name is not None and lora_name not in self._adapters:
+            raise AdapterNotFoundError(f"no adapter {lora_name}", "model")
+        if self.error is not None:
+            raise self.error
+        self.growing.add(request_id)
+        num_told = 0
+        try:
+            for index, request in enumerate(requests):
+                for delta in self._answer(request, index):
+                    await self.gate.wait()
+                    await asyncio.sleep(0)
+                    if not self.is_alive or num_told == self.fail_after:
+                        raise EngineDeadError("the engine process has died")
+                    yield delta
+                    num_told += 1
+        except (GeneratorExit, asyncio.CancelledError):
+            self.ended_early.append(request_id)
+            raise
+        finally:
+            self.growing.discard(request_id)
+
+    async def load_lora_adapter(
+        self, name: str, path: str, load_inplace: bool = False, pinned: bool = False
+    ) -> AdapterInfo:
+        self._require_alive()
+        if name in self._adapters and not load_inplace:
+            raise AdapterExistsError(f"{name} exists")
+        try:
+            weights = (Path(path) / WEIGHTS).read_bytes()
+        except OSError as error:
+            raise AdapterNotFoundError(f"{path}: {error}") from error
+        if weights.startswith(b"broken"):
+            raise AdapterFormatError(path, ["rank 1024 is above 64", "use_dora is not supported"])
+        self._adapters[name] = AdapterInfo(
+            name=name,
+            path=path,
+            digest=hashlib.sha256(weights).hexdigest(),
+            generation=0,
+            rank=16,
+            num_bytes=len(weights),
+            residency="resident",
+            pinned=pinned,
+            num_leases=0,
+            created=CREATED,
+        )
+        return self._adapters[name]
+
+    async def unload_lora_adapter(self, name: str) -> None:
+        self._require_alive()
+        if self._adapters.pop(name, None) is None:
+            raise AdapterNotFoundError(f"no adapter {name}")
+
+    async def list_adapters(self) -> list[AdapterInfo]:
+        self._require_alive()
+        return list(self._adapters.values())
+
+    async def reset_prefix_cache(self, lora_name: str | None = None) -> bool:
+        self._require_alive()
+        if lora_name is not None and lora_name not in self._adapters:
+            raise AdapterNotFoundError(f"The lora adapter '{lora_name}' cannot be found.")
+        self.resets.append(lora_name)
+        self._cached.clear()
+        return not self.growing
+
+    async def get_stats(self) -> EngineStats:
+        self._require_alive()
+        stats = EngineStats(num_running=len(self.growing), num_blocks=64)
+        self.metrics.observe(StepOutputs((), stats=stats))
+        return stats
+
+    async def shutdown(self) -> None:
+        self.was_shut_down = True
+
+    def _require_alive(self) -> None:
+        if not self.is_alive:
+            raise EngineDeadError("the engine process has died")
+
+    def _answer(self, request: EngineRequest, index: int) -> Iterator[OutputDelta]:
+        adapter = self._adapter(request.lora_name)
+        num_cached = self._look_up(request)
+        prompt_logprobs = self._prompt_logprobs(request)
+        text, finish_reason, stop_reason = self._text(request, index)
+        if not text:
+            yield OutputDelta(
+                index,
+                finish_reason=finish_reason,
+                num_cached_tokens=num_cached,
+                adapter=adapter,
+                prompt_logprobs=prompt_logprobs,
+            )
+        for position, char in enumerate(text):
+            is_last = position == len(text) - 1
+            yield OutputDelta(
+                index,
+                char,
+                token_ids=tuple(char.encode()),
+                logprobs=self._logprobs(request, position, char),
+                finish_reason=finish_reason if is_last else None,
+                stop_reason=stop_reason if is_last else None,
+                num_cached_tokens=num_cached,
+                adapter=adapter,
+                prompt_logprobs=prompt_logprobs if position == 0 else (),
+            )
+
+    def _text(self, request: EngineRequest, index: int) -> tuple[str, str, str | None]:
+        """The answer up to its stop string or max_tokens bytes, and why it ended."""
+        params = request.sampling_params
+        said = self.tokenizer.decode(request.token_ids) if request.token_ids else "embeddings"
+        weights = ""
+        if request.lora_name is not None:
+            weights = Path(self._adapters[request.lora_name].path, WEIGHTS).read_text() + ": "
+        text = f"{weights}You said: {said} #{index}"
+        stop_reason = None
+        for stop in params.stop:
+            if stop in text:
+                text, stop_reason = text[: text.index(stop)], stop
+        assert params.max_tokens is not None, "the input processor resolved it"
+        if len(text.encode()) > params.max_tokens:
+            return text.encode()[: params.max_tokens].decode("utf-8", "ignore"), "length", None
+        return text, "stop", stop_reason
+
+    def _adapter(self, lora_name: str | None) -> AdapterRef | None:
+        if lora_name is None:
+            return None
+        info = self._adapters[lora_name]
+        return AdapterRef(info.name, bytes.fromhex(info.digest), info.generation)
+
+    def _look_up(self, request: EngineRequest) -> int:
+        """Whole blocks of the prompt that were seen before, but never all of its tokens."""
+        num_cached = 0
+        for end in range(BLOCK_SIZE, len(request.token_ids) + 1, BLOCK_SIZE):
+            key = (request.lora_name, request.cache_salt, request.token_ids[:end])
+            if key in self._cached and end < len(request.token_ids):
+                num_cached = end
+            self._cached.add(key)
+        return num_cached
+
+    def _logprobs(
+        self, request: EngineRequest, position: int, char: str
+    ) -> tuple[TokenLogprobs, ...]:
+        num_top = request.sampling_params.logprobs
+        if num_top is None:
+            return ()
+        return tuple(logprobs_at(position, token_id, num_top) for token_id in char.encode())
+
+    def _prompt_logprobs(self, request: EngineRequest) -> tuple[TokenLogprobs, ...]:
+        num_top = request.sampling_params.prompt_logprobs
+        if num_top is None:
+            return ()
+        return tuple(
+            logprobs_at(position, token_id, num_top)
+            for position, token_id in enumerate(request.token_ids)
+            if position > 0
+        )
+
+
+def write_adapter(directory: Path, weights: str) -> str:
+    """An adapter that this engine can load; its path."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / WEIGHTS).write_text(weights)
+    return str(directory)

@@ -1,0 +1,72 @@
+"""Ways to talk to a server: in memory, or over a socket when a client has to be able to leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import httpx
+import uvicorn
+
+from lora_serve.config import ServerConfig
+from lora_serve.server.app import create_app
+from tests.fakes.engine import FakeEngine
+
+Json = dict[str, object]
+T = TypeVar("T")
+
+
+def client_for(engine: FakeEngine, config: ServerConfig | None = None) -> httpx.AsyncClient:
+    """In memory. An exception that leaves the application fails the test."""
+    app = create_app(engine, config or ServerConfig())
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+
+@asynccontextmanager
+async def serving(engine: FakeEngine, config: ServerConfig | None = None) -> AsyncIterator[str]:
+    """A real server on a free port of this machine; its address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    app = create_app(engine, config or ServerConfig())
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started:
+        await asyncio.sleep(0.005)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
+
+
+def events(text: str) -> list[Json]:
+    """The events of a stream that has ended as it should."""
+    blocks = text.split("\n\n")
+    assert blocks[-2:] == ["data: [DONE]", ""]
+    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
+
+
+def error_of(response: httpx.Response, status: int) -> Json:
+    """The error of an answer, which has OpenAI's shape and this status."""
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert set(body) == {"error"}
+    error = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == status
+    return error
+
+
+def joined(lists: Iterable[list[T]]) -> list[T]:
+    return [item for items in lists for item in items]
+
+
+async def eventually(is_true: object, seconds: float = 5.0) -> None:
+    """Wait until the callable says so."""
+    assert callable(is_true)
+    async with asyncio.timeout(seconds):
+        while not is_true():
+            await asyncio.sleep(0.005)

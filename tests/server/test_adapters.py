@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.fakes.engine import FakeEngine, fake_config, write_adapter
+from tests.server.clients import client_for, error_of
+
+LOAD = "/v1/load_lora_adapter"
+UNLOAD = "/v1/unload_lora_adapter"
+
+
+async def load(client: httpx.AsyncClient, name: str, path: str, **body: object) -> httpx.Response:
+    return await client.post(LOAD, json={"lora_name": name, "lora_path": path, **body})
+
+
+async def said(client: httpx.AsyncClient, model: str) -> str:
+    response = await client.post("/v1/completions", json={"model": model, "prompt": "hi"})
+    return response.json()["choices"][0]["text"]
+
+
+async def test_a_loaded_adapter_answers(client: httpx.AsyncClient, tmp_path: Path) -> None:
+    response = await load(client, "tenant", write_adapter(tmp_path, "ALPHA"))
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain")
+    assert response.text == "Success: LoRA adapter 'tenant' added successfully."
+    assert (await said(client, "tenant")).startswith("ALPHA")
+
+
+async def test_a_name_is_replaced_in_place_and_only_so(
+    client: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    a = write_adapter(tmp_path / "a", "ALPHA")
+    b = write_adapter(tmp_path / "b", "BETA")
+    await load(client, "tenant", a)
+    error = error_of(await load(client, "tenant", b), 400)
+    assert error["type"] == "InvalidUserInput"
+    assert error["message"] == (
+        "The lora adapter 'tenant' has already been loaded. If you want to load the adapter in "
+        "place, set 'load_inplace' to True."
+    )
+    assert (await said(client, "tenant")).startswith("ALPHA")
+    assert (await load(client, "tenant", b, load_inplace=True)).status_code == 200
+    assert (await said(client, "tenant")).startswith("BETA")
+
+
+async def test_an_unloaded_adapter_is_gone(client: httpx.AsyncClient, tmp_path: Path) -> None:
+    await load(client, "tenant", write_adapter(tmp_path, "ALPHA"))
+    response = await client.post(UNLOAD, json={"lora_name": "tenant", "lora_int_id": 3})
+    assert response.status_code == 200
+    assert response.text == "Success: LoRA adapter 'tenant' removed successfully."
+    body = {"model": "tenant", "prompt": "hi"}
+    error_of(await client.post("/v1/completions", json=body), 404)
+
+
+async def test_an_adapter_can_be_pinned(client: httpx.AsyncClient, tmp_path: Path) -> None:
+    await load(client, "tenant", write_adapter(tmp_path, "ALPHA"), pinned=True)
+    assert (await client.get("/v1/models/tenant")).json()["pinned"] is True
+
+
+async def test_no_adapter_at_the_path_is_a_404(client: httpx.AsyncClient) -> None:
+    error = error_of(await load(client, "tenant", "/nowhere"), 404)
+    assert error["type"] == "NotFoundError"
+    assert error["message"] == "Loading lora tenant failed: No adapter found for /nowhere"
+
+
+async def test_a_broken_adapter_is_a_400_with_every_finding(
+    client: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    error = error_of(await load(client, "tenant", write_adapter(tmp_path, "broken")), 400)
+    assert error["type"] == "InvalidUserInput"
+    assert "rank 1024 is above 64; use_dora is not supported" in error["message"]
+
+
+async def test_an_unknown_name_cannot_be_unloaded(client: httpx.AsyncClient) -> None:
+    error = error_of(await client.post(UNLOAD, json={"lora_name": "tenant"}), 404)
+    assert error["message"] == "The lora adapter 'tenant' cannot be found."
+
+
+@pytest.mark.parametrize(("name", "path"), [("", "/a"), ("a", ""), ("", "")])
+async def test_name_and_path_must_not_be_empty(
+    client: httpx.AsyncClient, name: str, path: str
+) -> None:
+    error = error_of(await load(client, name, path), 400)
+    assert error["message"] == "Both 'lora_name' and 'lora_path' must be provided."
+    assert error["type"] == "InvalidUserInput"
+
+
+async def test_an_empty_name_cannot_be_unloaded(client: httpx.AsyncClient) -> None:
+    error = error_of(await client.post(UNLOAD, json={"lora_name": ""}), 400)
+    assert error["message"] == "'lora_name' needs to be provided to unload a LoRA adapter."
+
+
+async def test_missing_fields_are_all_named(client: httpx.AsyncClient) -> None:
+    error = error_of(await client.post(LOAD, json={}), 400)
+    assert error["message"] == (
+        "lora_name: this field is required; lora_path: this field is required"
+    )
+
+
+@pytest.mark.parametrize("name", ["base/model", "alias", "base/model:x", "alias:"])
+async def test_a_base_models_name_is_taken(
+    client: httpx.AsyncClient, tmp_path: Path, name: str
+) -> None:
+    error = error_of(await load(client, name, write_adapter(tmp_path, "ALPHA")), 400)
+    assert error["message"] == f"The lora adapter '{name}' conflicts with a served base model."
+
+
+@pytest.mark.parametrize("name", ["x" * 257, "a\nb", "a\0b"])
+async def test_a_name_is_short_and_printable(client: httpx.AsyncClient, name: str) -> None:
+    error = error_of(await load(client, name, "/a"), 400)
+    assert "at most 256 characters, all of them printable" in error["message"]
+
+
+async def test_a_path_holds_no_nul(client: httpx.AsyncClient) -> None:
+    assert "NUL" in error_of(await load(client, "a", "/a\0b"), 400)["message"]
+
+
+async def test_without_lora_both_routes_say_how_to_enable_it() -> None:
+    async with client_for(FakeEngine(fake_config(enable_lora=False))) as client:
+        for response in (
+            await load(client, "a", "/a"),
+            await client.post(UNLOAD, json={"lora_name": "a"}),
+        ):
+            assert "--enable-lora" in error_of(response, 400)["message"]

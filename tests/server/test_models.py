@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.fakes.engine import FakeEngine, fake_config, write_adapter
+from tests.server.clients import client_for, error_of
+
+
+async def test_the_base_model_is_listed_under_each_of_its_names(client: httpx.AsyncClient) -> None:
+    listed = (await client.get("/v1/models")).json()
+    assert listed["object"] == "list"
+    assert [card["id"] for card in listed["data"]] == ["base/model", "alias"]
+    for card in listed["data"]:
+        assert card["object"] == "model"
+        assert card["owned_by"] == "lora-serve"
+        assert card["root"] == "/models/tiny"
+        assert card["parent"] is None
+        assert card["max_model_len"] == 512
+        assert "digest" not in card
+
+
+async def test_an_adapter_is_listed_with_its_version_and_where_it_is(
+    engine: FakeEngine, client: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    info = await engine.load_lora_adapter("tenant", write_adapter(tmp_path, "ALPHA"))
+    card = (await client.get("/v1/models")).json()["data"][-1]
+    assert card == {
+        "id": "tenant",
+        "object": "model",
+        "created": 1_700_000_000,
+        "owned_by": "lora-serve",
+        "root": str(tmp_path),
+        "parent": "base/model",
+        "max_model_len": 512,
+        "digest": info.digest,
+        "generation": 0,
+        "rank": 16,
+        "residency": "resident",
+        "pinned": False,
+        "num_leases": 0,
+        "num_bytes": 5,
+    }
+    for model in ("tenant", "base/model:tenant"):
+        assert (await client.get(f"/v1/models/{model}")).json() == card
+
+
+async def test_created_does_not_change_from_call_to_call(client: httpx.AsyncClient) -> None:
+    first = (await client.get("/v1/models")).json()
+    assert (await client.get("/v1/models")).json() == first
+
+
+async def test_a_name_with_a_slash_can_be_shown(client: httpx.AsyncClient) -> None:
+    for url in ("/v1/models/base/model", "/v1/models/base%2Fmodel"):
+        assert (await client.get(url)).json()["id"] == "base/model"
+
+
+@pytest.mark.parametrize("model", ["nobody", "base", "base/model/", "base/model:", "%ff", "%00"])
+async def test_an_unknown_model_is_a_404(client: httpx.AsyncClient, model: str) -> None:
+    error = error_of(await client.get(f"/v1/models/{model}"), 404)
+    assert "does not exist" in error["message"]
+
+
+async def test_without_lora_the_engine_is_not_asked_for_adapters() -> None:
+    engine = FakeEngine(fake_config(enable_lora=False))
+    engine.is_alive = False  # a question would fail
+    async with client_for(engine) as client:
+        assert len((await client.get("/v1/models")).json()["data"]) == 2
