@@ -6,14 +6,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lora_serve.adapters.checkpoint import read_adapter
+from lora_serve.adapters.checkpoint import digest, read_adapter
 from lora_serve.errors import AdapterError, AdapterFormatError, AdapterNotFoundError
-from lora_serve.step import AdapterCheckpoint
+from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
 from tests.adapters.conftest import Shapes
 from tests.fakes.adapter_files import (
     StoredTensor,
@@ -211,6 +212,38 @@ def test_which_module_a_pair_belongs_to_is_in_the_digest(read: Read, lora_module
     of_gate = lora_tensors(some(lora_modules, gate))
     of_up = {name.replace(gate, up): tensor for name, tensor in of_gate.items()}
     assert read(of_gate).digest != read(of_up).digest
+
+
+def tensor_of(data: bytes, shape: tuple[int, ...] = (4, 4), dtype: str = "F32") -> RawTensor:
+    return RawTensor(dtype, shape, memoryview(data))
+
+
+MODULE = LoRAModule("q_proj", 4, 2.0, tensor_of(bytes(64)), tensor_of(bytes(63) + b"x"))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(MODULE, name="k_proj"),
+        replace(MODULE, rank=5),
+        replace(MODULE, scale=math.nextafter(2.0, 3.0)),
+        replace(MODULE, a=MODULE.b, b=MODULE.a),
+        replace(MODULE, a=MODULE.b),
+        replace(MODULE, b=MODULE.a),
+        replace(MODULE, a=tensor_of(bytes(64), dtype="F16")),
+        replace(MODULE, b=tensor_of(bytes(63) + b"x", shape=(2, 8))),
+        replace(MODULE, a=tensor_of(bytes(65)), b=tensor_of(bytes(62) + b"x")),
+    ],
+)
+def test_a_digest_that_ignored_any_one_part_would_be_noticed(other: LoRAModule) -> None:
+    assert digest((MODULE,)) == digest((replace(MODULE),))
+    assert digest((MODULE,)) != digest((other,))
+
+
+def test_how_many_modules_there_are_is_in_the_digest() -> None:
+    other = replace(MODULE, name="k_proj")
+    assert len({digest(()), digest((MODULE,)), digest((other,)), digest((MODULE, other))}) == 4
+    assert digest((MODULE, other)) == digest((other, MODULE))
 
 
 # ── what is refused ─────────────────────────────────────────────────────────────────────────

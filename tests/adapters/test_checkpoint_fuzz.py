@@ -56,25 +56,25 @@ def test_the_unharmed_files_are_read() -> None:
     assert outcome(CONFIG, WEIGHTS) == "read"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(mutated(CONFIG))
 def test_harmed_configs_end_in_a_checkpoint_or_an_error(config: bytes) -> None:
     outcome(config, WEIGHTS)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(mutated(WEIGHTS))
 def test_harmed_weights_end_in_a_checkpoint_or_an_error(weights: bytes) -> None:
     outcome(CONFIG, weights)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=100), st.binary(max_size=100))
 def test_random_bytes_are_refused(config: bytes, weights: bytes) -> None:
     assert outcome(config, weights) == "refused"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.dictionaries(KEYS, JSON, min_size=1, max_size=3), PATTERNS)
 def test_settings_of_any_type_end_in_a_checkpoint_or_an_error(
     changed: dict[str, object], patterns: dict[str, int]
@@ -83,7 +83,7 @@ def test_settings_of_any_type_end_in_a_checkpoint_or_an_error(
     outcome(json.dumps(config).encode(), WEIGHTS)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(sorted(TENSORS)), st.sampled_from(["dtype", "shape", "data_offsets"]), JSON)
 def test_headers_of_any_type_end_in_an_error(name: str, key: str, value: object) -> None:
     header = header_of(TENSORS.items())
