@@ -46,8 +46,6 @@ def chat_router(context: ServerContext) -> APIRouter:
         engine = context.engine
         body = await read_body(request, ChatBody, context.config)
         target = context.models.resolve(body.model)
-        params = chat_params(body, context.sampling_defaults)
-        params.verify(engine.config.model.max_logprobs, engine.model_info.vocab_size)
         item = await chat_input(
             engine,
             body.messages,
@@ -56,6 +54,9 @@ def chat_router(context: ServerContext) -> APIRouter:
             chat_template=context.chat_template,
             template_kwargs=body.chat_template_kwargs,
         )
+        room = engine.model_info.max_model_len - item.num_tokens
+        params = chat_params(body, context.sampling_defaults, room)
+        params.verify(engine.config.model.max_logprobs, engine.model_info.vocab_size)
         answer = ChatAnswer(
             ChatFormat(engine.tokenizer, body, params),
             item,

@@ -162,7 +162,8 @@ class CompletionAnswer:
                 continue
             choice = self._writers[prompt_index * self._n + delta.index].write(delta)
             usage = self._tally.usage if always else None if include_usage else UNSET
-            yield event(self._completion([choice], self._tally.fingerprint, usage))
+            fingerprint = self._tally.fingerprint_of(delta.adapter)
+            yield event(self._completion([choice], fingerprint, usage))
         if include_usage:
             yield event(self._completion([], self._tally.fingerprint, self._tally.usage))
 

@@ -32,14 +32,20 @@ def completion_params(body: CompletionBody, defaults: Mapping[str, float]) -> Sa
     )
 
 
-def chat_params(body: ChatBody, defaults: Mapping[str, float]) -> SamplingParams:
-    """Without max_tokens the answer may fill the context."""
+def chat_params(body: ChatBody, defaults: Mapping[str, float], room: int) -> SamplingParams:
+    """Without max_tokens the answer may be as long as the model's own default, or its context.
+
+    room: tokens that the context holds after the prompt; bounds that default, but no wish.
+    """
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs to be true", "top_logprobs")
+    max_tokens = _or(body.max_completion_tokens, body.max_tokens)
+    if max_tokens is None and "max_tokens" in defaults:
+        max_tokens = max(1, min(int(defaults["max_tokens"]), room))
     return _params(
         body,
         defaults,
-        max_tokens=_or(body.max_completion_tokens, body.max_tokens),
+        max_tokens=max_tokens,
         logprobs=_or(body.top_logprobs, 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )

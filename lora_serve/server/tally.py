@@ -39,10 +39,10 @@ class Tally:
     @property
     def fingerprint(self) -> str:
         """Of the version that answered. If an adapter was replaced between prompts, of each."""
-        versions = [
-            system_fingerprint(self._model_fingerprint, adapter) for adapter in self._adapters
-        ]
-        return ",".join(versions)
+        return ",".join(self.fingerprint_of(adapter) for adapter in self._adapters)
+
+    def fingerprint_of(self, adapter: AdapterRef | None) -> str:
+        return system_fingerprint(self._model_fingerprint, adapter)
 
     @property
     def usage(self) -> Usage:

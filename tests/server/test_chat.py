@@ -9,7 +9,7 @@ from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError
 from lora_serve.server.app import create_app
 from tests.fakes.engine import FakeEngine, logprob_of
-from tests.fakes.tokenizer import TURN
+from tests.fakes.tokenizer import TURN, ByteTokenizer
 from tests.server.clients import client_for, error_of, events, joined
 
 URL = "/v1/chat/completions"
@@ -53,6 +53,18 @@ async def test_without_a_limit_the_answer_may_fill_the_context(
     answer = await chat(client)
     expected = engine.model_info.max_model_len - answer["usage"]["prompt_tokens"]
     assert engine.seen[0].sampling_params.max_tokens == expected
+
+
+@pytest.mark.parametrize(("own_default", "expected"), [(20, 20), (10_000, 493)])
+async def test_the_models_own_limit_is_the_default_as_far_as_it_fits(
+    own_default: int, expected: int
+) -> None:
+    engine = FakeEngine(tokenizer=ByteTokenizer({"max_tokens": own_default}))
+    async with client_for(engine) as client:
+        await chat(client)
+        await chat(client, max_tokens=30)
+    limits = [request.sampling_params.max_tokens for request in engine.seen]
+    assert limits == [expected, 30]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,70 @@
+"""The server as a process sees it: started, told to stop, and gone without losing an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+
+import httpx
+import pytest
+
+from lora_serve.config import ServerConfig
+from lora_serve.errors import ConfigError
+from lora_serve.server.app import run_server
+from tests.fakes.engine import FakeEngine
+from tests.server.clients import events, eventually
+
+READY = "lora-serve is ready on "
+
+
+async def started(capsys: pytest.CaptureFixture[str]) -> str:
+    """The address in the line that says so."""
+    text = ""
+    async with asyncio.timeout(10):
+        while "\n" not in text:
+            await asyncio.sleep(0.01)
+            text += capsys.readouterr().out
+    assert text.startswith(READY)
+    assert text.count("\n") == 1
+    return text.removeprefix(READY).strip()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_the_server_once_every_answer_is_sent(
+    engine: FakeEngine, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    server = asyncio.create_task(run_server(engine, ServerConfig(host="127.0.0.1", port=0)))
+    url = await started(capsys)
+    engine.gate.clear()
+    async with httpx.AsyncClient(base_url=url) as client:
+        body = {"prompt": "hi", "stream": True}
+        answer = asyncio.create_task(client.post("/v1/completions", json=body))
+        await eventually(lambda: engine.growing)
+        os.kill(os.getpid(), number)
+        await asyncio.sleep(0.2)
+        assert not server.done()
+        assert not engine.was_shut_down
+        with pytest.raises(httpx.ConnectError):
+            async with httpx.AsyncClient(base_url=url) as late:
+                await late.get("/health")
+        engine.gate.set()
+        assert len(events((await answer).text)) == 15
+    await asyncio.wait_for(server, 10)
+    assert engine.was_shut_down
+
+
+async def test_an_address_that_is_taken_is_a_clear_error_and_ends_the_engine(
+    engine: FakeEngine,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on --host 127.0.0.1 --port {port}"):
+            await run_server(engine, ServerConfig(host="127.0.0.1", port=port))
+    assert engine.was_shut_down
+
+
+async def test_an_unknown_host_is_a_clear_error(engine: FakeEngine) -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen on --host 300\.0\.0\.1"):
+        await run_server(engine, ServerConfig(host="300.0.0.1", port=0))

@@ -1,0 +1,166 @@
+"""Whatever a body holds, the server answers 200 or says in the common shape what is wrong."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from pydantic import BaseModel
+
+from lora_serve.config import ServerConfig
+from lora_serve.server.app import create_app
+from lora_serve.server.protocol import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    LoadAdapterBody,
+    ResetPrefixCacheBody,
+    TokenizeBody,
+    UnloadAdapterBody,
+)
+from tests.fakes.engine import FakeEngine, fake_config
+from tests.server.clients import error_of
+
+BODIES: dict[str, type[BaseModel]] = {
+    "/v1/completions": CompletionBody,
+    "/v1/chat/completions": ChatBody,
+    "/v1/load_lora_adapter": LoadAdapterBody,
+    "/v1/unload_lora_adapter": UnloadAdapterBody,
+    "/reset_prefix_cache": ResetPrefixCacheBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
+}
+
+# Surrogates too: json.dumps writes them as escapes, which JSON's grammar allows.
+TEXTS = st.text(st.characters(exclude_categories=()), max_size=12)
+NUMBERS = (
+    st.integers(-2, 300)
+    | st.sampled_from([2**31, 2**63, -(2**64), 10**400, 0.5, 1e-300, 1e308])
+    | st.floats()
+)
+SCALARS = st.none() | st.booleans() | NUMBERS | TEXTS
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "user", "assistant", "wizard"]), "content": TEXTS},
+        optional={"name": TEXTS, "tool_calls": st.none() | VALUES},
+    ),
+    max_size=3,
+)
+PROMPTS = TEXTS | st.lists(st.integers(-1, 270), max_size=5) | st.lists(TEXTS, max_size=3)
+LIKELY: dict[str, SearchStrategy[object]] = {
+    "prompt": PROMPTS | st.lists(PROMPTS, max_size=2),
+    "messages": MESSAGES,
+    "model": st.sampled_from(["base/model", "alias", "nobody", "alias:x", ""]),
+    "lora_name": TEXTS,
+    "lora_path": st.sampled_from(["/nowhere", "", "/etc/passwd", "\0", "../x"]),
+    "tokens": st.lists(st.integers(-1, 270), max_size=5),
+    "stop": TEXTS | st.lists(TEXTS, max_size=3),
+    "logit_bias": st.dictionaries(st.integers(-1, 270).map(str), st.floats(-101, 101)),
+    "stream": st.booleans(),
+    "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans()}),
+    "n": st.integers(0, 4),
+    "max_tokens": st.integers(-1, 600),
+    "logprobs": st.booleans() | st.integers(-1, 21),
+    "top_logprobs": st.integers(-1, 21),
+    "prompt_embeds": TEXTS | st.just("AAAA"),
+}
+
+
+NEEDED: dict[type[BaseModel], tuple[str, ...]] = {
+    CompletionBody: ("prompt",),
+    ChatBody: ("messages",),
+    TokenizeBody: ("prompt",),
+    DetokenizeBody: ("tokens",),
+    LoadAdapterBody: ("lora_name", "lora_path"),
+    UnloadAdapterBody: ("lora_name",),
+    ResetPrefixCacheBody: (),
+}
+
+
+def bodies(model: type[BaseModel]) -> SearchStrategy[dict[str, object]]:
+    """What the route needs, some of what it knows, and up to two fields of any kind."""
+    fields = list(model.model_fields)
+    likely = {name: LIKELY[name] for name in fields if name in LIKELY}
+    needed = {name: likely.pop(name) for name in NEEDED[model]}
+    sound = st.fixed_dictionaries(needed, optional=likely)
+    odd = st.dictionaries(st.sampled_from(fields) | TEXTS, VALUES, max_size=2)
+    return st.builds(lambda sound, odd: {**sound, **odd}, sound, odd)
+
+
+REQUESTS = st.one_of(
+    *(st.tuples(st.just(url), bodies(model)) for url, model in BODIES.items()),
+    st.tuples(st.sampled_from(list(BODIES)), VALUES),
+)
+
+
+def check(response: httpx.Response) -> None:
+    if response.status_code != 200:
+        assert response.status_code in (400, 404, 413)
+        error = error_of(response, response.status_code)
+        assert error["message"]
+        assert len(error["message"]) < 3000
+
+
+@pytest.fixture(scope="module")
+def apps() -> list[FastAPI]:
+    """With unknown fields refused, and with them ignored and embeddings allowed."""
+    return [
+        create_app(
+            FakeEngine(fake_config(enable_prompt_embeds=is_lax)),
+            ServerConfig(ignore_unknown_fields=is_lax, max_body_bytes=10_000),
+        )
+        for is_lax in (False, True)
+    ]
+
+
+def in_memory(app: FastAPI) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+
+async def post(app: FastAPI, url: str, content: bytes) -> None:
+    headers = {"Content-Type": "application/json"}
+    async with in_memory(app) as client:
+        check(await client.post(url, content=content, headers=headers))
+
+
+fuzz = settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+
+
+@fuzz
+@given(request=REQUESTS)
+async def test_no_body_of_json_is_a_500(apps: list[FastAPI], request: tuple[str, object]) -> None:
+    url, body = request
+    for app in apps:
+        await post(app, url, json.dumps(body).encode())
+
+
+@fuzz
+@given(
+    url=st.sampled_from(list(BODIES)),
+    content=st.binary(max_size=60) | st.text('{}[]",:ab\\ud80019-+.eE\x00\n ').map(str.encode),
+)
+async def test_no_bytes_are_a_500(apps: list[FastAPI], url: str, content: bytes) -> None:
+    await post(apps[1], url, content)
+
+
+@fuzz
+@given(
+    path=st.text(st.characters(min_codepoint=36, max_codepoint=126), max_size=30),
+    method=st.sampled_from(["GET", "POST", "PUT", "HEAD", "OPTIONS", "BREW"]),
+)
+async def test_no_path_is_a_500(apps: list[FastAPI], path: str, method: str) -> None:
+    async with in_memory(apps[0]) as client:
+        url = httpx.URL("http://test", raw_path=b"/" + path.encode())
+        assert (await client.request(method, url)).status_code < 500
