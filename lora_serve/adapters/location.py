@@ -58,7 +58,7 @@ def resolve_adapter_path(
         AdapterNotFoundError: there is neither directory nor repository.
         AdapterError: it lies outside `allowed_roots`.
     """
-    if not path.isprintable():  # nor can the system open it, or a message carry it
+    if "\0" in path or path != path.encode(errors="replace").decode():  # lone surrogates
         raise AdapterNotFoundError(f"No adapter found for {path!r}")
     local = os.path.expanduser(path)
     if allowed_roots:

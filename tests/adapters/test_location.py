@@ -49,6 +49,11 @@ def test_what_is_neither_directory_nor_hub_id_is_not_found(
         resolve_adapter_path(path, (), no_hub)
 
 
+def test_a_directory_may_have_any_name_that_is_text(adapter: Path) -> None:
+    path = adapter.rename(adapter.with_name("ünï cödé\u3000\n?"))
+    assert resolve_adapter_path(str(path), (), no_hub) == str(path)
+
+
 @pytest.mark.parametrize("path", ["a\0b", "\udcff/x", "x" * 5000])
 def test_a_path_that_no_file_can_have_is_not_found(path: str) -> None:
     with pytest.raises(AdapterNotFoundError, match=r"^No adapter found for ") as error:
