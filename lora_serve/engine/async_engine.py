@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from lora_serve.config import EngineConfig
 from lora_serve.engine.client import EngineClient
@@ -91,7 +91,7 @@ class AsyncEngine:
             await client.close()
             raise next(result for result in results if isinstance(result, BaseException))
         names = config.model.served_model_name or (config.model.model,)
-        engine = cls(config, client, model_info, tokenizer, EngineMetrics(names[0]))
+        engine = cls(config, client, model_info, tokenizer, EngineMetrics(names[0], config))
         try:
             for name, path in config.lora.modules:
                 await engine.load_lora_adapter(name, path)
@@ -118,7 +118,7 @@ class AsyncEngine:
         lora_name: str | None = None,
         cache_salt: str = "",
         priority: int = 0,
-    ) -> AsyncIterator[OutputDelta]:
+    ) -> AsyncGenerator[OutputDelta, None]:
         """Continue a prompt params.n times; deltas of all choices as they come.
 
         Closing the iterator aborts what is still growing.

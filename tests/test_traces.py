@@ -1,0 +1,140 @@
+"""Random lives of an engine against the oracle, and the bugs that the traces would catch.
+
+Each mutant puts a known bug back. A guard that no mutant tests is no guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from lora_serve.identity import BlockHash, BlockHasher, CacheNamespace
+from lora_serve.kv.blocks import BlockPool, KVCacheBlock
+from lora_serve.kv.manager import BlockHolder, CacheHit, KVCacheManager
+from tests.fakes.traces import Trace, TraceResult
+
+NUM_TRACES = 100
+
+
+def run_traces(
+    seeds: Sequence[int],
+    kv_class: type[KVCacheManager] = KVCacheManager,
+    hasher_class: type[BlockHasher] = BlockHasher,
+) -> TraceResult:
+    """All traces' results, added up."""
+    total = TraceResult()
+    for seed in seeds:
+        result = Trace(seed, kv_class, hasher_class).run()
+        total.num_requests += result.num_requests
+        total.num_hit_tokens += result.num_hit_tokens
+        total.num_preemptions += result.num_preemptions
+        total.num_evictions += result.num_evictions
+        total.wrong += [f"seed {seed}: {name}" for name in result.wrong]
+    return total
+
+
+def test_every_answer_of_every_trace_is_the_lone_answer() -> None:
+    result = run_traces(range(NUM_TRACES))
+    assert result.wrong == []
+    # The traces mean something only if they hit, preempt and evict.
+    assert result.num_requests > 20 * NUM_TRACES
+    assert result.num_hit_tokens > 100 * NUM_TRACES
+    assert result.num_preemptions > NUM_TRACES
+    assert result.num_evictions > NUM_TRACES / 10
+
+
+@pytest.mark.slow
+def test_every_answer_of_many_traces_is_the_lone_answer() -> None:
+    assert run_traces(range(10_000, 30_000)).wrong == []
+
+
+class OffersWhenAdmitted(KVCacheManager):
+    """Registers blocks when they are scheduled, before the step that writes them has run."""
+
+    def admit(self, holder: BlockHolder, hit: CacheHit, num_tokens: int) -> bool:
+        if not super().admit(holder, hit, num_tokens):
+            return False
+        self.commit(holder, num_tokens)
+        return True
+
+
+class _ForgetfulPool(BlockPool):
+    """Reuses a block without forgetting the hash it was found by."""
+
+    def _forget(self, block: KVCacheBlock) -> None:
+        if block.ref_cnt:
+            super()._forget(block)
+
+    def name(self, block: KVCacheBlock, block_hash: BlockHash, lora_name: str | None) -> None:
+        if block.block_hash is not None:
+            BlockPool._forget(self, block)
+        super().name(block, block_hash, lora_name)
+
+
+class ForgetsToUnname(KVCacheManager):
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
+        super().__init__(num_blocks, block_size, enable_prefix_caching)
+        self.pool = _ForgetfulPool(num_blocks)
+
+
+class KeyHoldsOnlyTheName(BlockHasher):
+    def root(self, namespace: CacheNamespace) -> BlockHash:
+        adapter = namespace.adapter
+        named = replace(adapter, digest=b"", generation=0) if adapter else None
+        return super().root(replace(namespace, adapter=named))
+
+
+class KeyIgnoresTheAdapter(BlockHasher):
+    def root(self, namespace: CacheNamespace) -> BlockHash:
+        return super().root(replace(namespace, adapter=None))
+
+
+class KeyIgnoresEmbeds(BlockHasher):
+    def extend(
+        self,
+        parent: BlockHash,
+        token_ids: Sequence[int],
+        embeds_digest: bytes = b"",
+        extra: bytes = b"",
+    ) -> BlockHash:
+        return super().extend(parent, token_ids, b"", extra)
+
+
+class KeyIgnoresTheParent(BlockHasher):
+    def extend(
+        self,
+        parent: BlockHash,
+        token_ids: Sequence[int],
+        embeds_digest: bytes = b"",
+        extra: bytes = b"",
+    ) -> BlockHash:
+        return super().extend(BlockHash(b""), token_ids, embeds_digest, extra)
+
+
+def is_caught(
+    kv_class: type[KVCacheManager] = KVCacheManager,
+    hasher_class: type[BlockHasher] = BlockHasher,
+    num_traces: int = 60,
+) -> bool:
+    """Whether some trace gives a wrong answer or breaks an invariant."""
+    for seed in range(num_traces):
+        try:
+            if Trace(seed, kv_class, hasher_class).run().wrong:
+                return True
+        except AssertionError:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("mutant", [OffersWhenAdmitted, ForgetsToUnname])
+def test_traces_catch_a_kv_manager_that(mutant: type[KVCacheManager]) -> None:
+    assert is_caught(kv_class=mutant)
+
+
+@pytest.mark.parametrize(
+    "mutant", [KeyHoldsOnlyTheName, KeyIgnoresTheAdapter, KeyIgnoresEmbeds, KeyIgnoresTheParent]
+)
+def test_traces_catch_an_identity_where_the(mutant: type[BlockHasher]) -> None:
+    assert is_caught(hasher_class=mutant)
