@@ -103,8 +103,13 @@ def multiply_tiles(rows: Tensor, weight: Tensor, result: Tensor) -> None:
                 end = start + TILE_ROWS
                 torch.mm(rows[start:end], panel.t(), out=columns[start:end])
         else:
-            for row in range(rows.shape[0]):
-                columns[row] = torch.mm(rows[row : row + 1].clone(), panel.t())[0]
+            multiply_rows(rows, panel, columns)
+
+
+def multiply_rows(rows: Tensor, weight: Tensor, result: Tensor) -> None:
+    """`multiply_tiles` with tiles of one row, each copied so that its address is aligned alike."""
+    for row in range(rows.shape[0]):
+        result[row] = torch.mm(rows[row : row + 1].clone(), weight.t())[0]
 
 
 @functools.cache

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lora_serve.ops import Ops
+from tests.fakes.threads import num_threads
+from tests.ops.cases import PagedCase, assert_close, exact_rotation, normal
+
+WINDOWS = pytest.mark.parametrize("window", [None, 1, 20, 300])
+
+
+def make(
+    ops: Ops,
+    dtype: torch.dtype,
+    *seq_lens: int,
+    heads: tuple[int, int] = (4, 2),
+    head_size: int = 32,
+    **options: int | None,
+) -> PagedCase:
+    return PagedCase(
+        ops,
+        seq_lens,
+        num_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_size=head_size,
+        dtype=dtype,
+        **options,
+    )
+
+
+@WINDOWS
+@pytest.mark.parametrize("seq_len", [1, 17, 256, 257, 600])
+def test_attention_is_the_softmax_over_what_is_visible(
+    ops: Ops, dtype: torch.dtype, seq_len: int, window: int | None
+) -> None:
+    case = make(ops, dtype, seq_len, window=window)
+    assert_close(case.step([(0, 0, seq_len)])[0], case.exact(0), dtype)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (6, 6), (14, 2), (8, 1)])
+@pytest.mark.parametrize("head_size", [16, 64, 128])
+def test_query_heads_share_key_heads_in_groups(
+    ops: Ops, dtype: torch.dtype, heads: tuple[int, int], head_size: int
+) -> None:
+    case = make(ops, dtype, 70, heads=heads, head_size=head_size)
+    assert_close(case.step([(0, 0, 70)])[0], case.exact(0), dtype)
+
+
+@pytest.mark.parametrize("block_size", [32, 48, 256])
+def test_any_block_size_gives_the_same_bits(ops: Ops, dtype: torch.dtype, block_size: int) -> None:
+    expected = make(ops, dtype, 300).step([(0, 0, 300)])[0]
+    case = make(ops, dtype, 300, block_size=block_size)
+    assert torch.equal(case.step([(0, 0, 300)])[0], expected)
+
+
+@WINDOWS
+def test_chunks_of_any_size_give_the_same_bits(
+    ops: Ops, dtype: torch.dtype, window: int | None
+) -> None:
+    """Each chunk finds a prefix in the cache."""
+    case = make(ops, dtype, 540, window=window)
+    whole = case.chunked(0, 540)
+    for chunk in (7, 16, 100, 256):
+        case.cache.fill_(torch.nan)
+        assert torch.equal(case.chunked(0, chunk), whole), f"chunks of {chunk}"
+
+
+@WINDOWS
+def test_decode_gives_the_bits_of_prefill(ops: Ops, dtype: torch.dtype, window: int | None) -> None:
+    case = make(ops, dtype, 275, window=window)
+    whole = case.chunked(0, 275)
+    case.cache.fill_(torch.nan)
+    case.step([(0, 0, 240)])
+    for position in range(240, 275):
+        assert torch.equal(case.step([(0, position, position + 1)])[0], whole[position:][:1])
+
+
+def test_bits_do_not_depend_on_the_batch_with_two_threads(ops: Ops) -> None:
+    with num_threads(2):
+        case = make(ops, torch.float32, 300, 300)
+        whole = case.chunked(0, 300)
+        assert torch.equal(case.chunked(0, 100), whole)
+        assert torch.equal(case.step([(1, 0, 300), (0, 0, 300)])[1], whole)
+
+
+def test_other_requests_in_the_batch_change_nothing(ops: Ops, dtype: torch.dtype) -> None:
+    case = make(ops, dtype, 40, 300, 1, 530)
+    alone = [case.chunked(index, 1000) for index in range(4)]
+    case.cache.fill_(torch.nan)
+    case.step([(1, 0, 299), (3, 0, 200)])
+    mixed = case.step([(3, 200, 530), (0, 0, 40), (1, 299, 300), (2, 0, 1)])
+    assert torch.equal(mixed[0], alone[3][200:])
+    assert torch.equal(mixed[1], alone[0])
+    assert torch.equal(mixed[2], alone[1][299:])
+    assert torch.equal(mixed[3], alone[2])
+
+
+def test_what_lies_beyond_the_sequence_is_never_read(ops: Ops, dtype: torch.dtype) -> None:
+    case = make(ops, dtype, 21)
+    clean = case.chunked(0, 21)
+    for poison in (torch.inf, -torch.inf, 3e4):
+        case.cache.fill_(poison)
+        assert torch.equal(case.chunked(0, 5), clean)
+
+
+def test_rotation_turns_q_in_place_by_its_position(ops: Ops, dtype: torch.dtype) -> None:
+    q, k, v = (normal(5, 2, 32, dtype=dtype, seed=seed) for seed in range(3))
+    angles = torch.rand(50, 16, generator=torch.Generator().manual_seed(0)) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    positions = torch.tensor([49, 0, 7, 7, 3])
+    expected = exact_rotation(q, cos_sin, positions)
+    cache = ops.new_kv_cache(4, 16, 2, 32, dtype)
+    ops.rotary_and_write_kv(q, k, v, cos_sin, positions, cache, torch.arange(5))
+    assert_close(q, expected, dtype)
+
+
+def test_large_scores_do_not_overflow(ops: Ops, dtype: torch.dtype) -> None:
+    case = make(ops, dtype, 30)
+    for request in case.requests:
+        request.q.mul_(60)
+        request.k.mul_(60)
+    got = case.step([(0, 0, 30)])[0]
+    assert torch.isfinite(got).all()
+    assert got.abs().max() <= case.requests[0].v.abs().max() * 1.01
