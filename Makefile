@@ -20,7 +20,7 @@ demo: install
 	$(BIN)/lora-serve demo
 
 test: install lint
-	$(BIN)/python -m pytest -m 'not slow and not gpu'
+	$(BIN)/python -m pytest
 
 lint: install
 	$(BIN)/ruff format --check .

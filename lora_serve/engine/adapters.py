@@ -144,7 +144,10 @@ class EngineAdapters:
             events.back.append(ref)
         except LoraServeError as error:
             self.manager.fail_load(ref)
-            events.lost.append((ref, error))
+            if self.manager.is_resident(ref):  # the same bytes came in by another load
+                events.back.append(ref)
+            else:
+                events.lost.append((ref, error))
 
     def _require_enabled(self) -> None:
         if not self._config.enable_lora:

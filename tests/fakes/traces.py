@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from lora_serve.identity import BlockHasher
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.messages import AbortRequests, ResetPrefixCache, UnloadAdapter
-from tests.fakes.oracle_engine import BLOCK_SIZE, ROW_BYTES, OracleEngine
 from tests.fakes.executor import VOCAB_SIZE, lone_answer
+from tests.fakes.oracle_engine import BLOCK_SIZE, ROW_BYTES, OracleEngine
 
 NAMES = ("red", "green", "blue", "grey")
 
