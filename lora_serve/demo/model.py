@@ -1,0 +1,37 @@
+"""Where the demo's model and adapters lie, made on first use. Light to import: training is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lora_serve.demo.cache import build_once, cache_root
+from lora_serve.demo.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPaths:
+    """A Qwen2 model directory, and two PEFT adapters that answer with different labels."""
+
+    model: Path
+    alpha: Path
+    beta: Path
+
+
+def ensure_demo(progress: Callable[[str], None]) -> DemoPaths:
+    """Train model and adapters in about a minute, or find them where an earlier call left them.
+
+    `progress` gets a line now and then while there is something to wait for.
+    """
+    recipe = Recipe()
+    directory = cache_root() / f"demo-{recipe.name}"
+
+    def build(target: Path) -> None:
+        from lora_serve.demo.build import build_demo  # torch, transformers, peft: only if needed
+
+        build_demo(recipe, target, progress)
+
+    build_once(directory, build, progress)
+    adapters = directory / "adapters"
+    return DemoPaths(directory / "model", adapters / "alpha", adapters / "beta")

@@ -1,0 +1,47 @@
+"""The servers that scenarios are played on, one process each, the next one started ahead of time.
+
+All logs lie in one directory, which outlives the stage: whoever made it decides when it goes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+from lora_serve.demo.scenarios import Server, server_flags
+from lora_serve.demo.server_process import ServerProcess
+
+
+class Stage:
+    """Starts servers when asked for and stops whatever still runs at its end."""
+
+    def __init__(self, model: Path, log_directory: Path, ports: dict[Server, int]) -> None:
+        """Ports: for servers that must not take just any free one."""
+        self._model = model
+        self._log_directory = log_directory
+        self._ports = ports
+        self._processes: dict[Server, ServerProcess] = {}
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for server in tuple(self._processes):
+            self.stop(server)
+
+    def start(self, server: Server) -> ServerProcess:
+        """Begin to start it, unless it runs; do not wait for it."""
+        if server not in self._processes:
+            log_path = self._log_directory / f"{server.name.lower()}.log"
+            self._processes[server] = ServerProcess(
+                self._model, server_flags(server), log_path, port=self._ports.get(server, 0)
+            )
+        return self._processes[server]
+
+    def stop(self, server: Server) -> None:
+        self._processes.pop(server).stop()
