@@ -1,0 +1,69 @@
+"""From messages to the one text that a model was trained to continue.
+
+Templates are programs from the model's author, or from whoever may choose one; they run in
+transformers' sandbox. Whatever they raise is about the messages they were given.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+from transformers import PreTrainedTokenizerFast
+
+from lora_serve.errors import InvalidRequestError
+
+# Arguments of transformers' own, which a request's chat_template_kwargs must not reach.
+_RESERVED_NAMES = frozenset(
+    inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters
+) - {"documents"}
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerFast,
+    messages: Sequence[Mapping[str, object]],
+    *,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    chat_template: str | None,
+    tools: Sequence[Mapping[str, object]] | None,
+    template_kwargs: Mapping[str, object],
+) -> str:
+    """The conversation as text, with all special tokens written out.
+
+    Args:
+        chat_template: instead of the tokenizer's own.
+        template_kwargs: further variables for the template.
+
+    Raises:
+        InvalidRequestError: there is no template, or it refuses these messages.
+    """
+    if chat_template is None and not tokenizer.chat_template:
+        raise InvalidRequestError(
+            "the model has no chat template; start the server with --chat-template, "
+            "or use /v1/completions",
+            "messages",
+        )
+    reserved = sorted(_RESERVED_NAMES.intersection(template_kwargs))
+    if reserved:
+        raise InvalidRequestError(
+            f"chat_template_kwargs must not set {', '.join(reserved)}; use the request's own field",
+            "chat_template_kwargs",
+        )
+    # cast: its annotations forbid message contents that are lists, and say nothing of `tokenize`
+    render = cast(Callable[..., str], tokenizer.apply_chat_template)
+    try:
+        return render(
+            [dict(message) for message in messages],
+            tools=None if tools is None else [dict(tool) for tool in tools],
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tokenize=False,
+            **template_kwargs,
+        )
+    except Exception as error:  # a template can raise anything: it is a program
+        raise InvalidRequestError(
+            f"the chat template refused the messages: {error or type(error).__name__}", "messages"
+        ) from error

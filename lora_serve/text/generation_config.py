@@ -1,0 +1,82 @@
+"""What a model's directory says on where answers end and how to sample by default.
+
+Knows no tokenizer. A file that is missing says nothing; one that is broken is an error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from types import MappingProxyType
+
+from transformers.utils.hub import cached_file
+
+from lora_serve.errors import ConfigError
+
+# generation_config.json's names, and SamplingParams' names for the same settings
+_SAMPLING_FIELDS = MappingProxyType(
+    {
+        "temperature": "temperature",
+        "top_p": "top_p",
+        "top_k": "top_k",
+        "min_p": "min_p",
+        "repetition_penalty": "repetition_penalty",
+        "max_new_tokens": "max_tokens",
+    }
+)
+
+
+def read_model_json(source: str, revision: str | None, filename: str) -> dict[str, object]:
+    """The JSON object in a file of a model directory or hub repository; {} if it has none.
+
+    Raises:
+        ConfigError: the file is no JSON object.
+    """
+    path = cached_file(
+        source,
+        filename,
+        revision=revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    if path is None:
+        return {}
+    try:
+        content = json.loads(Path(path).read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{path} is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold a JSON object, not a {type(content).__name__}")
+    return content
+
+
+def end_token_ids(configs: Iterable[dict[str, object]]) -> list[int]:
+    """Every `eos_token_id` of the configs, which each name none, one, or a list."""
+    found: list[int] = []
+    for config in configs:
+        value = config.get("eos_token_id")
+        for token_id in value if isinstance(value, list) else [value]:
+            if isinstance(token_id, int) and token_id not in found:
+                found.append(token_id)
+    return found
+
+
+def sampling_defaults(generation_config: dict[str, object]) -> dict[str, float]:
+    """The settings that are set, by SamplingParams' names.
+
+    Raises:
+        ConfigError: one is no number.
+    """
+    defaults: dict[str, float] = {}
+    for theirs, ours in _SAMPLING_FIELDS.items():
+        value = generation_config.get(theirs)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(
+                f"generation_config.json: {theirs} must be a number, got {value!r}; correct it, "
+                "or ignore the file with --generation-config none"
+            )
+        defaults[ours] = value
+    return defaults

@@ -1,0 +1,146 @@
+"""Text to token ids and back, as the model's own tokenizer does it.
+
+Never changes a setting of the tokenizer after loading: worker threads share it, and the library
+refuses a change while another thread encodes ("Already borrowed").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from lora_serve.errors import ConfigError, InvalidRequestError
+from lora_serve.text.chat_template import render_chat
+from lora_serve.text.generation_config import end_token_ids, read_model_json, sampling_defaults
+from lora_serve.text.token_bytes import token_bytes
+
+
+class Tokenizer:
+    """A model's tokenizer, its end tokens and its default sampling settings.
+
+    eos_token_ids: of the tokenizer, generation_config.json and config.json, without duplicates.
+    generation_defaults: settings of generation_config.json, by SamplingParams' names.
+    vocab_size: how many tokens have a text; a model's logits may have more rows.
+    special_token_ids: those that decoding with skip_special_tokens leaves out.
+    """
+
+    def __init__(
+        self, source: str, revision: str | None = None, *, model: str | None = None
+    ) -> None:
+        """Load everything.
+
+        Args:
+            source: a directory or a hub id.
+            revision: branch, tag or commit of a hub repository.
+            model: where generation_config.json and config.json lie, if not at `source`.
+
+        Raises:
+            ConfigError: in one line, why there is no tokenizer to be had there.
+        """
+        self.source = source
+        self._hf = _load(source, revision)
+        self._backend = self._hf.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        generation = read_model_json(model or source, revision, "generation_config.json")
+        config = read_model_json(model or source, revision, "config.json")
+        own = {"eos_token_id": self._hf.eos_token_id}
+        self.eos_token_ids = tuple(end_token_ids((own, generation, config)))
+        self.generation_defaults: Mapping[str, float] = MappingProxyType(
+            sampling_defaults(generation)
+        )
+        self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
+        added = self._backend.get_added_tokens_decoder()
+        self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; other threads run meanwhile.
+
+        Raises:
+            InvalidRequestError: the text is not Unicode (JSON can smuggle in half a character).
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(
+                f"the text holds a lone surrogate at character {error.start}, which no encoding "
+                "can write; remove it",
+                "prompt",
+            ) from error
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids; ids that the tokenizer does not know have none.
+
+        Raises:
+            InvalidRequestError: an id is negative, or far beyond any vocabulary.
+        """
+        try:
+            return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        except OverflowError as error:
+            raise InvalidRequestError(
+                f"token ids must be in [0, {self.vocab_size}), got "
+                f"{min(token_ids)} to {max(token_ids)}",
+                "tokens",
+            ) from error
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation. The template writes all special tokens itself.
+
+        Raises:
+            InvalidRequestError: there is no template, or it refuses these messages.
+        """
+        text = render_chat(
+            self._hf,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            tools=tools,
+            template_kwargs=template_kwargs or {},
+        )
+        return self.encode(text, add_special_tokens=False)
+
+    def token_text(self, token_id: int) -> str:
+        """One token within a text; U+FFFD where it is a part of a character, "" if unknown.
+
+        Decoders may drop a space at the start of a text, so this is what the token adds to itself.
+        """
+        alone = self.decode([token_id], skip_special_tokens=False)
+        if "\ufffd" in alone:  # twice, its parts might join to a character
+            return alone
+        return self.decode([token_id, token_id], skip_special_tokens=False)[len(alone) :]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """One token's bytes within a text, also where they are only a part of a character."""
+        token = self._backend.id_to_token(token_id) or ""
+        return token_bytes(token, self.token_text(token_id))
+
+
+def _load(source: str, revision: str | None) -> PreTrainedTokenizerFast:
+    if source.startswith(("/", ".", "~")) and not Path(source).is_dir():
+        raise ConfigError(f"no tokenizer at {source}: there is no such directory")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
+    except Exception as error:  # transformers has no base class for what a broken file raises
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ConfigError(f"cannot load a tokenizer from {source}: {reason}") from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ConfigError(
+            f"the tokenizer of {source} is a {type(tokenizer).__name__}; only those with a "
+            "tokenizer.json are served, save it once with transformers' save_pretrained"
+        )
+    return tokenizer

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+from transformers import AutoTokenizer
+
+from lora_serve.errors import InvalidRequestError
+from lora_serve.text.tokenizer import Tokenizer
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello <x>"}]
+
+
+def test_a_conversation_is_what_transformers_makes_of_it(byte_level: Tokenizer) -> None:
+    theirs = AutoTokenizer.from_pretrained(byte_level.source)
+    expected = theirs.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
+    token_ids = byte_level.apply_chat_template(MESSAGES)
+    assert token_ids == expected
+    assert byte_level.decode(token_ids, skip_special_tokens=False) == (
+        "<|start|>system\nBe brief.<|end|>\n<|start|>user\nhello <x><|end|>\n<|start|>assistant\n"
+    )
+
+
+def chat_text(tokenizer: Tokenizer, token_ids: list[int]) -> str:
+    return tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+def test_the_last_message_can_be_continued(byte_level: Tokenizer) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": "Sure, "}]
+    token_ids = byte_level.apply_chat_template(
+        messages, add_generation_prompt=False, continue_final_message=True
+    )
+    assert chat_text(byte_level, token_ids).endswith("<|start|>assistant\nSure, ")
+
+
+def test_another_template_tools_and_variables_can_be_given(byte_level: Tokenizer) -> None:
+    token_ids = byte_level.apply_chat_template(
+        MESSAGES, tools=[{"type": "function"}], template_kwargs={"style": "!"}
+    )
+    assert chat_text(byte_level, token_ids).endswith("1 tools!<|start|>assistant\n")
+    token_ids = byte_level.apply_chat_template(
+        MESSAGES, chat_template="{{ messages[1]['content'] }}{{ eos_token }}"
+    )
+    assert chat_text(byte_level, token_ids) == "hello <x><|end|>"
+
+
+def test_a_model_without_a_template_says_so(sentence_piece: Tokenizer) -> None:
+    with pytest.raises(InvalidRequestError, match="has no chat template") as caught:
+        sentence_piece.apply_chat_template(MESSAGES)
+    assert caught.value.param == "messages"
+    assert sentence_piece.apply_chat_template(MESSAGES, chat_template="hello")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "unknown role mystery"),
+        ("{{ messages[0]['content'] + 1 }}", "can only concatenate str"),
+        ("{% if %}", "Expected an expression"),
+        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
+        ("{{ range(10**9) }}", "Range too big"),
+        ("{{ 1 / 0 }}", "division by zero"),
+    ],
+)
+def test_what_a_template_raises_is_told(
+    byte_level: Tokenizer, template: str | None, message: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=message) as caught:
+        byte_level.apply_chat_template(
+            [{"role": "mystery", "content": "x"}], chat_template=template
+        )
+    assert caught.value.param == "messages"
+
+
+def test_messages_that_a_template_cannot_continue_are_refused(byte_level: Tokenizer) -> None:
+    for messages in ([], [{"role": "user"}]):
+        with pytest.raises(InvalidRequestError, match="chat template refused"):
+            byte_level.apply_chat_template(
+                messages, add_generation_prompt=False, continue_final_message=True
+            )
+
+
+@pytest.mark.parametrize("name", ["tokenize", "chat_template", "conversation", "tools", "self"])
+def test_template_variables_cannot_reach_transformers_own_arguments(
+    byte_level: Tokenizer, name: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=f"must not set {name}") as caught:
+        byte_level.apply_chat_template(MESSAGES, template_kwargs={name: 1})
+    assert caught.value.param == "chat_template_kwargs"
