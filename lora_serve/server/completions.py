@@ -18,7 +18,7 @@ from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Tokenizer
 from lora_serve.server.generation import PromptDelta, respond, response_id, start_generation
 from lora_serve.server.inputs import Input, completion_inputs
-from lora_serve.server.logprobs import CompletionLogprobsWriter, prompt_logprobs
+from lora_serve.server.logprobs import CompletionLogprobsWriter, joined, prompt_logprobs
 from lora_serve.server.parameters import completion_params
 from lora_serve.server.protocol import CompletionBody
 from lora_serve.server.responses import (
@@ -80,16 +80,18 @@ class ChoiceWriter:
         self._item = item
         self._index = index
         self._is_first = True
-        self._logprobs = CompletionLogprobsWriter(form.tokenizer)
+        self._logprobs = CompletionLogprobsWriter(
+            form.tokenizer, skip_special_tokens=form.params.skip_special_tokens
+        )
 
     def write(self, delta: OutputDelta) -> CompletionChoice:
         is_first, self._is_first = self._is_first, False
         body = self._form.body
-        echoes = is_first and bool(body.echo)
+        echoed = self._prompt_text() if is_first and body.echo else None
         return CompletionChoice(
             index=self._index,
-            text=(self._prompt_text() if echoes else "") + delta.text,
-            logprobs=self._write_logprobs(delta, echoes),
+            text=(echoed or "") + delta.text,
+            logprobs=self._write_logprobs(delta, echoed),
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
             prompt_logprobs=self._prompt_logprobs(delta) if is_first else UNSET,
@@ -104,14 +106,13 @@ class ChoiceWriter:
             return self._item.text
         return self._form.tokenizer.decode(self._item.token_ids, skip_special_tokens=False)
 
-    def _write_logprobs(self, delta: OutputDelta, echoes: bool) -> CompletionLogprobs | None:
+    def _write_logprobs(self, delta: OutputDelta, echoed: str | None) -> CompletionLogprobs | None:
         if self._form.params.logprobs is None:
             return None
-        if not echoes:
+        if echoed is None:
             return self._logprobs.write(delta.logprobs)
-        return self._logprobs.write(
-            delta.prompt_logprobs + delta.logprobs, first_token_id=self._item.token_ids[0]
-        )
+        prompt = self._logprobs.write_prompt(self._item.token_ids[0], delta.prompt_logprobs, echoed)
+        return joined(prompt, self._logprobs.write(delta.logprobs))
 
     def _prompt_logprobs(self, delta: OutputDelta) -> PromptLogprobs | UnsetType:
         if self._form.body.prompt_logprobs is None:

@@ -28,36 +28,48 @@ def clamp(logprob: float) -> float:
 
 
 class CompletionLogprobsWriter:
-    """One choice's logprobs, piece by piece; counts the text that came before each token.
+    """One choice's logprobs, piece by piece; counts the text that is shown before each token.
 
     text_offset counts whole characters, so a token that holds part of one has the offset at which
-    that character will stand.
+    that character will stand. A token that is not shown takes no room.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._skips_special = skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def write(
-        self, positions: Sequence[TokenLogprobs], first_token_id: int | None = None
-    ) -> CompletionLogprobs:
-        """Logprobs of the next tokens.
-
-        first_token_id: a token before them that has no logprob: the first of an echoed prompt.
-        """
+    def write(self, positions: Sequence[TokenLogprobs]) -> CompletionLogprobs:
+        """Logprobs of the next tokens of the answer."""
         token_ids = [position.token_id for position in positions]
-        values: list[float | None] = [clamp(position.logprob) for position in positions]
-        tops: list[dict[str, float] | None] = [self._top(position) for position in positions]
-        if first_token_id is not None:
-            token_ids.insert(0, first_token_id)
-            values.insert(0, None)
-            tops.insert(0, None)
+        shown = [b"" if self._is_skipped(t) else self._bytes(t) for t in token_ids]
         return CompletionLogprobs(
             tokens=[self._tokenizer.token_text(token_id) for token_id in token_ids],
-            token_logprobs=values,
-            top_logprobs=tops,
-            text_offset=[self._next_offset(token_id) for token_id in token_ids],
+            token_logprobs=[clamp(position.logprob) for position in positions],
+            top_logprobs=[self._top(position) for position in positions],
+            text_offset=self._offsets(shown),
+        )
+
+    def write_prompt(
+        self, first_token_id: int, positions: Sequence[TokenLogprobs], text: str
+    ) -> CompletionLogprobs:
+        """Logprobs of an echoed prompt; nothing predicts its first token.
+
+        text: what is shown of it. Tokens that the tokenizer put before it take no room, and the
+        answer begins where it ends.
+        """
+        token_ids = [first_token_id, *(position.token_id for position in positions)]
+        shown = [self._bytes(token_id) for token_id in token_ids]
+        surplus = len(b"".join(shown).decode("utf-8", "replace")) - len(text)
+        offsets = [max(0, offset - surplus) for offset in self._offsets(shown)]
+        self._decoder.reset()
+        self._offset = len(text)
+        return CompletionLogprobs(
+            tokens=[self._tokenizer.token_text(token_id) for token_id in token_ids],
+            token_logprobs=[None, *(clamp(position.logprob) for position in positions)],
+            top_logprobs=[None, *(self._top(position) for position in positions)],
+            text_offset=offsets,
         )
 
     def _top(self, position: TokenLogprobs) -> dict[str, float]:
@@ -68,10 +80,28 @@ class CompletionLogprobsWriter:
             top.setdefault(text(token_id), clamp(logprob))
         return top
 
-    def _next_offset(self, token_id: int) -> int:
-        offset = self._offset
-        self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
-        return offset
+    def _bytes(self, token_id: int) -> bytes:
+        return self._tokenizer.token_bytes(token_id)
+
+    def _is_skipped(self, token_id: int) -> bool:
+        # Twice, because some decoders drop a space at the start of a text.
+        return self._skips_special and not self._tokenizer.decode([token_id, token_id])
+
+    def _offsets(self, shown: Sequence[bytes]) -> list[int]:
+        offsets = []
+        for data in shown:
+            offsets.append(self._offset)
+            self._offset += len(self._decoder.decode(data))
+        return offsets
+
+
+def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        tokens=first.tokens + second.tokens,
+        token_logprobs=first.token_logprobs + second.token_logprobs,
+        top_logprobs=first.top_logprobs + second.top_logprobs,
+        text_offset=first.text_offset + second.text_offset,
+    )
 
 
 def chat_logprobs(tokenizer: Tokenizer, positions: Sequence[TokenLogprobs]) -> ChatLogprobs:

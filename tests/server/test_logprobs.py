@@ -14,7 +14,7 @@ from lora_serve.server.logprobs import (
 )
 from lora_serve.server.responses import encode
 from lora_serve.step import TokenLogprobs
-from tests.fakes.tokenizer import ByteTokenizer
+from tests.fakes.tokenizer import TURN, ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
 
@@ -52,6 +52,30 @@ def test_offsets_go_on_from_piece_to_piece(text: str, cut: int) -> None:
     writer = CompletionLogprobsWriter(TOKENIZER)
     first, second = writer.write(positions[:cut]), writer.write(positions[cut:])
     assert first.text_offset + second.text_offset == whole.text_offset
+
+
+def test_a_token_that_is_not_shown_takes_no_room() -> None:
+    positions = [position(token_id) for token_id in (97, TURN, 98)]
+    written = CompletionLogprobsWriter(TOKENIZER).write(positions)
+    assert written.text_offset == [0, 1, 1]
+    shown = CompletionLogprobsWriter(TOKENIZER, skip_special_tokens=False).write(positions)
+    assert shown.text_offset == [0, 1, 1 + len("<turn>")]
+
+
+@given(st.text(max_size=9), st.text(max_size=9), st.booleans())
+def test_the_answers_offsets_begin_where_the_echoed_prompt_ends(
+    prompt: str, answer: str, adds_special: bool
+) -> None:
+    first, *others = [*TOKENIZER.encode(prompt, adds_special), *b"?"]
+    writer = CompletionLogprobsWriter(TOKENIZER)
+    echo = writer.write_prompt(first, [position(token_id) for token_id in others], f"{prompt}?")
+    written = writer.write([position(token_id) for token_id in answer.encode()])
+    offsets = echo.text_offset[adds_special:] + written.text_offset
+    text = f"{prompt}?{answer}".encode()
+    assert offsets == [len(text[:index].decode("utf-8", "ignore")) for index in range(len(text))]
+    assert echo.text_offset[0] == 0
+    assert echo.token_logprobs[0] is None
+    assert echo.top_logprobs[0] is None
 
 
 def test_the_token_itself_is_always_among_the_likeliest() -> None:
