@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from lora_serve import __version__
 from lora_serve.cli.arguments import OneLineParser
+from lora_serve.cli.bench import add_bench_parser
 from lora_serve.cli.demo import add_demo_parser
 from lora_serve.cli.serve import add_serve_parser
 from lora_serve.errors import LoraServeError
@@ -23,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     add_serve_parser(commands)
     add_demo_parser(commands)
+    add_bench_parser(commands)
     args = parser.parse_args(argv)
     try:
         return int(args.run(args))

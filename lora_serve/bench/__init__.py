@@ -1,0 +1,1 @@
+"""Measure any OpenAI-compatible server: seeded workloads, a driver, a report."""

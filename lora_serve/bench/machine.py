@@ -1,0 +1,86 @@
+"""Which machine and which software a figure came from. A figure without them says nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import lora_serve
+
+PACKAGES = ("torch", "transformers", "peft", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What decides a figure besides the code.
+
+    cpu_features: those that decide how fast products run.
+    load_average: over the minute before; what else ran then took part in every figure.
+    """
+
+    cpu: str
+    num_cores: int
+    memory_gib: float
+    cpu_features: tuple[str, ...]
+    system: str
+    python: str
+    packages: Mapping[str, str]
+    commit: str
+    load_average: float
+
+
+def describe_machine() -> Machine:
+    facts = _cpu_facts()
+    flags = facts.get("flags", "").split()
+    wanted = [flag for flag in flags if flag.startswith(("avx", "amx")) or flag == "fma"]
+    return Machine(
+        cpu=facts.get("model name", platform.processor() or "unknown"),
+        num_cores=len(os.sched_getaffinity(0)),
+        memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        cpu_features=tuple(sorted(wanted)),
+        system=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        packages={name: found for name in PACKAGES if (found := _version(name))},
+        commit=_commit(),
+        load_average=round(os.getloadavg()[0], 2),
+    )
+
+
+def _cpu_facts() -> dict[str, str]:
+    """The first core's lines of /proc/cpuinfo; empty where there is none."""
+    path = Path("/proc/cpuinfo")
+    if not path.is_file():
+        return {}
+    first = path.read_text().partition("\n\n")[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str:
+    """Commit of the sources that run, with "+changes" if they differ; else the version."""
+    where = Path(lora_serve.__file__).parent
+    try:
+        _git("ls-files", "--error-unmatch", "__init__.py", where=where)  # not an installed copy
+        commit = _git("rev-parse", "--short", "HEAD", where=where)
+        changes = _git("status", "--porcelain", "--untracked-files=no", where=where)
+    except (OSError, subprocess.CalledProcessError):
+        return f"version {lora_serve.__version__}"
+    return commit + ("+changes" if changes else "")
+
+
+def _git(*arguments: str, where: Path) -> str:
+    command = ["git", "-C", str(where), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.strip()

@@ -1,0 +1,94 @@
+"""Draw runs as PNG or SVG, where matplotlib is installed (`pip install 'lora-serve[bench]'`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from lora_serve.bench.load import LoadResult
+from lora_serve.bench.summary import summarize
+from lora_serve.errors import ConfigError
+
+SUFFIXES = (".png", ".svg", ".pdf")
+NO_PLOTS = "no plots: matplotlib is not installed; pip install 'lora-serve[bench]' brings it"
+
+
+def can_plot() -> bool:
+    return find_spec("matplotlib") is not None
+
+
+def check_plot_path(path: Path) -> None:
+    """Raise ConfigError for a file type that cannot be drawn, before anything is measured."""
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"--plot {path}: want a name that ends in {', '.join(SUFFIXES)}")
+
+
+def plot_latencies(results: Mapping[str, LoadResult], path: Path) -> None:
+    """How latencies spread: first tokens, later tokens and, with many adapters, by adapter.
+
+    Args:
+        results: by the label each one gets.
+        path: file to write; its suffix chooses the format.
+    """
+    from matplotlib.figure import Figure  # slow to import, and optional
+
+    by_adapter = any(len(summarize(result).by_adapter) > 1 for result in results.values())
+    figure = Figure(figsize=(5 * (2 + by_adapter), 3.6), layout="constrained")
+    axes = figure.subplots(1, 2 + by_adapter)
+    for label, result in results.items():
+        done = [record for record in result.records if record.error is None]
+        _draw_shares(axes[0], [record.ttft_seconds for record in done], label)
+        _draw_shares(axes[1], [gap for record in done for gap in record.gaps_seconds], label)
+        if by_adapter:
+            _draw_adapters(axes[2], result, label)
+    _name(axes[0], "time to first token, ms", "share of requests")
+    _name(axes[1], "inter-token latency, ms", "share of tokens")
+    if by_adapter:
+        _name(axes[2], "adapter, most requests first", "median time to first token, ms")
+    figure.savefig(path)
+
+
+def plot_bars(values: Mapping[str, Mapping[str, float]], label: str, path: Path) -> None:
+    """One group of bars a row, one bar a column: values[row][column], 1.0 marked by a line."""
+    from matplotlib.figure import Figure
+
+    columns = list(dict.fromkeys(column for row in values.values() for column in row))
+    width = 0.8 / max(1, len(columns))
+    figure = Figure(
+        figsize=(9, 0.7 + 0.22 * len(values) * (len(columns) + 1)), layout="constrained"
+    )
+    axes = figure.subplots()
+    for number, column in enumerate(columns):
+        places = [
+            place + width * number for place, row in enumerate(values.values()) if column in row
+        ]
+        axes.barh(places, [row[column] for row in values.values() if column in row], width,
+                  label=column)  # fmt: skip
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.set_yticks([place + 0.4 - width / 2 for place in range(len(values))], list(values))
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
+    axes.legend(fontsize="small")
+    figure.savefig(path)
+
+
+def _draw_shares(axes: Any, seconds: Sequence[float], label: str) -> None:
+    if seconds:
+        milliseconds = [1e3 * value for value in seconds]
+        axes.ecdf(milliseconds, label=label)
+
+
+def _draw_adapters(axes: Any, result: LoadResult, label: str) -> None:
+    groups = sorted(summarize(result).by_adapter.values(), key=lambda group: -group.num_requests)
+    medians = [group.ttft.p50 for group in groups if group.ttft]
+    axes.plot(range(1, len(medians) + 1), medians, ".", label=label)
+
+
+def _name(axes: Any, x: str, y: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:  # nothing was drawn where all requests failed
+        axes.legend(fontsize="small")
