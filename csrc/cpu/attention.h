@@ -1,0 +1,201 @@
+// out[t][h] = softmax over seen positions j of (q[t][h] . k[j] scale) times v[j]
+//
+// T tokens of R requests, D head size. Token t of a request with seq_len L and n queries is at
+// position p = L - n + t and sees [0, p], or the last `window` of it.
+//
+// Positions are walked in tiles of 64 (attention_tile.h), tiles in spans of 512, all at absolute
+// positions; spans are merged in ascending order (attention_unit.h). This file shares units among
+// threads: whole where they are many, span by span where one is too big for its share.
+
+#pragma once
+
+#include "attention_unit.h"
+
+namespace lora_serve::LORA_SERVE_PATH {
+
+// Rows of a unit. 64 rows of q, scores, weights and out are 64 KiB for D = 64: with a tile's keys
+// and values they stay in L2.
+constexpr size_t kUnitRows = 64;
+
+// Rows times positions times D below which one thread is done first. Zen 4, 2 cores, November
+// 2026: 256 K of it take 2 us.
+constexpr size_t kParallelAttention = 256 << 10;
+
+struct AttentionTask {
+  uint32_t unit;
+  int32_t span;  // -1: all of them
+};
+
+// Units and tasks of one call, and the memory they need.
+struct AttentionWork {
+  AttentionUnit* units;
+  size_t num_units;
+  AttentionTask* tasks;
+  size_t num_tasks;
+  size_t num_partials;
+  int threads;
+};
+
+template <class T>
+static size_t count_units(const AttentionSetup<T>& setup, size_t tokens_per_unit) {
+  const AttentionPlan& plan = *setup.call->plan;
+  size_t count = 0;
+  for (size_t r = 0; r < plan.requests; ++r) {
+    const size_t tokens = static_cast<size_t>(plan.query_start[r + 1] - plan.query_start[r]);
+    count += ceil_div(tokens, tokens_per_unit) * setup.call->shape.num_kv_heads;
+  }
+  return count;
+}
+
+// The longest units, those of the latest positions, come first.
+template <class T>
+static size_t list_units(const AttentionSetup<T>& setup, size_t tokens_per_unit,
+                         AttentionUnit* units) {
+  const AttentionPlan& plan = *setup.call->plan;
+  size_t count = 0;
+  for (size_t r = 0; r < plan.requests; ++r) {
+    const size_t first = static_cast<size_t>(plan.query_start[r]);
+    const size_t tokens = static_cast<size_t>(plan.query_start[r + 1]) - first;
+    const int64_t start = plan.seq_lens[r] - static_cast<int64_t>(tokens);
+    for (size_t block = ceil_div(tokens, tokens_per_unit); block-- > 0;) {
+      const size_t from = block * tokens_per_unit;
+      const size_t here = tokens - from < tokens_per_unit ? tokens - from : tokens_per_unit;
+      for (size_t h = 0; h < setup.call->shape.num_kv_heads; ++h) {
+        units[count++] = {r, h, first + from, here, start + static_cast<int64_t>(from), 0, false};
+      }
+    }
+  }
+  return count;
+}
+
+template <class T>
+static size_t cost_of(const AttentionSetup<T>& setup, const AttentionUnit& unit) {
+  const Visible seen = setup.visible_to(unit);
+  return unit.num_tokens * setup.heads * static_cast<size_t>(seen.end - seen.begin);
+}
+
+// A unit is split when it alone is more than half of a thread's fair share.
+template <class T>
+static void mark_split_units(const AttentionSetup<T>& setup, int num_threads, AttentionWork& work) {
+  size_t total = 0;
+  for (size_t u = 0; u < work.num_units; ++u) total += cost_of(setup, work.units[u]);
+  work.threads = total * setup.layout.head_size < kParallelAttention ? 1 : num_threads;
+  work.num_tasks = 0;
+  work.num_partials = 0;
+  for (size_t u = 0; u < work.num_units; ++u) {
+    AttentionUnit& unit = work.units[u];
+    const size_t spans = static_cast<size_t>(setup.num_spans(unit));
+    const size_t share = total / (2 * static_cast<size_t>(work.threads));
+    unit.split = work.threads > 1 && spans > 1 && cost_of(setup, unit) > share;
+    unit.first_partial = work.num_partials;
+    work.num_partials += unit.split ? spans : 0;
+    work.num_tasks += unit.split ? spans : 1;
+  }
+}
+
+template <class T>
+static void list_tasks(const AttentionSetup<T>& setup, AttentionWork& work) {
+  AttentionTask* next = work.tasks;
+  for (uint32_t u = 0; u < work.num_units; ++u) {
+    if (!work.units[u].split) {
+      *next++ = {u, -1};
+      continue;
+    }
+    const int32_t spans = static_cast<int32_t>(setup.num_spans(work.units[u]));
+    for (int32_t span = 0; span < spans; ++span) *next++ = {u, span};
+  }
+}
+
+template <class T>
+static void run_whole_unit(const AttentionSetup<T>& setup, const AttentionUnit& unit,
+                           const AttentionMemory<T>& memory) {
+  const size_t head_size = setup.layout.head_size;
+  load_queries(setup, unit, memory);
+  clear_partial(memory.merged, unit.num_tokens * setup.heads, head_size);
+  const int64_t first = setup.first_span(unit);
+  for (int64_t span = first; span < first + setup.num_spans(unit); ++span) {
+    const Range rows = walk_span(setup, unit, span, memory);
+    const AttentionPartial partial = span_result(memory, rows);
+    for (size_t r = rows.begin; r < rows.end; ++r) fold_row(memory.merged, partial, r, head_size);
+  }
+  write_out(setup, unit, memory.merged);
+}
+
+template <class T>
+static void run_one_span(const AttentionSetup<T>& setup, const AttentionUnit& unit, int64_t span,
+                         const AttentionMemory<T>& memory, const AttentionPartial& to) {
+  const size_t head_size = setup.layout.head_size;
+  load_queries(setup, unit, memory);
+  const Range rows = walk_span(setup, unit, span, memory);
+  const AttentionPartial partial = span_result(memory, rows);
+  for (size_t r = rows.begin; r < rows.end; ++r) {
+    to.max[r] = partial.max[r];
+    to.sum[r] = partial.sum[r];
+    std::memcpy(to.out + r * head_size, partial.out + r * head_size, head_size * sizeof(float));
+  }
+}
+
+template <class T>
+static void merge_split_unit(const AttentionSetup<T>& setup, const AttentionUnit& unit,
+                             float* partials, const AttentionMemory<T>& memory) {
+  clear_partial(memory.merged, unit.num_tokens * setup.heads, setup.layout.head_size);
+  const int64_t first = setup.first_span(unit);
+  for (int64_t i = 0; i < setup.num_spans(unit); ++i) {
+    const Range rows = rows_that_see(setup, unit, (first + i) * kSpan, (first + i + 1) * kSpan);
+    const size_t at = (unit.first_partial + static_cast<size_t>(i)) * setup.partial_floats();
+    const AttentionPartial partial = setup.partial_at(partials + at);
+    for (size_t r = rows.begin; r < rows.end; ++r) {
+      fold_row(memory.merged, partial, r, setup.layout.head_size);
+    }
+  }
+  write_out(setup, unit, memory.merged);
+}
+
+template <class T>
+static void run_tasks(const AttentionSetup<T>& setup, const AttentionWork& work, char* memories,
+                      float* partials) {
+  const auto memory_of = [&](int thread) {
+    const size_t at = static_cast<size_t>(thread) * AttentionMemory<T>::bytes(setup);
+    return AttentionMemory<T>(setup, memories + at);
+  };
+  for_each_task(work.threads, work.num_tasks, [&](size_t task, int thread) {
+    const AttentionUnit& unit = work.units[work.tasks[task].unit];
+    const int32_t span = work.tasks[task].span;
+    if (span < 0) return run_whole_unit(setup, unit, memory_of(thread));
+    const size_t at = (unit.first_partial + static_cast<size_t>(span)) * setup.partial_floats();
+    run_one_span(setup, unit, setup.first_span(unit) + span, memory_of(thread),
+                 setup.partial_at(partials + at));
+  });
+  if (work.num_partials == 0) return;
+  for_each_task(work.threads, work.num_units, [&](size_t u, int thread) {
+    if (work.units[u].split) {
+      merge_split_unit(setup, work.units[u], partials, memory_of(thread));
+    }
+  });
+}
+
+template <class T>
+static void attention_of(const AttentionCall& call, Workers& workers) {
+  const size_t heads = call.num_heads / call.shape.num_kv_heads;
+  const size_t tokens_per_unit = heads < kUnitRows ? kUnitRows / heads : 1;
+  const AttentionSetup<T> setup{&call, KvLayout(call.shape), heads, tokens_per_unit * heads,
+                                call.scale * kLog2E};
+  AttentionWork work{};
+  const size_t num_units = count_units(setup, tokens_per_unit);
+  work.units = static_cast<AttentionUnit*>(workers.plan.take(num_units * sizeof(AttentionUnit)));
+  work.num_units = list_units(setup, tokens_per_unit, work.units);
+  mark_split_units(setup, workers.num_threads, work);
+
+  const size_t tasks_bytes = round_up(work.num_tasks * sizeof(AttentionTask), 64);
+  const size_t memories_bytes =
+      static_cast<size_t>(work.threads) * AttentionMemory<T>::bytes(setup);
+  const size_t partials_bytes = work.num_partials * setup.partial_floats() * sizeof(float);
+  char* memory =
+      static_cast<char*>(workers.scratch.take(tasks_bytes + memories_bytes + partials_bytes));
+  work.tasks = reinterpret_cast<AttentionTask*>(memory);
+  list_tasks(setup, work);
+  run_tasks(setup, work, memory + tasks_bytes,
+            reinterpret_cast<float*>(memory + tasks_bytes + memories_bytes));
+}
+
+}  // namespace lora_serve::LORA_SERVE_PATH

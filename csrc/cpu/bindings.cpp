@@ -1,0 +1,229 @@
+// Python's view of the kernels: raw addresses and sizes, no tensors.
+//
+// The caller (lora_serve/ops/cpu.py) vouches for every address, shape and dtype. The interpreter's
+// lock is held while a kernel runs, which also keeps a Backend's scratch memory to one caller;
+// packing releases it, because loader threads pack while the engine runs.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "huge_pages.h"
+#include "lora_adapter.h"
+#include "packing.h"
+#include "paths.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace lora_serve {
+namespace {
+
+using Address = uintptr_t;
+
+void* pointer(Address address) { return reinterpret_cast<void*>(address); }
+
+template <class T>
+const T* pointer_to(Address address) {
+  return reinterpret_cast<const T*>(address);
+}
+
+class PackedWeight {
+ public:
+  PackedWeight(int dtype, Address weight, size_t out_features, size_t in_features, int num_threads)
+      : words_(packed_words(out_features, in_features, element_bytes(Dtype(dtype)))),
+        buffer_(allocate_words(words_)) {
+    pack_weight(pointer(weight), out_features, in_features, Dtype(dtype), buffer_.get(),
+                num_threads);
+  }
+  Address address() const { return reinterpret_cast<Address>(buffer_.get()); }
+  size_t num_bytes() const { return words_ * sizeof(uint32_t); }
+
+ private:
+  size_t words_;
+  WordBuffer buffer_;
+};
+
+std::shared_ptr<LoraAdapter> make_adapter(
+    int dtype, const std::vector<std::vector<
+                   std::tuple<Address, Address, size_t, size_t, size_t, size_t, float>>>& linears) {
+  std::vector<std::vector<LoraPartSource>> parts(linears.size());
+  for (size_t i = 0; i < linears.size(); ++i) {
+    for (const auto& [a, b, rank, in_features, out_features, out_start, scale] : linears[i]) {
+      parts[i].push_back(
+          {pointer(a), pointer(b), rank, in_features, out_features, out_start, scale});
+    }
+  }
+  nb::gil_scoped_release release;
+  return std::make_shared<LoraAdapter>(Dtype(dtype), parts);
+}
+
+// Keeps its adapters alive.
+class StepLora {
+ public:
+  explicit StepLora(
+      std::vector<std::tuple<size_t, size_t, std::shared_ptr<LoraAdapter>>> segments) {
+    for (auto& [begin, end, adapter] : segments) {
+      segments_.push_back({begin, end, adapter->linears()});
+      adapters_.push_back(std::move(adapter));
+    }
+    plan_ = {segments_.data(), segments_.size()};
+  }
+  StepLora(const StepLora&) = delete;
+  const LoraPlan& plan() const { return plan_; }
+
+ private:
+  std::vector<LoraSegment> segments_;
+  std::vector<std::shared_ptr<LoraAdapter>> adapters_;
+  LoraPlan plan_;
+};
+
+struct StepAttention {
+  AttentionPlan plan;
+  StepAttention(Address query_start, Address seq_lens, Address block_tables, size_t requests,
+                size_t table_stride)
+      : plan{pointer_to<int32_t>(query_start), pointer_to<int32_t>(seq_lens),
+             pointer_to<int32_t>(block_tables), requests, table_stride} {}
+};
+
+const Kernels& path_named(const std::string& name) {
+  const Kernels* paths[kMaxPaths];
+  const int count = usable_paths(paths);
+  std::string names;
+  for (int i = 0; i < count; ++i) {
+    if (name == paths[i]->path) return *paths[i];
+    names += std::string(i == 0 ? "" : ", ") + paths[i]->path;
+  }
+  throw std::invalid_argument("no kernel path '" + name + "' on this machine; have " + names);
+}
+
+class Backend {
+ public:
+  Backend(const std::string& path, int num_threads) : kernels_(path_named(path)) {
+    set_num_threads(num_threads);
+  }
+  const char* path() const { return kernels_.path; }
+  int num_threads() const { return workers_.num_threads; }
+  void set_num_threads(int count) {
+    if (count < 1) throw std::invalid_argument("num_threads must be at least 1");
+    workers_.num_threads = count;
+  }
+
+  void linear(int dtype, Address x, Address weight, Address bias, Address y, size_t rows,
+              size_t in_features, size_t out_features) {
+    kernels_.linear({Dtype(dtype), pointer(x), pointer_to<uint32_t>(weight), pointer(bias),
+                     pointer(y), rows, in_features, out_features},
+                    workers_);
+  }
+
+  void lora(int dtype, Address x, Address y, const StepLora& step, size_t linear_index,
+            size_t in_features, size_t out_features) {
+    kernels_.lora({Dtype(dtype), pointer(x), pointer(y), &step.plan(), linear_index, in_features,
+                   out_features},
+                  workers_);
+  }
+
+  void norm(int dtype, Address x, Address residual, Address weight, Address y, size_t rows,
+            size_t width, float eps) {
+    kernels_.norm({Dtype(dtype), pointer(x), pointer(residual), pointer(weight), pointer(y), rows,
+                   width, eps},
+                  workers_);
+  }
+
+  void silu_and_mul(int dtype, Address x, Address y, size_t rows, size_t width) {
+    kernels_.silu_and_mul({Dtype(dtype), pointer(x), pointer(y), rows, width}, workers_);
+  }
+
+  void rotary_and_write_kv(int dtype, Address q, size_t q_stride, Address k, size_t k_stride,
+                           Address v, size_t v_stride, Address cos_sin, Address positions,
+                           Address slots, Address cache, size_t block_size, size_t num_kv_heads,
+                           size_t head_size, size_t tokens, size_t num_heads) {
+    kernels_.rotary_and_write_kv({Dtype(dtype),
+                                  {pointer(q), q_stride},
+                                  {pointer(k), k_stride},
+                                  {pointer(v), v_stride},
+                                  pointer_to<float>(cos_sin),
+                                  pointer_to<int64_t>(positions),
+                                  pointer_to<int64_t>(slots),
+                                  pointer(cache),
+                                  {block_size, num_kv_heads, head_size},
+                                  tokens,
+                                  num_heads},
+                                 workers_);
+  }
+
+  void attention(int dtype, Address q, size_t q_stride, Address out, Address cache,
+                 size_t block_size, size_t num_kv_heads, size_t head_size,
+                 const StepAttention& step, size_t num_heads, float scale, int64_t window) {
+    kernels_.attention({Dtype(dtype),
+                        {pointer(q), q_stride},
+                        pointer(out),
+                        pointer(cache),
+                        {block_size, num_kv_heads, head_size},
+                        &step.plan,
+                        num_heads,
+                        scale,
+                        window},
+                       workers_);
+  }
+
+ private:
+  const Kernels& kernels_;
+  Workers workers_;
+};
+
+std::vector<std::string> path_names() {
+  const Kernels* paths[kMaxPaths];
+  const int count = usable_paths(paths);
+  std::vector<std::string> names;
+  for (int i = 0; i < count; ++i) names.emplace_back(paths[i]->path);
+  return names;
+}
+
+}  // namespace
+
+NB_MODULE(_cpu, m) {
+  // Kernels live as long as the process: what is left at its end is no leak.
+  nb::set_leak_warnings(false);
+
+  m.def("usable_paths", &path_names);
+  m.def("use_huge_pages",
+        [](Address address, size_t bytes) { use_huge_pages(pointer(address), bytes); });
+
+  nb::class_<PackedWeight>(m, "PackedWeight")
+      .def(nb::init<int, Address, size_t, size_t, int>())
+      .def_prop_ro("address", &PackedWeight::address)
+      .def_prop_ro("num_bytes", &PackedWeight::num_bytes);
+
+  nb::class_<LoraAdapter>(m, "LoraAdapter")
+      .def(nb::new_(&make_adapter))
+      .def_prop_ro("num_bytes", &LoraAdapter::num_bytes)
+      .def_prop_ro("num_linears", &LoraAdapter::num_linears);
+
+  nb::class_<StepLora>(m, "StepLora")
+      .def(nb::init<std::vector<std::tuple<size_t, size_t, std::shared_ptr<LoraAdapter>>>>());
+
+  nb::class_<StepAttention>(m, "StepAttention")
+      .def(nb::init<Address, Address, Address, size_t, size_t>());
+
+  nb::class_<Backend>(m, "Backend")
+      .def(nb::init<const std::string&, int>())
+      .def_prop_ro("path", &Backend::path)
+      .def_prop_rw("num_threads", &Backend::num_threads, &Backend::set_num_threads)
+      .def("linear", &Backend::linear)
+      .def("lora", &Backend::lora)
+      .def("norm", &Backend::norm)
+      .def("silu_and_mul", &Backend::silu_and_mul)
+      .def("rotary_and_write_kv", &Backend::rotary_and_write_kv)
+      .def("attention", &Backend::attention);
+}
+
+}  // namespace lora_serve

@@ -1,0 +1,39 @@
+// The element types of weights, activations and the KV cache, and the 32-bit words they are read
+// in.
+//
+// Every packed operand is read as vectors of 16 words, one word per column (or token, or channel):
+// two neighbours along the summed dimension for the 16-bit types, one element for float. That is
+// the form that vdpbf16ps multiplies, and the one that the other paths widen with a shift and a
+// mask.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace lora_serve {
+
+struct Bfloat16 {
+  uint16_t bits;
+};
+
+struct Float16 {
+  uint16_t bits;
+};
+
+// The numbers are part of the binding: ops/cpu.py maps torch's dtypes to them.
+enum class Dtype : int { kFloat32 = 0, kFloat16 = 1, kBfloat16 = 2 };
+
+constexpr int kLanes = 16;
+
+template <class T>
+constexpr int kPerWord = 4 / sizeof(T);
+
+// static: headers that kernels share must not leave behind code that another path's flags compiled.
+static constexpr size_t element_bytes(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
+
+static constexpr size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
+
+static constexpr size_t round_up(size_t a, size_t b) { return ceil_div(a, b) * b; }
+
+}  // namespace lora_serve

@@ -1,0 +1,116 @@
+// What every path offers: one table of plain functions, filled once per path, chosen at start.
+//
+// Sizes are in elements unless a name says bytes. Pointers are to row-major memory that the caller
+// keeps alive during the call. No function here knows torch or Python.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "dtype.h"
+#include "lora_tables.h"
+#include "scratch.h"
+
+namespace lora_serve {
+
+// What a call may use. Not shared between threads.
+struct Workers {
+  int num_threads = 1;
+  Scratch scratch;
+  Scratch plan;  // what a call works out before it knows how much scratch it needs
+};
+
+// y = x @ weight.T + bias.   x (rows, in), y (rows, out), contiguous; bias (out) or null.
+struct LinearCall {
+  Dtype dtype;
+  const void* x;
+  const uint32_t* weight;  // packed, see packing.h
+  const void* bias;
+  void* y;
+  size_t rows, in_features, out_features;
+};
+
+// y[segment rows] += delta of each segment's adapter.   x (rows, in), y (rows, out), contiguous.
+struct LoraCall {
+  Dtype dtype;
+  const void* x;
+  void* y;
+  const LoraPlan* plan;
+  size_t linear_index;
+  size_t in_features, out_features;
+};
+
+// y[n] = x[n] * weight / sqrt(mean(x[n]^2) + eps); with a residual, x[n] is residual[n] += x[n].
+struct NormCall {
+  Dtype dtype;
+  const void* x;
+  void* residual;  // or null
+  const void* weight;
+  void* y;
+  size_t rows, width;
+  float eps;
+};
+
+// y[t] = silu(x[t][:width]) * x[t][width:].   x (rows, 2 width), y (rows, width).
+struct SiluCall {
+  Dtype dtype;
+  const void* x;
+  void* y;
+  size_t rows, width;
+};
+
+// The shape of one layer's KV cache, see kv_layout.h.
+struct KvShape {
+  size_t block_size, num_kv_heads, head_size;
+};
+
+// Heads are contiguous inside a token; tokens lie `stride` elements apart.
+struct TokenRows {
+  void* data;
+  size_t stride;
+};
+
+// Rotates q in place; writes rotated k, and v, to the cache. A negative slot is not written.
+struct RotaryCall {
+  Dtype dtype;
+  TokenRows q, k, v;
+  const float* cos_sin;      // (positions, head_size): cosines of each half, then sines
+  const int64_t* positions;  // (tokens)
+  const int64_t* slots;      // (tokens): block_id * block_size + offset
+  void* cache;
+  KvShape shape;
+  size_t tokens, num_heads;
+};
+
+// Which queries attend to which blocks; the pointers belong to whoever made the plan.
+struct AttentionPlan {
+  const int32_t* query_start;   // (requests + 1)
+  const int32_t* seq_lens;      // (requests)
+  const int32_t* block_tables;  // (requests, table_stride)
+  size_t requests, table_stride;
+};
+
+struct AttentionCall {
+  Dtype dtype;
+  TokenRows q;
+  void* out;  // (tokens, num_heads, head_size), contiguous
+  const void* cache;
+  KvShape shape;
+  const AttentionPlan* plan;
+  size_t num_heads;
+  float scale;
+  int64_t window;  // 0: no window
+};
+
+struct Kernels {
+  const char* path;
+  void (*linear)(const LinearCall&, Workers&);
+  void (*lora)(const LoraCall&, Workers&);
+  void (*norm)(const NormCall&, Workers&);
+  void (*silu_and_mul)(const SiluCall&, Workers&);
+  void (*rotary_and_write_kv)(const RotaryCall&, Workers&);
+  void (*attention)(const AttentionCall&, Workers&);
+};
+
+}  // namespace lora_serve

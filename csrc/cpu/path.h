@@ -1,0 +1,46 @@
+// One path's table of kernels, from headers that all paths share.
+//
+// The file that includes this one has set LORA_SERVE_PATH, the namespace, and LORA_SERVE_SIMD, the
+// vector it is written in; its compiler flags say which instructions may be used. Everything here
+// is static or in that namespace: no function compiled with one path's flags may serve another.
+
+#pragma once
+
+#include LORA_SERVE_SIMD
+
+#include "activation.h"
+#include "attention.h"
+#include "kernels.h"
+#include "linear.h"
+#include "lora.h"
+#include "norm.h"
+#include "rotary.h"
+
+namespace lora_serve::LORA_SERVE_PATH {
+
+#define LORA_SERVE_BY_DTYPE(name, Call)                  \
+  static void name(const Call& call, Workers& workers) { \
+    switch (call.dtype) {                                \
+      case Dtype::kFloat32:                              \
+        return name##_of<float>(call, workers);          \
+      case Dtype::kFloat16:                              \
+        return name##_of<Float16>(call, workers);        \
+      case Dtype::kBfloat16:                             \
+        return name##_of<Bfloat16>(call, workers);       \
+    }                                                    \
+  }
+
+LORA_SERVE_BY_DTYPE(linear, LinearCall)
+LORA_SERVE_BY_DTYPE(lora, LoraCall)
+LORA_SERVE_BY_DTYPE(norm, NormCall)
+LORA_SERVE_BY_DTYPE(silu_and_mul, SiluCall)
+LORA_SERVE_BY_DTYPE(rotary_and_write_kv, RotaryCall)
+LORA_SERVE_BY_DTYPE(attention, AttentionCall)
+
+#undef LORA_SERVE_BY_DTYPE
+
+static constexpr Kernels table(const char* path) {
+  return {path, linear, lora, norm, silu_and_mul, rotary_and_write_kv, attention};
+}
+
+}  // namespace lora_serve::LORA_SERVE_PATH

@@ -1,0 +1,23 @@
+#include "paths.h"
+
+namespace lora_serve {
+
+// __builtin_cpu_supports asks the operating system too: registers it does not save do not count.
+int usable_paths(const Kernels* (&paths)[kMaxPaths]) {
+  int count = 0;
+#ifdef LORA_SERVE_X86
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512dq");
+  if (avx512 && __builtin_cpu_supports("avx512bf16")) paths[count++] = &kernels_avx512bf16;
+  if (avx512) paths[count++] = &kernels_avx512;
+  if (avx2) paths[count++] = &kernels_avx2;
+#endif
+  paths[count++] = &kernels_generic;
+  return count;
+}
+
+}  // namespace lora_serve

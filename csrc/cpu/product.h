@@ -1,0 +1,121 @@
+// The one inner loop: acc[r][v] += sum over k of left[r][k] * right[k][16 v .. 16 v + 15].
+//
+// R rows, V vectors of 16 columns, K words along the summed dimension, all in one pass and in one
+// accumulator: an element's sum goes over k in ascending order whatever R and V are, and whether it
+// is interrupted between calls. Linear layers, LoRA, and both products of attention are this loop.
+//
+// left: rows of `Left` elements, kPerWord<T> per word. right: words of T, see dtype.h.
+
+#pragma once
+
+#include "dtype.h"
+
+namespace lora_serve::LORA_SERVE_PATH {
+
+// Widens both sides and multiplies with one fma per element.
+template <class T>
+struct WidenedDot {
+  using Left = float;
+  using Word = T;
+  static constexpr int kSteps = kPerWord<T>;
+  using Right = F32x16;
+  using LeftVector = F32x16;
+
+  SIMD_INLINE Right right(U32x16 words, int step) { return Widen<T>::element(words, step); }
+  SIMD_INLINE LeftVector left(const Left* word, int step) { return broadcast(word[step]); }
+  SIMD_INLINE F32x16 multiply_add(LeftVector a, Right b, F32x16 acc) { return fma(a, b, acc); }
+};
+
+#ifdef __AVX512BF16__
+
+// vdpbf16ps: acc + a1 * b1, then + a0 * b0, each a fused multiply-add that takes denormals as zero.
+struct Bfloat16PairDot {
+  using Left = Bfloat16;
+  using Word = Bfloat16;
+  static constexpr int kSteps = 1;
+  using Right = __m512i;
+  using LeftVector = __m512i;
+
+  SIMD_INLINE Right right(U32x16 words, int) { return words.v; }
+  SIMD_INLINE LeftVector left(const Left* word, int) {
+    int pair;
+    std::memcpy(&pair, word, sizeof pair);
+    return _mm512_set1_epi32(pair);
+  }
+  SIMD_INLINE F32x16 multiply_add(LeftVector a, Right b, F32x16 acc) {
+    return {_mm512_dpbf16_ps(acc.v, (__m512bh)a, (__m512bh)b)};
+  }
+};
+
+#endif
+
+// How this path multiplies activations of type T with words of type T.
+template <class T>
+struct DotFor {
+  using Type = WidenedDot<T>;
+};
+
+#ifdef __AVX512BF16__
+template <>
+struct DotFor<Bfloat16> {
+  using Type = Bfloat16PairDot;
+};
+#endif
+
+// Register blocks, chosen so that accumulators, right vectors and one broadcast fill the register
+// file: 24 + 2 of 32 (AVX-512), 12 + 2 of 16 (AVX2, two to a vector).
+#ifdef __AVX512F__
+constexpr int kMaxRows = 12;
+constexpr int kMaxVectors = 2;
+#else
+constexpr int kMaxRows = 6;
+constexpr int kMaxVectors = 1;
+#endif
+
+// Where the vectors of the right side lie: vector v of word k starts at vectors[v] + k * step.
+template <int kVectors>
+struct RightView {
+  const uint32_t* vectors[kVectors];
+  size_t step;
+};
+
+// acc += the products of one word of each row, whose first lies at `left`.
+template <class Dot, int kRows, int kVectors>
+SIMD_INLINE void multiply_word(const typename Dot::Left* left, size_t left_stride,
+                               const U32x16 (&words)[kVectors], F32x16 (&acc)[kRows][kVectors]) {
+#pragma GCC unroll 2
+  for (int step = 0; step < Dot::kSteps; ++step) {
+    typename Dot::Right b[kVectors];
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) b[v] = Dot::right(words[v], step);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const auto a = Dot::left(left + r * left_stride, step);
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) acc[r][v] = Dot::multiply_add(a, b[v], acc[r][v]);
+    }
+  }
+}
+
+template <class Dot, int kRows, int kVectors>
+SIMD_INLINE void multiply(const typename Dot::Left* left, size_t left_stride,
+                          RightView<kVectors> right, size_t num_words,
+                          F32x16 (&acc)[kRows][kVectors]) {
+  for (size_t k = 0; k < num_words; ++k) {
+    U32x16 words[kVectors];
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) words[v] = load_words(right.vectors[v] + k * right.step);
+    multiply_word<Dot>(left + k * kPerWord<typename Dot::Word>, left_stride, words, acc);
+  }
+}
+
+template <int kRows, int kVectors>
+SIMD_INLINE void clear(F32x16 (&acc)[kRows][kVectors]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) acc[r][v] = zero();
+  }
+}
+
+}  // namespace lora_serve::LORA_SERVE_PATH

@@ -1,0 +1,117 @@
+"""The native side of ops/cpu.py, built from csrc/cpu. Takes addresses, sizes and dtype codes."""
+
+from collections.abc import Sequence
+
+# a, b, rank, in_features, out_features, out_start, scale
+_Part = tuple[int, int, int, int, int, int, float]
+
+def usable_paths() -> list[str]: ...
+def use_huge_pages(address: int, num_bytes: int, /) -> None: ...
+
+class PackedWeight:
+    def __init__(
+        self, dtype: int, weight: int, out_features: int, in_features: int, num_threads: int, /
+    ) -> None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+
+class LoraAdapter:
+    def __init__(self, dtype: int, linears: Sequence[Sequence[_Part]], /) -> None: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def num_linears(self) -> int: ...
+
+class StepLora:
+    def __init__(self, segments: list[tuple[int, int, LoraAdapter]], /) -> None: ...
+
+class StepAttention:
+    def __init__(
+        self,
+        query_start: int,
+        seq_lens: int,
+        block_tables: int,
+        num_requests: int,
+        table_stride: int,
+        /,
+    ) -> None: ...
+
+class Backend:
+    def __init__(self, path: str, num_threads: int, /) -> None: ...
+    @property
+    def path(self) -> str: ...
+    num_threads: int
+    def linear(
+        self,
+        dtype: int,
+        x: int,
+        weight: int,
+        bias: int,
+        y: int,
+        rows: int,
+        in_features: int,
+        out_features: int,
+        /,
+    ) -> None: ...
+    def lora(
+        self,
+        dtype: int,
+        x: int,
+        y: int,
+        step: StepLora,
+        linear_index: int,
+        in_features: int,
+        out_features: int,
+        /,
+    ) -> None: ...
+    def norm(
+        self,
+        dtype: int,
+        x: int,
+        residual: int,
+        weight: int,
+        y: int,
+        rows: int,
+        width: int,
+        eps: float,
+        /,
+    ) -> None: ...
+    def silu_and_mul(self, dtype: int, x: int, y: int, rows: int, width: int, /) -> None: ...
+    def rotary_and_write_kv(
+        self,
+        dtype: int,
+        q: int,
+        q_stride: int,
+        k: int,
+        k_stride: int,
+        v: int,
+        v_stride: int,
+        cos_sin: int,
+        positions: int,
+        slots: int,
+        cache: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_size: int,
+        tokens: int,
+        num_heads: int,
+        /,
+    ) -> None: ...
+    def attention(
+        self,
+        dtype: int,
+        q: int,
+        q_stride: int,
+        out: int,
+        cache: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_size: int,
+        step: StepAttention,
+        num_heads: int,
+        scale: float,
+        window: int,
+        /,
+    ) -> None: ...

@@ -1,0 +1,347 @@
+"""The native CPU kernels (csrc/cpu) as an `Ops` record.
+
+The one rule: whatever the native side takes on trust (addresses, shapes, dtypes, strides) is
+checked or arranged here, dearly where weights and plans are made, cheaply in calls. Knows nothing
+of how the kernels work; a number is summed in the same order on any number of threads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lora_serve.errors import ConfigError
+from lora_serve.ops import LoRAPart, Ops
+from lora_serve.ops._cpu import (
+    Backend,
+    LoraAdapter,
+    PackedWeight,
+    StepAttention,
+    StepLora,
+    usable_paths,
+    use_huge_pages,
+)
+
+PATH_VARIABLE = "LORA_SERVE_CPU_PATH"
+
+# Raised whenever any path's results may change in a bit.
+NUMERICS_VERSION = 1
+
+GROUP = 16  # tokens that lie side by side in the KV cache, see csrc/cpu/kv_layout.h
+MAX_HEAD_SIZE = 256
+
+# csrc/cpu/dtype.h
+_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+
+def _code(dtype: torch.dtype) -> int:
+    code = _CODES.get(dtype)
+    if code is None:
+        raise ConfigError(
+            f"dtype {dtype} has no CPU kernels; choose one of {', '.join(map(str, _CODES))}"
+        )
+    return code
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """weight holds the native copy; address and bias_address are what a call passes on."""
+
+    weight: PackedWeight
+    bias: Tensor | None
+    code: int
+    address: int
+    bias_address: int
+    in_features: int
+    out_features: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoraStep:
+    """native is None when no row has an adapter."""
+
+    native: StepLora | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionStep:
+    """The tensors whose addresses `native` holds, kept alive with it."""
+
+    native: StepAttention
+    tensors: tuple[Tensor, Tensor, Tensor]
+
+
+class CpuKernels:
+    """The members of an `Ops` record on one path.
+
+    One thread calls at a time, except that any may call `pack_linear` and `pack_adapter`.
+    """
+
+    def __init__(self, path: str, num_threads: int) -> None:
+        self.native = Backend(path, num_threads)
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        """Copies the weight into the kernels' order; the source is not kept."""
+        weight = weight.detach().contiguous()
+        out_features, in_features = weight.shape
+        if bias is not None:
+            bias = bias.detach().to(weight.dtype).contiguous()
+            assert bias.shape == (out_features,), f"bias {tuple(bias.shape)}, out {out_features}"
+        code = _code(weight.dtype)
+        threads = self.native.num_threads
+        packed = PackedWeight(code, weight.data_ptr(), out_features, in_features, threads)
+        bias_address = 0 if bias is None else bias.data_ptr()
+        return PackedLinear(
+            packed, bias, code, packed.address, bias_address, in_features, out_features
+        )
+
+    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        x = x.contiguous()
+        rows, in_features = x.shape
+        out_features = packed.out_features
+        assert in_features == packed.in_features, f"x has {in_features}, not {packed.in_features}"
+        y = torch.empty(rows, out_features, dtype=x.dtype)
+        self.native.linear(
+            packed.code,
+            x.data_ptr(),
+            packed.address,
+            packed.bias_address,
+            y.data_ptr(),
+            rows,
+            in_features,
+            out_features,
+        )
+        return y
+
+    def pack_adapter(self, linears: Sequence[Sequence[LoRAPart]]) -> LoraAdapter:
+        """Copies all parts into the kernels' order; the sources are not kept."""
+        parts = [part for linear in linears for part in linear]
+        dtype = parts[0].a.dtype if parts else torch.float32
+        kept: list[Tensor] = []  # what contiguous() made, alive until it is copied
+
+        def address(tensor: Tensor) -> int:
+            assert tensor.dtype == dtype, f"{tensor.dtype} in an adapter of {dtype}"
+            kept.append(tensor.detach().contiguous())
+            return kept[-1].data_ptr()
+
+        return LoraAdapter(
+            _code(dtype),
+            [
+                [
+                    (
+                        address(part.a),
+                        address(part.b),
+                        part.a.shape[0],
+                        part.a.shape[1],
+                        part.b.shape[0],
+                        part.out_start,
+                        part.scale,
+                    )
+                    for part in linear
+                ]
+                for linear in linears
+            ],
+        )
+
+    def plan_lora(
+        self, segments: Sequence[tuple[int, int, LoraAdapter]], num_tokens: int
+    ) -> LoraStep:
+        end = 0
+        for segment in segments:
+            assert end <= segment[0] < segment[1] <= num_tokens, f"{segments} of {num_tokens} rows"
+            end = segment[1]
+        return LoraStep(StepLora(list(segments)) if segments else None)
+
+    def lora(self, y: Tensor, x: Tensor, plan: LoraStep, linear_index: int) -> None:
+        if plan.native is None:
+            return
+        x = x.contiguous()
+        assert y.is_contiguous(), "lora adds in place: y must be contiguous"
+        self.native.lora(
+            _CODES[x.dtype],
+            x.data_ptr(),
+            y.data_ptr(),
+            plan.native,
+            linear_index,
+            x.shape[1],
+            y.shape[1],
+        )
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        rows, width = x.shape
+        self.native.norm(
+            _CODES[x.dtype], x.data_ptr(), 0, weight.data_ptr(), y.data_ptr(), rows, width, eps
+        )
+        return y
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        x = x.contiguous()
+        assert residual.is_contiguous(), "add_rms_norm adds in place: residual must be contiguous"
+        y = torch.empty_like(x)
+        rows, width = x.shape
+        self.native.norm(
+            _CODES[x.dtype],
+            x.data_ptr(),
+            residual.data_ptr(),
+            weight.data_ptr(),
+            y.data_ptr(),
+            rows,
+            width,
+            eps,
+        )
+        return y
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        rows, width = x.shape
+        y = torch.empty(rows, width // 2, dtype=x.dtype)
+        self.native.silu_and_mul(_CODES[x.dtype], x.data_ptr(), y.data_ptr(), rows, width // 2)
+        return y
+
+    def new_kv_cache(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """(blocks, 2 for K and V, kv heads, groups of 16 tokens, 16 * head_size), uninitialised.
+
+        Raises:
+            ConfigError: for a block or head size that is no multiple of 16, or too large a head.
+        """
+        _code(dtype)
+        if block_size % GROUP or block_size < GROUP:
+            raise ConfigError(
+                f"--block-size {block_size}: the CPU kernels need a multiple of {GROUP}"
+            )
+        if head_size % GROUP or not GROUP <= head_size <= MAX_HEAD_SIZE:
+            raise ConfigError(
+                f"head size {head_size}: the CPU kernels need a multiple of {GROUP} up to "
+                f"{MAX_HEAD_SIZE}; --override-op paged_attention=reference serves others, slowly"
+            )
+        shape = (num_blocks, 2, num_kv_heads, block_size // GROUP, GROUP * head_size)
+        cache = torch.empty(shape, dtype=dtype)
+        use_huge_pages(cache.data_ptr(), cache.numel() * cache.element_size())
+        return cache
+
+    def rotary_and_write_kv(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> None:
+        tokens, num_heads, head_size = q.shape
+        _, _, num_kv_heads, groups, _ = kv_cache.shape
+        self.native.rotary_and_write_kv(
+            _CODES[q.dtype],
+            q.data_ptr(),
+            _token_stride(q, head_size),
+            k.data_ptr(),
+            _token_stride(k, head_size),
+            v.data_ptr(),
+            _token_stride(v, head_size),
+            cos_sin.data_ptr(),
+            positions.data_ptr(),
+            slot_mapping.data_ptr(),
+            kv_cache.data_ptr(),
+            groups * GROUP,
+            num_kv_heads,
+            head_size,
+            tokens,
+            num_heads,
+        )
+
+    def plan_attention(
+        self, query_start_loc: Tensor, seq_lens: Tensor, block_tables: Tensor, block_size: int
+    ) -> AttentionStep:
+        tensors = tuple(t.contiguous() for t in (query_start_loc, seq_lens, block_tables))
+        assert all(t.dtype == torch.int32 for t in tensors), "plans are made of int32"
+        starts, lens, tables = tensors
+        requests, max_blocks = tables.shape
+        longest = max(lens.tolist(), default=0)
+        assert max_blocks * block_size >= longest, f"{max_blocks} blocks for {longest} tokens"
+        native = StepAttention(
+            starts.data_ptr(), lens.data_ptr(), tables.data_ptr(), requests, max_blocks
+        )
+        return AttentionStep(native, (starts, lens, tables))
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        kv_cache: Tensor,
+        plan: AttentionStep,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        tokens, num_heads, head_size = q.shape
+        _, _, num_kv_heads, groups, _ = kv_cache.shape
+        out = torch.empty(tokens, num_heads, head_size, dtype=q.dtype)
+        self.native.attention(
+            _CODES[q.dtype],
+            q.data_ptr(),
+            _token_stride(q, head_size),
+            out.data_ptr(),
+            kv_cache.data_ptr(),
+            groups * GROUP,
+            num_kv_heads,
+            head_size,
+            plan.native,
+            num_heads,
+            scale,
+            sliding_window or 0,
+        )
+        return out
+
+
+def _token_stride(rows: Tensor, head_size: int) -> int:
+    """Elements from one token's heads to the next one's; the heads themselves lie side by side."""
+    token, head, element = rows.stride()
+    side_by_side = element == 1 and (head == head_size or rows.shape[1] == 1)
+    assert side_by_side, f"heads of {head_size} at strides {rows.stride()}"
+    return token
+
+
+def load(path: str | None = None, num_threads: int | None = None) -> Ops:
+    """The fastest path that this machine runs, or the one named.
+
+    Args:
+        path: one of `usable_paths()`; None reads LORA_SERVE_CPU_PATH, which may be unset.
+        num_threads: None for torch's own number at this moment.
+
+    Raises:
+        ConfigError: naming a path that does not exist or does not run here, and those that do.
+    """
+    wanted = path or os.environ.get(PATH_VARIABLE) or usable_paths()[0]
+    if wanted not in usable_paths():
+        raise ConfigError(
+            f"{PATH_VARIABLE} {wanted!r}: this machine runs {', '.join(usable_paths())}"
+        )
+    kernels = CpuKernels(wanted, num_threads or torch.get_num_threads())
+    return Ops(
+        name="cpu",
+        numerics=f"cpu-{wanted}-{NUMERICS_VERSION}",
+        pack_linear=kernels.pack_linear,
+        linear=kernels.linear,
+        pack_adapter=kernels.pack_adapter,
+        plan_lora=kernels.plan_lora,
+        lora=kernels.lora,
+        rms_norm=kernels.rms_norm,
+        add_rms_norm=kernels.add_rms_norm,
+        silu_and_mul=kernels.silu_and_mul,
+        new_kv_cache=kernels.new_kv_cache,
+        rotary_and_write_kv=kernels.rotary_and_write_kv,
+        plan_attention=kernels.plan_attention,
+        paged_attention=kernels.paged_attention,
+    )
