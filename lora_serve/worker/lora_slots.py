@@ -33,7 +33,7 @@ class LoRASlots:
         self._active: dict[bytes, PackedAdapter] = {}
 
     def prepare(self, checkpoint: AdapterCheckpoint) -> None:
-        """Pack an adapter, whose modules' shapes were checked, for a later `activate`."""
+        """Pack an adapter, whose modules' shapes were checked, for a later `change`."""
         modules = {module.name: module for module in checkpoint.modules}
         linears: list[list[LoRAPart]] = []
         for linear in self._linears:

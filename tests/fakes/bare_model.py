@@ -1,0 +1,83 @@
+"""A decoder with its KV pool and nothing around it: steps in, logits of every row out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lora_serve.identity import AdapterRef
+from lora_serve.layers.rotary import rotary_table
+from lora_serve.models.decoder import build_decoder
+from lora_serve.models.source import load_spec
+from lora_serve.models.weights import WeightReader, open_weights
+from lora_serve.ops import Ops
+from lora_serve.step import AdapterCheckpoint, ScheduledRequest
+from lora_serve.worker.batch_builder import BatchBuilder
+from lora_serve.worker.kv_cache import allocate_kv_caches
+from lora_serve.worker.lora_slots import LoRASlots
+
+BLOCK_SIZE = 16
+
+
+class BareModel:
+    """KV is NaN until written."""
+
+    def __init__(self, directory: Path, ops: Ops, dtype: torch.dtype, num_blocks: int = 64) -> None:
+        self.spec = load_spec(directory)
+        weights = WeightReader(open_weights(directory, self.spec, "safetensors", 0, dtype), dtype)
+        cos_sin = rotary_table(self.spec.rope, self.spec.head_size, self.spec.max_positions)
+        self.decoder = build_decoder(self.spec, weights, ops, cos_sin)
+        self.adapters = LoRASlots(self.spec, ops, dtype)
+        self.kv_caches = allocate_kv_caches(self.spec, ops, num_blocks, BLOCK_SIZE, dtype)
+        self._builder = BatchBuilder(ops, BLOCK_SIZE, self.spec.hidden_size, dtype)
+        self.poison()
+
+    def poison(self) -> None:
+        for cache in self.kv_caches:
+            cache.fill_(torch.nan)
+
+    def add_adapter(self, checkpoint: AdapterCheckpoint) -> AdapterRef:
+        self.adapters.prepare(checkpoint)
+        self.adapters.change((), (checkpoint.digest,))
+        return AdapterRef(checkpoint.path, checkpoint.digest)
+
+    @torch.inference_mode()
+    def step(self, requests: Sequence[ScheduledRequest]) -> list[Tensor]:
+        """The logits (num_tokens, V) of each request's rows."""
+        batch = self._builder.build(requests, self.adapters.__getitem__)
+        logits = self.decoder.logits(self.decoder.forward(batch.forward, self.kv_caches))
+        first_row = dict(zip(batch.order, batch.first_row, strict=False))
+        return [logits[first_row[i] :][: r.num_tokens] for i, r in enumerate(requests)]
+
+
+class Prompt:
+    """One request's tokens and blocks; `chunk` makes steps of it."""
+
+    def __init__(
+        self,
+        token_ids: Sequence[int],
+        block_ids: Sequence[int],
+        adapter: AdapterRef | None = None,
+    ) -> None:
+        self.token_ids = list(token_ids)
+        self.block_ids = list(block_ids)
+        self.adapter = adapter
+
+    def chunk(self, start: int, end: int) -> ScheduledRequest:
+        return ScheduledRequest(
+            request_id="r",
+            adapter=self.adapter,
+            start=start,
+            token_ids=self.token_ids[start:end],
+            block_ids=self.block_ids[: -(-end // BLOCK_SIZE)],
+        )
+
+    def alone(self, model: BareModel, chunk: int = 10_000) -> Tensor:
+        """Logits of all its rows from poisoned memory, in chunks of one size."""
+        model.poison()
+        length = len(self.token_ids)
+        steps = range(0, length, chunk)
+        return torch.cat([model.step([self.chunk(s, min(s + chunk, length))])[0] for s in steps])

@@ -1,0 +1,38 @@
+"""Adapters as PEFT makes and saves them, on a tiny model."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from lora_serve.adapters.checkpoint import read_adapter
+from lora_serve.models.layout import lora_modules
+from lora_serve.models.spec import DecoderSpec
+from lora_serve.step import AdapterCheckpoint
+from tests.fakes.tiny_models import TINY_MODELS
+
+ALL_PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def make_peft(family: str, seed: int, **settings: Any) -> PeftModel:
+    """A tiny model with an adapter whose every delta is far from 0."""
+    settings = {"r": 8, "lora_alpha": 16, "target_modules": ALL_PROJECTIONS, **settings}
+    with warnings.catch_warnings():  # peft asks transformers by a name it is about to drop
+        warnings.simplefilter("ignore", FutureWarning)
+        model = get_peft_model(TINY_MODELS[family].make(), LoraConfig(**settings)).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def read_saved(model: PeftModel, directory: Path, spec: DecoderSpec) -> AdapterCheckpoint:
+    """What the server reads of the adapter when PEFT has saved it."""
+    model.save_pretrained(str(directory))
+    return read_adapter(str(directory), lora_modules=lora_modules(spec), max_lora_rank=64)

@@ -1,0 +1,83 @@
+"""Random models of each family, as transformers saves them, small enough to compute in no time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCAB_SIZE = 128
+SIZES: dict[str, int] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """A kind of model: transformers' classes, and what its config says beyond SIZES."""
+
+    config_class: type[PretrainedConfig]
+    model_class: type[PreTrainedModel]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def make(self) -> PreTrainedModel:
+        """Weights large enough that every layer, norm and bias shows in the logits."""
+        config = self.config_class(**SIZES, **self.options)
+        config.eos_token_id = config.bos_token_id = None
+        model = self.model_class(config).eval()
+        generator = torch.Generator().manual_seed(7)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                centre = 1.0 if "norm" in name else 0.0
+                parameter.copy_(centre + 0.15 * torch.randn(parameter.shape, generator=generator))
+        return model
+
+
+TINY_MODELS = {
+    "llama": TinyModel(LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3_ROPE}),
+    "llama-bias-yarn": TinyModel(
+        LlamaConfig, LlamaForCausalLM, {"rope_parameters": YARN_ROPE, "attention_bias": True}
+    ),
+    "qwen2": TinyModel(Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
+    "qwen3": TinyModel(Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
+    "mistral": TinyModel(MistralConfig, MistralForCausalLM, {"sliding_window": 10}),
+}
+
+
+def save(model: PreTrainedModel, directory: Path, **options: Any) -> Path:
+    model.save_pretrained(directory, **options)
+    return directory

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from lora_serve.ops import Ops
+from lora_serve.ops.backends import available_ops
+from tests.fakes.bare_model import BareModel, Prompt
+from tests.fakes.tiny_models import TINY_MODELS, VOCAB_SIZE
+
+FAMILIES = pytest.mark.parametrize("family", TINY_MODELS)
+BACKENDS = pytest.mark.parametrize("ops", available_ops().values(), ids=lambda ops: ops.name)
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+
+Build = Callable[[str, Ops, torch.dtype], BareModel]
+
+
+@pytest.fixture
+def build(directories: dict[str, Path]) -> Build:
+    return lambda family, ops, dtype: BareModel(directories[family], ops, dtype)
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, VOCAB_SIZE, (count,), generator=generator).tolist()
+
+
+@FAMILIES
+@BACKENDS
+def test_logits_are_those_of_transformers(
+    build: Build, tiny_models: dict[str, PreTrainedModel], family: str, ops: Ops
+) -> None:
+    token_ids = tokens(90)
+    with torch.no_grad():
+        expected = tiny_models[family](torch.tensor([token_ids])).logits[0]
+    got = Prompt(token_ids, range(9, 3, -1)).alone(build(family, ops, torch.float32))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@FAMILIES
+@BACKENDS
+def test_greedy_tokens_are_those_of_transformers(
+    build: Build, tiny_models: dict[str, PreTrainedModel], family: str, ops: Ops
+) -> None:
+    prompt = tokens(30, seed=1)
+    given = torch.tensor([prompt])
+    expected = tiny_models[family].generate(
+        given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=12
+    )[0]
+    model = build(family, ops, torch.float32)
+    request = Prompt(prompt, range(5))
+    logits = model.step([request.chunk(0, len(prompt))])[0]
+    while len(request.token_ids) < len(expected):
+        request.token_ids.append(int(logits[-1].argmax()))
+        end = len(request.token_ids)
+        logits = model.step([request.chunk(end - 1, end)])[0]
+    assert request.token_ids == expected.tolist()
+
+
+@FAMILIES
+@BACKENDS
+@DTYPES
+def test_chunks_prefixes_and_decode_give_the_bits_of_one_cold_prefill(
+    build: Build, family: str, ops: Ops, dtype: torch.dtype
+) -> None:
+    model = build(family, ops, dtype)
+    prompt = Prompt(tokens(53), [7, 3, 30, 2])
+    whole = prompt.alone(model)
+    assert torch.isfinite(whole).all()
+    for chunk in (1, 7, 16):
+        assert torch.equal(prompt.alone(model, chunk), whole), f"chunks of {chunk}"
+    sharer = Prompt(prompt.token_ids, [7, 3, 11, 12])  # has the first two blocks from the cache
+    assert torch.equal(model.step([sharer.chunk(32, 53)])[0], whole[32:])
+
+
+@FAMILIES
+@BACKENDS
+@DTYPES
+def test_other_requests_in_the_batch_change_no_bit(
+    build: Build, family: str, ops: Ops, dtype: torch.dtype
+) -> None:
+    model = build(family, ops, dtype)
+    prompts = [
+        Prompt(tokens(length, seed=length), range(10 * i, 10 * i + 8))
+        for i, length in enumerate((40, 3, 100, 21, 1))
+    ]
+    alone = [prompt.alone(model) for prompt in prompts]
+    model.poison()
+    model.step([prompts[0].chunk(0, 39), prompts[2].chunk(0, 50)])
+    mixed = model.step(
+        [
+            prompts[2].chunk(50, 100),
+            prompts[1].chunk(0, 3),
+            prompts[0].chunk(39, 40),
+            prompts[4].chunk(0, 1),
+            prompts[3].chunk(0, 21),
+        ]
+    )
+    assert torch.equal(mixed[0], alone[2][50:])
+    assert torch.equal(mixed[1], alone[1])
+    assert torch.equal(mixed[2], alone[0][39:])
+    assert torch.equal(mixed[3], alone[4])
+    assert torch.equal(mixed[4], alone[3])
