@@ -14,6 +14,7 @@ from starlette.responses import Response
 from lora_serve.outputs import CompletionOutput, OutputDelta, RequestOutput
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.body import read_body
+from lora_serve.server.chunks import ChunkPolicy
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Tokenizer
 from lora_serve.server.generation import PromptDelta, respond, response_id, start_generation
@@ -92,13 +93,6 @@ class ChatFormat:
     def token_ids(self, token_ids: Sequence[int]) -> list[int] | UnsetType:
         return list(token_ids) if self.body.return_token_ids else UNSET
 
-    def shows(self, delta: OutputDelta) -> bool:
-        """Whether a chunk for `delta` would hold anything. Text may still be held back."""
-        has_tokens = bool(delta.token_ids) and (
-            self.params.logprobs is not None or bool(self.body.return_token_ids)
-        )
-        return bool(delta.text) or delta.finish_reason is not None or has_tokens
-
 
 class ChatAnswer:
     """One body's answer: n choices of one conversation's next message."""
@@ -134,20 +128,18 @@ class ChatAnswer:
 
     async def events(self, deltas: AsyncIterator[PromptDelta]) -> AsyncIterator[bytes]:
         """For each choice first its role, then its text."""
-        options = self._form.body.stream_options
-        include_usage = options is not None and bool(options.include_usage)
-        always = include_usage and options is not None and bool(options.continuous_usage_stats)
+        policy = ChunkPolicy(self._form.body, self._form.params)
         has_begun = False
         async for _, delta in deltas:
             self._tally.add(0, delta)
-            usage = self._tally.usage if always else None if include_usage else UNSET
             if not has_begun:
                 has_begun = True
                 for index in range(self._form.params.n):
-                    yield event(self._first_chunk(index, usage))
-            if always or self._form.shows(delta):
-                yield event(self._chunk([self._chunk_choice(delta)], usage))
-        if include_usage:
+                    yield event(self._first_chunk(index, policy.usage(self._tally)))
+            if policy.sends(delta):
+                choice = self._chunk_choice(delta)
+                yield event(self._chunk([choice], policy.usage(self._tally)))
+        if policy.include_usage:
             yield event(self._chunk([], self._tally.usage))
 
     def _choice(self, choice: CompletionOutput) -> ChatChoice:

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from lora_serve.outputs import CompletionOutput, OutputDelta, RequestOutput
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.body import read_body
+from lora_serve.server.chunks import ChunkPolicy
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Tokenizer
 from lora_serve.server.generation import PromptDelta, respond, response_id, start_generation
@@ -63,13 +64,6 @@ class CompletionFormat:
     tokenizer: Tokenizer
     body: CompletionBody
     params: SamplingParams
-
-    def shows(self, delta: OutputDelta) -> bool:
-        """Whether a chunk for `delta` would hold anything. Text may still be held back."""
-        has_tokens = bool(delta.token_ids) and (
-            self.params.logprobs is not None or bool(self.body.return_token_ids)
-        )
-        return bool(delta.text) or delta.finish_reason is not None or has_tokens
 
 
 class ChoiceWriter:
@@ -154,18 +148,14 @@ class CompletionAnswer:
         return self._completion(choices, self._tally.fingerprint, self._tally.usage)
 
     async def events(self, deltas: AsyncIterator[PromptDelta]) -> AsyncIterator[bytes]:
-        options = self._form.body.stream_options
-        include_usage = options is not None and bool(options.include_usage)
-        always = include_usage and options is not None and bool(options.continuous_usage_stats)
+        policy = ChunkPolicy(self._form.body, self._form.params)
         async for prompt_index, delta in deltas:
             self._tally.add(prompt_index, delta)
-            if not (always or self._form.shows(delta)):
-                continue
-            choice = self._writers[prompt_index * self._n + delta.index].write(delta)
-            usage = self._tally.usage if always else None if include_usage else UNSET
-            fingerprint = self._tally.fingerprint_of(delta.adapter)
-            yield event(self._completion([choice], fingerprint, usage))
-        if include_usage:
+            if policy.sends(delta):
+                choice = self._writers[prompt_index * self._n + delta.index].write(delta)
+                fingerprint = self._tally.fingerprint_of(delta.adapter)
+                yield event(self._completion([choice], fingerprint, policy.usage(self._tally)))
+        if policy.include_usage:
             yield event(self._completion([], self._tally.fingerprint, self._tally.usage))
 
     def _completion(

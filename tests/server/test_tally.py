@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from lora_serve.identity import AdapterRef
+from lora_serve.outputs import OutputDelta
+from lora_serve.prompts import TokensPrompt
+from lora_serve.server.inputs import Input
+from lora_serve.server.tally import Tally
+
+INPUTS = [Input(TokensPrompt((1, 2, 3))), Input(TokensPrompt((4,)))]
+
+
+def test_cached_tokens_are_those_of_each_prompts_first_choice() -> None:
+    tally = Tally(b"", INPUTS)
+    tally.add(0, OutputDelta(0, token_ids=(1,), num_cached_tokens=2))
+    tally.add(0, OutputDelta(0, token_ids=(1,), num_cached_tokens=2))
+    tally.add(0, OutputDelta(1, token_ids=(1,), num_cached_tokens=3))
+    tally.add(1, OutputDelta(0, token_ids=(1, 2), num_cached_tokens=1))
+    assert tally.usage.prompt_tokens == 4
+    assert tally.usage.completion_tokens == 5
+    assert tally.usage.total_tokens == 9
+    assert tally.usage.prompt_tokens_details.cached_tokens == 3
+
+
+def test_an_adapter_replaced_between_two_prompts_shows_as_two_versions() -> None:
+    tally = Tally(b"\xaa" * 32, INPUTS)
+    old, new = AdapterRef("a", b"\x01" * 32), AdapterRef("a", b"\x02" * 32, generation=1)
+    for index, adapter in ((0, old), (1, new), (0, old)):
+        tally.add(index, OutputDelta(0, adapter=adapter))
+    model = "aa" * 6
+    assert tally.fingerprint == f"{model}-{'01' * 6}-g0,{model}-{'02' * 6}-g1"
