@@ -20,7 +20,7 @@ def model_directory(model: str, revision: str | None, *, with_weights: bool) -> 
         ConfigError: when it is neither.
     """
     directory = Path(model).expanduser()
-    if directory.is_dir():
+    if model and directory.is_dir():
         return directory
     if not model or model.count("/") != 1 or model.startswith((".", "/", "~")):
         raise ConfigError(f"model {model!r} is neither a directory nor a hub id such as org/name")

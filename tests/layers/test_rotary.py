@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from lora_serve.layers.rotary import (
+    LinearScaling,
+    Llama3Scaling,
+    RopeSpec,
+    YarnScaling,
+    rotary_table,
+)
+
+HEAD_SIZE = 64
+SCALINGS: dict[str, tuple[dict[str, Any], RopeSpec]] = {
+    "default": ({"rope_type": "default", "rope_theta": 1e6}, RopeSpec(1e6)),
+    "linear": ({"rope_type": "linear", "factor": 4.0}, RopeSpec(scaling=LinearScaling(4.0))),
+    "llama3": (
+        {
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        RopeSpec(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 8192)),
+    ),
+    "yarn": (
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048},
+        RopeSpec(scaling=YarnScaling(4.0, 2048, attention_factor=1.1386294361119891)),
+    ),
+    "yarn untruncated": (
+        {
+            "rope_type": "yarn",
+            "factor": 2.0,
+            "original_max_position_embeddings": 512,
+            "beta_fast": 16.0,
+            "beta_slow": 2.0,
+            "attention_factor": 0.9,
+            "truncate": False,
+        },
+        RopeSpec(scaling=YarnScaling(2.0, 512, 16.0, 2.0, 0.9, truncate=False)),
+    ),
+}
+
+
+@pytest.mark.parametrize(("parameters", "rope"), SCALINGS.values(), ids=SCALINGS.keys())
+def test_the_table_is_that_of_transformers(parameters: dict[str, Any], rope: RopeSpec) -> None:
+    config = LlamaConfig(
+        hidden_size=4 * HEAD_SIZE,
+        num_attention_heads=4,
+        max_position_embeddings=8192,
+        rope_parameters={"rope_theta": 10000.0, **parameters},
+    )
+    positions = torch.arange(0, 8192, 7)
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None])
+    half = HEAD_SIZE // 2
+    expected = torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=-1)
+    table = rotary_table(rope, HEAD_SIZE, 8192)
+    assert table.dtype == torch.float32
+    # At position 8000 the last bit of a frequency moves an angle by 5e-4.
+    torch.testing.assert_close(table[positions], expected, rtol=0, atol=1e-3)
+    torch.testing.assert_close(table[positions[:30]], expected[:30], rtol=0, atol=2e-5)
+
+
+def test_more_positions_change_none_before() -> None:
+    rope = SCALINGS["yarn"][1]
+    assert torch.equal(rotary_table(rope, 32, 100), rotary_table(rope, 32, 1000)[:100])

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lora_serve.errors import ConfigError
+from lora_serve.layers.rotary import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+from lora_serve.models.families import FAMILIES, read_spec
+from lora_serve.models.spec import DecoderSpec
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 2048,
+}
+
+
+def read(**changes: Any) -> DecoderSpec:
+    """LLAMA with changes; None takes a key away."""
+    return read_spec(
+        {key: value for key, value in {**LLAMA, **changes}.items() if value is not None}, "c.json"
+    )
+
+
+def test_saved_models_are_read_as_what_they_are(directories: dict[str, Path]) -> None:
+    specs = {
+        name: read_spec(json.loads((directory / "config.json").read_text()), name)
+        for name, directory in directories.items()
+    }
+    assert specs["llama"].rope == RopeSpec(10000.0, Llama3Scaling(8.0, 1.0, 4.0, 64))
+    assert specs["llama"].num_kv_heads == 2
+    assert not specs["llama"].qkv_bias
+    assert specs["llama-bias-yarn"].qkv_bias
+    assert specs["llama-bias-yarn"].output_bias
+    assert specs["qwen2"].qkv_bias
+    assert not specs["qwen2"].output_bias
+    assert specs["qwen2"].tie_word_embeddings
+    assert specs["qwen3"].qk_norm
+    assert specs["qwen3"].head_size == 32
+    assert specs["mistral"].sliding_window == 10
+    assert {name for name, spec in specs.items() if spec.sliding_window} == {"mistral"}
+    assert {spec.dtype for spec in specs.values()} == {"float32"}
+
+
+def test_a_silent_config_means_what_its_family_assumes() -> None:
+    spec = read()
+    assert (spec.num_kv_heads, spec.head_size, spec.rms_norm_eps) == (4, 16, 1e-6)
+    assert spec.rope == RopeSpec(10000.0)
+    assert spec.dtype is None
+    mistral = read(architectures=["MistralForCausalLM"], num_attention_heads=8)
+    assert (mistral.num_kv_heads, mistral.sliding_window) == (8, 4096)
+    assert read(architectures=["Qwen3ForCausalLM"], num_attention_heads=32).head_size == 128
+
+
+def test_older_spellings_are_read() -> None:
+    scaling = {"type": "linear", "factor": 2.0}
+    spec = read(torch_dtype="bfloat16", rope_theta=5e5, rope_scaling=scaling)
+    assert spec.dtype == "bfloat16"
+    assert spec.rope == RopeSpec(5e5, LinearScaling(2.0))
+
+
+def test_scaling_adds_positions_beyond_those_trained() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    assert read().max_positions == 2048
+    assert read(rope_parameters={"rope_type": "linear", "factor": 2.0}).max_positions == 4096
+    stretched = read(rope_parameters=yarn)
+    assert stretched.max_positions == 8192
+    assert isinstance(stretched.rope.scaling, YarnScaling)
+    assert stretched.rope.scaling.attention_factor == pytest.approx(1.1386294)
+    assert read(rope_parameters=yarn, max_position_embeddings=8192).max_positions == 8192
+
+
+@pytest.mark.parametrize(
+    ("changes", "window"),
+    [
+        ({}, None),
+        ({"use_sliding_window": True, "max_window_layers": 2}, None),
+        ({"use_sliding_window": True, "max_window_layers": 0}, 512),
+        ({"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2}, 512),
+        ({"use_sliding_window": True, "layer_types": ["full_attention"] * 2}, None),
+    ],
+)
+def test_qwen_uses_its_window_only_when_told_to(
+    changes: dict[str, Any], window: int | None
+) -> None:
+    settings = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 512, **changes}
+    assert read(num_key_value_heads=2, **settings).sliding_window == window
+
+
+def test_a_null_window_is_none() -> None:
+    config = {**LLAMA, "architectures": ["MistralForCausalLM"], "num_key_value_heads": 2}
+    assert read_spec({**config, "sliding_window": None}, "c.json").sliding_window is None
+
+
+def test_an_unsupported_architecture_is_answered_with_those_supported() -> None:
+    with pytest.raises(ConfigError) as told:
+        read(architectures=["GPT2LMHeadModel"])
+    assert "GPT2LMHeadModel" in str(told.value)
+    assert all(name in str(told.value) for name in FAMILIES)
+    with pytest.raises(ConfigError, match="none named"):
+        read(architectures=None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": "64"}, "hidden_size must be a whole number from 1 on, is '64'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number from 1 on, is 0"),
+        ({"vocab_size": True}, "vocab_size must be a whole number"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number, is nan"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false, is 1"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"hidden_act": 3}, "hidden_act must be a string"),
+        ({"mlp_bias": True}, "mlp_bias is not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantised checkpoints are not supported"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of"),
+        ({"head_dim": 15}, "head_dim 15 is odd"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "type 'dynamic' is not supported"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "type 'longrope' is not supported"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "low_freq_factor is missing"),
+        ({"rope_scaling": {"rope_type": "yarn", "mscale": 1.0}}, "yarn with mscale"),
+        ({"rope_scaling": "linear"}, "rope_scaling must be an object, is 'linear'"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}
+            | {"num_key_value_heads": 2, "max_window_layers": 1},
+            "layers of different attention (full_attention, sliding_attention)",
+        ),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read(**changes)
+    assert told in str(error.value)
+    assert str(error.value).startswith("c.json: ")
+
+
+def test_everything_wrong_is_told_at_once() -> None:
+    with pytest.raises(ConfigError) as error:
+        read(hidden_size=None, mlp_bias=True, hidden_act="gelu")
+    assert str(error.value).count(";") >= 2

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lora_serve.errors import ConfigError
+from lora_serve.models.layout import FINAL_NORM, tensor_shapes
+from lora_serve.models.source import load_spec
+from lora_serve.models.spec import DecoderSpec
+from lora_serve.models.weights import RandomWeights, TensorSource, WeightReader, open_weights
+from tests.fakes.tiny_models import save
+
+Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
+
+
+@pytest.fixture
+def model(directories: dict[str, Path], tmp_path: Path) -> Path:
+    """A Qwen2 directory that a test may break."""
+    return shutil.copytree(directories["qwen2"], tmp_path / "model")
+
+
+@pytest.fixture
+def spec(directories: dict[str, Path]) -> DecoderSpec:
+    return load_spec(directories["qwen2"])
+
+
+def open_model(directory: Path, spec: DecoderSpec) -> TensorSource:
+    return open_weights(directory, spec, "safetensors", 0, torch.float32)
+
+
+def rewrite(directory: Path, changes: dict[str, Tensor | None]) -> None:
+    """Change tensors of the file; None takes one away."""
+    path = directory / "model.safetensors"
+    tensors: dict[str, Tensor | None] = {**load_file(path), **changes}
+    save_file({name: t for name, t in tensors.items() if t is not None}, path)
+
+
+def digest(source: TensorSource, spec: DecoderSpec, dtype: torch.dtype = torch.float32) -> bytes:
+    reader = WeightReader(source, dtype)
+    for name in tensor_shapes(spec):
+        reader.take(name)
+    return reader.digest()
+
+
+def test_a_sharded_checkpoint_gives_the_same_tensors(
+    tiny_models: dict[str, PreTrainedModel], model: Path, spec: DecoderSpec, tmp_path: Path
+) -> None:
+    sharded = save(tiny_models["qwen2"], tmp_path / "sharded", max_shard_size="100KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 1
+    assert digest(open_model(sharded, spec), spec) == digest(open_model(model, spec), spec)
+
+
+def test_tensors_are_converted_to_the_models_dtype(model: Path, spec: DecoderSpec) -> None:
+    stored = load_file(model / "model.safetensors")[Q_PROJ]
+    taken = WeightReader(open_model(model, spec), torch.bfloat16).take(Q_PROJ)
+    assert torch.equal(taken, stored.to(torch.bfloat16))
+
+
+def test_a_file_that_changes_later_changes_nothing_that_was_read(
+    model: Path, spec: DecoderSpec
+) -> None:
+    taken = WeightReader(open_model(model, spec), torch.float32).take(FINAL_NORM)
+    before = taken.clone()
+    with (model / "model.safetensors").open("r+b") as file:
+        size = (model / "model.safetensors").stat().st_size
+        file.seek(size // 2)
+        file.write(bytes(size - size // 2))
+    assert torch.equal(taken, before)
+
+
+def test_the_digest_is_over_what_was_read(model: Path, spec: DecoderSpec) -> None:
+    before = digest(open_model(model, spec), spec)
+    assert digest(open_model(model, spec), spec) == before
+    assert digest(open_model(model, spec), spec, torch.bfloat16) != before
+    changed = load_file(model / "model.safetensors")[FINAL_NORM]
+    changed[3] += 1e-6
+    rewrite(model, {FINAL_NORM: changed})
+    assert digest(open_model(model, spec), spec) != before
+
+
+def test_a_tied_lm_head_in_the_file_is_not_read(model: Path, spec: DecoderSpec) -> None:
+    before = digest(open_model(model, spec), spec)
+    rewrite(model, {"lm_head.weight": torch.ones(128, 64)})
+    assert digest(open_model(model, spec), spec) == before
+
+
+def test_buffers_that_old_checkpoints_hold_are_not_read(model: Path, spec: DecoderSpec) -> None:
+    rewrite(model, {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
+    open_model(model, spec)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({Q_PROJ: None}, f"{Q_PROJ} is missing"),
+        ({"model.extra": torch.ones(2)}, "model.extra is unexpected"),
+        ({Q_PROJ: torch.ones(64, 32)}, "has shape (64, 32), the config says (64, 64)"),
+        ({Q_PROJ: torch.ones(64, 64, dtype=torch.int8)}, "is stored as I8; supported are"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_by_the_tensors_name(
+    model: Path, spec: DecoderSpec, changes: dict[str, Tensor | None], told: str
+) -> None:
+    rewrite(model, changes)
+    with pytest.raises(ConfigError) as error:
+        open_model(model, spec)
+    assert told in str(error.value)
+    assert str(model) in str(error.value)
+
+
+def test_of_many_findings_the_first_are_named_and_the_rest_counted(
+    model: Path, spec: DecoderSpec
+) -> None:
+    rewrite(model, dict.fromkeys(list(tensor_shapes(spec))[:20]))
+    with pytest.raises(ConfigError, match="; and 12 more"):
+        open_model(model, spec)
+
+
+def test_a_missing_shard_is_named(
+    tiny_models: dict[str, PreTrainedModel], spec: DecoderSpec, tmp_path: Path
+) -> None:
+    sharded = save(tiny_models["qwen2"], tmp_path / "sharded", max_shard_size="100KB")
+    shard = sorted(sharded.glob("*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(ConfigError, match=f"{shard.name} is missing"):
+        open_model(sharded, spec)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}'])
+def test_a_broken_index_is_refused(model: Path, spec: DecoderSpec, text: str) -> None:
+    (model / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(ConfigError, match="not an index"):
+        open_model(model, spec)
+
+
+def test_a_truncated_file_is_refused(model: Path, spec: DecoderSpec) -> None:
+    path = model / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match="is broken"):
+        open_model(model, spec)
+
+
+def test_pickled_weights_are_refused_with_the_way_to_convert_them(
+    model: Path, spec: DecoderSpec
+) -> None:
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="safe_serialization=True"):
+        open_model(model, spec)
+
+
+def test_a_directory_without_weights_is_refused(tmp_path: Path, spec: DecoderSpec) -> None:
+    with pytest.raises(ConfigError, match=r"holds no model\.safetensors"):
+        open_model(tmp_path, spec)
+
+
+def test_random_weights_need_only_a_config_and_a_seed(spec: DecoderSpec, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({}))
+    sources = [open_weights(tmp_path, spec, "dummy", seed, torch.bfloat16) for seed in (1, 1, 2)]
+    first, again, other = (digest(source, spec, torch.bfloat16) for source in sources)
+    assert first == again != other
+
+
+def test_random_weights_have_the_size_of_trained_ones() -> None:
+    source = RandomWeights({"a.weight": (3000, 500), "b.norm.weight": (8,)}, 0, torch.float32)
+    weight = source.read("a.weight")
+    assert weight.std().item() == pytest.approx(500**-0.5, rel=0.01)
+    assert len(torch.unique(weight[:, 0])) > 2900
+    assert torch.equal(source.read("b.norm.weight"), torch.ones(8))

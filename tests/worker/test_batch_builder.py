@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lora_serve.identity import AdapterRef
+from lora_serve.ops import PackedAdapter
+from lora_serve.ops.reference import REFERENCE
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.step import SampleInput, ScheduledRequest
+from lora_serve.worker.batch_builder import BatchBuilder, BuiltBatch
+
+A, B = AdapterRef("a", b"A" * 32), AdapterRef("b", b"B" * 32)
+SAMPLE = SampleInput(SamplingParams(), seed=0, position=0)
+
+
+def request(
+    start: int, num_tokens: int, first_block: int, adapter: AdapterRef | None = None
+) -> ScheduledRequest:
+    num_blocks = -(-(start + num_tokens) // 16)
+    return ScheduledRequest(
+        request_id=f"r{first_block}",
+        adapter=adapter,
+        start=start,
+        token_ids=range(100 * first_block, 100 * first_block + num_tokens),
+        block_ids=range(first_block, first_block + num_blocks),
+    )
+
+
+def build(*requests: ScheduledRequest) -> BuiltBatch:
+    builder = BatchBuilder(REFERENCE, block_size=16, hidden_size=2, dtype=torch.bfloat16)
+    return builder.build(requests, adapter_of=_packed)
+
+
+def _packed(digest: bytes) -> PackedAdapter:
+    return digest.decode()[0]
+
+
+def test_each_row_knows_its_token_position_and_slot() -> None:
+    batch = build(request(14, 4, first_block=3), request(0, 2, first_block=7)).forward
+    assert batch.input_ids.tolist() == [300, 301, 302, 303, 700, 701]
+    assert batch.positions.tolist() == [14, 15, 16, 17, 0, 1]
+    assert batch.slot_mapping.tolist() == [62, 63, 64, 65, 112, 113]
+    assert batch.lora is None
+    assert batch.inputs_embeds is None
+
+
+def test_rows_of_one_adapter_stand_together() -> None:
+    built = build(request(0, 2, 1, B), request(0, 1, 2), request(0, 3, 3, A), request(5, 1, 4, B))
+    assert built.order == (1, 2, 0, 3)
+    assert built.first_row[:4] == (0, 1, 4, 6)
+    assert built.forward.lora is not None
+    assert built.forward.lora.segments == ((1, 4, "A"), (4, 7, "B"))
+
+
+def test_versions_with_equal_bytes_are_one_segment() -> None:
+    again = AdapterRef("other name", A.digest, generation=3)
+    built = build(request(0, 1, 1, A), request(0, 1, 2, again))
+    assert built.forward.lora is not None
+    assert built.forward.lora.segments == ((0, 2, "A"),)
+
+
+def test_samplers_are_found_by_their_last_row() -> None:
+    first = replace(request(0, 2, 1, B), sample=SAMPLE)
+    built = build(first, request(0, 3, 2), replace(request(4, 1, 3), sample=SAMPLE))
+    assert built.order == (1, 2, 0)
+    assert built.samplers == (2, 0)
+    assert built.forward.logits_indices.tolist() == [3, 5]
+
+
+def test_embeds_supply_the_first_rows_of_their_chunk() -> None:
+    rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.bfloat16)
+    embeds = bytes(rows.view(torch.uint8).flatten().tolist())
+    batch = build(request(0, 1, 1), replace(request(8, 3, 2), embeds=embeds)).forward
+    assert batch.is_embeds is not None
+    assert batch.inputs_embeds is not None
+    assert batch.is_embeds.tolist() == [False, True, True, False]
+    assert torch.equal(batch.inputs_embeds[1:3], rows)
+
+
+@pytest.mark.parametrize("num_requests", [1, 5])
+def test_attention_is_planned_over_each_requests_own_blocks(num_requests: int) -> None:
+    requests = [request(10 * i, 3, first_block=10 * i) for i in range(num_requests)]
+    plan = build(*requests).forward.attention
+    assert [(p.start, p.end, p.seq_len) for p in plan] == [
+        (3 * i, 3 * i + 3, 10 * i + 3) for i in range(num_requests)
+    ]
+    assert [p.blocks.tolist() for p in plan] == [list(r.block_ids) for r in requests]

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
+from lora_serve.errors import ConfigError
+from lora_serve.identity import AdapterRef
+from lora_serve.models.layout import EMBEDDING
+from lora_serve.models.source import load_spec
+from lora_serve.ops.backends import available_ops
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.step import (
+    RequestStepOutput,
+    SampleInput,
+    ScheduledRequest,
+    SchedulerOutput,
+)
+from lora_serve.worker.worker import Worker
+from tests.fakes.peft_adapters import make_peft, read_saved
+from tests.fakes.tiny_models import VOCAB_SIZE
+
+BACKENDS = pytest.mark.parametrize("backend", available_ops())
+ALL_LOGPROBS = SamplingParams(temperature=0.0, logprobs=VOCAB_SIZE)
+PROMPT = [(11 * i + 3) % VOCAB_SIZE for i in range(40)]
+
+
+def make_worker(directory: Path, backend: str = "reference", **settings: Any) -> Worker:
+    """With 64 blocks; settings are ModelConfig's."""
+    return Worker(
+        ModelConfig(model=str(directory), override_op=(f"all={backend}",), **settings),
+        CacheConfig(num_gpu_blocks_override=64),
+        LoRAConfig(enable_lora=True, max_loras=2),
+        max_num_seqs=4,
+        max_num_batched_tokens=256,
+    )
+
+
+@pytest.fixture
+def model(directories: dict[str, Path], tmp_path: Path) -> Path:
+    """A Qwen2 directory that a test may change."""
+    return shutil.copytree(directories["qwen2"], tmp_path / "model")
+
+
+@pytest.fixture
+def worker(model: Path) -> Worker:
+    worker = make_worker(model)
+    worker.load()
+    return worker
+
+
+def request(
+    token_ids: list[int],
+    start: int = 0,
+    *,
+    first_block: int = 0,
+    adapter: AdapterRef | None = None,
+    samples: bool = True,
+) -> ScheduledRequest:
+    """Everything from `start` on; samples greedily with all logprobs."""
+    num_blocks = -(-len(token_ids) // 16)
+    return ScheduledRequest(
+        request_id=f"r{first_block}",
+        adapter=adapter,
+        start=start,
+        token_ids=token_ids[start:],
+        block_ids=range(first_block, first_block + num_blocks),
+        sample=SampleInput(ALL_LOGPROBS, 0, len(token_ids)) if samples else None,
+    )
+
+
+def run(worker: Worker, *requests: ScheduledRequest) -> tuple[RequestStepOutput, ...]:
+    output = worker.execute(SchedulerOutput(5, requests))
+    assert output.step_id == 5
+    return output.requests
+
+
+# ── load ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_load_tells_what_it_found(model: Path) -> None:
+    info = make_worker(model).load()
+    assert len(info.fingerprint) == 32
+    assert (info.dtype, info.vocab_size, info.hidden_size) == ("float32", VOCAB_SIZE, 64)
+    assert (info.max_model_len, info.num_blocks) == (1024, 64)
+    assert info.kernels.startswith("reference")
+    assert info.lora_modules["model.layers.0.mlp.up_proj"] == (96, 64)
+
+
+def test_settings_go_before_the_models_own(model: Path) -> None:
+    info = make_worker(model, dtype="bfloat16", max_model_len=100).load()
+    assert (info.dtype, info.max_model_len) == ("bfloat16", 100)
+
+
+def test_threads_are_set_as_asked(model: Path) -> None:
+    make_worker(model, cpu_threads=2).load()
+    assert torch.get_num_threads() == 2
+
+
+def test_more_tokens_than_the_model_has_positions_are_refused(model: Path) -> None:
+    with pytest.raises(ConfigError, match="--max-model-len 1025 is above the 1024 positions"):
+        make_worker(model, max_model_len=1025).load()
+
+
+def test_an_unknown_dtype_of_the_checkpoint_is_refused(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "dtype": "float64"}))
+    with pytest.raises(ConfigError, match="dtype float64 is not supported; set --dtype"):
+        make_worker(model).load()
+    assert make_worker(model, dtype="float32").load().dtype == "float32"
+
+
+def test_dummy_weights_need_no_file(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    first, other = (make_worker(model, load_format="dummy", seed=seed) for seed in (1, 2))
+    assert first.load().fingerprint != other.load().fingerprint
+    assert run(first, request(PROMPT))[0].token_id in range(VOCAB_SIZE)
+
+
+def test_the_fingerprint_follows_the_weights_and_the_dtype(
+    model: Path, directories: dict[str, Path]
+) -> None:
+    first = make_worker(model).load().fingerprint
+    assert make_worker(model).load().fingerprint == first
+    assert make_worker(directories["mistral"]).load().fingerprint != first
+    assert make_worker(model, dtype="bfloat16").load().fingerprint != first
+
+
+# ── execute ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_step_without_requests_gives_nothing(worker: Worker) -> None:
+    assert run(worker) == ()
+
+
+def test_a_request_that_does_not_sample_gets_no_token(worker: Worker) -> None:
+    assert run(worker, request(PROMPT[:16], samples=False)) == (RequestStepOutput(),)
+
+
+@BACKENDS
+def test_results_come_in_the_steps_order_and_as_if_alone(model: Path, backend: str) -> None:
+    worker = make_worker(model, backend)
+    worker.load()
+    adapters = [load(worker, model.parent / str(seed), seed) for seed in (1, 2)]
+    requests = [
+        request(PROMPT, first_block=0, adapter=adapters[1]),
+        request(PROMPT[:17], first_block=10, samples=False),
+        request(PROMPT[5:], first_block=20),
+        request(PROMPT, first_block=30, adapter=adapters[0]),
+    ]
+    alone = [run(worker, one)[0] for one in requests]
+    together = run(worker, *requests)
+    assert together == tuple(alone)
+    assert len({output.logprobs for output in alone}) == 4
+
+
+@BACKENDS
+def test_prompt_logprobs_are_those_of_sampling_at_each_position(model: Path, backend: str) -> None:
+    worker = make_worker(model, backend)
+    worker.load()
+    asking = replace(
+        request(PROMPT), num_prompt_logprobs=VOCAB_SIZE, prompt_logprob_targets=PROMPT[1:]
+    )
+    found = run(worker, request(PROMPT[:9], first_block=20), asking)[1].prompt_logprobs
+    assert [each.token_id for each in found] == PROMPT[1:]
+    for position, each in enumerate(found):
+        sampled = run(worker, request(PROMPT[: position + 1], first_block=20))[0].logprobs
+        assert sampled is not None
+        assert each.top == sampled.top
+        assert each.logprob == dict(sampled.top)[each.token_id]
+
+
+def test_many_prompt_logprobs_are_found_slice_by_slice(worker: Worker) -> None:
+    token_ids = [i % VOCAB_SIZE for i in range(256)]
+    asking = replace(
+        request(token_ids), num_prompt_logprobs=1, prompt_logprob_targets=token_ids[1:]
+    )
+    assert len(run(worker, asking)[0].prompt_logprobs) == 255
+    rest = replace(
+        asking, start=10, token_ids=token_ids[10:], prompt_logprob_targets=token_ids[11:]
+    )
+    assert run(worker, rest)[0].prompt_logprobs == run(worker, asking)[0].prompt_logprobs[10:]
+
+
+@BACKENDS
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_embedding_rows_answer_as_the_tokens_they_come_from(
+    model: Path, backend: str, dtype: str
+) -> None:
+    worker = make_worker(model, backend, dtype=dtype)
+    worker.load()
+    rows = embedding_rows(model, PROMPT[:25], dtype)
+    by_tokens = run(worker, request(PROMPT))[0]
+    mixed = replace(request([0] * 25 + PROMPT[25:], first_block=10), embeds=rows)
+    assert run(worker, mixed, request(PROMPT[:5], first_block=20))[0] == by_tokens
+
+
+def embedding_rows(model: Path, token_ids: list[int], dtype: str) -> bytes:
+    rows = load_file(model / "model.safetensors")[EMBEDDING][token_ids]
+    return rows.to(getattr(torch, dtype)).view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: [request(PROMPT[:1], first_block=i) for i in range(5)], "5 requests"),
+        (lambda: [request(PROMPT * 7)], "280 tokens"),
+        (
+            lambda: [
+                request(PROMPT[:1], first_block=i, adapter=AdapterRef(str(i), bytes([i])))
+                for i in range(3)
+            ],
+            "3 adapters",
+        ),
+    ],
+)
+def test_a_step_beyond_the_limits_is_the_schedulers_fault(
+    worker: Worker, make: Callable[[], list[ScheduledRequest]], told: str
+) -> None:
+    with pytest.raises(AssertionError, match=told):
+        run(worker, *make())
+
+
+# ── adapters ────────────────────────────────────────────────────────────────────────────────────
+
+
+def load(worker: Worker, directory: Path, seed: int) -> AdapterRef:
+    """Save an adapter, let the worker prepare it as the loader thread does, and activate it."""
+    spec = load_spec(directory.parent / "model")
+    checkpoint = read_saved(make_peft("qwen2", seed), directory, spec)
+    thread = threading.Thread(target=worker.prepare_adapter, args=(checkpoint,))
+    thread.start()
+    thread.join()
+    worker.execute(SchedulerOutput(0, (), add_adapters=(checkpoint.digest,)))
+    return AdapterRef(f"adapter-{seed}", checkpoint.digest)
+
+
+def test_an_adapter_answers_from_its_step_on_and_is_gone_after_its_last(
+    worker: Worker, model: Path
+) -> None:
+    base = run(worker, request(PROMPT))[0]
+    adapter = load(worker, model.parent / "1", seed=1)
+    assert run(worker, request(PROMPT, adapter=adapter))[0].logprobs != base.logprobs
+    worker.execute(SchedulerOutput(1, (), drop_adapters=(adapter.digest,)))
+    with pytest.raises(KeyError):
+        run(worker, request(PROMPT, adapter=adapter))
+    assert run(worker, request(PROMPT))[0] == base
