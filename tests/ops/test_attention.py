@@ -104,6 +104,19 @@ def test_what_lies_beyond_the_sequence_is_never_read(ops: Ops, dtype: torch.dtyp
         assert torch.equal(case.chunked(0, 5), clean)
 
 
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_an_overflow_reaches_no_row_before_it(ops: Ops, dtype: torch.dtype, broken: float) -> None:
+    """Else one request's overflow would spoil the prefix that it shares with others."""
+    case = make(ops, dtype, 300)
+    before = case.chunked(0, 300)[:280]
+    for tensor in (case.requests[0].k, case.requests[0].v):
+        tensor[280] = broken
+        case.cache.fill_(torch.nan)
+        after = case.step([(0, 0, 300)])[0]
+        assert torch.equal(after[:280], before)
+        assert not torch.isfinite(after[280:]).all(dim=(1, 2)).any()
+
+
 def test_rotation_turns_q_in_place_by_its_position(ops: Ops, dtype: torch.dtype) -> None:
     q, k, v = (normal(5, 2, 32, dtype=dtype, seed=seed) for seed in range(3))
     angles = torch.rand(50, 16, generator=torch.Generator().manual_seed(0)) * 6

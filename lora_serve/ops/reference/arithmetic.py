@@ -99,9 +99,9 @@ def multiply_tiles(rows: Tensor, weight: Tensor, result: Tensor) -> None:
         panel = weight[column : column + PANEL_COLUMNS]
         columns = result[:, column : column + PANEL_COLUMNS]
         if rows_may_share_a_tile(*panel.shape, torch.get_num_threads()):
-            for start in range(0, rows.shape[0], TILE_ROWS):
-                end = start + TILE_ROWS
-                torch.mm(rows[start:end], panel.t(), out=columns[start:end])
+            transposed = panel.t()
+            for tile, into in zip(rows.split(TILE_ROWS), columns.split(TILE_ROWS), strict=True):
+                torch.mm(tile, transposed, out=into)
         else:
             multiply_rows(rows, panel, columns)
 

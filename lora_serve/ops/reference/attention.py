@@ -130,16 +130,24 @@ def _attend(
     num_kv_heads = keys.shape[1]
     first = 0 if sliding_window is None else max(0, int(positions[0]) - sliding_window + 1)
     span = slice(first // KV_TILE, int(positions[-1]) // KV_TILE + 1)
+    # Tiles that every query sees whole need no masking; under a window, all are masked.
+    num_clear = 0 if sliding_window is not None else (int(positions[0]) + 1) // KV_TILE
     rows = [
         pad_rows(group.transpose(0, 1).reshape(-1, head_size))
         for group in q.chunk(num_kv_heads, dim=1)
     ]
     row_positions = positions.repeat(num_heads // num_kv_heads)
     scores = _scores(rows, keys[span], scale)
-    hidden = _hidden(row_positions, rows[0].shape[0], span, sliding_window)
-    top = scores.masked_fill_(hidden, -torch.inf).amax(dim=(0, 3), keepdim=True)
-    weights = exponential(scores.sub_(top)).masked_fill_(hidden, 0.0)
-    out = _weighted_values(weights, values[span])[:, : row_positions.shape[0]]
+    masked = slice(span.start + num_clear, span.stop)
+    hidden = _hidden(row_positions, rows[0].shape[0], masked, sliding_window)
+    scores[num_clear:].masked_fill_(hidden, -torch.inf)
+    weights = exponential(scores.sub_(scores.amax(dim=(0, 3), keepdim=True)))
+    weights[num_clear:].masked_fill_(hidden, 0.0)
+    finite, broken = _split_finite(values[span])
+    out = _weighted_values(weights, finite)
+    if broken is not None:
+        out.masked_fill_(_see_any(broken, num_clear, hidden), torch.nan)
+    out = out[:, : row_positions.shape[0]]
     return out.reshape(num_heads, num_queries, head_size).transpose(0, 1)
 
 
@@ -174,6 +182,24 @@ def _weighted_values(weights: Tensor, values: Tensor) -> Tensor:
         for head in range(num_kv_heads):
             multiply_tiles(weights[tile, head], values[tile, head], partial[tile, head])
     return _sum_in_order(partial) / _sum_in_order(row_sum(weights))[..., None]
+
+
+def _split_finite(values: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Values with 0 for what is not finite, and where that is; None if nowhere.
+
+    A weight of 0 would not keep an infinite value of a later token from this token's sum.
+    """
+    is_finite = values.isfinite()
+    if is_finite.all():
+        return values, None
+    return torch.where(is_finite, values, 0.0), ~is_finite
+
+
+def _see_any(broken: Tensor, num_clear: int, hidden: Tensor) -> Tensor:
+    """Which of a row's outputs (Hkv, rows, D) see a value marked in `broken`."""
+    visible = torch.ones(broken.shape[0], 1, *hidden.shape[2:])
+    visible[num_clear:] = (~hidden).to(torch.float32)
+    return (visible @ broken.to(torch.float32).transpose(2, 3)).sum(0) > 0
 
 
 def _sum_in_order(parts: Tensor) -> Tensor:
