@@ -28,6 +28,7 @@ from lora_serve.messages import (
     EngineMessage,
     EngineReady,
     EngineRequest,
+    EngineStats,
     ListAdapters,
     LoadAdapter,
     ResetPrefixCache,
@@ -45,7 +46,9 @@ class LLM:
 
     def __init__(self, model: str, **settings: Any) -> None:
         self.config = engine_config(model=model, **settings)
-        self.tokenizer = Tokenizer(self.config.model.tokenizer or model, self.config.model.revision)
+        self.tokenizer = Tokenizer(
+            self.config.model.tokenizer or model, self.config.model.revision, model=model
+        )
         executor = make_executor(self.config)
         info = executor.load()
         self._loads_ended: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -128,6 +131,10 @@ class LLM:
     def reset_prefix_cache(self, lora_name: str | None = None) -> bool:
         self._num_calls += 1
         return self._call(ResetPrefixCache(self._num_calls, lora_name)).success
+
+    def stats(self) -> EngineStats:
+        """Gauges and totals since start."""
+        return self._core.stats()
 
     def _job(
         self, prompt: str | Prompt, params: SamplingParams, lora_name: str | None, salt: str

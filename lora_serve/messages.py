@@ -92,12 +92,14 @@ EngineMessage = (
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
-    """A LoraServeError on its way to the API process: the class by name, and its message."""
+    """A LoraServeError on its way to the API process: class by name, message, attributes.
+
+    attributes: what `vars` gives, as JSON.
+    """
 
     kind: str
     message: str
-    param: str | None = None
-    findings: tuple[str, ...] = ()
+    attributes: bytes = b"{}"
 
 
 class EngineOutput(msgspec.Struct, frozen=True):

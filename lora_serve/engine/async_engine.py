@@ -82,7 +82,7 @@ class AsyncEngine:
         client = EngineClient()
         source = config.model.tokenizer or config.model.model
         results = await asyncio.gather(
-            asyncio.to_thread(Tokenizer, source, config.model.revision),
+            asyncio.to_thread(Tokenizer, source, config.model.revision, model=config.model.model),
             client.start(config),
             return_exceptions=True,
         )
@@ -103,6 +103,10 @@ class AsyncEngine:
     @property
     def is_alive(self) -> bool:
         return self._client.is_alive
+
+    @property
+    def engine_pid(self) -> int | None:
+        return self._client.pid
 
     @property
     def num_unfinished(self) -> int:

@@ -34,6 +34,7 @@ class EngineClient:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[EngineReply] = msgspec.msgpack.Decoder(EngineReply)
         self._process: multiprocessing.process.BaseProcess | None = None
+        self._is_ready = False
         self._died = asyncio.Event()
 
     @property
@@ -64,6 +65,7 @@ class EngineClient:
         assert isinstance(ready, EngineReady), f"first reply is {type(ready).__name__}"
         if ready.error is not None:
             raise error_from_info(ready.error)
+        self._is_ready = True
         return ready
 
     async def send(self, message: EngineMessage) -> None:
@@ -86,9 +88,9 @@ class EngineClient:
         """Ask the process to end, wait a little, end it otherwise."""
         process = self._process
         if process is not None:
-            if self.is_alive:
+            if self._is_ready and self.is_alive:  # before, it would not be listening yet
                 await self.send(Shutdown())
-            await asyncio.to_thread(process.join, SHUTDOWN_SECONDS)
+                await asyncio.to_thread(process.join, SHUTDOWN_SECONDS)
             if process.is_alive():
                 process.kill()
                 await asyncio.to_thread(process.join)

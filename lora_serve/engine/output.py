@@ -27,6 +27,7 @@ class ChoiceState:
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             min_tokens=params.min_tokens,
+            prompt_token_ids=request.token_ids,
         )
 
     def delta(self, output: EngineOutput) -> OutputDelta:

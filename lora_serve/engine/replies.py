@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from lora_serve import errors
 from lora_serve.errors import LoraServeError
 from lora_serve.messages import (
@@ -84,19 +86,14 @@ def request_times(request: Request, finish_reason: str, now: float) -> RequestTi
 
 def error_info(error: LoraServeError) -> ErrorInfo:
     """Put an error into a message; `error_from_info` takes it out again."""
-    param = getattr(error, "param", None)
-    findings = getattr(error, "findings", ())
-    return ErrorInfo(type(error).__name__, str(error), param, tuple(findings))
+    return ErrorInfo(type(error).__name__, str(error), msgspec.json.encode(vars(error)))
 
 
 def error_from_info(info: ErrorInfo) -> LoraServeError:
-    """The error that `info` describes, of its own class, with its own words."""
+    """The error that `info` describes: of its own class, with its own words and attributes."""
     kind = getattr(errors, info.kind)
     assert issubclass(kind, LoraServeError), f"{info.kind} is no error of ours"
-    error: LoraServeError = kind.__new__(
-        kind
-    )  # not through __init__, which would compose the message again
+    error: LoraServeError = kind.__new__(kind)  # not through __init__, which would compose again
     error.args = (info.message,)
-    for name, value in (("param", info.param), ("findings", list(info.findings))):
-        setattr(error, name, value)
+    vars(error).update(msgspec.json.decode(info.attributes))
     return error

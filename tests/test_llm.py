@@ -1,0 +1,172 @@
+"""Exactness on a real model: every answer against a cold, lone engine, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lora_serve.errors import AdapterNotFoundError, ConfigError, InvalidRequestError
+from lora_serve.llm import LLM
+from lora_serve.outputs import RequestOutput
+from lora_serve.prompts import TokensPrompt
+from lora_serve.sampling_params import SamplingParams
+
+NAMES = (None, "a", "b", "c")
+
+
+def bits(output: RequestOutput) -> list[object]:
+    """All that must be equal: tokens and the exact logprobs of every choice."""
+    return [
+        (choice.token_ids, choice.logprobs, choice.text, choice.finish_reason)
+        for choice in output.outputs
+    ] + [output.prompt_logprobs]
+
+
+def prompts_with_shared_prefixes(count: int) -> list[TokensPrompt]:
+    rng = random.Random(3)
+    prefix = [rng.randrange(90) for _ in range(100)]
+    return [
+        TokensPrompt((*prefix[: rng.choice((0, 40, 100))], *rng.choices(range(90), k=7)))
+        for _ in range(count)
+    ]
+
+
+def load_adapters(llm: LLM, paths: list[Path]) -> None:
+    for name, path in zip(NAMES[1:], paths, strict=True):
+        assert name is not None
+        llm.load_lora_adapter(name, str(path))
+
+
+class LoneServer:
+    """A cold engine for each request: no cache, no company. What the promise is about."""
+
+    def __init__(self, model: Path, adapters: list[Path], dtype: str) -> None:
+        self._llm = LLM(
+            str(model), dtype=dtype, enable_lora=True, enable_prefix_caching=False, max_num_seqs=1
+        )
+        load_adapters(self._llm, adapters)
+
+    def answer(
+        self, prompt: TokensPrompt, params: SamplingParams, name: str | None
+    ) -> list[object]:
+        (output,) = self._llm.generate(prompt, params, lora_name=name)
+        assert output.num_cached_tokens == 0
+        return bits(output)
+
+    def close(self) -> None:
+        self._llm.close()
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def lone(
+    request: pytest.FixtureRequest, model_path: Path, adapter_paths: list[Path]
+) -> Iterator[tuple[str, LoneServer]]:
+    server = LoneServer(model_path, adapter_paths, request.param)
+    yield request.param, server
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_num_batched_tokens": 2048},
+        {"max_num_batched_tokens": 23},
+        {"num_gpu_blocks_override": 14, "max_num_batched_tokens": 64},
+        {"max_loras": 1},
+    ],
+    ids=["whole prompts", "odd chunks", "preempting", "one adapter a step"],
+)
+def test_company_chunks_cache_and_preemption_change_no_bit(
+    lone: tuple[str, LoneServer],
+    settings: dict[str, int],
+    model_path: Path,
+    adapter_paths: list[Path],
+) -> None:
+    dtype, server = lone
+    prompts = prompts_with_shared_prefixes(12)
+    names = [NAMES[i % len(NAMES)] for i in range(len(prompts))]
+    params = [
+        SamplingParams(max_tokens=24, temperature=temperature, seed=i, logprobs=3, ignore_eos=True)
+        for i, temperature in enumerate((0.0, 1.0) * 6)
+    ]
+    llm = LLM(str(model_path), dtype=dtype, enable_lora=True, validate=True, **settings)
+    load_adapters(llm, adapter_paths)
+    cold = llm.generate(prompts, params, lora_name=names)
+    warm = llm.generate(prompts, params, lora_name=names)
+    preemptions = llm.stats().num_preemptions
+    llm.close()
+    expected = [server.answer(*case) for case in zip(prompts, params, names, strict=True)]
+    assert [bits(output) for output in cold] == expected
+    assert [bits(output) for output in warm] == expected
+    if "num_gpu_blocks_override" in settings:
+        assert preemptions > 0
+    else:
+        assert sum(output.num_cached_tokens for output in warm) > 300
+
+
+def test_prompt_logprobs_and_penalties_are_exact_too(
+    lone: tuple[str, LoneServer], model_path: Path, adapter_paths: list[Path]
+) -> None:
+    dtype, server = lone
+    prompts = prompts_with_shared_prefixes(6)
+    params = SamplingParams(
+        max_tokens=12,
+        temperature=0.8,
+        top_p=0.9,
+        top_k=20,
+        repetition_penalty=1.3,
+        frequency_penalty=0.5,
+        seed=5,
+        logprobs=2,
+        prompt_logprobs=2,
+        ignore_eos=True,
+    )
+    with LLM(str(model_path), dtype=dtype, enable_lora=True, max_num_batched_tokens=50) as llm:
+        load_adapters(llm, adapter_paths)
+        outputs = llm.generate(prompts, params, lora_name="b")
+    assert [bits(output) for output in outputs] == [
+        server.answer(prompt, params, "b") for prompt in prompts
+    ]
+    assert all(len(o.prompt_logprobs) == len(o.prompt_token_ids) - 1 for o in outputs)
+
+
+def test_choices_of_one_prompt_share_its_prefill_and_differ(model_path: Path) -> None:
+    with LLM(str(model_path)) as llm:
+        prompt = TokensPrompt(tuple(i % 90 for i in range(64)))
+        (output,) = llm.generate(prompt, SamplingParams(n=3, max_tokens=10, seed=1))
+        assert len({tuple(choice.token_ids) for choice in output.outputs}) == 3
+        assert llm.stats().num_computed_tokens < 64 + 2 * 16 + 3 * 10
+
+
+def test_an_adapter_replaced_in_place_never_answers_with_the_old_ones_kv(
+    model_path: Path, adapter_paths: list[Path]
+) -> None:
+    prompt = TokensPrompt(tuple(i % 90 for i in range(100)))
+    params = SamplingParams(max_tokens=8, temperature=0, logprobs=1, ignore_eos=True)
+    with LLM(str(model_path), enable_lora=True) as llm:
+        answers = {}
+        for path in (*adapter_paths, *adapter_paths):
+            llm.load_lora_adapter("a", str(path), load_inplace=True)
+            (output,) = llm.generate(prompt, params, lora_name="a")
+            is_back = path in answers
+            assert output.num_cached_tokens == (96 if is_back else 0)
+            assert answers.setdefault(path, bits(output)) == bits(output)
+    assert len({str(answer) for answer in answers.values()}) == len(adapter_paths)
+
+
+def test_mistakes_are_named_and_leave_the_engine_working(model_path: Path) -> None:
+    with LLM(str(model_path), enable_lora=True) as llm:
+        with pytest.raises(AdapterNotFoundError, match="nobody"):
+            llm.generate("hi", lora_name="nobody")
+        with pytest.raises(InvalidRequestError, match="2 prompts but 3 lora_name"):
+            llm.generate(["hi", "ho"], lora_name=["a", "b", "c"])
+        with pytest.raises(AdapterNotFoundError, match="No adapter found"):
+            llm.load_lora_adapter("a", "/nowhere")
+        assert llm.list_adapters() == []
+        (output,) = llm.generate("hi", SamplingParams(max_tokens=3, temperature=0))
+        assert len(output.outputs[0].token_ids) <= 3
+    with pytest.raises(ConfigError, match="max_lora"):
+        LLM(str(model_path), max_lora=3)
