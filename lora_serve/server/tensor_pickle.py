@@ -1,7 +1,7 @@
 """Reads the pickle that torch.save writes for one dense tensor: which storage, which view of it.
 
-Builds plain values and calls nothing. torch.load, with weights_only too, would call what a pickle
-names: a bytearray of a terabyte, or a sparse tensor that becomes one.
+Builds plain values and calls nothing. torch.load, with weights_only too, calls bytearray(2**45) if
+a pickle asks for it (torch 2.13).
 """
 
 from __future__ import annotations
