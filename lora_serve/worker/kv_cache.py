@@ -19,11 +19,21 @@ CPU_DEFAULT_BYTES = 4 * 2**30
 def allocate_kv_caches(
     spec: DecoderSpec, ops: Ops, num_blocks: int, block_size: int, dtype: torch.dtype
 ) -> list[Tensor]:
-    """One cache a layer, uninitialised: kernels read no slot that was not written."""
-    return [
-        ops.new_kv_cache(num_blocks, block_size, spec.num_kv_heads, spec.head_size, dtype)
-        for _ in range(spec.num_layers)
-    ]
+    """One cache a layer, uninitialised: kernels read no slot that was not written.
+
+    Raises:
+        ConfigError: when the machine does not give so much memory.
+    """
+    try:
+        return [
+            ops.new_kv_cache(num_blocks, block_size, spec.num_kv_heads, spec.head_size, dtype)
+            for _ in range(spec.num_layers)
+        ]
+    except (RuntimeError, MemoryError) as error:  # torch's allocator raises the first
+        raise ConfigError(
+            f"no memory for {num_blocks} KV blocks of {block_size} tokens: {error}; lower "
+            "--num-gpu-blocks-override or --kv-cache-memory-bytes"
+        ) from error
 
 
 def kv_block_bytes(spec: DecoderSpec, ops: Ops, block_size: int, dtype: torch.dtype) -> int:

@@ -108,7 +108,7 @@ class Worker:
         return ModelRunnerOutput(step.step_id, self._runner.run(step.requests))
 
     def _check(self, step: SchedulerOutput) -> None:
-        num_loras = len({request.adapter for request in step.requests} - {None})
+        num_loras = len({request.adapter.digest for request in step.requests if request.adapter})
         assert len(step.requests) <= self._max_num_seqs, f"step of {len(step.requests)} requests"
         assert step.num_tokens <= self._max_num_batched_tokens, f"step of {step.num_tokens} tokens"
         assert num_loras <= self._lora.max_loras, f"step of {num_loras} adapters"

@@ -60,5 +60,10 @@ def test_there_is_one_cache_a_layer_with_blocks_first(directories: dict[str, Pat
     assert {cache.dtype for cache in caches} == {torch.float16}
 
 
+def test_more_memory_than_there_is_is_refused(directories: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match=r"no memory for 1000000000000 KV blocks .* lower"):
+        allocate_kv_caches(load_spec(directories["qwen3"]), REFERENCE, 10**12, 16, torch.float32)
+
+
 def test_some_memory_is_available() -> None:
     assert available_memory_bytes() > 2**20
