@@ -28,11 +28,14 @@ class ModelConfig:
 
     model: str = setting("Directory or hub id of the model; the demo's own if left out.", "")
     tokenizer: str | None = setting(
-        "Directory or hub id of the tokenizer, if it is not the model's.", None
+        "Directory or hub id of the tokenizer, if it is not the model's.", None, metavar="MODEL"
     )
-    revision: str | None = setting("Branch, tag or commit of a hub model.", None)
+    revision: str | None = setting("Branch, tag or commit of a hub model.", None, metavar="REV")
     served_model_name: tuple[str, ...] = setting(
-        "Names the model answers to in the API; the model's path if left out.", (), repeat="nargs"
+        "Names the model answers to in the API; the model's path if left out.",
+        (),
+        repeat="nargs",
+        metavar="NAME",
     )
     dtype: str = setting(
         "Type of weights, activations and KV; auto takes the checkpoint's.", "auto", choices=DTYPES
@@ -195,22 +198,23 @@ def _name_and_path(module: str) -> tuple[str, str]:
 class ServerConfig:
     """The HTTP server."""
 
-    host: str = setting("Address to listen on.", "0.0.0.0")
+    host: str = setting("Address to listen on.", "0.0.0.0", metavar="ADDRESS")
     port: int = setting("Port to listen on.", 8000)
     api_key: tuple[str, ...] = setting(
-        "Keys that may use the API; open to all if left out.", (), repeat="nargs"
+        "Keys that may use the API; open to all if left out.", (), repeat="nargs", metavar="KEY"
     )
     admin_api_key: tuple[str, ...] = setting(
         "Keys that may also load and unload adapters and reset caches; every key may if left out.",
         (),
         repeat="nargs",
+        metavar="KEY",
     )
     isolate_api_keys: bool = setting("Never share cached KV between API keys.", False)
     ignore_unknown_fields: bool = setting(
         "Ignore unknown fields of request bodies instead of refusing them by name.", False
     )
     chat_template: str | None = setting(
-        "File with a chat template to use instead of the tokenizer's.", None
+        "File with a chat template to use instead of the tokenizer's.", None, metavar="FILE"
     )
     max_body_bytes: int = setting("Largest request body accepted, in bytes.", 256 * 2**20)
 

@@ -33,6 +33,9 @@ POSITIONAL = {"model"}
 class OneLineParser(argparse.ArgumentParser):
     """Says what is wrong in one line, with the flag that was probably meant, and exits with 2."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **options})
+
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: error: {message}", file=sys.stderr)
         raise SystemExit(2)
@@ -101,7 +104,7 @@ def _add_flag(group: Any, field: Field[Any], hint: Any) -> None:
         options["action"] = argparse.BooleanOptionalAction if field.default else "store_true"
     elif metadata.get("repeat"):
         options["action"] = "extend" if metadata["repeat"] == "nargs" else "append"
-        options["metavar"] = metadata.get("metavar", field.name.upper())
+        options["metavar"] = metadata["metavar"]
         if metadata["repeat"] == "nargs":
             options["nargs"] = "+"
     elif "choices" in metadata:
@@ -109,7 +112,8 @@ def _add_flag(group: Any, field: Field[Any], hint: Any) -> None:
     else:
         kinds = [kind for kind in get_args(hint) if kind is not type(None)]
         options["type"] = kinds[0] if kinds else hint
-        options["metavar"] = {int: "N", float: "X"}.get(options["type"], "TEXT")
+        default = {int: "N", float: "X"}.get(options["type"], "TEXT")
+        options["metavar"] = metadata.get("metavar", default)
     group.add_argument("--" + field.name.replace("_", "-"), **options)
 
 

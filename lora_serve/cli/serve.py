@@ -24,6 +24,7 @@ def add_serve_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "serve",
         help="serve a model and its adapters over HTTP",
+        usage="lora-serve serve [MODEL] [flags]",
         description="Serve a model and its adapters over an OpenAI-compatible HTTP API.",
     )
     assert isinstance(parser, OneLineParser), "subcommands parse as their parent does"

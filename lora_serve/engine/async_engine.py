@@ -89,7 +89,7 @@ class AsyncEngine:
         tokenizer, model_info = results
         if isinstance(tokenizer, BaseException) or isinstance(model_info, BaseException):
             await client.close()
-            raise next(result for result in results if isinstance(result, BaseException))
+            raise next(error for error in reversed(results) if isinstance(error, BaseException))
         names = config.model.served_model_name or (config.model.model,)
         engine = cls(config, client, model_info, tokenizer, EngineMetrics(names[0], config))
         try:

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from lora_serve.cli.arguments import (
+    GROUPS,
+    OneLineParser,
+    add_config_arguments,
+    engine_config,
+    server_config,
+)
+from lora_serve.config import EngineConfig, ServerConfig
+from lora_serve.errors import ConfigError
+
+
+def parser() -> OneLineParser:
+    made = OneLineParser(prog="lora-serve serve")
+    add_config_arguments(made)
+    return made
+
+
+def test_nothing_given_is_the_default() -> None:
+    args = parser().parse_args([])
+    assert engine_config(args) == EngineConfig()
+    assert server_config(args) == ServerConfig()
+
+
+def test_what_users_of_vllm_type_works() -> None:
+    args = parser().parse_args(
+        "some/model --served-model-name one two --enable-lora --max-loras 4 --max-lora-rank 64 "
+        "--lora-modules a=/a b=/b --max-model-len 8192 --max-num-seqs 8 --enable-prefix-caching "
+        "--gpu-memory-utilization 0.5 --override-op linear=reference --override-op lora=reference "
+        "--api-key k1 k2 --port 9000 --enforce-eager --enable-prompt-embeds".split()
+    )
+    engine, server = engine_config(args), server_config(args)
+    assert engine.model.model == "some/model"
+    assert engine.model.served_model_name == ("one", "two")
+    assert engine.model.override_op == ("linear=reference", "lora=reference")
+    assert engine.lora.modules == [("a", "/a"), ("b", "/b")]
+    assert (engine.lora.max_loras, engine.scheduler.max_num_seqs) == (4, 8)
+    assert engine.cache.gpu_memory_utilization == 0.5
+    assert (server.port, server.api_key) == (9000, ("k1", "k2"))
+
+
+def test_prefix_caching_can_be_turned_off() -> None:
+    args = parser().parse_args(["--no-enable-prefix-caching"])
+    assert not engine_config(args).cache.enable_prefix_caching
+
+
+def test_every_setting_has_one_sentence_of_help() -> None:
+    for _, config in GROUPS:
+        for field in dataclasses.fields(config):
+            text = field.metadata["help"]
+            assert text.endswith("."), field.name
+            assert field.metadata.get("repeat") is None or field.metadata["metavar"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--max-lora", "3"], ["--max-lora", "did you mean --max-lora"]),
+        (["--dtype", "int3"], ["--dtype", "int3", "bfloat16"]),
+        (["--port", "http"], ["--port", "http"]),
+        (["model", "another"], ["another"]),
+    ],
+)
+def test_a_mistyped_command_is_one_line_and_exit_code_2(
+    argv: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parser().parse_args(argv)
+    assert caught.value.code == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert all(word in line for word in words)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--block-size", "20"], "--block-size 20"),
+        (["--gpu-memory-utilization", "1.5"], "1.5"),
+        (["--num-gpu-blocks-override", "0"], "--num-gpu-blocks-override 0"),
+        (["--kv-cache-memory-bytes", "0"], "--kv-cache-memory-bytes 0"),
+        (["--max-num-seqs", "0"], "--max-num-seqs 0"),
+        (["--max-loras", "0"], "--max-loras 0"),
+        (["--max-lora-rank", "0"], "--max-lora-rank 0"),
+        (["--max-loras", "4", "--max-cpu-loras", "3"], "--max-cpu-loras 3"),
+        (["--enable-lora", "--lora-modules", "a"], "--lora-modules a"),
+        (["--enable-lora", "--lora-modules", "{broken"], "{broken"),
+        (["--lora-modules", "a=/a"], "--enable-lora"),
+        (["--port", "70000"], "70000"),
+        (["--isolate-api-keys"], "--api-key"),
+    ],
+)
+def test_impossible_settings_are_named(argv: list[str], words: str) -> None:
+    args = parser().parse_args(argv)
+    with pytest.raises(ConfigError) as caught:
+        engine_config(args), server_config(args)
+    assert words in str(caught.value)
