@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -48,16 +50,18 @@ class BatchBuilder:
         starts = tuple(accumulate((request.num_tokens for request in rows), initial=0))
         samplers = [i for i, request in enumerate(rows) if request.sample is not None]
         block_tables = _block_tables(rows)
-        positions = torch.cat([torch.arange(request.start, request.end) for request in rows])
+        request_of_row, positions = _rows(rows, starts)
+        blocks = block_tables[request_of_row, positions // self._block_size].astype(np.int64)
+        slot_mapping = blocks * self._block_size + positions % self._block_size
         is_embeds, inputs_embeds = self._embeds(rows, starts)
         forward = ForwardBatch(
             input_ids=torch.tensor([token for request in rows for token in request.token_ids]),
-            positions=positions,
-            slot_mapping=self._slot_mapping(rows, positions, starts, block_tables),
+            positions=torch.from_numpy(positions),
+            slot_mapping=torch.from_numpy(slot_mapping),
             attention=self._ops.plan_attention(
                 torch.tensor(starts, dtype=torch.int32),
                 torch.tensor([request.end for request in rows], dtype=torch.int32),
-                block_tables,
+                torch.from_numpy(block_tables),
                 self._block_size,
             ),
             logits_indices=torch.tensor([starts[i + 1] - 1 for i in samplers], dtype=torch.int64),
@@ -66,18 +70,6 @@ class BatchBuilder:
             is_embeds=is_embeds,
         )
         return BuiltBatch(forward, tuple(order), starts, tuple(order[i] for i in samplers))
-
-    def _slot_mapping(
-        self,
-        rows: Sequence[ScheduledRequest],
-        positions: Tensor,
-        starts: Sequence[int],
-        block_tables: Tensor,
-    ) -> Tensor:
-        counts = torch.tensor([request.num_tokens for request in rows])
-        request_of_row = torch.repeat_interleave(torch.arange(len(rows)), counts)
-        blocks = block_tables[request_of_row, positions // self._block_size].long()
-        return blocks * self._block_size + positions % self._block_size
 
     def _plan_lora(
         self,
@@ -114,10 +106,20 @@ def _adapter_key(request: ScheduledRequest) -> bytes:
     return request.adapter.digest if request.adapter is not None else b""
 
 
-def _block_tables(rows: Sequence[ScheduledRequest]) -> Tensor:
-    """(R, longest), int32, filled up with block 0, which is not looked at."""
+def _rows(
+    rows: Sequence[ScheduledRequest], starts: Sequence[int]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Of each row (T): which of `rows` it belongs to, and its absolute position."""
+    first_row = np.array(starts[:-1])
+    request_of_row = np.repeat(np.arange(len(rows)), np.diff(starts))
+    offset = np.array([request.start for request in rows]) - first_row
+    return request_of_row, np.arange(starts[-1]) + offset[request_of_row]
+
+
+def _block_tables(rows: Sequence[ScheduledRequest]) -> npt.NDArray[np.int32]:
+    """(R, longest), filled up with block 0, which is not looked at."""
     longest = max(len(request.block_ids) for request in rows)
-    return torch.tensor(
-        [[*request.block_ids, *[0] * (longest - len(request.block_ids))] for request in rows],
-        dtype=torch.int32,
-    )
+    tables = np.zeros((len(rows), longest), dtype=np.int32)
+    for table, request in zip(tables, rows, strict=True):
+        table[: len(request.block_ids)] = request.block_ids
+    return tables

@@ -55,4 +55,5 @@ def test_reference_results_depend_on_torch_and_its_threads() -> None:
     told = machine_numerics(REFERENCE)
     assert torch.__version__ in told
     assert f"threads={torch.get_num_threads()}" in told
+    assert machine_numerics(REFERENCE) == told
     assert machine_numerics(FAST) == "fast-1"
