@@ -39,6 +39,8 @@ async def serving(engine: FakeEngine, config: ServerConfig | None = None) -> Asy
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
+        done, _ = await asyncio.wait({task}, timeout=5)
+        server.force_exit = not done  # a request that never ends must not hide what went wrong
         await task
 
 
