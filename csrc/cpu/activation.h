@@ -20,10 +20,10 @@ static void silu_and_mul_row(const T* gate, size_t begin, size_t end, size_t wid
 // Cut along rows and columns both: at one row a wide layer is worth sharing too.
 template <class T>
 static void silu_and_mul_of(const SiluCall& call, Workers& workers) {
-  const int threads = call.rows * call.width < kParallelElements ? 1 : workers.num_threads;
-  const size_t num_tasks = threads == 1 ? 1 : static_cast<size_t>(threads) * 4;
+  const Team team = workers.team(call.rows * call.width >= kParallelElements);
+  const size_t num_tasks = tasks_of_rows(team);
   const size_t vectors = ceil_div(call.width, kLanes);
-  for_each_task(threads, num_tasks, [&](size_t task, int) {
+  for_each_task(team, num_tasks, [&](size_t task, int) {
     const Range all = part_of(call.rows * vectors, num_tasks, task);
     for (size_t at = all.begin; at < all.end;) {
       const size_t row = at / vectors;

@@ -33,7 +33,7 @@ struct AttentionWork {
   AttentionTask* tasks;
   size_t num_tasks;
   size_t num_partials;
-  int threads;
+  Team team;
 };
 
 template <class T>
@@ -76,17 +76,18 @@ static size_t cost_of(const AttentionSetup<T>& setup, const AttentionUnit& unit)
 
 // A unit is split when it alone is more than half of a thread's fair share.
 template <class T>
-static void mark_split_units(const AttentionSetup<T>& setup, int num_threads, AttentionWork& work) {
+static void mark_split_units(const AttentionSetup<T>& setup, Workers& workers,
+                             AttentionWork& work) {
   size_t total = 0;
   for (size_t u = 0; u < work.num_units; ++u) total += cost_of(setup, work.units[u]);
-  work.threads = total * setup.layout.head_size < kParallelAttention ? 1 : num_threads;
+  work.team = workers.team(total * setup.layout.head_size >= kParallelAttention);
+  const size_t share = total / (2 * static_cast<size_t>(work.team.num_threads));
   work.num_tasks = 0;
   work.num_partials = 0;
   for (size_t u = 0; u < work.num_units; ++u) {
     AttentionUnit& unit = work.units[u];
     const size_t spans = static_cast<size_t>(setup.num_spans(unit));
-    const size_t share = total / (2 * static_cast<size_t>(work.threads));
-    unit.split = work.threads > 1 && spans > 1 && cost_of(setup, unit) > share;
+    unit.split = work.team.num_threads > 1 && spans > 1 && cost_of(setup, unit) > share;
     unit.first_partial = work.num_partials;
     work.num_partials += unit.split ? spans : 0;
     work.num_tasks += unit.split ? spans : 1;
@@ -158,7 +159,7 @@ static void run_tasks(const AttentionSetup<T>& setup, const AttentionWork& work,
     const size_t at = static_cast<size_t>(thread) * AttentionMemory<T>::bytes(setup);
     return AttentionMemory<T>(setup, memories + at);
   };
-  for_each_task(work.threads, work.num_tasks, [&](size_t task, int thread) {
+  for_each_task(work.team, work.num_tasks, [&](size_t task, int thread) {
     const AttentionUnit& unit = work.units[work.tasks[task].unit];
     const int32_t span = work.tasks[task].span;
     if (span < 0) return run_whole_unit(setup, unit, memory_of(thread));
@@ -167,7 +168,7 @@ static void run_tasks(const AttentionSetup<T>& setup, const AttentionWork& work,
                  setup.partial_at(partials + at));
   });
   if (work.num_partials == 0) return;
-  for_each_task(work.threads, work.num_units, [&](size_t u, int thread) {
+  for_each_task(work.team, work.num_units, [&](size_t u, int thread) {
     if (work.units[u].split) {
       merge_split_unit(setup, work.units[u], partials, memory_of(thread));
     }
@@ -184,11 +185,11 @@ static void attention_of(const AttentionCall& call, Workers& workers) {
   const size_t num_units = count_units(setup, tokens_per_unit);
   work.units = static_cast<AttentionUnit*>(workers.plan.take(num_units * sizeof(AttentionUnit)));
   work.num_units = list_units(setup, tokens_per_unit, work.units);
-  mark_split_units(setup, workers.num_threads, work);
+  mark_split_units(setup, workers, work);
 
   const size_t tasks_bytes = round_up(work.num_tasks * sizeof(AttentionTask), 64);
   const size_t memories_bytes =
-      static_cast<size_t>(work.threads) * AttentionMemory<T>::bytes(setup);
+      static_cast<size_t>(work.team.num_threads) * AttentionMemory<T>::bytes(setup);
   const size_t partials_bytes = work.num_partials * setup.partial_floats() * sizeof(float);
   char* memory =
       static_cast<char*>(workers.scratch.take(tasks_bytes + memories_bytes + partials_bytes));

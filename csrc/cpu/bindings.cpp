@@ -2,12 +2,13 @@
 //
 // The caller (lora_serve/ops/cpu.py) vouches for every address, shape and dtype. The interpreter's
 // lock is held while a kernel runs, which also keeps a Backend's scratch memory to one caller;
-// packing releases it, because loader threads pack while the engine runs.
+// packing an adapter releases it, because loader threads do so while the engine runs.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
@@ -38,11 +39,10 @@ const T* pointer_to(Address address) {
 
 class PackedWeight {
  public:
-  PackedWeight(int dtype, Address weight, size_t out_features, size_t in_features, int num_threads)
-      : words_(packed_words(out_features, in_features, element_bytes(Dtype(dtype)))),
+  PackedWeight(Dtype dtype, const void* weight, size_t out_features, size_t in_features, Team team)
+      : words_(packed_words(out_features, in_features, element_bytes(dtype))),
         buffer_(allocate_words(words_)) {
-    pack_weight(pointer(weight), out_features, in_features, Dtype(dtype), buffer_.get(),
-                num_threads);
+    pack_weight(weight, out_features, in_features, dtype, buffer_.get(), team);
   }
   Address address() const { return reinterpret_cast<Address>(buffer_.get()); }
   size_t num_bytes() const { return words_ * sizeof(uint32_t); }
@@ -111,35 +111,41 @@ class Backend {
     set_num_threads(num_threads);
   }
   const char* path() const { return kernels_.path; }
-  int num_threads() const { return workers_.num_threads; }
+  int num_threads() const { return workers_->pool.num_threads(); }
   void set_num_threads(int count) {
     if (count < 1) throw std::invalid_argument("num_threads must be at least 1");
-    workers_.num_threads = count;
+    workers_ = std::make_unique<Workers>(count);
+  }
+
+  std::unique_ptr<PackedWeight> pack_weight(int dtype, Address weight, size_t out_features,
+                                            size_t in_features) {
+    return std::make_unique<PackedWeight>(Dtype(dtype), pointer(weight), out_features, in_features,
+                                          workers_->team(true));
   }
 
   void linear(int dtype, Address x, Address weight, Address bias, Address y, size_t rows,
               size_t in_features, size_t out_features) {
     kernels_.linear({Dtype(dtype), pointer(x), pointer_to<uint32_t>(weight), pointer(bias),
                      pointer(y), rows, in_features, out_features},
-                    workers_);
+                    *workers_);
   }
 
   void lora(int dtype, Address x, Address y, const StepLora& step, size_t linear_index,
             size_t in_features, size_t out_features) {
     kernels_.lora({Dtype(dtype), pointer(x), pointer(y), &step.plan(), linear_index, in_features,
                    out_features},
-                  workers_);
+                  *workers_);
   }
 
   void norm(int dtype, Address x, Address residual, Address weight, Address y, size_t rows,
             size_t width, float eps) {
     kernels_.norm({Dtype(dtype), pointer(x), pointer(residual), pointer(weight), pointer(y), rows,
                    width, eps},
-                  workers_);
+                  *workers_);
   }
 
   void silu_and_mul(int dtype, Address x, Address y, size_t rows, size_t width) {
-    kernels_.silu_and_mul({Dtype(dtype), pointer(x), pointer(y), rows, width}, workers_);
+    kernels_.silu_and_mul({Dtype(dtype), pointer(x), pointer(y), rows, width}, *workers_);
   }
 
   void rotary_and_write_kv(int dtype, Address q, size_t q_stride, Address k, size_t k_stride,
@@ -157,7 +163,7 @@ class Backend {
                                   {block_size, num_kv_heads, head_size},
                                   tokens,
                                   num_heads},
-                                 workers_);
+                                 *workers_);
   }
 
   void attention(int dtype, Address q, size_t q_stride, Address out, Address cache,
@@ -172,12 +178,19 @@ class Backend {
                         num_heads,
                         scale,
                         window},
-                       workers_);
+                       *workers_);
+  }
+
+  size_t multiply_only(int dtype, size_t rounds) {
+    return kernels_.multiply_only(Dtype(dtype), rounds, *workers_);
+  }
+  void read_only(Address memory, size_t bytes) {
+    kernels_.read_only(pointer(memory), bytes, *workers_);
   }
 
  private:
   const Kernels& kernels_;
-  Workers workers_;
+  std::unique_ptr<Workers> workers_;
 };
 
 std::vector<std::string> path_names() {
@@ -199,7 +212,6 @@ NB_MODULE(_cpu, m) {
         [](Address address, size_t bytes) { use_huge_pages(pointer(address), bytes); });
 
   nb::class_<PackedWeight>(m, "PackedWeight")
-      .def(nb::init<int, Address, size_t, size_t, int>())
       .def_prop_ro("address", &PackedWeight::address)
       .def_prop_ro("num_bytes", &PackedWeight::num_bytes);
 
@@ -218,12 +230,15 @@ NB_MODULE(_cpu, m) {
       .def(nb::init<const std::string&, int>())
       .def_prop_ro("path", &Backend::path)
       .def_prop_rw("num_threads", &Backend::num_threads, &Backend::set_num_threads)
+      .def("pack_weight", &Backend::pack_weight)
       .def("linear", &Backend::linear)
       .def("lora", &Backend::lora)
       .def("norm", &Backend::norm)
       .def("silu_and_mul", &Backend::silu_and_mul)
       .def("rotary_and_write_kv", &Backend::rotary_and_write_kv)
-      .def("attention", &Backend::attention);
+      .def("attention", &Backend::attention)
+      .def("multiply_only", &Backend::multiply_only)
+      .def("read_only", &Backend::read_only);
 }
 
 }  // namespace lora_serve

@@ -10,16 +10,9 @@
 
 #include "dtype.h"
 #include "lora_tables.h"
-#include "scratch.h"
+#include "workers.h"
 
 namespace lora_serve {
-
-// What a call may use. Not shared between threads.
-struct Workers {
-  int num_threads = 1;
-  Scratch scratch;
-  Scratch plan;  // what a call works out before it knows how much scratch it needs
-};
 
 // y = x @ weight.T + bias.   x (rows, in), y (rows, out), contiguous; bias (out) or null.
 struct LinearCall {
@@ -111,6 +104,8 @@ struct Kernels {
   void (*silu_and_mul)(const SiluCall&, Workers&);
   void (*rotary_and_write_kv)(const RotaryCall&, Workers&);
   void (*attention)(const AttentionCall&, Workers&);
+  size_t (*multiply_only)(Dtype, size_t rounds, Workers&);
+  void (*read_only)(const void* memory, size_t bytes, Workers&);
 };
 
 }  // namespace lora_serve

@@ -48,14 +48,13 @@ static size_t left_bytes(size_t rows, size_t width) {
 
 // `memory` has left_bytes(rows, width).
 template <class Dot, class T>
-static LeftRows<Dot> left_rows(const T* x, size_t rows, size_t width, void* memory,
-                               int num_threads) {
+static LeftRows<Dot> left_rows(const T* x, size_t rows, size_t width, void* memory, Team team) {
   using Left = typename Dot::Left;
   if (usable_as_it_lies<Dot, T>(width)) return {reinterpret_cast<const Left*>(x), width};
   const size_t padded = whole_words<T>(width);
   Left* to = static_cast<Left*>(memory);
   constexpr size_t kRowsPerTask = 32;
-  for_each_task(num_threads, ceil_div(rows, kRowsPerTask), [&](size_t task, int) {
+  for_each_task(team, ceil_div(rows, kRowsPerTask), [&](size_t task, int) {
     const size_t end = rows < (task + 1) * kRowsPerTask ? rows : (task + 1) * kRowsPerTask;
     for (size_t r = task * kRowsPerTask; r < end; ++r) {
       copy_row(x + r * width, width, padded, to + r * padded);

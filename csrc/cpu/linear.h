@@ -48,20 +48,19 @@ static void linear_of(const LinearCall& call, Workers& workers) {
   const size_t words = words_along(call.in_features, sizeof(T));
   const size_t panels = ceil_div(call.out_features, kLanes);
   const size_t row_blocks = ceil_div(call.rows, kMaxRows);
-  const bool small = panels * words * kLanes * 4 * row_blocks < kParallelBytes;
-  const int threads = small ? 1 : workers.num_threads;
+  const Team team = workers.team(panels * words * kLanes * 4 * row_blocks >= kParallelBytes);
 
   void* memory = workers.scratch.take(left_bytes<Dot, T>(call.rows, call.in_features));
   const LeftRows<Dot> left =
-      left_rows<Dot>(static_cast<const T*>(call.x), call.rows, call.in_features, memory, threads);
+      left_rows<Dot>(static_cast<const T*>(call.x), call.rows, call.in_features, memory, team);
 
   const size_t chunk = rows_per_chunk<Dot>(left.stride);
   const size_t num_chunks = ceil_div(call.rows, chunk);
-  const size_t wanted = threads == 1 ? 1 : static_cast<size_t>(threads) * 8;
+  const size_t wanted = team.num_threads == 1 ? 1 : static_cast<size_t>(team.num_threads) * 8;
   const size_t groups = ceil_div(panels, kVectorsOfFewRows);
   const size_t ranges = wanted < groups ? wanted : groups;
 
-  for_each_task(threads, num_chunks * ranges, [&](size_t task, int) {
+  for_each_task(team, num_chunks * ranges, [&](size_t task, int) {
     const Range rows = part_of(call.rows, num_chunks, task / ranges);
     const Range part = part_of(groups, ranges, task % ranges);
     const size_t end = part.end * kVectorsOfFewRows;

@@ -81,14 +81,14 @@ static LoraSizes lora_sizes(const LoraCall& call) {
 
 template <class T>
 static void shrink(const LoraCall& call, const LoraSizes& sizes, const T* x, float* hidden,
-                   void* left_memory, int threads) {
+                   void* left_memory, Team team) {
   using Dot = typename DotFor<T>::Type;
   const size_t covered = sizes.end_row - sizes.first_row;
-  const LeftRows<Dot> left = left_rows<Dot>(x, covered, call.in_features, left_memory, threads);
+  const LeftRows<Dot> left = left_rows<Dot>(x, covered, call.in_features, left_memory, team);
   const auto items = [&](const LoraSegment& segment) {
     return ceil_div(segment.linears[call.linear_index].hidden, kLanes * kShrinkPanelsPerTask);
   };
-  for_each_task(threads, count_tasks(*call.plan, items), [&](size_t index, int) {
+  for_each_task(team, count_tasks(*call.plan, items), [&](size_t index, int) {
     const LoraTask task = find_task(*call.plan, index, items);
     const LoraLinear& layer = call.plan->segments[task.segment].linears[call.linear_index];
     const size_t first = task.item * kShrinkPanelsPerTask;
@@ -129,7 +129,7 @@ static void expand_part(const LoraCall& call, const LoraSizes& sizes, const Lora
 }
 
 template <class T>
-static void expand(const LoraCall& call, const LoraSizes& sizes, const float* hidden, int threads) {
+static void expand(const LoraCall& call, const LoraSizes& sizes, const float* hidden, Team team) {
   const auto ranges = [](const LoraPart& part) {
     return ceil_div(part.out_features, kLanes * kExpandPanelsPerTask);
   };
@@ -139,7 +139,7 @@ static void expand(const LoraCall& call, const LoraSizes& sizes, const float* hi
     for (size_t p = 0; p < layer.num_parts; ++p) count += ranges(layer.parts[p]);
     return count;
   };
-  for_each_task(threads, count_tasks(*call.plan, items), [&](size_t index, int) {
+  for_each_task(team, count_tasks(*call.plan, items), [&](size_t index, int) {
     const LoraTask task = find_task(*call.plan, index, items);
     const LoraPart* part = call.plan->segments[task.segment].linears[call.linear_index].parts;
     size_t item = task.item;
@@ -154,15 +154,15 @@ static void lora_of(const LoraCall& call, Workers& workers) {
   using Dot = typename DotFor<T>::Type;
   const LoraSizes sizes = lora_sizes<T>(call);
   if (sizes.hidden == 0) return;
-  const int threads = sizes.bytes < kParallelLoraBytes ? 1 : workers.num_threads;
+  const Team team = workers.team(sizes.bytes >= kParallelLoraBytes);
   const size_t covered = sizes.end_row - sizes.first_row;
   const size_t hidden_bytes = covered * sizes.hidden * sizeof(float);
   char* memory = static_cast<char*>(
       workers.scratch.take(hidden_bytes + left_bytes<Dot, T>(covered, call.in_features)));
   float* hidden = reinterpret_cast<float*>(memory);
   const T* x = static_cast<const T*>(call.x) + sizes.first_row * call.in_features;
-  shrink<T>(call, sizes, x, hidden, memory + hidden_bytes, threads);
-  expand<T>(call, sizes, hidden, threads);
+  shrink<T>(call, sizes, x, hidden, memory + hidden_bytes, team);
+  expand<T>(call, sizes, hidden, team);
 }
 
 }  // namespace lora_serve::LORA_SERVE_PATH

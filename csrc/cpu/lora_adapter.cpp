@@ -44,6 +44,7 @@ LoraAdapter::LoraAdapter(Dtype dtype, const std::vector<std::vector<LoraPartSour
   words_ = allocate_words(num_words_);
   parts_.reserve(num_parts);  // linears_ point into it
 
+  const Team alone{nullptr, 1};  // loaders run beside the engine
   uint32_t* next = words_.get();
   for (const auto& layer : parts) {
     LoraLinear linear{next, hidden_of(layer, element), parts_.data() + parts_.size(), layer.size()};
@@ -54,7 +55,7 @@ LoraAdapter::LoraAdapter(Dtype dtype, const std::vector<std::vector<LoraPartSour
     }
     size_t hidden_start = 0;
     for (const LoraPartSource& part : layer) {
-      pack_weight(part.b, part.out_features, part.rank, dtype, next, 1);
+      pack_weight(part.b, part.out_features, part.rank, dtype, next, alone);
       parts_.push_back(
           {next, hidden_start, part.rank, part.out_start, part.out_features, part.scale});
       hidden_start += padded_rank(part, element);

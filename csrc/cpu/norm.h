@@ -37,9 +37,9 @@ static void add_row(const T* x, size_t width, T* residual) {
 
 template <class T>
 static void norm_of(const NormCall& call, Workers& workers) {
-  const int threads = call.rows * call.width < kParallelElements ? 1 : workers.num_threads;
-  const size_t num_tasks = threads == 1 ? 1 : static_cast<size_t>(threads) * 4;
-  for_each_task(threads, num_tasks, [&](size_t task, int) {
+  const Team team = workers.team(call.rows * call.width >= kParallelElements);
+  const size_t num_tasks = tasks_of_rows(team);
+  for_each_task(team, num_tasks, [&](size_t task, int) {
     const Range rows = part_of(call.rows, num_tasks, task);
     for (size_t r = rows.begin; r < rows.end; ++r) {
       const T* x = static_cast<const T*>(call.x) + r * call.width;

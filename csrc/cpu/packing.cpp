@@ -31,10 +31,10 @@ void pack_panel(const char* const* rows, size_t row_bytes, uint32_t* panel) {
 }  // namespace
 
 void pack_weight(const void* weight, size_t out_features, size_t in_features, Dtype dtype,
-                 uint32_t* packed, int num_threads) {
+                 uint32_t* packed, Team team) {
   const size_t row_bytes = in_features * element_bytes(dtype);
   const size_t panel_words = words_along(in_features, element_bytes(dtype)) * kLanes;
-  baseline::for_each_task(num_threads, ceil_div(out_features, kLanes), [&](size_t panel, int) {
+  baseline::for_each_task(team, ceil_div(out_features, kLanes), [&](size_t panel, int) {
     const char* rows[kLanes] = {};
     const size_t first = panel * kLanes;
     for (size_t lane = 0; lane < std::min<size_t>(kLanes, out_features - first); ++lane) {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "dtype.h"
+#include "workers.h"
 
 namespace lora_serve {
 
@@ -23,7 +24,7 @@ static constexpr size_t packed_words(size_t out_features, size_t in_features,
 
 // weight: rows of in_features elements, contiguous. packed: packed_words(...) words.
 void pack_weight(const void* weight, size_t out_features, size_t in_features, Dtype dtype,
-                 uint32_t* packed, int num_threads);
+                 uint32_t* packed, Team team);
 
 // The same for weights given row by row, where a null row is all zeros; whole panels only.
 void pack_rows(const void* const* rows, size_t num_rows, size_t in_features, Dtype dtype,

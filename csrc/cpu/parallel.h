@@ -1,36 +1,26 @@
-// Sharing tasks among OpenMP threads. A task writes its own outputs and nothing else, so results
-// cannot depend on how many threads there are or which of them takes what.
+// Sharing tasks among threads. A task writes its own outputs and nothing else, so results cannot
+// depend on how many threads there are or which of them takes what.
 
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+#include "workers.h"
 
 namespace lora_serve::LORA_SERVE_PATH {
 
-// Calls run(task, thread) for every task in [0, num_tasks), in ascending order of start. One thread
-// wakes nobody.
+// Calls run(task, thread) for every task in [0, num_tasks), in ascending order of start.
 template <class Run>
-inline void for_each_task(int num_threads, size_t num_tasks, const Run& run) {
-#ifdef _OPENMP
-  if (num_threads > 1 && num_tasks > 1) {
-    size_t next = 0;
-#pragma omp parallel num_threads(num_threads)
-    {
-      const int thread = omp_get_thread_num();
-      for (;;) {
-        const size_t task = __atomic_fetch_add(&next, size_t{1}, __ATOMIC_RELAXED);
-        if (task >= num_tasks) break;
-        run(task, thread);
-      }
-    }
+static void for_each_task(Team team, size_t num_tasks, const Run& run) {
+  if (team.num_threads > 1 && num_tasks > 1) {
+    team.pool->run(
+        num_tasks,
+        [](const void* context, size_t task, int thread) {
+          (*static_cast<const Run*>(context))(task, thread);
+        },
+        &run);
     return;
   }
-#endif
   for (size_t task = 0; task < num_tasks; ++task) run(task, 0);
 }
 

@@ -13,6 +13,7 @@
 #include "kernels.h"
 #include "linear.h"
 #include "lora.h"
+#include "machine_limits.h"
 #include "norm.h"
 #include "rotary.h"
 
@@ -40,7 +41,8 @@ LORA_SERVE_BY_DTYPE(attention, AttentionCall)
 #undef LORA_SERVE_BY_DTYPE
 
 static constexpr Kernels table(const char* path) {
-  return {path, linear, lora, norm, silu_and_mul, rotary_and_write_kv, attention};
+  return {path,      linear,        lora,     norm, silu_and_mul, rotary_and_write_kv,
+          attention, multiply_only, read_only};
 }
 
 }  // namespace lora_serve::LORA_SERVE_PATH

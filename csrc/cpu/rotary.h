@@ -65,10 +65,9 @@ template <class T>
 static void rotary_and_write_kv_of(const RotaryCall& call, Workers& workers) {
   const KvLayout layout(call.shape);
   const size_t heads = call.num_heads + 2 * call.shape.num_kv_heads;
-  const bool small = call.tokens * heads * layout.head_size < kParallelElements;
-  const int threads = small ? 1 : workers.num_threads;
-  const size_t num_tasks = threads == 1 ? 1 : static_cast<size_t>(threads) * 4;
-  for_each_task(threads, num_tasks, [&](size_t task, int) {
+  const Team team = workers.team(call.tokens * heads * layout.head_size >= kParallelElements);
+  const size_t num_tasks = tasks_of_rows(team);
+  for_each_task(team, num_tasks, [&](size_t task, int) {
     const Range tokens = part_of(call.tokens, num_tasks, task);
     for (size_t t = tokens.begin; t < tokens.end; ++t) {
       const float* cosines = call.cos_sin + call.positions[t] * layout.head_size;

@@ -10,6 +10,11 @@ namespace lora_serve::LORA_SERVE_PATH {
 // elements take 3 us.
 constexpr size_t kParallelElements = 32 << 10;
 
+// A few to a thread, so that one that is late leaves little behind.
+static inline size_t tasks_of_rows(Team team) {
+  return team.num_threads == 1 ? 1 : static_cast<size_t>(team.num_threads) * 4;
+}
+
 // run(d, n) for d = 0, 16, ... below width; n lanes, a compile-time 16 except at the end.
 template <class Run>
 SIMD_INLINE void for_each_vector(size_t width, const Run& run) {

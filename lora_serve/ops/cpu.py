@@ -78,7 +78,7 @@ class AttentionStep:
 class CpuKernels:
     """The members of an `Ops` record on one path.
 
-    One thread calls at a time, except that any may call `pack_linear` and `pack_adapter`.
+    One thread calls at a time; but any may call `pack_adapter` meanwhile.
     """
 
     def __init__(self, path: str, num_threads: int) -> None:
@@ -92,8 +92,7 @@ class CpuKernels:
             bias = bias.detach().to(weight.dtype).contiguous()
             assert bias.shape == (out_features,), f"bias {tuple(bias.shape)}, out {out_features}"
         code = _code(weight.dtype)
-        threads = self.native.num_threads
-        packed = PackedWeight(code, weight.data_ptr(), out_features, in_features, threads)
+        packed = self.native.pack_weight(code, weight.data_ptr(), out_features, in_features)
         bias_address = 0 if bias is None else bias.data_ptr()
         return PackedLinear(
             packed, bias, code, packed.address, bias_address, in_features, out_features
