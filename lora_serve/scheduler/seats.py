@@ -60,10 +60,9 @@ class AdapterSeats:
         return False
 
     def loaded(self, ref: AdapterRef) -> None:
-        if ref in self._loading:
-            self._loading.remove(ref)
-            self._queue.unhold(ref)
-            self._leave_if_unused(ref)
+        self._loading.remove(ref)
+        self._queue.unhold(ref)
+        self._leave_if_unused(ref)
 
     def failed(self, ref: AdapterRef) -> None:
         """The weights cannot be had; whoever waited for them has been taken off the queue."""

@@ -39,6 +39,7 @@ class OracleEngine:
         policy: str = "fcfs",
         enable_prefix_caching: bool = True,
         load_delay: int = 0,
+        enable_lora: bool = True,
         kv_class: type[KVCacheManager] = KVCacheManager,
         hasher_class: type[BlockHasher] = BlockHasher,
     ) -> None:
@@ -49,7 +50,9 @@ class OracleEngine:
                 max_num_batched_tokens=max_num_batched_tokens,
                 scheduling_policy=policy,
             ),
-            lora=LoRAConfig(enable_lora=True, max_loras=max_loras, max_cpu_loras=max_cpu_loras),
+            lora=LoRAConfig(
+                enable_lora=enable_lora, max_loras=max_loras, max_cpu_loras=max_cpu_loras
+            ),
         )
         self.executor = OracleExecutor(BLOCK_SIZE, ROW_BYTES)
         self.loader = FakeLoader(self.executor, load_delay)

@@ -181,3 +181,18 @@ def test_the_seat_of_aborted_requests_is_given_to_others() -> None:
     engine.add("b", LONG, lora_name="b")
     engine.run()
     assert engine.tokens("b") == answer("b")
+
+
+def test_a_reload_that_fails_when_nobody_waits_any_more_harms_nobody() -> None:
+    engine = OracleEngine(max_loras=1, max_cpu_loras=1, load_delay=3)
+    for name in ("a", "b"):
+        engine.load(name, f"/{name}", name)
+        for _ in range(6):
+            engine.step()
+    engine.loader.files["/a"] = "something else"
+    engine.add("a", LONG, lora_name="a")
+    engine.step()
+    engine.core.handle(AbortRequests(("a",)))
+    engine.run()
+    assert ask(engine, "b", "b") == 0
+    assert engine.tokens("b") == answer("b")

@@ -220,3 +220,39 @@ def test_embeds_of_one_length_share_no_kv_and_equal_first_rows_do() -> None:
     engine.add("text", [0] * 40)
     engine.run()
     assert engine.num_cached("text") == 0
+
+
+def test_penalties_see_the_prompt_and_the_answer_so_far_but_no_embeddings() -> None:
+    engine = OracleEngine()
+    penalised = params(repetition_penalty=1.2, ignore_eos=True)
+    engine.add("text", [3, 4, 5], params=penalised)
+    engine.add("embeds", [], embeds_rows=[b"12345678"] * 3, params=penalised)
+    engine.run()
+    last = {r.request_id: r.sample for r in engine.executor.steps[-1].requests}
+    for name, prompt in (("text", [3, 4, 5]), ("embeds", [])):
+        sample = last[name]
+        assert sample is not None
+        assert list(sample.prompt_token_ids) == prompt
+        assert sample.output_token_ids == engine.tokens(name)[:-1]
+
+
+def test_aborted_requests_leave_the_queue_even_behind_others() -> None:
+    engine = OracleEngine(max_num_seqs=1, num_blocks=200)
+    engine.add("first", LONG, max_tokens=30)
+    engine.step()
+    for index in range(100):
+        engine.add(f"w{index}", LONG)
+    engine.core.handle(AbortRequests(tuple(f"w{i}" for i in range(100) if i % 10)))
+    assert engine.core.scheduler.num_waiting == 10
+    engine.run()
+    assert [name for name in engine.outputs if name != "first"] == [
+        f"w{i}" for i in range(0, 100, 10)
+    ]
+
+
+def test_a_request_sent_twice_runs_once() -> None:
+    engine = OracleEngine()
+    engine.add("a", LONG)
+    engine.add("a", LONG)
+    engine.run()
+    assert engine.tokens("a") == lone_answer(LONG, b"", 4)

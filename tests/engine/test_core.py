@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from lora_serve.messages import GetStats, ListAdapters, LoadAdapter, ResetPrefixCache, UnloadAdapter
+from tests.fakes.oracle_engine import OracleEngine
+
+LONG = [10 + i % 400 for i in range(100)]
+
+
+def test_stats_tell_who_runs_who_waits_and_what_was_hit() -> None:
+    engine = OracleEngine(max_loras=1, max_num_seqs=2)
+    for name in ("a", "b"):
+        engine.load(name, f"/{name}", name)
+        engine.step()
+    for name in ("a", "a", "b"):
+        engine.add(f"{name}{len(engine.outputs)}", LONG, lora_name=name, max_tokens=8)
+        engine.step()
+    engine.core.handle(GetStats(77))
+    engine.step()
+    stats = engine.calls[77].stats
+    assert stats is not None
+    assert (stats.num_running, stats.num_waiting) == (1, 1)
+    assert (stats.running_adapters, stats.waiting_adapters) == (("a",), ("b",))
+    assert (stats.adapter_loads, stats.num_blocks) == (2, 64)
+    assert stats.adapter_queries == {"a": 100}
+    assert 0 < stats.kv_cache_usage < 1
+    engine.run()
+    assert engine.core.stats().kv_cache_usage == 0
+
+
+def test_calls_about_unknown_adapters_are_answered_with_errors() -> None:
+    engine = OracleEngine()
+    engine.core.handle(UnloadAdapter(91, "nobody"))
+    engine.core.handle(ResetPrefixCache(92, "nobody"))
+    engine.load("a", "/nowhere")
+    engine.run()
+    kinds = [reply.error.kind for reply in engine.calls.values() if reply.error]
+    assert kinds == ["AdapterNotFoundError"] * 3
+
+
+def test_a_name_is_refused_at_once_and_again_when_two_loads_race() -> None:
+    engine = OracleEngine(load_delay=2)
+    engine.load("a", "/a", "one")
+    engine.load("a", "/a", "one")  # neither is published yet
+    engine.run()
+    first, second = engine.calls.values()
+    assert first.error is None
+    assert second.error is not None
+    assert second.error.kind == "AdapterExistsError"
+    engine.load("a", "/a", "one")
+    third = engine.calls[3].error
+    assert third is not None
+    assert third.kind == "AdapterExistsError"
+    assert "load_inplace" in third.message
+
+
+def test_adapters_are_listed_with_all_that_identifies_them() -> None:
+    engine = OracleEngine()
+    engine.load("a", "/a", "one")
+    engine.step()
+    engine.core.handle(ListAdapters(5))
+    engine.step()
+    (info,) = engine.calls[5].adapters
+    assert (info.name, info.path, info.generation, info.residency) == ("a", "/a", 0, "resident")
+    assert len(info.digest) == 64
+
+
+def test_without_enable_lora_adapters_are_refused_and_names_unknown() -> None:
+    engine = OracleEngine(enable_lora=False)
+    engine.core.handle(LoadAdapter(1, "a", "/a"))
+    engine.add("r", LONG, lora_name="a")
+    refused, unknown = engine.calls[1].error, engine.last("r").error
+    assert refused is not None
+    assert "--enable-lora" in refused.message
+    assert unknown is not None
+    assert unknown.kind == "AdapterNotFoundError"
