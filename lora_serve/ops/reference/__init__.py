@@ -15,7 +15,7 @@ from lora_serve.ops.reference.attention import (
     plan_attention,
     rotary_and_write_kv,
 )
-from lora_serve.ops.reference.linear import linear, lora, pack_adapter, pack_linear, plan_lora
+from lora_serve.ops.reference.projections import linear, lora, pack_adapter, pack_linear, plan_lora
 from lora_serve.ops.reference.rowwise import add_rms_norm, rms_norm, silu_and_mul
 
 __all__ = ["REFERENCE"]
