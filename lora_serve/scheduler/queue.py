@@ -43,35 +43,28 @@ class _GroupHeap:
 
     def __init__(self) -> None:
         self._entries: list[tuple[SortKey, int, _Group]] = []
-        self._members: dict[AdapterRef, _Group] = {}
+        self._members: set[_Group] = set()
         self._count = 0  # breaks ties before groups would be compared
 
-    def add(self, group: _Group) -> None:
-        assert group.adapter is not None, "the base model's group is in no heap"
-        self._members[group.adapter] = group
-        self.refresh(group)
+    def add(self, group: _Group, head: Request) -> None:
+        """Enter the group under its present head."""
+        self._members.add(group)
+        self._count += 1
+        heapq.heappush(self._entries, (head.sort_key, self._count, group))
 
     def discard(self, group: _Group) -> None:
-        if group.adapter is not None:
-            self._members.pop(group.adapter, None)
-
-    def refresh(self, group: _Group) -> None:
-        """Enter the group under its present head."""
-        head = group.head()
-        if head is not None:
-            self._count += 1
-            heapq.heappush(self._entries, (head.sort_key, self._count, group))
+        self._members.discard(group)
 
     def top(self) -> Request | None:
+        """The oldest head of all groups."""
         while self._entries:
             key, _, group = self._entries[0]
-            head = group.head()
-            is_member = group.adapter is not None and self._members.get(group.adapter) is group
-            if is_member and head is not None and head.sort_key == key:
+            head = group.head() if group in self._members else None
+            if head is not None and head.sort_key == key:
                 return head
             heapq.heappop(self._entries)
-            if is_member and head is not None:
-                self.refresh(group)
+            if head is not None:
+                self.add(group, head)
         return None
 
 
@@ -173,7 +166,8 @@ class WaitingQueue:
             return
         self._warm.discard(group)
         self._cold.discard(group)
-        if group.head() is None:
+        head = group.head()
+        if head is None:
             del self._groups[adapter]
         elif adapter not in self._held:
-            (self._warm if adapter in self._seated else self._cold).add(group)
+            (self._warm if adapter in self._seated else self._cold).add(group, head)
