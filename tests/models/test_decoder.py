@@ -77,6 +77,19 @@ def test_chunks_prefixes_and_decode_give_the_bits_of_one_cold_prefill(
     assert torch.equal(model.step([sharer.chunk(32, 53)])[0], whole[32:])
 
 
+@BACKENDS
+@DTYPES
+def test_a_long_prompt_has_the_same_bits_in_any_chunks(
+    build: Build, ops: Ops, dtype: torch.dtype
+) -> None:
+    """Longer than what a kernel walks at once."""
+    model = build("qwen2", ops, dtype)
+    prompt = Prompt(tokens(600), range(40, 2, -1))
+    whole = prompt.alone(model)
+    for chunk in (100, 256, 599):
+        assert torch.equal(prompt.alone(model, chunk), whole), f"chunks of {chunk}"
+
+
 @FAMILIES
 @BACKENDS
 @DTYPES
