@@ -201,13 +201,13 @@ class FakeEngine:
                 adapter=adapter,
                 prompt_logprobs=prompt_logprobs,
             )
-        for position, char in enumerate(text):
-            is_last = position == len(text) - 1
+        for position, (token_id, piece) in enumerate(pieces := list(_pieces(text))):
+            is_last = position == len(pieces) - 1
             yield OutputDelta(
                 index,
-                char,
-                token_ids=tuple(char.encode()),
-                logprobs=self._logprobs(request, position, char),
+                piece,
+                token_ids=(token_id,),
+                logprobs=self._logprobs(request, position, token_id),
                 finish_reason=finish_reason if is_last else None,
                 stop_reason=stop_reason if is_last else None,
                 num_cached_tokens=num_cached,
@@ -249,12 +249,10 @@ class FakeEngine:
         return num_cached
 
     def _logprobs(
-        self, request: EngineRequest, position: int, char: str
+        self, request: EngineRequest, position: int, token_id: int
     ) -> tuple[TokenLogprobs, ...]:
         num_top = request.sampling_params.logprobs
-        if num_top is None:
-            return ()
-        return tuple(logprobs_at(position, token_id, num_top) for token_id in char.encode())
+        return () if num_top is None else (logprobs_at(position, token_id, num_top),)
 
     def _prompt_logprobs(self, request: EngineRequest) -> tuple[TokenLogprobs, ...]:
         num_top = request.sampling_params.prompt_logprobs
@@ -265,6 +263,14 @@ class FakeEngine:
             for position, token_id in enumerate(request.token_ids)
             if position > 0
         )
+
+
+def _pieces(text: str) -> Iterator[tuple[int, str]]:
+    """A text's tokens; a character comes with the last of its bytes."""
+    for char in text:
+        *begun, last = char.encode()
+        yield from ((byte, "") for byte in begun)
+        yield last, char
 
 
 def write_adapter(directory: Path, weights: str) -> str:

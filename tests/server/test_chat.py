@@ -117,6 +117,13 @@ async def test_a_streamed_answer_is_the_whole_answer_in_pieces(client: httpx.Asy
     assert whole["prompt_token_ids"][0] == TURN
 
 
+async def test_half_a_character_makes_no_chunk(client: httpx.AsyncClient) -> None:
+    messages = [{"role": "user", "content": "\U0001f600"}]
+    response = await client.post(URL, json={"messages": messages, "stream": True})
+    texts = [chunk["choices"][0]["delta"]["content"] for chunk in events(response.text)[1:]]
+    assert texts == list("You said: user\n\U0001f600assistant\n #0")
+
+
 async def test_logprobs_have_token_bytes_and_alternatives(client: httpx.AsyncClient) -> None:
     answer = await chat(client, logprobs=True, top_logprobs=2, max_tokens=1)
     (entry,) = answer["choices"][0]["logprobs"]["content"]
@@ -193,6 +200,16 @@ def test_a_template_file_that_is_not_there_stops_the_start(engine: FakeEngine) -
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content",
             "'image_url'; only text",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
+            "messages[0].content",
+            "without a string in `text`",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "", "x": 1}]}]},
+            "messages[0].content",
+            "unknown fields ['x']",
         ),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages", "wizard"),
         ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),

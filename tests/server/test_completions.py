@@ -111,6 +111,11 @@ async def test_a_streamed_answer_is_the_whole_answer_in_pieces(client: httpx.Asy
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
 
 
+async def test_half_a_character_makes_no_chunk(client: httpx.AsyncClient) -> None:
+    chunks = await stream(client, prompt="é")
+    assert [chunk["choices"][0]["text"] for chunk in chunks] == list("You said: é #0")
+
+
 async def test_a_stream_has_no_usage_unless_asked(client: httpx.AsyncClient) -> None:
     assert all("usage" not in chunk for chunk in await stream(client, prompt="a"))
 
