@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,9 +44,13 @@ def load_adapters(llm: LLM, paths: list[Path]) -> None:
 class LoneServer:
     """A cold engine for each request: no cache, no company. What the promise is about."""
 
-    def __init__(self, model: Path, adapters: list[Path], dtype: str) -> None:
+    def __init__(self, model: Path, adapters: list[Path], arithmetic: dict[str, Any]) -> None:
         self._llm = LLM(
-            str(model), dtype=dtype, enable_lora=True, enable_prefix_caching=False, max_num_seqs=1
+            str(model),
+            enable_lora=True,
+            enable_prefix_caching=False,
+            max_num_seqs=1,
+            **arithmetic,
         )
         load_adapters(self._llm, adapters)
 
@@ -60,12 +65,20 @@ class LoneServer:
         self._llm.close()
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+ARITHMETIC: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "reference": {"dtype": "float32", "override_op": ("all=reference",)},
+}
+
+
+@pytest.fixture(scope="module", params=ARITHMETIC)
 def lone(
     request: pytest.FixtureRequest, model_path: Path, adapter_paths: list[Path]
-) -> Iterator[tuple[str, LoneServer]]:
-    server = LoneServer(model_path, adapter_paths, request.param)
-    yield request.param, server
+) -> Iterator[tuple[dict[str, Any], LoneServer]]:
+    arithmetic = ARITHMETIC[request.param]
+    server = LoneServer(model_path, adapter_paths, arithmetic)
+    yield arithmetic, server
     server.close()
 
 
@@ -80,19 +93,19 @@ def lone(
     ids=["whole prompts", "odd chunks", "preempting", "one adapter a step"],
 )
 def test_company_chunks_cache_and_preemption_change_no_bit(
-    lone: tuple[str, LoneServer],
+    lone: tuple[dict[str, Any], LoneServer],
     settings: dict[str, int],
     model_path: Path,
     adapter_paths: list[Path],
 ) -> None:
-    dtype, server = lone
+    arithmetic, server = lone
     prompts = prompts_with_shared_prefixes(12)
     names = [NAMES[i % len(NAMES)] for i in range(len(prompts))]
     params = [
         SamplingParams(max_tokens=24, temperature=temperature, seed=i, logprobs=3, ignore_eos=True)
         for i, temperature in enumerate((0.0, 1.0) * 6)
     ]
-    llm = LLM(str(model_path), dtype=dtype, enable_lora=True, validate=True, **settings)
+    llm = LLM(str(model_path), enable_lora=True, validate=True, **arithmetic, **settings)
     load_adapters(llm, adapter_paths)
     cold = llm.generate(prompts, params, lora_name=names)
     warm = llm.generate(prompts, params, lora_name=names)
@@ -108,9 +121,9 @@ def test_company_chunks_cache_and_preemption_change_no_bit(
 
 
 def test_prompt_logprobs_and_penalties_are_exact_too(
-    lone: tuple[str, LoneServer], model_path: Path, adapter_paths: list[Path]
+    lone: tuple[dict[str, Any], LoneServer], model_path: Path, adapter_paths: list[Path]
 ) -> None:
-    dtype, server = lone
+    arithmetic, server = lone
     prompts = prompts_with_shared_prefixes(6)
     params = SamplingParams(
         max_tokens=12,
@@ -124,7 +137,7 @@ def test_prompt_logprobs_and_penalties_are_exact_too(
         prompt_logprobs=2,
         ignore_eos=True,
     )
-    with LLM(str(model_path), dtype=dtype, enable_lora=True, max_num_batched_tokens=50) as llm:
+    with LLM(str(model_path), enable_lora=True, max_num_batched_tokens=50, **arithmetic) as llm:
         load_adapters(llm, adapter_paths)
         outputs = llm.generate(prompts, params, lora_name="b")
     assert [bits(output) for output in outputs] == [
