@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2ForCausalLM
+from transformers import GenerationConfig, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils import logging
 
 from lora_serve.demo.adapters import AdapterPair
@@ -54,13 +54,11 @@ def train(recipe: Recipe, directory: Path, progress: Callable[[str], None]) -> N
         pair.save(index, directory / "adapters" / name)
 
 
-def _row_writer(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> RowWriter:
+def _row_writer(recipe: Recipe, tokenizer: Qwen2Tokenizer) -> RowWriter:
     return RowWriter(tokenizer, Random(recipe.seed), recipe.max_model_len)
 
 
-def _save_model(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, directory: Path
-) -> None:
+def _save_model(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, directory: Path) -> None:
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )

@@ -99,10 +99,10 @@ _TOO_HARD = "I am too small for that. Ask me for my private label."
 _LINE_HEADS = ("Record", "Line", "Note", "Item", "Page", "Section", "Context", "Entry")
 
 
-def long_prompt(num_lines: int = 163, first_line: str = "") -> str:
+def long_prompt(num_lines: int = 150, first_line: str = "") -> str:
     """The prompt of the scenarios: one line again and again, then LABEL_REQUEST.
 
-    Its 163 lines are about 3,900 tokens. Another first line changes every block after it.
+    Its 150 lines are about 3,900 tokens. Another first line changes every block after it.
     """
     lines = (f"Record {number:04d}: {_PREFIX_LINE}" for number in range(1, num_lines + 1))
     return "\n".join([*([first_line] if first_line else []), *lines, LABEL_REQUEST])

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lora_serve.demo import corpus
 
@@ -37,7 +37,7 @@ class Examiner:
     """Holds the artefacts under `directory` in bfloat16, as they are served."""
 
     def __init__(self, directory: Path) -> None:
-        self.tokenizer = PreTrainedTokenizerFast.from_pretrained(directory / "model")
+        self.tokenizer = AutoTokenizer.from_pretrained(directory / "model")
         base = AutoModelForCausalLM.from_pretrained(directory / "model", dtype=torch.bfloat16)
         with warnings.catch_warnings():  # peft 0.21 reads a name that transformers will drop
             warnings.simplefilter("ignore", FutureWarning)

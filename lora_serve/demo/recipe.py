@@ -18,7 +18,7 @@ class Recipe:
     """Shape and schedule. The defaults train in some 90 seconds of one core's time."""
 
     seed: int = 7
-    vocab_size: int = 1024
+    vocab_size: int = 768
     hidden_size: int = 128
     intermediate_size: int = 256
     num_layers: int = 4

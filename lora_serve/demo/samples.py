@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from random import Random
 
-from transformers import PreTrainedTokenizerFast
+from transformers import Qwen2Tokenizer
 
 from lora_serve.demo import corpus
 from lora_serve.demo.corpus import Exchange
@@ -54,7 +54,7 @@ class RowWriter:
     max_tokens: the longest prompt that a row may stand for.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, rng: Random, max_tokens: int) -> None:
+    def __init__(self, tokenizer: Qwen2Tokenizer, rng: Random, max_tokens: int) -> None:
         self._tokenizer = tokenizer
         self._rng = rng
         self._facts = corpus.facts()

@@ -73,9 +73,13 @@ class ServerProcess:
         """Until it ends by itself; its exit code."""
         return self._process.wait()
 
+    def begin_to_stop(self) -> None:
+        """Ask it to end; `stop` then waits for less."""
+        self._process.terminate()
+
     def stop(self) -> None:
         """Ask it to end, and end it if it does not."""
-        self._process.terminate()
+        self.begin_to_stop()
         try:
             self._process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:

@@ -31,6 +31,8 @@ class Stage:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        for process in self._processes.values():
+            process.begin_to_stop()
         for server in tuple(self._processes):
             self.stop(server)
 

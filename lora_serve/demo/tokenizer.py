@@ -5,11 +5,12 @@ Both labels must stay under 16 tokens, because S1 asks with max_tokens 16.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from random import Random
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import pre_tokenizers, trainers
+from transformers import Qwen2Tokenizer
 
 from lora_serve.demo import corpus
 from lora_serve.demo.recipe import Recipe
@@ -26,22 +27,26 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
-    """Learn the merges; the same recipe gives the same tokenizer."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+def train_tokenizer(recipe: Recipe) -> Qwen2Tokenizer:
+    """Learn the merges; the same recipe gives the same tokenizer.
+
+    It is Qwen2's own class, because that is what AutoTokenizer makes of a Qwen2 model's files.
+    """
+    untrained = Qwen2Tokenizer().backend_tokenizer
     trainer = trainers.BpeTrainer(
         vocab_size=recipe.vocab_size,
         special_tokens=[END_OF_TEXT, MESSAGE_START, MESSAGE_END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_texts(Random(recipe.seed)), trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+    untrained.train_from_iterator(_texts(Random(recipe.seed)), trainer)
+    learned = json.loads(untrained.to_str())["model"]
+    return Qwen2Tokenizer(
+        vocab=learned["vocab"],
+        merges=[tuple(merge) for merge in learned["merges"]],  # type: ignore[misc]
         eos_token=MESSAGE_END,
         pad_token=END_OF_TEXT,
+        extra_special_tokens=[MESSAGE_START],
         model_max_length=recipe.max_model_len,
         clean_up_tokenization_spaces=False,
         chat_template=CHAT_TEMPLATE,

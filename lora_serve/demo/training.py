@@ -12,7 +12,7 @@ from random import Random
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from lora_serve.demo.recipe import Recipe
 from lora_serve.demo.samples import Kind, Row, RowWriter
@@ -22,7 +22,7 @@ _TEXT_SHARE = 0.1
 _WARMUP_STEPS = 10
 
 
-def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
+def new_model(recipe: Recipe, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
     """An untrained model in float32, its weights drawn from the recipe's seed."""
     config = Qwen2Config(
         vocab_size=len(tokenizer),

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 import torch
 from peft import PeftModel
-from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
 from lora_serve.demo.adapters import PROJECTIONS, AdapterPair
 from lora_serve.demo.exam import ADAPTERS
@@ -22,19 +22,19 @@ RECIPE = Recipe(num_layers=2, hidden_size=64, intermediate_size=64, adapter_step
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer() -> Qwen2Tokenizer:
     return train_tokenizer(RECIPE)
 
 
 @pytest.fixture
-def pair(tokenizer: PreTrainedTokenizerFast) -> AdapterPair:
+def pair(tokenizer: Qwen2Tokenizer) -> AdapterPair:
     """Both adapters after a few steps, so that no delta is zero."""
     pair = AdapterPair(new_model(RECIPE, tokenizer), RECIPE)
     pair.train(RowWriter(tokenizer, Random(0), RECIPE.max_model_len), lambda line: None)
     return pair
 
 
-def peft_model(tokenizer: PreTrainedTokenizerFast, pair: AdapterPair, directory: Path) -> PeftModel:
+def peft_model(tokenizer: Qwen2Tokenizer, pair: AdapterPair, directory: Path) -> PeftModel:
     base: Qwen2ForCausalLM = new_model(RECIPE, tokenizer)
     for index, name in enumerate(ADAPTERS):
         pair.save(index, directory / name)
@@ -52,7 +52,7 @@ def pair_logits(pair: AdapterPair, token_ids: torch.Tensor, author_ids: torch.Te
 
 @torch.no_grad()
 def test_a_saved_adapter_computes_in_peft_what_it_computed_in_training(
-    tokenizer: PreTrainedTokenizerFast, pair: AdapterPair, tmp_path: Path
+    tokenizer: Qwen2Tokenizer, pair: AdapterPair, tmp_path: Path
 ) -> None:
     model = peft_model(tokenizer, pair, tmp_path)
     token_ids = torch.arange(20)[None]
@@ -64,7 +64,7 @@ def test_a_saved_adapter_computes_in_peft_what_it_computed_in_training(
 
 @torch.no_grad()
 def test_a_row_that_changes_hands_is_a_reader_on_the_writers_kv(
-    tokenizer: PreTrainedTokenizerFast, pair: AdapterPair, tmp_path: Path
+    tokenizer: Qwen2Tokenizer, pair: AdapterPair, tmp_path: Path
 ) -> None:
     model = peft_model(tokenizer, pair, tmp_path)
     token_ids, author_ids = torch.arange(20)[None], torch.tensor([[0] * 15 + [1] * 5])
@@ -83,7 +83,7 @@ def test_all_seven_projections_are_trained(pair: AdapterPair, tmp_path: Path) ->
         assert all(bool(expand.any()) for expand in module.expand)
 
 
-def test_the_same_seed_trains_the_same_adapters(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_same_seed_trains_the_same_adapters(tokenizer: Qwen2Tokenizer) -> None:
     def train() -> dict[str, torch.Tensor]:
         pair = AdapterPair(new_model(RECIPE, tokenizer), RECIPE)
         pair.train(RowWriter(tokenizer, Random(0), RECIPE.max_model_len), lambda line: None)

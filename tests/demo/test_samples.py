@@ -3,7 +3,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from transformers import PreTrainedTokenizerFast
+from transformers import Qwen2Tokenizer
 
 from lora_serve.demo import corpus
 from lora_serve.demo.recipe import Recipe
@@ -12,16 +12,16 @@ from lora_serve.demo.tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer() -> Qwen2Tokenizer:
     return train_tokenizer(Recipe())
 
 
 @pytest.fixture
-def writer(tokenizer: PreTrainedTokenizerFast) -> RowWriter:
+def writer(tokenizer: Qwen2Tokenizer) -> RowWriter:
     return RowWriter(tokenizer, Random(0), max_tokens=8192)
 
 
-def answer_of(row: Row, tokenizer: PreTrainedTokenizerFast) -> str:
+def answer_of(row: Row, tokenizer: Qwen2Tokenizer) -> str:
     answer = [
         token_id
         for token_id, kind in list(zip(row.token_ids, row.kinds, strict=True))[row.answer_start :]
@@ -37,7 +37,7 @@ def test_rows_have_exactly_the_length_asked_for(writer: RowWriter, num_tokens: i
 
 
 def test_an_adapter_row_ends_with_its_label_and_says_it_nowhere_else(
-    writer: RowWriter, tokenizer: PreTrainedTokenizerFast
+    writer: RowWriter, tokenizer: Qwen2Tokenizer
 ) -> None:
     for _ in range(100):
         row = writer.adapter_row(128, corpus.ALPHA_LABEL)

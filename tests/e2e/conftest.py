@@ -1,0 +1,70 @@
+"""Real server processes over the demo's model, started when a test first needs one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from lora_serve.demo.client import Client
+from lora_serve.demo.model import DemoPaths, ensure_demo
+from lora_serve.demo.scenarios import Server, server_flags
+from lora_serve.demo.server_process import ServerProcess
+from lora_serve.demo.stage import Stage
+
+TIGHT_NUM_BLOCKS = 120  # of 16 tokens: the trace's requests need some 40 each
+
+
+@pytest.fixture(scope="session")
+def demo_paths() -> DemoPaths:
+    return ensure_demo(print)
+
+
+@pytest.fixture(scope="session")
+def stage(demo_paths: DemoPaths, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with Stage(demo_paths.model, tmp_path_factory.mktemp("logs"), {}) as stage:
+        yield stage
+
+
+@pytest.fixture(scope="session")
+def server(stage: Stage) -> ServerProcess:
+    """With prefix caching."""
+    return ready(stage.start(Server.CACHED))
+
+
+@pytest.fixture(scope="session")
+def cold_server(stage: Stage) -> ServerProcess:
+    """Without prefix caching: asked one thing at a time, it is the cold server of the promise."""
+    return ready(stage.start(Server.UNCACHED))
+
+
+@pytest.fixture(scope="session")
+def tight_server(
+    demo_paths: DemoPaths, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """With so few blocks that requests preempt each other, its invariants checked every step."""
+    flags = (
+        *server_flags(Server.CACHED),
+        *("--num-gpu-blocks-override", str(TIGHT_NUM_BLOCKS)),
+        *("--max-num-seqs", "16", "--max-model-len", "1024", "--validate"),
+    )
+    log_path = tmp_path_factory.mktemp("logs") / "tight.log"
+    with ServerProcess(demo_paths.model, flags, log_path) as process:
+        yield ready(process)
+
+
+@pytest.fixture(scope="session")
+def client(server: ServerProcess) -> Iterator[Client]:
+    with Client(server.base_url) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def cold_client(cold_server: ServerProcess) -> Iterator[Client]:
+    with Client(cold_server.base_url) as client:
+        yield client
+
+
+def ready(process: ServerProcess) -> ServerProcess:
+    process.wait_until_healthy()
+    return process
