@@ -124,6 +124,7 @@ class EngineOutput(msgspec.Struct, frozen=True):
 class RequestTimes(msgspec.Struct, frozen=True):
     """A finished request's story, for the histograms; seconds of one monotonic clock.
 
+    num_queried_tokens: prompt tokens looked up in the prefix cache; num_cached_tokens were found.
     scheduled and first_token are 0 for a request that never got that far.
     """
 
@@ -131,6 +132,7 @@ class RequestTimes(msgspec.Struct, frozen=True):
     finish_reason: str
     num_prompt_tokens: int
     num_output_tokens: int
+    num_queried_tokens: int
     num_cached_tokens: int
     num_preemptions: int
     max_tokens: int
@@ -156,8 +158,6 @@ class EngineStats(msgspec.Struct, frozen=True):
     prefix_cache_hits: int = 0
     adapter_loads: int = 0
     adapter_evictions: int = 0
-    adapter_queries: dict[str, int] = {}
-    adapter_hits: dict[str, int] = {}
     running_adapters: tuple[str, ...] = ()
     waiting_adapters: tuple[str, ...] = ()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from lora_serve.errors import InvalidRequestError
@@ -103,7 +101,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 def _require_range(
     name: str, value: float, low: float, high: float, *, open_low: bool = False
 ) -> None:
-    inside = math.isfinite(value) and low <= value <= high and not (open_low and value == low)
+    inside = low <= value <= high and not (open_low and value == low)  # False for NaN
     if not inside:
         bracket = "(" if open_low else "["
         raise InvalidRequestError(f"{name} must be in {bracket}{low}, {high}], got {value}", name)

@@ -68,7 +68,8 @@ class LoneServer:
 ARITHMETIC: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
-    "reference": {"dtype": "float32", "override_op": ("all=reference",)},
+    # One thread: OpenMP's waiting for a second one takes most of the time on a busy machine.
+    "reference": {"dtype": "float32", "override_op": ("all=reference",), "cpu_threads": 1},
 }
 
 

@@ -34,7 +34,7 @@ from lora_serve.messages import (
 )
 from lora_serve.scheduler.request import Request, request_from_message
 from lora_serve.scheduler.scheduler import RequestProgress, Scheduler
-from lora_serve.step import ModelInfo
+from lora_serve.step import ModelInfo, SchedulerOutput
 
 
 class EngineCore:
@@ -168,6 +168,7 @@ class EngineCore:
         drop, add = self.adapters.manager.take_changes()
         if not step.requests and not drop and not add:
             return False
+        self._note_first_scheduled(step)
         output = self._executor.execute(replace(step, drop_adapters=drop, add_adapters=add))
         now = time.monotonic()
         for progress in self.scheduler.update_from_output(output):
@@ -177,9 +178,15 @@ class EngineCore:
             self.check_invariants()
         return bool(step.requests)
 
+    def _note_first_scheduled(self, step: SchedulerOutput) -> None:
+        now = time.monotonic()
+        for chunk in step.requests:
+            request = self.scheduler.get(chunk.request_id)
+            if request is not None and not request.scheduled_time:
+                request.scheduled_time = now
+
     def _tell(self, progress: RequestProgress, now: float) -> None:
         request = progress.request
-        request.scheduled_time = request.scheduled_time or now
         if progress.new_token_ids and not request.first_token_time:
             request.first_token_time = now
         if progress.new_token_ids or progress.prompt_logprobs or progress.finish_reason:
@@ -224,8 +231,6 @@ class EngineCore:
             prefix_cache_hits=totals.prefix_cache_hits,
             adapter_loads=manager.num_loads,
             adapter_evictions=manager.num_evictions,
-            adapter_queries=dict(totals.adapter_queries),
-            adapter_hits=dict(totals.adapter_hits),
             running_adapters=tuple(ref.name for ref in scheduler.running_adapters),
             waiting_adapters=tuple(ref.name for ref in scheduler.waiting_adapters),
         )

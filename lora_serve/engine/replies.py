@@ -74,6 +74,7 @@ def request_times(request: Request, finish_reason: str, now: float) -> RequestTi
         finish_reason=finish_reason,
         num_prompt_tokens=request.num_prompt_tokens,
         num_output_tokens=request.num_output_tokens,
+        num_queried_tokens=request.num_queried_tokens,
         num_cached_tokens=request.num_cached_tokens,
         num_preemptions=request.num_preemptions,
         max_tokens=request.max_tokens,

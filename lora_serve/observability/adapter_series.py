@@ -8,7 +8,6 @@ takes for a counter's reset.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
 
 MAX_SERIES = 256
 OTHER = "other"
@@ -21,22 +20,12 @@ class AdapterCounter:
         self._max_series = max_series
         self._totals: OrderedDict[str, int] = OrderedDict()  # least recently active first
         self._folded = 0
-        self._last_seen: dict[str, int] = {}
 
     def add(self, lora_name: str, amount: int) -> None:
         self._totals[lora_name] = self._totals.pop(lora_name, 0) + amount
         if len(self._totals) > self._max_series:
             _, total = self._totals.popitem(last=False)
             self._folded += total
-
-    def advance_to(self, totals: Mapping[str, int]) -> None:
-        """Add what grew since the last call. A total that shrank belongs to a new engine."""
-        for lora_name, total in totals.items():
-            last = self._last_seen.get(lora_name, 0)
-            growth = total - last if total >= last else total
-            if growth:
-                self.add(lora_name, growth)
-        self._last_seen = dict(totals)
 
     def totals(self) -> dict[str, int]:
         """By adapter, with "other" once something was folded into it."""

@@ -113,8 +113,6 @@ class EngineMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The registry's way to ask for everything but the histograms."""
-        self._adapter_queries.advance_to(self._stats.adapter_queries)
-        self._adapter_hits.advance_to(self._stats.adapter_hits)
         for name, (help, read) in GAUGES.items():
             yield self._gauge(name, help, read(self._stats))
         for name, (help, read) in COUNTERS.items():
@@ -143,6 +141,8 @@ class EngineMetrics(Collector):
         self._finished[times.finish_reason] = self._finished.get(times.finish_reason, 0) + 1
         if times.lora_name is not None:
             self._adapter_requests.add(times.lora_name, 1)
+            self._adapter_queries.add(times.lora_name, times.num_queried_tokens)
+            self._adapter_hits.add(times.lora_name, times.num_cached_tokens)
 
     def _gauge(
         self, name: str, help: str, value: float, labels: dict[str, str] | None = None

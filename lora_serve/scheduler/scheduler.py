@@ -8,7 +8,7 @@ follow while tokens, seats and blocks last. Admission asks for the blocks that a
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lora_serve.config import SchedulerConfig
 from lora_serve.identity import AdapterRef
@@ -50,8 +50,6 @@ class SchedulerTotals:
     num_generated_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
-    adapter_queries: dict[str, int] = field(default_factory=dict)
-    adapter_hits: dict[str, int] = field(default_factory=dict)
 
 
 class Scheduler:
@@ -304,13 +302,9 @@ class Scheduler:
         request.num_cached_tokens = request.num_computed_tokens
         if not self._kv.enable_prefix_caching or request.needs_whole_prompt:
             return
-        totals, adapter = self.totals, request.namespace.adapter
-        totals.prefix_cache_queries += request.num_prompt_tokens
-        totals.prefix_cache_hits += request.num_cached_tokens
-        if adapter is not None:
-            queries, hits = totals.adapter_queries, totals.adapter_hits
-            queries[adapter.name] = queries.get(adapter.name, 0) + request.num_prompt_tokens
-            hits[adapter.name] = hits.get(adapter.name, 0) + request.num_cached_tokens
+        request.num_queried_tokens = request.num_prompt_tokens
+        self.totals.prefix_cache_queries += request.num_queried_tokens
+        self.totals.prefix_cache_hits += request.num_cached_tokens
 
     def check_invariants(self) -> None:
         """Assert what must hold between steps."""

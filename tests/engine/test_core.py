@@ -21,7 +21,7 @@ def test_stats_tell_who_runs_who_waits_and_what_was_hit() -> None:
     assert (stats.num_running, stats.num_waiting) == (1, 1)
     assert (stats.running_adapters, stats.waiting_adapters) == (("a",), ("b",))
     assert (stats.adapter_loads, stats.num_blocks) == (2, 64)
-    assert stats.adapter_queries == {"a": 100}
+    assert stats.prefix_cache_queries == 100
     assert 0 < stats.kv_cache_usage < 1
     engine.run()
     assert engine.core.stats().kv_cache_usage == 0

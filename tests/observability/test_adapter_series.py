@@ -23,21 +23,6 @@ def test_an_adapter_that_comes_back_starts_anew() -> None:
     assert counter.totals() == {"a": 1, OTHER: 7}
 
 
-def test_totals_advance_by_what_grew() -> None:
-    counter = AdapterCounter()
-    counter.advance_to({"a": 5})
-    counter.advance_to({"a": 5})
-    counter.advance_to({"a": 8, "b": 1})
-    assert counter.totals() == {"a": 8, "b": 1}
-
-
-def test_a_restarted_engine_counts_on() -> None:
-    counter = AdapterCounter()
-    counter.advance_to({"a": 5})
-    counter.advance_to({"a": 2})
-    assert counter.totals() == {"a": 7}
-
-
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 9))))
 def test_nothing_is_lost_and_other_never_shrinks(additions: list[tuple[str, int]]) -> None:
     counter = AdapterCounter(max_series=3)

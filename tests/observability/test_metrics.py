@@ -27,6 +27,7 @@ def times(
         finish_reason=finish_reason,
         num_prompt_tokens=100,
         num_output_tokens=num_output_tokens,
+        num_queried_tokens=100,
         num_cached_tokens=64,
         num_preemptions=1,
         max_tokens=16,
@@ -153,14 +154,13 @@ def test_a_failed_request_is_forgotten() -> None:
 
 def test_adapters_have_their_own_hit_and_request_counts() -> None:
     metrics = EngineMetrics("tiny")
-    stats = EngineStats(adapter_queries={"a": 100, "b": 10}, adapter_hits={"a": 90})
-    metrics.observe(StepOutputs(outputs=(), stats=stats, finished=(times("a"), times("a"))))
+    metrics.observe(StepOutputs(outputs=(), finished=(times("a"), times("a"), times("b"))))
     found = samples(metrics)
     a = (("lora_name", "a"),)
-    assert found["lora_serve:adapter_prefix_cache_queries_total", a] == 100
-    assert found["lora_serve:adapter_prefix_cache_hits_total", a] == 90
+    assert found["lora_serve:adapter_prefix_cache_queries_total", a] == 200
+    assert found["lora_serve:adapter_prefix_cache_hits_total", a] == 128
     assert found["lora_serve:adapter_requests_total", a] == 2
-    assert found["lora_serve:adapter_prefix_cache_queries_total", (("lora_name", "b"),)] == 10
+    assert found["lora_serve:adapter_prefix_cache_queries_total", (("lora_name", "b"),)] == 100
 
 
 def test_adapters_in_use_are_one_series_and_not_one_for_each_combination() -> None:
