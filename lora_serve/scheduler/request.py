@@ -27,7 +27,8 @@ class Request:
 
     token_ids: prompt, then output; 0 where a prompt embedding stands.
     num_computed_tokens: tokens whose KV finished steps have written, or found.
-    num_cached_tokens: of these, found when first admitted, out of num_queried_tokens looked up. block_hashes: of all full blocks.
+    num_cached_tokens: of these, found when first admitted, out of num_queried_tokens looked up.
+    block_hashes: of all full blocks.
     num_prompt_logprobs: how many have been told. num_overtaken: later requests that got
         in before this one, which waits for its adapter's seat.
     """
