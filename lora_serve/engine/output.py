@@ -8,6 +8,7 @@ from lora_serve.engine.replies import error_from_info
 from lora_serve.errors import LoraServeError
 from lora_serve.messages import EngineOutput, EngineRequest
 from lora_serve.outputs import OutputDelta
+from lora_serve.step import TokenLogprobs
 from lora_serve.text.detokenizer import IncrementalDetokenizer
 from lora_serve.text.tokenizer import Tokenizer
 
@@ -21,6 +22,7 @@ class ChoiceState:
         self.index = index
         self.is_finished = False
         self._includes_stop = params.include_stop_str_in_output
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # not told yet
         self._detokenizer = IncrementalDetokenizer(
             tokenizer,
             stop=params.stop,
@@ -30,11 +32,16 @@ class ChoiceState:
             prompt_token_ids=request.token_ids,
         )
 
-    def delta(self, output: EngineOutput) -> OutputDelta:
+    def delta(self, output: EngineOutput) -> OutputDelta | None:
         """What `output` adds to this choice. A stop string finishes it, whatever the engine says.
 
-        The token that ended the answer is told, but not shown as text (as vLLM does it).
+        The token that ended the answer is told, but not shown as text (as vLLM does it). None for
+        a chunk of the prompt: its logprobs are told with the prompt's last, in one piece.
         """
+        self._prompt_logprobs += output.prompt_logprobs
+        if not output.new_token_ids and output.finish_reason is None:
+            return None
+        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, ()
         shown = output.new_token_ids
         if output.finish_reason == "stop" and not self._includes_stop:
             shown = shown[:-1]
@@ -51,7 +58,7 @@ class ChoiceState:
             stop_reason=stop_string if stop_string is not None else stop_reason,
             num_cached_tokens=output.num_cached_tokens,
             adapter=output.adapter,
-            prompt_logprobs=output.prompt_logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
 
 
@@ -75,7 +82,10 @@ class OutputProcessor:
         return self._choices.pop(request_id, None) is not None
 
     def process(self, output: EngineOutput) -> tuple[OutputDelta | LoraServeError | None, bool]:
-        """The delta (or error; None for a choice no longer wanted), and whether to abort it."""
+        """The delta or error, if there is one to tell, and whether to abort the choice.
+
+        There is none for a choice that is no longer wanted.
+        """
         choice = self._choices.get(output.request_id)
         if choice is None:
             return None, False

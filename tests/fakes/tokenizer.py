@@ -17,6 +17,7 @@ class ByteTokenizer:
     def __init__(self, generation_defaults: Mapping[str, float] | None = None) -> None:
         self.generation_defaults = dict(generation_defaults or {})
         self.eos_token_ids = {EOS}
+        self.special_token_ids = frozenset(SPECIAL)
         self.vocab_size = VOCAB_SIZE
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
