@@ -102,7 +102,8 @@ class AsyncEngine:
 
     @property
     def is_alive(self) -> bool:
-        return self._client.is_alive
+        """False once no answer can come any more."""
+        return self._client.is_alive and not self._reader.done()
 
     @property
     def engine_pid(self) -> int | None:
@@ -144,7 +145,7 @@ class AsyncEngine:
         self._queues.update((request.request_id, deltas) for request in requests)
         try:
             for request in requests:
-                await self._client.send(request)
+                await self._send(request)
             num_growing = len(requests)
             while num_growing:
                 delta = await deltas.get()
@@ -193,13 +194,18 @@ class AsyncEngine:
         future = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
         try:
-            await self._client.send(message(call_id))
+            await self._send(message(call_id))
             reply: CallReply = await future
         finally:
             del self._calls[call_id]
         if reply.error is not None:
             raise error_from_info(reply.error)
         return reply
+
+    async def _send(self, message: EngineMessage) -> None:
+        if not self.is_alive:
+            raise EngineDeadError("the engine has died; restart the server")
+        await self._client.send(message)
 
     async def _forget(self, requests: Sequence[EngineRequest]) -> None:
         """Drop a caller's choices; abort in the engine those that were still growing."""
@@ -221,6 +227,9 @@ class AsyncEngine:
         except EngineDeadError as error:
             logger.error("the engine process has died; %d answers are lost", self.num_unfinished)
             self._fail_all(error)
+        except Exception:  # a bug; without this, everybody would wait for ever
+            logger.exception("a reply cannot be read; %d answers are lost", self.num_unfinished)
+            self._fail_all(EngineDeadError("the engine's replies cannot be read; see the log"))
 
     async def _take_in(self, reply: EngineReply) -> None:
         if isinstance(reply, StepOutputs):
