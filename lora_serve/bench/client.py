@@ -73,6 +73,7 @@ class RequestRecord:
     gaps_seconds: tuple[float, ...] = ()
     output_tokens: int = 0
     cached_tokens: int = 0
+    text: str = ""
     error: str | None = None
 
     @property
@@ -108,6 +109,7 @@ async def send(endpoint: Endpoint, timed: TimedRequest, due: float) -> RequestRe
         gaps_seconds=answer.gaps(),
         output_tokens=answer.output_tokens or len(answer.arrivals),
         cached_tokens=answer.cached_tokens,
+        text="".join(answer.texts),
         error=error if error or answer.arrivals else "no token came",
     )
 
@@ -137,6 +139,7 @@ class _Answer:
 
     def __init__(self) -> None:
         self.arrivals: list[float] = []
+        self.texts: list[str] = []
         self.output_tokens = 0
         self.cached_tokens = 0
 
@@ -171,4 +174,5 @@ class _Answer:
         # Some servers finish with an event of its own: no text, so no token came with it.
         if choice.text or choice.finish_reason is None:
             self.arrivals.append(now)
+            self.texts.append(choice.text)
         return choice.finish_reason is not None

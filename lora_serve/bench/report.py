@@ -50,21 +50,23 @@ def save_json(run: Run, path: Path) -> None:
 def text_report(run: Run) -> str:
     """The run on one screen."""
     summary = summarize(run.result)
-    parts = [_head(run), latency_table(summary.total), _rates(summary)]
+    parts = [_head(run), latency_table(summary.total, _has_times(run)), _rates(summary)]
     if len(summary.by_adapter) > 1:
         parts.append(_adapter_table(summary))
     parts += [f"error, {count} times: {error}" for error, count in summary.errors.items()]
     return "\n\n".join(parts)
 
 
-def latency_table(summary: Summary) -> str:
-    spreads = (
+def latency_table(summary: Summary, with_lateness: bool) -> str:
+    """with_lateness: also how late requests left; in a closed loop that is only their turn."""
+    spreads = [
         ("time to first token", summary.ttft),
         ("inter-token latency", summary.itl),
         ("time per output token", summary.tpot),
         ("end to end", summary.e2e),
-        ("sent late by", summary.late),
-    )
+    ]
+    if with_lateness:
+        spreads.append(("sent late by", summary.late))
     rows = [(name, *_milliseconds(spread)) for name, spread in spreads if spread]
     return text_table(("ms", "mean", "p50", "p90", "p99"), rows)
 
@@ -80,6 +82,10 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         )
         for line in lines
     )
+
+
+def _has_times(run: Run) -> bool:
+    return isinstance(run.workload, str) or run.workload.request_rate is not None
 
 
 def _head(run: Run) -> str:

@@ -8,9 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from lora_serve.bench.http_stream import HttpFault, Origin, request
@@ -34,6 +35,8 @@ async def running_server(
 ) -> AsyncIterator[None]:
     """Run `command` while the context lasts, from when `ready_path` answers 200.
 
+    In the main thread SIGTERM ends the context too, so that no server outlives its benchmark.
+
     Raises:
         ServerFailedError: it ended first, or was not ready after `patience_seconds`.
     """
@@ -42,8 +45,9 @@ async def running_server(
             command, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        await _until_ready(process, Origin.parse(url), ready_path, log, patience_seconds)
-        yield
+        with _cancelled_by_sigterm():
+            await _until_ready(process, Origin.parse(url), ready_path, log, patience_seconds)
+            yield
     finally:
         await asyncio.to_thread(_stop, process)
 
@@ -59,6 +63,21 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@contextmanager
+def _cancelled_by_sigterm() -> Iterator[None]:
+    """While the context lasts, SIGTERM cancels the task that entered it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None, "only tasks enter"
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 async def _until_ready(

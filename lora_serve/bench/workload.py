@@ -39,6 +39,7 @@ class WorkloadSpec:
 
     input_tokens: each prompt's own tokens, after the prefix it shares with others.
     shared_prefix_tokens, num_prefixes: length of a shared prefix, and how many different ones.
+    prefix_seed: another seed for the shared prefixes; workloads of one prefix_seed share them.
     length_spread: 0.5 draws own and output lengths from 50 to 150 % of what was asked, uniformly.
     adapters: names to draw from, most popular first under zipf; none asks the base model only.
     zipf_exponent: s in P(k-th adapter) ∝ k^-s.
@@ -52,6 +53,7 @@ class WorkloadSpec:
     output_tokens: int = 64
     shared_prefix_tokens: int = 0
     num_prefixes: int = 1
+    prefix_seed: int | None = None
     length_spread: float = 0.0
     adapters: tuple[str, ...] = ()
     popularity: Popularity = "uniform"
@@ -137,7 +139,8 @@ def _arrivals(spec: WorkloadSpec) -> list[float]:
 
 
 def _prompts(spec: WorkloadSpec) -> list[tuple[int, ...]]:
-    own, shared = _stream(spec, "prompts"), _stream(spec, "prefixes")
+    own = _stream(spec, "prompts")
+    shared = Random(f"{spec.seed if spec.prefix_seed is None else spec.prefix_seed}/prefixes")
     prefixes = [_tokens(spec, spec.shared_prefix_tokens, shared) for _ in range(spec.num_prefixes)]
     choice = _stream(spec, "prefix choice")
     lengths = _lengths(spec.input_tokens, spec, _stream(spec, "input lengths"))

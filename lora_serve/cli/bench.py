@@ -105,6 +105,9 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--zipf-exponent", type=float, default=spec.zipf_exponent, metavar="S",
                        help="With zipf: the k-th adapter is asked for in proportion to k^-S. "
                        "(default: %(default)s)")  # fmt: skip
+    group.add_argument("--prefix-seed", type=int, metavar="N",
+                       help="Seed of the shared prefixes, if it is not --seed: run twice with one "
+                       "prefix seed, and the second run finds them cached.")  # fmt: skip
     group.add_argument("--save-workload", type=Path, metavar="FILE", help="Write it, for replay.")
 
 
@@ -183,6 +186,7 @@ def _workload(
         output_tokens=args.output_len,
         shared_prefix_tokens=args.shared_prefix_len,
         num_prefixes=args.num_prefixes,
+        prefix_seed=args.prefix_seed,
         length_spread=args.length_spread,
         adapters=tuple(adapters),
         popularity=args.popularity,

@@ -21,6 +21,7 @@ async def test_times_are_those_that_the_server_took() -> None:
     (record,) = (await load(server, (TimedRequest((1, 2), 5),))).records
     assert record.error is None
     assert (record.prompt_tokens, record.output_tokens) == (2, 5)
+    assert record.text == "ab" * 5
     assert 0.15 <= record.ttft_seconds < 1.0
     assert len(record.gaps_seconds) == 4
     assert sum(record.gaps_seconds) >= 0.1  # timers may fire early by a clock tick, not more

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from lora_serve.bench.report import save_json, text_report, text_table
+from lora_serve.bench.workload import WorkloadSpec
 from tests.bench.records import record, run_of
 
 
@@ -22,6 +24,12 @@ def test_the_report_says_what_was_measured_where_and_how_fast() -> None:
     assert "output tokens  10: 5.0/s" in report
     assert "client         5.0% of a core" in report
     assert "adapter" not in report
+
+
+def test_lateness_is_shown_where_requests_have_times() -> None:
+    timed = run_of(record())
+    assert "sent late by" in text_report(timed)
+    assert "sent late by" not in text_report(replace(timed, workload=WorkloadSpec()))
 
 
 def test_the_report_shows_errors_and_how_often_each_came() -> None:

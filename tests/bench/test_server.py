@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -45,6 +47,21 @@ async def test_a_server_that_never_answers_is_given_up_and_stopped(tmp_path: Pat
     with pytest.raises(ServerFailedError, match="did not answer after 1 s"):  # /health is a 404
         async with context:
             pass
+    with pytest.raises(OSError, match=str(port)):
+        await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_sigterm_stops_the_server_with_the_benchmark(tmp_path: Path) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+
+    async def measure() -> None:
+        async with running_server(http_command(port), url, tmp_path / "log", ready_path="/"):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(30)
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(measure())
     with pytest.raises(OSError, match=str(port)):
         await asyncio.open_connection("127.0.0.1", port)
 

@@ -84,6 +84,16 @@ def test_prompts_share_as_many_prefixes_as_were_asked_for_and_nothing_else() -> 
     assert all(FIRST_TOKEN_ID <= token < 500 for prompt in prompts for token in prompt)
 
 
+def test_workloads_of_one_prefix_seed_share_prefixes_and_nothing_else() -> None:
+    cold = make_workload(WorkloadSpec(seed=1, shared_prefix_tokens=32, input_tokens=16))
+    hot = make_workload(
+        WorkloadSpec(seed=2, prefix_seed=1, shared_prefix_tokens=32, input_tokens=16)
+    )
+    for one, other in zip(cold, hot, strict=True):
+        assert one.prompt_token_ids[:32] == other.prompt_token_ids[:32]
+        assert one.prompt_token_ids[32:] != other.prompt_token_ids[32:]
+
+
 def test_a_length_spread_draws_lengths_around_what_was_asked() -> None:
     spec = WorkloadSpec(num_requests=400, input_tokens=100, output_tokens=10, length_spread=0.5)
     requests = make_workload(spec)

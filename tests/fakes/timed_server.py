@@ -17,8 +17,9 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 
 @dataclass
 class TimedServer:
-    """breaks_after: answers end, unfinished, after so many tokens. chunked: else until it closes.
+    """texts: what a token says, by model, if not "ab".
 
+    breaks_after: answers end, unfinished, after so many tokens. chunked: else until it closes.
     finishes_apart: the reason to finish comes in an event without a token.
     """
 
@@ -30,6 +31,7 @@ class TimedServer:
     breaks_after: int | None = None
     models: tuple[str, ...] = ("base",)
     adapters: tuple[str, ...] = ()
+    texts: dict[str, str] = field(default_factory=dict)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[bytes] = field(default_factory=list)
     running: int = 0
@@ -89,18 +91,18 @@ class TimedServer:
         seen = body["prompt"] in [earlier["prompt"] for earlier in self.bodies]
         self.bodies.append(body)
         writer.write(HEAD + b"Transfer-Encoding: chunked\r\n" * self.chunked + b"\r\n")
-        await self._tokens(body["max_tokens"], writer)
+        await self._tokens(body["max_tokens"], self.texts.get(body["model"], "ab"), writer)
         if self.breaks_after is None:
             await self._end(body, writer, len(body["prompt"]) // 2 if seen else 0)
         return None
 
-    async def _tokens(self, count: int, writer: asyncio.StreamWriter) -> None:
+    async def _tokens(self, count: int, text: str, writer: asyncio.StreamWriter) -> None:
         last = count if self.breaks_after is None else self.breaks_after
         for start in range(0, last, self.tokens_per_event):
             await asyncio.sleep(self.gap_seconds if start else self.first_seconds)
             end = start + self.tokens_per_event >= count
             reason = "length" if end and not self.finishes_apart else None
-            choice = {"text": "ab" * self.tokens_per_event, "finish_reason": reason}
+            choice = {"text": text * self.tokens_per_event, "finish_reason": reason}
             await self._event(writer, {"choices": [choice], "usage": None})
 
     async def _end(self, body: dict[str, Any], writer: asyncio.StreamWriter, cached: int) -> None:
