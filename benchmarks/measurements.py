@@ -1,0 +1,248 @@
+"""What is measured on every engine, and which figure each run gives.
+
+A phase is one server and the measurements made on it. A measurement repeats, each time with a
+new seed, so that no prompt was seen before; its figure is the median.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from lora_serve.bench.client import Endpoint, send
+from lora_serve.bench.load import run_load
+from lora_serve.bench.summary import RunSummary, Spread, summarize
+from lora_serve.bench.workload import WorkloadSpec, make_workload
+
+Unit = Literal["tok/s", "ms"]
+Need = Literal["batching", "adapters", "many_adapters", "int8"]
+
+RUNNING = 8
+REPEATS = 3
+PATIENCE_SECONDS = 25.0  # no further repeat once a measurement has taken this long
+WARMUP_SEED = 9_999
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """The median over repeats, with the lowest and the highest."""
+
+    value: float
+    low: float
+    high: float
+    repeats: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. tok/s is better high, ms is better low."""
+
+    key: str
+    title: str
+    unit: Unit
+    figure: Callable[[RunSummary], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One workload and the rows that its runs give. needs: what an engine must be able to do."""
+
+    spec: WorkloadSpec
+    max_concurrency: int
+    rows: tuple[Row, ...]
+    needs: tuple[Need, ...] = ()
+    warm_up: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """adapters: how many of which kind the server has; see run_peers. needs: or it is left out."""
+
+    name: str
+    num_adapters: int = 0
+    small_adapters: bool = False
+    quantization: str = ""
+    needs: tuple[Need, ...] = ()
+    measurements: tuple[Measurement, ...]
+
+
+class MeasurementFailedError(Exception):
+    """Requests failed; a figure from the others would mean nothing."""
+
+
+async def measure(endpoint: Endpoint, measurement: Measurement) -> dict[str, Figure]:
+    """The figures by their row's key. Raises MeasurementFailedError with the first error."""
+    if measurement.warm_up:
+        await _run(endpoint, measurement, _warmup(measurement.spec))
+    start, summaries = time.monotonic(), list[RunSummary]()
+    while len(summaries) < REPEATS and (
+        not summaries or time.monotonic() - start < PATIENCE_SECONDS
+    ):
+        summaries.append(await _run(endpoint, measurement, _repeat(measurement, len(summaries))))
+    return {row.key: _figure(row, summaries) for row in measurement.rows}
+
+
+async def adapter_changes_answers(endpoint: Endpoint, adapter: str) -> bool:
+    """Whether an adapter is applied at all: some engines accept one and answer as the base."""
+    spec = WorkloadSpec(seed=WARMUP_SEED, num_requests=1, input_tokens=24, output_tokens=12)
+    (plain,) = make_workload(spec)
+    base = await send(endpoint, plain, time.perf_counter())
+    adapted = await send(endpoint, replace(plain, adapter=adapter), time.perf_counter())
+    for record in (base, adapted):
+        if record.error:
+            raise MeasurementFailedError(record.error)
+    return base.text != adapted.text
+
+
+def _repeat(measurement: Measurement, number: int) -> WorkloadSpec:
+    spec = measurement.spec
+    prefix_seed = None if spec.prefix_seed is None else spec.prefix_seed + number
+    return replace(spec, seed=spec.seed + number, prefix_seed=prefix_seed)
+
+
+def _warmup(spec: WorkloadSpec) -> WorkloadSpec:
+    """As long and as wide as what follows, with other prompts and fewer tokens to generate."""
+    tokens = min(4, spec.output_tokens)
+    count = min(RUNNING, spec.num_requests)
+    return replace(spec, seed=WARMUP_SEED, prefix_seed=None, num_requests=count,
+                   output_tokens=tokens)  # fmt: skip
+
+
+async def _run(endpoint: Endpoint, measurement: Measurement, spec: WorkloadSpec) -> RunSummary:
+    result = await run_load(endpoint, make_workload(spec), measurement.max_concurrency)
+    summary = summarize(result)
+    for error in summary.errors:
+        raise MeasurementFailedError(error)
+    return summary
+
+
+def _figure(row: Row, summaries: Sequence[RunSummary]) -> Figure:
+    values = [row.figure(summary) for summary in summaries]
+    return Figure(statistics.median(values), min(values), max(values), len(values))
+
+
+def _tokens_per_second(summary: RunSummary) -> float:
+    return summary.total.output_tokens_per_second
+
+
+def _prefill_rate(summary: RunSummary) -> float:
+    """Prompt tokens over the time to the first token: what a waiting user sees of prefill."""
+    ttft = summary.total.ttft
+    assert ttft is not None, "no request failed, so each has a first token"
+    return summary.total.prompt_tokens / summary.total.num_requests / (ttft.p50 / 1e3)
+
+
+def _step_ms(summary: RunSummary) -> float:
+    """The median gap between tokens; a request's share of bundled ones."""
+    itl: Spread | None = summary.total.itl
+    assert itl is not None, "every decode workload generates more than one token"
+    return itl.p50 / summary.total.tokens_per_event
+
+
+def _prefill(key: str, what: str, adapters: tuple[str, ...] = ()) -> Measurement:
+    spec = WorkloadSpec(
+        seed=100, num_requests=1, input_tokens=1024, output_tokens=1, adapters=adapters
+    )
+    row = Row(key, f"prefill of 1,024 tokens, 1 request{what}", "tok/s", _prefill_rate)
+    return Measurement(spec=spec, max_concurrency=1, rows=(row,))
+
+
+def _decode(
+    key: str, what: str, running: int, adapters: tuple[str, ...] = (), needs: tuple[Need, ...] = ()
+) -> Measurement:
+    spec = WorkloadSpec(
+        seed=200, num_requests=running, input_tokens=32, output_tokens=64, adapters=adapters,
+        popularity="round-robin",
+    )  # fmt: skip
+    requests = "1 request" if running == 1 else f"{running} requests"
+    row = Row(key, f"decode step, {requests}{what}", "ms", _step_ms)
+    return Measurement(spec=spec, max_concurrency=running, rows=(row,), needs=needs)
+
+
+def _closed_loop(prefix: str) -> Measurement:
+    spec = WorkloadSpec(seed=300, num_requests=16, input_tokens=128, output_tokens=64)
+    title = "16 requests, 8 at a time, 128 in, 64 out"
+    rate = Row(f"{prefix}closed-loop", title, "tok/s", _tokens_per_second)
+    return Measurement(spec=spec, max_concurrency=RUNNING, rows=(rate,))
+
+
+def _four_adapters(temperature: str, seed: int) -> Measurement:
+    """Cold and hot differ by the seed of own tokens; the prefixes of hot are those of cold."""
+    spec = WorkloadSpec(
+        seed=seed, prefix_seed=400, num_requests=16, shared_prefix_tokens=512, input_tokens=64,
+        output_tokens=32, adapters=names("r16", 4), popularity="round-robin",
+    )  # fmt: skip
+    title = f"4 adapters, 16 requests, 8 at a time, 512 shared + 64 in, 32 out, {temperature}"
+    row = Row(f"four-{temperature}", title, "tok/s", _tokens_per_second)
+    is_cold = temperature == "cold"
+    return Measurement(spec=spec, max_concurrency=RUNNING, rows=(row,), warm_up=is_cold)
+
+
+def _zipf(key: str, count: int) -> Measurement:
+    spec = WorkloadSpec(
+        seed=500, num_requests=64, input_tokens=64, output_tokens=32, adapters=names("r8", count),
+        popularity="zipf",
+    )  # fmt: skip
+    title = f"{count:,} adapters registered, Zipf, 64 requests, 8 at a time, 64 in, 32 out"
+    row = Row(key, title, "tok/s", _tokens_per_second)
+    return Measurement(spec=spec, max_concurrency=RUNNING, rows=(row,))
+
+
+def names(kind: str, count: int) -> tuple[str, ...]:
+    """The adapters' names, as make_checkpoint gives them."""
+    return tuple(f"{kind}-{number}" for number in range(count))
+
+
+ONE = names("r16", 1)
+PHASES = (
+    Phase(
+        name="base",
+        measurements=(
+            _prefill("prefill", ""),
+            _decode("decode-1", "", 1),
+            _decode("decode-8", " at once", RUNNING, needs=("batching",)),
+            _closed_loop(""),
+        ),
+    ),
+    Phase(
+        name="adapters",
+        num_adapters=8,
+        needs=("adapters",),
+        measurements=(
+            _prefill("prefill-adapter", ", one adapter", ONE),
+            _decode("decode-adapter", ", one adapter", 1, ONE),
+            _decode("decode-8-of-1", " at once, all of one adapter", RUNNING, ONE, ("batching",)),
+            _decode("decode-8-of-8", " at once, of 8 adapters", RUNNING, names("r16", 8),
+                    ("batching",)),
+            _four_adapters("cold", 400),
+            _four_adapters("hot", 450),
+        ),
+    ),
+    Phase(
+        name="few",
+        num_adapters=4,
+        small_adapters=True,
+        needs=("many_adapters",),
+        measurements=(_zipf("zipf-4", 4),),
+    ),
+    Phase(
+        name="many",
+        num_adapters=1000,
+        small_adapters=True,
+        needs=("many_adapters",),
+        measurements=(_zipf("zipf-1000", 1000),),
+    ),
+    Phase(
+        name="int8",
+        quantization="int8",
+        needs=("int8",),
+        measurements=(
+            _prefill("int8-prefill", ", int8 weights"),
+            _decode("int8-decode-1", ", int8 weights", 1),
+            _decode("int8-decode-8", " at once, int8 weights", RUNNING, needs=("batching",)),
+        ),
+    ),
+)  # fmt: skip

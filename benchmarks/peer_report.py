@@ -1,0 +1,221 @@
+"""One run over all engines as a page for people (markdown, bars) and as JSON for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.limits import MachineLimits
+from benchmarks.make_checkpoint import QWEN_0_5B
+from benchmarks.measurements import PHASES, RUNNING, Figure, Row
+from lora_serve.bench.machine import Machine
+from lora_serve.bench.plots import NO_PLOTS, can_plot, plot_bars
+
+FORMAT = "lora-serve/peers/1"
+OURS = "lora-serve"
+BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
+DISTURBED_CORES = 0.2
+ROWS = {row.key: row for phase in PHASES for m in phase.measurements for row in m.rows}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineResult:
+    """One engine's figures, by row; and for what has none, the reason.
+
+    busy_cores: what others used of the machine, just before each of its phases.
+    """
+
+    name: str
+    notes: str
+    busy_cores: list[float] = field(default_factory=list)
+    figures: dict[str, Figure] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRun:
+    """date: of its end, as YYYY-MM-DD."""
+
+    date: str
+    machine: Machine
+    limits: MachineLimits
+    engines: tuple[EngineResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What something costs within one engine: the speed with it over the speed without."""
+
+    title: str
+    with_it: str
+    without: str
+
+
+COSTS = (
+    Cost("prefill with one rank-16 adapter, of the base's speed", "prefill-adapter", "prefill"),
+    Cost("decode with one rank-16 adapter, of the base's speed", "decode-adapter", "decode-1"),
+    Cost("8 requests of 8 adapters, of the speed of 8 of one", "decode-8-of-8", "decode-8-of-1"),
+    Cost("4 adapters with hot prefixes, of the cold speed", "four-hot", "four-cold"),
+    Cost("1,000 registered adapters, of the speed with 4", "zipf-1000", "zipf-4"),
+)
+
+
+def write_report(run: PeerRun, stem: Path, page: Path | None) -> None:
+    """Write stem.json, stem.md and, if it can be drawn, stem.svg; put the tables into `page`.
+
+    Raises:
+        ValueError: the page has no place for them.
+    """
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    document = {"format": FORMAT, "rows": {k: _named(row) for k, row in ROWS.items()}, "run": run}
+    encoded = msgspec.json.format(msgspec.json.encode(document), indent=1)
+    stem.with_suffix(".json").write_bytes(encoded + b"\n")
+    text = markdown(run)
+    stem.with_suffix(".md").write_text(text)
+    if page is not None:
+        page.write_text(replace_between_marks(page.read_text(), text))
+    if not can_plot():
+        print(NO_PLOTS)
+    elif bars := _bars(run):
+        label = "speed of lora-serve over that of the peer"
+        plot_bars(bars, label, stem.with_suffix(".svg"))
+
+
+def replace_between_marks(page: str, text: str) -> str:
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"no {BEGIN} … {END} on the page to put the tables into")
+    return f"{before}{BEGIN}\n{text}{END}{after}"
+
+
+def markdown(run: PeerRun) -> str:
+    parts = [_machine(run), _figures(run), _costs(run), _notes(run), _reasons(run)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def speed_ratio(row: Row, ours: Figure, theirs: Figure) -> float:
+    """How many times as fast ours is."""
+    if row.unit == "ms":
+        return theirs.value / ours.value
+    return ours.value / theirs.value
+
+
+def limit_of(key: str, limits: MachineLimits) -> float | None:
+    """The best that the machine allows in a row's unit, where that follows from its limits."""
+    prefill, step = limits.prefill_seconds, limits.step_seconds(QWEN_0_5B)
+    if key == "prefill":
+        return 1024 / prefill(QWEN_0_5B, 1024)
+    if key in ("decode-1", "decode-8"):
+        return 1e3 * step
+    if key == "closed-loop":
+        return 16 * 64 / (16 * prefill(QWEN_0_5B, 128) + 2 * 63 * step)
+    return None
+
+
+def _machine(run: PeerRun) -> str:
+    machine, limits = run.machine, run.limits
+    packages = ", ".join(f"{name} {version}" for name, version in machine.packages.items())
+    return (
+        f"{run.date}, commit {machine.commit}: {machine.cpu}, {machine.num_cores} cores, "
+        f"{machine.memory_gib:g} GiB, {machine.system}, Python {machine.python}, {packages}; "
+        f"load average {machine.load_average:g} before the run. Limits measured in the same run: "
+        f"{limits.gb_per_second:.0f} GB/s read from memory, {limits.gflops:,.0f} GFLOP/s of bf16 "
+        f"products (torch's own: {limits.library_gflops:,.0f})."
+    )
+
+
+def _figures(run: PeerRun) -> str:
+    names = [engine.name for engine in run.engines]
+    lines = []
+    for key, row in ROWS.items():
+        if any(key in engine.figures for engine in run.engines):
+            limit = limit_of(key, run.limits)
+            cells = [_cell(run, row, engine) for engine in run.engines]
+            lines.append([f"{row.title}, {_unit(row)}", *cells, _number(limit) if limit else ""])
+    return _table(["", *names, "limit"], lines)
+
+
+def _cell(run: PeerRun, row: Row, engine: EngineResult) -> str:
+    figure = engine.figures.get(row.key)
+    if figure is None:
+        return "not run"
+    ours = _ours(run)
+    if engine is ours or ours is None or row.key not in ours.figures:
+        return _number(figure.value)
+    return f"{_number(figure.value)} ({speed_ratio(row, ours.figures[row.key], figure):.2f}×)"
+
+
+def _costs(run: PeerRun) -> str:
+    lines = []
+    for cost in COSTS:
+        cells = [_cost(cost, engine) for engine in run.engines]
+        if any(cells):
+            lines.append([cost.title, *(cell or "not run" for cell in cells)])
+    return _table(["", *(engine.name for engine in run.engines)], lines)
+
+
+def _cost(cost: Cost, engine: EngineResult) -> str:
+    with_it, without = engine.figures.get(cost.with_it), engine.figures.get(cost.without)
+    if with_it is None or without is None:
+        return ""
+    return f"{speed_ratio(ROWS[cost.with_it], with_it, without):.0%}"
+
+
+def _notes(run: PeerRun) -> str:
+    lines = [f"- {engine.name}: {engine.notes}.{_disturbance(engine)}" for engine in run.engines]
+    ratio = "In brackets: how many times as fast lora-serve is."
+    return f"{ratio} At most {RUNNING} requests run at once.\n\n" + "\n".join(lines)
+
+
+def _disturbance(engine: EngineResult) -> str:
+    worst = max(engine.busy_cores, default=0.0)
+    if worst < DISTURBED_CORES:
+        return ""
+    return f" **Disturbed: others used up to {worst:.1f} cores while it was measured.**"
+
+
+def _reasons(run: PeerRun) -> str:
+    """Each reason once, with the rows that it left empty."""
+    lines = []
+    for engine in run.engines:
+        missing = {k: why for k, why in engine.reasons.items() if k not in engine.figures}
+        for why in dict.fromkeys(missing.values()):
+            keys = ", ".join(key for key, reason in missing.items() if reason == why)
+            lines.append(f"- {engine.name}, {keys}: {why}.")
+    return "Not run:\n\n" + "\n".join(lines) if lines else ""
+
+
+def _bars(run: PeerRun) -> dict[str, dict[str, float]]:
+    ours = _ours(run)
+    bars: dict[str, dict[str, float]] = {}
+    for key, row in ROWS.items():
+        for engine in run.engines:
+            if ours and engine is not ours and key in engine.figures and key in ours.figures:
+                ratio = speed_ratio(row, ours.figures[key], engine.figures[key])
+                bars.setdefault(key, {})[engine.name] = ratio
+    return bars
+
+
+def _ours(run: PeerRun) -> EngineResult | None:
+    return next((engine for engine in run.engines if engine.name == OURS), None)
+
+
+def _unit(row: Row) -> str:
+    return "ms" if row.unit == "ms" else "tokens/s"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _named(row: Row) -> dict[str, str]:
+    return {"title": row.title, "unit": row.unit}
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [list(header), ["---", *["--:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

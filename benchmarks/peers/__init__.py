@@ -1,0 +1,1 @@
+"""Other engines, installed and started beside ours. One file a peer."""

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.limits import MachineLimits
+from benchmarks.measurements import Figure
+from benchmarks.peer_report import (
+    BEGIN,
+    END,
+    EngineResult,
+    PeerRun,
+    limit_of,
+    markdown,
+    replace_between_marks,
+    write_report,
+)
+from tests.bench.records import MACHINE
+
+LIMITS = MachineLimits(gflops=450.0, gb_per_second=50.0, library_gflops=400.0)
+
+
+def figure(value: float) -> Figure:
+    return Figure(value, value, value, 1)
+
+
+OURS = EngineResult(
+    name="lora-serve",
+    notes="exact",
+    figures={"prefill": figure(500), "decode-1": figure(25), "prefill-adapter": figure(450)},
+)
+PEER = EngineResult(
+    name="other",
+    notes="1.0",
+    figures={"prefill": figure(250), "decode-1": figure(75)},
+    reasons={"prefill-adapter": "knows no adapters", "decode-adapter": "knows no adapters"},
+)
+RUN = PeerRun(date="2026-01-02", machine=MACHINE, limits=LIMITS, engines=(OURS, PEER))
+
+
+def test_a_ratio_says_how_many_times_as_fast_ours_is_whichever_way_is_better() -> None:
+    text = markdown(RUN)
+    assert "| prefill of 1,024 tokens, 1 request, tokens/s | 500 | 250 (2.00×) |" in text
+    assert "| decode step, 1 request, ms | 25.0 | 75.0 (3.00×) |" in text
+
+
+def test_what_was_not_run_says_so_and_why_once() -> None:
+    text = markdown(RUN)
+    assert "one adapter, tokens/s | 450 | not run |" in text
+    assert text.count("knows no adapters") == 1
+    assert "- other, prefill-adapter, decode-adapter: knows no adapters." in text
+
+
+def test_what_an_adapter_costs_is_told_within_each_engine() -> None:
+    assert "of the base's speed | 90% | not run |" in markdown(RUN)
+
+
+def test_without_ours_there_are_no_ratios() -> None:
+    text = markdown(replace(RUN, engines=(PEER,)))
+    assert "| prefill of 1,024 tokens, 1 request, tokens/s | 250 |" in text
+    assert "250 (" not in text
+
+
+def test_the_page_says_on_which_machine_and_what_its_limits_are() -> None:
+    text = markdown(RUN)
+    assert "2026-01-02, commit abc: Some CPU, 2 cores, 8 GiB" in text
+    assert "50 GB/s read from memory, 450 GFLOP/s of bf16 products (torch's own: 400)" in text
+
+
+def test_a_disturbed_run_is_marked() -> None:
+    assert "Disturbed" not in markdown(RUN)
+    disturbed = replace(PEER, busy_cores=[0.0, 1.3])
+    assert "others used up to 1.3 cores" in markdown(replace(RUN, engines=(OURS, disturbed)))
+
+
+def test_limits_follow_from_bandwidth_and_products() -> None:
+    prefill, decode = limit_of("prefill", LIMITS), limit_of("decode-1", LIMITS)
+    assert prefill == pytest.approx(450e9 / (2 * 357.8e6), rel=0.01)
+    assert decode == pytest.approx(1e3 * 988e6 / 50e9, rel=0.01)
+    assert limit_of("zipf-4", LIMITS) is None
+    loop = limit_of("closed-loop", LIMITS)
+    assert loop is not None
+    assert 150 < loop < 190
+
+
+def test_the_table_goes_between_its_marks_and_nothing_else_changes() -> None:
+    page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    assert replace_between_marks(page, "new\n") == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
+    with pytest.raises(ValueError, match="no <!-- peers"):
+        replace_between_marks("a page without marks", "new\n")
+
+
+def test_a_run_is_written_for_people_and_for_machines(tmp_path: Path) -> None:
+    page = tmp_path / "performance.md"
+    page.write_text(f"{BEGIN}\n{END}\n")
+    write_report(RUN, tmp_path / "results" / "peers", page)
+    assert "2.00×" in page.read_text()
+    assert "2.00×" in (tmp_path / "results" / "peers.md").read_text()
+    document = json.loads((tmp_path / "results" / "peers.json").read_text())
+    assert document["format"] == "lora-serve/peers/1"
+    assert document["run"]["engines"][0]["figures"]["prefill"]["value"] == 500
+    assert document["rows"]["prefill"]["unit"] == "tok/s"
+    assert (tmp_path / "results" / "peers.svg").stat().st_size
