@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test lint format clean
+.PHONY: install demo test lint format bench-peers clean
 
 install: $(VENV)/.installed
 
@@ -31,6 +31,11 @@ lint: install
 format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The first run builds the peers' environments below ~/.cache/lora-serve (or $$LORA_SERVE_PEERS).
+# Some peers only: make bench-peers PEERS="lora-serve llama.cpp"
+bench-peers: install
+	$(BIN)/python -m benchmarks.run_peers $(PEERS) --page docs/performance.md
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
