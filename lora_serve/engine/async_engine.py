@@ -242,8 +242,10 @@ class AsyncEngine:
                 if must_abort:
                     stopped.append(output.request_id)
             await self._abort(stopped)
-        elif isinstance(reply, CallReply) and reply.call_id in self._calls:
-            self._calls[reply.call_id].set_result(reply)
+        elif isinstance(reply, CallReply):
+            future = self._calls.get(reply.call_id)
+            if future is not None and not future.done():  # its caller may just have given up
+                future.set_result(reply)
 
     def _fail_all(self, error: LoraServeError) -> None:
         for deltas in set(self._queues.values()):

@@ -10,7 +10,14 @@ import pytest
 from lora_serve.config import EngineConfig
 from lora_serve.engine.async_engine import AsyncEngine
 from lora_serve.errors import EngineDeadError
-from lora_serve.messages import EngineMessage, EngineOutput, EngineReady, EngineReply, StepOutputs
+from lora_serve.messages import (
+    CallReply,
+    EngineMessage,
+    EngineOutput,
+    EngineReady,
+    EngineReply,
+    StepOutputs,
+)
 from lora_serve.observability.metrics import EngineMetrics
 from lora_serve.outputs import OutputDelta
 from lora_serve.prompts import TokensPrompt
@@ -23,12 +30,17 @@ class OneTokenClient:
 
     def __init__(self) -> None:
         self.is_alive = True
+        self.sent: list[EngineMessage] = []
         self._replies: asyncio.Queue[EngineReply] = asyncio.Queue()
 
     async def send(self, message: EngineMessage) -> None:
+        self.sent.append(message)
         request_id = getattr(message, "request_id", None)
         if request_id is not None:
             self._replies.put_nowait(StepOutputs((EngineOutput(request_id, (65,)),)))
+
+    def reply(self, reply: EngineReply) -> None:
+        self._replies.put_nowait(reply)
 
     async def receive(self) -> EngineReply:
         return await self._replies.get()
@@ -64,3 +76,20 @@ async def test_a_bug_in_reading_replies_fails_everybody_instead_of_hanging() -> 
         with pytest.raises(EngineDeadError):
             await engine.list_adapters()
         await engine.shutdown()
+
+
+async def test_a_reply_to_a_caller_who_has_just_given_up_harms_nobody() -> None:
+    ready = EngineReady(vocab_size=VOCAB_SIZE, max_model_len=64, num_blocks=64)
+    client = OneTokenClient()
+    engine = AsyncEngine(EngineConfig(), client, ready, ByteTokenizer(), EngineMetrics("m"))
+    call = asyncio.create_task(engine.list_adapters())
+    while not client.sent:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    client.reply(CallReply(client.sent[0].call_id))  # the reader is woken first,
+    call.cancel()  # and sees the caller's future cancelled, but not yet gone
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await asyncio.sleep(0)
+    assert engine.is_alive
+    await engine.shutdown()
