@@ -17,6 +17,7 @@
 #include "blocks.h"
 #include "exponential.h"
 #include "kv_layout.h"
+#include "vectors.h"
 
 namespace lora_serve::LORA_SERVE_PATH {
 
@@ -43,7 +44,7 @@ struct TileState {
   float* scores;                // (R, kTile)
   typename Dot::Left* weights;  // (R, kTile)
   float* max;                   // (R), of scores times scale log2(e)
-  float* decay;                 // (R), what this tile's new maximum does to older sums
+  float* decay;                 // (R), what this tile's maximum does to older sums
   float* sums;                  // (R, 16), added up at the end
   float* out;                   // (R, D)
   size_t head_size;
@@ -61,12 +62,12 @@ static void tile_scores(const TileState<Dot>& state, const TileGroups& groups, R
   for (int g = 0; g < kTileGroups; g += kTileVectors) {
     RightView<kTileVectors> right{{}, kLanes};
     for (int v = 0; v < kTileVectors; ++v) right.vectors[v] = groups.keys[g + v];
-    for_each_block<kTileRows>(rows.begin, rows.end, [&](size_t row, auto count) {
-      product_block<Dot, decltype(count)::value, kTileVectors>(
-          state.q + row * state.head_size, state.head_size, right, words,
-          [&](int r, int v, F32x16 sum) {
-            store(state.scores + (row + r) * kTile + (g + v) * kLanes, sum);
-          });
+    for_each_block(rows, kTileRows, [&](Range block) {
+      with_count<kTileRows>(block.end - block.begin, [&](auto count) {
+        product_block<Dot, decltype(count)::value, kTileVectors>(
+            state.q + block.begin * state.head_size, state.head_size, right, words,
+            state.scores + block.begin * kTile + g * kLanes, kTile);
+      });
     });
   }
 }
@@ -75,39 +76,60 @@ SIMD_INLINE int clamp_lane(int64_t lane) {
   return static_cast<int>(lane < 0 ? 0 : lane > kLanes ? kLanes : lane);
 }
 
-// begin, end: what the row sees of the tile, 0 <= begin < end <= kTile.
-template <class Dot>
-SIMD_INLINE void softmax_row(const TileState<Dot>& state, size_t row, float scale, int begin,
-                             int end) {
-  F32x16 s[kTileGroups];
-  F32x16 highest = broadcast(-std::numeric_limits<float>::infinity());
-#pragma GCC unroll 4
-  for (int g = 0; g < kTileGroups; ++g) {
-    s[g] = load(state.scores + row * kTile + g * kLanes);
-    s[g] = keep_lanes(s[g], clamp_lane(begin - g * kLanes), clamp_lane(end - g * kLanes),
-                      -std::numeric_limits<float>::infinity());
-    highest = at_least(highest, s[g]);
-  }
-  const float old_max = state.max[row];
-  const float tile_max = reduce_max(highest) * scale;
-  const float new_max = tile_max > old_max ? tile_max : old_max;
-  float decay = 1.0f;
-  if (new_max != old_max) {
-    float lanes[kLanes];
-    store(lanes, exp2(broadcast(old_max - new_max)));
-    decay = lanes[0];
-  }
-  state.max[row] = new_max;
-  state.decay[row] = decay;
+// The part of a tile that a row sees, 0 <= begin < end <= kTile.
+struct Part {
+  int begin, end;
+};
 
-  F32x16 sum = mul(load(state.sums + row * kLanes), broadcast(decay));
+// The row's scores of one group, -infinity where it sees nothing.
+template <class Dot>
+SIMD_INLINE F32x16 seen_scores(const TileState<Dot>& state, size_t row, int g, Part part) {
+  const F32x16 s = load(state.scores + row * kTile + g * kLanes);
+  if (part.begin == 0 && part.end == kTile) return s;
+  return keep_lanes(s, clamp_lane(part.begin - g * kLanes), clamp_lane(part.end - g * kLanes),
+                    -std::numeric_limits<float>::infinity());
+}
+
+// Brings max up to date, and says how much older sums decay. part_of_row(row) -> Part.
+template <class Dot, class PartOfRow>
+static void raise_max(const TileState<Dot>& state, Range rows, float scale,
+                      const PartOfRow& part_of_row) {
+  for (size_t row = rows.begin; row < rows.end; ++row) {
+    const Part part = part_of_row(row);
+    F32x16 highest = seen_scores(state, row, 0, part);
 #pragma GCC unroll 4
-  for (int g = 0; g < kTileGroups; ++g) {
-    const F32x16 p = exp2(fma(s[g], broadcast(scale), broadcast(-new_max)));
-    store(state.weights + row * kTile + g * kLanes, p);
-    sum = add(sum, p);
+    for (int g = 1; g < kTileGroups; ++g) {
+      highest = at_least(highest, seen_scores(state, row, g, part));
+    }
+    state.decay[row] = reduce_max(highest);
   }
-  store(state.sums + row * kLanes, sum);
+  for_each_vector(rows.end - rows.begin, [&](size_t i, auto n) {
+    float* max = state.max + rows.begin + i;
+    float* decay = state.decay + rows.begin + i;
+    const F32x16 old_max = load_lanes(max, n);
+    const F32x16 new_max = at_least(mul(load_lanes(decay, n), broadcast(scale)), old_max);
+    store_lanes(max, new_max, n);
+    store_lanes(decay, exp2_below_overflow(sub(old_max, new_max)), n);
+  });
+}
+
+// weights = 2^(scores scale - max), added to the decayed sums.
+template <class Dot, class PartOfRow>
+static void weigh(const TileState<Dot>& state, Range rows, float scale,
+                  const PartOfRow& part_of_row) {
+  for (size_t row = rows.begin; row < rows.end; ++row) {
+    const Part part = part_of_row(row);
+    const F32x16 max = broadcast(-state.max[row]);
+    F32x16 sum = mul(load(state.sums + row * kLanes), broadcast(state.decay[row]));
+#pragma GCC unroll 4
+    for (int g = 0; g < kTileGroups; ++g) {
+      const F32x16 s = seen_scores(state, row, g, part);
+      const F32x16 p = exp2_below_overflow(fma(s, broadcast(scale), max));
+      store(state.weights + row * kTile + g * kLanes, p);
+      sum = add(sum, p);
+    }
+    store(state.sums + row * kLanes, sum);
+  }
 }
 
 // acc += p v over tokens [begin, end) of one group; half a word at an edge is masked, not
@@ -139,7 +161,7 @@ SIMD_INLINE void add_group(const typename Dot::Left* weights, RightView<kVectors
 template <class Dot, int kRows, int kVectors>
 static __attribute__((noinline)) void add_values(const TileState<Dot>& state,
                                                  const TileGroups& groups, size_t row,
-                                                 size_t channel, int begin, int end) {
+                                                 size_t channel, Part part) {
   const size_t stride = state.head_size;
   float* out = state.out + row * stride + channel;
   F32x16 acc[kRows][kVectors];
@@ -150,11 +172,11 @@ static __attribute__((noinline)) void add_values(const TileState<Dot>& state,
       acc[r][v] = mul(load(out + r * stride + v * kLanes), broadcast(state.decay[row + r]));
     }
   }
-  for (int g = begin / kLanes; g * kLanes < end; ++g) {
+  for (int g = part.begin / kLanes; g * kLanes < part.end; ++g) {
     RightView<kVectors> values{{}, stride};
     for (int v = 0; v < kVectors; ++v) values.vectors[v] = groups.values[g] + channel + v * kLanes;
-    add_group<Dot>(state.weights + row * kTile + g * kLanes, values, clamp_lane(begin - g * kLanes),
-                   clamp_lane(end - g * kLanes), acc);
+    add_group<Dot>(state.weights + row * kTile + g * kLanes, values,
+                   clamp_lane(part.begin - g * kLanes), clamp_lane(part.end - g * kLanes), acc);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -165,40 +187,56 @@ static __attribute__((noinline)) void add_values(const TileState<Dot>& state,
 
 template <class Dot>
 static void tile_values(const TileState<Dot>& state, const TileGroups& groups, Range rows,
-                        int begin, int end) {
-  for_each_block<kTileRows>(rows.begin, rows.end, [&](size_t row, auto count) {
-    size_t channel = 0;
-    for (; channel + kTileVectors * kLanes <= state.head_size; channel += kTileVectors * kLanes) {
-      add_values<Dot, decltype(count)::value, kTileVectors>(state, groups, row, channel, begin,
-                                                            end);
-    }
-    for (; channel < state.head_size; channel += kLanes) {
-      add_values<Dot, decltype(count)::value, 1>(state, groups, row, channel, begin, end);
-    }
+                        Part part) {
+  constexpr size_t kStep = kTileVectors * kLanes;
+  for_each_block(rows, kTileRows, [&](Range block) {
+    with_count<kTileRows>(block.end - block.begin, [&](auto count) {
+      constexpr int kRows = decltype(count)::value;
+      size_t channel = 0;
+      for (; channel + kStep <= state.head_size; channel += kStep) {
+        add_values<Dot, kRows, kTileVectors>(state, groups, block.begin, channel, part);
+      }
+      for (; channel < state.head_size; channel += kLanes) {
+        add_values<Dot, kRows, 1>(state, groups, block.begin, channel, part);
+      }
+    });
   });
 }
 
-// Rows that see something of the tile; visible(row) in absolute positions.
+// Into L2: asking L1 for as much holds up the loads that are due now.
+template <class Dot>
+static void prefetch_groups(const uint32_t* const (&groups)[kTileGroups], size_t head_size) {
+  for (const uint32_t* group : groups) {
+    for (size_t at = 0; at < kLanes * head_size * sizeof(typename Dot::Word); at += 64) {
+      __builtin_prefetch(reinterpret_cast<const char*>(group) + at, 0, 2);
+    }
+  }
+}
+
+// rows: those that see something of the tile. visible(row) -> Visible, in absolute positions.
+// next_tile: what to fetch meanwhile, or null.
 template <class Dot, class See>
 static void attend_tile(const TileState<Dot>& state, const TileGroups& groups, int64_t tile_begin,
-                        Range rows, float scale, const See& visible) {
-  const auto part = [&](size_t row) {
+                        Range rows, float scale, const See& visible, const TileGroups* next_tile) {
+  const auto part_of_row = [&](size_t row) {
     const Visible seen = visible(row);
-    const int64_t begin = seen.begin - tile_begin;
-    const int64_t end = seen.end - tile_begin;
-    return Visible{begin < 0 ? 0 : begin, end > kTile ? kTile : end};
+    return Part{static_cast<int>(seen.begin > tile_begin ? seen.begin - tile_begin : 0),
+                static_cast<int>(seen.end < tile_begin + kTile ? seen.end - tile_begin : kTile)};
   };
   tile_scores(state, groups, rows);
-  size_t first = rows.begin;
-  for (size_t row = rows.begin; row < rows.end; ++row) {
-    const Visible seen = part(row);
-    softmax_row(state, row, scale, static_cast<int>(seen.begin), static_cast<int>(seen.end));
-    const bool last = row + 1 == rows.end;
-    const Visible next = last ? Visible{-1, -1} : part(row + 1);
-    if (next.begin == seen.begin && next.end == seen.end) continue;
-    tile_values(state, groups, {first, row + 1}, static_cast<int>(seen.begin),
-                static_cast<int>(seen.end));
-    first = row + 1;
+  if (next_tile != nullptr) prefetch_groups<Dot>(next_tile->keys, state.head_size);
+  raise_max(state, rows, scale, part_of_row);
+  if (next_tile != nullptr) prefetch_groups<Dot>(next_tile->values, state.head_size);
+  weigh(state, rows, scale, part_of_row);
+  for (size_t first = rows.begin; first < rows.end;) {
+    const Part part = part_of_row(first);
+    size_t last = first + 1;
+    for (; last < rows.end; ++last) {
+      const Part next = part_of_row(last);
+      if (next.begin != part.begin || next.end != part.end) break;
+    }
+    tile_values(state, groups, {first, last}, part);
+    first = last;
   }
 }
 

@@ -16,6 +16,10 @@ namespace lora_serve::LORA_SERVE_PATH {
 // two kv heads keeps 16 threads busy. Part of the numerics: another value gives other bits.
 constexpr int64_t kSpan = 8 * kTile;
 
+// Up to so many rows a tile is worked off before the memory has brought the next one, so that one
+// is asked for ahead. Zen 4, 1 core, November 2026, 32k positions: 1.44 ms without, 0.97 ms with.
+constexpr size_t kPrefetchRows = 16;
+
 struct AttentionUnit {
   size_t request, kv_head;
   size_t first_token, num_tokens;  // rows of q
@@ -149,17 +153,19 @@ static void load_queries(const AttentionSetup<T>& setup, const AttentionUnit& un
   }
 }
 
-// seen: what any row sees of the tile.
+// seen: what any row sees, some of it in this tile.
 template <class T>
 static TileGroups find_groups(const AttentionSetup<T>& setup, const AttentionUnit& unit,
                               int64_t tile_begin, Visible seen) {
+  const int64_t begin = seen.begin > tile_begin ? seen.begin : tile_begin;
+  const int64_t end = seen.end < tile_begin + kTile ? seen.end : tile_begin + kTile;
   const AttentionCall& call = *setup.call;
   const int32_t* table = call.plan->block_tables + unit.request * call.plan->table_stride;
   TileGroups groups;
   for (int g = 0; g < kTileGroups; ++g) {
     int64_t position = tile_begin + g * kLanes;
-    if (position + kLanes <= seen.begin) position = seen.begin;
-    if (position >= seen.end) position = seen.end - 1;
+    if (position + kLanes <= begin) position = begin;
+    if (position >= end) position = end - 1;
     const size_t block = static_cast<size_t>(position) / call.shape.block_size;
     const size_t group = static_cast<size_t>(position) % call.shape.block_size / kLanes;
     const T* keys = static_cast<const T*>(call.cache) +
@@ -189,12 +195,12 @@ static Range walk_span(const AttentionSetup<T>& setup, const AttentionUnit& unit
   for (int64_t tile = span * kSpan; tile < (span + 1) * kSpan; tile += kTile) {
     const Range rows = rows_that_see(setup, unit, tile, tile + kTile);
     if (rows.begin == rows.end) continue;
-    const Visible lowest = visible(rows.begin);
-    const Visible highest = visible(rows.end - 1);
-    const Visible seen{lowest.begin < tile ? tile : lowest.begin,
-                       highest.end > tile + kTile ? tile + kTile : highest.end};
+    const Visible seen{visible(rows.begin).begin, visible(rows.end - 1).end};
     const TileGroups groups = find_groups(setup, unit, tile, seen);
-    attend_tile(state, groups, tile, rows, setup.scale_log2, visible);
+    TileGroups next;
+    const bool has_next = rows.end - rows.begin <= kPrefetchRows && seen.end > tile + kTile;
+    if (has_next) next = find_groups(setup, unit, tile + kTile, seen);
+    attend_tile(state, groups, tile, rows, setup.scale_log2, visible, has_next ? &next : nullptr);
   }
   return all;
 }

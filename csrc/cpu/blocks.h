@@ -9,42 +9,43 @@
 
 namespace lora_serve::LORA_SERVE_PATH {
 
-template <int kValue>
-struct Count {
-  static constexpr int value = kValue;
-};
-
-// run(Count<n>()) for 1 <= n <= kMax.
-template <int kMax, class Run>
-SIMD_INLINE void with_count(size_t n, const Run& run) {
-  if constexpr (kMax > 1) {
-    if (n < kMax) return with_count<kMax - 1>(n, run);
-  }
-  run(Count<kMax>());
-}
-
-// Nearly equal blocks of at most kMax: 13 rows are 7 + 6, not 12 + 1.
-template <int kMax, class Run>
-SIMD_INLINE void for_each_block(size_t begin, size_t end, const Run& run) {
-  const size_t num_blocks = ceil_div(end - begin, kMax);
-  for (size_t i = 0; i < num_blocks; ++i) {
-    const Range block = part_of(end - begin, num_blocks, i);
-    with_count<kMax>(block.end - block.begin, [&](auto rows) { run(begin + block.begin, rows); });
-  }
-}
-
-// finish(row, vector, sum) takes each sum of 16 columns.
-template <class Dot, int kRows, int kVectors, class Finish>
+// sums[r][16 v + lane] for kRows rows, `sums_stride` floats apart.
+template <class Dot, int kRows, int kVectors>
 static __attribute__((noinline)) void product_block(const typename Dot::Left* left,
                                                     size_t left_stride, RightView<kVectors> right,
-                                                    size_t num_words, const Finish& finish) {
+                                                    size_t num_words, float* sums,
+                                                    size_t sums_stride) {
   F32x16 acc[kRows][kVectors];
   clear(acc);
   multiply<Dot>(left, left_stride, right, num_words, acc);
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 16
-    for (int v = 0; v < kVectors; ++v) finish(r, v, acc[r][v]);
+    for (int v = 0; v < kVectors; ++v) store(sums + r * sums_stride + v * kLanes, acc[r][v]);
+  }
+}
+
+template <int kValue>
+struct Count {
+  static constexpr int value = kValue;
+};
+
+// run(Count<n>()) for 1 <= n <= kMost.
+template <int kMost, class Run>
+SIMD_INLINE void with_count(size_t n, const Run& run) {
+  if constexpr (kMost > 1) {
+    if (n < kMost) return with_count<kMost - 1>(n, run);
+  }
+  run(Count<kMost>());
+}
+
+// Nearly equal blocks of at most `most`: 13 rows are 7 + 6, not 12 + 1. run(block).
+template <class Run>
+SIMD_INLINE void for_each_block(Range rows, size_t most, const Run& run) {
+  const size_t num_blocks = ceil_div(rows.end - rows.begin, most);
+  for (size_t i = 0; i < num_blocks; ++i) {
+    const Range block = part_of(rows.end - rows.begin, num_blocks, i);
+    run(Range{rows.begin + block.begin, rows.begin + block.end});
   }
 }
 
@@ -53,32 +54,55 @@ static __attribute__((noinline)) void product_block(const typename Dot::Left* le
 constexpr size_t kFewRows = 2;
 constexpr int kVectorsOfFewRows = 2 * kMaxVectors;
 
-// All rows [begin, end) times all panels [first, last) of packed weights (packing.h).
-// finish(row, panel, sum).
-template <class Dot, class Finish>
-static void product_panels(const typename Dot::Left* left, size_t left_stride,
-                           const uint32_t* packed, size_t num_words, Range rows, Range panels,
-                           const Finish& finish) {
-  const size_t panel_words = num_words * kLanes;
-  const auto run = [&](size_t panel, auto vectors) {
-    constexpr int kVectors = decltype(vectors)::value;
-    constexpr int kRowsAtOnce = kVectors > kMaxVectors ? static_cast<int>(kFewRows) : kMaxRows;
-    RightView<kVectors> right{{}, kLanes};
-    for (int v = 0; v < kVectors; ++v) right.vectors[v] = packed + (panel + v) * panel_words;
-    for_each_block<kRowsAtOnce>(rows.begin, rows.end, [&](size_t row, auto count) {
-      product_block<Dot, decltype(count)::value, kVectors>(
-          left + row * left_stride, left_stride, right, num_words,
-          [&](int r, int v, F32x16 sum) { finish(row + r, panel + v, sum); });
+// What a product of packed weights (packing.h) is made of.
+template <class Dot>
+struct PanelProduct {
+  const typename Dot::Left* left;
+  size_t left_stride;
+  const uint32_t* packed;
+  size_t num_words;  // along the summed dimension
+};
+
+// All rows times kVectors panels from `panel` on, at most kMost rows at once.
+// finish(row, panel, sums) takes 16 sums.
+template <int kVectors, int kMost, class Dot, class Finish>
+static void product_of_panels(const PanelProduct<Dot>& product, Range rows, size_t panel,
+                              const Finish& finish) {
+  const size_t panel_words = product.num_words * kLanes;
+  RightView<kVectors> right{{}, kLanes};
+  for (int v = 0; v < kVectors; ++v) right.vectors[v] = product.packed + (panel + v) * panel_words;
+  for_each_block(rows, kMost, [&](Range block) {
+    alignas(64) float sums[kMost][kVectors * kLanes];
+    const size_t count = block.end - block.begin;
+    with_count<kMost>(count, [&](auto num_rows) {
+      product_block<Dot, decltype(num_rows)::value, kVectors>(
+          product.left + block.begin * product.left_stride, product.left_stride, right,
+          product.num_words, sums[0], kVectors * kLanes);
     });
-  };
+    for (size_t r = 0; r < count; ++r) {
+      for (int v = 0; v < kVectors; ++v) {
+        finish(block.begin + r, panel + v, static_cast<const float*>(sums[r] + v * kLanes));
+      }
+    }
+  });
+}
+
+// All rows times panels [first, last).
+template <class Dot, class Finish>
+static void product_of(const PanelProduct<Dot>& product, Range rows, Range panels,
+                       const Finish& finish) {
   size_t panel = panels.begin;
   if (rows.end - rows.begin <= kFewRows) {
     for (; panel + kVectorsOfFewRows <= panels.end; panel += kVectorsOfFewRows) {
-      run(panel, Count<kVectorsOfFewRows>());
+      product_of_panels<kVectorsOfFewRows, kFewRows>(product, rows, panel, finish);
     }
   }
-  for (; panel + kMaxVectors <= panels.end; panel += kMaxVectors) run(panel, Count<kMaxVectors>());
-  for (; panel < panels.end; ++panel) run(panel, Count<1>());
+  for (; panel + kMaxVectors <= panels.end; panel += kMaxVectors) {
+    product_of_panels<kMaxVectors, kMaxRows>(product, rows, panel, finish);
+  }
+  for (; panel < panels.end; ++panel) {
+    product_of_panels<1, kMaxRows>(product, rows, panel, finish);
+  }
 }
 
 }  // namespace lora_serve::LORA_SERVE_PATH

@@ -12,8 +12,9 @@ namespace lora_serve::LORA_SERVE_PATH {
 
 constexpr float kLog2E = 1.44269504088896340736f;
 
-SIMD_INLINE F32x16 exp2(F32x16 x) {
-  x = at_most(at_least(x, broadcast(-151.0f)), broadcast(129.0f));
+// For x below 129.
+SIMD_INLINE F32x16 exp2_below_overflow(F32x16 x) {
+  x = at_least(x, broadcast(-151.0f));
   const F32x16 n = round_to_integer(x);
   const F32x16 r = sub(x, n);
   F32x16 p = broadcast(1.53533619e-4f);
@@ -25,6 +26,8 @@ SIMD_INLINE F32x16 exp2(F32x16 x) {
   p = fma(p, r, broadcast(1.0f));
   return scale_by_power(p, n);
 }
+
+SIMD_INLINE F32x16 exp2(F32x16 x) { return exp2_below_overflow(at_most(x, broadcast(129.0f))); }
 
 // x / (1 + exp(-x))
 SIMD_INLINE F32x16 silu(F32x16 x) {

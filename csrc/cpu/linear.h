@@ -28,10 +28,11 @@ static size_t rows_per_chunk(size_t row_elements) {
 }
 
 template <class T>
-static void finish_linear(const LinearCall& call, size_t row, size_t panel, F32x16 sum) {
+static void finish_linear(const LinearCall& call, size_t row, size_t panel, const float* sums) {
   const size_t column = panel * kLanes;
   T* y = static_cast<T*>(call.y) + row * call.out_features + column;
   const T* bias = static_cast<const T*>(call.bias);
+  F32x16 sum = load(sums);
   if (column + kLanes <= call.out_features) {
     if (bias != nullptr) sum = add(sum, load(bias + column));
     store(y, sum);
@@ -54,6 +55,8 @@ static void linear_of(const LinearCall& call, Workers& workers) {
   const LeftRows<Dot> left =
       left_rows<Dot>(static_cast<const T*>(call.x), call.rows, call.in_features, memory, team);
 
+  const PanelProduct<Dot> product{left.data, left.stride, call.weight, words};
+
   const size_t chunk = rows_per_chunk<Dot>(left.stride);
   const size_t num_chunks = ceil_div(call.rows, chunk);
   const size_t wanted = team.num_threads == 1 ? 1 : static_cast<size_t>(team.num_threads) * 8;
@@ -65,9 +68,9 @@ static void linear_of(const LinearCall& call, Workers& workers) {
     const Range part = part_of(groups, ranges, task % ranges);
     const size_t end = part.end * kVectorsOfFewRows;
     const Range columns{part.begin * kVectorsOfFewRows, end < panels ? end : panels};
-    product_panels<Dot>(
-        left.data, left.stride, call.weight, words, rows, columns,
-        [&](size_t row, size_t panel, F32x16 sum) { finish_linear<T>(call, row, panel, sum); });
+    product_of(product, rows, columns, [&](size_t row, size_t panel, const float* sums) {
+      finish_linear<T>(call, row, panel, sums);
+    });
   });
 }
 

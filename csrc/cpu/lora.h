@@ -95,11 +95,11 @@ static void shrink(const LoraCall& call, const LoraSizes& sizes, const T* x, flo
     const size_t last = first + kShrinkPanelsPerTask;
     const size_t panels = layer.hidden / kLanes;
     const Range rows{task.rows.begin - sizes.first_row, task.rows.end - sizes.first_row};
-    product_panels<Dot>(left.data, left.stride, layer.a, sizes.words, rows,
-                        {first, last < panels ? last : panels},
-                        [&](size_t row, size_t panel, F32x16 sum) {
-                          store(hidden + row * sizes.hidden + panel * kLanes, sum);
-                        });
+    const PanelProduct<Dot> product{left.data, left.stride, layer.a, sizes.words};
+    product_of(product, rows, {first, last < panels ? last : panels},
+               [&](size_t row, size_t panel, const float* sums) {
+                 store(hidden + row * sizes.hidden + panel * kLanes, load(sums));
+               });
   });
 }
 
@@ -119,13 +119,16 @@ static void expand_part(const LoraCall& call, const LoraSizes& sizes, const Lora
   const F32x16 scale = broadcast(part.scale);
   T* y = static_cast<T*>(call.y) + part.out_start;
   const Range local{rows.begin - sizes.first_row, rows.end - sizes.first_row};
-  product_panels<WidenedDot<T>>(
-      hidden + part.hidden_start, sizes.hidden, part.b, words_along(part.rank, sizeof(T)), local,
-      panels, [&](size_t row, size_t panel, F32x16 sum) {
-        const size_t column = panel * kLanes;
-        add_delta(y + (sizes.first_row + row) * call.out_features + column,
-                  part.out_features - column, scale, sum);
-      });
+  const PanelProduct<WidenedDot<T>> product{hidden + part.hidden_start, sizes.hidden, part.b,
+                                            words_along(part.rank, sizeof(T))};
+  // A block of rows at a time over all columns, so that y is walked along its rows.
+  for_each_block(local, kMaxRows, [&](Range block) {
+    product_of(product, block, panels, [&](size_t row, size_t panel, const float* sums) {
+      const size_t column = panel * kLanes;
+      add_delta(y + (sizes.first_row + row) * call.out_features + column,
+                part.out_features - column, scale, load(sums));
+    });
+  });
 }
 
 template <class T>

@@ -1,0 +1,118 @@
+"""Every path of the native kernels on every number of threads, whatever the machine would choose.
+
+What a kernel must give is tested in the files that all backends share; here each path meets the
+reference once more, and itself in other batches, chunks and thread counts.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from lora_serve.ops import LoRAPart, Ops
+from tests.ops.cases import (
+    PagedCase,
+    assert_close,
+    exact_linear,
+    exact_lora,
+    exact_rms_norm,
+    exact_silu_and_mul,
+    normal,
+)
+
+cpu = pytest.importorskip("lora_serve.ops.cpu", reason="the native kernels are not built")
+
+THREADS = (1, 2, 3)
+
+
+@pytest.fixture(params=cpu.usable_paths(), scope="module")
+def by_threads(request: pytest.FixtureRequest) -> list[Ops]:
+    """One path, with 1, 2 and 3 threads."""
+    return [cpu.load(request.param, num_threads) for num_threads in THREADS]
+
+
+def same_on_all(results: list[Tensor]) -> Tensor:
+    for result in results[1:]:
+        assert torch.equal(result, results[0])
+    return results[0]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 12, 13, 300])
+def test_linear(by_threads: list[Ops], dtype: torch.dtype, rows: int) -> None:
+    """Wide enough that three threads share even one row."""
+    x = normal(rows, 258, dtype=dtype)
+    weight, bias = normal(1003, 258, dtype=dtype, seed=1), normal(1003, dtype=dtype, seed=2)
+    y = same_on_all([ops.linear(x, ops.pack_linear(weight, bias)) for ops in by_threads])
+    assert_close(y, exact_linear(x, weight, bias), dtype)
+    packed = by_threads[2].pack_linear(weight, bias)
+    last = by_threads[2].linear(x[-1:].clone(), packed)
+    assert torch.equal(last, y[-1:])
+
+
+@pytest.mark.parametrize("ranks", [(16, 16), (1, 64), (7, 130)])
+def test_lora(by_threads: list[Ops], dtype: torch.dtype, ranks: tuple[int, int]) -> None:
+    """Two adapters over a fused layer of two parts; each row its own adapter, and long runs."""
+    x, base = normal(130, 200, dtype=dtype), normal(130, 3000, dtype=dtype, seed=1)
+    adapters = [
+        [
+            LoRAPart(normal(rank, 200, dtype=dtype, seed=start + rank), b, 0.25, start)
+            for start in (0, 1500)
+            for b in [normal(1500, rank, dtype=dtype, seed=start + rank + 1)]
+        ]
+        for rank in ranks
+    ]
+    segments = [(i, i + 1, i % 2) for i in range(9)] + [(9, 110, 0), (115, 130, 1)]
+
+    def run(ops: Ops) -> Tensor:
+        packed = [ops.pack_adapter([parts]) for parts in adapters]
+        plan = ops.plan_lora([(start, end, packed[i]) for start, end, i in segments], 130)
+        y = base.clone()
+        ops.lora(y, x, plan, 0)
+        return y
+
+    exact = base.double()
+    for start, end, index in segments:
+        exact[start:end] += exact_lora(x[start:end], adapters[index], 3000)
+    assert_close(same_on_all([run(ops) for ops in by_threads]), exact, dtype)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_norm_and_activation(by_threads: list[Ops], dtype: torch.dtype, rows: int) -> None:
+    """Wide enough that rows, or one row's columns, are shared."""
+    x, weight = normal(rows, 20010, dtype=dtype), normal(20010, dtype=dtype, seed=1)
+    normed = same_on_all([ops.rms_norm(x, weight, 1e-6) for ops in by_threads])
+    assert_close(normed, exact_rms_norm(x, weight, 1e-6), dtype)
+    gated = same_on_all([ops.silu_and_mul(x) for ops in by_threads])
+    assert_close(gated, exact_silu_and_mul(x), dtype)
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_size", "window"),
+    [((14, 2), 64, None), ((2, 2), 80, 700), ((4, 1), 256, None), ((3, 3), 16, 33)],
+)
+def test_attention(
+    by_threads: list[Ops],
+    dtype: torch.dtype,
+    heads: tuple[int, int],
+    head_size: int,
+    window: int | None,
+) -> None:
+    """1,100 positions are three spans: with more threads than units, spans are shared too."""
+
+    def case(ops: Ops) -> PagedCase:
+        return PagedCase(
+            ops,
+            [1100, 90],
+            num_heads=heads[0],
+            num_kv_heads=heads[1],
+            head_size=head_size,
+            dtype=dtype,
+            window=window,
+        )
+
+    cases = [case(ops) for ops in by_threads]
+    whole = same_on_all([case.step([(0, 0, 1100)])[0] for case in cases])
+    assert_close(whole[1000:], cases[0].exact(0)[1000:], dtype)
+    decoded = same_on_all([torch.cat(case.step([(1, 0, 90), (0, 1099, 1100)])) for case in cases])
+    assert torch.equal(decoded[90:], whole[1099:])
