@@ -12,7 +12,12 @@ from lora_serve.adapters.manager import AdapterManager
 from lora_serve.config import LoRAConfig
 from lora_serve.engine.adapter_loader import AdapterLoader, LoadJob, LoadResult
 from lora_serve.engine.executor import Executor
-from lora_serve.errors import AdapterError, AdapterNotFoundError, LoraServeError
+from lora_serve.errors import (
+    AdapterChangedError,
+    AdapterError,
+    AdapterNotFoundError,
+    LoraServeError,
+)
 from lora_serve.identity import AdapterRef
 from lora_serve.messages import AdapterInfo, LoadAdapter
 from lora_serve.step import AdapterCheckpoint, ModelInfo
@@ -138,7 +143,7 @@ class EngineAdapters:
         try:
             if result.checkpoint is None:
                 assert result.error is not None, f"reloading {ref.name} gave neither"
-                raise result.error
+                raise _reload_error(ref, result.job.path, result.error)
             self.manager.verify_reload(ref, result.checkpoint)
             self.manager.finish_load(ref)
             events.back.append(ref)
@@ -152,3 +157,13 @@ class EngineAdapters:
     def _require_enabled(self) -> None:
         if not self._config.enable_lora:
             raise AdapterError("LoRA is not enabled; start the server with --enable-lora")
+
+
+def _reload_error(ref: AdapterRef, path: str, error: LoraServeError) -> LoraServeError:
+    """Why an evicted version cannot come back. Its name is known, so it is never "not found"."""
+    if not isinstance(error, AdapterNotFoundError):
+        return error
+    return AdapterChangedError(
+        f"The files of lora adapter '{ref.name}' at {path} are gone since it was loaded; "
+        "restore them, or load it again from elsewhere with load_inplace"
+    )

@@ -73,3 +73,21 @@ def test_without_enable_lora_adapters_are_refused_and_names_unknown() -> None:
     assert "--enable-lora" in refused.message
     assert unknown is not None
     assert unknown.kind == "AdapterNotFoundError"
+
+
+def test_an_evicted_adapter_whose_files_are_gone_is_not_called_unknown() -> None:
+    engine = OracleEngine(max_loras=1, max_cpu_loras=1)
+    for name in ("a", "b"):
+        engine.load(name, f"/{name}", name)
+        engine.step()
+    del engine.loader.files["/a"]
+    engine.add("r", LONG, lora_name="a")
+    engine.run()
+    error = engine.last("r").error
+    assert error is not None
+    assert error.kind == "AdapterChangedError"
+    assert "'a' at /a are gone" in error.message
+    engine.loader.files["/a"] = "a"
+    engine.add("again", LONG, lora_name="a")
+    engine.run()
+    assert engine.last("again").finish_reason == "length"
