@@ -38,7 +38,7 @@ MAX_HEAD_SIZE = 256
 _CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
-def _code(dtype: torch.dtype) -> int:
+def dtype_code(dtype: torch.dtype) -> int:
     code = _CODES.get(dtype)
     if code is None:
         raise ConfigError(
@@ -84,6 +84,24 @@ class CpuKernels:
     def __init__(self, path: str, num_threads: int) -> None:
         self.native = Backend(path, num_threads)
 
+    def ops(self) -> Ops:
+        return Ops(
+            name="cpu",
+            numerics=f"cpu-{self.native.path}-{NUMERICS_VERSION}",
+            pack_linear=self.pack_linear,
+            linear=self.linear,
+            pack_adapter=self.pack_adapter,
+            plan_lora=self.plan_lora,
+            lora=self.lora,
+            rms_norm=self.rms_norm,
+            add_rms_norm=self.add_rms_norm,
+            silu_and_mul=self.silu_and_mul,
+            new_kv_cache=self.new_kv_cache,
+            rotary_and_write_kv=self.rotary_and_write_kv,
+            plan_attention=self.plan_attention,
+            paged_attention=self.paged_attention,
+        )
+
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         """Copies the weight into the kernels' order; the source is not kept."""
         weight = weight.detach().contiguous()
@@ -91,7 +109,7 @@ class CpuKernels:
         if bias is not None:
             bias = bias.detach().to(weight.dtype).contiguous()
             assert bias.shape == (out_features,), f"bias {tuple(bias.shape)}, out {out_features}"
-        code = _code(weight.dtype)
+        code = dtype_code(weight.dtype)
         packed = self.native.pack_weight(code, weight.data_ptr(), out_features, in_features)
         bias_address = 0 if bias is None else bias.data_ptr()
         return PackedLinear(
@@ -128,7 +146,7 @@ class CpuKernels:
             return kept[-1].data_ptr()
 
         return LoraAdapter(
-            _code(dtype),
+            dtype_code(dtype),
             [
                 [
                     (
@@ -216,7 +234,7 @@ class CpuKernels:
         Raises:
             ConfigError: for a block or head size that is no multiple of 16, or too large a head.
         """
-        _code(dtype)
+        dtype_code(dtype)
         if block_size % GROUP or block_size < GROUP:
             raise ConfigError(
                 f"--block-size {block_size}: the CPU kernels need a multiple of {GROUP}"
@@ -327,20 +345,4 @@ def load(path: str | None = None, num_threads: int | None = None) -> Ops:
         raise ConfigError(
             f"{PATH_VARIABLE} {wanted!r}: this machine runs {', '.join(usable_paths())}"
         )
-    kernels = CpuKernels(wanted, num_threads or torch.get_num_threads())
-    return Ops(
-        name="cpu",
-        numerics=f"cpu-{wanted}-{NUMERICS_VERSION}",
-        pack_linear=kernels.pack_linear,
-        linear=kernels.linear,
-        pack_adapter=kernels.pack_adapter,
-        plan_lora=kernels.plan_lora,
-        lora=kernels.lora,
-        rms_norm=kernels.rms_norm,
-        add_rms_norm=kernels.add_rms_norm,
-        silu_and_mul=kernels.silu_and_mul,
-        new_kv_cache=kernels.new_kv_cache,
-        rotary_and_write_kv=kernels.rotary_and_write_kv,
-        plan_attention=kernels.plan_attention,
-        paged_attention=kernels.paged_attention,
-    )
+    return CpuKernels(wanted, num_threads or torch.get_num_threads()).ops()

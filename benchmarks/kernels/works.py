@@ -1,0 +1,137 @@
+"""The kernels' work in serving Qwen2.5-0.5B: its layers, at the sizes that steps have.
+
+H hidden, I intermediate, V vocabulary, Hq and Hkv heads of D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from benchmarks.kernels.measure import Work
+from lora_serve.ops import LoRAPart, Ops
+
+H, I, V = 896, 4864, 151_936  # noqa: E741
+HQ, HKV, D = 14, 2, 64
+QKV = (HQ + 2 * HKV) * D
+BLOCK_SIZE = 16
+
+
+def all_works(ops: Ops, dtype: torch.dtype) -> Iterator[Work]:
+    yield from linear_works(ops, dtype)
+    yield from lora_works(ops, dtype)
+    yield from attention_works(ops, dtype)
+    yield from row_works(ops, dtype)
+
+
+def linear_works(ops: Ops, dtype: torch.dtype) -> Iterator[Work]:
+    layers = {"q k v": (QKV, H), "o": (H, H), "gate up": (2 * I, H), "down": (H, I), "head": (V, H)}
+    for name, (outputs, inputs) in layers.items():
+        weight = torch.randn(outputs, inputs).to(dtype)
+        packed = ops.pack_linear(weight, None)
+        for rows in (1, 8, 32) if name == "head" else (1, 4, 8, 32, 128, 512, 2048):
+            x = torch.randn(rows, inputs).to(dtype)
+            yield Work(
+                f"linear {name} ({inputs} to {outputs}), {rows} rows",
+                partial(ops.linear, x, packed),
+                2.0 * rows * outputs * inputs,
+                weight.element_size() * (outputs * inputs + rows * (outputs + inputs)),
+            )
+
+
+def lora_works(ops: Ops, dtype: torch.dtype) -> Iterator[Work]:
+    layers = {"q k v": (H, (HQ * D, HKV * D, HKV * D)), "gate up": (H, (I, I)), "down": (I, (H,))}
+    for name, (inputs, outputs) in layers.items():
+        for rank, rows, adapters in ((16, 1, 1), (16, 8, 1), (16, 8, 8), (64, 8, 8), (16, 1024, 1)):
+            plan = ops.plan_lora(
+                [
+                    (
+                        index * rows // adapters,
+                        (index + 1) * rows // adapters,
+                        ops.pack_adapter([lora_parts(inputs, outputs, rank, dtype)]),
+                    )
+                    for index in range(adapters)
+                ],
+                rows,
+            )
+            x = torch.randn(rows, inputs).to(dtype)
+            y = torch.randn(rows, sum(outputs)).to(dtype)
+            weights = rank * (len(outputs) * inputs + sum(outputs))
+            yield Work(
+                f"lora {name}, rank {rank}, {rows} rows of {adapters} adapters",
+                partial(ops.lora, y, x, plan, 0),
+                2.0 * rows * weights,
+                x.element_size() * (adapters * weights + x.numel() + 2 * y.numel()),
+            )
+
+
+def lora_parts(
+    inputs: int, outputs: tuple[int, ...], rank: int, dtype: torch.dtype
+) -> list[LoRAPart]:
+    starts = [sum(outputs[:i]) for i in range(len(outputs))]
+    return [
+        LoRAPart(torch.randn(rank, inputs).to(dtype), torch.randn(n, rank).to(dtype), 2.0, start)
+        for n, start in zip(outputs, starts, strict=True)
+    ]
+
+
+def attention_works(ops: Ops, dtype: torch.dtype) -> Iterator[Work]:
+    """(requests, new tokens of each, positions of each)."""
+    for requests, tokens, seq_len in (
+        (1, 1, 128),
+        (1, 1, 1024),
+        (1, 1, 8192),
+        (1, 1, 32_768),
+        (8, 1, 1024),
+        (64, 1, 1024),
+        (1, 512, 512),
+        (1, 1024, 1024),
+        (1, 512, 8192),
+    ):
+        blocks = -(-seq_len // BLOCK_SIZE)
+        cache = ops.new_kv_cache(blocks * requests, BLOCK_SIZE, HKV, D, dtype).normal_()
+        plan = ops.plan_attention(
+            (torch.arange(requests + 1) * tokens).int(),
+            torch.full((requests,), seq_len, dtype=torch.int32),
+            torch.randperm(blocks * requests).int().view(requests, blocks),
+            BLOCK_SIZE,
+        )
+        q = torch.randn(requests * tokens, HQ, D).to(dtype)
+        seen = sum(range(seq_len - tokens + 1, seq_len + 1))
+        yield Work(
+            f"attention, {requests} x {tokens} tokens at {seq_len}",
+            partial(ops.paged_attention, q, cache, plan, D**-0.5, None),
+            4.0 * requests * seen * HQ * D,
+            q.element_size() * (requests * seq_len * HKV * D * 2 + 2 * q.numel()),
+        )
+
+
+def row_works(ops: Ops, dtype: torch.dtype) -> Iterator[Work]:
+    weight = torch.randn(H).to(dtype)
+    for rows in (1, 8, 1024):
+        x, residual = torch.randn(rows, H).to(dtype), torch.randn(rows, H).to(dtype)
+        gate_up = torch.randn(rows, 2 * I).to(dtype)
+        q, k, v = torch.randn(rows, QKV // D, D).to(dtype).split((HQ, HKV, HKV), dim=1)
+        cache = ops.new_kv_cache(rows // BLOCK_SIZE + 1, BLOCK_SIZE, HKV, D, dtype)
+        cos_sin, positions = torch.randn(rows, D), torch.arange(rows)
+        size = x.element_size()
+        yield Work(
+            f"add and norm, {rows} rows",
+            partial(ops.add_rms_norm, x, residual, weight, 1e-6),
+            0.0,
+            4 * size * x.numel(),
+        )
+        yield Work(
+            f"silu and mul, {rows} rows",
+            partial(ops.silu_and_mul, gate_up),
+            0.0,
+            1.5 * size * gate_up.numel(),
+        )
+        yield Work(
+            f"rotary and KV write, {rows} rows",
+            partial(ops.rotary_and_write_kv, q, k, v, cos_sin, positions, cache, positions),
+            0.0,
+            2 * size * rows * QKV,
+        )
