@@ -143,4 +143,10 @@ def _load(source: str, revision: str | None) -> PreTrainedTokenizerFast:
             f"the tokenizer of {source} is a {type(tokenizer).__name__}; only those with a "
             "tokenizer.json are served, save it once with transformers' save_pretrained"
         )
+    backend = tokenizer.backend_tokenizer
+    if backend.get_vocab_size() == len(backend.get_added_tokens_decoder()):
+        raise ConfigError(  # transformers makes an empty one where it finds only a config.json
+            f"the tokenizer of {source} has no tokens; is its tokenizer.json missing? "
+            "--tokenizer may name another place"
+        )
     return tokenizer

@@ -94,3 +94,9 @@ def test_a_missing_or_broken_tokenizer_is_one_clear_line(
         Tokenizer(str(tmp_path))
     assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "config.json", {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]})
+    with pytest.raises(ConfigError, match=r"has no tokens; is its tokenizer\.json missing"):
+        Tokenizer(str(tmp_path))
