@@ -69,6 +69,11 @@ class ModelConfig:
     )
     cpu_threads: int | None = setting("Threads for CPU kernels; all cores if left out.", None)
 
+    def __post_init__(self) -> None:
+        _require_at_least(1, "--max-model-len", self.max_model_len)
+        _require_at_least(0, "--max-logprobs", self.max_logprobs)
+        _require_at_least(1, "--cpu-threads", self.cpu_threads)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
@@ -98,12 +103,8 @@ class CacheConfig:
             raise ConfigError(
                 f"--gpu-memory-utilization {self.gpu_memory_utilization} must be in (0, 1]"
             )
-        for flag, value in (
-            ("--num-gpu-blocks-override", self.num_gpu_blocks_override),
-            ("--kv-cache-memory-bytes", self.kv_cache_memory_bytes),
-        ):
-            if value is not None and value < 1:
-                raise ConfigError(f"{flag} {value} must be at least 1")
+        _require_at_least(1, "--num-gpu-blocks-override", self.num_gpu_blocks_override)
+        _require_at_least(1, "--kv-cache-memory-bytes", self.kv_cache_memory_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +121,8 @@ class SchedulerConfig:
     validate: bool = setting("Check the engine's invariants after every step (slow).", False)
 
     def __post_init__(self) -> None:
-        for flag, value in (
-            ("--max-num-seqs", self.max_num_seqs),
-            ("--max-num-batched-tokens", self.max_num_batched_tokens),
-        ):
-            if value < 1:
-                raise ConfigError(f"{flag} {value} must be at least 1")
+        _require_at_least(1, "--max-num-seqs", self.max_num_seqs)
+        _require_at_least(1, "--max-num-batched-tokens", self.max_num_batched_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,16 +151,17 @@ class LoRAConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.max_loras < 1:
-            raise ConfigError(f"--max-loras {self.max_loras} must be at least 1")
-        if self.max_lora_rank < 1:
-            raise ConfigError(f"--max-lora-rank {self.max_lora_rank} must be at least 1")
+        _require_at_least(1, "--max-loras", self.max_loras)
+        _require_at_least(1, "--max-lora-rank", self.max_lora_rank)
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             raise ConfigError(
                 f"--max-cpu-loras {self.max_cpu_loras} is below --max-loras {self.max_loras}; "
                 "adapters of one step must all be in memory"
             )
-        self.modules  # noqa: B018  (checks the form of each)
+        names = [name for name, _ in self.modules]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"--lora-modules names {name!r} {names.count(name)} times")
         if self.lora_modules and not self.enable_lora:
             raise ConfigError("--lora-modules needs --enable-lora")
 
@@ -223,6 +221,7 @@ class ServerConfig:
             raise ConfigError(f"--port {self.port} must be in [0, 65535]")
         if self.isolate_api_keys and not (self.api_key or self.admin_api_key):
             raise ConfigError("--isolate-api-keys needs --api-key")
+        _require_at_least(1, "--max-body-bytes", self.max_body_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,3 +232,17 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     lora: LoRAConfig = field(default_factory=LoRAConfig)
+
+    def __post_init__(self) -> None:
+        served = self.model.served_model_name or (self.model.model,)
+        for name, _ in self.lora.modules:
+            if any(name == base or name.startswith(f"{base}:") for base in served):
+                raise ConfigError(
+                    f"--lora-modules {name}: the model itself is served as {', '.join(served)}; "
+                    "choose another name"
+                )
+
+
+def _require_at_least(low: int, flag: str, value: int | None) -> None:
+    if value is not None and value < low:
+        raise ConfigError(f"{flag} {value} must be at least {low}")
