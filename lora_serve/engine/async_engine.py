@@ -81,15 +81,21 @@ class AsyncEngine:
         """
         client = EngineClient()
         source = config.model.tokenizer or config.model.model
-        results = await asyncio.gather(
-            asyncio.to_thread(Tokenizer, source, config.model.revision, model=config.model.model),
-            client.start(config),
-            return_exceptions=True,
-        )
-        tokenizer, model_info = results
-        if isinstance(tokenizer, BaseException) or isinstance(model_info, BaseException):
+        try:
+            tokenizer, model_info = await asyncio.gather(
+                asyncio.to_thread(
+                    Tokenizer, source, config.model.revision, model=config.model.model
+                ),
+                client.start(config),
+                return_exceptions=True,
+            )
+            if isinstance(model_info, BaseException):
+                raise model_info
+            if isinstance(tokenizer, BaseException):
+                raise tokenizer
+        except BaseException:  # also when the caller gives up: a process must not be left behind
             await client.close()
-            raise next(error for error in reversed(results) if isinstance(error, BaseException))
+            raise
         names = config.model.served_model_name or (config.model.model,)
         engine = cls(config, client, model_info, tokenizer, EngineMetrics(names[0], config))
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -138,3 +139,14 @@ async def test_what_cannot_be_served_is_told_at_start(
 ) -> None:
     with pytest.raises(error):
         await AsyncEngine.start(engine_config(**{"model": str(model_path), **settings}))
+
+
+async def test_a_start_that_is_given_up_leaves_no_process_behind(model_path: Path) -> None:
+    start = asyncio.create_task(AsyncEngine.start(engine_config(model=str(model_path))))
+    async with asyncio.timeout(20):
+        while not multiprocessing.active_children():
+            await asyncio.sleep(0.01)
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+    assert multiprocessing.active_children() == []
