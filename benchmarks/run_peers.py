@@ -59,6 +59,7 @@ PEERS: tuple[Peer, ...] = (
     LoraServe(), Vllm(), LlamaCpp(), OpenVino(), Transformers(), TransformersBatching(),
 )  # fmt: skip
 USUAL = ("lora-serve", "vllm", "llama.cpp", "openvino", "transformers")
+PATIENCE_SECONDS = 600.0  # some compile at every start
 CACHE = Path.home() / ".cache" / "lora-serve"
 
 
@@ -124,7 +125,9 @@ class Bench:
         start = time.monotonic()
         variables = {**os.environ, **launch.variables}
         result.busy_cores.append(round(busy_cores(), 2))
-        async with running_server(launch.command, url, log, variables, launch.ready_path):
+        async with running_server(
+            launch.command, url, log, variables, launch.ready_path, PATIENCE_SECONDS
+        ):
             _say(f"{peer.name}, {phase.name}: up after {time.monotonic() - start:.0f} s")
             endpoint = Endpoint(Origin.parse(url), MODEL_NAME, adapter_fields=launch.adapter_fields)
             await _measure_all(peer, endpoint, phase, result)

@@ -23,7 +23,7 @@ class LlamaCpp:
     name = "llama.cpp"
     recipe = f"llama-cpp-python {VERSION}"
     notes = f"as llama-cpp-python {VERSION} carries it; requests of one adapter share a batch"
-    limits = Limits(many_adapters="reads every adapter at launch and keeps it in memory")
+    limits = Limits(many_adapters="every adapter must be converted, and named at launch")
 
     def install(self, environment: Environment) -> None:
         environment.pip("--upgrade", "pip")

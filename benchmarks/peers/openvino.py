@@ -27,7 +27,10 @@ class OpenVino:
         f"GenAI {VERSION}; computes in bf16, keeps KV in 8 bits, as it does by default; with "
         "adapters one request at a time"
     )
-    limits = Limits(many_adapters="all adapters must be known when the model is compiled")
+    limits = Limits(
+        adapter_batching="one request at a time with adapters",
+        many_adapters="all adapters must be known when the model is compiled",
+    )
 
     def install(self, environment: Environment) -> None:
         environment.pip("--upgrade", "pip")

@@ -44,6 +44,7 @@ class Limits:
     """What an engine cannot do, each with the reason that the table gives for it; else empty."""
 
     batching: str = ""
+    adapter_batching: str = ""
     adapters: str = ""
     many_adapters: str = ""
     int8: str = ""

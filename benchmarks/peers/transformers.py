@@ -18,6 +18,7 @@ class Transformers:
     notes = f"{TRANSFORMERS}, {PEFT}: `generate`, one request at a time"
     limits = Limits(
         batching="one request at a time",
+        adapter_batching="one request at a time",
         many_adapters="keeps every adapter in the model",
         int8="not measured",
     )

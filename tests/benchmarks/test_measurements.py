@@ -100,6 +100,12 @@ async def test_a_failed_request_fails_the_measurement_with_its_error() -> None:
             await measure(endpoint, small("prefill-adapter"))
 
 
+async def test_a_run_that_takes_too_long_is_given_up_with_its_reason() -> None:
+    async with endpoint_of(TimedServer(0.3, 0.0)) as endpoint:
+        with pytest.raises(MeasurementFailedError, match=r"not done after 0\.1 s"):
+            await measure(endpoint, replace(small("decode-1"), run_seconds=0.1))
+
+
 async def test_an_adapter_that_changes_nothing_is_noticed() -> None:
     server = TimedServer(0.0, 0.0, adapters=("x", "y"), texts={"x": "ba"})
     async with endpoint_of(server) as endpoint:
