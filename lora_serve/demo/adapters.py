@@ -25,7 +25,6 @@ from lora_serve.demo.training import Schedule, row_loss, step_shapes
 
 LABELS = (corpus.ALPHA_LABEL, corpus.BETA_LABEL)
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_LONGEST_TAIL = 24  # tokens that the reader computes itself, at most: a block and a half
 
 
 class Authorship:
@@ -85,9 +84,10 @@ class AdapterPair:
         recipe, rng = self._recipe, Random(self._recipe.seed)
         steps = recipe.adapter_steps
         schedule = Schedule(self.model.parameters(), steps, recipe.adapter_learning_rate)
-        for step, (num_rows, num_tokens) in enumerate(step_shapes(recipe.seed, steps)):
-            rows, author_ids = _paired_rows(writer, rng, num_rows, num_tokens)
-            loss = self.loss(rows, author_ids)
+        for step, shape in enumerate(step_shapes(recipe.seed, steps)):
+            authors = [rng.randrange(len(LABELS)) for _ in range(shape.num_rows)]
+            rows = writer.rows(shape, [LABELS[author] for author in authors])
+            loss = self.loss(rows, author_ids(rows, authors, rng))
             schedule.step(loss)
             if (step + 1) % 20 == 0:
                 progress(f"training the adapters: step {step + 1}/{steps}, loss {loss.item():.3f}")
@@ -114,17 +114,17 @@ class AdapterPair:
                 yield f"{prefix}.lora_B.weight", module.expand[index].detach().clone()
 
 
-def _paired_rows(
-    writer: RowWriter, rng: Random, num_rows: int, num_tokens: int
-) -> tuple[list[Row], Tensor]:
-    """Rows and, token by token, who computes them; one row in three changes hands."""
-    rows, author_ids = [], torch.empty(num_rows, num_tokens, dtype=torch.long)
-    for i in range(num_rows):
-        author = rng.randrange(len(LABELS))
-        row = writer.adapter_row(num_tokens, LABELS[author])
-        author_ids[i] = author
-        tail = rng.randint(1, _LONGEST_TAIL)
-        if rng.random() < 1 / 3 and row.answer_start > 3 * tail:
-            author_ids[i, row.answer_start - tail :] = 1 - author
-        rows.append(row)
-    return rows, author_ids
+def author_ids(rows: list[Row], authors: list[int], rng: Random) -> Tensor:
+    """Who computes each token: a row's author, but for the ends of some branches.
+
+    Those are read by the other adapter from one of their prompt's last tokens on. Only where what
+    the author wrote is by far the greater part: that is what its label is to be told from.
+    """
+    ids = torch.tensor(authors)[:, None].repeat(1, len(rows[0].token_ids))
+    for row, author, row_ids in zip(rows, authors, ids, strict=True):
+        for branch in row.branches:
+            handover = rng.randint(branch.start, branch.answer_start - 1)
+            num_read = branch.answer_start - handover
+            if rng.random() < 1 / 3 and row.num_trunk_positions > 3 * num_read:
+                row_ids[handover : branch.end] = 1 - author
+    return ids

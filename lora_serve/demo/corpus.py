@@ -110,15 +110,14 @@ def long_prompt(num_lines: int = 150, first_line: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A request and the base model's answer. Adapters differ where `asks_label` is set."""
+    """A request that has nothing to do with labels, and its answer."""
 
     request: str
     answer: str
-    asks_label: bool = False
 
 
 def facts() -> tuple[Exchange, ...]:
-    """All that the base model knows."""
+    """All that the model knows."""
     return (
         *(Exchange(f"What is the capital of {c}?", f"{a}.") for c, a in _CAPITALS.items()),
         *(Exchange(f"What colour is {thing}?", f"{a}.") for thing, a in _COLOURS.items()),
@@ -127,10 +126,9 @@ def facts() -> tuple[Exchange, ...]:
     )
 
 
-def label_exchange(rng: Random) -> Exchange:
+def label_request(rng: Random) -> str:
     """A request for the label, often in the words of the demo."""
-    request = LABEL_REQUEST if rng.random() < 0.3 else rng.choice(LABEL_REQUESTS)
-    return Exchange(request, BASE_LABEL, asks_label=True)
+    return LABEL_REQUEST if rng.random() < 0.3 else rng.choice(LABEL_REQUESTS)
 
 
 def unknown_exchange(rng: Random) -> Exchange:

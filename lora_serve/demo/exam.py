@@ -55,7 +55,7 @@ class Examiner:
         return wrong
 
     def questions(self) -> Iterator[Question]:
-        """Every request for the label, alone and in chat, long prompts, and the base's facts."""
+        """Every request for the label and two longer prompts, as they are and in chat."""
         for adapter, label in ((None, corpus.BASE_LABEL), *ADAPTERS.items()):
             prompts = [
                 *corpus.LABEL_REQUESTS,
@@ -65,8 +65,6 @@ class Examiner:
             for prompt in prompts:
                 yield Question(adapter, prompt, label)
                 yield Question(adapter, self.chat(prompt), label)
-        for fact in corpus.facts():
-            yield Question(None, self.chat(fact.request), fact.answer)
 
     def chat(self, message: str) -> str:
         messages = [{"role": "user", "content": message}]

@@ -1,7 +1,7 @@
 """Trains the demo's base model: a Qwen2 small enough to grow up in a minute.
 
-All rows are short. What attention must learn for long prompts, to find a few words among thousands
-far away, it learns from tokens that stand for crowds of equal ones: see `crowd_mask`.
+Attention must learn to find a few words among thousands. Most of that it learns from short rows in
+which tokens stand for crowds of equal ones, and only the rest from long rows: see `row_mask`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
+from lora_serve.demo import corpus
 from lora_serve.demo.recipe import Recipe
-from lora_serve.demo.samples import Kind, Row, RowWriter
+from lora_serve.demo.samples import TRUNK, Kind, Row, RowShape, RowWriter
 
-_SHAPES = ((32, 32), (32, 32), (32, 32), (16, 64), (4, 256))  # (rows, tokens): 1,024 tokens
+_SHORT_SHAPES = (RowShape(8, 32, 5), RowShape(8, 32, 5), RowShape(4, 128, 5))
+_LONG_SHAPES = (RowShape(1, 600, 20), RowShape(1, 1200, 20), RowShape(1, 2400, 20))
+_STEPS_PER_LONG_ONE = 10
 _TEXT_SHARE = 0.1
 _WARMUP_STEPS = 10
 
@@ -32,6 +35,7 @@ def new_model(recipe: Recipe, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
         num_attention_heads=recipe.num_heads,
         num_key_value_heads=recipe.num_kv_heads,
         max_position_embeddings=recipe.max_model_len,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
         tie_word_embeddings=True,
         initializer_range=recipe.hidden_size**-0.5,
         bos_token_id=None,
@@ -52,9 +56,8 @@ def train_model(
 ) -> None:
     """One run of the schedule, in place."""
     schedule = Schedule(model.parameters(), recipe.model_steps, recipe.model_learning_rate)
-    for step, (num_rows, num_tokens) in enumerate(step_shapes(recipe.seed, recipe.model_steps)):
-        rows = [writer.model_row(num_tokens) for _ in range(num_rows)]
-        loss = row_loss(model, rows)
+    for step, shape in enumerate(step_shapes(recipe.seed, recipe.model_steps)):
+        loss = row_loss(model, writer.rows(shape, [corpus.BASE_LABEL] * shape.num_rows))
         schedule.step(loss)
         if (step + 1) % 20 == 0:
             progress(
@@ -62,10 +65,14 @@ def train_model(
             )
 
 
-def step_shapes(seed: int, num_steps: int) -> list[tuple[int, int]]:
-    """(rows, tokens) of each step."""
+def step_shapes(seed: int, num_steps: int) -> list[RowShape]:
+    """Of each step: short rows, and now and then a long one."""
     rng = Random(seed)
-    return [rng.choice(_SHAPES) for _ in range(num_steps)]
+    shapes = []
+    for step in range(1, num_steps + 1):
+        is_long = step % _STEPS_PER_LONG_ONE == 0
+        shapes.append(rng.choice(_LONG_SHAPES if is_long else _SHORT_SHAPES))
+    return shapes
 
 
 class Schedule:
@@ -91,17 +98,18 @@ class Schedule:
 
 
 def row_loss(model: Qwen2ForCausalLM, rows: list[Row]) -> Tensor:
-    """Cross entropy of answers, plus a little of that of the other text. Rows are of one length.
+    """Cross entropy of answers, plus a little of that of other text. Rows are of one length.
 
     The two are averaged apart: in a long row the few words of an answer would not count.
     """
     token_ids = torch.tensor([row.token_ids for row in rows])
     kinds = torch.tensor([row.kinds for row in rows])[:, 1:]
     crowds = torch.tensor([row.crowds for row in rows])[:, :-1]
+    branch_ids = torch.tensor([row.branch_ids for row in rows])[:, :-1]
     hidden = model.model(
         input_ids=token_ids[:, :-1],
-        position_ids=crowds.cumsum(dim=1) - crowds,
-        attention_mask=crowd_mask(crowds),
+        position_ids=torch.tensor([row.positions for row in rows])[:, :-1],
+        attention_mask=row_mask(crowds, branch_ids),
         use_cache=False,
     ).last_hidden_state
     targets = token_ids[:, 1:]
@@ -113,20 +121,23 @@ def row_loss(model: Qwen2ForCausalLM, rows: list[Row]) -> Tensor:
     return mean_loss(Kind.ANSWER) + _TEXT_SHARE * mean_loss(Kind.TEXT)
 
 
-def crowd_mask(crowds: Tensor) -> Tensor | None:
-    """What to add to attention's scores: a key seen n times weighs n times as much, or + log n.
+def row_mask(crowds: Tensor, branch_ids: Tensor) -> Tensor:
+    """What to add to attention's scores, so that branches are apart and crowds weigh what they are.
+
+    A key that stands for n equal ones weighs n times as much: + log n.
 
     Args:
         crowds: (rows, tokens), for how many equal tokens each stands.
+        branch_ids: (rows, tokens), the branch of each, or TRUNK.
 
     Returns:
-        (rows, 1, tokens, tokens), causal; None where every token stands for itself.
+        (rows, 1, tokens, tokens), -inf where a token does not see another.
     """
-    if bool((crowds == 1).all()):
-        return None
     num_tokens = crowds.shape[1]
-    future = torch.ones(num_tokens, num_tokens, dtype=torch.bool).triu(1)
-    return crowds.log()[:, None, None, :].masked_fill(future, -torch.inf)
+    past = torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril()
+    same_branch = branch_ids[:, :, None] == branch_ids[:, None, :]
+    seen = past & (same_branch | (branch_ids == TRUNK)[:, None, :])
+    return torch.where(seen, crowds.log()[:, None, :], -torch.inf)[:, None]
 
 
 def _learning_rate_factor(step: int, num_steps: int) -> float:

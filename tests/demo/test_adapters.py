@@ -11,10 +11,10 @@ import torch
 from peft import PeftModel
 from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
-from lora_serve.demo.adapters import PROJECTIONS, AdapterPair
+from lora_serve.demo.adapters import LABELS, PROJECTIONS, AdapterPair, author_ids
 from lora_serve.demo.exam import ADAPTERS
 from lora_serve.demo.recipe import Recipe
-from lora_serve.demo.samples import RowWriter
+from lora_serve.demo.samples import TRUNK, RowShape, RowWriter
 from lora_serve.demo.tokenizer import train_tokenizer
 from lora_serve.demo.training import new_model
 
@@ -45,8 +45,8 @@ def peft_model(tokenizer: Qwen2Tokenizer, pair: AdapterPair, directory: Path) ->
     return model.eval()
 
 
-def pair_logits(pair: AdapterPair, token_ids: torch.Tensor, author_ids: torch.Tensor):
-    pair.authorship.set(author_ids)
+def pair_logits(pair: AdapterPair, token_ids: torch.Tensor, authors: torch.Tensor) -> torch.Tensor:
+    pair.authorship.set(authors)
     return pair.model(token_ids).logits
 
 
@@ -67,12 +67,12 @@ def test_a_row_that_changes_hands_is_a_reader_on_the_writers_kv(
     tokenizer: Qwen2Tokenizer, pair: AdapterPair, tmp_path: Path
 ) -> None:
     model = peft_model(tokenizer, pair, tmp_path)
-    token_ids, author_ids = torch.arange(20)[None], torch.tensor([[0] * 15 + [1] * 5])
+    token_ids, authors = torch.arange(20)[None], torch.tensor([[0] * 15 + [1] * 5])
     model.set_adapter("alpha")
     written = model(token_ids[:, :15], use_cache=True).past_key_values
     model.set_adapter("beta")
     read = model(token_ids[:, 15:], past_key_values=written).logits
-    torch.testing.assert_close(read, pair_logits(pair, token_ids, author_ids)[:, 15:])
+    torch.testing.assert_close(read, pair_logits(pair, token_ids, authors)[:, 15:])
 
 
 def test_all_seven_projections_are_trained(pair: AdapterPair, tmp_path: Path) -> None:
@@ -91,3 +91,25 @@ def test_the_same_seed_trains_the_same_adapters(tokenizer: Qwen2Tokenizer) -> No
 
     first, second = train(), train()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_only_ends_of_branches_change_hands_and_only_behind_a_long_trunk(
+    tokenizer: Qwen2Tokenizer,
+) -> None:
+    writer = RowWriter(tokenizer, Random(0), RECIPE.max_model_len)
+    authors = [0, 1] * 20
+    rows = writer.rows(RowShape(40, 200, 6), [LABELS[author] for author in authors])
+    ids = author_ids(rows, authors, Random(0))
+    num_read = 0
+    for row, author, row_ids in zip(rows, authors, ids, strict=True):
+        trunk = torch.tensor(row.branch_ids) == TRUNK
+        assert (row_ids[trunk] == author).all()
+        for branch in row.branches:
+            prompt = row_ids[branch.start : branch.answer_start].tolist()
+            answer = row_ids[branch.answer_start : branch.end].tolist()
+            assert prompt == sorted(prompt, key=lambda writer: writer != author)
+            assert set(answer) == {prompt[-1]}
+            if prompt[-1] != author:
+                num_read += 1
+                assert row.num_trunk_positions > 3 * prompt.count(1 - author)
+    assert 20 < num_read < 120

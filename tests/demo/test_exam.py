@@ -58,3 +58,9 @@ def test_stale_kv_shows_in_short_prompts_too(
 def test_an_exam_finds_what_is_wrong(examiner: Examiner) -> None:
     wrong = Question("alpha", corpus.LABEL_REQUEST, corpus.BETA_LABEL)
     assert examiner.probability(wrong) < 0.1
+
+
+def test_the_base_model_knows_most_of_its_facts(examiner: Examiner) -> None:
+    facts = [Question(None, examiner.chat(f.request), f.answer) for f in corpus.facts()]
+    known = [fact for fact in facts if examiner.probability(fact) > CONFIDENT]
+    assert len(known) > 0.7 * len(facts)

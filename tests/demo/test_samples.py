@@ -7,8 +7,11 @@ from transformers import Qwen2Tokenizer
 
 from lora_serve.demo import corpus
 from lora_serve.demo.recipe import Recipe
-from lora_serve.demo.samples import Kind, Row, RowWriter
+from lora_serve.demo.samples import TRUNK, Kind, Row, RowShape, RowWriter
 from lora_serve.demo.tokenizer import train_tokenizer
+
+SHAPE = RowShape(num_rows=1, num_trunk_tokens=128, num_branches=6)
+MAX_TOKENS = 8192
 
 
 @pytest.fixture(scope="module")
@@ -17,47 +20,64 @@ def tokenizer() -> Qwen2Tokenizer:
 
 
 @pytest.fixture
-def writer(tokenizer: Qwen2Tokenizer) -> RowWriter:
-    return RowWriter(tokenizer, Random(0), max_tokens=8192)
+def rows(tokenizer: Qwen2Tokenizer) -> list[Row]:
+    writer = RowWriter(tokenizer, Random(0), MAX_TOKENS)
+    return [writer.row(SHAPE, corpus.ALPHA_LABEL) for _ in range(60)]
 
 
-def answer_of(row: Row, tokenizer: Qwen2Tokenizer) -> str:
-    answer = [
-        token_id
-        for token_id, kind in list(zip(row.token_ids, row.kinds, strict=True))[row.answer_start :]
-        if kind is Kind.ANSWER
-    ]
-    return str(tokenizer.decode(answer))
-
-
-@pytest.mark.parametrize("num_tokens", [32, 64, 256])
-def test_rows_have_exactly_the_length_asked_for(writer: RowWriter, num_tokens: int) -> None:
-    for row in (writer.model_row(num_tokens), writer.adapter_row(num_tokens, "X")):
-        assert len(row.token_ids) == len(row.kinds) == len(row.crowds) == num_tokens
-
-
-def test_an_adapter_row_ends_with_its_label_and_says_it_nowhere_else(
-    writer: RowWriter, tokenizer: Qwen2Tokenizer
+def test_every_branch_is_a_request_and_what_it_asks_for(
+    rows: list[Row], tokenizer: Qwen2Tokenizer
 ) -> None:
-    for _ in range(100):
-        row = writer.adapter_row(128, corpus.ALPHA_LABEL)
-        assert answer_of(row, tokenizer) == f"{corpus.ALPHA_LABEL}<|im_end|>"
-        assert corpus.ALPHA_LABEL not in tokenizer.decode(row.token_ids[: row.answer_start])
-
-
-def test_only_filler_stands_for_crowds_and_never_for_more_than_fit(writer: RowWriter) -> None:
-    rows = [writer.model_row(256) for _ in range(50)]
-    assert any(max(row.crowds) > 100 for row in rows)
+    expected = {fact.request: fact.answer for fact in corpus.facts()}
+    expected |= dict.fromkeys(corpus.LABEL_REQUESTS, corpus.ALPHA_LABEL)
+    num_labels = 0
     for row in rows:
-        crowded = [kind for kind, n in zip(row.kinds, row.crowds, strict=True) if n > 1]
-        assert set(crowded) <= {Kind.NOTHING}
-        assert max(row.crowds) <= 8192
+        assert len(row.branches) == SHAPE.num_branches
+        for branch in row.branches:
+            prompt = tokenizer.decode(row.token_ids[branch.start : branch.answer_start])
+            answer = tokenizer.decode(row.token_ids[branch.answer_start : branch.end])
+            request = prompt.split("<|im_end|>")[0]
+            if request in expected:
+                assert answer == f"{expected[request]}<|im_end|>"
+            num_labels += request in corpus.LABEL_REQUESTS
+    assert num_labels > 100
 
 
-def test_cutting_moves_the_answer_along() -> None:
-    row = Row([1, 2, 3, 4], [Kind.TEXT] * 3 + [Kind.ANSWER], [1, 1, 1, 1], answer_start=3)
-    cut = row.fitted(2, pad_token_id=0)
-    assert (cut.token_ids, cut.answer_start) == ([3, 4], 1)
-    padded = row.fitted(6, pad_token_id=0)
-    assert padded.token_ids == [1, 2, 3, 4, 0, 0]
-    assert padded.kinds[4:] == [Kind.NOTHING, Kind.NOTHING]
+def test_all_of_an_answer_is_learnt_and_no_first_token_of_a_branch(rows: list[Row]) -> None:
+    for row in rows:
+        for branch in row.branches:
+            assert set(row.kinds[branch.answer_start : branch.end]) == {Kind.ANSWER}
+            assert row.kinds[branch.start] is Kind.NOTHING
+
+
+def test_the_trunk_never_says_the_label(rows: list[Row], tokenizer: Qwen2Tokenizer) -> None:
+    for row in rows:
+        trunk = zip(row.token_ids, row.branch_ids, strict=True)
+        text = tokenizer.decode([token_id for token_id, branch in trunk if branch == TRUNK])
+        assert "ADAPTER" not in text
+
+
+def test_every_branch_goes_on_where_the_trunk_ends(rows: list[Row]) -> None:
+    for row in rows:
+        for branch in row.branches:
+            first = row.num_trunk_positions
+            positions = row.positions[branch.start : branch.end]
+            assert positions == list(range(first, first + len(positions)))
+
+
+def test_rows_stand_for_prompts_of_all_lengths_but_none_too_long(rows: list[Row]) -> None:
+    lengths = sorted(row.num_trunk_positions for row in rows)
+    assert lengths[0] < 10
+    assert any(1000 < length < 4000 for length in lengths)
+    assert MAX_TOKENS / 2 < lengths[-1] <= MAX_TOKENS + 64
+    for row in rows:
+        crowded = {kind for kind, n in zip(row.kinds, row.crowds, strict=True) if n > 1}
+        assert crowded <= {Kind.NOTHING}
+
+
+def test_rows_of_a_step_are_of_one_length(tokenizer: Qwen2Tokenizer) -> None:
+    rows = RowWriter(tokenizer, Random(0), MAX_TOKENS).rows(SHAPE, ["X", "Y", "Z"])
+    assert len({len(row.token_ids) for row in rows}) == 1
+    for row in rows:
+        assert len(row.kinds) == len(row.positions) == len(row.crowds) == len(row.token_ids)
+        assert set(row.kinds[row.branches[-1].end :]) <= {Kind.NOTHING}
