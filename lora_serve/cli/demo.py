@@ -51,19 +51,23 @@ def run_demo(args: argparse.Namespace) -> int:
     table = DemoTable(sys.stdout, colours=_wants_colours())
     paths = ensure_demo(lambda line: print(line, file=sys.stderr, flush=True))
     workspace = Path(tempfile.mkdtemp(prefix="lora-serve-demo-"))
-    passed = False
+    passed, keep_logs = False, True
     try:
         with Stage(paths.model, workspace, {Server.CACHED: args.port}) as stage:
             passed = _play_all(stage, paths, workspace, table)
+            keep_logs = not passed
             if args.keep and passed:
                 _keep(stage.start(Server.CACHED), paths)
     except ServerDiedError as error:
         print(f"lora-serve demo: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        keep_logs = False
+        raise
     finally:
-        if passed:
-            shutil.rmtree(workspace)
-        else:
+        if keep_logs:
             print(f"server logs: {workspace}", file=sys.stderr)
+        else:
+            shutil.rmtree(workspace)
     return 0 if passed else EXIT_FAILED
 
 
