@@ -135,7 +135,8 @@ def _figures(run: PeerRun) -> str:
         if any(key in engine.figures for engine in run.engines):
             limit = limit_of(key, run.limits)
             cells = [_cell(run, row, engine) for engine in run.engines]
-            lines.append([f"{row.title}, {_unit(row)}", *cells, _number(limit) if limit else ""])
+            what = f"`{key}`: {row.title}, {_unit(row)}"
+            lines.append([what, *cells, _number(limit) if limit else ""])
     return _table(["", *names, "limit"], lines)
 
 
@@ -184,7 +185,7 @@ def _reasons(run: PeerRun) -> str:
     for engine in run.engines:
         missing = {k: why for k, why in engine.reasons.items() if k not in engine.figures}
         for why in dict.fromkeys(missing.values()):
-            keys = ", ".join(key for key, reason in missing.items() if reason == why)
+            keys = ", ".join(f"`{key}`" for key, reason in missing.items() if reason == why)
             lines.append(f"- {engine.name}, {keys}: {why}.")
     return "Not run:\n\n" + "\n".join(lines) if lines else ""
 

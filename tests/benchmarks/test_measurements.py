@@ -65,6 +65,16 @@ def test_hot_prefixes_are_those_that_the_cold_run_left() -> None:
     assert not {r.prompt_token_ids[512:] for r in cold} & {r.prompt_token_ids[512:] for r in hot}
 
 
+def test_no_two_measurements_on_one_server_share_a_prompt() -> None:
+    for phase in PHASES:
+        prompts = [
+            (request.adapter, request.prompt_token_ids)
+            for measurement in phase.measurements
+            for request in make_workload(measurement.spec)
+        ]
+        assert len(set(prompts)) == len(prompts)
+
+
 async def test_a_decode_step_is_the_median_gap_between_tokens() -> None:
     async with endpoint_of(TimedServer(0.0, 0.02)) as endpoint:
         figures = await measure(endpoint, small("decode-1"))

@@ -43,15 +43,15 @@ RUN = PeerRun(date="2026-01-02", machine=MACHINE, limits=LIMITS, engines=(OURS, 
 
 def test_a_ratio_says_how_many_times_as_fast_ours_is_whichever_way_is_better() -> None:
     text = markdown(RUN)
-    assert "| prefill of 1,024 tokens, 1 request, tokens/s | 500 | 250 (2.00×) |" in text
-    assert "| decode step, 1 request, ms | 25.0 | 75.0 (3.00×) |" in text
+    assert "| `prefill`: prefill of 1,024 tokens, 1 request, tokens/s | 500 | 250 (2.00×) |" in text
+    assert "| `decode-1`: decode step, 1 request, ms | 25.0 | 75.0 (3.00×) |" in text
 
 
 def test_what_was_not_run_says_so_and_why_once() -> None:
     text = markdown(RUN)
     assert "one adapter, tokens/s | 450 | not run |" in text
     assert text.count("knows no adapters") == 1
-    assert "- other, prefill-adapter, decode-adapter: knows no adapters." in text
+    assert "- other, `prefill-adapter`, `decode-adapter`: knows no adapters." in text
 
 
 def test_what_an_adapter_costs_is_told_within_each_engine() -> None:
@@ -60,7 +60,7 @@ def test_what_an_adapter_costs_is_told_within_each_engine() -> None:
 
 def test_without_ours_there_are_no_ratios() -> None:
     text = markdown(replace(RUN, engines=(PEER,)))
-    assert "| prefill of 1,024 tokens, 1 request, tokens/s | 250 |" in text
+    assert ": prefill of 1,024 tokens, 1 request, tokens/s | 250 |" in text
     assert "250 (" not in text
 
 
