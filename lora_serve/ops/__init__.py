@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import torch
 from torch import Tensor, dtype
 
 from lora_serve.errors import ConfigError
@@ -38,11 +39,38 @@ class LoRAPart:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphPlans:
+    """Plans at fixed addresses, for decode steps that are captured once and replayed.
+
+    A captured plan is for exactly `num_rows` rows of one request each. It is made without any
+    request: its kernels then read and write nothing of the KV cache and of adapters. `fill` makes
+    its first rows the given requests and the rest padding again, by copies ordered on the current
+    stream (the captured kernels see what was filled last), without waiting for the device.
+    A captured kernel's grid depends on num_rows and max_blocks alone. Padding rows have slot -1,
+    which rotary_and_write_kv does not write, and sequence length 0, whose attention is 0.
+
+    new_attention_plan(num_rows, max_blocks, block_size) -> AttentionPlan.
+    fill_attention_plan(plan, seq_lens (n), block_tables (n, any)): int32 CPU tensors of
+        n <= num_rows requests.
+    new_lora_plan(num_rows) -> LoRAPlan.
+    fill_lora_plan(plan, segments): as of plan_lora; the caller keeps their adapters alive until
+        the device has run the step.
+    """
+
+    new_attention_plan: Callable[[int, int, int], AttentionPlan]
+    fill_attention_plan: Callable[[AttentionPlan, Tensor, Tensor], None]
+    new_lora_plan: Callable[[int], LoRAPlan]
+    fill_lora_plan: Callable[[LoRAPlan, Sequence[tuple[int, int, PackedAdapter]]], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Ops:
     """A backend's kernels. T tokens, R requests, H hidden, D head size, dtype the model's.
 
     name: as `--override-op` names the backend. numerics: changes whenever results may change in a
         bit; part of the model fingerprint.
+    device: where the tensors of all calls live, except those that plans are made of: these are
+        CPU tensors, and the backend brings to the device what its kernels need of them.
     pack_linear(weight (out, in), bias (out) or None) -> PackedLinear. May keep the weight itself.
     linear(x (T, in), packed) -> (T, out). Accumulates in float32, rounds once, after the bias.
     pack_adapter(linears) -> PackedAdapter. linears[i]: the LoRAParts of linear layer i.
@@ -64,10 +92,12 @@ class Ops:
         [query_start_loc[r], query_start_loc[r+1]), the last of seq_lens[r] positions.
     paged_attention(q (T, Hq, D), kv_cache, plan, scale, sliding_window or None) -> (T, Hq, D).
         Causal; query at position p sees [0, p], or (p - sliding_window, p].
+    graph_plans: how plans live at fixed addresses; None where nothing is ever captured.
     """
 
     name: str
     numerics: str
+    device: torch.device
     pack_linear: Callable[[Tensor, Tensor | None], PackedLinear]
     linear: Callable[[Tensor, PackedLinear], Tensor]
     pack_adapter: Callable[[Sequence[Sequence[LoRAPart]]], PackedAdapter]
@@ -80,6 +110,7 @@ class Ops:
     rotary_and_write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
     plan_attention: Callable[[Tensor, Tensor, Tensor, int], AttentionPlan]
     paged_attention: Callable[[Tensor, Tensor, AttentionPlan, float, int | None], Tensor]
+    graph_plans: GraphPlans | None = None
 
 
 # Kernels that share a private format can only be swapped together.

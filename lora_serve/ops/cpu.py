@@ -88,6 +88,7 @@ class CpuKernels:
         return Ops(
             name="cpu",
             numerics=f"cpu-{self.native.path}-{NUMERICS_VERSION}",
+            device=torch.device("cpu"),
             pack_linear=self.pack_linear,
             linear=self.linear,
             pack_adapter=self.pack_adapter,

@@ -6,6 +6,8 @@ are kept in float32, so a bfloat16 model takes twice its size here.
 
 from __future__ import annotations
 
+import torch
+
 from lora_serve.ops import Ops
 from lora_serve.ops.reference.arithmetic import TILE_ROWS
 from lora_serve.ops.reference.attention import (
@@ -23,6 +25,7 @@ __all__ = ["REFERENCE"]
 REFERENCE = Ops(
     name="reference",
     numerics=f"reference-1-rows{TILE_ROWS}-kv{KV_TILE}",
+    device=torch.device("cpu"),
     pack_linear=pack_linear,
     linear=linear,
     pack_adapter=pack_adapter,
