@@ -1,0 +1,172 @@
+"""What the tiers and their callers exchange: namespaces, records, results and figures.
+
+Blocks are opaque bytes here. Nothing in this package knows requests, tokens or tensors, and no
+fault of a tier reaches a caller as an exception: it is a miss, and a count by tier and cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol, TypeAlias
+
+from lora_serve.identity import BlockHash
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class TierNamespace:
+    """One prefix-cache namespace as the tiers know it. Only `root` decides who shares KV.
+
+    root: the root of the hash chain, which all other fields but the layout have entered.
+    model: fingerprint of the model. lora_name: "" for the base model.
+    digest, generation: the adapter's version; b"" and 0 for the base model.
+    salt_digest: SHA-256 of the cache salt, b"" without one; never the salt itself.
+    layout: fingerprint of how a block's bytes are laid out (dtype, block size, kernels, layers).
+    block_bytes: size of every block.
+    """
+
+    root: bytes
+    model: bytes
+    lora_name: str
+    digest: bytes
+    generation: int
+    salt_digest: bytes
+    layout: bytes
+    block_bytes: int
+
+    def is_dropped_with(self, lora_name: str, keep: tuple[bytes, int] | None) -> bool:
+        """Whether dropping that adapter, except for version `keep`, takes this namespace."""
+        return self.lora_name == lora_name and (self.digest, self.generation) != keep
+
+
+class Cause(StrEnum):
+    """Why a block that was asked for did not come, or one that was offered was not kept."""
+
+    ABSENT = "absent"
+    DEADLINE = "deadline"
+    BREAKER = "breaker_open"
+    ERROR = "error"
+    QUEUE_FULL = "queue_full"
+    # the record was there, and was refused (codec.py)
+    TRUNCATED = "truncated"
+    FOREIGN = "foreign"
+    VERSION = "version"
+    LAYOUT = "layout"
+    SWAPPED = "swapped"
+    CHECKSUM = "checksum"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One block as every tier keeps it: `header` as codec.py writes it, and the block's bytes."""
+
+    block_hash: BlockHash
+    header: bytes
+    payload: Buffer
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.header) + len(self.payload)
+
+
+class Tier(Protocol):
+    """One place for records. Threads of the store call it; `holds` is called by anyone.
+
+    `load`, `save`, `drop` and `clear` may raise TierError when the tier cannot be used now.
+    """
+
+    name: str
+
+    def holds(self, namespace: TierNamespace, block_hash: BlockHash) -> bool:
+        """Whether a load is worth trying. Looks into memory only, never waits."""
+
+    def load(
+        self, namespace: TierNamespace, hashes: Sequence[BlockHash], deadline: float
+    ) -> Sequence[Record]:
+        """Verified records of the first blocks of `hashes`, up to the first that is not here.
+
+        May return fewer than it has; asked again for the rest, it goes on. `deadline` is in
+        time.monotonic(); what would come later is not waited for.
+        """
+
+    def save(self, namespace: TierNamespace, records: Sequence[Record]) -> None:
+        """Keep records of consecutive blocks; those that are here already cost nothing."""
+
+    def drop(self, lora_name: str, keep: tuple[bytes, int] | None) -> None:
+        """Forget the adapter's namespaces, except that of (digest, generation) `keep`."""
+
+    def clear(self) -> None: ...
+
+    def contents(self) -> TierContents: ...
+
+    def close(self) -> None: ...
+
+
+class TierError(Exception):
+    """A tier cannot be used now: its disk is full or gone, its server down, slow or full."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierContents:
+    """What a tier holds, as far as it knows without asking anyone. 0 bytes: not bounded here."""
+
+    num_blocks: int = 0
+    num_bytes: int = 0
+    capacity_bytes: int = 0
+    num_evicted: int = 0
+    num_quarantined: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResult:
+    """What became of a fetch.
+
+    blocks: the longest run of blocks from the first hash asked for; empty for a miss.
+    num_blocks_by_tier: where they came from, "ram", "disk" or "redis".
+    """
+
+    ticket: int
+    blocks: tuple[memoryview, ...] = ()
+    num_blocks_by_tier: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierFigures:
+    """One tier's counters since start; blocks, bytes and seconds.
+
+    misses: blocks that a fetch asked this tier for and did not get, by Cause. A fetch counts the
+        block it stopped at, and those after it, once for each tier that was asked.
+    unsaved: blocks offered and not kept, by Cause.
+    load_seconds: duration of each load, as counts of those at most as long as each bound of
+        LATENCY_BUCKETS (the last count is for longer ones); load_seconds_sum over all.
+    breaker: "closed", "open" or "half-open"; num_trips: how often it opened.
+    """
+
+    tier: str
+    contents: TierContents
+    hits: int
+    hit_bytes: int
+    misses: Mapping[str, int]
+    num_saved: int
+    saved_bytes: int
+    unsaved: Mapping[str, int]
+    load_seconds: tuple[int, ...]
+    load_seconds_sum: float
+    save_seconds: tuple[int, ...]
+    save_seconds_sum: float
+    breaker: str
+    num_trips: int
+
+
+LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """All tiers, in the order in which they are asked; and fetches that ended at their deadline."""
+
+    tiers: tuple[TierFigures, ...] = ()
+    num_late: int = 0
