@@ -20,7 +20,7 @@ demo: install
 	$(BIN)/lora-serve demo
 
 test: install lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 lint: install
 	$(BIN)/ruff format --check .

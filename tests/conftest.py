@@ -1,3 +1,5 @@
+"""What many folders' tests share, and how `pytest -n 2` cuts the suite in two."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -6,6 +8,16 @@ import pytest
 
 from tests.fakes.peft_adapters import make_peft
 from tests.fakes.served_model import save_served_model
+
+WITH_SERVERS = "e2e"  # one worker runs this folder: its servers are started once, not twice
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file's tests stay together, with its fixtures; the slow folder starts first."""
+    items.sort(key=lambda item: WITH_SERVERS not in item.path.parts)
+    for item in items:
+        is_slow = WITH_SERVERS in item.path.parts
+        item.add_marker(pytest.mark.xdist_group(WITH_SERVERS if is_slow else str(item.path)))
 
 
 @pytest.fixture(scope="session")
