@@ -7,7 +7,7 @@ A field's metadata holds the one sentence of help; `cli/arguments.py` makes the 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from lora_serve.errors import ConfigError
@@ -15,6 +15,9 @@ from lora_serve.identity import HASH_ALGOS
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SCHEDULING_POLICIES = ("fcfs", "priority")
+KV_STORE_POLICIES = ("all", "prompt-only", "after-n-hits")
+KV_LOAD_FAILURE_POLICIES = ("recompute", "fail")
+KV_CONNECTOR = "TieredConnector"  # what --kv-transfer-config may call it
 
 
 def setting(help: str, default: Any, **metadata: Any) -> Any:
@@ -105,6 +108,101 @@ class CacheConfig:
             )
         _require_at_least(1, "--num-gpu-blocks-override", self.num_gpu_blocks_override)
         _require_at_least(1, "--kv-cache-memory-bytes", self.kv_cache_memory_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVTierConfig:
+    """Where KV lives beyond the device cache. No tier is used unless it is named here."""
+
+    kv_ram_bytes: int | None = setting(
+        "Keep KV in this many bytes of memory after it has left the device cache.", None
+    )
+    kv_disk_path: str | None = setting(
+        "Keep KV in this directory, across restarts; several servers may share it.",
+        None,
+        metavar="DIR",
+    )
+    kv_disk_bytes: int = setting("Most bytes of KV below --kv-disk-path.", 16 * 2**30)
+    kv_redis_url: str | None = setting(
+        "Keep KV in this Redis or Valkey, which replicas share, as in redis://host:6379/0.",
+        None,
+        metavar="URL",
+    )
+    kv_store_policy: str = setting(
+        "Which KV goes to the tiers: all, only that of prompts, or what requests asked for again.",
+        "all",
+        choices=KV_STORE_POLICIES,
+    )
+    kv_store_min_hits: int = setting(
+        "With after-n-hits: how often KV must be asked for again before it is stored.", 1
+    )
+    kv_load_deadline_ms: int = setting(
+        "Longest wait for KV from the tiers, in milliseconds; then it is recomputed.", 1000
+    )
+    kv_load_failure_policy: str = setting(
+        "When a tier has KV but cannot give it: recompute it, or fail the request.",
+        "recompute",
+        choices=KV_LOAD_FAILURE_POLICIES,
+    )
+    kv_stale_version_seconds: int = setting(
+        "How long the tiers keep the KV of an adapter version that was replaced.", 24 * 3600
+    )
+    kv_transfer_config: str | None = setting(
+        "The settings above as JSON in vLLM's form, with kv_connector, kv_role and "
+        "kv_connector_extra_config.",
+        None,
+        metavar="JSON",
+    )
+
+    def __post_init__(self) -> None:
+        _require_at_least(1, "--kv-ram-bytes", self.kv_ram_bytes)
+        _require_at_least(1, "--kv-disk-bytes", self.kv_disk_bytes)
+        _require_at_least(1, "--kv-store-min-hits", self.kv_store_min_hits)
+        _require_at_least(1, "--kv-load-deadline-ms", self.kv_load_deadline_ms)
+        _require_at_least(0, "--kv-stale-version-seconds", self.kv_stale_version_seconds)
+        _require_one_of(KV_STORE_POLICIES, "--kv-store-policy", self.kv_store_policy)
+        _require_one_of(
+            KV_LOAD_FAILURE_POLICIES, "--kv-load-failure-policy", self.kv_load_failure_policy
+        )
+        self.expanded()  # tells at once what is wrong with the JSON
+
+    @property
+    def has_tiers(self) -> bool:
+        tiers = self.expanded()
+        return any((tiers.kv_ram_bytes, tiers.kv_disk_path, tiers.kv_redis_url))
+
+    def expanded(self) -> KVTierConfig:
+        """These settings with those of the JSON, and without the JSON.
+
+        Raises:
+            ConfigError: for JSON that says what is not known, or what a flag says as well.
+        """
+        if self.kv_transfer_config is None:
+            return self
+        given = _transfer_settings(self.kv_transfer_config)
+        settings = {f.name: f for f in fields(self) if f.name != "kv_transfer_config"}
+        for name, value in given.items():
+            if name not in settings:
+                raise ConfigError(f"--kv-transfer-config: no setting {name}; have {[*settings]}")
+            kind = int if str(settings[name].type).startswith("int") else str
+            if type(value) is not kind:
+                raise ConfigError(f"--kv-transfer-config: {name} {value!r} is no {kind.__name__}")
+            if getattr(self, name) != settings[name].default:
+                raise ConfigError(f"--kv-transfer-config: {name} is given as a flag, too")
+        return replace(self, kv_transfer_config=None, **given)
+
+
+def _transfer_settings(text: str) -> dict[str, Any]:
+    """The settings that vLLM-style JSON holds. Raises ConfigError for what it cannot mean here."""
+    try:
+        given = json.loads(text)
+        settings = dict(given.pop("kv_connector_extra_config", {}))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"--kv-transfer-config {text}: want a JSON object") from error
+    for key, known in (("kv_connector", KV_CONNECTOR), ("kv_role", "kv_both")):
+        if given.pop(key, known) != known:
+            raise ConfigError(f'--kv-transfer-config: {key} must be "{known}"')
+    return {**settings, **given}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +330,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     lora: LoRAConfig = field(default_factory=LoRAConfig)
+    kv_tiers: KVTierConfig = field(default_factory=KVTierConfig)
 
     def __post_init__(self) -> None:
         served = self.model.served_model_name or (self.model.model,)
@@ -246,3 +345,8 @@ class EngineConfig:
 def _require_at_least(low: int, flag: str, value: int | None) -> None:
     if value is not None and value < low:
         raise ConfigError(f"{flag} {value} must be at least {low}")
+
+
+def _require_one_of(choices: tuple[str, ...], flag: str, value: str) -> None:
+    if value not in choices:
+        raise ConfigError(f"{flag} {value} must be one of {', '.join(choices)}")

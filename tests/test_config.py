@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lora_serve.config import EngineConfig, LoRAConfig, ModelConfig, ServerConfig
+from lora_serve.config import EngineConfig, KVTierConfig, LoRAConfig, ModelConfig, ServerConfig
 from lora_serve.errors import ConfigError
 
 
@@ -35,3 +35,46 @@ def test_an_adapter_that_the_models_own_name_would_hide_is_refused(name: str) ->
     with pytest.raises(ConfigError, match="served as base, other; choose another name"):
         EngineConfig(model=ModelConfig(model="/m", served_model_name=("base", "other")), lora=lora)
     EngineConfig(model=ModelConfig(model="/m"), lora=lora)
+
+
+def test_kv_tiers_are_off_until_one_is_named() -> None:
+    assert not KVTierConfig().has_tiers
+    assert KVTierConfig(kv_disk_path="/kv").has_tiers
+    assert KVTierConfig(kv_transfer_config='{"kv_redis_url": "redis://host"}').has_tiers
+
+
+def test_kv_transfer_config_says_what_the_flags_say() -> None:
+    config = KVTierConfig(
+        kv_load_deadline_ms=20,
+        kv_transfer_config='{"kv_connector": "TieredConnector", "kv_role": "kv_both", '
+        '"kv_load_failure_policy": "fail", '
+        '"kv_connector_extra_config": {"kv_ram_bytes": 1000, "kv_disk_path": "/kv"}}',
+    )
+    assert config.expanded() == KVTierConfig(
+        kv_load_deadline_ms=20,
+        kv_load_failure_policy="fail",
+        kv_ram_bytes=1000,
+        kv_disk_path="/kv",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1]", "want a JSON object"),
+        ('{"kv_connector": "LMCacheConnectorV1"}', 'kv_connector must be "TieredConnector"'),
+        ('{"kv_role": "kv_producer"}', 'kv_role must be "kv_both"'),
+        ('{"kv_port": 1}', "no setting kv_port; have"),
+        ('{"kv_ram_bytes": "lots"}', "kv_ram_bytes 'lots' is no int"),
+        ('{"kv_ram_bytes": 0}', "--kv-ram-bytes 0 must be at least 1"),
+        ('{"kv_load_deadline_ms": 7}', "kv_load_deadline_ms is given as a flag, too"),
+    ],
+)
+def test_a_kv_transfer_config_that_cannot_be_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        KVTierConfig(kv_load_deadline_ms=20, kv_transfer_config=text)
+
+
+def test_a_policy_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(ConfigError, match="some must be one of all, prompt-only, after-n-hits"):
+        KVTierConfig(kv_store_policy="some")

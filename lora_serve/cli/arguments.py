@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 from lora_serve.config import (
     CacheConfig,
     EngineConfig,
+    KVTierConfig,
     LoRAConfig,
     ModelConfig,
     SchedulerConfig,
@@ -25,6 +26,7 @@ GROUPS: tuple[tuple[str, type], ...] = (
     ("KV cache", CacheConfig),
     ("scheduler", SchedulerConfig),
     ("LoRA", LoRAConfig),
+    ("KV tiers", KVTierConfig),
     ("server", ServerConfig),
 )
 POSITIONAL = {"model"}
@@ -82,6 +84,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         cache=_part(CacheConfig, args),
         scheduler=_part(SchedulerConfig, args),
         lora=_part(LoRAConfig, args),
+        kv_tiers=_part(KVTierConfig, args),
     )
 
 
