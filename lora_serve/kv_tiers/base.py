@@ -58,6 +58,16 @@ class Cause(StrEnum):
     SWAPPED = "swapped"
     CHECKSUM = "checksum"
 
+    @property
+    def is_refusal(self) -> bool:
+        return self not in (
+            Cause.ABSENT,
+            Cause.DEADLINE,
+            Cause.BREAKER,
+            Cause.ERROR,
+            Cause.QUEUE_FULL,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -72,28 +82,41 @@ class Record:
         return len(self.header) + len(self.payload)
 
 
-class Tier(Protocol):
-    """One place for records. Threads of the store call it; `holds` is called by anyone.
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a load gave: verified records of the first blocks asked for.
 
-    `load`, `save`, `drop` and `clear` may raise TierError when the tier cannot be used now.
+    cause: why the run ended there; None if it has not ended, and the rest may be asked for.
     """
 
-    name: str
+    records: tuple[Record, ...] = ()
+    cause: Cause | None = None
+
+
+class Tier(Protocol):
+    """One place for records. Threads of the store call it; `holds` and `may_hold` anyone.
+
+    `load`, `save`, `drop` and `clear` raise TierError when the tier cannot be used now.
+    """
+
+    @property
+    def name(self) -> str:
+        """Its name in results and figures."""
 
     def holds(self, namespace: TierNamespace, block_hash: BlockHash) -> bool:
-        """Whether a load is worth trying. Looks into memory only, never waits."""
+        """Whether it is known to be here. Looks into memory only, never waits."""
 
-    def load(
-        self, namespace: TierNamespace, hashes: Sequence[BlockHash], deadline: float
-    ) -> Sequence[Record]:
-        """Verified records of the first blocks of `hashes`, up to the first that is not here.
+    def may_hold(self, namespace: TierNamespace, block_hash: BlockHash) -> bool:
+        """Whether a load is worth trying: it is here, or nobody knows. Never waits."""
 
-        May return fewer than it has; asked again for the rest, it goes on. `deadline` is in
-        time.monotonic(); what would come later is not waited for.
+    def load(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> Loaded:
+        """Records of the first blocks of `hashes`; at most what one I/O should bring.
+
+        A record that is refused (codec.py) ends the run, and is never found again.
         """
 
-    def save(self, namespace: TierNamespace, records: Sequence[Record]) -> None:
-        """Keep records of consecutive blocks; those that are here already cost nothing."""
+    def save(self, namespace: TierNamespace, records: Sequence[Record]) -> int:
+        """Keep records, in the order of the chain; how many were not here before."""
 
     def drop(self, lora_name: str, keep: tuple[bytes, int] | None) -> None:
         """Forget the adapter's namespaces, except that of (digest, generation) `keep`."""
@@ -126,23 +149,26 @@ class FetchResult:
 
     blocks: the longest run of blocks from the first hash asked for; empty for a miss.
     num_blocks_by_tier: where they came from, "ram", "disk" or "redis".
+    causes: why each tier that was asked in vain had no more; empty when all blocks came.
     """
 
     ticket: int
     blocks: tuple[memoryview, ...] = ()
     num_blocks_by_tier: Mapping[str, int] = field(default_factory=dict)
+    causes: Mapping[str, Cause] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierFigures:
     """One tier's counters since start; blocks, bytes and seconds.
 
-    misses: blocks that a fetch asked this tier for and did not get, by Cause. A fetch counts the
-        block it stopped at, and those after it, once for each tier that was asked.
+    misses: blocks that were asked for and did not come, by Cause: those that a fetch still wanted
+        when this tier had no more for it, and one for each record that was refused.
     unsaved: blocks offered and not kept, by Cause.
     load_seconds: duration of each load, as counts of those at most as long as each bound of
         LATENCY_BUCKETS (the last count is for longer ones); load_seconds_sum over all.
-    breaker: "closed", "open" or "half-open"; num_trips: how often it opened.
+    load_breaker, save_breaker: "closed", "open" or "half-open"; a full disk still gives what it
+        has. num_trips: how often they opened.
     """
 
     tier: str
@@ -157,7 +183,8 @@ class TierFigures:
     load_seconds_sum: float
     save_seconds: tuple[int, ...]
     save_seconds_sum: float
-    breaker: str
+    load_breaker: str
+    save_breaker: str
     num_trips: int
 
 

@@ -1,0 +1,82 @@
+r"""A record: one block's bytes behind a header that says what they are. Same in every tier.
+
+    magic "lora-kv\n" · version u32 · length of the hash u32 · length of the payload u64
+    · time written f64 · fingerprint of model and layout (32) · block hash (32, zero-padded)
+    · xxh3-128 over all of the above and the payload (16)              little-endian, 112 bytes
+
+Every read is checked against what was asked for: whatever was cut off, flipped, put in another's
+place or written by another model, layout or version is refused, with a cause.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import xxhash
+
+from lora_serve.identity import BlockHash, framed
+from lora_serve.kv_tiers.base import Buffer, Cause, Record, TierNamespace
+
+MAGIC = b"lora-kv\n"
+VERSION = 1
+MAX_HASH_BYTES = 32
+
+_FIELDS = struct.Struct("<8sIIQd32s32s")
+_CHECKSUM_BYTES = 16
+HEADER_BYTES = _FIELDS.size + _CHECKSUM_BYTES
+
+
+def record_bytes(namespace: TierNamespace) -> int:
+    """Size of each record of a namespace."""
+    return HEADER_BYTES + namespace.block_bytes
+
+
+def format_fingerprint(namespace: TierNamespace) -> bytes:
+    """Of all that must agree for a block's bytes to mean the same."""
+    size = str(namespace.block_bytes).encode()
+    return hashlib.sha256(framed(namespace.model, namespace.layout, size)).digest()
+
+
+def make_record(
+    namespace: TierNamespace, block_hash: BlockHash, payload: Buffer, written: float
+) -> Record:
+    """`payload` behind its header; it is not copied. `written` is in seconds since 1970."""
+    assert len(payload) == namespace.block_bytes, f"{len(payload)} bytes are not a block"
+    fields = _FIELDS.pack(
+        MAGIC,
+        VERSION,
+        len(block_hash),
+        len(payload),
+        written,
+        format_fingerprint(namespace),
+        block_hash,
+    )
+    return Record(block_hash, fields + _checksum(fields, payload), payload)
+
+
+def refusal(namespace: TierNamespace, record: Record) -> Cause | None:
+    """Why this record is not the block that `record.block_hash` names; None if it is."""
+    header, payload = record.header, record.payload
+    if len(header) != HEADER_BYTES:
+        return Cause.TRUNCATED
+    magic, version, hash_bytes, payload_bytes, _, fingerprint, padded = _FIELDS.unpack_from(header)
+    if magic != MAGIC:
+        return Cause.FOREIGN
+    if version != VERSION:
+        return Cause.VERSION
+    if fingerprint != format_fingerprint(namespace):
+        return Cause.LAYOUT
+    if hash_bytes > MAX_HASH_BYTES or padded[:hash_bytes] != record.block_hash:
+        return Cause.SWAPPED
+    if len(payload) != payload_bytes or payload_bytes != namespace.block_bytes:
+        return Cause.TRUNCATED
+    if header[_FIELDS.size :] != _checksum(header[: _FIELDS.size], payload):
+        return Cause.CHECKSUM
+    return None
+
+
+def _checksum(fields: bytes, payload: Buffer) -> bytes:
+    state = xxhash.xxh3_128(fields)
+    state.update(payload)
+    return state.digest()

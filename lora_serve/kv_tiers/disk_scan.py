@@ -1,0 +1,156 @@
+"""Keeps the index true to the directory: all of it at start, then what other processes change.
+
+One thread of its own does the slow part; a reader that misses looks into one namespace at once.
+A namespace's directory changes its time of modification with every file that comes or goes, so
+looking costs one call while nothing happens.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from lora_serve.kv_tiers.base import Cause
+from lora_serve.kv_tiers.disk_directory import GROUP_SUFFIX, DiskDirectory
+from lora_serve.kv_tiers.disk_index import DiskIndex, Group
+from lora_serve.kv_tiers.group_file import RefusedGroupError, read_table
+
+logger = logging.getLogger(__name__)
+
+LOOK_AGAIN_SECONDS = 0.1  # a namespace is looked into at most this often for readers that miss
+MTIME_GRAIN_NS = 50_000_000  # changes this close together may leave the same time behind
+POLL_SHARE = 50  # polling takes at most one part in so many of a core
+
+
+class DiskScan:
+    """`refuse(path, cause)` is called for each file that is no whole group of its namespace."""
+
+    def __init__(
+        self,
+        directory: DiskDirectory,
+        index: DiskIndex,
+        refuse: Callable[[Path, Cause], None],
+        poll_seconds: float,
+    ) -> None:
+        self._directory = directory
+        self._index = index
+        self._refuse = refuse
+        self._poll_seconds = poll_seconds
+        self._lock = threading.Lock()  # one look at a time
+        self._seen: dict[bytes, int] = {}  # root: its directory's st_mtime_ns when looked into
+        self._looked: dict[bytes, float] = {}
+        self._retired: set[bytes] = set()
+        self._is_complete = threading.Event()
+        self._wake = threading.Event()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="kv-disk-scan", daemon=True)
+        self._thread.start()
+
+    def may_find(self, root: bytes) -> bool:
+        """Whether a namespace has not been looked into yet since start."""
+        return not self._is_complete.is_set() and root not in self._seen
+
+    def wait_until_complete(self) -> None:
+        self._is_complete.wait()
+
+    def look_again(self, root: bytes) -> bool:
+        """Look for other processes' new files of a namespace; False if that was done just now."""
+        now = time.monotonic()
+        if now - self._looked.get(root, 0.0) < LOOK_AGAIN_SECONDS:
+            return False
+        self._looked[root] = now
+        return self._look(root)
+
+    def empty_trash_soon(self) -> None:
+        self._wake.set()
+
+    def retire(self, root: bytes) -> None:
+        """A namespace has no files left: remove its directory at the next turn."""
+        with self._lock:
+            self._retired.add(root)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._wake.set()
+        self._thread.join(timeout=5.0)
+
+    # ── the thread ──────────────────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        self._guarded(self._directory.sweep)
+        self._guarded(self._poll)
+        self._index.sort()
+        self._is_complete.set()
+        while not self._is_closed:
+            start = time.monotonic()
+            self._guarded(self._poll)
+            self._guarded(self._directory.empty_trash)
+            took = time.monotonic() - start
+            self._wake.wait(max(self._poll_seconds, POLL_SHARE * took))
+            self._wake.clear()
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """A disk that is gone or read-only ends a turn, not the thread."""
+        try:
+            act()
+        except OSError as error:
+            logger.debug("looking into %s: %s", self._directory.path, error)
+
+    def _poll(self) -> None:
+        roots = self._directory.roots()
+        for root in set(self._index.roots()) - set(roots):
+            self._forget(root)
+        for root in roots:
+            if self._is_closed:
+                return
+            self._look(root)
+        self._remove_retired()
+
+    def _remove_retired(self) -> None:
+        with self._lock:
+            retired, self._retired = self._retired, set()
+        for root in retired:
+            if not self._index.file_names(root):
+                self._directory.trash(root)
+
+    def _look(self, root: bytes) -> bool:
+        """Bring the index up to date with one directory; False if nothing had changed."""
+        directory = self._directory.of(root)
+        with self._lock:
+            try:
+                modified = directory.stat().st_mtime_ns
+            except FileNotFoundError:
+                self._forget(root)
+                return False
+            if self._seen.get(root) == modified:
+                return False
+            known = self._index.file_names(root)
+            found = {path.name for path in directory.iterdir() if path.suffix == GROUP_SUFFIX}
+            for name in known - found:
+                self._index.remove_file(root, name)
+            self._add(root, found - known)
+            is_settled = time.time_ns() - modified > MTIME_GRAIN_NS
+            self._seen[root] = modified if is_settled else 0
+        return True
+
+    def _add(self, root: bytes, names: set[str]) -> None:
+        namespace = self._directory.describe(root)
+        if namespace is None:
+            self._directory.trash(root)  # nobody could drop it by name
+            return
+        for name in names:
+            path = self._directory.of(root) / name
+            try:
+                table = read_table(path, namespace)
+                self._index.add(Group(namespace, name, table, path.stat().st_mtime))
+            except FileNotFoundError:
+                continue
+            except RefusedGroupError as refused:
+                self._refuse(path, refused.cause)
+
+    def _forget(self, root: bytes) -> None:
+        self._seen.pop(root, None)
+        self._index.remove_namespace(root)

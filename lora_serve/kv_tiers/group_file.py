@@ -1,0 +1,140 @@
+"""One file of the disk tier: a group of records of one namespace, behind a table of their hashes.
+
+    magic "lora-kvg" · version u32 · number of records u32 · bytes of a hash u32 · 0 u32
+    · bytes of a block u64 · root (32, zero-padded) · hashes · xxh3-128 of all these (16)
+    · records, as codec.py lays them out, one after another                  little-endian
+
+The table makes an index of a directory cost one small read a file, and a run of blocks one large
+one. Thousands of tokens are few files. Whoever reads records must check them (codec.refusal).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from lora_serve.identity import BlockHash
+from lora_serve.kv_tiers.base import Buffer, Cause, Record, TierNamespace
+from lora_serve.kv_tiers.codec import HEADER_BYTES, MAX_HASH_BYTES, record_bytes
+
+MAGIC = b"lora-kvg"
+VERSION = 1
+MAX_RECORDS = 512  # header and payload are a buffer each, and one call takes 1,024 (IOV_MAX)
+
+_FIELDS = struct.Struct("<8sIIIIQ32s")
+_CHECKSUM_BYTES = 16
+_MAX_TABLE_BYTES = _FIELDS.size + MAX_RECORDS * MAX_HASH_BYTES + _CHECKSUM_BYTES
+
+
+class RefusedGroupError(Exception):
+    """A file that is not a whole group of this namespace; `cause` says why."""
+
+    def __init__(self, cause: Cause) -> None:
+        super().__init__(cause.value)
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTable:
+    """What a file's head says: which records follow, in this order."""
+
+    hashes: tuple[BlockHash, ...]
+    num_bytes: int
+
+
+def write_group(path: Path, namespace: TierNamespace, records: Sequence[Record]) -> int:
+    """Write a new file, down to the disk; its size in bytes. Raises OSError."""
+    assert 0 < len(records) <= MAX_RECORDS, f"{len(records)} records are no group"
+    buffers: list[Buffer] = [_table([record.block_hash for record in records], namespace)]
+    for record in records:
+        buffers += (record.header, record.payload)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        num_bytes = _write_all(descriptor, buffers)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return num_bytes
+
+
+def read_table(path: Path, namespace: TierNamespace) -> GroupTable:
+    """The head of a file.
+
+    Raises:
+        RefusedGroupError: it is not a group of this namespace, or not whole.
+        OSError: it cannot be read.
+    """
+    with path.open("rb", buffering=0) as file:
+        head = file.read(_MAX_TABLE_BYTES) or b""
+        num_bytes = os.fstat(file.fileno()).st_size
+    if len(head) < _FIELDS.size:
+        raise RefusedGroupError(Cause.TRUNCATED)
+    magic, version, count, hash_bytes, _, block_bytes, root = _FIELDS.unpack_from(head)
+    if magic != MAGIC:
+        raise RefusedGroupError(Cause.FOREIGN)
+    if version != VERSION:
+        raise RefusedGroupError(Cause.VERSION)
+    if not (0 < count <= MAX_RECORDS and 0 < hash_bytes <= MAX_HASH_BYTES):
+        raise RefusedGroupError(Cause.FOREIGN)
+    end = _FIELDS.size + count * hash_bytes
+    if head[end : end + _CHECKSUM_BYTES] != xxhash.xxh3_128_digest(head[:end]):
+        raise RefusedGroupError(Cause.CHECKSUM)
+    if root != _padded(namespace.root) or block_bytes != namespace.block_bytes:
+        raise RefusedGroupError(Cause.SWAPPED)
+    if num_bytes != end + _CHECKSUM_BYTES + count * record_bytes(namespace):
+        raise RefusedGroupError(Cause.TRUNCATED)
+    starts = range(_FIELDS.size, end, hash_bytes)
+    return GroupTable(tuple(BlockHash(head[i : i + hash_bytes]) for i in starts), num_bytes)
+
+
+def read_records(
+    descriptor: int, namespace: TierNamespace, table: GroupTable, first: int, count: int
+) -> list[Record]:
+    """Records `first` to `first + count` in one read, unchecked; cut short where the file is."""
+    hashes = table.hashes[first : first + count]
+    size = record_bytes(namespace)
+    headers = [bytearray(HEADER_BYTES) for _ in hashes]
+    payloads = [bytearray(namespace.block_bytes) for _ in hashes]
+    start = table.num_bytes - (len(table.hashes) - first) * size
+    buffers = [buffer for pair in zip(headers, payloads, strict=True) for buffer in pair]
+    num_read = os.preadv(descriptor, buffers, start)
+    return [
+        Record(
+            block_hash,
+            bytes(header[: max(num_read - i * size, 0)]),
+            memoryview(payload).toreadonly()[: max(num_read - i * size - HEADER_BYTES, 0)],
+        )
+        for i, (block_hash, header, payload) in enumerate(
+            zip(hashes, headers, payloads, strict=True)
+        )
+    ]
+
+
+def _table(hashes: Sequence[BlockHash], namespace: TierNamespace) -> bytes:
+    hash_bytes = len(hashes[0])
+    root = _padded(namespace.root)
+    fields = _FIELDS.pack(MAGIC, VERSION, len(hashes), hash_bytes, 0, namespace.block_bytes, root)
+    head = fields + b"".join(hashes)
+    return head + xxhash.xxh3_128_digest(head)
+
+
+def _padded(root: bytes) -> bytes:
+    return root.ljust(MAX_HASH_BYTES, b"\0")
+
+
+def _write_all(descriptor: int, buffers: Sequence[Buffer]) -> int:
+    """Write many buffers in few calls; a call may take fewer bytes than it was given."""
+    rest = [memoryview(buffer) for buffer in buffers]
+    total = sum(len(buffer) for buffer in rest)
+    while rest:
+        written = os.writev(descriptor, rest[:1024])
+        while rest and written >= len(rest[0]):
+            written -= len(rest.pop(0))
+        if rest:
+            rest[0] = rest[0][written:]
+    return total

@@ -1,0 +1,215 @@
+"""One tier's threads, queue, breakers and counters. No fault of a tier leaves here as an exception.
+
+Loads and saves have threads and breakers of their own: a write never delays a read, and a full
+disk still gives what it has.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from lora_serve.identity import BlockHash
+from lora_serve.kv_tiers.base import (
+    Cause,
+    Loaded,
+    Record,
+    Tier,
+    TierError,
+    TierFigures,
+    TierNamespace,
+)
+from lora_serve.kv_tiers.breaker import Breaker
+from lora_serve.kv_tiers.counters import TierCounters
+from lora_serve.kv_tiers.fetch import Fetch
+from lora_serve.kv_tiers.save_queue import Batch, SaveQueue, Task
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.5  # how often a drop that a tier could not do is tried again, at most
+
+
+class TierLane:
+    """`deliver(lane, fetch, loaded)` is called from a reader thread after each load."""
+
+    def __init__(
+        self,
+        tier: Tier,
+        saves: SaveQueue[Record],
+        num_readers: int,
+        deliver: Callable[[TierLane, Fetch, Loaded], None],
+    ) -> None:
+        self.name = tier.name
+        self.counters = TierCounters()
+        self._tier = tier
+        self._saves = saves
+        self._deliver = deliver
+        self._load_breaker = Breaker()
+        self._save_breaker = Breaker()
+        self._fetches: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()
+        self._last_return = time.monotonic()  # when a load last came back
+        self._lock = threading.Lock()
+        self._num_clears_owed = 0
+        self._owed: list[Task] = []  # drops that failed, by the writer
+        self._readers = [self._thread("load", self._read) for _ in range(num_readers)]
+        self._writer = self._thread("save", self._save_all)
+
+    def _thread(self, work: str, run: Callable[[], None]) -> threading.Thread:
+        # daemon: one that hangs in a dead disk's I/O must not keep the process from ending
+        thread = threading.Thread(target=run, name=f"kv-{self.name}-{work}", daemon=True)
+        thread.start()
+        return thread
+
+    # ── loading ─────────────────────────────────────────────────────────────────────────────
+
+    def obstacle(self, namespace: TierNamespace, block_hash: BlockHash) -> Cause | None:
+        """Why a load is not worth trying; None if it is. Never waits."""
+        if not self._load_breaker.would_allow():
+            return Cause.BREAKER
+        if self._num_clears_owed or not self._tier.may_hold(namespace, block_hash):
+            return Cause.ABSENT
+        return None
+
+    def load(self, fetch: Fetch) -> None:
+        """Queue a load of what the fetch still wants."""
+        self._fetches.put(fetch)
+
+    def give_up(self, fetch: Fetch) -> None:
+        """Its deadline has passed while it was queued here, or being loaded."""
+        if self._last_return < fetch.queued_at:
+            self._failed_load("nothing came back within a request's deadline")
+
+    def _read(self) -> None:
+        while (fetch := self._fetches.get()) is not None:
+            if not fetch.is_over:
+                self._deliver(self, fetch, self._load(fetch))
+
+    def _load(self, fetch: Fetch) -> Loaded:
+        if not self._load_breaker.allow():
+            return Loaded(cause=Cause.BREAKER)
+        start = time.monotonic()
+        try:
+            loaded = self._tier.load(fetch.namespace, fetch.wanted)
+        except TierError as error:
+            self._failed_load(str(error))
+            loaded = Loaded(cause=Cause.ERROR)
+        except Exception as error:  # a bug of ours must not end the thread: it would hang requests
+            logger.exception("loading from the KV tier %s failed", self.name)
+            self._failed_load(repr(error))
+            loaded = Loaded(cause=Cause.ERROR)
+        else:
+            if fetch.is_late and not loaded.records:
+                self._failed_load("a load took longer than a request's deadline")
+            else:
+                self._load_breaker.success()
+        self._last_return = time.monotonic()
+        self.counters.load_took(self._last_return - start)
+        if loaded.cause is not None and loaded.cause.is_refusal:
+            self.counters.miss(loaded.cause)
+        return loaded
+
+    def _failed_load(self, why: str) -> None:
+        if self._load_breaker.failure():
+            logger.warning("KV tier %s: no loads for now: %s", self.name, why)
+
+    # ── saving ──────────────────────────────────────────────────────────────────────────────
+
+    def lacks(self, namespace: TierNamespace, block_hash: BlockHash) -> bool:
+        """Whether a block is worth offering, as far as is known without asking anyone."""
+        return not self._tier.holds(namespace, block_hash)
+
+    def save(self, namespace: TierNamespace, records: Sequence[Record]) -> None:
+        """Queue records; those that find no room are counted and lost."""
+        if not self._saves.put(namespace, records, sum(record.num_bytes for record in records)):
+            self.counters.unsaved(Cause.QUEUE_FULL, len(records))
+
+    def drop(self, lora_name: str, keep: tuple[bytes, int] | None) -> None:
+        self._saves.put_task(
+            lambda: self._tier.drop(lora_name, keep),
+            lambda namespace: namespace.is_dropped_with(lora_name, keep),
+        )
+
+    def forget(self) -> None:
+        """Nothing is found here from now on until the clear that follows is done."""
+        with self._lock:
+            self._num_clears_owed += 1
+
+    def clear(self) -> None:
+        self._saves.put_task(self._clear, lambda namespace: True)
+
+    def _clear(self) -> None:
+        self._tier.clear()
+        with self._lock:
+            self._num_clears_owed -= 1
+
+    def _save_all(self) -> None:
+        while not self._saves.is_closed:
+            taken = self._saves.take(RETRY_SECONDS)
+            if isinstance(taken, Batch):
+                self._save(taken)
+            elif taken is not None:
+                self._owed.append(taken)
+            if self._owed:
+                self._pay()
+            if taken is not None:
+                self._saves.done()
+
+    def _save(self, batch: Batch[Record]) -> None:
+        if not self._save_breaker.allow():
+            self.counters.unsaved(Cause.BREAKER, len(batch.items))
+        elif not self._attempt(lambda: self._save_batch(batch)):
+            self.counters.unsaved(Cause.ERROR, len(batch.items))
+
+    def _save_batch(self, batch: Batch[Record]) -> None:
+        start = time.monotonic()
+        num_saved = self._tier.save(batch.namespace, batch.items)
+        self.counters.save_took(time.monotonic() - start)
+        self.counters.saved(num_saved, batch.namespace.block_bytes)
+
+    def _pay(self) -> None:
+        """Do the drops that are owed, in their order, while the tier lets us."""
+        while self._owed and self._save_breaker.allow():
+            if not self._attempt(self._owed[0]):
+                return
+            del self._owed[0]
+
+    def _attempt(self, act: Callable[[], None]) -> bool:
+        """Whether the tier did it."""
+        try:
+            act()
+        except TierError as error:
+            why = str(error)
+        except Exception as error:  # a bug of ours must not end the thread
+            logger.exception("the KV tier %s failed", self.name)
+            why = repr(error)
+        else:
+            self._save_breaker.success()
+            return True
+        if self._save_breaker.failure():
+            logger.warning("KV tier %s: no saves for now: %s", self.name, why)
+        return False
+
+    # ── both ────────────────────────────────────────────────────────────────────────────────
+
+    def figures(self) -> TierFigures:
+        contents = self._tier.contents()
+        return self.counters.figures(self.name, contents, self._load_breaker, self._save_breaker)
+
+    def flush(self, timeout_seconds: float) -> bool:
+        return self._saves.wait_idle(timeout_seconds)
+
+    def close(self, deadline: float) -> None:
+        """End the threads; one that hangs is left behind at `deadline` (time.monotonic())."""
+        self._saves.close()
+        for _ in self._readers:
+            self._fetches.put(None)
+        for thread in (*self._readers, self._writer):
+            thread.join(max(deadline - time.monotonic(), 0.0))
+            if thread.is_alive():
+                logger.warning("%s hangs and is left behind", thread.name)
+        if self._owed:
+            logger.warning("KV tier %s: %d drops were not done", self.name, len(self._owed))
+        self._tier.close()

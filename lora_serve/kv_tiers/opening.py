@@ -1,0 +1,33 @@
+"""Opens the tiers that the settings name, in the order in which they are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from lora_serve.config import KVTierConfig
+from lora_serve.kv_tiers.base import Tier
+from lora_serve.kv_tiers.disk import DiskTier
+from lora_serve.kv_tiers.ram import RamTier
+from lora_serve.kv_tiers.store import TieredStore
+
+
+def open_store(config: KVTierConfig, notify: Callable[[], None]) -> TieredStore | None:
+    """The store of the settings' tiers; None if they name none.
+
+    `notify` is called from other threads whenever results can be taken.
+
+    Raises:
+        ConfigError: a tier can never work as named. One that cannot be used now is no error.
+    """
+    tiers = open_tiers(config.expanded())
+    return TieredStore(tiers, notify) if tiers else None
+
+
+def open_tiers(config: KVTierConfig) -> list[Tier]:
+    tiers: list[Tier] = []
+    if config.kv_ram_bytes:
+        tiers.append(RamTier(config.kv_ram_bytes))
+    if config.kv_disk_path:
+        tiers.append(DiskTier(Path(config.kv_disk_path), config.kv_disk_bytes))
+    return tiers

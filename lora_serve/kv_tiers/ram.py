@@ -1,0 +1,126 @@
+"""The tier in this process's memory: records bounded by bytes, least recently used first out."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lora_serve.identity import BlockHash
+from lora_serve.kv_tiers.base import Cause, Loaded, Record, TierContents, TierNamespace
+from lora_serve.kv_tiers.codec import refusal
+
+
+@dataclass(slots=True, eq=False)
+class _Entries:
+    """The blocks of one namespace; never empty between calls."""
+
+    namespace: TierNamespace
+    hashes: set[BlockHash] = field(default_factory=set)
+
+
+class RamTier:
+    """Thread-safe. Records share their payloads with whoever saved them."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.name = "ram"
+        self._capacity_bytes = capacity_bytes
+        self._lock = threading.Lock()
+        self._records: OrderedDict[BlockHash, tuple[bytes, Record]] = OrderedDict()  # root, record
+        self._by_root: dict[bytes, _Entries] = {}
+        self._num_bytes = 0
+        self._num_evicted = 0
+        self._num_quarantined = 0
+
+    def holds(self, namespace: TierNamespace, block_hash: BlockHash) -> bool:
+        return block_hash in self._records
+
+    def may_hold(self, namespace: TierNamespace, block_hash: BlockHash) -> bool:
+        return self.holds(namespace, block_hash)
+
+    def load(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> Loaded:
+        good: list[Record] = []
+        for record in self._lookup(hashes):
+            cause = refusal(namespace, record)
+            if cause is not None:
+                self._refuse(record)
+                return Loaded(tuple(good), cause)
+            good.append(record)
+        return Loaded(tuple(good), None if len(good) == len(hashes) else Cause.ABSENT)
+
+    def _lookup(self, hashes: Sequence[BlockHash]) -> list[Record]:
+        """The records of the first blocks, and make them the most recent, the head last."""
+        with self._lock:
+            found: list[Record] = []
+            for block_hash in hashes:
+                entry = self._records.get(block_hash)
+                if entry is None:
+                    break
+                found.append(entry[1])
+            for record in reversed(found):
+                self._records.move_to_end(record.block_hash)
+        return found
+
+    def save(self, namespace: TierNamespace, records: Sequence[Record]) -> int:
+        """Blocks of one call go in tail first: the head of a prefix is worth most."""
+        with self._lock:
+            for record in reversed(records):
+                self._remove(record.block_hash)
+                self._insert(namespace, record)
+            self._evict()
+        return len(records)
+
+    def drop(self, lora_name: str, keep: tuple[bytes, int] | None) -> None:
+        with self._lock:
+            for entries in list(self._by_root.values()):
+                if entries.namespace.is_dropped_with(lora_name, keep):
+                    for block_hash in list(entries.hashes):
+                        self._remove(block_hash)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._records.clear()
+            self._by_root.clear()
+            self._num_bytes = 0
+
+    def contents(self) -> TierContents:
+        with self._lock:
+            return TierContents(
+                num_blocks=len(self._records),
+                num_bytes=self._num_bytes,
+                capacity_bytes=self._capacity_bytes,
+                num_evicted=self._num_evicted,
+                num_quarantined=self._num_quarantined,
+            )
+
+    def close(self) -> None:
+        self.clear()
+
+    def _refuse(self, record: Record) -> None:
+        """Forget a record that went bad in memory; there is nothing to set aside."""
+        with self._lock:
+            self._remove(record.block_hash)
+            self._num_quarantined += 1
+
+    def _insert(self, namespace: TierNamespace, record: Record) -> None:
+        entries = self._by_root.setdefault(namespace.root, _Entries(namespace))
+        entries.hashes.add(record.block_hash)
+        self._records[record.block_hash] = (namespace.root, record)
+        self._num_bytes += record.num_bytes
+
+    def _evict(self) -> None:
+        while self._num_bytes > self._capacity_bytes:
+            self._remove(next(iter(self._records)))
+            self._num_evicted += 1
+
+    def _remove(self, block_hash: BlockHash) -> None:
+        entry = self._records.pop(block_hash, None)
+        if entry is None:
+            return
+        root, record = entry
+        self._num_bytes -= record.num_bytes
+        hashes = self._by_root[root].hashes
+        hashes.discard(block_hash)
+        if not hashes:
+            del self._by_root[root]

@@ -1,0 +1,253 @@
+"""All tiers as one store: fetches go down from RAM to disk to Redis, saves go to all of them.
+
+Every method returns at once (but `flush` and `close`); the work is done in threads, and results
+wait in a queue until the engine takes them. A tier that fails, hangs or lies is a miss.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from lora_serve.identity import BlockHash
+from lora_serve.kv_tiers.base import (
+    Cause,
+    FetchResult,
+    Loaded,
+    Record,
+    Tier,
+    TierNamespace,
+    TierStats,
+)
+from lora_serve.kv_tiers.codec import make_record
+from lora_serve.kv_tiers.deadlines import Deadlines
+from lora_serve.kv_tiers.fetch import Fetch
+from lora_serve.kv_tiers.lane import TierLane
+from lora_serve.kv_tiers.save_queue import Batch, SaveQueue
+
+logger = logging.getLogger(__name__)
+
+RAM = "ram"
+QUEUE_BYTES = 256 * 2**20  # what may wait to be saved, for each tier and before them
+BATCH_BYTES = 32 * 2**20  # what a tier is given at once, if that much comes in time
+LINGER_SECONDS = {RAM: 0.0}  # how long a batch may wait for more
+DEFAULT_LINGER_SECONDS = 1.0
+NUM_READERS = {"disk": 2, "redis": 2}
+CLOSE_SECONDS = 10.0
+IDLE_SECONDS = 60.0
+
+Item = tuple[BlockHash, bytes]
+
+
+class TieredStore:
+    """`tiers` in the order in which they are asked; `notify` is called when results are there."""
+
+    def __init__(self, tiers: Sequence[Tier], notify: Callable[[], None]) -> None:
+        self._notify = notify
+        self._lock = threading.Lock()
+        self._fetches: dict[int, Fetch] = {}
+        self._results: list[FetchResult] = []
+        self._num_late = 0
+        self._num_drops = 0
+        self._is_closed = False
+        self._incoming: SaveQueue[Item] = SaveQueue(QUEUE_BYTES, BATCH_BYTES, 0.0)
+        self._lanes = [self._lane(tier) for tier in tiers]
+        self._deadlines = Deadlines(self._expire)
+        self._encoder = threading.Thread(target=self._encode, name="kv-encode", daemon=True)
+        self._encoder.start()
+
+    def _lane(self, tier: Tier) -> TierLane:
+        linger = LINGER_SECONDS.get(tier.name, DEFAULT_LINGER_SECONDS)
+        saves: SaveQueue[Record] = SaveQueue(QUEUE_BYTES, BATCH_BYTES, linger)
+        return TierLane(tier, saves, NUM_READERS.get(tier.name, 1), self._deliver)
+
+    # ── fetching ────────────────────────────────────────────────────────────────────────────
+
+    def may_have(self, namespace: TierNamespace, first: BlockHash) -> bool:
+        """Whether a fetch that begins with this block is worth waiting for."""
+        return any(lane.obstacle(namespace, first) is None for lane in self._lanes)
+
+    def fetch(
+        self,
+        ticket: int,
+        namespace: TierNamespace,
+        hashes: Sequence[BlockHash],
+        deadline_seconds: float,
+    ) -> None:
+        """Bring the longest run of blocks from `hashes[0]` on that the tiers have.
+
+        One result follows for each ticket, at the deadline the latest, with what has come by
+        then; none after `cancel`.
+        """
+        deadline = time.monotonic() + deadline_seconds
+        with self._lock:
+            fetch = Fetch(ticket, namespace, tuple(hashes), deadline, self._num_drops)
+            self._fetches[ticket] = fetch
+            is_done = self._is_closed or not self._advance(fetch, 0)
+            if is_done:
+                self._finish(fetch)
+        if is_done:
+            self._notify()
+        else:
+            self._deadlines.add(deadline, ticket)
+
+    def cancel(self, ticket: int) -> None:
+        """Nobody waits for this any more."""
+        with self._lock:
+            fetch = self._fetches.pop(ticket, None)
+            if fetch is not None:
+                fetch.is_over = True
+
+    def take_results(self) -> list[FetchResult]:
+        """All results so far, those without blocks included. Never waits."""
+        with self._lock:
+            results, self._results = self._results, []
+            return results
+
+    def _advance(self, fetch: Fetch, stage: int) -> bool:
+        """Hand the fetch to the next tier that may have more of it; False if there is none."""
+        if not fetch.wanted:
+            return False
+        for lane in self._lanes[stage:]:
+            obstacle = lane.obstacle(fetch.namespace, fetch.wanted[0])
+            if obstacle is None:
+                fetch.tier, fetch.queued_at = lane.name, time.monotonic()
+                lane.load(fetch)
+                return True
+            fetch.missed(lane.name, obstacle)
+        return False
+
+    def _deliver(self, lane: TierLane, fetch: Fetch, loaded: Loaded) -> None:
+        """A reader thread brings what its tier had; then the others may have what follows."""
+        with self._lock:
+            if fetch.is_over:
+                return
+            lane.counters.hit(loaded.records)
+            if loaded.records:
+                fetch.add(lane.name, loaded.records)
+            if loaded.cause is not None:
+                fetch.missed(lane.name, loaded.cause)
+            stage = 0 if loaded.records else self._lanes.index(lane) + 1
+            if self._advance(fetch, stage):
+                return
+            self._finish(fetch)
+        self._notify()
+
+    def _expire(self, ticket: int) -> None:
+        """The deadline has come: whoever waits gets what is there."""
+        with self._lock:
+            fetch = self._fetches.get(ticket)
+            if fetch is None:
+                return
+            self._num_late += 1
+            lane = next(lane for lane in self._lanes if lane.name == fetch.tier)
+            lane.give_up(fetch)
+            fetch.missed(lane.name, Cause.DEADLINE)
+            self._finish(fetch)
+        self._notify()
+
+    def _finish(self, fetch: Fetch) -> None:
+        fetch.is_over = True
+        del self._fetches[fetch.ticket]
+        for lane in self._lanes:
+            cause, num_blocks = fetch.causes.get(lane.name, (Cause.ABSENT, 0))
+            if num_blocks and not cause.is_refusal:
+                lane.counters.miss(cause, num_blocks)
+        self._promote(fetch)
+        self._results.append(fetch.result())
+
+    def _promote(self, fetch: Fetch) -> None:
+        """Put into RAM what lower tiers gave, unless something was dropped meanwhile."""
+        lane = self._lanes[0]
+        if lane.name != RAM or fetch.num_drops != self._num_drops:
+            return
+        new = [record for record in fetch.records if lane.lacks(fetch.namespace, record.block_hash)]
+        if new:
+            lane.save(fetch.namespace, new)
+
+    # ── saving and dropping ─────────────────────────────────────────────────────────────────
+
+    def save(self, namespace: TierNamespace, blocks: Sequence[Item]) -> None:
+        """Write consecutive blocks through to every tier, later; what finds no room is lost."""
+        if not self._incoming.put(namespace, blocks, sum(len(block) for _, block in blocks)):
+            for lane in self._lanes:
+                lane.counters.unsaved(Cause.QUEUE_FULL, len(blocks))
+
+    def drop_adapter(self, lora_name: str, keep: tuple[bytes, int] | None = None) -> None:
+        """Forget all KV of an adapter ("": the base model), except version (digest, generation).
+
+        A tier that cannot do it now is asked again until it can.
+        """
+        with self._lock:
+            self._num_drops += 1
+
+        def drop() -> None:
+            for lane in self._lanes:
+                lane.drop(lora_name, keep)
+
+        self._incoming.put_task(drop, lambda one: one.is_dropped_with(lora_name, keep))
+
+    def clear(self) -> None:
+        """Forget everything. Nothing from before is found once this has returned."""
+        with self._lock:
+            self._num_drops += 1
+            for lane in self._lanes:
+                lane.forget()
+
+        def clear() -> None:
+            for lane in self._lanes:
+                lane.clear()
+
+        self._incoming.put_task(clear, lambda one: True)
+
+    def _encode(self) -> None:
+        """The thread that gives blocks their headers, once for all tiers."""
+        while not self._incoming.is_closed:
+            taken = self._incoming.take(IDLE_SECONDS)
+            if taken is None:
+                continue
+            try:
+                if isinstance(taken, Batch):
+                    self._encode_batch(taken)
+                else:
+                    taken()
+            except Exception:  # a bug of ours must not end the thread
+                logger.exception("saving KV failed")
+            self._incoming.done()
+
+    def _encode_batch(self, batch: Batch[Item]) -> None:
+        namespace, now = batch.namespace, time.time()
+        records: dict[BlockHash, Record] = {}
+        for lane in self._lanes:
+            lacking = [item for item in batch.items if lane.lacks(namespace, item[0])]
+            for block_hash, block in lacking:
+                if block_hash not in records:
+                    records[block_hash] = make_record(namespace, block_hash, block, now)
+            if lacking:
+                lane.save(namespace, [records[block_hash] for block_hash, _ in lacking])
+
+    # ── life ────────────────────────────────────────────────────────────────────────────────
+
+    def stats(self) -> TierStats:
+        return TierStats(tuple(lane.figures() for lane in self._lanes), self._num_late)
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Save now what waits to be saved; whether all of it was done in time."""
+        deadline = time.monotonic() + timeout_seconds
+        queues = [self._incoming.wait_idle, *(lane.flush for lane in self._lanes)]
+        return all(wait(max(deadline - time.monotonic(), 0.0)) for wait in queues)
+
+    def close(self) -> None:
+        """Save what waits, end all threads; bounded by CLOSE_SECONDS, whatever a tier does."""
+        deadline = time.monotonic() + CLOSE_SECONDS
+        with self._lock:
+            self._is_closed = True
+        if not self.flush(CLOSE_SECONDS / 2):
+            logger.warning("KV that was not saved in %g s is lost", CLOSE_SECONDS / 2)
+        self._incoming.close()
+        self._encoder.join(max(deadline - time.monotonic(), 0.0))
+        self._deadlines.close()
+        for lane in self._lanes:
+            lane.close(deadline)
