@@ -13,6 +13,7 @@ from typing import Any
 from lora_serve.errors import ConfigError
 from lora_serve.identity import HASH_ALGOS
 
+DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 KV_STORE_POLICIES = ("all", "prompt-only", "after-n-hits")
@@ -40,6 +41,9 @@ class ModelConfig:
         repeat="nargs",
         metavar="NAME",
     )
+    device: str = setting(
+        "Where to compute; auto takes an NVIDIA GPU if torch sees one.", "auto", choices=DEVICES
+    )
     dtype: str = setting(
         "Type of weights, activations and KV; auto takes the checkpoint's.", "auto", choices=DTYPES
     )
@@ -58,6 +62,11 @@ class ModelConfig:
         choices=("auto", "none"),
     )
     enforce_eager: bool = setting("Never capture CUDA graphs; without effect on CPUs.", False)
+    batch_invariant: bool = setting(
+        "On GPUs, sum in one order whatever the batch, so that answers are exact to the bit there, "
+        "too; CPUs always do.",
+        False,
+    )
     enable_prompt_embeds: bool = setting(
         "Accept prompts as embedding tensors (prompt_embeds); off because they bypass the "
         "tokenizer.",

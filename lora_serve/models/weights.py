@@ -22,6 +22,7 @@ from lora_serve.models.spec import DecoderSpec
 
 STORED_DTYPES = ("F32", "BF16", "F16")
 MOST_FINDINGS = 8  # named in an error; a wrong checkpoint has hundreds
+_CPU = torch.device("cpu")
 _RANDOM_POOL = 1_048_583  # values; a prime, so that no two rows of a weight are alike
 
 
@@ -111,19 +112,25 @@ def _no_weights(directory: Path) -> str:
 class RandomWeights:
     """Weights for a model that has only a config: one pool of normal numbers, repeated.
 
-    Scaled by 1 / sqrt(in_features); norms are 1. Equal for equal seeds.
+    Scaled by 1 / sqrt(in_features); norms are 1. Equal for equal seeds, and made on the device.
     """
 
-    def __init__(self, shapes: dict[str, tuple[int, ...]], seed: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        shapes: dict[str, tuple[int, ...]],
+        seed: int,
+        dtype: torch.dtype,
+        device: torch.device = _CPU,
+    ) -> None:
         self._shapes = shapes
         generator = torch.Generator().manual_seed(seed)
-        self._pool = torch.randn(_RANDOM_POOL, generator=generator)
+        self._pool = torch.randn(_RANDOM_POOL, generator=generator).to(device)
         self._dtype = dtype
 
     def read(self, name: str) -> Tensor:
         shape = self._shapes[name]
         if name.endswith("norm.weight"):
-            return torch.ones(shape, dtype=self._dtype)
+            return torch.ones(shape, dtype=self._dtype, device=self._pool.device)
         start = xxhash.xxh3_64_intdigest(name.encode()) % _RANDOM_POOL
         pool = (self._pool.roll(-start) * shape[-1] ** -0.5).to(self._dtype)
         size = torch.Size(shape).numel()
@@ -131,32 +138,42 @@ class RandomWeights:
 
 
 def open_weights(
-    directory: Path, spec: DecoderSpec, load_format: str, seed: int, dtype: torch.dtype
+    directory: Path,
+    spec: DecoderSpec,
+    load_format: str,
+    seed: int,
+    dtype: torch.dtype,
+    device: torch.device = _CPU,
 ) -> TensorSource:
     """The tensors of `spec`, checked to be there, as --load-format says.
+
+    dtype, device: of random weights; what a file holds comes as it is, on the CPU.
 
     Raises:
         ConfigError: when the directory does not hold them.
     """
     shapes = tensor_shapes(spec)
     if load_format == "dummy":
-        return RandomWeights(shapes, seed, dtype)
+        return RandomWeights(shapes, seed, dtype, device)
     checkpoint = Checkpoint(directory)
     checkpoint.check(shapes, ignored=frozenset({LM_HEAD} if spec.tie_word_embeddings else ()))
     return checkpoint
 
 
 def bytes_digest(tensor: Tensor) -> bytes:
-    """Of a contiguous tensor's bytes, whatever its dtype and shape."""
-    return xxhash.xxh3_128_digest(tensor.flatten().view(torch.uint8).numpy().data)
+    """Of a contiguous tensor's bytes, whatever its dtype, shape and device."""
+    return xxhash.xxh3_128_digest(tensor.cpu().flatten().view(torch.uint8).numpy().data)
 
 
 class WeightReader:
-    """Gives each tensor in the model's dtype, once, and remembers what it gave."""
+    """Gives each tensor in the model's dtype on its device, once, and remembers what it gave."""
 
-    def __init__(self, source: TensorSource, dtype: torch.dtype) -> None:
+    def __init__(
+        self, source: TensorSource, dtype: torch.dtype, device: torch.device = _CPU
+    ) -> None:
         self._source = source
         self._dtype = dtype
+        self._device = device
         self._digests: dict[str, bytes] = {}
 
     def take(self, name: str) -> Tensor:
@@ -166,7 +183,7 @@ class WeightReader:
             repr(tuple(tensor.shape)).encode(),
             bytes_digest(tensor),
         )
-        return tensor
+        return tensor.to(self._device)
 
     def digest(self) -> bytes:
         """Over names, dtypes, shapes and bytes of all tensors given so far."""

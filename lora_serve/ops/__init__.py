@@ -133,7 +133,8 @@ def override_ops(ops: Ops, overrides: Sequence[str], backends: dict[str, Ops]) -
     """Swap groups of kernels as `--override-op GROUP=BACKEND` asks; the group "all" is every one.
 
     Raises:
-        ConfigError: naming the group or backend that does not exist, and those that do.
+        ConfigError: naming the group or backend that does not exist, and those that do; or a
+            backend that works on another device.
     """
     for override in overrides:
         group, _, backend = override.partition("=")
@@ -144,12 +145,19 @@ def override_ops(ops: Ops, overrides: Sequence[str], backends: dict[str, Ops]) -
         if backend not in backends:
             raise ConfigError(
                 f"--override-op {override}: no backend {backend!r}; have {sorted(backends)}"
+                + (" (triton needs --device cuda or TRITON_INTERPRET=1)" * (backend == "triton"))
             )
         source = backends[backend]
+        if source.device != ops.device:
+            raise ConfigError(
+                f"--override-op {override}: it works on {source.device}, the others on {ops.device}"
+            )
         if group == "all":
             ops = source
             continue
         swapped = {name: getattr(source, name) for name in OP_GROUPS[group]}
-        ops = replace(ops, numerics=f"{ops.numerics},{group}={source.numerics}", **swapped)
+        numerics = f"{ops.numerics},{group}={source.numerics}"
+        # Plans of two backends cannot be captured by the rules of one.
+        ops = replace(ops, numerics=numerics, graph_plans=None, **swapped)
     assert {f.name for f in fields(Ops)} >= {n for names in OP_GROUPS.values() for n in names}
     return ops

@@ -7,34 +7,62 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 from collections.abc import Sequence
 
 import torch
 import xxhash
 
+from lora_serve.errors import ConfigError
 from lora_serve.ops import Ops, override_ops
 from lora_serve.ops.reference import REFERENCE
 
 logger = logging.getLogger(__name__)
 
+CPU = torch.device("cpu")
 
-def available_ops() -> dict[str, Ops]:
-    """Backends by name, fastest last: "reference" always, "cpu" where the extension was built."""
+
+def available_ops(device: torch.device = CPU, batch_invariant: bool = False) -> dict[str, Ops]:
+    """Backends for a device by name.
+
+    On CPUs "reference" always, "cpu" where the extension was built, and "triton" where its
+    interpreter runs (TRITON_INTERPRET=1), for tests; on other devices "triton".
+    """
+    if device.type != "cpu":
+        return {"triton": _load_triton(device, batch_invariant)}
     backends = {"reference": REFERENCE}
     try:
         backends["cpu"] = importlib.import_module("lora_serve.ops.cpu").load()
     except ImportError as error:
         logger.debug("no native CPU kernels: %s", error)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        backends["triton"] = _load_triton(device, batch_invariant)
     return backends
 
 
-def choose_ops(overrides: Sequence[str]) -> Ops:
-    """The fastest backend, with groups of kernels swapped as `--override-op` asks.
+def _load_triton(device: torch.device, batch_invariant: bool) -> Ops:
+    try:
+        module = importlib.import_module("lora_serve.ops.triton")
+    except ImportError as error:
+        raise ConfigError(
+            f"--device {device}: its kernels need Triton, which cannot be imported ({error}); "
+            "pip install 'lora-serve[cuda]'"
+        ) from error
+    ops: Ops = module.load(device, batch_invariant=batch_invariant)
+    return ops
+
+
+def choose_ops(
+    overrides: Sequence[str], device: torch.device, batch_invariant: bool = False
+) -> Ops:
+    """The fastest backend of a device, with groups of kernels swapped as `--override-op` asks.
 
     Raises:
-        ConfigError: for a group or backend that does not exist.
+        ConfigError: for a group or backend that does not exist, or cannot be loaded.
     """
-    backends = available_ops()
+    backends = available_ops(device, batch_invariant)
+    if device.type != "cpu":
+        return override_ops(backends["triton"], overrides, backends)
     if "cpu" not in backends:
         logger.warning(
             "lora-serve was installed without its native CPU kernels; the reference kernels in "

@@ -1,4 +1,4 @@
-"""From a step to tensors. Rows of one adapter stand together, so that there are few segments."""
+"""From a step to rows and tensors. Rows of one adapter stand together: there are few segments."""
 
 from __future__ import annotations
 
@@ -12,89 +12,124 @@ import torch
 from torch import Tensor
 
 from lora_serve.layers.batch import ForwardBatch
-from lora_serve.ops import LoRAPlan, Ops, PackedAdapter
+from lora_serve.ops import Ops, PackedAdapter
 from lora_serve.step import ScheduledRequest
+from lora_serve.worker.device import Device
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltBatch:
-    """order[i]: index in the step of the request whose rows stand i-th.
+class BatchRows:
+    """A step's T rows of R requests on the host.
 
-    first_row[i]: where its rows begin. forward.logits_indices: the last row of each request of
-    `samplers`, which are indices in the step, too.
+    order[i]: index in the step of the request whose rows stand i-th. first_row (R + 1): where its
+        rows begin; the last entry is T.
+    samplers: indices in the step of the requests that sample. logits_indices (N), int64: the last
+        row of each.
+    input_ids, positions, slot_mapping: (T), int64. seq_lens (R), block_tables (R, longest): int32,
+        CPU tensors; tables are filled up with block 0, which is not looked at.
+    segments: (start, end, adapter), as Ops.plan_lora wants them.
+    is_embeds (T), inputs_embeds (T, H): CPU tensors, or None where every row is a token.
     """
 
-    forward: ForwardBatch
     order: tuple[int, ...]
     first_row: tuple[int, ...]
     samplers: tuple[int, ...]
+    logits_indices: npt.NDArray[np.int64]
+    input_ids: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    slot_mapping: npt.NDArray[np.int64]
+    seq_lens: Tensor
+    block_tables: Tensor
+    segments: tuple[tuple[int, int, PackedAdapter], ...]
+    is_embeds: Tensor | None
+    inputs_embeds: Tensor | None
+
+    @property
+    def num_rows(self) -> int:
+        return self.first_row[-1]
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether each request has one row, a token's."""
+        return len(self.order) == self.num_rows and self.is_embeds is None
 
 
 class BatchBuilder:
     """hidden_size, dtype: of the rows of prompt_embeds."""
 
-    def __init__(self, ops: Ops, block_size: int, hidden_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, ops: Ops, device: Device, block_size: int, hidden_size: int, dtype: torch.dtype
+    ) -> None:
         self._ops = ops
+        self._device = device
         self._block_size = block_size
         self._hidden_size = hidden_size
         self._dtype = dtype
 
-    def build(
+    def lay_out(
         self,
         requests: Sequence[ScheduledRequest],
         adapter_of: Callable[[bytes], PackedAdapter],
-    ) -> BuiltBatch:
-        """One batch of all `requests`, at least one; adapter_of finds weights by digest."""
+    ) -> BatchRows:
+        """The rows of all `requests`, at least one; adapter_of finds weights by digest."""
         order = sorted(range(len(requests)), key=lambda index: _adapter_key(requests[index]))
-        rows = [requests[index] for index in order]
-        starts = tuple(accumulate((request.num_tokens for request in rows), initial=0))
-        samplers = [i for i, request in enumerate(rows) if request.sample is not None]
-        block_tables = _block_tables(rows)
-        request_of_row, positions = _rows(rows, starts)
+        members = [requests[index] for index in order]
+        starts = tuple(accumulate((request.num_tokens for request in members), initial=0))
+        samplers = [i for i, request in enumerate(members) if request.sample is not None]
+        block_tables = _block_tables(members)
+        request_of_row, positions = _rows(members, starts)
         blocks = block_tables[request_of_row, positions // self._block_size].astype(np.int64)
-        slot_mapping = blocks * self._block_size + positions % self._block_size
-        is_embeds, inputs_embeds = self._embeds(rows, starts)
-        forward = ForwardBatch(
-            input_ids=torch.tensor([token for request in rows for token in request.token_ids]),
-            positions=torch.from_numpy(positions),
-            slot_mapping=torch.from_numpy(slot_mapping),
+        is_embeds, inputs_embeds = self._embeds(members, starts)
+        return BatchRows(
+            order=tuple(order),
+            first_row=starts,
+            samplers=tuple(order[i] for i in samplers),
+            logits_indices=np.array([starts[i + 1] - 1 for i in samplers], np.int64),
+            input_ids=np.array([t for member in members for t in member.token_ids], np.int64),
+            positions=positions,
+            slot_mapping=blocks * self._block_size + positions % self._block_size,
+            seq_lens=torch.tensor([member.end for member in members], dtype=torch.int32),
+            block_tables=torch.from_numpy(block_tables),
+            segments=_segments(members, starts, adapter_of),
+            is_embeds=is_embeds,
+            inputs_embeds=inputs_embeds,
+        )
+
+    def to_device(self, rows: BatchRows) -> ForwardBatch:
+        """The rows as the model takes them."""
+        count = rows.num_rows
+        columns = (rows.input_ids, rows.positions, rows.slot_mapping, rows.logits_indices)
+        table = self._device.upload(torch.from_numpy(np.concatenate(columns)))
+        return ForwardBatch(
+            input_ids=table[:count],
+            positions=table[count : 2 * count],
+            slot_mapping=table[2 * count : 3 * count],
             attention=self._ops.plan_attention(
-                torch.tensor(starts, dtype=torch.int32),
-                torch.tensor([request.end for request in rows], dtype=torch.int32),
-                torch.from_numpy(block_tables),
+                torch.tensor(rows.first_row, dtype=torch.int32),
+                rows.seq_lens,
+                rows.block_tables,
                 self._block_size,
             ),
-            logits_indices=torch.tensor([starts[i + 1] - 1 for i in samplers], dtype=torch.int64),
-            lora=self._plan_lora(rows, starts, adapter_of),
-            inputs_embeds=inputs_embeds,
-            is_embeds=is_embeds,
+            logits_indices=table[3 * count :],
+            lora=self._ops.plan_lora(rows.segments, count) if rows.segments else None,
+            inputs_embeds=self._upload(rows.inputs_embeds),
+            is_embeds=self._upload(rows.is_embeds),
         )
-        return BuiltBatch(forward, tuple(order), starts, tuple(order[i] for i in samplers))
 
-    def _plan_lora(
-        self,
-        rows: Sequence[ScheduledRequest],
-        starts: Sequence[int],
-        adapter_of: Callable[[bytes], PackedAdapter],
-    ) -> LoRAPlan | None:
-        segments = []
-        for digest, group in groupby(range(len(rows)), key=lambda i: _adapter_key(rows[i])):
-            members = list(group)
-            if digest:
-                segments.append((starts[members[0]], starts[members[-1] + 1], adapter_of(digest)))
-        return self._ops.plan_lora(segments, starts[-1]) if segments else None
+    def _upload(self, host: Tensor | None) -> Tensor | None:
+        return self._device.upload(host) if host is not None else None
 
     def _embeds(
-        self, rows: Sequence[ScheduledRequest], starts: Sequence[int]
+        self, members: Sequence[ScheduledRequest], starts: Sequence[int]
     ) -> tuple[Tensor | None, Tensor | None]:
         """Which rows prompt_embeds supply (T), and their values (T, H); None if none."""
-        if not any(request.embeds for request in rows):
+        if not any(member.embeds for member in members):
             return None, None
         is_embeds = torch.zeros(starts[-1], dtype=torch.bool)
         values = torch.zeros(starts[-1], self._hidden_size, dtype=self._dtype)
-        for request, start in zip(rows, starts, strict=False):
-            if request.embeds:
-                given = torch.frombuffer(bytearray(request.embeds), dtype=self._dtype)
+        for member, start in zip(members, starts, strict=False):
+            if member.embeds:
+                given = torch.frombuffer(bytearray(member.embeds), dtype=self._dtype)
                 given = given.view(-1, self._hidden_size)
                 values[start : start + len(given)] = given
                 is_embeds[start : start + len(given)] = True
@@ -106,20 +141,33 @@ def _adapter_key(request: ScheduledRequest) -> bytes:
     return request.adapter.digest if request.adapter is not None else b""
 
 
+def _segments(
+    members: Sequence[ScheduledRequest],
+    starts: Sequence[int],
+    adapter_of: Callable[[bytes], PackedAdapter],
+) -> tuple[tuple[int, int, PackedAdapter], ...]:
+    segments = []
+    for digest, group in groupby(range(len(members)), key=lambda i: _adapter_key(members[i])):
+        indices = list(group)
+        if digest:
+            segments.append((starts[indices[0]], starts[indices[-1] + 1], adapter_of(digest)))
+    return tuple(segments)
+
+
 def _rows(
-    rows: Sequence[ScheduledRequest], starts: Sequence[int]
+    members: Sequence[ScheduledRequest], starts: Sequence[int]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Of each row (T): which of `rows` it belongs to, and its absolute position."""
+    """Of each row (T): which of `members` it belongs to, and its absolute position."""
     first_row = np.array(starts[:-1])
-    request_of_row = np.repeat(np.arange(len(rows)), np.diff(starts))
-    offset = np.array([request.start for request in rows]) - first_row
+    request_of_row = np.repeat(np.arange(len(members)), np.diff(starts))
+    offset = np.array([member.start for member in members]) - first_row
     return request_of_row, np.arange(starts[-1]) + offset[request_of_row]
 
 
-def _block_tables(rows: Sequence[ScheduledRequest]) -> npt.NDArray[np.int32]:
+def _block_tables(members: Sequence[ScheduledRequest]) -> npt.NDArray[np.int32]:
     """(R, longest), filled up with block 0, which is not looked at."""
-    longest = max(len(request.block_ids) for request in rows)
-    tables = np.zeros((len(rows), longest), dtype=np.int32)
-    for table, request in zip(tables, rows, strict=True):
-        table[: len(request.block_ids)] = request.block_ids
+    longest = max(len(member.block_ids) for member in members)
+    tables = np.zeros((len(members), longest), dtype=np.int32)
+    for table, member in zip(tables, members, strict=True):
+        table[: len(member.block_ids)] = member.block_ids
     return tables

@@ -17,15 +17,17 @@ from lora_serve.models.layout import all_linears
 from lora_serve.models.spec import DecoderSpec
 from lora_serve.ops import LoRAPart, Ops, PackedAdapter
 from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
+from lora_serve.worker.device import Device
 
 _STORED_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 class LoRASlots:
-    """dtype: the model's; adapters are rounded to it."""
+    """dtype: the model's; adapters are rounded to it. They lie on the device from `prepare` on."""
 
-    def __init__(self, spec: DecoderSpec, ops: Ops, dtype: torch.dtype) -> None:
+    def __init__(self, spec: DecoderSpec, ops: Ops, device: Device, dtype: torch.dtype) -> None:
         self._ops = ops
+        self._device = device
         self._dtype = dtype
         self._linears = tuple(all_linears(spec))
         self._lock = threading.Lock()  # over _prepared
@@ -34,6 +36,13 @@ class LoRASlots:
 
     def prepare(self, checkpoint: AdapterCheckpoint) -> None:
         """Pack an adapter, whose modules' shapes were checked, for a later `change`."""
+        with self._device.loading():
+            packed = self._ops.pack_adapter(self._linear_parts(checkpoint))
+        with self._lock:
+            self._prepared.setdefault(checkpoint.digest, []).append(packed)
+
+    def _linear_parts(self, checkpoint: AdapterCheckpoint) -> list[list[LoRAPart]]:
+        """The parts of each linear layer, on the device."""
         modules = {module.name: module for module in checkpoint.modules}
         linears: list[list[LoRAPart]] = []
         for linear in self._linears:
@@ -44,9 +53,7 @@ class LoRASlots:
                 out_start += out_features
             linears.append(parts)
         assert not modules, f"{checkpoint.path} was verified, yet changes {sorted(modules)}"
-        packed = self._ops.pack_adapter(linears)
-        with self._lock:
-            self._prepared.setdefault(checkpoint.digest, []).append(packed)
+        return linears
 
     def change(self, drop: Sequence[bytes], add: Sequence[bytes]) -> None:
         """Forget the weights of `drop`, then let steps use the prepared weights of `add`."""
@@ -72,4 +79,4 @@ class LoRASlots:
 
     def _tensor(self, raw: RawTensor) -> Tensor:
         stored = torch.frombuffer(bytearray(raw.data), dtype=_STORED_DTYPES[raw.dtype])
-        return stored.view(raw.shape).to(self._dtype)
+        return self._device.upload(stored.view(raw.shape).to(self._dtype))

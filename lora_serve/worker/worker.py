@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
+import logging
+from functools import partial
+
 import torch
 
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
-from lora_serve.errors import ConfigError
-from lora_serve.layers.rotary import rotary_table
-from lora_serve.models.decoder import build_decoder
-from lora_serve.models.fingerprint import model_fingerprint
 from lora_serve.models.layout import lora_modules
-from lora_serve.models.source import load_spec, model_directory
-from lora_serve.models.spec import DecoderSpec
-from lora_serve.models.weights import WeightReader, open_weights
-from lora_serve.ops import Ops
-from lora_serve.ops.backends import choose_ops, machine_numerics
+from lora_serve.sampling.device_sampler import sample_on_device
+from lora_serve.sampling.sampler import sample
 from lora_serve.step import AdapterCheckpoint, ModelInfo, ModelRunnerOutput, SchedulerOutput
 from lora_serve.worker.batch_builder import BatchBuilder
-from lora_serve.worker.kv_cache import (
-    allocate_kv_caches,
-    available_memory_bytes,
-    kv_block_bytes,
-    num_kv_blocks,
-)
+from lora_serve.worker.cuda_graphs import DecodeGraphs, graph_sizes
+from lora_serve.worker.device import Device, open_device
+from lora_serve.worker.kv_cache import allocate_kv_caches, kv_block_bytes, num_kv_blocks
+from lora_serve.worker.largest_steps import largest_steps
+from lora_serve.worker.loaded_model import LoadedModel, load_model
 from lora_serve.worker.lora_slots import LoRASlots
+from lora_serve.worker.memory import GpuMemory, Room, cpu_room, largest_adapter_bytes
 from lora_serve.worker.model_runner import ModelRunner
 
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """`load` comes first. `prepare_adapter` may run in another thread than all the rest."""
+    """`load` comes first. `prepare_adapter` may run in another thread than all the rest.
+
+    device: opened as the model's config says if left out.
+    """
 
     def __init__(
         self,
@@ -43,12 +38,14 @@ class Worker:
         lora: LoRAConfig,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        device: Device | None = None,
     ) -> None:
-        self._model = model
+        self._config = model
         self._cache = cache
         self._lora = lora
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._device = device
         self._adapters: LoRASlots
         self._runner: ModelRunner
 
@@ -59,40 +56,26 @@ class Worker:
         Raises:
             ConfigError: when the model, or a setting for it, cannot be served.
         """
-        if self._model.cpu_threads is not None:
-            torch.set_num_threads(self._model.cpu_threads)
-        with_weights = self._model.load_format != "dummy"
-        directory = model_directory(
-            self._model.model, self._model.revision, with_weights=with_weights
+        if self._config.cpu_threads is not None:
+            torch.set_num_threads(self._config.cpu_threads)
+        device = self._device or open_device(self._config.device)
+        free_bytes = device.free_bytes()
+        model = load_model(self._config, device, self._cache.block_size)
+        self._adapters = LoRASlots(model.spec, model.ops, device, model.dtype)
+        block_bytes = kv_block_bytes(model.spec, model.ops, self._cache.block_size, model.dtype)
+        num_blocks = num_kv_blocks(
+            self._cache, block_bytes, partial(self._room, model, block_bytes, free_bytes)
         )
-        spec = load_spec(directory)
-        dtype = _model_dtype(self._model.dtype, spec)
-        max_model_len = _max_model_len(self._model.max_model_len, spec)
-        ops = choose_ops(self._model.override_op)
-        source = open_weights(directory, spec, self._model.load_format, self._model.seed, dtype)
-        weights = WeightReader(source, dtype)
-        cos_sin = rotary_table(spec.rope, spec.head_size, spec.max_positions)
-        decoder = build_decoder(spec, weights, ops, cos_sin)
-        block_size = self._cache.block_size
-        num_blocks = self._num_blocks(spec, ops, dtype, max_model_len)
-        self._adapters = LoRASlots(spec, ops, dtype)
-        self._runner = ModelRunner(
-            decoder,
-            allocate_kv_caches(spec, ops, num_blocks, block_size, dtype),
-            BatchBuilder(ops, block_size, spec.hidden_size, dtype),
-            self._adapters,
-        )
+        self._runner = self._make_runner(model, num_blocks, with_graphs=True)
         return ModelInfo(
-            fingerprint=model_fingerprint(
-                spec, dtype, weights.digest(), cos_sin, machine_numerics(ops), block_size
-            ),
-            dtype=str(dtype).removeprefix("torch."),
-            vocab_size=spec.vocab_size,
-            hidden_size=spec.hidden_size,
-            max_model_len=max_model_len,
+            fingerprint=model.fingerprint,
+            dtype=str(model.dtype).removeprefix("torch."),
+            vocab_size=model.spec.vocab_size,
+            hidden_size=model.spec.hidden_size,
+            max_model_len=model.max_model_len,
             num_blocks=num_blocks,
-            kernels=ops.numerics,
-            lora_modules=lora_modules(spec),
+            kernels=model.ops.numerics,
+            lora_modules=lora_modules(model.spec),
         )
 
     @torch.inference_mode()
@@ -113,34 +96,55 @@ class Worker:
         assert step.num_tokens <= self._max_num_batched_tokens, f"step of {step.num_tokens} tokens"
         assert num_loras <= self._lora.max_loras, f"step of {num_loras} adapters"
 
-    def _num_blocks(
-        self, spec: DecoderSpec, ops: Ops, dtype: torch.dtype, max_model_len: int
-    ) -> int:
-        block_size = self._cache.block_size
-        return num_kv_blocks(
-            self._cache,
-            block_bytes=kv_block_bytes(spec, ops, block_size, dtype),
-            most_needed=self._max_num_seqs * -(-max_model_len // block_size),
-            available_bytes=available_memory_bytes(),
+    def _make_runner(
+        self, model: LoadedModel, num_blocks: int, *, with_graphs: bool
+    ) -> ModelRunner:
+        block_size, device = self._cache.block_size, model.device
+        kv_caches = allocate_kv_caches(model.spec, model.ops, num_blocks, block_size, model.dtype)
+        builder = BatchBuilder(model.ops, device, block_size, model.spec.hidden_size, model.dtype)
+        graphs = None
+        if with_graphs and model.ops.graph_plans is not None and not self._config.enforce_eager:
+            graphs = DecodeGraphs.record(
+                device,
+                model.ops.graph_plans,
+                partial(model.decoder.forward, kv_caches=kv_caches),
+                graph_sizes(self._max_num_seqs),
+                max_blocks=-(-model.max_model_len // block_size),
+                block_size=block_size,
+                with_lora=self._lora.enable_lora,
+            )
+        sampler = sample if device.torch_device.type == "cpu" else sample_on_device
+        return ModelRunner(
+            device, model.decoder, kv_caches, builder, self._adapters, sampler, graphs
         )
 
+    def _room(self, model: LoadedModel, block_bytes: int, free_bytes: int) -> Room:
+        if model.device.counts_memory:
+            return self._gpu_room(model, free_bytes)
+        most_blocks = self._max_num_seqs * -(-model.max_model_len // self._cache.block_size)
+        utilization = self._cache.gpu_memory_utilization
+        return cpu_room(model.device.free_bytes(), utilization, most_blocks * block_bytes)
 
-def _model_dtype(setting: str, spec: DecoderSpec) -> torch.dtype:
-    name = (spec.dtype or "float32") if setting == "auto" else setting
-    if name not in _DTYPES:
-        raise ConfigError(
-            f"the checkpoint's dtype {name} is not supported; set --dtype to one of "
-            f"{', '.join(_DTYPES)}"
+    def _gpu_room(self, model: LoadedModel, free_bytes: int) -> Room:
+        """free_bytes: before the model was loaded."""
+        weight_bytes = free_bytes - model.device.free_bytes()
+        adapter_bytes = largest_adapter_bytes(
+            model.spec, self._lora.max_lora_rank, model.dtype.itemsize
         )
-    return _DTYPES[name]
-
-
-def _max_model_len(setting: int | None, spec: DecoderSpec) -> int:
-    if setting is None:
-        return spec.max_positions
-    if setting > spec.max_positions:
-        raise ConfigError(
-            f"--max-model-len {setting} is above the {spec.max_positions} positions of the model; "
-            "lower it"
+        runner = self._make_runner(model, num_blocks=1, with_graphs=False)
+        steps = largest_steps(
+            self._max_num_seqs,
+            self._max_num_batched_tokens,
+            model.max_model_len,
+            self._cache.block_size,
         )
-    return setting
+        memory = GpuMemory(
+            free=free_bytes,
+            utilization=self._cache.gpu_memory_utilization,
+            weights=weight_bytes,
+            step=max(model.device.peak_bytes(partial(runner.run, step)) for step in steps),
+            adapters=self._lora.max_resident * adapter_bytes if self._lora.enable_lora else 0,
+        )
+        room = memory.room()
+        logger.info("%s: %s leaves %d bytes for KV", model.device.name, memory, room.num_bytes)
+        return room

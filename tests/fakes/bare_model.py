@@ -16,6 +16,7 @@ from lora_serve.models.weights import WeightReader, open_weights
 from lora_serve.ops import Ops
 from lora_serve.step import AdapterCheckpoint, ScheduledRequest
 from lora_serve.worker.batch_builder import BatchBuilder
+from lora_serve.worker.device import CpuDevice
 from lora_serve.worker.kv_cache import allocate_kv_caches
 from lora_serve.worker.lora_slots import LoRASlots
 
@@ -30,9 +31,10 @@ class BareModel:
         weights = WeightReader(open_weights(directory, self.spec, "safetensors", 0, dtype), dtype)
         cos_sin = rotary_table(self.spec.rope, self.spec.head_size, self.spec.max_positions)
         self.decoder = build_decoder(self.spec, weights, ops, cos_sin)
-        self.adapters = LoRASlots(self.spec, ops, dtype)
+        device = CpuDevice()
+        self.adapters = LoRASlots(self.spec, ops, device, dtype)
         self.kv_caches = allocate_kv_caches(self.spec, ops, num_blocks, BLOCK_SIZE, dtype)
-        self._builder = BatchBuilder(ops, BLOCK_SIZE, self.spec.hidden_size, dtype)
+        self.builder = BatchBuilder(ops, device, BLOCK_SIZE, self.spec.hidden_size, dtype)
         self.poison()
 
     def poison(self) -> None:
@@ -47,9 +49,11 @@ class BareModel:
     @torch.inference_mode()
     def step(self, requests: Sequence[ScheduledRequest]) -> list[Tensor]:
         """The logits (num_tokens, V) of each request's rows."""
-        batch = self._builder.build(requests, self.adapters.__getitem__)
-        logits = self.decoder.logits(self.decoder.forward(batch.forward, self.kv_caches))
-        first_row = dict(zip(batch.order, batch.first_row, strict=False))
+        rows = self.builder.lay_out(requests, self.adapters.__getitem__)
+        logits = self.decoder.logits(
+            self.decoder.forward(self.builder.to_device(rows), self.kv_caches)
+        )
+        first_row = dict(zip(rows.order, rows.first_row, strict=False))
         return [logits[first_row[i] :][: r.num_tokens] for i, r in enumerate(requests)]
 
 

@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
 
 from lora_serve.errors import ConfigError
 from lora_serve.ops import OP_GROUPS, override_ops
-from lora_serve.ops.backends import available_ops, choose_ops, machine_numerics
+from lora_serve.ops.backends import CPU, available_ops, choose_ops, machine_numerics
 from lora_serve.ops.reference import REFERENCE
 
 FAST = REFERENCE.__class__(
     name="fast",
     numerics="fast-1",
+    device=torch.device("cpu"),
     **{name: object() for group in OP_GROUPS.values() for name in group},  # type: ignore[arg-type]
 )
 BACKENDS = {"reference": REFERENCE, "fast": FAST}
@@ -24,7 +26,7 @@ def test_the_reference_is_always_there() -> None:
 
 def test_all_swaps_every_group() -> None:
     assert override_ops(FAST, ["all=reference"], BACKENDS) is REFERENCE
-    assert choose_ops(["all=reference"]) == REFERENCE
+    assert choose_ops(["all=reference"], CPU) == REFERENCE
 
 
 def test_a_group_is_swapped_whole_and_shows_in_the_numerics() -> None:
@@ -41,12 +43,25 @@ def test_a_group_is_swapped_whole_and_shows_in_the_numerics() -> None:
 )
 def test_an_unknown_group_or_backend_is_refused_by_name(override: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        choose_ops([override])
+        choose_ops([override], CPU)
+
+
+def test_kernels_of_two_devices_do_not_mix() -> None:
+    elsewhere = replace(FAST, device=torch.device("cuda"))
+    with pytest.raises(ConfigError, match="linear=reference: it works on cpu, the others on cuda"):
+        override_ops(elsewhere, ["linear=reference"], BACKENDS)
+
+
+def test_triton_is_refused_on_a_cpu_that_does_not_interpret_it() -> None:
+    if "triton" in available_ops():
+        pytest.skip("TRITON_INTERPRET is set")
+    with pytest.raises(ConfigError, match=r"no backend 'triton'.*TRITON_INTERPRET=1"):
+        choose_ops(["all=triton"], CPU)
 
 
 def test_serving_without_native_kernels_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        choose_ops([])
+        choose_ops([], CPU)
     expected = 0 if "cpu" in available_ops() else 1
     assert sum("plain torch" in record.message for record in caplog.records) == expected
 

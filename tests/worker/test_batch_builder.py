@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from lora_serve.identity import AdapterRef
+from lora_serve.layers.batch import ForwardBatch
 from lora_serve.ops import PackedAdapter
 from lora_serve.ops.reference import REFERENCE
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput, ScheduledRequest
-from lora_serve.worker.batch_builder import BatchBuilder, BuiltBatch
+from lora_serve.worker.batch_builder import BatchBuilder, BatchRows
+from lora_serve.worker.device import CpuDevice
 
 A, B = AdapterRef("a", b"A" * 32), AdapterRef("b", b"B" * 32)
 SAMPLE = SampleInput(SamplingParams(), seed=0, position=0)
@@ -29,9 +31,15 @@ def request(
     )
 
 
-def build(*requests: ScheduledRequest) -> BuiltBatch:
-    builder = BatchBuilder(REFERENCE, block_size=16, hidden_size=2, dtype=torch.bfloat16)
-    return builder.build(requests, adapter_of=_packed)
+BUILDER = BatchBuilder(REFERENCE, CpuDevice(), block_size=16, hidden_size=2, dtype=torch.bfloat16)
+
+
+def lay_out(*requests: ScheduledRequest) -> BatchRows:
+    return BUILDER.lay_out(requests, adapter_of=_packed)
+
+
+def build(*requests: ScheduledRequest) -> ForwardBatch:
+    return BUILDER.to_device(lay_out(*requests))
 
 
 def _packed(digest: bytes) -> PackedAdapter:
@@ -39,7 +47,7 @@ def _packed(digest: bytes) -> PackedAdapter:
 
 
 def test_each_row_knows_its_token_position_and_slot() -> None:
-    batch = build(request(14, 4, first_block=3), request(0, 2, first_block=7)).forward
+    batch = build(request(14, 4, first_block=3), request(0, 2, first_block=7))
     assert batch.input_ids.tolist() == [300, 301, 302, 303, 700, 701]
     assert batch.positions.tolist() == [14, 15, 16, 17, 0, 1]
     assert batch.slot_mapping.tolist() == [62, 63, 64, 65, 112, 113]
@@ -48,32 +56,38 @@ def test_each_row_knows_its_token_position_and_slot() -> None:
 
 
 def test_rows_of_one_adapter_stand_together() -> None:
-    built = build(request(0, 2, 1, B), request(0, 1, 2), request(0, 3, 3, A), request(5, 1, 4, B))
-    assert built.order == (1, 2, 0, 3)
-    assert built.first_row[:4] == (0, 1, 4, 6)
-    assert built.forward.lora is not None
-    assert built.forward.lora.segments == ((1, 4, "A"), (4, 7, "B"))
+    rows = lay_out(request(0, 2, 1, B), request(0, 1, 2), request(0, 3, 3, A), request(5, 1, 4, B))
+    assert rows.order == (1, 2, 0, 3)
+    assert rows.first_row == (0, 1, 4, 6, 7)
+    assert rows.segments == ((1, 4, "A"), (4, 7, "B"))
+    lora = BUILDER.to_device(rows).lora
+    assert lora is not None
+    assert lora.segments == rows.segments
 
 
 def test_versions_with_equal_bytes_are_one_segment() -> None:
     again = AdapterRef("other name", A.digest, generation=3)
-    built = build(request(0, 1, 1, A), request(0, 1, 2, again))
-    assert built.forward.lora is not None
-    assert built.forward.lora.segments == ((0, 2, "A"),)
+    assert lay_out(request(0, 1, 1, A), request(0, 1, 2, again)).segments == ((0, 2, "A"),)
 
 
 def test_samplers_are_found_by_their_last_row() -> None:
     first = replace(request(0, 2, 1, B), sample=SAMPLE)
-    built = build(first, request(0, 3, 2), replace(request(4, 1, 3), sample=SAMPLE))
-    assert built.order == (1, 2, 0)
-    assert built.samplers == (2, 0)
-    assert built.forward.logits_indices.tolist() == [3, 5]
+    rows = lay_out(first, request(0, 3, 2), replace(request(4, 1, 3), sample=SAMPLE))
+    assert rows.order == (1, 2, 0)
+    assert rows.samplers == (2, 0)
+    assert BUILDER.to_device(rows).logits_indices.tolist() == [3, 5]
+
+
+def test_a_decode_step_has_one_token_of_each_request() -> None:
+    assert lay_out(request(5, 1, 1), request(0, 1, 2, A)).is_decode
+    assert not lay_out(request(5, 1, 1), request(0, 2, 2)).is_decode
+    assert not lay_out(replace(request(5, 1, 1), embeds=bytes(4))).is_decode
 
 
 def test_embeds_supply_the_first_rows_of_their_chunk() -> None:
     rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.bfloat16)
     embeds = bytes(rows.view(torch.uint8).flatten().tolist())
-    batch = build(request(0, 1, 1), replace(request(8, 3, 2), embeds=embeds)).forward
+    batch = build(request(0, 1, 1), replace(request(8, 3, 2), embeds=embeds))
     assert batch.is_embeds is not None
     assert batch.inputs_embeds is not None
     assert batch.is_embeds.tolist() == [False, True, True, False]
@@ -83,7 +97,7 @@ def test_embeds_supply_the_first_rows_of_their_chunk() -> None:
 @pytest.mark.parametrize("num_requests", [1, 5])
 def test_attention_is_planned_over_each_requests_own_blocks(num_requests: int) -> None:
     requests = [request(10 * i, 3, first_block=10 * i) for i in range(num_requests)]
-    plan = build(*requests).forward.attention
+    plan = build(*requests).attention
     assert [(p.start, p.end, p.seq_len) for p in plan] == [
         (3 * i, 3 * i + 3, 10 * i + 3) for i in range(num_requests)
     ]

@@ -11,6 +11,7 @@ from lora_serve.ops import Ops
 from lora_serve.ops.backends import available_ops
 from lora_serve.ops.reference import REFERENCE
 from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
+from lora_serve.worker.device import CpuDevice
 from lora_serve.worker.lora_slots import LoRASlots
 from tests.fakes.bare_model import BareModel, Prompt
 from tests.fakes.peft_adapters import make_peft, read_saved
@@ -85,7 +86,7 @@ def checkpoint(digest: bytes) -> AdapterCheckpoint:
 
 @pytest.fixture
 def slots(directories: dict[str, Path]) -> LoRASlots:
-    return LoRASlots(load_spec(directories["qwen2"]), REFERENCE, torch.bfloat16)
+    return LoRASlots(load_spec(directories["qwen2"]), REFERENCE, CpuDevice(), torch.bfloat16)
 
 
 def test_prepared_weights_serve_from_the_step_that_adds_them(slots: LoRASlots) -> None:

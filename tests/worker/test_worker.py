@@ -18,6 +18,7 @@ from lora_serve.identity import AdapterRef
 from lora_serve.models.layout import EMBEDDING
 from lora_serve.models.source import load_spec
 from lora_serve.ops.backends import available_ops
+from lora_serve.ops.reference import REFERENCE
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import (
     RequestStepOutput,
@@ -25,7 +26,10 @@ from lora_serve.step import (
     ScheduledRequest,
     SchedulerOutput,
 )
+from lora_serve.worker.kv_cache import kv_block_bytes
+from lora_serve.worker.memory import largest_adapter_bytes
 from lora_serve.worker.worker import Worker
+from tests.fakes.device import CountingDevice
 from tests.fakes.peft_adapters import make_peft, read_saved
 from tests.fakes.tiny_models import VOCAB_SIZE
 
@@ -133,6 +137,26 @@ def test_the_fingerprint_follows_the_weights_and_the_dtype(
     assert make_worker(model).load().fingerprint == first
     assert make_worker(directories["mistral"]).load().fingerprint != first
     assert make_worker(model, dtype="bfloat16").load().fingerprint != first
+
+
+def test_a_gpus_memory_is_divided_by_what_its_largest_steps_take(model: Path) -> None:
+    """What a step takes is the device's to tell; here the tests' own makes it up."""
+    weights, step, room = 7_000_000, 1_000_000, 90_000_000
+    adapters = 8 * 2 * largest_adapter_bytes(load_spec(model), 64, 4)
+    free = weights + step + adapters + room
+    device = CountingDevice(2 * free, weights, peaks=[step // 2, step])
+    worker = Worker(
+        ModelConfig(model=str(model), override_op=("all=reference",)),
+        CacheConfig(gpu_memory_utilization=0.5),
+        LoRAConfig(enable_lora=True, max_loras=2),
+        max_num_seqs=4,
+        max_num_batched_tokens=256,
+        device=device,
+    )
+    block_bytes = kv_block_bytes(load_spec(model), REFERENCE, 16, torch.float32)
+    assert worker.load().num_blocks == room // block_bytes
+    assert len(device.measured) == 2
+    assert all(device.measured), "the steps that were measured computed nothing"
 
 
 # ── execute ─────────────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,78 @@
+"""One NVIDIA GPU as a `Device`: pinned copies, a side stream for loads, CUDA graphs.
+
+Steps run on torch's current stream, loads on a stream of their own. What a load leaves behind is
+complete when its block ends, so a step may use it at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+WARM_UP_RUNS = (
+    2  # the first compiles kernels and makes cuBLAS's workspace, which cannot be recorded
+)
+
+
+class CudaDevice:
+    """The current CUDA device."""
+
+    counts_memory = True
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cuda", torch.cuda.current_device())
+        self.name = torch.cuda.get_device_name()
+        self._loads = torch.cuda.Stream()
+        self._graph_memory = torch.cuda.graph_pool_handle()
+
+    def upload(self, host: Tensor) -> Tensor:
+        # The allocator of pinned memory keeps the buffer until the copy is done.
+        return host.pin_memory().to(self.torch_device, non_blocking=True)
+
+    def fill(self, target: Tensor, host: Tensor) -> None:
+        target.copy_(host.pin_memory(), non_blocking=True)
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        with torch.cuda.stream(self._loads):
+            yield
+        self._loads.synchronize()
+
+    def free_bytes(self) -> int:
+        free, _ = torch.cuda.mem_get_info()
+        return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+
+    def peak_bytes(self, run: Callable[[], object]) -> int:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() - before
+        torch.cuda.empty_cache()  # what this run took in odd sizes is the KV cache's to have
+        return peak
+
+    def record(self, run: Callable[[], Tensor]) -> CudaGraph:
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(WARM_UP_RUNS):
+                run()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        # Loads of adapters go on meanwhile in their own thread, so only this one's calls count.
+        with torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"):
+            output = run()
+        return CudaGraph(graph, output)
+
+
+class CudaGraph:
+    def __init__(self, graph: torch.cuda.CUDAGraph, output: Tensor) -> None:
+        self._graph = graph
+        self.output = output
+
+    def replay(self) -> None:
+        self._graph.replay()

@@ -1,0 +1,120 @@
+"""What the data plane needs of a device beyond its kernels: memory, copies, recorded work.
+
+`Device` is the whole contract, and the rest of the worker sees nothing else of CUDA; so a fake
+that keeps the contract's rules on the CPU proves that the worker keeps to them. Knows no model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lora_serve.errors import ConfigError
+
+
+class Device(Protocol):
+    """Work is ordered: what was asked for first is done first, in the thread that runs steps.
+
+    torch_device: where its tensors live. name: for logs and results, such as "NVIDIA H200".
+    counts_memory: whether it is known what tensors take, so that KV may have all the rest.
+    """
+
+    torch_device: torch.device
+    name: str
+    counts_memory: bool
+
+    def upload(self, host: Tensor) -> Tensor:
+        """The values of a CPU tensor on the device; the caller may drop `host`, not change it."""
+
+    def fill(self, target: Tensor, host: Tensor) -> None:
+        """Give a device's tensor the values of a CPU tensor, of which `upload`'s rule holds."""
+
+    def loading(self) -> AbstractContextManager[None]:
+        """For another thread: its work goes beside the steps' and is done when the block ends."""
+
+    def free_bytes(self) -> int:
+        """Memory that nobody holds now; what an allocator of ours keeps in reserve counts."""
+
+    def peak_bytes(self, run: Callable[[], object]) -> int:
+        """The most memory beyond what is held now that `run` takes. Only if `counts_memory`."""
+
+    def record(self, run: Callable[[], Tensor]) -> RecordedWork | None:
+        """Record what `run` does to the device's memory; None where that is not possible.
+
+        `run` is called several times. Whatever it reads must lie in memory that lives on, at the
+        same address, and no choice in it may depend on what the memory holds.
+        """
+
+
+class RecordedWork(Protocol):
+    """output: what `run` returned; each replay writes it anew, at the same address."""
+
+    output: Tensor
+
+    def replay(self) -> None:
+        """Do all of it again, on what the memory holds by then."""
+
+
+class CpuDevice:
+    """Host and device are one: nothing is copied, recorded or measured."""
+
+    torch_device = torch.device("cpu")
+    name = "cpu"
+    counts_memory = False
+
+    def upload(self, host: Tensor) -> Tensor:
+        return host
+
+    def fill(self, target: Tensor, host: Tensor) -> None:
+        target.copy_(host)
+
+    def loading(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def free_bytes(self) -> int:
+        return available_memory_bytes()
+
+    def peak_bytes(self, run: Callable[[], object]) -> int:
+        raise NotImplementedError("a CPU's memory is shared; nobody counts what a step takes")
+
+    def record(self, run: Callable[[], Tensor]) -> RecordedWork | None:
+        return None
+
+
+def open_device(setting: str) -> Device:
+    """The device that `--device` names.
+
+    Raises:
+        ConfigError: for a GPU where torch sees none.
+    """
+    if setting == "cpu" or (setting == "auto" and not torch.cuda.is_available()):
+        return CpuDevice()
+    if not torch.cuda.is_available():
+        built = torch.version.cuda or "none"
+        raise ConfigError(
+            f"--device cuda: torch {torch.__version__} sees no GPU (CUDA it was built for: "
+            f"{built}); check `nvidia-smi`, install a CUDA build of torch, or use --device cpu"
+        )
+    from lora_serve.worker.cuda_device import CudaDevice
+
+    return CudaDevice()
+
+
+def available_memory_bytes() -> int:
+    """Memory this process may still take: the machine's, or its control group's if that is less."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    free = os.sysconf("SC_AVPHYS_PAGES") * page
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and used.is_file() and (text := limit.read_text().strip()) != "max":
+        free = min(free, max(0, int(text) - int(used.read_text())))
+    return free

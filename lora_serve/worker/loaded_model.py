@@ -1,0 +1,82 @@
+"""A model on its device, with the kernels that run it. Knows nothing of steps or of the KV pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from lora_serve.config import ModelConfig
+from lora_serve.errors import ConfigError
+from lora_serve.layers.rotary import rotary_table
+from lora_serve.models.decoder import Decoder, build_decoder
+from lora_serve.models.fingerprint import model_fingerprint
+from lora_serve.models.source import load_spec, model_directory
+from lora_serve.models.spec import DecoderSpec
+from lora_serve.models.weights import WeightReader, open_weights
+from lora_serve.ops import Ops
+from lora_serve.ops.backends import choose_ops, machine_numerics
+from lora_serve.worker.device import Device
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """fingerprint: as in step.ModelInfo."""
+
+    device: Device
+    ops: Ops
+    spec: DecoderSpec
+    dtype: torch.dtype
+    max_model_len: int
+    decoder: Decoder
+    fingerprint: bytes
+
+
+def load_model(config: ModelConfig, device: Device, block_size: int) -> LoadedModel:
+    """Read, or make up, the weights that `config` asks for, in a form that its kernels take.
+
+    Raises:
+        ConfigError: when the model, or a setting for it, cannot be served.
+    """
+    with_weights = config.load_format != "dummy"
+    directory = model_directory(config.model, config.revision, with_weights=with_weights)
+    spec = load_spec(directory)
+    dtype = _model_dtype(config.dtype, spec)
+    max_model_len = _max_model_len(config.max_model_len, spec)
+    on_device = device.torch_device
+    ops = choose_ops(config.override_op, on_device, config.batch_invariant)
+    source = open_weights(directory, spec, config.load_format, config.seed, dtype, on_device)
+    weights = WeightReader(source, dtype, on_device)
+    cos_sin = rotary_table(spec.rope, spec.head_size, spec.max_positions)
+    decoder = build_decoder(spec, weights, ops, cos_sin.to(on_device))
+    fingerprint = model_fingerprint(
+        spec, dtype, weights.digest(), cos_sin, machine_numerics(ops), block_size
+    )
+    return LoadedModel(device, ops, spec, dtype, max_model_len, decoder, fingerprint)
+
+
+def _model_dtype(setting: str, spec: DecoderSpec) -> torch.dtype:
+    name = (spec.dtype or "float32") if setting == "auto" else setting
+    if name not in _DTYPES:
+        raise ConfigError(
+            f"the checkpoint's dtype {name} is not supported; set --dtype to one of "
+            f"{', '.join(_DTYPES)}"
+        )
+    return _DTYPES[name]
+
+
+def _max_model_len(setting: int | None, spec: DecoderSpec) -> int:
+    if setting is None:
+        return spec.max_positions
+    if setting > spec.max_positions:
+        raise ConfigError(
+            f"--max-model-len {setting} is above the {spec.max_positions} positions of the model; "
+            "lower it"
+        )
+    return setting

@@ -1,0 +1,95 @@
+"""Any backend's kernels with plans that can be filled again, as recorded steps need them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lora_serve.ops import AttentionPlan, GraphPlans, LoRAPlan, Ops, PackedAdapter
+
+
+@dataclass(slots=True)
+class HeldAttention:
+    """The box is what lives at one address; `plan` is what was filled in last, None if nothing."""
+
+    num_rows: int
+    max_blocks: int
+    block_size: int
+    num_requests: int = 0
+    plan: AttentionPlan = None
+
+
+@dataclass(slots=True)
+class HeldLoRA:
+    num_rows: int
+    plan: LoRAPlan = None
+
+
+class RecordableOps:
+    """`ops` whose kernels also take held plans; padding rows touch nothing, as it must be."""
+
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+
+    def ops(self) -> Ops:
+        return replace(
+            self._ops,
+            rotary_and_write_kv=self.rotary_and_write_kv,
+            paged_attention=self.paged_attention,
+            lora=self.lora,
+            graph_plans=GraphPlans(
+                new_attention_plan=HeldAttention,
+                fill_attention_plan=self.fill_attention_plan,
+                new_lora_plan=HeldLoRA,
+                fill_lora_plan=self.fill_lora_plan,
+            ),
+        )
+
+    def fill_attention_plan(
+        self, plan: HeldAttention, seq_lens: Tensor, block_tables: Tensor
+    ) -> None:
+        plan.num_requests = len(seq_lens)
+        assert plan.num_requests <= plan.num_rows, "more requests than rows"
+        assert block_tables.shape[1] <= plan.max_blocks, "more blocks than the plan holds"
+        starts = torch.arange(plan.num_requests + 1, dtype=torch.int32)
+        plan.plan = self._ops.plan_attention(starts, seq_lens, block_tables, plan.block_size)
+
+    def fill_lora_plan(
+        self, plan: HeldLoRA, segments: Sequence[tuple[int, int, PackedAdapter]]
+    ) -> None:
+        plan.plan = self._ops.plan_lora(segments, plan.num_rows) if segments else None
+
+    def rotary_and_write_kv(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        kv_cache: Tensor,
+        slots: Tensor,
+    ) -> None:
+        n = int((slots >= 0).sum())
+        assert bool((slots[:n] >= 0).all()), "padding stands before a request's row"
+        if n:
+            self._ops.rotary_and_write_kv(
+                q[:n], k[:n], v[:n], cos_sin, positions[:n], kv_cache, slots[:n]
+            )
+
+    def paged_attention(
+        self, q: Tensor, kv_cache: Tensor, plan: AttentionPlan, scale: float, window: int | None
+    ) -> Tensor:
+        if not isinstance(plan, HeldAttention):
+            return self._ops.paged_attention(q, kv_cache, plan, scale, window)
+        out = torch.zeros(q.shape, dtype=q.dtype)
+        if n := plan.num_requests:
+            out[:n] = self._ops.paged_attention(q[:n], kv_cache, plan.plan, scale, window)
+        return out
+
+    def lora(self, y: Tensor, x: Tensor, plan: LoRAPlan, linear_index: int) -> None:
+        held = plan.plan if isinstance(plan, HeldLoRA) else plan
+        if held is not None:
+            self._ops.lora(y, x, held, linear_index)
