@@ -300,6 +300,38 @@ def _name_and_path(module: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsConfig:
+    """How much is taken on before requests are refused, and how long an engine may stand still."""
+
+    max_num_queued_reqs: int | None = setting(
+        "Most requests that may wait beyond the --max-num-seqs that run; more are refused with "
+        "503.",
+        None,
+    )
+    max_num_queued_tokens: int | None = setting(
+        "Most prompt tokens of all requests that wait for their first output; more are refused "
+        "with 503.",
+        None,
+    )
+    max_stream_backlog: int = setting(
+        "Pieces of a streamed answer that may wait for a slow reader; with more the answer is "
+        "given up.",
+        4096,
+    )
+    step_timeout: float = setting(
+        "Seconds without a finished step, while requests wait, after which /health fails; 0 for "
+        "never.",
+        120.0,
+    )
+
+    def __post_init__(self) -> None:
+        _require_at_least(0, "--max-num-queued-reqs", self.max_num_queued_reqs)
+        _require_at_least(1, "--max-num-queued-tokens", self.max_num_queued_tokens)
+        _require_at_least(1, "--max-stream-backlog", self.max_stream_backlog)
+        _require_at_least(0, "--step-timeout", self.step_timeout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """The HTTP server."""
 
@@ -322,6 +354,12 @@ class ServerConfig:
         "File with a chat template to use instead of the tokenizer's.", None, metavar="FILE"
     )
     max_body_bytes: int = setting("Largest request body accepted, in bytes.", 256 * 2**20)
+    request_body_timeout: float = setting(
+        "Seconds in which a request's body must have been sent; 0 for any.", 60.0
+    )
+    drain_timeout: float = setting(
+        "Seconds that answers may still take after SIGTERM before they are ended.", 30.0
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -329,6 +367,8 @@ class ServerConfig:
         if self.isolate_api_keys and not (self.api_key or self.admin_api_key):
             raise ConfigError("--isolate-api-keys needs --api-key")
         _require_at_least(1, "--max-body-bytes", self.max_body_bytes)
+        _require_at_least(0, "--request-body-timeout", self.request_body_timeout)
+        _require_at_least(0, "--drain-timeout", self.drain_timeout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,6 +379,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     lora: LoRAConfig = field(default_factory=LoRAConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
     kv_tiers: KVTierConfig = field(default_factory=KVTierConfig)
 
     def __post_init__(self) -> None:
@@ -351,7 +392,7 @@ class EngineConfig:
                 )
 
 
-def _require_at_least(low: int, flag: str, value: int | None) -> None:
+def _require_at_least(low: float, flag: str, value: float | None) -> None:
     if value is not None and value < low:
         raise ConfigError(f"{flag} {value} must be at least {low}")
 

@@ -75,3 +75,11 @@ class OverloadedError(LoraServeError):
 
 class EngineDeadError(LoraServeError):
     """The engine process is gone; `/health` fails too."""
+
+
+class SlowReaderError(LoraServeError):
+    """Whoever reads a stream is so slow that its answer was given up."""
+
+
+class RequestFailedError(LoraServeError):
+    """Answering this very request fails, each time; the fault is the server's."""

@@ -71,6 +71,32 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
     lora_name: str | None = None
 
 
+class AdapterInfo(msgspec.Struct, frozen=True):
+    """A registered adapter as `/v1/models` shows it. residency: "resident" or "evicted"."""
+
+    name: str
+    path: str
+    digest: str
+    generation: int
+    rank: int
+    num_bytes: int
+    residency: str
+    pinned: bool
+    num_leases: int
+    created: float
+
+
+class RestoreAdapters(msgspec.Struct, frozen=True, tag=True):
+    """Let names stand again for the versions that an engine before this one had.
+
+    Nothing is read: they are as evicted, so each is read, and its digest verified, when it is next
+    needed. generations: what each name's KV must at least have to be trusted.
+    """
+
+    adapters: tuple[AdapterInfo, ...]
+    generations: dict[str, int]
+
+
 class GetStats(msgspec.Struct, frozen=True, tag=True):
     call_id: int
 
@@ -86,6 +112,7 @@ EngineMessage = (
     | UnloadAdapter
     | ListAdapters
     | ResetPrefixCache
+    | RestoreAdapters
     | GetStats
     | Shutdown
 )
@@ -169,21 +196,6 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     finished: tuple[RequestTimes, ...] = ()
     stats: EngineStats | None = None
     step_num_tokens: int = 0
-
-
-class AdapterInfo(msgspec.Struct, frozen=True):
-    """A registered adapter as `/v1/models` shows it. residency: "resident" or "evicted"."""
-
-    name: str
-    path: str
-    digest: str
-    generation: int
-    rank: int
-    num_bytes: int
-    residency: str
-    pinned: bool
-    num_leases: int
-    created: float
 
 
 class CallReply(msgspec.Struct, frozen=True, tag=True):

@@ -7,7 +7,7 @@ Decides no order of requests and reads no file.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from lora_serve.adapters.registry import AdapterRegistry, AdapterVersion
 from lora_serve.adapters.residency import AdapterResidency, Claim
@@ -63,6 +63,13 @@ class AdapterManager:
         old, new = self._registry.invalidate(name)
         self._settle(old)
         return old, new
+
+    def restore(self, adapters: Sequence[AdapterInfo], generations: Mapping[str, int]) -> None:
+        """Have what an engine before this one had, all of it as evicted."""
+        for name, generation in generations.items():
+            self._registry.raise_generation(name, generation)
+        for info in adapters:
+            self._registry.restore(info)
 
     # ── leases ──────────────────────────────────────────────────────────────────────────────
 

@@ -107,6 +107,22 @@ class AdapterRegistry:
         self._generations[name] = old.generation + 1
         return old, self._publish(name, version.facts, version.pinned)
 
+    def restore(self, info: AdapterInfo) -> AdapterRef:
+        """Let a name that is free stand for a version that another registry had."""
+        assert info.name not in self._current, f"{info.name} stands for something already"
+        if info.generation:
+            self.raise_generation(info.name, info.generation)
+        facts = AdapterCheckpoint(
+            info.path, bytes.fromhex(info.digest), info.rank, info.num_bytes, "", ()
+        )
+        ref = self._publish(info.name, facts, info.pinned)
+        self._versions[ref].created = info.created
+        return ref
+
+    def raise_generation(self, name: str, generation: int) -> None:
+        """From its next version on, KV of `name` that is older must not be trusted."""
+        self._generations[name] = max(generation, self._generations.get(name, 0))
+
     # ── leases ──────────────────────────────────────────────────────────────────────────────
 
     def acquire(self, name: str) -> AdapterRef:

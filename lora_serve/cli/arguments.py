@@ -13,6 +13,7 @@ from lora_serve.config import (
     CacheConfig,
     EngineConfig,
     KVTierConfig,
+    LimitsConfig,
     LoRAConfig,
     ModelConfig,
     SchedulerConfig,
@@ -27,6 +28,7 @@ GROUPS: tuple[tuple[str, type], ...] = (
     ("scheduler", SchedulerConfig),
     ("LoRA", LoRAConfig),
     ("KV tiers", KVTierConfig),
+    ("limits", LimitsConfig),
     ("server", ServerConfig),
 )
 POSITIONAL = {"model"}
@@ -84,6 +86,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         cache=_part(CacheConfig, args),
         scheduler=_part(SchedulerConfig, args),
         lora=_part(LoRAConfig, args),
+        limits=_part(LimitsConfig, args),
         kv_tiers=_part(KVTierConfig, args),
     )
 

@@ -1,29 +1,35 @@
 """An engine for asyncio: prompts in, deltas out, adapters by name. What the server sees.
 
-Owns the engine process through its client, and the choices that are still growing.
+Owns the engine process through its supervisor, and the prompts that are being answered. When an
+engine dies, whoever was told nothing yet is asked again of the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from lora_serve.config import EngineConfig
+from lora_serve.engine.adapter_journal import AdapterJournal
+from lora_serve.engine.admission import AdmissionControl
 from lora_serve.engine.client import EngineClient
+from lora_serve.engine.flights import Flight, Flights
 from lora_serve.engine.input import InputProcessor
 from lora_serve.engine.output import OutputProcessor
 from lora_serve.engine.replies import error_from_info
-from lora_serve.errors import EngineDeadError, LoraServeError
+from lora_serve.engine.supervisor import Client, EngineSupervisor
+from lora_serve.engine.watchdog import Watchdog
+from lora_serve.errors import EngineDeadError, LoraServeError, RequestFailedError
 from lora_serve.messages import (
     AbortRequests,
     AdapterInfo,
     CallReply,
     EngineMessage,
+    EngineOutput,
     EngineReady,
     EngineReply,
-    EngineRequest,
     EngineStats,
     GetStats,
     ListAdapters,
@@ -40,8 +46,6 @@ from lora_serve.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-DeltaQueue = asyncio.Queue[OutputDelta | LoraServeError]
-
 
 class AsyncEngine:
     """Use `AsyncEngine.start`; end with `shutdown`."""
@@ -49,16 +53,17 @@ class AsyncEngine:
     def __init__(
         self,
         config: EngineConfig,
-        client: EngineClient,
+        client: Client,
         model_info: EngineReady,
         tokenizer: Tokenizer,
         metrics: EngineMetrics,
+        make_client: Callable[[], Client] = EngineClient,
     ) -> None:
+        """`client` has been started, and answered with `model_info`; it is this engine's now."""
         self.config = config
         self.model_info = model_info
         self.tokenizer = tokenizer
         self.metrics = metrics
-        self._client = client
         self._inputs = InputProcessor(
             model_info,
             config.cache.block_size,
@@ -66,10 +71,14 @@ class AsyncEngine:
             config.model.max_logprobs,
         )
         self._outputs = OutputProcessor(tokenizer)
-        self._queues: dict[str, DeltaQueue] = {}  # by the engine's request id
+        self._admission = AdmissionControl(config.limits, config.scheduler.max_num_seqs)
+        metrics.watch_refusals(self._admission.num_refused)
+        self._watchdog = Watchdog(config.limits.step_timeout, time.monotonic)
+        self._flights = Flights()
+        self._journal = AdapterJournal()
         self._calls: dict[int, asyncio.Future[CallReply]] = {}
         self._num_calls = 0
-        self._reader = asyncio.create_task(self._read_replies(), name="engine-replies")
+        self._engine = EngineSupervisor(config, client, model_info, self, make_client)
 
     @classmethod
     async def start(cls, config: EngineConfig) -> AsyncEngine:
@@ -96,6 +105,7 @@ class AsyncEngine:
         except BaseException:  # also when the caller gives up: a process must not be left behind
             await client.close()
             raise
+        warn_of_small_pool(model_info, config.cache.block_size)
         names = config.model.served_model_name or (config.model.model,)
         engine = cls(config, client, model_info, tokenizer, EngineMetrics(names[0], config))
         try:
@@ -108,12 +118,17 @@ class AsyncEngine:
 
     @property
     def is_alive(self) -> bool:
-        """False once no answer can come any more."""
-        return self._client.is_alive and not self._reader.done()
+        """Whether there is an engine to answer; False while it is being started again."""
+        return self._engine.is_serving
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError, with the reason, unless requests are being answered."""
+        self._require_engine()
+        self._watchdog.check(self.num_unfinished)
 
     @property
     def engine_pid(self) -> int | None:
-        return self._client.pid
+        return self._engine.pid
 
     @property
     def num_unfinished(self) -> int:
@@ -129,14 +144,21 @@ class AsyncEngine:
         lora_name: str | None = None,
         cache_salt: str = "",
         priority: int = 0,
+        is_streamed: bool = True,
     ) -> AsyncGenerator[OutputDelta, None]:
         """Continue a prompt params.n times; deltas of all choices as they come.
 
         Closing the iterator aborts what is still growing.
 
+        Args:
+            is_streamed: False for a caller who tells nobody before the end. He gets all deltas
+                then, and an engine that dies in the middle costs him only time.
+
         Raises:
-            InvalidRequestError, AdapterNotFoundError: before the first delta.
+            InvalidRequestError, AdapterNotFoundError, OverloadedError: before the first delta.
             EngineDeadError: at any time.
+            RequestFailedError: this prompt has killed engines.
+            SlowReaderError: deltas were not taken in time.
         """
         requests = self._inputs.requests(
             prompt,
@@ -146,21 +168,21 @@ class AsyncEngine:
             cache_salt=cache_salt,
             priority=priority,
         )
-        deltas: DeltaQueue = asyncio.Queue()
-        self._outputs.add(requests)
-        self._queues.update((request.request_id, deltas) for request in requests)
+        self._require_engine()
+        self._admission.admit(requests)
+        flight = Flight(requests, is_streamed, self.config.limits.max_stream_backlog)
+        self._flights.add(flight)
+        self._watchdog.note_request(self.num_unfinished)
         try:
-            for request in requests:
-                await self._send(request)
+            await self._take_off(flight)
             num_growing = len(requests)
             while num_growing:
-                delta = await deltas.get()
-                if isinstance(delta, LoraServeError):
-                    raise delta
+                delta = await flight.get()
                 num_growing -= delta.finish_reason is not None
                 yield delta
         finally:
-            await self._forget(requests)
+            self._flights.remove(flight)
+            await self._ground(flight)
 
     async def load_lora_adapter(
         self, name: str, path: str, load_inplace: bool = False, pinned: bool = False
@@ -188,19 +210,100 @@ class AsyncEngine:
 
     async def shutdown(self) -> None:
         """End the engine process; whoever still waits for it gets EngineDeadError."""
-        self._reader.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._reader
-        self._fail_all(EngineDeadError("the server is shutting down"))
-        await self._client.close()
+        error = EngineDeadError("the server is shutting down")
+        self._flights.fail_all(error)
+        self._fail_calls(error)
+        await self._engine.close()
 
-    async def _call(self, message: Callable[[int], EngineMessage]) -> CallReply:
+    # ── what the supervisor tells ───────────────────────────────────────────────────────────
+
+    async def take_in(self, reply: EngineReply) -> None:
+        if isinstance(reply, StepOutputs):
+            self._watchdog.note_step()
+            self.metrics.observe(reply)
+            for output in reply.outputs:
+                await self._tell(output)
+        elif isinstance(reply, CallReply):
+            self._journal.note_reply(reply)
+            future = self._calls.get(reply.call_id)
+            if future is not None and not future.done():  # its caller may just have given up
+                future.set_result(reply)
+
+    def engine_died(self, error: EngineDeadError) -> None:
+        logger.error("%s; %d answers were growing", error, self.num_unfinished)
+        self._journal.note_death()
+        self._fail_calls(error)
+        for flight in self._flights:
+            if flight.is_over:
+                continue
+            reason = error if flight.has_begun else flight.crash()
+            if reason is not None:
+                flight.fail(reason)
+
+    def restart_failed(self, error: LoraServeError) -> None:
+        self._flights.fail_all(EngineDeadError(f"the engine could not be started again: {error}"))
+
+    def first_messages(self) -> Sequence[EngineMessage]:
+        return [self._journal.restore_message()]
+
+    async def engine_is_back(self) -> None:
+        self.metrics.count_restart()
+        self._watchdog.note_step()
+        for flight in list(self._flights):
+            if flight in self._flights and not flight.is_over:
+                await self._take_off(flight)
+
+    # ── parts ───────────────────────────────────────────────────────────────────────────────
+
+    async def _take_off(self, flight: Flight) -> None:
+        self._outputs.add(flight.requests)
+        for request in flight.requests:
+            await self._engine.send(request)
+
+    async def _ground(self, flight: Flight) -> None:
+        """Nothing more is told of this flight; what still grows is aborted in the engine."""
+        growing = []
+        for request in flight.requests:
+            self._admission.note_gone(request.request_id)
+            if self._outputs.discard(request.request_id):
+                growing.append(request.request_id)
+        await self._abort(growing)
+
+    async def _tell(self, output: EngineOutput) -> None:
+        """Pass on what a step gave one request, and end what is over."""
+        flight = self._flights.get(output.request_id)
+        if flight is None or flight.is_over:
+            return
+        self._admission.note_output(output.request_id)
+        try:
+            delta, must_abort = self._outputs.process(output)
+        except Exception:  # a bug: others' answers go on
+            logger.exception("an output of %s cannot be told", output.request_id)
+            delta, must_abort = RequestFailedError("this answer cannot be turned into text"), False
+        if isinstance(delta, LoraServeError):
+            flight.fail(delta)
+        elif delta is not None:
+            if not flight.put(delta):
+                await self._ground(flight)
+            if delta.finish_reason is not None:
+                self._admission.note_gone(output.request_id)
+        if must_abort:
+            await self._abort([output.request_id])
+
+    async def _abort(self, request_ids: Sequence[str]) -> None:
+        if request_ids and self.is_alive:
+            await self._engine.send(AbortRequests(tuple(request_ids)))
+
+    async def _call(self, message_for: Callable[[int], EngineMessage]) -> CallReply:
         self._num_calls += 1
         call_id = self._num_calls
+        message = message_for(call_id)
+        self._require_engine()
         future = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
+        self._journal.note_call(call_id, message)
         try:
-            await self._send(message(call_id))
+            await self._engine.send(message)
             reply: CallReply = await future
         finally:
             del self._calls[call_id]
@@ -208,54 +311,25 @@ class AsyncEngine:
             raise error_from_info(reply.error)
         return reply
 
-    async def _send(self, message: EngineMessage) -> None:
+    def _require_engine(self) -> None:
         if not self.is_alive:
-            raise EngineDeadError("the engine has died; restart the server")
-        await self._client.send(message)
+            raise EngineDeadError("the engine has died and is being started again; retry later")
 
-    async def _forget(self, requests: Sequence[EngineRequest]) -> None:
-        """Drop a caller's choices; abort in the engine those that were still growing."""
-        growing = []
-        for request in requests:
-            del self._queues[request.request_id]
-            if self._outputs.discard(request.request_id):
-                growing.append(request.request_id)
-        await self._abort(growing)
-
-    async def _abort(self, request_ids: Sequence[str]) -> None:
-        if request_ids and self._client.is_alive:
-            await self._client.send(AbortRequests(tuple(request_ids)))
-
-    async def _read_replies(self) -> None:
-        try:
-            while True:
-                await self._take_in(await self._client.receive())
-        except EngineDeadError as error:
-            logger.error("the engine process has died; %d answers are lost", self.num_unfinished)
-            self._fail_all(error)
-        except Exception:  # a bug; without this, everybody would wait for ever
-            logger.exception("a reply cannot be read; %d answers are lost", self.num_unfinished)
-            self._fail_all(EngineDeadError("the engine's replies cannot be read; see the log"))
-
-    async def _take_in(self, reply: EngineReply) -> None:
-        if isinstance(reply, StepOutputs):
-            self.metrics.observe(reply)
-            stopped = []
-            for output in reply.outputs:
-                delta, must_abort = self._outputs.process(output)
-                if delta is not None:
-                    self._queues[output.request_id].put_nowait(delta)
-                if must_abort:
-                    stopped.append(output.request_id)
-            await self._abort(stopped)
-        elif isinstance(reply, CallReply):
-            future = self._calls.get(reply.call_id)
-            if future is not None and not future.done():  # its caller may just have given up
-                future.set_result(reply)
-
-    def _fail_all(self, error: LoraServeError) -> None:
-        for deltas in set(self._queues.values()):
-            deltas.put_nowait(error)
+    def _fail_calls(self, error: LoraServeError) -> None:
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(error)
+
+
+def warn_of_small_pool(model: EngineReady, block_size: int) -> None:
+    """A pool that cannot hold the longest request serves, but refuses that one."""
+    num_tokens = model.num_blocks * block_size
+    if num_tokens < model.max_model_len:
+        logger.warning(
+            "the KV cache holds %d tokens (%d blocks), less than --max-model-len %d: longer "
+            "requests will be refused; give it more memory, or lower --max-model-len to silence "
+            "this",
+            num_tokens,
+            model.num_blocks,
+            model.max_model_len,
+        )

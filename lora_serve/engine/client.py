@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from lora_serve.errors import EngineDeadError
 from lora_serve.messages import EngineMessage, EngineReady, EngineReply, Shutdown
 
 SHUTDOWN_SECONDS = 10.0
+EXIT_SECONDS = 1.0  # between the end of a process and the news of how it ended
 
 
 class EngineClient:
@@ -70,7 +72,7 @@ class EngineClient:
 
     async def send(self, message: EngineMessage) -> None:
         if not self.is_alive:
-            raise EngineDeadError("the engine process has died; restart the server")
+            raise EngineDeadError(self._story())
         await self._messages.send(self._encoder.encode(message), copy=False)
 
     async def receive(self) -> EngineReply:
@@ -81,8 +83,17 @@ class EngineClient:
         death.cancel()
         if not reply.done():
             reply.cancel()
-            raise EngineDeadError("the engine process has died; restart the server")
+            assert self._process is not None, "a process that never was has died"
+            await asyncio.to_thread(self._process.join, EXIT_SECONDS)  # to know how it ended
+            raise EngineDeadError(self._story())
         return self._decoder.decode(reply.result())
+
+    async def kill(self) -> None:
+        """End the process at once, whatever it does."""
+        if self._process is not None:
+            self._process.kill()
+            await asyncio.to_thread(self._process.join)
+            self._note_death()
 
     async def close(self) -> None:
         """Ask the process to end, wait a little, end it otherwise."""
@@ -91,12 +102,20 @@ class EngineClient:
             if self._is_ready and self.is_alive:  # before, it would not be listening yet
                 await self.send(Shutdown())
                 await asyncio.to_thread(process.join, SHUTDOWN_SECONDS)
-            if process.is_alive():
-                process.kill()
-                await asyncio.to_thread(process.join)
-            self._note_death()
+            await self.kill()
         self._context.destroy(linger=0)
         shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _story(self) -> str:
+        """How the process ended, in a sentence."""
+        assert self._process is not None, "a process that never was has died"
+        code = self._process.exitcode
+        if code is not None and code < 0:
+            how = f"was ended by signal {-code} ({signal.strsignal(-code)})"
+        else:
+            how = "has died" if code is None else f"ended with exit code {code}"
+        when = "" if self._is_ready else " while it started"
+        return f"the engine process {how}{when}; the server's log may tell why"
 
     def _note_death(self) -> None:
         if not self._died.is_set():

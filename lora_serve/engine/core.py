@@ -30,6 +30,7 @@ from lora_serve.messages import (
     ListAdapters,
     LoadAdapter,
     ResetPrefixCache,
+    RestoreAdapters,
     UnloadAdapter,
 )
 from lora_serve.scheduler.request import Request, request_from_message
@@ -106,6 +107,8 @@ class EngineCore:
                     self._abort(request_id)
             case GetStats():
                 self._box.reply(CallReply(message.call_id, stats=self.stats()))
+            case RestoreAdapters():
+                self.adapters.manager.restore(message.adapters, message.generations)
             case ListAdapters() | LoadAdapter() | UnloadAdapter() | ResetPrefixCache():
                 self._handle_adapter_call(message)
 

@@ -7,7 +7,7 @@ Each engine has its own registry, so two fit in one process.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -77,6 +77,8 @@ class EngineMetrics(Collector):
         self._adapters: Sequence[AdapterInfo] = ()
         self._prompt_tokens = 0
         self._num_stale_scrapes = 0
+        self._num_restarts = 0
+        self._refused: Mapping[str, int] = {}
         self._finished = dict.fromkeys(FINISH_REASONS, 0)
         self._adapter_requests = AdapterCounter()
         self._adapter_queries = AdapterCounter()
@@ -107,6 +109,14 @@ class EngineMetrics(Collector):
         """The engine did not answer in time, so the gauges are those of an earlier moment."""
         self._num_stale_scrapes += 1
 
+    def count_restart(self) -> None:
+        """A new engine process has taken the place of one that died."""
+        self._num_restarts += 1
+
+    def watch_refusals(self, refused: Mapping[str, int]) -> None:
+        """Show this count of refused requests, by the limit that they exceeded."""
+        self._refused = refused
+
     def render(self) -> bytes:
         """In Prometheus' text format."""
         return generate_latest(self.registry)
@@ -124,6 +134,16 @@ class EngineMetrics(Collector):
             "lora_serve:stale_scrapes",
             "Scrapes that show gauges of an earlier moment.",
             [({}, self._num_stale_scrapes)],
+        )
+        yield self._counter(
+            "lora_serve:engine_restarts",
+            "Engine processes started in place of one that died.",
+            [({}, self._num_restarts)],
+        )
+        yield self._counter(
+            "vllm:admission_rejections",
+            "Requests refused because too much waited, by the limit.",
+            [({"reason": reason}, n) for reason, n in self._refused.items()],
         )
         yield self._counter(
             "vllm:request_success",

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import uvicorn
@@ -30,6 +30,7 @@ from lora_serve.server.auth import Authentication, KeyRing
 from lora_serve.server.chat import chat_router
 from lora_serve.server.completions import completions_router
 from lora_serve.server.context import ServerContext
+from lora_serve.server.drain import Drain, Draining
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.errors import ErrorBoundary, answer_error, answer_http_error
 from lora_serve.server.instrumentation import Instrumentation
@@ -38,18 +39,22 @@ from lora_serve.server.operations import operations_router, tokens_router
 
 logger = logging.getLogger(__name__)
 
+LAST_WORDS_SECONDS = 5  # in which a reader has to take the end of an answer that was ended
 
-def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
-    """All routes over one engine.
+
+def create_app(engine: Engine, config: ServerConfig, drain: Drain | None = None) -> FastAPI:
+    """All routes over one engine. Refuses requests once `drain` has begun.
 
     Raises:
         ConfigError: --chat-template cannot be read.
     """
+    drain = drain or Drain()
     context = ServerContext(
         engine=engine,
         config=config,
         models=ServedModels(engine.config),
         keys=KeyRing(config),
+        drain=drain,
         chat_template=_read_template(config.chat_template),
     )
     http_metrics = HTTPMetrics()
@@ -66,29 +71,33 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     app.add_exception_handler(LoraServeError, answer_error)
     app.add_exception_handler(HTTPException, answer_http_error)
     app.add_middleware(Authentication, keys=context.keys)
+    app.add_middleware(Draining, drain=drain)
     app.add_middleware(ErrorBoundary)
     app.add_middleware(Instrumentation, metrics=http_metrics)  # the last added is the outermost
     return app
 
 
 async def run_server(engine: Engine, config: ServerConfig) -> None:
-    """Serve until SIGTERM or SIGINT: stop accepting, finish what runs, shut the engine down.
+    """Serve until SIGTERM or SIGINT: finish what runs, refuse what comes, shut the engine down.
 
-    A second SIGINT ends what runs as well.
+    What still runs after --drain-timeout, or at a second signal, is ended with an error.
 
     Raises:
         ConfigError: the address cannot be listened on.
     """
     try:
         listener = _listen(config.host, config.port)
+        drain = Drain()
         server = _Server(
             uvicorn.Config(
-                create_app(engine, config),
+                create_app(engine, config, drain),
                 log_level="warning",
                 access_log=False,
                 lifespan="off",
                 server_header=False,
-            )
+                timeout_graceful_shutdown=LAST_WORDS_SECONDS,
+            ),
+            Ending(engine, drain, config.drain_timeout),
         )
         with contextlib.closing(listener):
             await server.serve(sockets=[listener])
@@ -96,8 +105,45 @@ async def run_server(engine: Engine, config: ServerConfig) -> None:
         await engine.shutdown()
 
 
+class Ending:
+    """How a server ends: in its own time at the first signal, at once at the second."""
+
+    def __init__(self, engine: Engine, drain: Drain, timeout_seconds: float) -> None:
+        self._engine = engine
+        self._drain = drain
+        self._timeout = timeout_seconds
+        self._is_urgent = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, then: Callable[[], None]) -> None:
+        """Do so, and call `then` when nothing more has to be answered."""
+        if self._task is not None:
+            self._is_urgent.set()
+            return
+        self._task = asyncio.get_running_loop().create_task(self._end(then), name="ending")
+
+    async def _end(self, then: Callable[[], None]) -> None:
+        self._drain.begin()
+        logger.info("stopping: %d requests are still being answered", self._drain.num_active)
+        waits = [
+            asyncio.ensure_future(self._drain.wait_until_idle()),
+            asyncio.ensure_future(self._is_urgent.wait()),
+        ]
+        await asyncio.wait(waits, timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if self._drain.num_active:
+            logger.warning("%d requests are not finished and are ended", self._drain.num_active)
+        await self._engine.shutdown()  # which tells whoever still waits
+        then()
+
+
 class _Server(uvicorn.Server):
     """Says when it is ready, and leaves the process alive when it has stopped."""
+
+    def __init__(self, config: uvicorn.Config, ending: Ending) -> None:
+        super().__init__(config)
+        self._ending = ending
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -115,12 +161,15 @@ class _Server(uvicorn.Server):
             return
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
+            loop.add_signal_handler(number, self._ending.begin, self._exit)
         try:
             yield
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
+
+    def _exit(self) -> None:
+        self.should_exit = True
 
 
 def _listen(host: str, port: int) -> socket.socket:

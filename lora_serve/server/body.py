@@ -1,10 +1,12 @@
 """Reads a request's JSON body, and refuses it in words that name the field and the fault.
 
-Never holds more than --max-body-bytes of a body. Knows no route.
+Never holds more than --max-body-bytes of a body, nor waits for it longer than
+--request-body-timeout. Knows no route.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from typing import TypeVar
@@ -15,7 +17,7 @@ from starlette.requests import Request
 
 from lora_serve.config import ServerConfig
 from lora_serve.errors import InvalidRequestError
-from lora_serve.server.errors import BodyTooLargeError
+from lora_serve.server.errors import BodyTimeoutError, BodyTooLargeError
 
 MAX_FAULTS = 1000
 MAX_FAULTS_TOLD = 10
@@ -34,8 +36,16 @@ async def read_body(
     Raises:
         InvalidRequestError: not JSON, or not such JSON; every faulty field is named.
         BodyTooLargeError: as soon as it is known to be.
+        BodyTimeoutError: it had not come in --request-body-timeout.
     """
-    data = await _read_bytes(request, config.max_body_bytes)
+    try:
+        async with asyncio.timeout(config.request_body_timeout or None):
+            data = await _read_bytes(request, config.max_body_bytes)
+    except TimeoutError:
+        raise BodyTimeoutError(
+            f"the request body had not come in {config.request_body_timeout:g} s; send it faster, "
+            "or raise --request-body-timeout"
+        ) from None
     if optional and not data:
         data = b"{}"
     else:

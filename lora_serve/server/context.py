@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lora_serve.config import ServerConfig
 from lora_serve.server.auth import KeyRing
+from lora_serve.server.drain import Drain
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.models import ServedModels
 
@@ -19,6 +20,7 @@ class ServerContext:
     config: ServerConfig
     models: ServedModels
     keys: KeyRing
+    drain: Drain
     chat_template: str | None = None
 
     @property

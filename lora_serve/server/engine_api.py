@@ -59,8 +59,8 @@ class Engine(Protocol):
     @property
     def metrics(self) -> EngineMetrics: ...
 
-    @property
-    def is_alive(self) -> bool: ...
+    def check_health(self) -> None:
+        """Raises EngineDeadError unless requests are being answered."""
 
     def generate(
         self,
@@ -71,6 +71,7 @@ class Engine(Protocol):
         lora_name: str | None = None,
         cache_salt: str = "",
         priority: int = 0,
+        is_streamed: bool = True,
     ) -> AsyncGenerator[OutputDelta, None]: ...
 
     async def load_lora_adapter(

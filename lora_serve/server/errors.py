@@ -22,6 +22,8 @@ from lora_serve.errors import (
     LoraServeError,
     NotFoundError,
     OverloadedError,
+    RequestFailedError,
+    SlowReaderError,
     UnauthorizedError,
 )
 
@@ -32,18 +34,25 @@ class BodyTooLargeError(InvalidRequestError):
     """A request body above --max-body-bytes."""
 
 
+class BodyTimeoutError(InvalidRequestError):
+    """A request body that was not sent in --request-body-timeout."""
+
+
 INTERNAL = (500, "InternalServerError")
 
 # A class that is not named here is answered like the nearest of its bases that is.
 STATUS_AND_TYPE: dict[type[BaseException], tuple[int, str]] = {
     InvalidRequestError: (400, "BadRequestError"),
     BodyTooLargeError: (413, "RequestTooLargeError"),
+    BodyTimeoutError: (408, "RequestTimeoutError"),
     NotFoundError: (404, "NotFoundError"),
     AdapterError: (400, "InvalidUserInput"),
     UnauthorizedError: (401, "UnauthorizedError"),
     ForbiddenError: (403, "ForbiddenError"),
     OverloadedError: (503, "ServiceUnavailableError"),
     EngineDeadError: (503, "ServiceUnavailableError"),
+    RequestFailedError: INTERNAL,
+    SlowReaderError: (408, "RequestTimeoutError"),
 }
 
 HTTP_TYPES = {404: "NotFoundError", 405: "MethodNotAllowedError"}
@@ -59,7 +68,7 @@ def status_and_type(error: BaseException) -> tuple[int, str]:
 def error_body(error: BaseException) -> bytes:
     """The JSON for `error`; an unexpected one is logged here and stays anonymous."""
     status, kind = status_and_type(error)
-    if (status, kind) == INTERNAL:
+    if not isinstance(error, LoraServeError):
         logger.error("unexpected %s", type(error).__name__, exc_info=error)
         message = "the server failed to answer this request; its log tells why"
     else:
@@ -74,6 +83,8 @@ def error_response(error: BaseException) -> Response:
         headers["Retry-After"] = str(error.retry_after_seconds)
     elif isinstance(error, EngineDeadError):
         headers["Retry-After"] = "1"
+    elif isinstance(error, BodyTimeoutError):
+        headers["Connection"] = "close"  # whoever sends the rest after all would not be understood
     elif isinstance(error, UnauthorizedError):
         headers["WWW-Authenticate"] = "Bearer"
     return _response(error_body(error), status, headers)

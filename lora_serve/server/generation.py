@@ -52,6 +52,7 @@ class Generation:
         *,
         cache_salt: str,
         priority: int,
+        is_streamed: bool,
     ) -> None:
         self._target = target
         self._inputs = inputs
@@ -67,6 +68,7 @@ class Generation:
                     lora_name=target.lora_name,
                     cache_salt=cache_salt,
                     priority=priority,
+                    is_streamed=is_streamed,
                 )
                 for index, item in enumerate(inputs)
             ]
@@ -130,6 +132,7 @@ def start_generation(
         params,
         cache_salt=context.keys.cache_salt(caller_of(request), body.cache_salt),
         priority=body.priority or 0,
+        is_streamed=bool(body.stream),
     )
 
 
@@ -153,7 +156,8 @@ async def _merged(
             async for delta in stream:
                 yield 0, delta
         return
-    queue: asyncio.Queue[PromptDelta | Exception | None] = asyncio.Queue()
+    # One place, so that what a slow reader leaves waits in the engine's flights, which bound it.
+    queue: asyncio.Queue[PromptDelta | Exception | None] = asyncio.Queue(maxsize=1)
     pumps = [asyncio.create_task(_pump(*item, queue)) for item in enumerate(streams)]
     num_running = len(pumps)
     try:
@@ -180,7 +184,7 @@ async def _pump(
     try:
         async with aclosing(stream):
             async for delta in stream:
-                queue.put_nowait((index, delta))
-        queue.put_nowait(None)
+                await queue.put((index, delta))
+        await queue.put(None)
     except Exception as error:
-        queue.put_nowait(error)
+        await queue.put(error)

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lora_serve import __version__
-from lora_serve.errors import EngineDeadError, InvalidRequestError, LoraServeError
+from lora_serve.errors import InvalidRequestError, LoraServeError
 from lora_serve.observability.http import HTTPMetrics
 from lora_serve.server.auth import caller_of
 from lora_serve.server.body import read_body
@@ -39,8 +39,8 @@ def operations_router(context: ServerContext, http_metrics: HTTPMetrics) -> APIR
     @router.get("/ping")
     @router.post("/ping")
     async def health() -> Response:
-        if not engine.is_alive:
-            raise EngineDeadError("the engine is not running")
+        context.drain.check()
+        engine.check_health()
         return Response()
 
     @router.get("/version")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from lora_serve.engine.async_engine import AsyncEngine
 from lora_serve.errors import (
+    AdapterChangedError,
     AdapterError,
     AdapterNotFoundError,
     ConfigError,
@@ -20,6 +22,7 @@ from lora_serve.errors import (
     LoraServeError,
 )
 from lora_serve.llm import engine_config
+from lora_serve.messages import AdapterInfo
 from lora_serve.outputs import OutputDelta, RequestOutput
 from lora_serve.prompts import TokensPrompt
 from lora_serve.sampling_params import SamplingParams
@@ -42,10 +45,17 @@ async def engine(model_path: Path, adapter_paths: list[Path]) -> AsyncIterator[A
 
 
 async def collect(
-    engine: AsyncEngine, params: SamplingParams, name: str | None = None, request_id: str = "r"
+    engine: AsyncEngine,
+    params: SamplingParams,
+    name: str | None = None,
+    request_id: str = "r",
+    *,
+    is_streamed: bool = True,
 ) -> RequestOutput:
     output = RequestOutput(request_id, list(PROMPT.token_ids), params.n)
-    async for delta in engine.generate(PROMPT, params, request_id=request_id, lora_name=name):
+    async for delta in engine.generate(
+        PROMPT, params, request_id=request_id, lora_name=name, is_streamed=is_streamed
+    ):
         output.add(delta)
     return output
 
@@ -109,21 +119,49 @@ async def test_a_stop_string_ends_the_answer_in_the_engine_too(engine: AsyncEngi
     assert (await engine.get_stats()).num_running == 0
 
 
-async def test_a_dead_engine_ends_streams_and_calls_with_an_error(engine: AsyncEngine) -> None:
-    deltas = engine.generate(PROMPT, LONG, request_id="r")
-    await anext(deltas)
+async def test_a_killed_engine_is_replaced_and_nobody_sees_but_whom_it_was_talking_to(
+    engine: AsyncEngine, adapter_paths: list[Path], tmp_path: Path
+) -> None:
+    """All in one, because every engine takes seconds to start."""
+    changed = tmp_path / "changed"
+    shutil.copytree(adapter_paths[1], changed)
+    await engine.load_lora_adapter("changed", str(changed))
+    await engine.load_lora_adapter("b", str(adapter_paths[2]), pinned=True)
+    await engine.reset_prefix_cache("b")
+    before = await engine.list_adapters()
+    params = SamplingParams(max_tokens=200, temperature=1, seed=5, ignore_eos=True, logprobs=1)
+    undisturbed = await collect(engine, params, "b")
+    stream = engine.generate(PROMPT, LONG, request_id="stream")
+    await anext(stream)
+    whole = asyncio.create_task(collect(engine, params, "b", is_streamed=False))
+    await asyncio.sleep(0.1)
+    shutil.rmtree(changed)
+    shutil.copytree(adapter_paths[0], changed)
     pid = engine.engine_pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
+    with pytest.raises(EngineDeadError, match="signal 9"):
+        await asyncio.wait_for(drain(stream), timeout=10)
+    with pytest.raises(EngineDeadError, match="started again"):
+        engine.check_health()
+    again = await asyncio.wait_for(whole, timeout=60)
+    assert again.outputs == undisturbed.outputs
+    assert again.adapter == undisturbed.adapter
+    engine.check_health()
+    assert engine.engine_pid != pid
+    with pytest.raises(AdapterChangedError, match="changed"):
+        await collect(engine, params, "changed")
+    after = await engine.list_adapters()
+    assert [version(info) for info in after] == [version(info) for info in before]
+    assert (await engine.load_lora_adapter("changed", str(changed), load_inplace=True)).digest
 
-    async def drain() -> list[OutputDelta]:
-        return [delta async for delta in deltas]
 
-    with pytest.raises(EngineDeadError):
-        await asyncio.wait_for(drain(), timeout=10)
-    assert not engine.is_alive
-    with pytest.raises(EngineDeadError):
-        await engine.list_adapters()
+async def drain(stream: AsyncIterator[OutputDelta]) -> list[OutputDelta]:
+    return [delta async for delta in stream]
+
+
+def version(info: AdapterInfo) -> tuple[object, ...]:
+    return info.name, info.path, info.digest, info.generation, info.pinned
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ class FakeEngine:
         lora_name: str | None = None,
         cache_salt: str = "",
         priority: int = 0,
+        is_streamed: bool = True,
     ) -> AsyncGenerator[OutputDelta, None]:
         requests = self._inputs.requests(
             prompt,
@@ -131,6 +132,9 @@ class FakeEngine:
             raise
         finally:
             self.growing.discard(request_id)
+
+    def check_health(self) -> None:
+        self._require_alive()
 
     async def load_lora_adapter(
         self, name: str, path: str, load_inplace: bool = False, pinned: bool = False
@@ -182,7 +186,10 @@ class FakeEngine:
         return stats
 
     async def shutdown(self) -> None:
+        """Ends what is being answered, as the real one does."""
         self.was_shut_down = True
+        self.is_alive = False
+        self.gate.set()
 
     def _require_alive(self) -> None:
         if not self.is_alive:

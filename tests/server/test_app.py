@@ -14,7 +14,7 @@ from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError
 from lora_serve.server.app import run_server
 from tests.fakes.engine import FakeEngine
-from tests.server.clients import events, eventually
+from tests.server.clients import error_of, events, eventually
 
 READY = "lora-serve is ready on "
 
@@ -46,13 +46,36 @@ async def test_a_signal_ends_the_server_once_every_answer_is_sent(
         await asyncio.sleep(0.2)
         assert not server.done()
         assert not engine.was_shut_down
-        with pytest.raises(httpx.ConnectError):
-            async with httpx.AsyncClient(base_url=url) as late:
-                await late.get("/health")
+        async with httpx.AsyncClient(base_url=url) as late:
+            assert "shutting down" in error_of(await late.get("/health"), 503)["message"]
+            refusal = await late.post("/v1/completions", json=body)
+            assert "shutting down" in error_of(refusal, 503)["message"]
+            assert refusal.headers["retry-after"] == "1"
+            assert (await late.get("/metrics")).status_code == 200
         engine.gate.set()
         assert len(events((await answer).text)) == 15
     await asyncio.wait_for(server, 10)
     assert engine.was_shut_down
+
+
+@pytest.mark.parametrize("drain_timeout", [0.2, 60])
+async def test_what_is_not_finished_in_time_ends_with_an_error(
+    engine: FakeEngine, capsys: pytest.CaptureFixture[str], drain_timeout: float
+) -> None:
+    config = ServerConfig(host="127.0.0.1", port=0, drain_timeout=drain_timeout)
+    server = asyncio.create_task(run_server(engine, config))
+    url = await started(capsys)
+    engine.gate.clear()
+    async with httpx.AsyncClient(base_url=url) as client:
+        body = {"prompt": "hi"}
+        answer = asyncio.create_task(client.post("/v1/completions", json=body))
+        await eventually(lambda: engine.growing)
+        os.kill(os.getpid(), signal.SIGTERM)
+        if drain_timeout == 60:  # a second signal ends the patience
+            await asyncio.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGTERM)
+        error_of(await answer, 503)
+    await asyncio.wait_for(server, 10)
 
 
 async def test_an_address_that_is_taken_is_a_clear_error_and_ends_the_engine(

@@ -1,0 +1,114 @@
+"""An engine process without a process: answers as a test says, and dies when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+
+from lora_serve.config import EngineConfig
+from lora_serve.errors import EngineDeadError, LoraServeError
+from lora_serve.messages import (
+    AdapterInfo,
+    CallReply,
+    EngineMessage,
+    EngineOutput,
+    EngineReady,
+    EngineReply,
+    EngineRequest,
+    GetStats,
+    LoadAdapter,
+    ResetPrefixCache,
+    StepOutputs,
+    UnloadAdapter,
+)
+from tests.fakes.tokenizer import VOCAB_SIZE
+
+READY = EngineReady(fingerprint=b"f", vocab_size=VOCAB_SIZE, max_model_len=64, num_blocks=64)
+
+
+class FakeClient:
+    """num_tokens: given to each request at once; the last of its max_tokens finishes it.
+
+    All of a request's tokens are the one that follows its prompt's last.
+
+    deadly: a prompt that begins with this token kills the engine that gets it.
+    """
+
+    def __init__(
+        self,
+        num_tokens: int = 0,
+        *,
+        ready: EngineReady = READY,
+        start_error: LoraServeError | None = None,
+        deadly: int | None = None,
+    ) -> None:
+        self.num_tokens = num_tokens
+        self.sent: list[EngineMessage] = []
+        self.config: EngineConfig | None = None
+        self.is_alive = True
+        self.was_closed = False
+        self._ready = ready
+        self._start_error = start_error
+        self._deadly = deadly
+        self._replies: asyncio.Queue[EngineReply | Exception] = asyncio.Queue()
+
+    @property
+    def pid(self) -> int | None:
+        return 4711
+
+    @property
+    def requests(self) -> list[EngineRequest]:
+        return [message for message in self.sent if isinstance(message, EngineRequest)]
+
+    async def start(self, config: EngineConfig) -> EngineReady:
+        self.config = config
+        if self._start_error is not None:
+            raise self._start_error
+        return self._ready
+
+    async def send(self, message: EngineMessage) -> None:
+        assert self.is_alive, "asked after its death"
+        self.sent.append(message)
+        match message:
+            case EngineRequest():
+                if message.token_ids[0] == self._deadly:
+                    self.die()
+                else:
+                    self.give_tokens(message, self.num_tokens)
+            case LoadAdapter():
+                info = AdapterInfo(
+                    message.lora_name, message.lora_path, "ab" * 32, 0, 8, 100, "resident",
+                    message.pinned, 0, 1.0,
+                )  # fmt: skip
+                self.reply(CallReply(message.call_id, adapters=(info,)))
+            case UnloadAdapter() | ResetPrefixCache() | GetStats():
+                self.reply(CallReply(message.call_id))
+
+    def give_tokens(self, request: EngineRequest, count: int, start: int = 0) -> None:
+        limit = request.sampling_params.max_tokens
+        for index in range(start, start + count):
+            reason = "length" if index + 1 == limit else None
+            token_id = request.token_ids[-1] + 1
+            output = EngineOutput(request.request_id, (token_id,), finish_reason=reason)
+            self.reply(StepOutputs((output,)))
+            if reason:
+                return
+
+    def reply(self, reply: EngineReply | Exception) -> None:
+        self._replies.put_nowait(reply)
+
+    def die(self) -> None:
+        self.is_alive = False
+        self.reply(EngineDeadError("the engine process was ended by signal 9 (Killed)"))
+
+    async def receive(self) -> EngineReply:
+        reply = await self._replies.get()
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    async def kill(self) -> None:
+        self.is_alive = False
+
+    async def close(self) -> None:
+        self.is_alive = False
+        self.was_closed = True
