@@ -5,13 +5,16 @@
 // packing an adapter releases it, because loader threads do so while the engine runs.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -93,6 +96,39 @@ struct StepAttention {
       : plan{pointer_to<int32_t>(query_start), pointer_to<int32_t>(seq_lens),
              pointer_to<int32_t>(block_tables), requests, table_stride} {}
 };
+
+// What a row's request changes in its logits; the memory belongs to whoever made it.
+class StepEdits {
+ public:
+  using Ids = std::tuple<Address, size_t>;
+  StepEdits(Ids banned, Ids biased, Address biases, Ids prompt, Ids output,
+            std::optional<std::tuple<float, float, float>> penalties) {
+    const auto [repetition, frequency, presence] = penalties.value_or(std::tuple(1.0f, 0.0f, 0.0f));
+    edits_ = {ids(banned),
+              ids(biased),
+              ids(prompt),
+              ids(output),
+              pointer_to<float>(biases),
+              repetition,
+              frequency,
+              presence,
+              penalties.has_value()};
+  }
+  const RowEdits& edits() const { return edits_; }
+
+ private:
+  static RowEdits::Ids ids(Ids ids) {
+    return {pointer_to<int64_t>(std::get<0>(ids)), std::get<1>(ids)};
+  }
+  RowEdits edits_;
+};
+
+// given, scale, min_p, top_p, top_k, seed, position, num_top, edits; see sampling_call.h.
+using Choice = std::tuple<int64_t, float, float, double, int64_t, uint64_t, uint64_t, int64_t,
+                          const StepEdits*>;
+// token, logit, peak, total, rank, top
+using Sampled = std::tuple<int64_t, float, float, int64_t, int64_t,
+                           std::vector<std::tuple<uint32_t, float>>>;
 
 const Kernels& path_named(const std::string& name) {
   const Kernels* paths[kMaxPaths];
@@ -181,6 +217,31 @@ class Backend {
                        *workers_);
   }
 
+  std::vector<Sampled> sample(int dtype, Address logits, size_t vocab_size,
+                              const std::vector<Choice>& asked) {
+    std::vector<RowChoice> choices;
+    int64_t most_top = 0;
+    for (const auto& [given, scale, min_p, top_p, top_k, seed, position, num_top, edits] : asked) {
+      choices.push_back({given, scale, min_p, top_p, top_k, seed, position, num_top,
+                         edits == nullptr ? nullptr : &edits->edits()});
+      most_top = std::max(most_top, num_top);
+    }
+    std::vector<RowResult> results(asked.size());
+    std::vector<TopEntry> top(asked.size() * static_cast<size_t>(most_top));
+    kernels_.sample({Dtype(dtype), pointer(logits), asked.size(), vocab_size, choices.data(),
+                     results.data(), top.data(), static_cast<size_t>(most_top)},
+                    *workers_);
+    std::vector<Sampled> sampled;
+    const TopEntry* entry = top.data();
+    for (const RowResult& row : results) {
+      std::vector<std::tuple<uint32_t, float>> listed;
+      for (size_t i = 0; i < row.num_top; ++i) listed.emplace_back(entry[i].token, entry[i].logit);
+      sampled.emplace_back(row.token, row.logit, row.peak, row.total, row.rank, std::move(listed));
+      entry += most_top;
+    }
+    return sampled;
+  }
+
   size_t multiply_only(int dtype, size_t rounds) {
     return kernels_.multiply_only(Dtype(dtype), rounds, *workers_);
   }
@@ -226,6 +287,10 @@ NB_MODULE(_cpu, m) {
   nb::class_<StepAttention>(m, "StepAttention")
       .def(nb::init<Address, Address, Address, size_t, size_t>());
 
+  nb::class_<StepEdits>(m, "StepEdits")
+      .def(nb::init<StepEdits::Ids, StepEdits::Ids, Address, StepEdits::Ids, StepEdits::Ids,
+                    std::optional<std::tuple<float, float, float>>>());
+
   nb::class_<Backend>(m, "Backend")
       .def(nb::init<const std::string&, int>())
       .def_prop_ro("path", &Backend::path)
@@ -237,6 +302,7 @@ NB_MODULE(_cpu, m) {
       .def("silu_and_mul", &Backend::silu_and_mul)
       .def("rotary_and_write_kv", &Backend::rotary_and_write_kv)
       .def("attention", &Backend::attention)
+      .def("sample", &Backend::sample)
       .def("multiply_only", &Backend::multiply_only)
       .def("read_only", &Backend::read_only);
 }

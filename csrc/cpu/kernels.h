@@ -10,6 +10,7 @@
 
 #include "dtype.h"
 #include "lora_tables.h"
+#include "sampling_call.h"
 #include "workers.h"
 
 namespace lora_serve {
@@ -104,6 +105,7 @@ struct Kernels {
   void (*silu_and_mul)(const SiluCall&, Workers&);
   void (*rotary_and_write_kv)(const RotaryCall&, Workers&);
   void (*attention)(const AttentionCall&, Workers&);
+  void (*sample)(const SampleCall&, Workers&);
   size_t (*multiply_only)(Dtype, size_t rounds, Workers&);
   void (*read_only)(const void* memory, size_t bytes, Workers&);
 };

@@ -16,6 +16,7 @@
 #include "machine_limits.h"
 #include "norm.h"
 #include "rotary.h"
+#include "sampling.h"
 
 namespace lora_serve::LORA_SERVE_PATH {
 
@@ -37,12 +38,13 @@ LORA_SERVE_BY_DTYPE(norm, NormCall)
 LORA_SERVE_BY_DTYPE(silu_and_mul, SiluCall)
 LORA_SERVE_BY_DTYPE(rotary_and_write_kv, RotaryCall)
 LORA_SERVE_BY_DTYPE(attention, AttentionCall)
+LORA_SERVE_BY_DTYPE(sample, SampleCall)
 
 #undef LORA_SERVE_BY_DTYPE
 
 static constexpr Kernels table(const char* path) {
   return {path,      linear,        lora,     norm, silu_and_mul, rotary_and_write_kv,
-          attention, multiply_only, read_only};
+          attention, sample,        multiply_only, read_only};
 }
 
 }  // namespace lora_serve::LORA_SERVE_PATH

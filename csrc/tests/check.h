@@ -57,5 +57,6 @@ void test_linear(const Kernels& kernels, Dtype dtype);
 void test_lora(const Kernels& kernels, Dtype dtype);
 void test_rowwise(const Kernels& kernels, Dtype dtype);
 void test_attention(const Kernels& kernels, Dtype dtype);
+void test_sampling(const Kernels& kernels, Dtype dtype);
 
 }  // namespace lora_serve::tests

@@ -16,6 +16,7 @@ int main() {
       tests::test_lora(*paths[i], dtype);
       tests::test_rowwise(*paths[i], dtype);
       tests::test_attention(*paths[i], dtype);
+      tests::test_sampling(*paths[i], dtype);
     }
     std::printf("%s: done\n", paths[i]->path);
   }

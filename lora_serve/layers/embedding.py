@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from torch import Tensor, where
 
 from lora_serve.layers.batch import ForwardBatch
 from lora_serve.ops import Ops
@@ -20,7 +19,7 @@ class Embedding:
         rows = self._weight[batch.input_ids]
         if batch.inputs_embeds is None or batch.is_embeds is None:
             return rows
-        return torch.where(batch.is_embeds[:, None], batch.inputs_embeds, rows)
+        return where(batch.is_embeds[:, None], batch.inputs_embeds, rows)
 
 
 class LMHead:
@@ -31,5 +30,5 @@ class LMHead:
         self._packed = ops.pack_linear(weight, None)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """hidden: (N, H) -> logits (N, V), float32."""
-        return self._ops.linear(hidden, self._packed).to(torch.float32)
+        """hidden: (N, H) -> logits (N, V), in the model's dtype."""
+        return self._ops.linear(hidden, self._packed)

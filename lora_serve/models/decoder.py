@@ -76,7 +76,7 @@ class Decoder:
         return self._final_norm.add(x, residual)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(N, H) -> (N, V), float32."""
+        """(N, H) -> (N, V), in the model's dtype."""
         return self._lm_head(hidden)
 
 

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, dtype
 
 from lora_serve.errors import ConfigError
+from lora_serve.sampling import logprobs, sampler
+from lora_serve.step import SampleInput, TokenLogprobs
 
 # What a backend makes for itself and only it looks into.
 PackedLinear = Any
@@ -92,6 +94,9 @@ class Ops:
         [query_start_loc[r], query_start_loc[r+1]), the last of seq_lens[r] positions.
     paged_attention(q (T, Hq, D), kv_cache, plan, scale, sliding_window or None) -> (T, Hq, D).
         Causal; query at position p sees [0, p], or (p - sliding_window, p].
+    sample(logits (N, V), N SampleInputs) -> N of (token id, TokenLogprobs or None), and
+    token_logprobs(logits (N, V), N token ids, num_top) -> N TokenLogprobs: as lora_serve.sampling
+        has them, to the bit on every backend. Left out, they are the very functions there.
     graph_plans: how plans live at fixed addresses; None where nothing is ever captured.
     """
 
@@ -110,6 +115,12 @@ class Ops:
     rotary_and_write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
     plan_attention: Callable[[Tensor, Tensor, Tensor, int], AttentionPlan]
     paged_attention: Callable[[Tensor, Tensor, AttentionPlan, float, int | None], Tensor]
+    sample: Callable[[Tensor, Sequence[SampleInput]], list[tuple[int, TokenLogprobs | None]]] = (
+        sampler.sample
+    )
+    token_logprobs: Callable[[Tensor, Sequence[int], int], list[TokenLogprobs]] = (
+        logprobs.token_logprobs
+    )
     graph_plans: GraphPlans | None = None
 
 
@@ -126,6 +137,7 @@ OP_GROUPS: dict[str, tuple[str, ...]] = {
         "plan_attention",
         "paged_attention",
     ),
+    "sampling": ("sample", "token_logprobs"),
 }
 
 

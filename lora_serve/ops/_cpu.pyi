@@ -35,6 +35,25 @@ class StepAttention:
         /,
     ) -> None: ...
 
+class StepEdits:
+    """One row's: (address, size) of int64 ids; biases, float32; the three penalties."""
+
+    def __init__(
+        self,
+        banned: tuple[int, int],
+        biased: tuple[int, int],
+        biases: int,
+        prompt: tuple[int, int],
+        output: tuple[int, int],
+        penalties: tuple[float, float, float] | None,
+        /,
+    ) -> None: ...
+
+# given token or -1, 1 / temperature or 0, min_p, top_p, top_k, seed, position, num_top or -1, edits
+_Choice = tuple[int, float, float, float, int, int, int, int, StepEdits | None]
+# token, logit, peak, total, rank, (token, logit) of the likeliest
+_Sampled = tuple[int, float, float, int, int, list[tuple[int, float]]]
+
 class Backend:
     def __init__(self, path: str, num_threads: int, /) -> None: ...
     @property
@@ -115,5 +134,8 @@ class Backend:
         window: int,
         /,
     ) -> None: ...
+    def sample(
+        self, dtype: int, logits: int, vocab_size: int, choices: Sequence[_Choice], /
+    ) -> list[_Sampled]: ...
     def multiply_only(self, dtype: int, rounds: int, /) -> int: ...
     def read_only(self, memory: int, num_bytes: int, /) -> None: ...

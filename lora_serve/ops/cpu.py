@@ -25,11 +25,12 @@ from lora_serve.ops._cpu import (
     usable_paths,
     use_huge_pages,
 )
+from lora_serve.ops.cpu_sampling import CpuSampling
 
 PATH_VARIABLE = "LORA_SERVE_CPU_PATH"
 
 # Raised whenever any path's results may change in a bit.
-NUMERICS_VERSION = 1
+NUMERICS_VERSION = 2
 
 GROUP = 16  # tokens that lie side by side in the KV cache, see csrc/cpu/kv_layout.h
 MAX_HEAD_SIZE = 256
@@ -85,6 +86,7 @@ class CpuKernels:
         self.native = Backend(path, num_threads)
 
     def ops(self) -> Ops:
+        sampling = CpuSampling(self.native, _CODES)
         return Ops(
             name="cpu",
             numerics=f"cpu-{self.native.path}-{NUMERICS_VERSION}",
@@ -101,6 +103,8 @@ class CpuKernels:
             rotary_and_write_kv=self.rotary_and_write_kv,
             plan_attention=self.plan_attention,
             paged_attention=self.paged_attention,
+            sample=sampling.sample,
+            token_logprobs=sampling.token_logprobs,
         )
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lora_serve.sampling.top import FloatRow
+from lora_serve.sampling.weights import FloatRow
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput
 

@@ -1,6 +1,7 @@
 """The next token of each row where the logits are: `sampler.py`, for all rows at once.
 
-That file is the specification; this one differs from it by rounding alone. Rows still do not see
+That file is the specification; this one differs from it by rounding alone (weights are floats
+here). Rows still do not see
 each other: maxima, ranks and selections are exact, and sums are made of element-wise additions,
 whose order follows from a row's length alone. Only tokens and the logprobs asked for leave the
 device.
@@ -28,9 +29,10 @@ def sample_on_device(
     """One token for each row, with logprobs of the unchanged logits where params.logprobs is set.
 
     Args:
-        logits: (N, V), float32; not changed.
+        logits: (N, V), any float type; not changed.
         inputs: N, one for each row.
     """
+    logits = logits.float()
     plain = comparable_rows(logits)
     tokens = _choose(_adjusted(logits, plain, inputs), inputs)
     asking = [i for i, item in enumerate(inputs) if item.params.logprobs is not None]
@@ -141,6 +143,8 @@ def _draw(rows: Tensor, inputs: Sequence[SampleInput]) -> Tensor:
         rows = rows.gather(1, ids)
         rank = torch.arange(most, device=rows.device)
         rows = rows.masked_fill(rank >= top_k, -torch.inf)
+        ids, by_id = ids.sort(dim=1)
+        rows = rows.gather(1, by_id)
     weights = ((rows - rows.amax(1, keepdim=True)) / temperature.float()).exp()
     weights *= weights >= min_p.float()
     if any(p.top_p < 1 for p in params):

@@ -7,6 +7,8 @@ Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Rando
 
 from __future__ import annotations
 
+RANDOM_BITS = 53  # as many as a double holds
+
 Words4 = tuple[int, int, int, int]
 Words2 = tuple[int, int]
 
@@ -30,8 +32,8 @@ def philox4x32(counter: Words4, key: Words2) -> Words4:
     return c0, c1, c2, c3
 
 
-def uniform(seed: int, position: int) -> float:
-    """A multiple of 2**-53 in [0, 1), the same in every process.
+def random_bits(seed: int, position: int) -> int:
+    """A number in [0, 2**RANDOM_BITS), each as likely, the same in every process.
 
     Args:
         seed: any integer; its low 64 bits count, so a negative one is a seed like any other.
@@ -41,4 +43,9 @@ def uniform(seed: int, position: int) -> float:
         (position & _MASK, (position >> 32) & _MASK, 0, 0),
         (seed & _MASK, (seed >> 32) & _MASK),
     )
-    return ((words[1] << 32 | words[0]) >> 11) * 2.0**-53
+    return (words[1] << 32 | words[0]) >> (64 - RANDOM_BITS)
+
+
+def uniform(seed: int, position: int) -> float:
+    """The same as a multiple of 2**-53 in [0, 1)."""
+    return random_bits(seed, position) * 2.0**-RANDOM_BITS

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from lora_serve.models.decoder import Decoder
-from lora_serve.sampling.logprobs import token_logprobs
+from lora_serve.ops import Ops
 from lora_serve.step import (
     RequestStepOutput,
     SampleInput,
@@ -23,10 +23,6 @@ from lora_serve.worker.lora_slots import LoRASlots
 LOGITS_ROWS_AT_ONCE = 256  # 150 MB for a vocabulary of 151,936
 
 
-# Logits (N, V) and N requests' wishes to tokens, with logprobs for those that asked.
-Sampler = Callable[[Tensor, Sequence[SampleInput]], list[tuple[int, TokenLogprobs | None]]]
-
-
 class ModelRunner:
     """graphs: recorded decode steps over the same KV caches, or None to run all steps eagerly."""
 
@@ -37,7 +33,7 @@ class ModelRunner:
         kv_caches: Sequence[Tensor],
         builder: BatchBuilder,
         adapters: LoRASlots,
-        sampler: Sampler,
+        ops: Ops,
         graphs: DecodeGraphs | None = None,
     ) -> None:
         self._device = device
@@ -45,7 +41,7 @@ class ModelRunner:
         self._kv_caches = kv_caches
         self._builder = builder
         self._adapters = adapters
-        self._sampler = sampler
+        self._ops = ops
         self._graphs = graphs
 
     def run(self, requests: Sequence[ScheduledRequest]) -> tuple[RequestStepOutput, ...]:
@@ -81,7 +77,8 @@ class ModelRunner:
             inputs.append(sample_input)
         if not inputs:
             return {}
-        return dict(zip(samplers, self._sampler(self._decoder.logits(hidden), inputs), strict=True))
+        sampled = self._ops.sample(self._decoder.logits(hidden), inputs)
+        return dict(zip(samplers, sampled, strict=True))
 
     def _prompt_logprobs(
         self, request: ScheduledRequest, hidden: Tensor
@@ -92,5 +89,5 @@ class ModelRunner:
         for start in range(0, len(targets), LOGITS_ROWS_AT_ONCE):
             wanted = targets[start : start + LOGITS_ROWS_AT_ONCE]
             logits = self._decoder.logits(hidden[start : start + len(wanted)])
-            found += token_logprobs(logits.cpu(), wanted, request.num_prompt_logprobs)
+            found += self._ops.token_logprobs(logits, wanted, request.num_prompt_logprobs)
         return tuple(found)

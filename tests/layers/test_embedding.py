@@ -41,8 +41,10 @@ def test_the_rows_may_be_written_to() -> None:
     assert torch.equal(WEIGHT, before)
 
 
-def test_logits_are_float32_products_with_the_weight() -> None:
+def test_logits_are_products_with_the_weight_in_its_type() -> None:
     hidden = normal(2, 4, dtype=torch.bfloat16, seed=1)
     logits = LMHead(REFERENCE, WEIGHT)(hidden)
-    assert logits.dtype == torch.float32
-    torch.testing.assert_close(logits, hidden.float() @ WEIGHT.float().t(), rtol=1e-2, atol=1e-2)
+    assert logits.dtype == WEIGHT.dtype
+    torch.testing.assert_close(
+        logits.float(), hidden.float() @ WEIGHT.float().t(), rtol=1e-2, atol=1e-2
+    )

@@ -13,6 +13,7 @@ from transformers import (
 )
 
 from lora_serve.sampling.draw import draw_token
+from lora_serve.sampling.philox import RANDOM_BITS
 from lora_serve.sampling_params import SamplingParams
 
 VOCAB_SIZE = 48
@@ -30,9 +31,14 @@ def probabilities_of_transformers(row: np.ndarray, params: SamplingParams) -> np
     return torch.softmax(scores[0], -1).numpy()
 
 
+def at(uniform: float) -> int:
+    """The random number whose place in the CDF is `uniform`."""
+    return int(uniform * 2**RANDOM_BITS)
+
+
 def probabilities_drawn(row: np.ndarray, params: SamplingParams) -> np.ndarray:
     """Share of an even grid of uniforms that draws each token: exact to one grid step."""
-    tokens = [draw_token(row, params, (i + 0.5) / GRID) for i in range(GRID)]
+    tokens = [draw_token(row, params, at((i + 0.5) / GRID)) for i in range(GRID)]
     return np.bincount(tokens, minlength=len(row)) / GRID
 
 
@@ -68,7 +74,7 @@ def test_the_nucleus_of_a_large_vocabulary_ends_where_sorting_says(
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
     params = SamplingParams(top_p=top_p)
-    drawn = {draw_token(row, params, (i + 0.5) / 50) for i in range(50)}
+    drawn = {draw_token(row, params, at((i + 0.5) / 50)) for i in range(50)}
     assert max(rank[token] for token in drawn) < size + size // 1000 + 1
     if size < 100:
         assert {int(rank[token]) for token in drawn} <= set(range(size))
@@ -97,24 +103,24 @@ def test_a_token_of_no_weight_is_never_drawn(uniform: float, vocab_size: int) ->
     row = np.full(vocab_size, -np.inf, np.float32)
     row[1:-1] = -200.0  # e^-200 is 0 in float32
     row[vocab_size // 2] = 0.0
-    assert draw_token(row, SamplingParams(), uniform) == vocab_size // 2
+    assert draw_token(row, SamplingParams(), at(uniform)) == vocab_size // 2
 
 
 def test_the_ends_of_the_unit_interval_draw_the_first_and_the_last_token() -> None:
     row = np.zeros(151_936, np.float32)
     row[0] = row[-1] = -np.inf
-    assert draw_token(row, SamplingParams(), 0.0) == 1
-    assert draw_token(row, SamplingParams(), 1 - 2**-53) == 151_934
+    assert draw_token(row, SamplingParams(), at(0.0)) == 1
+    assert draw_token(row, SamplingParams(), at(1 - 2**-53)) == 151_934
 
 
 def test_the_lowest_temperature_above_greedy_draws_the_likeliest() -> None:
     row = np.array([1e30, 3e38, -3e38, 2.9e38], np.float32)
     with np.errstate(over="ignore"):
-        assert draw_token(row, SamplingParams(temperature=1e-5), 0.999) == 1
+        assert draw_token(row, SamplingParams(temperature=1e-5), at(0.999)) == 1
 
 
 def test_the_row_is_not_changed() -> None:
     row = np.random.default_rng(0).standard_normal(100).astype(np.float32)
     before = row.copy()
-    draw_token(row, SamplingParams(top_p=0.5, min_p=0.1, top_k=50, temperature=0.5), 0.3)
+    draw_token(row, SamplingParams(top_p=0.5, min_p=0.1, top_k=50, temperature=0.5), at(0.3))
     assert np.array_equal(row, before)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.sampling.philox import Words2, Words4, philox4x32, uniform
+from lora_serve.sampling.philox import Words2, Words4, philox4x32, random_bits
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -35,35 +35,37 @@ def test_words_are_the_known_answers_of_random123(
 
 
 @given(seed=INT64, position=st.integers(0, 2**40))
-def test_a_draw_is_below_one_and_a_multiple_of_2_to_the_minus_53(seed: int, position: int) -> None:
-    draw = uniform(seed, position)
-    assert 0.0 <= draw < 1.0
-    assert (draw * 2**53).is_integer()
+def test_a_draw_has_53_bits(seed: int, position: int) -> None:
+    assert 0 <= random_bits(seed, position) < 2**53
 
 
 @given(seed=INT64, position=st.integers(0, 2**40))
 def test_neighbouring_seeds_and_positions_draw_differently(seed: int, position: int) -> None:
-    draws = {uniform(seed, position), uniform(seed, position + 1), uniform(seed + 1, position)}
+    draws = {
+        random_bits(seed, position),
+        random_bits(seed, position + 1),
+        random_bits(seed + 1, position),
+    }
     assert len(draws) == 3
 
 
 def test_the_first_and_the_last_seed_differ_from_zero() -> None:
-    assert len({uniform(seed, 0) for seed in (-(2**63), -1, 0, 2**63 - 1)}) == 4
+    assert len({random_bits(seed, 0) for seed in (-(2**63), -1, 0, 2**63 - 1)}) == 4
 
 
 def test_draws_are_even_over_positions_and_over_seeds() -> None:
     for draws in (
-        [uniform(7, position) for position in range(8000)],
-        [uniform(seed, 7) for seed in range(8000)],
+        [random_bits(7, position) for position in range(8000)],
+        [random_bits(seed, 7) for seed in range(8000)],
     ):
         counts = [0] * 16
         for draw in draws:
-            counts[int(draw * 16)] += 1
+            counts[draw >> 49] += 1
         chi_square = sum((count - 500) ** 2 / 500 for count in counts)
         assert chi_square < 37.7  # 15 degrees of freedom, p = 0.001
 
 
 def test_another_process_draws_the_same() -> None:
-    code = "from lora_serve.sampling.philox import uniform; print(uniform(-5, 123456))"
+    code = "from lora_serve.sampling.philox import random_bits; print(random_bits(-5, 123456))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    assert float(answer.stdout) == uniform(-5, 123456)
+    assert int(answer.stdout) == random_bits(-5, 123456)

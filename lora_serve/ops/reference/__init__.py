@@ -24,7 +24,7 @@ __all__ = ["REFERENCE"]
 
 REFERENCE = Ops(
     name="reference",
-    numerics=f"reference-1-rows{TILE_ROWS}-kv{KV_TILE}",
+    numerics=f"reference-2-rows{TILE_ROWS}-kv{KV_TILE}",
     device=torch.device("cpu"),
     pack_linear=pack_linear,
     linear=linear,

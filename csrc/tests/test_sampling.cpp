@@ -1,0 +1,80 @@
+#include <cmath>
+#include <limits>
+
+#include "check.h"
+
+namespace lora_serve::tests {
+namespace {
+
+constexpr size_t kRows = 12;
+constexpr size_t kMostTop = 5;
+
+// Every filter alone and with others; memory that ends where it must.
+struct Requests {
+  explicit Requests(int64_t size)
+      : ids{0, -1, size, size - 1, 0, size / 2}, biases{3, 1, 1, -2, 0, 9} {
+    edits = {{ids, 2}, {ids + 2, 3}, {ids, 6}, {ids + 1, 4}, biases, 1.3f, 0.5f, 0.25f, true};
+    const double top_ps[] = {1.0, 0.9, 0.3, 1e-12};
+    const int64_t top_ks[] = {0, 3, size, 0, 1, size - 1};
+    for (size_t r = 0; r < kRows; ++r) {
+      choices[r] = {-1,
+                    r % 5 == 0 ? 0.0f : 0.7f,
+                    r % 3 == 1 ? 0.05f : 0.0f,
+                    top_ps[r % 4],
+                    top_ks[r % 6],
+                    r,
+                    r,
+                    r % 2 == 0 ? static_cast<int64_t>(kMostTop) : -1,
+                    r % 4 == 3 ? &edits : nullptr};
+    }
+  }
+  int64_t ids[6];
+  float biases[6];
+  RowEdits edits;
+  RowChoice choices[kRows];
+};
+
+bool same(const RowResult& a, const RowResult& b) {
+  return a.token == b.token && a.logit == b.logit && a.peak == b.peak && a.total == b.total &&
+         a.rank == b.rank && a.num_top == b.num_top;
+}
+
+void test_rows(const Case& c, const Array& logits, size_t size) {
+  const Requests requests(static_cast<int64_t>(size));
+  Workers three(3), one(1);
+  RowResult together[kRows], alone;
+  TopEntry top[kRows * kMostTop], top_alone[kMostTop];
+  c.kernels->sample(
+      {c.dtype, logits.data(), kRows, size, requests.choices, together, top, kMostTop}, three);
+  for (size_t r = 0; r < kRows; ++r) {
+    const RowResult& row = together[r];
+    expect(c, row.token >= 0 && row.token < static_cast<int64_t>(size), "a token there is");
+    c.kernels->sample({c.dtype, logits.at(r * size), 1, size, requests.choices + r, &alone,
+                       top_alone, kMostTop},
+                      one);
+    expect(c, same(row, alone), "a row is sampled by itself");
+    for (size_t i = 0; i < row.num_top; ++i) {
+      const TopEntry &entry = top[r * kMostTop + i], &before = top[r * kMostTop + (i ? i - 1 : 0)];
+      expect(c, entry.token == top_alone[i].token && entry.logit == top_alone[i].logit,
+             "the likeliest are listed by themselves");
+      expect(c, entry.logit <= before.logit, "the likeliest come in order");
+    }
+  }
+}
+
+}  // namespace
+
+void test_sampling(const Kernels& kernels, Dtype dtype) {
+  for (const size_t size : {1, 2, 17, 64, 512, 700, 3001}) {
+    const Case c{&kernels, dtype, "sampling of " + std::to_string(size)};
+    Array logits = Array::random(dtype, kRows * size, 1);
+    test_rows(c, logits, size);
+    for (size_t i = 0; i < logits.size(); i += 3) {
+      logits.set(i, i % 2 ? std::numeric_limits<double>::infinity() : std::nan(""));
+    }
+    test_rows(c, logits, size);
+    test_rows(c, Array::nans(dtype, kRows * size), size);
+  }
+}
+
+}  // namespace lora_serve::tests

@@ -1,0 +1,163 @@
+"""Every path of the native sampler against the specification in numpy: equal, not close."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lora_serve.ops import Ops, override_ops
+from lora_serve.ops.reference import REFERENCE
+from lora_serve.sampling.logprobs import token_logprobs
+from lora_serve.sampling.philox import random_bits
+from lora_serve.sampling.sampler import sample
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.step import SampleInput
+from tests.ops.cases import normal
+
+cpu = pytest.importorskip("lora_serve.ops.cpu", reason="the native kernels are not built")
+
+VOCAB_SIZES = (1, 2, 15, 16, 17, 63, 64, 65, 511, 512, 513, 997, 5000)
+NAN, INF = math.nan, math.inf
+
+
+@pytest.fixture(params=cpu.usable_paths(), scope="module")
+def ops(request: pytest.FixtureRequest) -> Ops:
+    return cpu.load(request.param, 3)
+
+
+def inputs_for(num_rows: int, vocab_size: int, seed: int) -> list[SampleInput]:
+    """Each row with its own choices: every filter and every edit alone and with others."""
+    rng = random.Random(seed)
+
+    def ids(count: int) -> list[int]:
+        return [rng.randrange(-2, vocab_size + 2) for _ in range(count)]
+
+    def params() -> SamplingParams:
+        is_penalized = rng.random() < 0.3
+        return SamplingParams(
+            temperature=rng.choice([0.0, 1e-5, 0.3, 1.0, 2.0]),
+            top_k=rng.choice([0, 0, -1, 1, 7, vocab_size - 1, vocab_size, 10**9]),
+            top_p=rng.choice([1.0, 1.0, 0.9, 0.5, 1e-12, 0.999999]),
+            min_p=rng.choice([0.0, 0.0, 1e-30, 0.01, 0.4, 1.0]),
+            logprobs=rng.choice([None, None, 0, 3, 20]),
+            logit_bias=dict.fromkeys(ids(3), rng.uniform(-9, 9)) if rng.random() < 0.3 else {},
+            repetition_penalty=rng.choice([1.0, 1.3, 0.7]) if is_penalized else 1.0,
+            frequency_penalty=rng.choice([0.0, 0.4, -0.3]) if is_penalized else 0.0,
+            presence_penalty=rng.choice([0.0, 0.6]) if is_penalized else 0.0,
+        )
+
+    return [
+        SampleInput(
+            params(),
+            seed=rng.randrange(-(2**63), 2**63),
+            position=rng.randrange(2**40),
+            prompt_token_ids=ids(40),
+            output_token_ids=ids(30),
+            banned_token_ids=ids(2) if rng.random() < 0.3 else (),
+        )
+        for _ in range(num_rows)
+    ]
+
+
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def test_any_choices_give_what_the_specification_gives(
+    ops: Ops, dtype: torch.dtype, vocab_size: int
+) -> None:
+    for scale in (0.01, 1.0, 9.0):  # few bits: many ties in the 16-bit types
+        logits = normal(40, vocab_size, dtype=dtype) * scale
+        inputs = inputs_for(40, vocab_size, seed=vocab_size)
+        assert ops.sample(logits, inputs) == sample(logits, inputs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    values=st.lists(
+        st.sampled_from([0.0, -0.0, 1.0, 1.5, -3.0, 20.0, NAN, INF, -INF, 3e38, -3e38, 1e-40]),
+        min_size=1,
+        max_size=80,
+    ),
+    seed=st.integers(0, 2**32),
+)
+def test_ties_and_broken_rows_give_what_the_specification_gives(
+    ops: Ops, values: list[float], seed: int
+) -> None:
+    logits = torch.tensor([values] * 12)
+    inputs = inputs_for(12, len(values), seed)
+    assert ops.sample(logits, inputs) == sample(logits, inputs)
+
+
+@pytest.mark.parametrize("value", [NAN, -INF, INF, 0.0])
+def test_a_row_of_one_value_gives_what_the_specification_gives(ops: Ops, value: float) -> None:
+    logits = torch.full((40, 700), value)
+    inputs = inputs_for(40, 700, seed=5)
+    assert ops.sample(logits, inputs) == sample(logits, inputs)
+
+
+@pytest.mark.parametrize("scale", [1.0, 12.0])
+def test_a_vocabulary_of_151936_gives_what_the_specification_gives(scale: float) -> None:
+    ops = cpu.load()
+    logits = normal(24, 151_936, dtype=torch.bfloat16) * scale
+    inputs = inputs_for(24, 151_936, seed=1)
+    assert ops.sample(logits, inputs) == sample(logits, inputs)
+    ids = [int(i) for i in normal(24, dtype=torch.float32, seed=3).abs() * 1000]
+    assert ops.token_logprobs(logits, ids, 20) == token_logprobs(logits, ids, 20)
+
+
+@pytest.mark.parametrize(
+    ("num_top", "vocab_size"), list(itertools.product((0, 1, 5, 20), (1, 16, 300, 4099)))
+)
+def test_given_tokens_have_the_logprobs_of_the_specification(
+    ops: Ops, dtype: torch.dtype, num_top: int, vocab_size: int
+) -> None:
+    logits = normal(9, vocab_size, dtype=dtype) * 4
+    ids = [0, vocab_size - 1, *(i % vocab_size for i in range(7))]
+    assert ops.token_logprobs(logits, ids, num_top) == token_logprobs(logits, ids, num_top)
+
+
+def test_a_row_gets_the_same_alone_and_on_any_number_of_threads(ops: Ops) -> None:
+    logits, inputs = normal(30, 997, dtype=torch.bfloat16) * 5, inputs_for(30, 997, seed=2)
+    together = ops.sample(logits, inputs)
+    assert cpu.load(num_threads=1).sample(logits, inputs) == together
+    for row in range(30):
+        assert ops.sample(logits[row : row + 1], inputs[row : row + 1]) == [together[row]]
+
+
+def test_logits_may_be_a_view_and_are_not_changed(ops: Ops) -> None:
+    wide = normal(6, 900, dtype=torch.bfloat16)
+    before = wide.clone()
+    view, inputs = wide[:, 7:800], inputs_for(6, 793, seed=4)
+    assert ops.sample(view, inputs) == sample(view.clone(), inputs)
+    assert torch.equal(wide, before)
+
+
+@given(seed=st.integers(-(2**63), 2**63 - 1), position=st.integers(0, 2**62))
+def test_the_native_generator_is_philox(ops: Ops, seed: int, position: int) -> None:
+    """2**12 equal logits show the first 12 bits of the number drawn."""
+    (token, _), *_ = ops.sample(
+        torch.zeros(1, 4096), [SampleInput(SamplingParams(), seed, position)]
+    )
+    assert token == random_bits(seed, position) >> 41
+
+
+def test_no_rows_give_nothing(ops: Ops) -> None:
+    assert ops.sample(torch.zeros(0, 5), []) == []
+
+
+def test_sampling_can_be_swapped_for_the_reference(ops: Ops) -> None:
+    swapped = override_ops(ops, ["sampling=reference"], {"reference": REFERENCE, "cpu": ops})
+    assert swapped.sample is sample
+    assert swapped.linear is ops.linear
+
+
+def test_greedy_takes_the_lowest_id_of_the_likeliest(ops: Ops, dtype: torch.dtype) -> None:
+    logits = torch.zeros(1500, 1500, dtype=dtype)
+    logits.fill_diagonal_(1.0)
+    logits[:, -1] = 1.0
+    greedy = SampleInput(SamplingParams(temperature=0.0), 0, 0)
+    assert [token for token, _ in ops.sample(logits, [greedy] * 1500)] == list(range(1500))
