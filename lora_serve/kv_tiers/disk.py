@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -171,10 +171,10 @@ class DiskTier:
         return True
 
     def _evict(self, group: Group) -> None:
-        self._path(group).unlink(missing_ok=True)
-        if self._index.remove(group):
-            with self._count_lock:
-                self._num_evicted += len(group.table.hashes)
+        with suppress(FileNotFoundError):  # another process was first
+            self._path(group).unlink()
+            self._num_evicted += len(group.table.hashes)
+        self._index.remove(group)
         if not self._index.file_names(group.namespace.root):
             self._scan.retire(group.namespace.root)
 
@@ -204,13 +204,15 @@ class DiskTier:
             self._quarantine_file(self._path(group), cause)
 
     def _quarantine_file(self, path: Path, cause: Cause) -> None:
-        logger.warning("%s was refused (%s) and set aside", path, cause.value)
-        with self._count_lock:
-            self._num_quarantined += 1
         try:
-            self._directory.quarantine(path, MAX_QUARANTINED, self._quarantine_bytes)
+            if not self._directory.quarantine(path, MAX_QUARANTINED, self._quarantine_bytes):
+                return
         except OSError as error:
             logger.warning("%s could not be set aside: %s", path, error)
+        else:
+            logger.warning("%s was refused (%s) and set aside", path, cause.value)
+        with self._count_lock:
+            self._num_quarantined += 1
 
     def _path(self, group: Group) -> Path:
         return self._directory.of(group.namespace.root) / group.file_name

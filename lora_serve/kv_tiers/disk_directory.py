@@ -118,18 +118,23 @@ class DiskDirectory:
             assert self._staging is not None, "just opened"
             return self._staging / uuid4().hex
 
-    def quarantine(self, group: Path, max_files: int, max_bytes: int) -> None:
-        """Move a file aside for whoever wants to know; of those, only the newest are kept."""
+    def quarantine(self, group: Path, max_files: int, max_bytes: int) -> bool:
+        """Move a file aside for whoever wants to know; of those, only the newest are kept.
+
+        False if somebody else has done so.
+        """
         place = self.path / "quarantine"
         place.mkdir(exist_ok=True)
-        with suppress(FileNotFoundError):  # another process took it
+        try:
             group.rename(place / f"{group.parent.name[:16]}-{group.name}")
-        files = sorted(_listed(place), key=_mtime, reverse=True)
+        except FileNotFoundError:
+            return False
         kept_bytes = 0
-        for i, file in enumerate(files):
+        for i, file in enumerate(sorted(_listed(place), key=_mtime, reverse=True)):
             kept_bytes += _size(file)
             if i >= max_files or kept_bytes > max_bytes:
                 file.unlink(missing_ok=True)
+        return True
 
     def close(self) -> None:
         with self._mutex:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lora_serve.config import KVTierConfig
+from lora_serve.errors import ConfigError
 from lora_serve.kv_tiers.base import Tier
 from lora_serve.kv_tiers.disk import DiskTier
 from lora_serve.kv_tiers.ram import RamTier
@@ -30,4 +31,16 @@ def open_tiers(config: KVTierConfig) -> list[Tier]:
         tiers.append(RamTier(config.kv_ram_bytes))
     if config.kv_disk_path:
         tiers.append(DiskTier(Path(config.kv_disk_path), config.kv_disk_bytes))
+    if config.kv_redis_url:
+        tiers.append(_redis_tier(config.kv_redis_url, config.kv_load_deadline_ms / 1000))
     return tiers
+
+
+def _redis_tier(url: str, timeout_seconds: float) -> Tier:
+    try:
+        from lora_serve.kv_tiers.redis import RedisTier  # its client library is an extra
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "--kv-redis-url needs Redis's client library: pip install 'lora-serve[redis]'"
+        ) from error
+    return RedisTier(url, timeout_seconds)

@@ -1,0 +1,211 @@
+"""How KV lies in Redis or Valkey, and the few commands that reach it. Checks no record.
+
+    lora-serve:kv:1:namespaces              hash: root → descriptor with the namespace's epoch
+    lora-serve:kv:1:block:EPOCH:HASH        string: one record (codec.py); the only keys that expire
+    lora-serve:kv:1:members:EPOCH           sorted set: hashes, by when they were written
+
+An epoch is drawn when a namespace is first written to, and is part of its blocks' keys. So
+forgetting its field makes all its blocks unreachable at once, for all replicas, also if the server
+has evicted other keys of ours; what is unreachable is then unlinked through the members. As only
+blocks expire, a maxmemory-policy of volatile-lru evicts blocks alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from lora_serve.errors import ConfigError
+from lora_serve.identity import BlockHash
+from lora_serve.kv_tiers.base import Record, TierError, TierNamespace
+
+PREFIX = b"lora-serve:kv:1:"
+NAMESPACES = PREFIX + b"namespaces"
+BATCH_BYTES = 4 * 2**20  # of one pipeline: neither side buffers more
+BATCH_KEYS = 512
+SOCKET_READ_BYTES = 2**20
+EXPIRE_SECONDS = 7 * 24 * 3600  # after it was written; frees what nothing leads to any more, too
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A namespace, and the epoch that its blocks' keys carry."""
+
+    namespace: TierNamespace
+    epoch: str
+
+    @property
+    def members(self) -> bytes:
+        return PREFIX + b"members:" + self.epoch.encode()
+
+    def block(self, block_hash: BlockHash) -> bytes:
+        return PREFIX + b"block:" + self.epoch.encode() + b":" + block_hash
+
+
+class RedisKeyspace:
+    """Thread-safe. Every method raises TierError when the server cannot do it now."""
+
+    def __init__(self, url: str, timeout_seconds: float) -> None:
+        """Raises ConfigError for a URL that names no server; connects when first used.
+
+        timeout_seconds: how long each answer, and a connection, may take.
+        """
+        try:
+            # any: redis-py types every answer as maybe awaitable
+            self._redis: Any = redis.Redis.from_url(
+                url,
+                socket_timeout=timeout_seconds,
+                socket_connect_timeout=timeout_seconds,
+                socket_read_size=SOCKET_READ_BYTES,
+                retry=Retry(NoBackoff(), 0),  # the breaker decides when to try again
+                protocol=2,
+            )
+        except ValueError as error:
+            raise ConfigError(f"--kv-redis-url: {error}") from error
+
+    # ── namespaces ──────────────────────────────────────────────────────────────────────────
+
+    def entry(self, namespace: TierNamespace) -> Entry | None:
+        """The namespace's entry, if it has one that can be read."""
+        with _tier_errors():
+            return _entry(namespace.root, self._redis.hget(NAMESPACES, namespace.root))
+
+    def ensure_entry(self, namespace: TierNamespace) -> Entry:
+        found = self.entry(namespace)
+        if found is not None:
+            return found
+        made = Entry(namespace, uuid4().hex)
+        with _tier_errors():
+            self._redis.hsetnx(NAMESPACES, namespace.root, msgspec.json.encode(made))
+        return self.entry(namespace) or made  # another replica's, if it was first
+
+    def entries(self) -> list[Entry]:
+        """All namespaces, of any replica. Fields that cannot be read are forgotten."""
+        with _tier_errors():
+            fields = self._redis.hgetall(NAMESPACES)
+            found = {root: _entry(root, text) for root, text in fields.items()}
+            broken = [root for root, entry in found.items() if entry is None]
+            if broken:
+                self._redis.hdel(NAMESPACES, *broken)
+        return [entry for entry in found.values() if entry is not None]
+
+    def forget(self, entry: Entry) -> None:
+        """Make a namespace's blocks unreachable, then free their memory in small turns."""
+        with _tier_errors():
+            self._redis.hdel(NAMESPACES, entry.namespace.root)
+            while popped := self._redis.zpopmin(entry.members, BATCH_KEYS):
+                self._redis.unlink(*(entry.block(block_hash) for block_hash, _ in popped))
+
+    def forget_everything(self) -> None:
+        """All keys of this scheme, also those that nothing leads to. Scans; for operators."""
+        with _tier_errors():
+            self._redis.unlink(NAMESPACES)
+            batch: list[bytes] = []
+            for key in self._redis.scan_iter(match=PREFIX + b"*", count=BATCH_KEYS):
+                batch.append(key)
+                if len(batch) == BATCH_KEYS:
+                    self._redis.unlink(*batch)
+                    batch = []
+            if batch:
+                self._redis.unlink(*batch)
+
+    # ── blocks ──────────────────────────────────────────────────────────────────────────────
+
+    def read(self, entry: Entry, hashes: Sequence[BlockHash]) -> list[object]:
+        """What lies at each block's key: bytes of a record, None, or whatever the server says."""
+        with _tier_errors():
+            return list(self._redis.mget([entry.block(block_hash) for block_hash in hashes]))
+
+    def sizes(self, entry: Entry, hashes: Sequence[BlockHash]) -> list[int]:
+        """Bytes of each block's record, 0 if it is not there."""
+        with _tier_errors(), self._pipeline() as pipeline:
+            for block_hash in hashes:
+                pipeline.strlen(entry.block(block_hash))
+            return [int(size) for size in pipeline.execute()]
+
+    def missing(self, entry: Entry, hashes: Sequence[BlockHash]) -> set[BlockHash]:
+        with _tier_errors(), self._pipeline() as pipeline:
+            for block_hash in hashes:
+                pipeline.exists(entry.block(block_hash))
+            found = pipeline.execute()
+        return {one for one, is_there in zip(hashes, found, strict=True) if not is_there}
+
+    def write(self, entry: Entry, records: Sequence[Record]) -> None:
+        now = time.time()
+        per_turn = max(BATCH_BYTES // max(record.num_bytes for record in records), 1)
+        for start in range(0, len(records), per_turn):
+            turn = records[start : start + per_turn]
+            with _tier_errors(), self._pipeline() as pipeline:
+                # members first: a block that no set leads to could never be dropped
+                pipeline.zadd(entry.members, {record.block_hash: now for record in turn})
+                for record in turn:
+                    value = b"".join((record.header, record.payload))
+                    pipeline.set(entry.block(record.block_hash), value, ex=EXPIRE_SECONDS)
+                pipeline.execute()
+
+    def remove(self, entry: Entry, hashes: Sequence[BlockHash]) -> None:
+        with _tier_errors(), self._pipeline() as pipeline:
+            pipeline.unlink(*(entry.block(block_hash) for block_hash in hashes))
+            pipeline.zrem(entry.members, *hashes)
+            pipeline.execute()
+
+    def trim_members(self, entry: Entry, count: int) -> None:
+        """Look at some members; those whose blocks the server has evicted leave the set.
+
+        Called with twice as many as were written, so that at most half of a set is dead.
+        """
+        with _tier_errors():
+            some = list(dict.fromkeys(self._redis.zrandmember(entry.members, count)))
+        dead = self.missing(entry, some)
+        if dead:
+            with _tier_errors():
+                self._redis.zrem(entry.members, *dead)
+
+    def members(self, entry: Entry) -> Iterator[list[tuple[BlockHash, float]]]:
+        """Hashes of a namespace's blocks and when they were written, some at a time."""
+        cursor = 0
+        while True:
+            with _tier_errors():
+                cursor, some = self._redis.zscan(entry.members, cursor, count=BATCH_KEYS)
+            yield [(BlockHash(block_hash), written) for block_hash, written in some]
+            if not cursor:
+                return
+
+    def server_facts(self) -> dict[str, object]:
+        """The server's own account of its memory and evictions."""
+        with _tier_errors():
+            return {**self._redis.info("memory"), **self._redis.info("stats")}
+
+    def close(self) -> None:
+        self._redis.close()
+
+    def _pipeline(self) -> Any:
+        return self._redis.pipeline(transaction=False)
+
+
+def _entry(root: bytes, text: object) -> Entry | None:
+    if not isinstance(text, bytes):
+        return None
+    try:
+        entry = msgspec.json.decode(text, type=Entry)
+    except msgspec.DecodeError:
+        return None
+    return entry if entry.namespace.root == root else None
+
+
+@contextmanager
+def _tier_errors() -> Iterator[None]:
+    """ValueError, TypeError: what redis-py raises for answers that are no answers."""
+    try:
+        yield
+    except (redis.RedisError, OSError, ValueError, TypeError) as error:
+        raise TierError(f"Redis: {error or type(error).__name__}") from error

@@ -1,0 +1,455 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from lora_serve.errors import ConfigError
+from lora_serve.identity import BlockHash
+from lora_serve.kv_tiers.base import Cause, Record, TierError, TierNamespace
+from lora_serve.kv_tiers.codec import HEADER_BYTES, record_bytes
+from lora_serve.kv_tiers.disk import MAX_QUARANTINED, DiskTier
+from lora_serve.kv_tiers.group_file import write_group
+from tests.fakes.kv_blocks import a_namespace, chain, content, records
+
+NS = a_namespace()
+HASHES = chain(NS, "a prompt", 24)
+MIB = 2**20
+
+
+class Tiers:
+    """Tiers on one directory, closed at the end of the test."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._tiers: list[DiskTier] = []
+
+    def open(self, capacity_bytes: int = MIB, **settings: object) -> DiskTier:
+        tier = DiskTier(self.path, capacity_bytes, poll_seconds=0.02, **settings)  # type: ignore[arg-type]
+        self._tiers.append(tier)
+        return tier
+
+    def reopen(self, capacity_bytes: int = MIB) -> DiskTier:
+        """As after a restart."""
+        self.close()
+        return self.open(capacity_bytes)
+
+    def close(self) -> None:
+        for tier in self._tiers:
+            tier.close()
+        self._tiers = []
+
+
+@pytest.fixture
+def tiers(tmp_path: Path) -> Iterator[Tiers]:
+    tiers = Tiers(tmp_path / "kv")
+    yield tiers
+    tiers.close()
+
+
+def save(tier: DiskTier, namespace: TierNamespace, hashes: list[BlockHash]) -> None:
+    tier.save(namespace, records(namespace, hashes))
+
+
+def load(
+    tier: DiskTier, namespace: TierNamespace, hashes: list[BlockHash]
+) -> tuple[int, Cause | None]:
+    """How many blocks came, each with the only right bytes, and why no more."""
+    done = 0
+    while True:
+        loaded = tier.load(namespace, hashes[done:])
+        for block_hash, record in zip(hashes[done:], loaded.records, strict=False):
+            assert record.payload == content(namespace, block_hash)
+        done += len(loaded.records)
+        if loaded.cause is not None or done == len(hashes):
+            return done, loaded.cause
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not is_so():
+        assert time.monotonic() < deadline, "not within 5 s"
+        time.sleep(0.01)
+
+
+def group_files(path: Path) -> list[Path]:
+    return sorted((path / "namespaces").glob("*/*.kv"))
+
+
+def quarantined(path: Path) -> list[Path]:
+    place = path / "quarantine"
+    return list(place.iterdir()) if place.is_dir() else []
+
+
+# ── the plain life ──────────────────────────────────────────────────────────────────────────
+
+
+def test_blocks_survive_a_restart_without_a_clean_end(tiers: Tiers) -> None:
+    save(tiers.open(), NS, HASHES)
+    second = tiers.open()  # the first is still there, as if it had been killed
+    assert load(second, NS, HASHES) == (24, None)
+
+
+def test_a_load_begins_and_ends_anywhere_in_a_chain(tiers: Tiers) -> None:
+    tier = tiers.open()
+    save(tier, NS, HASHES[:10])
+    save(tier, NS, HASHES[10:20])
+    assert load(tier, NS, HASHES[3:15]) == (12, None)
+    assert load(tier, NS, HASHES) == (20, Cause.ABSENT)
+    assert load(tier, NS, HASHES[20:]) == (0, Cause.ABSENT)
+
+
+def test_blocks_of_interleaved_chains_are_found_in_one_file(tiers: Tiers) -> None:
+    tier = tiers.open()
+    others = chain(NS, "another prompt", 24)
+    mixed = [block_hash for pair in zip(HASHES, others, strict=True) for block_hash in pair]
+    save(tier, NS, mixed)
+    assert len(group_files(tiers.path)) == 1
+    assert load(tier, NS, HASHES) == (24, None)
+    assert load(tier, NS, others) == (24, None)
+
+
+def test_blocks_that_are_there_are_not_written_again(tiers: Tiers) -> None:
+    tier = tiers.open()
+    assert tier.save(NS, records(NS, HASHES[:10])) == 10
+    assert tier.save(NS, records(NS, HASHES)) == 14
+    assert tier.save(NS, records(NS, HASHES)) == 0
+    assert tier.contents().num_blocks == 24
+
+
+def test_nothing_else_in_the_directory_is_touched(tiers: Tiers) -> None:
+    tiers.path.mkdir()
+    (tiers.path / "precious").write_text("data")
+    tier = tiers.open()
+    save(tier, NS, HASHES)
+    tier.clear()
+    assert (tiers.path / "precious").read_text() == "data"
+
+
+def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"--kv-disk-path .*/file: .*; name a directory"):
+        DiskTier(tmp_path / "file", MIB)
+
+
+# ── the bound ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_bound_holds_far_below_the_working_set(tiers: Tiers) -> None:
+    bound = 80 * record_bytes(NS)
+    tier = tiers.open(bound)
+    chains = [chain(NS, f"p{i}", 8) for i in range(50)]
+    for hashes in chains:
+        save(tier, NS, hashes)
+        used = sum(file.stat().st_size for file in tiers.path.glob("*/*/*.kv"))
+        assert used == tier.contents().num_bytes <= bound
+    assert load(tier, NS, chains[-1]) == (8, None)
+    assert load(tier, NS, chains[0]) == (0, Cause.ABSENT)
+    assert tier.contents().num_evicted == 8 * 50 - tier.contents().num_blocks
+
+
+def test_the_least_recently_used_file_goes_first_also_after_a_restart(tiers: Tiers) -> None:
+    bound = 80 * record_bytes(NS)
+    first, second = chain(NS, "first", 8), chain(NS, "second", 8)
+    tier = tiers.open(bound)
+    save(tier, NS, first)
+    save(tier, NS, second)
+    now = time.time()
+    for i, file in enumerate(group_files(tiers.path)):  # written long ago, in this order
+        os.utime(file, (now - 1000 + i, now - 1000 + i))
+    tier = tiers.reopen(bound)
+    eventually(lambda: tier.contents().num_blocks == 16)
+    old, recent = (first, second) if load_order(tiers.path, first) else (second, first)
+    assert load(tier, NS, old) == (8, None)
+    tier = tiers.reopen(bound)
+    for i in range(7):
+        save(tier, NS, chain(NS, f"more {i}", 8))
+    assert load(tier, NS, old) == (8, None)
+    assert load(tier, NS, recent) == (0, Cause.ABSENT)
+
+
+def load_order(path: Path, hashes: list[BlockHash]) -> bool:
+    """Whether the file with these blocks is the first in the directory."""
+    return hashes[0] in group_files(path)[0].read_bytes()
+
+
+def test_a_file_that_another_process_uses_is_not_the_oldest(tiers: Tiers) -> None:
+    bound = 80 * record_bytes(NS)
+    used, unused = chain(NS, "used", 8), chain(NS, "unused", 8)
+    tier = tiers.open(bound)
+    save(tier, NS, used)
+    save(tier, NS, unused)
+    file = next(f for f in group_files(tiers.path) if used[0] in f.read_bytes())
+    later = time.time() + 600
+    os.utime(file, (later, later))
+    for i in range(8):
+        save(tier, NS, chain(NS, f"more {i}", 8))
+    assert load(tier, NS, used) == (8, None)
+    assert load(tier, NS, unused) == (0, Cause.ABSENT)
+
+
+def test_a_namespace_without_files_leaves_no_directory(tiers: Tiers) -> None:
+    tier = tiers.open(80 * record_bytes(NS))
+    save(tier, NS, HASHES[:8])
+    other = a_namespace("m")
+    for i in range(12):
+        save(tier, other, chain(other, f"p{i}", 8))
+    eventually(
+        lambda: [d.name for d in (tiers.path / "namespaces").iterdir()] == [other.root.hex()]
+    )
+
+
+def test_a_block_too_large_for_the_bound_is_an_error_of_the_tier(tiers: Tiers) -> None:
+    tier = tiers.open(4 * record_bytes(NS))
+    with pytest.raises(TierError, match="too large for the bound"):
+        save(tier, NS, HASHES)
+
+
+# ── dropping ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_dropping_an_adapter_takes_its_namespaces_whoever_wrote_them(tiers: Tiers) -> None:
+    tier = tiers.open()
+    spaces = [a_namespace("n", "A"), a_namespace("n", "A", salt="s"), a_namespace("n", "B"),
+              a_namespace("m", "A"), a_namespace("")]  # fmt: skip
+    for space in spaces:
+        save(tier, space, chain(space, "p", 4))
+    other = tiers.open()
+    other.drop("n", (spaces[2].digest, 0))
+    for one in (other, tiers.reopen()):
+        counts = [load(one, space, chain(space, "p", 4))[0] for space in spaces]
+        assert counts == [0, 0, 4, 4, 4]
+    eventually(lambda: not list((tiers.path / "trash").iterdir()))
+
+
+def test_what_is_dropped_by_another_process_is_a_miss(tiers: Tiers) -> None:
+    tier = tiers.open()
+    save(tier, NS, HASHES)
+    tiers.open().clear()
+    assert load(tier, NS, HASHES) == (0, Cause.ABSENT)
+    save(tier, NS, HASHES)
+    assert load(tier, NS, HASHES) == (24, None)
+
+
+def test_a_namespace_whose_descriptor_cannot_be_read_is_deleted(tiers: Tiers) -> None:
+    save(tiers.open(), NS, HASHES)
+    (descriptor,) = tiers.path.glob("namespaces/*/namespace.json")
+    descriptor.write_bytes(descriptor.read_bytes().replace(b'"n"', b'"m"'))
+    tier = tiers.reopen()  # else dropping "n" would leave it
+    eventually(lambda: not group_files(tiers.path))
+    assert load(tier, NS, HASHES) == (0, Cause.ABSENT)
+
+
+# ── faults ──────────────────────────────────────────────────────────────────────────────────
+
+
+def damaged(tiers: Tiers, damage: Callable[[Path], None], *, at_start: bool) -> DiskTier:
+    tier = tiers.open()
+    save(tier, NS, HASHES)
+    (file,) = group_files(tiers.path)
+    damage(file)
+    return tiers.reopen() if at_start else tier
+
+
+def flip(offset: int) -> Callable[[Path], None]:
+    def act(file: Path) -> None:
+        data = bytearray(file.read_bytes())
+        data[offset] ^= 0x10
+        file.write_bytes(data)
+
+    return act
+
+
+def cut(length: int) -> Callable[[Path], None]:
+    def act(file: Path) -> None:
+        os.truncate(file, length)
+
+    return act
+
+
+TABLE_BYTES = 64 + 32 * 24 + 16
+DAMAGES = {
+    "a flipped bit in the head": flip(3),
+    "a flipped bit in the table": flip(100),
+    "a flipped bit in a header": flip(TABLE_BYTES + 10),
+    "a flipped bit in a block": flip(TABLE_BYTES + 5 * record_bytes(NS) + HEADER_BYTES + 40),
+    "a flipped bit in the last byte": flip(-1),
+    "an empty file": cut(0),
+    "a cut in the table": cut(200),
+    "a cut between records": cut(TABLE_BYTES + 4 * record_bytes(NS)),
+    "a cut in a record": cut(TABLE_BYTES + 4 * record_bytes(NS) + 300),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("at_start", [False, True])
+def test_a_damaged_file_is_never_believed_and_set_aside(
+    tiers: Tiers, damage: str, at_start: bool
+) -> None:
+    tier = damaged(tiers, DAMAGES[damage], at_start=at_start)
+    count, cause = load(tier, NS, HASHES)  # checks every byte that comes
+    if damage in ("a flipped bit in the head", "a flipped bit in the table") and not at_start:
+        assert (count, cause) == (24, None)  # the blocks themselves are whole
+        return
+    assert count < 24
+    assert cause is not None
+    eventually(lambda: len(quarantined(tiers.path)) == 1)
+    assert load(tier, NS, HASHES) == (0, Cause.ABSENT)
+    assert tier.contents().num_quarantined == 1
+    save(tier, NS, HASHES)
+    assert load(tier, NS, HASHES) == (24, None)
+
+
+@pytest.mark.parametrize("at_start", [False, True])
+@pytest.mark.parametrize("same_namespace", [False, True])
+def test_files_swapped_with_one_another_give_no_wrong_block(
+    tiers: Tiers, at_start: bool, same_namespace: bool
+) -> None:
+    tier = tiers.open()
+    other = NS if same_namespace else a_namespace("m")
+    others = chain(other, "another prompt", 24)
+    save(tier, NS, HASHES)
+    save(tier, other, others)
+    one, two = group_files(tiers.path)
+    spare = tiers.path / "spare"
+    one.rename(spare), two.rename(one), spare.rename(two)
+    tier = tiers.reopen() if at_start else tier
+    counts = {load(tier, NS, HASHES)[0], load(tier, other, others)[0]}
+    assert counts == ({24} if at_start and same_namespace else {0})
+
+
+def test_a_file_of_another_layout_in_the_namespaces_place_is_refused(tiers: Tiers) -> None:
+    tier = tiers.open()
+    save(tier, NS, HASHES)
+    (file,) = group_files(tiers.path)
+    foreign = a_namespace(layout=b"other")
+    foreign = TierNamespace(NS.root, b"model", "n", NS.digest, 0, b"", b"other", NS.block_bytes)
+    file.unlink()
+    write_group(file, foreign, records(foreign, HASHES))
+    assert load(tier, NS, HASHES) == (0, Cause.LAYOUT)
+
+
+def test_the_quarantine_is_bounded(tiers: Tiers) -> None:
+    tier = tiers.open()
+    for i in range(MAX_QUARANTINED + 4):
+        hashes = chain(NS, f"p{i}", 2)
+        save(tier, NS, hashes)
+        file = max(group_files(tiers.path), key=lambda file: file.stat().st_mtime_ns)
+        flip(-1)(file)
+        assert load(tier, NS, hashes) == (1, Cause.CHECKSUM)
+    assert len(quarantined(tiers.path)) == MAX_QUARANTINED
+    assert tier.contents().num_quarantined == MAX_QUARANTINED + 4
+
+
+def test_a_full_disk_is_an_error_of_the_tier_and_leaves_nothing_behind(tiers: Tiers) -> None:
+    def full(path: Path, namespace: TierNamespace, some: Sequence[Record]) -> int:
+        path.write_bytes(b"half of it")
+        raise OSError(28, "No space left on device", str(path))
+
+    save(tiers.open(), NS, HASHES[:8])
+    tier = tiers.open(write=full)
+    with pytest.raises(TierError, match="No space left on device"):
+        save(tier, NS, HASHES)
+    assert load(tier, NS, HASHES) == (8, Cause.ABSENT)
+    assert len(group_files(tiers.path)) == 1
+    assert [f.name for f in tiers.path.glob("staging/*/*") if f.name != "lock"] == []
+
+
+def test_a_directory_that_is_removed_is_a_miss_and_comes_back(tiers: Tiers) -> None:
+    tier = tiers.open()
+    save(tier, NS, HASHES)
+    shutil.rmtree(tiers.path)
+    assert load(tier, NS, HASHES) == (0, Cause.ABSENT)
+    save(tier, NS, HASHES)
+    assert load(tier, NS, HASHES) == (24, None)
+
+
+def test_a_file_that_cannot_be_read_is_an_error_of_the_tier(tiers: Tiers) -> None:
+    tier = tiers.open()
+    save(tier, NS, HASHES)
+    (file,) = group_files(tiers.path)
+    file.unlink()
+    file.mkdir()  # reading it is EISDIR, whoever asks
+    with pytest.raises(TierError, match="reading from"):
+        tier.load(NS, HASHES)
+
+
+# ── several processes ───────────────────────────────────────────────────────────────────────
+
+
+def test_another_processes_new_files_are_found(tiers: Tiers) -> None:
+    one, two = tiers.open(), tiers.open()
+    save(one, NS, HASHES)
+    assert load(two, NS, HASHES) == (24, None)  # looks at once, since it misses
+    save(one, a_namespace("m"), chain(a_namespace("m"), "p", 4))
+    eventually(lambda: two.holds(a_namespace("m"), chain(a_namespace("m"), "p", 4)[0]))
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from lora_serve.kv_tiers.disk import DiskTier
+from tests.fakes.kv_blocks import a_namespace, chain, content, records
+
+path, capacity, name = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+tier, namespace = DiskTier(path, capacity, poll_seconds=0.02), a_namespace()
+print("ready", flush=True)
+for i in range(60):
+    for hashes in (chain(namespace, f"{name} {i}", 8), chain(namespace, f"shared {i}", 8)):
+        tier.save(namespace, records(namespace, hashes))
+    for hashes in (chain(namespace, f"shared {i - 3}", 8), chain(namespace, f"one {i - 5}", 8)):
+        for block_hash, record in zip(hashes, tier.load(namespace, hashes).records):
+            assert record.payload == content(namespace, block_hash), "a wrong block"
+tier.close()
+print("done", tier.contents().num_bytes)
+"""
+
+
+def test_two_processes_write_read_and_evict_in_one_directory(tiers: Tiers) -> None:
+    bound = 200 * record_bytes(NS)
+    commands = [[sys.executable, "-c", WRITER, str(tiers.path), str(bound), name]
+                for name in ("one", "two")]  # fmt: skip
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands]
+    for process in processes:
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert b"done" in out
+    assert sum(file.stat().st_size for file in group_files(tiers.path)) <= 1.5 * bound
+    assert quarantined(tiers.path) == []
+
+
+HALF_WRITER = """
+import sys, time
+from pathlib import Path
+from lora_serve.kv_tiers.disk import DiskTier
+from tests.fakes.kv_blocks import a_namespace, chain, records
+
+def slow(path, namespace, some):
+    path.write_bytes(b"half of it")
+    print("writing", flush=True)
+    time.sleep(60)
+
+tier = DiskTier(Path(sys.argv[1]), 2**20, write=slow)
+tier.save(a_namespace(), records(a_namespace(), chain(a_namespace(), "p", 4)))
+"""
+
+
+def test_what_a_killed_process_left_half_written_is_removed(tiers: Tiers) -> None:
+    command = [sys.executable, "-c", HALF_WRITER, str(tiers.path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"writing\n"
+    living = tiers.open()
+    save(living, NS, HASHES)
+    assert len(list(tiers.path.glob("staging/*/*"))) == 3  # two locks and the half file
+    process.kill()
+    process.communicate()
+    second = tiers.open()
+    eventually(lambda: len(list(tiers.path.glob("staging/*/lock"))) == 1)  # the living one's
+    assert load(second, NS, HASHES) == (24, None)
