@@ -16,6 +16,7 @@ from lora_serve.identity import HASH_ALGOS
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 SCHEDULING_POLICIES = ("fcfs", "priority")
+FAIR_SHARES = ("none", "adapter", "key")
 KV_STORE_POLICIES = ("all", "prompt-only", "after-n-hits")
 KV_LOAD_FAILURE_POLICIES = ("recompute", "fail")
 KV_CONNECTOR = "TieredConnector"  # what --kv-transfer-config may call it
@@ -224,6 +225,12 @@ class SchedulerConfig:
         "Order of waiting requests: by arrival, or by priority (lower first) and then arrival.",
         "fcfs",
         choices=SCHEDULING_POLICIES,
+    )
+    fair_share: str = setting(
+        "Give adapters, or API keys, equal shares of the tokens computed while they wait for each "
+        "other; none serves in the order above alone.",
+        "none",
+        choices=FAIR_SHARES,
     )
     validate: bool = setting("Check the engine's invariants after every step (slow).", False)
 

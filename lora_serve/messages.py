@@ -29,6 +29,7 @@ class EngineRequest(msgspec.Struct, frozen=True, tag=True):
 
     sampling_params: with max_tokens and seed resolved, so that a request sent again, to another
         engine process even, draws the same tokens.
+    tenant: whose API key it came with, as a digest.
     token_ids: empty with prompt_embeds. eos_token_ids: end tokens, unless params.ignore_eos.
     """
 
@@ -40,6 +41,7 @@ class EngineRequest(msgspec.Struct, frozen=True, tag=True):
     lora_name: str | None = None
     cache_salt: str = ""
     priority: int = 0
+    tenant: str = ""
     arrival_time: float = 0.0
 
 

@@ -116,7 +116,7 @@ class KeyIgnoresTheParent(BlockHasher):
 def is_caught(
     kv_class: type[KVCacheManager] = KVCacheManager,
     hasher_class: type[BlockHasher] = BlockHasher,
-    num_traces: int = 60,
+    num_traces: int = 150,
 ) -> bool:
     """Whether some trace gives a wrong answer or breaks an invariant."""
     for seed in range(num_traces):

@@ -144,6 +144,7 @@ class AsyncEngine:
         lora_name: str | None = None,
         cache_salt: str = "",
         priority: int = 0,
+        tenant: str = "",
         is_streamed: bool = True,
     ) -> AsyncGenerator[OutputDelta, None]:
         """Continue a prompt params.n times; deltas of all choices as they come.
@@ -151,6 +152,7 @@ class AsyncEngine:
         Closing the iterator aborts what is still growing.
 
         Args:
+            tenant: whose share it counts to, with --fair-share key.
             is_streamed: False for a caller who tells nobody before the end. He gets all deltas
                 then, and an engine that dies in the middle costs him only time.
 
@@ -167,6 +169,7 @@ class AsyncEngine:
             lora_name=lora_name,
             cache_salt=cache_salt,
             priority=priority,
+            tenant=tenant,
         )
         self._require_engine()
         self._admission.admit(requests)

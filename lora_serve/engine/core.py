@@ -149,8 +149,17 @@ class EngineCore:
                 hasher=self._hasher,
                 block_size=self._config.cache.block_size,
                 sort_key=(message.priority if is_ranked else 0, self._num_arrived),
+                share=self._share(message),
             )
         )
+
+    def _share(self, message: EngineRequest) -> str:
+        match self._config.scheduler.fair_share:
+            case "adapter":
+                return message.lora_name or ""
+            case "key":
+                return message.tenant
+        return ""
 
     def _abort(self, request_id: str) -> None:
         request = self.scheduler.abort(request_id)

@@ -37,6 +37,7 @@ class InputProcessor:
         lora_name: str | None,
         cache_salt: str,
         priority: int,
+        tenant: str = "",
     ) -> list[EngineRequest]:
         """One request for each of the n choices; choice i draws with seed + i.
 
@@ -58,6 +59,7 @@ class InputProcessor:
                 lora_name=lora_name,
                 cache_salt=cache_salt,
                 priority=priority,
+                tenant=tenant,
                 arrival_time=arrival_time,
             )
             for index in range(params.n)

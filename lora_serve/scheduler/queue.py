@@ -1,26 +1,88 @@
-"""Who is next: waiting requests, grouped by adapter, oldest first. O(log n) an operation.
+"""Who is next: waiting requests by adapter, and by share where shares are fair. O(log n).
+
+A request's rank is (priority, tokens served to its share, order of arrival), the smallest first;
+without fair shares the one in the middle is the same for all. A request that was preempted goes
+before those that have not begun.
 
 A step holds at most `max_loras` adapters. Requests of an adapter that has a seat (warm) may
-overtake older ones of an adapter that has none (cold), but only OVERTAKE_LIMIT times: then
+overtake ones of better rank of an adapter that has none (cold), but only OVERTAKE_LIMIT times: then
 adapters' requests wait until the cold one got a seat, so a hot set never starves it.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 from lora_serve.identity import AdapterRef
 from lora_serve.scheduler.request import Request, RequestStatus, SortKey
+from lora_serve.scheduler.shares import FairShares
 
 OVERTAKE_LIMIT = 64
+RESUMED = -1.0  # stands before every count of served tokens
+
+Rank = tuple[int, float, int]
+
+
+class Headed(Protocol):
+    """What stands in line as its first request does."""
+
+    def head(self) -> Request | None: ...
+
+    def __hash__(self) -> int: ...
+
+
+Item = TypeVar("Item", bound=Headed)
+
+
+class _HeadHeap(Generic[Item]):
+    """Items by the ranks of their heads, which may have grown since an item was put in.
+
+    Each item has one valid entry; it is looked at again when it comes up. An item whose head got a
+    smaller rank has to be put in again.
+    """
+
+    def __init__(self, rank: Callable[[Request], Rank]) -> None:
+        self._rank = rank
+        self._entries: list[tuple[Rank, int, Item]] = []
+        self._valid: dict[Item, int] = {}  # the number of each item's valid entry
+        self._count = 0  # breaks ties before items would be compared
+
+    def put(self, item: Item, head: Request) -> None:
+        """Enter an item, or enter it anew, under its present head."""
+        self._count += 1
+        self._valid[item] = self._count
+        heapq.heappush(self._entries, (self._rank(head), self._count, item))
+
+    def discard(self, item: Item) -> None:
+        self._valid.pop(item, None)
+
+    def head(self) -> Request | None:
+        """The head of best rank. Items without a head are dropped."""
+        while self._entries:
+            rank, number, item = self._entries[0]
+            if self._valid.get(item) == number:
+                head = item.head()
+                if head is not None and self._rank(head) == rank:
+                    return head
+                heapq.heappop(self._entries)
+                self.discard(item)
+                if head is not None:
+                    self.put(item, head)
+            else:
+                heapq.heappop(self._entries)
+        return None
 
 
 @dataclass(slots=True, eq=False)
-class _Group:
-    """The waiting requests of one adapter. Those that left are swept out when they are many."""
+class _Line:
+    """Waiting requests of one adapter and one share, oldest first.
 
-    adapter: AdapterRef | None
+    Those that left are swept out when they are many.
+    """
+
     heap: list[tuple[SortKey, Request]] = field(default_factory=list)
     num_gone: int = 0
 
@@ -30,6 +92,9 @@ class _Group:
             self.num_gone -= 1
         return self.heap[0][1] if self.heap else None
 
+    def push(self, request: Request) -> None:
+        heapq.heappush(self.heap, (request.sort_key, request))
+
     def note_gone(self) -> None:
         self.num_gone += 1
         if 2 * self.num_gone > len(self.heap):
@@ -38,74 +103,101 @@ class _Group:
             self.num_gone = 0
 
 
-class _GroupHeap:
-    """Groups by the age of their heads. An entry whose head has changed since is stale."""
+class _Group:
+    """The waiting requests of one adapter: a line for each share."""
 
-    def __init__(self) -> None:
-        self._entries: list[tuple[SortKey, int, _Group]] = []
-        self._members: set[_Group] = set()
-        self._count = 0  # breaks ties before groups would be compared
+    def __init__(self, adapter: AdapterRef | None, rank: Callable[[Request], Rank]) -> None:
+        self.adapter = adapter
+        self._lines: dict[str, _Line] = {}
+        self._by_rank: _HeadHeap[_Line] = _HeadHeap(rank)
 
-    def add(self, group: _Group, head: Request) -> None:
-        """Enter the group under its present head."""
-        self._members.add(group)
-        self._count += 1
-        heapq.heappush(self._entries, (head.sort_key, self._count, group))
+    def head(self) -> Request | None:
+        return self._by_rank.head()
 
-    def discard(self, group: _Group) -> None:
-        self._members.discard(group)
+    def push(self, request: Request) -> None:
+        line = self._lines.setdefault(request.share, _Line())
+        line.push(request)
+        if line.head() is request:
+            self._by_rank.put(line, request)
 
-    def top(self) -> Request | None:
-        """The oldest head of all groups."""
-        while self._entries:
-            key, _, group = self._entries[0]
-            head = group.head() if group in self._members else None
-            if head is not None and head.sort_key == key:
-                return head
-            heapq.heappop(self._entries)
-            if head is not None:
-                self.add(group, head)
-        return None
+    def pop_head(self) -> Request:
+        head = self.head()
+        assert head is not None, "nobody waits in this group"
+        line = self._lines[head.share]
+        heapq.heappop(line.heap)
+        self._drop_if_empty(head.share, line)
+        return head
+
+    def note_gone(self, request: Request) -> None:
+        line = self._lines.get(request.share)
+        if line is not None:
+            line.note_gone()
+            self._drop_if_empty(request.share, line)
+
+    def waiting(self) -> list[Request]:
+        return [
+            request
+            for line in self._lines.values()
+            for _, request in line.heap
+            if request.status is RequestStatus.WAITING
+        ]
+
+    def _drop_if_empty(self, share: str, line: _Line) -> None:
+        if line.head() is None:
+            self._by_rank.discard(line)
+            del self._lines[share]
 
 
 class WaitingQueue:
-    """Waiting requests in the order in which they may be admitted."""
+    """Waiting requests in the order in which they may be admitted. shares: None for no shares."""
 
-    def __init__(self) -> None:
-        self._groups: dict[AdapterRef | None, _Group] = {None: _Group(None)}
+    def __init__(self, shares: FairShares | None = None) -> None:
+        self._shares = shares
+        self._base = _Group(None, self._rank)
+        self._groups: dict[AdapterRef, _Group] = {}
         self._seated: set[AdapterRef] = set()
         self._held: set[AdapterRef] = set()
-        self._warm, self._cold = _GroupHeap(), _GroupHeap()
+        self._warm: _HeadHeap[_Group] = _HeadHeap(self._rank)
+        self._cold: _HeadHeap[_Group] = _HeadHeap(self._rank)
 
     @property
     def adapters(self) -> list[AdapterRef]:
         """Those that requests wait for."""
-        return [adapter for adapter in self._groups if adapter is not None]
+        return list(self._groups)
+
+    def add(self, request: Request) -> None:
+        """Queue a request that has just arrived."""
+        if self._shares is not None:
+            self._shares.arrive(request.share)
+        self._enqueue(request)
 
     def push(self, request: Request) -> None:
-        """Queue a WAITING request; one that was here before goes back to its old place."""
-        adapter = request.namespace.adapter
-        group = self._groups.get(adapter)
-        if group is None:
-            group = self._groups[adapter] = _Group(adapter)
-        heapq.heappush(group.heap, (request.sort_key, request))
-        if group.head() is request:
-            self._place(group)
+        """Queue a WAITING request that was here before; it goes back to its old place."""
+        if self._shares is not None:
+            self._shares.wait(request.share)
+        self._enqueue(request)
 
     def pop(self, request: Request) -> None:
         """Remove the request that `peek` returned."""
-        group = self._groups[request.namespace.adapter]
-        assert group.head() is request, f"{request.request_id} is not at the head of its queue"
-        heapq.heappop(group.heap)
-        self._place(group)
+        group = self._group(request.namespace.adapter)
+        assert group is not None, f"{request.request_id} is in no queue"
+        head = group.pop_head()
+        assert head is request, f"{request.request_id} is not at the head of its queue"
+        self._drop_if_empty(group)
+        self._leave_share(request)
 
     def note_gone(self, request: Request) -> None:
         """A queued request is no longer WAITING: it was aborted."""
-        group = self._groups.get(request.namespace.adapter)
+        self._leave_share(request)
+        group = self._group(request.namespace.adapter)
         if group is not None:
-            group.note_gone()
-            if group.head() is None:
-                self._place(group)
+            group.note_gone(request)
+            self._drop_if_empty(group)
+
+    def charge(self, request: Request, num_tokens: int) -> None:
+        """So many tokens are computed for a request, at its share's cost."""
+        if self._shares is not None:
+            self._shares.charge(request.share, num_tokens)
 
     def seat(self, adapter: AdapterRef) -> None:
         """The adapter got a seat: its requests are warm."""
@@ -131,18 +223,18 @@ class WaitingQueue:
 
     def peek(self, seat_is_free: bool) -> Request | None:
         """The request to admit next, or None. It stays queued until `pop`."""
-        base, warm, cold = self._groups[None].head(), self._warm.top(), self._cold.top()
+        base, warm, cold = self._base.head(), self._warm.head(), self._cold.head()
         if cold is not None and not seat_is_free:
-            if warm is not None and cold.sort_key < warm.sort_key:
+            if warm is not None and self._rank(cold) < self._rank(warm):
                 warm = None if cold.num_overtaken >= OVERTAKE_LIMIT else warm
             cold = None
         candidates = [head for head in (base, warm, cold) if head is not None]
-        return min(candidates, key=lambda request: request.sort_key, default=None)
+        return min(candidates, key=self._rank, default=None)
 
     def note_admitted(self, request: Request) -> None:
-        """Count the overtaking, if `request` just passed an older one that waits for a seat."""
-        cold = self._cold.top()
-        if request.namespace.adapter and cold and cold.sort_key < request.sort_key:
+        """Count the overtaking, if `request` just passed a better one that waits for a seat."""
+        cold = self._cold.head()
+        if request.namespace.adapter and cold and self._rank(cold) < self._rank(request):
             cold.num_overtaken += 1
 
     def take_group(self, adapter: AdapterRef) -> list[Request]:
@@ -152,7 +244,32 @@ class WaitingQueue:
             return []
         self._warm.discard(group)
         self._cold.discard(group)
-        return [request for _, request in group.heap if request.status is RequestStatus.WAITING]
+        return group.waiting()
+
+    def _rank(self, request: Request) -> Rank:
+        priority, arrival = request.sort_key
+        if self._shares is None:
+            return priority, 0.0, arrival
+        if request.num_preemptions:
+            return priority, RESUMED, arrival
+        return priority, self._shares.served(request.share), arrival
+
+    def _leave_share(self, request: Request) -> None:
+        if self._shares is not None:
+            self._shares.stop_waiting(request.share)
+
+    def _group(self, adapter: AdapterRef | None) -> _Group | None:
+        return self._base if adapter is None else self._groups.get(adapter)
+
+    def _enqueue(self, request: Request) -> None:
+        adapter = request.namespace.adapter
+        group = self._group(adapter)
+        if group is None:
+            assert adapter is not None, "the base model's group is always there"
+            group = self._groups[adapter] = _Group(adapter, self._rank)
+        group.push(request)
+        if group.head() is request:
+            self._place(group)
 
     def _replace(self, adapter: AdapterRef) -> None:
         group = self._groups.get(adapter)
@@ -160,14 +277,17 @@ class WaitingQueue:
             self._place(group)
 
     def _place(self, group: _Group) -> None:
-        """Put a group where its adapter's seat says; drop it when nobody waits in it."""
-        adapter = group.adapter
+        """Put a group where its adapter's seat says."""
+        adapter, head = group.adapter, group.head()
         if adapter is None:
             return
         self._warm.discard(group)
         self._cold.discard(group)
-        head = group.head()
-        if head is None:
-            del self._groups[adapter]
-        elif adapter not in self._held:
-            (self._warm if adapter in self._seated else self._cold).add(group, head)
+        if head is not None and adapter not in self._held:
+            (self._warm if adapter in self._seated else self._cold).put(group, head)
+
+    def _drop_if_empty(self, group: _Group) -> None:
+        if group.adapter is not None and group.head() is None:
+            self._warm.discard(group)
+            self._cold.discard(group)
+            del self._groups[group.adapter]

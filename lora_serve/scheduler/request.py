@@ -29,6 +29,7 @@ class Request:
     num_computed_tokens: tokens whose KV finished steps have written, or found.
     num_cached_tokens: of these, found when first admitted, out of num_queried_tokens looked up.
     block_hashes: of all full blocks.
+    share: at whose cost it is served, where shares are fair.
     num_prompt_logprobs: how many have been told. num_overtaken: later requests that got
         in before this one, which waits for its adapter's seat.
     """
@@ -46,6 +47,7 @@ class Request:
     num_prompt_tokens: int
     arrival_time: float
     prompt_embeds: PromptEmbeds | None = None
+    share: str = ""
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
     num_queried_tokens: int = 0
@@ -111,6 +113,7 @@ def request_from_message(
     hasher: BlockHasher,
     block_size: int,
     sort_key: SortKey,
+    share: str = "",
 ) -> Request:
     """Build the request that a message asks for; `engine/input.py` has checked it."""
     embeds = message.prompt_embeds
@@ -132,4 +135,5 @@ def request_from_message(
         num_prompt_tokens=len(token_ids),
         arrival_time=message.arrival_time,
         prompt_embeds=embeds,
+        share=share,
     )

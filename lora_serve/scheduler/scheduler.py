@@ -18,6 +18,7 @@ from lora_serve.scheduler.chunk import scheduled_chunk
 from lora_serve.scheduler.queue import WaitingQueue
 from lora_serve.scheduler.request import Request, RequestStatus
 from lora_serve.scheduler.seats import AdapterMemory, AdapterSeats
+from lora_serve.scheduler.shares import FairShares
 from lora_serve.scheduler.stop import finish_after
 from lora_serve.step import (
     ModelRunnerOutput,
@@ -67,7 +68,7 @@ class Scheduler:
         self._memory = adapter_memory
         self._requests: dict[str, Request] = {}
         self._running: list[Request] = []  # oldest first
-        self._queue = WaitingQueue()
+        self._queue = WaitingQueue(FairShares() if config.fair_share != "none" else None)
         self._seats = AdapterSeats(max_loras, self._queue, adapter_memory)
         self._writers: PendingWrites[Request] = PendingWrites()
         self._in_flight: dict[str, tuple[Request, ScheduledRequest]] = {}
@@ -103,7 +104,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         assert request.request_id not in self._requests, f"{request.request_id} is here already"
         self._requests[request.request_id] = request
-        self._queue.push(request)
+        self._queue.add(request)
 
     def abort(self, request_id: str) -> Request | None:
         """Forget a request at once, its blocks included; None if it is not (or no longer) here."""
@@ -211,6 +212,7 @@ class Scheduler:
         request.num_computed_tokens = hit.num_blocks * request.block_size
         if request.num_preemptions == 0:
             self._count_first_admission(request)
+            self._queue.charge(request, request.num_tokens - request.num_computed_tokens)
         adapter = request.namespace.adapter
         if adapter is not None:
             self._seats.start(adapter)
@@ -271,6 +273,8 @@ class Scheduler:
             request.append(result.token_id)
             new_token_ids = (result.token_id,)
             self.totals.num_generated_tokens += 1
+            if request.num_output_tokens % request.block_size == 0:  # in lumps, it is cheaper
+                self._queue.charge(request, request.block_size)
         finish_reason, stop_token_id = finish_after(request)
         if finish_reason is not None:
             self._finish(request)

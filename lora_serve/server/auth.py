@@ -78,6 +78,10 @@ class KeyRing:
             return cache_salt
         return tenant_salt(caller.api_key or "", cache_salt)
 
+    def tenant(self, caller: Caller) -> str:
+        """Names the caller's key without telling it; one name for all who have none."""
+        return _digest(caller.api_key.encode()).hex() if caller.api_key is not None else ""
+
     def _find(self, authorization: str | None) -> Caller | None:
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer":

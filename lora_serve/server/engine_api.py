@@ -71,6 +71,7 @@ class Engine(Protocol):
         lora_name: str | None = None,
         cache_salt: str = "",
         priority: int = 0,
+        tenant: str = "",
         is_streamed: bool = True,
     ) -> AsyncGenerator[OutputDelta, None]: ...
 

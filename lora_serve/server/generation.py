@@ -52,6 +52,7 @@ class Generation:
         *,
         cache_salt: str,
         priority: int,
+        tenant: str,
         is_streamed: bool,
     ) -> None:
         self._target = target
@@ -68,6 +69,7 @@ class Generation:
                     lora_name=target.lora_name,
                     cache_salt=cache_salt,
                     priority=priority,
+                    tenant=tenant,
                     is_streamed=is_streamed,
                 )
                 for index, item in enumerate(inputs)
@@ -132,6 +134,7 @@ def start_generation(
         params,
         cache_salt=context.keys.cache_salt(caller_of(request), body.cache_salt),
         priority=body.priority or 0,
+        tenant=context.keys.tenant(caller_of(request)),
         is_streamed=bool(body.stream),
     )
 

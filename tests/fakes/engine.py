@@ -101,6 +101,7 @@ class FakeEngine:
         lora_name: str | None = None,
         cache_salt: str = "",
         priority: int = 0,
+        tenant: str = "",
         is_streamed: bool = True,
     ) -> AsyncGenerator[OutputDelta, None]:
         requests = self._inputs.requests(
@@ -110,6 +111,7 @@ class FakeEngine:
             lora_name=lora_name,
             cache_salt=cache_salt,
             priority=priority,
+            tenant=tenant,
         )
         self.seen += requests
         if lora_name is not None and lora_name not in self._adapters:

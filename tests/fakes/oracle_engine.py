@@ -37,6 +37,7 @@ class OracleEngine:
         max_loras: int = 2,
         max_cpu_loras: int | None = None,
         policy: str = "fcfs",
+        fair_share: str = "none",
         enable_prefix_caching: bool = True,
         load_delay: int = 0,
         enable_lora: bool = True,
@@ -49,6 +50,7 @@ class OracleEngine:
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
                 scheduling_policy=policy,
+                fair_share=fair_share,
             ),
             lora=LoRAConfig(
                 enable_lora=enable_lora, max_loras=max_loras, max_cpu_loras=max_cpu_loras
@@ -78,6 +80,7 @@ class OracleEngine:
         max_tokens: int = 4,
         salt: str = "",
         priority: int = 0,
+        tenant: str = "",
         embeds_rows: Sequence[bytes] = (),
         params: SamplingParams | None = None,
     ) -> None:
@@ -92,6 +95,7 @@ class OracleEngine:
                 lora_name=lora_name,
                 cache_salt=salt,
                 priority=priority,
+                tenant=tenant,
             )
         )
         self._sort_replies()

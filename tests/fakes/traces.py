@@ -46,6 +46,7 @@ class Trace:
         hasher_class: type[BlockHasher] = BlockHasher,
     ) -> None:
         self.rng = rng = random.Random(seed)
+        self.other_rng = random.Random(f"shares {seed}")
         self.engine = OracleEngine(
             num_blocks=rng.choice((14, 24, 60)),
             max_num_seqs=rng.choice((2, 4, 8)),
@@ -53,6 +54,7 @@ class Trace:
             max_loras=rng.choice((1, 2, 3)),
             max_cpu_loras=rng.choice((3, 8)),
             policy=rng.choice(("fcfs", "priority")),
+            fair_share=self.other_rng.choice(("none", "none", "adapter", "key")),
             load_delay=rng.choice((0, 3)),
             kv_class=kv_class,
             hasher_class=hasher_class,
@@ -120,6 +122,7 @@ class Trace:
             max_tokens=max_tokens,
             salt=rng.choice(("", "", "salt")),
             priority=rng.randrange(3),
+            tenant=self.other_rng.choice(("", "x", "y")),
             embeds_rows=rows,
         )
 
