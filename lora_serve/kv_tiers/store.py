@@ -35,7 +35,6 @@ BATCH_BYTES = 32 * 2**20  # what a tier is given at once, if that much comes in 
 LINGER_SECONDS = {RAM: 0.0}  # how long a batch may wait for more
 DEFAULT_LINGER_SECONDS = 1.0
 NUM_READERS = {"disk": 2, "redis": 2}
-CLOSE_SECONDS = 10.0
 IDLE_SECONDS = 60.0
 
 Item = tuple[BlockHash, bytes]
@@ -44,7 +43,14 @@ Item = tuple[BlockHash, bytes]
 class TieredStore:
     """`tiers` in the order in which they are asked; `notify` is called when results are there."""
 
-    def __init__(self, tiers: Sequence[Tier], notify: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        notify: Callable[[], None],
+        *,
+        close_seconds: float = 10.0,
+    ) -> None:
+        self._close_seconds = close_seconds
         self._notify = notify
         self._lock = threading.Lock()
         self._fetches: dict[int, Fetch] = {}
@@ -83,6 +89,7 @@ class TieredStore:
         """
         deadline = time.monotonic() + deadline_seconds
         with self._lock:
+            assert ticket not in self._fetches, f"ticket {ticket} is taken"
             fetch = Fetch(ticket, namespace, tuple(hashes), deadline, self._num_drops)
             self._fetches[ticket] = fetch
             is_done = self._is_closed or not self._advance(fetch, 0)
@@ -240,12 +247,18 @@ class TieredStore:
         return all(wait(max(deadline - time.monotonic(), 0.0)) for wait in queues)
 
     def close(self) -> None:
-        """Save what waits, end all threads; bounded by CLOSE_SECONDS, whatever a tier does."""
-        deadline = time.monotonic() + CLOSE_SECONDS
+        """Give up fetches, save what waits, end all threads.
+
+        Takes `close_seconds` at most, whatever a tier does.
+        """
+        deadline = time.monotonic() + self._close_seconds
         with self._lock:
             self._is_closed = True
-        if not self.flush(CLOSE_SECONDS / 2):
-            logger.warning("KV that was not saved in %g s is lost", CLOSE_SECONDS / 2)
+            for fetch in self._fetches.values():
+                fetch.is_over = True
+            self._fetches.clear()
+        if not self.flush(self._close_seconds / 2):
+            logger.warning("KV that was not saved in %g s is lost", self._close_seconds / 2)
         self._incoming.close()
         self._encoder.join(max(deadline - time.monotonic(), 0.0))
         self._deadlines.close()

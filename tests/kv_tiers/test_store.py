@@ -1,24 +1,30 @@
 from __future__ import annotations
 
+import random
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from lora_serve.identity import BlockHash
-from lora_serve.kv_tiers.base import FetchResult, Tier, TierNamespace
+from lora_serve.kv_tiers.base import Cause, FetchResult, Tier, TierFigures, TierNamespace
+from lora_serve.kv_tiers.codec import record_bytes
 from lora_serve.kv_tiers.disk import DiskTier
 from lora_serve.kv_tiers.ram import RamTier
 from lora_serve.kv_tiers.store import TieredStore
-from tests.fakes.kv_blocks import a_namespace, blocks, chain, content
+from tests.fakes.faulty_tier import FaultyTier
+from tests.fakes.kv_blocks import a_namespace, blocks, chain, content, records
 
 
 class Caller:
     """What an engine does with a store: asks, waits to be notified, takes results."""
 
-    def __init__(self, *tiers: Tier) -> None:
+    def __init__(self, *tiers: Tier, close_seconds: float = 10.0) -> None:
         self._notified = threading.Event()
-        self.store = TieredStore(tiers, self._notified.set)
+        self.store = TieredStore(tiers, self._notified.set, close_seconds=close_seconds)
         self._num_tickets = 0
 
     def fetch(
@@ -76,3 +82,258 @@ def test_what_was_saved_survives_a_restart_on_disk(tmp_path: Path) -> None:
         assert result.num_blocks_by_tier == {"disk": 20}
         assert caller.store.flush(5)
         assert caller.fetch(NS, HASHES).num_blocks_by_tier == {"ram": 20}
+
+
+def a_lower_tier(name: str = "disk") -> FaultyTier:
+    tier = RamTier(2**20)
+    tier.name = name
+    return FaultyTier(tier)
+
+
+def figures(caller: Caller, tier: str) -> TierFigures:
+    return next(one for one in caller.store.stats().tiers if one.tier == tier)
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not is_so():
+        assert time.monotonic() < deadline, "not within 5 s"
+        time.sleep(0.01)
+
+
+# ── several tiers ───────────────────────────────────────────────────────────────────────────
+
+
+def test_a_fetch_goes_through_the_tiers_and_back(tmp_path: Path) -> None:
+    """RAM has the head and the tail, the disk what is between, and nobody the end."""
+    disk = a_lower_tier()
+    ram = RamTier(2**20)
+    ram.save(NS, records(NS, HASHES[:5] + HASHES[12:15]))
+    disk.save(NS, records(NS, HASHES[5:12]))
+    with calling(ram, disk) as caller:
+        result = caller.fetch(NS, HASHES)
+        assert result.blocks == tuple(contents(NS, HASHES[:15]))
+        assert result.num_blocks_by_tier == {"ram": 8, "disk": 7}
+        assert result.causes == {"ram": Cause.ABSENT, "disk": Cause.ABSENT}
+        assert (figures(caller, "ram").hits, figures(caller, "disk").hits) == (8, 7)
+        assert figures(caller, "ram").hit_bytes == 8 * NS.block_bytes
+
+
+def test_a_gap_ends_the_run() -> None:
+    ram = RamTier(2**20)
+    ram.save(NS, records(NS, HASHES[:5] + HASHES[6:]))
+    with calling(ram) as caller:
+        assert len(caller.fetch(NS, HASHES).blocks) == 5
+        assert figures(caller, "ram").misses == {"absent": 15}
+
+
+def test_whether_a_fetch_is_worth_waiting_for_is_told_at_once() -> None:
+    with calling(RamTier(2**20)) as caller:
+        assert not caller.store.may_have(NS, HASHES[0])
+        caller.save(NS, HASHES)
+        assert caller.store.may_have(NS, HASHES[0])
+        assert not caller.store.may_have(NS, chain(NS, "other", 1)[0])
+
+
+def test_a_cancelled_fetch_has_no_result() -> None:
+    disk = a_lower_tier()
+    disk.save(NS, records(NS, HASHES))
+    disk.fault = "hang"
+    with calling(disk) as caller:
+        caller.store.fetch(7, NS, HASHES, 5.0)
+        caller.store.cancel(7)
+        disk.release()
+        assert caller.store.flush(5)
+        assert caller.fetch(NS, HASHES).blocks  # it came after the cancelled one
+        assert caller.store.take_results() == []
+
+
+def test_saves_beyond_the_queue_are_lost_and_counted() -> None:
+    disk = a_lower_tier()
+    disk.fault = "hang"
+    large = a_namespace(block_bytes=40 * 2**20)
+    payload = bytes(large.block_bytes)
+    with calling(disk) as caller:
+        for block_hash in chain(large, "p", 12):
+            caller.store.save(large, [(block_hash, payload)])
+        eventually(lambda: figures(caller, "disk").unsaved.get("queue_full", 0) > 0)
+        disk.release()
+
+
+# ── failures ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("fault", ["error", "bug"])
+def test_a_tier_that_fails_is_a_miss_and_is_left_alone_until_it_works(fault: str) -> None:
+    disk = a_lower_tier()
+    with calling(disk) as caller:
+        caller.save(NS, HASHES)
+        disk.fault = fault
+        for _ in range(3):
+            result = caller.fetch(NS, HASHES)
+            assert (result.blocks, result.causes) == ((), {"disk": Cause.ERROR})
+        num_calls = disk.num_calls
+        assert caller.fetch(NS, HASHES).causes == {"disk": Cause.BREAKER}
+        assert not caller.store.may_have(NS, HASHES[0])
+        assert disk.num_calls == num_calls
+        assert figures(caller, "disk").misses == {"error": 60, "breaker_open": 20}
+        assert figures(caller, "disk").load_breaker == "open"
+        assert figures(caller, "disk").num_trips == 1
+        disk.fault = ""
+        eventually(lambda: caller.store.may_have(NS, HASHES[0]))
+        assert caller.fetch(NS, HASHES).blocks == tuple(contents(NS, HASHES))
+        assert figures(caller, "disk").load_breaker == "closed"
+
+
+def test_a_tier_that_cannot_save_still_gives_what_it_has() -> None:
+    disk = a_lower_tier()
+    others = chain(NS, "others", 4)
+    with calling(disk) as caller:
+        caller.save(NS, HASHES)
+        disk.fault = "error"
+        for _ in range(4):
+            caller.save(NS, others)
+        assert figures(caller, "disk").unsaved == {"error": 12, "breaker_open": 4}
+        assert figures(caller, "disk").save_breaker == "open"
+        disk.fault = ""
+        assert len(caller.fetch(NS, HASHES).blocks) == 20
+
+
+def test_a_tier_that_hangs_costs_its_deadline_and_soon_nothing() -> None:
+    disk = a_lower_tier()
+    ram = RamTier(2**20)
+    ram.save(NS, records(NS, HASHES[:5]))
+    disk.save(NS, records(NS, HASHES))
+    disk.fault = "hang"
+    with calling(ram, disk) as caller:
+        for _ in range(3):
+            start = time.monotonic()
+            result = caller.fetch(NS, HASHES, 0.05)
+            assert 0.05 <= time.monotonic() - start < 1.0
+            assert len(result.blocks) == 5  # what RAM had
+            assert result.causes == {"ram": Cause.ABSENT, "disk": Cause.DEADLINE}
+        start = time.monotonic()
+        result = caller.fetch(NS, HASHES, 5.0)
+        assert result.causes == {"ram": Cause.ABSENT, "disk": Cause.BREAKER}
+        assert time.monotonic() - start < 1.0
+        assert caller.store.stats().num_late == 3
+        disk.release()
+        eventually(lambda: len(caller.fetch(NS, HASHES).blocks) == 20)
+
+
+def test_a_hanging_save_delays_no_fetch() -> None:
+    disk = a_lower_tier()
+    disk.save(NS, records(NS, HASHES))
+    with calling(disk) as caller:
+        disk.fault = "hang"
+        caller.store.save(NS, blocks(NS, chain(NS, "others", 4)))
+        eventually(lambda: disk.num_calls == 2)
+        disk.fault = ""
+        assert len(caller.fetch(NS, HASHES).blocks) == 20
+        disk.release()
+
+
+def test_closing_does_not_wait_for_a_tier_that_hangs() -> None:
+    disk = a_lower_tier()
+    disk.save(NS, records(NS, HASHES))
+    disk.fault = "hang"
+    caller = Caller(disk, close_seconds=0.2)
+    caller.store.fetch(99, NS, HASHES, 60.0)
+    start = time.monotonic()
+    caller.store.close()
+    assert time.monotonic() - start < 2.0
+    assert caller.fetch(NS, HASHES).blocks == ()
+    disk.release()
+    eventually(lambda: not kv_threads())
+
+
+def kv_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("kv-")]
+
+
+def test_closing_leaves_no_thread_behind(tmp_path: Path) -> None:
+    with calling(RamTier(2**20), DiskTier(tmp_path, 2**20)) as caller:
+        caller.save(NS, HASHES)
+        assert kv_threads()
+    assert not kv_threads()
+
+
+# ── forgetting ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_after_a_clear_nothing_from_before_is_found() -> None:
+    disk = a_lower_tier()
+    with calling(RamTier(2**20), disk) as caller:
+        caller.save(NS, HASHES)
+        disk.fault = "hang"  # so that clearing takes a while
+        caller.store.clear()
+        assert not caller.store.may_have(NS, HASHES[0])
+        assert caller.fetch(NS, HASHES).blocks == ()
+        disk.release()
+        assert caller.store.flush(5)
+        assert caller.fetch(NS, HASHES).blocks == ()
+        caller.save(NS, HASHES)
+        assert len(caller.fetch(NS, HASHES).blocks) == 20
+
+
+def test_dropping_an_adapter_takes_also_what_waits_to_be_saved() -> None:
+    disk = a_lower_tier()
+    old, new = a_namespace("n", "A"), a_namespace("n", "B")
+    with calling(RamTier(2**20), disk) as caller:
+        for space in (old, new):
+            caller.store.save(space, blocks(space, chain(space, "p", 4)))
+        caller.store.drop_adapter("n", (new.digest, 0))
+        assert caller.store.flush(5)
+        assert [len(caller.fetch(one, chain(one, "p", 4)).blocks) for one in (old, new)] == [0, 4]
+        assert disk.contents().num_blocks == 4
+
+
+def test_a_drop_that_fails_is_done_when_the_tier_works_again() -> None:
+    disk = a_lower_tier()
+    with calling(disk) as caller:
+        caller.save(NS, HASHES)
+        disk.fault = "error"
+        caller.store.drop_adapter("n")
+        assert caller.store.flush(5)
+        disk.fault = ""
+        eventually(lambda: disk.contents().num_blocks == 0)
+
+
+def test_what_was_fetched_before_a_drop_is_not_put_into_ram_after_it() -> None:
+    disk, ram = a_lower_tier(), RamTier(2**20)
+    disk.save(NS, records(NS, HASHES))
+    disk.fault = "hang"
+    with calling(ram, disk) as caller:
+        caller.store.fetch(1, NS, HASHES, 5.0)
+        caller.store.drop_adapter("m")
+        disk.release()
+        assert len(caller.result(1).blocks) == 20
+        assert caller.store.flush(5)
+        assert ram.contents().num_blocks == 0
+
+
+# ── chance ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tiers_that_fail_by_chance_give_only_right_blocks(seed: int) -> None:
+    chance = random.Random(seed)
+    lower = RamTier(40 * record_bytes(NS))
+    lower.name = "disk"
+    with calling(RamTier(20 * record_bytes(NS)), FaultyTier(lower, chance)) as caller:
+        spaces = [a_namespace("n", version) for version in "AB"]
+        num_blocks = 0
+        for _ in range(150):
+            space = chance.choice(spaces)
+            hashes = chain(space, f"p{chance.randrange(4)}", chance.randrange(1, 12))
+            match chance.randrange(8):
+                case 0:
+                    caller.store.drop_adapter("n", chance.choice([None, (space.digest, 0)]))
+                case 1 | 2 | 3:
+                    caller.store.save(space, blocks(space, hashes))
+                    caller.store.flush(chance.choice([0.0, 1.0]))
+                case _:
+                    result = caller.fetch(space, hashes)
+                    num_blocks += len(result.blocks)
+                    assert result.blocks == tuple(contents(space, hashes[: len(result.blocks)]))
+        assert num_blocks
