@@ -7,6 +7,7 @@ copied out of the file, so that a file that changes later changes nothing here.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from lora_serve.errors import ConfigError
 from lora_serve.identity import framed
 from lora_serve.models.layout import LM_HEAD, tensor_shapes
+from lora_serve.models.readahead import ReadAhead, tensor_ranges
 from lora_serve.models.spec import DecoderSpec
 
 STORED_DTYPES = ("F32", "BF16", "F16")
@@ -42,8 +44,10 @@ class Checkpoint:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._files = _open_files(directory)
+        self._paths = _files_of(directory)
+        self._files = [_open(path) for path in self._paths]
         self._file_of = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118
+        self._read_ahead = ReadAhead(())
 
     def check(self, shapes: dict[str, tuple[int, ...]], ignored: frozenset[str]) -> None:
         """Refuse a checkpoint that does not hold exactly `shapes`, naming what differs.
@@ -63,6 +67,11 @@ class Checkpoint:
             tail = f"; and {more} more" if more > 0 else ""
             raise ConfigError(f"{self._directory}: {'; '.join(findings[:MOST_FINDINGS])}{tail}")
 
+    def will_read(self, names: Iterable[str]) -> None:
+        """Tensors that `read` will be asked for, about in this order."""
+        ranges = {k: v for path in self._paths for k, v in tensor_ranges(path).items()}
+        self._read_ahead = ReadAhead([ranges[name] for name in names if name in ranges])
+
     def _check_tensor(self, name: str, shape: tuple[int, ...]) -> str:
         stored = self._file_of[name].get_slice(name)
         if tuple(stored.get_shape()) != shape:
@@ -72,10 +81,12 @@ class Checkpoint:
         return ""
 
     def read(self, name: str) -> Tensor:
-        return self._file_of[name].get_tensor(name).clone()
+        tensor = self._file_of[name].get_tensor(name).clone()
+        self._read_ahead.note_read(tensor.nbytes)
+        return tensor
 
 
-def _open_files(directory: Path) -> list[safe_open]:
+def _files_of(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -86,7 +97,7 @@ def _open_files(directory: Path) -> list[safe_open]:
         names = ["model.safetensors"]
     else:
         raise ConfigError(_no_weights(directory))
-    return [_open(directory / name) for name in names]
+    return [directory / name for name in names]
 
 
 def _open(path: Path) -> safe_open:
@@ -157,6 +168,7 @@ def open_weights(
         return RandomWeights(shapes, seed, dtype, device)
     checkpoint = Checkpoint(directory)
     checkpoint.check(shapes, ignored=frozenset({LM_HEAD} if spec.tie_word_embeddings else ()))
+    checkpoint.will_read(shapes)
     return checkpoint
 
 

@@ -1,0 +1,80 @@
+"""Asks the system for tensors' bytes before they are read, so that the disk never waits for us.
+
+A mapped file is otherwise read where it is touched, 128 KiB at a time, one after another: a cloud
+machine's disk gave 58 MB/s of files that nobody had read before, and 174 MB/s when asked ahead.
+Only ever a hint: nothing here can fail a load, and a broken header is told of by whoever reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+WINDOW_BYTES = 512 * 2**20  # asked for and not yet read: a big model must not push itself out
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """Bytes [begin, end) of a file, which hold one tensor."""
+
+    path: Path
+    begin: int
+    end: int
+
+
+def tensor_ranges(path: Path) -> dict[str, FileRange]:
+    """Where each tensor of a safetensors file lies; empty if its header cannot be read."""
+    try:
+        with path.open("rb") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(header_bytes))
+        return {
+            name: FileRange(path, *(8 + header_bytes + offset for offset in entry["data_offsets"]))
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return {}
+
+
+class ReadAhead:
+    """`ranges`: in the order in which they will be read, more or less."""
+
+    def __init__(self, ranges: Sequence[FileRange], window_bytes: int = WINDOW_BYTES) -> None:
+        self._ranges = ranges
+        self._room = window_bytes
+        self._next = 0
+        self._ask()
+
+    @property
+    def num_asked(self) -> int:
+        return self._next
+
+    def note_read(self, num_bytes: int) -> None:
+        """So many bytes have been read: as many more are asked for."""
+        self._room += num_bytes
+        self._ask()
+
+    def _ask(self) -> None:
+        while self._next < len(self._ranges) and self._room > 0:
+            wanted = self._ranges[self._next]
+            self._room -= wanted.end - wanted.begin
+            self._next += 1
+            _advise(wanted)
+
+
+def _advise(wanted: FileRange) -> None:
+    if not hasattr(os, "posix_fadvise"):
+        return
+    try:
+        descriptor = os.open(wanted.path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        length = wanted.end - wanted.begin
+        os.posix_fadvise(descriptor, wanted.begin, length, os.POSIX_FADV_WILLNEED)
+    finally:
+        os.close(descriptor)

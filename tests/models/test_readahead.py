@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lora_serve.models.readahead import FileRange, ReadAhead, tensor_ranges
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    tensors = {"b": torch.arange(6.0).view(2, 3), "a": torch.arange(5, dtype=torch.bfloat16)}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    return tmp_path / "model.safetensors"
+
+
+def test_a_tensors_range_holds_its_very_bytes(path: Path) -> None:
+    ranges, data = tensor_ranges(path), path.read_bytes()
+    for name, tensor in load_file(path).items():
+        held = data[ranges[name].begin : ranges[name].end]
+        assert held == tensor.flatten().view(torch.uint8).numpy().tobytes()
+    assert set(ranges) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 8, b"\x02" + b"\0" * 7 + b"[]", b"\x07" + b"\0" * 7 + b'{"a":1}']
+)
+def test_a_broken_header_gives_no_ranges(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "broken").write_bytes(content)
+    assert tensor_ranges(tmp_path / "broken") == {}
+    assert tensor_ranges(tmp_path / "missing") == {}
+
+
+def test_no_more_than_the_window_is_asked_for_before_it_is_read(path: Path) -> None:
+    ahead = ReadAhead([FileRange(path, i * 10, i * 10 + 10) for i in range(8)], window_bytes=25)
+    assert ahead.num_asked == 3
+    ahead.note_read(10)
+    assert ahead.num_asked == 4
+    for _ in range(10):
+        ahead.note_read(10)
+    assert ahead.num_asked == 8
+
+
+def test_a_file_that_has_gone_is_not_asked_for(tmp_path: Path) -> None:
+    assert ReadAhead([FileRange(tmp_path / "gone", 0, 10)]).num_asked == 1
