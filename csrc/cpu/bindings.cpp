@@ -42,17 +42,18 @@ const T* pointer_to(Address address) {
 
 class PackedWeight {
  public:
-  PackedWeight(Dtype dtype, const void* weight, size_t out_features, size_t in_features, Team team)
-      : words_(packed_words(out_features, in_features, element_bytes(dtype))),
-        buffer_(allocate_words(words_)) {
-    pack_weight(weight, out_features, in_features, dtype, buffer_.get(), team);
+  PackedWeight(Dtype dtype, const void* weight, size_t out_features, size_t in_features,
+               WordArena& arena, Team team)
+      : num_words_(packed_words(out_features, in_features, element_bytes(dtype))),
+        words_(arena.take(num_words_)) {
+    pack_weight(weight, out_features, in_features, dtype, words_.get(), team);
   }
-  Address address() const { return reinterpret_cast<Address>(buffer_.get()); }
-  size_t num_bytes() const { return words_ * sizeof(uint32_t); }
+  Address address() const { return reinterpret_cast<Address>(words_.get()); }
+  size_t num_bytes() const { return num_words_ * sizeof(uint32_t); }
 
  private:
-  size_t words_;
-  WordBuffer buffer_;
+  size_t num_words_;
+  SharedWords words_;
 };
 
 std::shared_ptr<LoraAdapter> make_adapter(
@@ -156,7 +157,7 @@ class Backend {
   std::unique_ptr<PackedWeight> pack_weight(int dtype, Address weight, size_t out_features,
                                             size_t in_features) {
     return std::make_unique<PackedWeight>(Dtype(dtype), pointer(weight), out_features, in_features,
-                                          workers_->team(true));
+                                          weights_, workers_->team(true));
   }
 
   void linear(int dtype, Address x, Address weight, Address bias, Address y, size_t rows,
@@ -252,6 +253,7 @@ class Backend {
  private:
   const Kernels& kernels_;
   std::unique_ptr<Workers> workers_;
+  WordArena weights_;
 };
 
 std::vector<std::string> path_names() {

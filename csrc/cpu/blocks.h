@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "packing.h"
 #include "parallel.h"
 #include "product.h"
 
@@ -49,28 +50,34 @@ SIMD_INLINE void for_each_block(Range rows, size_t most, const Run& run) {
   }
 }
 
-// Few rows leave registers for more panels at once: several streams of weights hide the memory's
-// latency, several chains of sums the multiplier's.
-constexpr size_t kFewRows = 2;
-constexpr int kVectorsOfFewRows = 2 * kMaxVectors;
-
 // What a product of packed weights (packing.h) is made of.
 template <class Dot>
 struct PanelProduct {
   const typename Dot::Left* left;
   size_t left_stride;
   const uint32_t* packed;
+  size_t num_panels;
   size_t num_words;  // along the summed dimension
 };
+
+template <int kVectors, class Dot>
+SIMD_INLINE RightView<kVectors> view_of_panels(const PanelProduct<Dot>& product, size_t panel) {
+  RightView<kVectors> right{};
+  for (int v = 0; v < kVectors; ++v) {
+    const PanelWords words =
+        panel_words(product.packed, panel + v, product.num_panels, product.num_words);
+    right.vectors[v] = words.first;
+    right.step = words.step;
+  }
+  return right;
+}
 
 // All rows times kVectors panels from `panel` on, at most kMost rows at once.
 // finish(row, panel, sums) takes 16 sums.
 template <int kVectors, int kMost, class Dot, class Finish>
 static void product_of_panels(const PanelProduct<Dot>& product, Range rows, size_t panel,
                               const Finish& finish) {
-  const size_t panel_words = product.num_words * kLanes;
-  RightView<kVectors> right{{}, kLanes};
-  for (int v = 0; v < kVectors; ++v) right.vectors[v] = product.packed + (panel + v) * panel_words;
+  const RightView<kVectors> right = view_of_panels<kVectors>(product, panel);
   for_each_block(rows, kMost, [&](Range block) {
     alignas(64) float sums[kMost][kVectors * kLanes];
     const size_t count = block.end - block.begin;
@@ -87,14 +94,24 @@ static void product_of_panels(const PanelProduct<Dot>& product, Range rows, size
   });
 }
 
-// All rows times panels [first, last).
+// Part `index` of the panels cut into nearly equal ranges of whole pairs.
+static inline Range part_of_panels(size_t num_panels, size_t num_parts, size_t index) {
+  const Range pairs = part_of(ceil_div(num_panels, kPair), num_parts, index);
+  const size_t end = pairs.end * kPair;
+  return {pairs.begin * kPair, end < num_panels ? end : num_panels};
+}
+
+// So few rows leave registers for a pair of panels everywhere.
+constexpr size_t kFewRows = 2;
+
+// All rows times panels [first, last); first is even.
 template <class Dot, class Finish>
 static void product_of(const PanelProduct<Dot>& product, Range rows, Range panels,
                        const Finish& finish) {
   size_t panel = panels.begin;
-  if (rows.end - rows.begin <= kFewRows) {
-    for (; panel + kVectorsOfFewRows <= panels.end; panel += kVectorsOfFewRows) {
-      product_of_panels<kVectorsOfFewRows, kFewRows>(product, rows, panel, finish);
+  if (kMaxVectors < kPair && rows.end - rows.begin <= kFewRows) {
+    for (; panel + kPair <= panels.end; panel += kPair) {
+      product_of_panels<kPair, kFewRows>(product, rows, panel, finish);
     }
   }
   for (; panel + kMaxVectors <= panels.end; panel += kMaxVectors) {

@@ -1,7 +1,10 @@
 #include "huge_pages.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <new>
+
+#include "dtype.h"
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -11,6 +14,8 @@ namespace lora_serve {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kChunkWords = 32 * kHugePage / sizeof(uint32_t);
+constexpr size_t kAlignmentWords = 64 / sizeof(uint32_t);
 
 }  // namespace
 
@@ -35,6 +40,17 @@ WordBuffer allocate_words(size_t num_words) {
   if (memory == nullptr) throw std::bad_alloc();
   use_huge_pages(memory, bytes);
   return WordBuffer(static_cast<uint32_t*>(memory));
+}
+
+SharedWords WordArena::take(size_t num_words) {
+  if (num_words > kChunkWords) return SharedWords(allocate_words(num_words));
+  if (num_words > num_left_) {
+    chunk_ = allocate_words(kChunkWords);
+    num_left_ = kChunkWords;
+  }
+  SharedWords taken(chunk_, chunk_.get() + (kChunkWords - num_left_));
+  num_left_ -= std::min(num_left_, round_up(num_words, kAlignmentWords));
+  return taken;
 }
 
 }  // namespace lora_serve

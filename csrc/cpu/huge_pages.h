@@ -21,4 +21,19 @@ using WordBuffer = std::unique_ptr<uint32_t[], FreeMemory>;
 // 64-byte aligned, in large pages if it is at least one long. Throws std::bad_alloc.
 WordBuffer allocate_words(size_t num_words);
 
+using SharedWords = std::shared_ptr<uint32_t[]>;
+
+// Words one after the other from chunks of many large pages, so that weights that are shorter than
+// one, or end inside one, lie in large pages too. A chunk lives as long as any words from it; what
+// nobody took of it was never touched and costs no memory.
+class WordArena {
+ public:
+  // 64-byte aligned, uninitialised. Throws std::bad_alloc.
+  SharedWords take(size_t num_words);
+
+ private:
+  SharedWords chunk_;
+  size_t num_left_ = 0;
+};
+
 }  // namespace lora_serve

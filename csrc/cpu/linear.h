@@ -55,19 +55,17 @@ static void linear_of(const LinearCall& call, Workers& workers) {
   const LeftRows<Dot> left =
       left_rows<Dot>(static_cast<const T*>(call.x), call.rows, call.in_features, memory, team);
 
-  const PanelProduct<Dot> product{left.data, left.stride, call.weight, words};
+  const PanelProduct<Dot> product{left.data, left.stride, call.weight, panels, words};
 
   const size_t chunk = rows_per_chunk<Dot>(left.stride);
   const size_t num_chunks = ceil_div(call.rows, chunk);
-  const size_t wanted = team.num_threads == 1 ? 1 : static_cast<size_t>(team.num_threads) * 8;
-  const size_t groups = ceil_div(panels, kVectorsOfFewRows);
-  const size_t ranges = wanted < groups ? wanted : groups;
+  const size_t pairs = ceil_div(panels, kPair);
+  const size_t wanted = team.num_threads == 1 ? 1 : static_cast<size_t>(team.num_threads) * 32;
+  const size_t ranges = wanted < pairs ? wanted : pairs;
 
   for_each_task(team, num_chunks * ranges, [&](size_t task, int) {
     const Range rows = part_of(call.rows, num_chunks, task / ranges);
-    const Range part = part_of(groups, ranges, task % ranges);
-    const size_t end = part.end * kVectorsOfFewRows;
-    const Range columns{part.begin * kVectorsOfFewRows, end < panels ? end : panels};
+    const Range columns = part_of_panels(panels, ranges, task % ranges);
     product_of(product, rows, columns, [&](size_t row, size_t panel, const float* sums) {
       finish_linear<T>(call, row, panel, sums);
     });

@@ -15,7 +15,7 @@ namespace lora_serve::LORA_SERVE_PATH {
 // As in linear.h, for both phases together, since a second parallel region costs as much again.
 constexpr size_t kParallelLoraBytes = 192 << 10;
 constexpr size_t kRowsPerLoraTask = 8 * kMaxRows;
-constexpr size_t kShrinkPanelsPerTask = kVectorsOfFewRows;
+constexpr size_t kShrinkPanelsPerTask = kPair;
 constexpr size_t kExpandPanelsPerTask = 64;
 
 // Finds (segment, rows, item) of the n-th task, where each segment has `items(segment)` of them per
@@ -95,7 +95,7 @@ static void shrink(const LoraCall& call, const LoraSizes& sizes, const T* x, flo
     const size_t last = first + kShrinkPanelsPerTask;
     const size_t panels = layer.hidden / kLanes;
     const Range rows{task.rows.begin - sizes.first_row, task.rows.end - sizes.first_row};
-    const PanelProduct<Dot> product{left.data, left.stride, layer.a, sizes.words};
+    const PanelProduct<Dot> product{left.data, left.stride, layer.a, panels, sizes.words};
     product_of(product, rows, {first, last < panels ? last : panels},
                [&](size_t row, size_t panel, const float* sums) {
                  store(hidden + row * sizes.hidden + panel * kLanes, load(sums));
@@ -120,6 +120,7 @@ static void expand_part(const LoraCall& call, const LoraSizes& sizes, const Lora
   T* y = static_cast<T*>(call.y) + part.out_start;
   const Range local{rows.begin - sizes.first_row, rows.end - sizes.first_row};
   const PanelProduct<WidenedDot<T>> product{hidden + part.hidden_start, sizes.hidden, part.b,
+                                            ceil_div(part.out_features, kLanes),
                                             words_along(part.rank, sizeof(T))};
   // A block of rows at a time over all columns, so that y is walked along its rows.
   for_each_block(local, kMaxRows, [&](Range block) {
@@ -148,7 +149,8 @@ static void expand(const LoraCall& call, const LoraSizes& sizes, const float* hi
     size_t item = task.item;
     for (; item >= ranges(*part); ++part) item -= ranges(*part);
     const size_t panels = ceil_div(part->out_features, kLanes);
-    expand_part<T>(call, sizes, *part, hidden, task.rows, part_of(panels, ranges(*part), item));
+    const Range range = part_of_panels(panels, ranges(*part), item);
+    expand_part<T>(call, sizes, *part, hidden, task.rows, range);
   });
 }
 
