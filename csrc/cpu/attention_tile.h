@@ -6,8 +6,8 @@
 //   s = q . k        p = 2^(s scale log2(e) - max)        out = out 2^(old max - max) + sum p v
 //
 // What a row computes depends on its own position and window alone. Positions that it does not see
-// are never multiplied, not even by zero: they may hold anything, NaN too. p is rounded to the
-// left type of the path's product, its sum is not.
+// are never multiplied, not even by zero: they may hold anything, NaN too. p is rounded as
+// store_left does, its sum is not.
 
 #pragma once
 
@@ -125,7 +125,7 @@ static void weigh(const TileState<Dot>& state, Range rows, float scale,
     for (int g = 0; g < kTileGroups; ++g) {
       const F32x16 s = seen_scores(state, row, g, part);
       const F32x16 p = exp2_below_overflow(fma(s, broadcast(scale), max));
-      store(state.weights + row * kTile + g * kLanes, p);
+      store_left<Dot>(state.weights + row * kTile + g * kLanes, p);
       sum = add(sum, p);
     }
     store(state.sums + row * kLanes, sum);

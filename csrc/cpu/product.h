@@ -1,12 +1,18 @@
 // The one inner loop: acc[r][v] += sum over k of left[r][k] * right[k][16 v .. 16 v + 15].
 //
 // R rows, V vectors of 16 columns, K words along the summed dimension, all in one pass and in one
-// accumulator: an element's sum goes over k in ascending order whatever R and V are, and whether it
-// is interrupted between calls. Linear layers, LoRA, and both products of attention are this loop.
+// accumulator: an element's sum goes over the words in ascending order whatever R and V are, and
+// whether it is interrupted between calls. Linear layers, LoRA, and both products of attention are
+// this loop.
+//
+// Inside a word the upper element comes first, because vdpbf16ps does so: every path with a fused
+// multiply-add then gives the same bits, save that vdpbf16ps takes denormals, below 2^-126, as zero.
 //
 // left: rows of `Left` elements, kPerWord<T> per word. right: words of T, see dtype.h.
 
 #pragma once
+
+#include <type_traits>
 
 #include "dtype.h"
 
@@ -62,6 +68,19 @@ struct DotFor<Bfloat16> {
 };
 #endif
 
+// Stores a left side that was computed in float. A bf16 product has a bf16 left side on every path,
+// also where the path holds it in float.
+template <class Dot>
+SIMD_INLINE void store_left(typename Dot::Left* to, F32x16 x) {
+  using Word = typename Dot::Word;
+  if constexpr (std::is_same_v<Word, Bfloat16> && !std::is_same_v<typename Dot::Left, Word>) {
+    Word rounded[kLanes];
+    store(rounded, x);
+    x = load(static_cast<const Word*>(rounded));
+  }
+  store(to, x);
+}
+
 // Register blocks, chosen so that accumulators, right vectors and one broadcast fill the register
 // file: 24 + 2 of 32 (AVX-512), 12 + 2 of 16 (AVX2, two to a vector).
 #ifdef __AVX512F__
@@ -84,7 +103,8 @@ template <class Dot, int kRows, int kVectors>
 SIMD_INLINE void multiply_word(const typename Dot::Left* left, size_t left_stride,
                                const U32x16 (&words)[kVectors], F32x16 (&acc)[kRows][kVectors]) {
 #pragma GCC unroll 2
-  for (int step = 0; step < Dot::kSteps; ++step) {
+  for (int i = 0; i < Dot::kSteps; ++i) {
+    const int step = Dot::kSteps - 1 - i;
     typename Dot::Right b[kVectors];
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) b[v] = Dot::right(words[v], step);

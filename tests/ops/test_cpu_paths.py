@@ -116,3 +116,24 @@ def test_attention(
     assert_close(whole[1000:], cases[0].exact(0)[1000:], dtype)
     decoded = same_on_all([torch.cat(case.step([(1, 0, 90), (0, 1099, 1100)])) for case in cases])
     assert torch.equal(decoded[90:], whole[1099:])
+
+
+@pytest.mark.parametrize("path", [path for path in cpu.usable_paths() if path != "scalar"][1:])
+def test_paths_with_a_fused_multiply_add_give_the_same_bits(dtype: torch.dtype, path: str) -> None:
+    """Inside a word all of them add the upper element first, as vdpbf16ps does."""
+    ops = [cpu.load(name, 2) for name in (cpu.usable_paths()[0], path)]
+    x, weight = normal(13, 257, dtype=dtype), normal(70, 257, dtype=dtype, seed=1)
+    bias = normal(70, dtype=dtype, seed=2)
+    same_on_all([each.linear(x, each.pack_linear(weight, bias)) for each in ops])
+    part = LoRAPart(normal(7, 257, dtype=dtype), normal(70, 7, dtype=dtype, seed=3), 0.5, 0)
+    deltas = [bias.repeat(13, 1) for _ in ops]
+    for each, y in zip(ops, deltas, strict=True):
+        each.lora(y, x, each.plan_lora([(0, 13, each.pack_adapter([[part]]))], 13), 0)
+    same_on_all(deltas)
+    same_on_all([each.rms_norm(x, weight[0], 1e-6) for each in ops])
+    same_on_all([each.silu_and_mul(x[:, 1:].contiguous()) for each in ops])
+    cases = [
+        PagedCase(each, [700], num_heads=6, num_kv_heads=2, head_size=80, dtype=dtype, window=600)
+        for each in ops
+    ]
+    same_on_all([case.step([(0, 0, 700)])[0] for case in cases])
