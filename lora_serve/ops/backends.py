@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import xxhash
@@ -16,6 +17,7 @@ import xxhash
 from lora_serve.errors import ConfigError
 from lora_serve.ops import Ops, override_ops
 from lora_serve.ops.reference import REFERENCE
+from lora_serve.sampling.device_sampler import sample_on_device, token_logprobs_on_device
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ def _load_triton(device: torch.device, batch_invariant: bool) -> Ops:
             "pip install 'lora-serve[cuda]'"
         ) from error
     ops: Ops = module.load(device, batch_invariant=batch_invariant)
-    return ops
+    return replace(ops, sample=sample_on_device, token_logprobs=token_logprobs_on_device)
 
 
 def choose_ops(

@@ -23,10 +23,10 @@ MAX_VOCAB_SIZE = 1 << 22  # of which all weights together still fit 63 bits
 LEAST_EXPONENT = np.float32(-64)  # e**-64 is far below one unit, and no denormal number
 
 _SLICE = 16384  # all 151,936 at once takes four times as long (page faults)
-_LOG2_E = np.float32(1.44269504)
-_LN2_HIGH = np.float32(0.693359375)  # 9 bits: times a small integer it is exact
-_LN2_LOW = np.float32(-2.12194442e-4)
-_POLYNOMIAL = tuple(  # from the highest power down
+LOG2_E = np.float32(1.44269504)
+LN2_HIGH = np.float32(0.693359375)  # 9 bits: times a small integer it is exact
+LN2_LOW = np.float32(-2.12194442e-4)
+POLYNOMIAL = tuple(  # from the highest power down
     np.float32(c)
     for c in (1.38436409e-3, 8.37416388e-3, 4.16680016e-2, 0.166664317, 0.49999994, 1.0, 1.0)
 )
@@ -54,9 +54,9 @@ def units(weights: FloatRow) -> Units:
 def _exponential(x: FloatRow) -> FloatRow:
     """e**x for x of at most 0, from LEAST_EXPONENT on."""
     x = np.maximum(x, LEAST_EXPONENT)
-    n = np.rint(x * _LOG2_E)
-    r = (x - n * _LN2_HIGH) - n * _LN2_LOW
-    p = np.full_like(r, _POLYNOMIAL[0])
-    for c in _POLYNOMIAL[1:]:
+    n = np.rint(x * LOG2_E)
+    r = (x - n * LN2_HIGH) - n * LN2_LOW
+    p = np.full_like(r, POLYNOMIAL[0])
+    for c in POLYNOMIAL[1:]:
         p = p * r + c
     return np.ldexp(p, n.astype(np.int32))

@@ -51,19 +51,14 @@ class DecodeGraphs:
         max_blocks: int,
         block_size: int,
         with_lora: bool,
-    ) -> DecodeGraphs | None:
-        """Record steps of all `sizes`, ascending; None if this device records nothing.
-
-        max_blocks: blocks of the longest request.
-        """
+    ) -> DecodeGraphs:
+        """Record steps of all `sizes`, ascending. max_blocks: blocks of the longest request."""
         families = []
         for has_adapters in (False, True) if with_lora else (False,):
             family: list[DecodeGraph] = []
             for size in reversed(sizes):  # the largest first: the others find memory in its pool
                 buffers = GraphBuffers(device, plans, size, max_blocks, block_size, has_adapters)
                 work = device.record(buffers.bind(forward))
-                if work is None:
-                    return None
                 family.insert(0, DecodeGraph(buffers, work))
             families.append(family)
         return cls(families[0], families[1] if with_lora else ())

@@ -44,8 +44,8 @@ class Device(Protocol):
     def peak_bytes(self, run: Callable[[], object]) -> int:
         """The most memory beyond what is held now that `run` takes. Only if `counts_memory`."""
 
-    def record(self, run: Callable[[], Tensor]) -> RecordedWork | None:
-        """Record what `run` does to the device's memory; None where that is not possible.
+    def record(self, run: Callable[[], Tensor]) -> RecordedWork:
+        """Record what `run` does to the device's memory.
 
         `run` is called several times. Whatever it reads must lie in memory that lives on, at the
         same address, and no choice in it may depend on what the memory holds.
@@ -62,7 +62,7 @@ class RecordedWork(Protocol):
 
 
 class CpuDevice:
-    """Host and device are one: nothing is copied, recorded or measured."""
+    """Host and device are one: nothing is copied or measured, and what is recorded runs again."""
 
     torch_device = torch.device("cpu")
     name = "cpu"
@@ -83,8 +83,19 @@ class CpuDevice:
     def peak_bytes(self, run: Callable[[], object]) -> int:
         raise NotImplementedError("a CPU's memory is shared; nobody counts what a step takes")
 
-    def record(self, run: Callable[[], Tensor]) -> RecordedWork | None:
-        return None
+    def record(self, run: Callable[[], Tensor]) -> RecordedWork:
+        return RerunWork(run)
+
+
+class RerunWork:
+    """Recorded work where nothing can be recorded: for kernels that are only interpreted."""
+
+    def __init__(self, run: Callable[[], Tensor]) -> None:
+        self._run = run
+        self.output = run()
+
+    def replay(self) -> None:
+        self.output.copy_(self._run())
 
 
 def open_device(setting: str) -> Device:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from functools import partial
 
 import torch
 
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.models.layout import lora_modules
-from lora_serve.sampling.device_sampler import sample_on_device
 from lora_serve.step import AdapterCheckpoint, ModelInfo, ModelRunnerOutput, SchedulerOutput
 from lora_serve.worker.batch_builder import BatchBuilder
 from lora_serve.worker.cuda_graphs import DecodeGraphs, graph_sizes
@@ -113,10 +111,9 @@ class Worker:
                 block_size=block_size,
                 with_lora=self._lora.enable_lora,
             )
-        ops = model.ops
-        if device.torch_device.type != "cpu":
-            ops = replace(ops, sample=sample_on_device)
-        return ModelRunner(device, model.decoder, kv_caches, builder, self._adapters, ops, graphs)
+        return ModelRunner(
+            device, model.decoder, kv_caches, builder, self._adapters, model.ops, graphs
+        )
 
     def _room(self, model: LoadedModel, block_bytes: int, free_bytes: int) -> Room:
         if model.device.counts_memory:

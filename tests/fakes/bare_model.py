@@ -16,7 +16,7 @@ from lora_serve.models.weights import WeightReader, open_weights
 from lora_serve.ops import Ops
 from lora_serve.step import AdapterCheckpoint, ScheduledRequest
 from lora_serve.worker.batch_builder import BatchBuilder
-from lora_serve.worker.device import CpuDevice
+from lora_serve.worker.device import CpuDevice, Device
 from lora_serve.worker.kv_cache import allocate_kv_caches
 from lora_serve.worker.lora_slots import LoRASlots
 
@@ -24,14 +24,22 @@ BLOCK_SIZE = 16
 
 
 class BareModel:
-    """KV is NaN until written."""
+    """KV is NaN until written. ops: of the same device."""
 
-    def __init__(self, directory: Path, ops: Ops, dtype: torch.dtype, num_blocks: int = 64) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        ops: Ops,
+        dtype: torch.dtype,
+        num_blocks: int = 64,
+        device: Device | None = None,
+    ) -> None:
+        device = device or CpuDevice()
         self.spec = load_spec(directory)
-        weights = WeightReader(open_weights(directory, self.spec, "safetensors", 0, dtype), dtype)
+        source = open_weights(directory, self.spec, "safetensors", 0, dtype)
+        weights = WeightReader(source, dtype, device.torch_device)
         cos_sin = rotary_table(self.spec.rope, self.spec.head_size, self.spec.max_positions)
-        self.decoder = build_decoder(self.spec, weights, ops, cos_sin)
-        device = CpuDevice()
+        self.decoder = build_decoder(self.spec, weights, ops, cos_sin.to(device.torch_device))
         self.adapters = LoRASlots(self.spec, ops, device, dtype)
         self.kv_caches = allocate_kv_caches(self.spec, ops, num_blocks, BLOCK_SIZE, dtype)
         self.builder = BatchBuilder(ops, device, BLOCK_SIZE, self.spec.hidden_size, dtype)

@@ -8,13 +8,11 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from lora_serve.worker.device import RecordedWork, RerunWork
+
 
 class RecordingDevice:
-    """What is recorded is the closure; a replay runs it again into the output it had first.
-
-    As on a GPU, nothing a step left on the host can reach recorded work, and its output stays at
-    one address. Memory is told as the test says: `peaks` are given out one by one.
-    """
+    """Copies on every upload, as a GPU does, and counts what is asked of it."""
 
     torch_device = torch.device("cpu")
     name = "recording fake"
@@ -42,21 +40,20 @@ class RecordingDevice:
     def peak_bytes(self, run: Callable[[], object]) -> int:
         raise NotImplementedError("this device does not count")
 
-    def record(self, run: Callable[[], Tensor]) -> RerunWork:
-        run()
+    def record(self, run: Callable[[], Tensor]) -> RecordedWork:
         self.num_recorded += 1
-        return RerunWork(self, run)
+        return CountedWork(self, RerunWork(run))
 
 
-class RerunWork:
-    def __init__(self, device: RecordingDevice, run: Callable[[], Tensor]) -> None:
+class CountedWork:
+    def __init__(self, device: RecordingDevice, work: RerunWork) -> None:
         self._device = device
-        self._run = run
-        self.output = run()
+        self._work = work
+        self.output = work.output
 
     def replay(self) -> None:
         self._device.num_replays += 1
-        self.output.copy_(self._run())
+        self._work.replay()
 
 
 class CountingDevice(RecordingDevice):

@@ -17,7 +17,17 @@ def test_a_cpu_shares_its_memory_with_the_host() -> None:
     device.fill(target, host)
     assert target.tolist() == [0, 1, 2]
     with device.loading():
-        assert device.record(lambda: target) is None
+        assert device.upload(host) is host
+
+
+def test_what_a_cpu_recorded_runs_again_into_the_same_output() -> None:
+    given = torch.zeros(3)
+    work = CpuDevice().record(lambda: given + 1)
+    output = work.output
+    given.fill_(4)
+    assert output.tolist() == [1, 1, 1]
+    work.replay()
+    assert output.tolist() == [5, 5, 5]
 
 
 @WITHOUT_GPU
