@@ -1,0 +1,112 @@
+"""KV blocks of all layers as rows of bytes on the host, and back.
+
+A row is one block's share of each layer, layer after layer. torch's indexing does it on any
+device; on GPUs with the extension one launch copies all layers straight to and from pinned memory.
+Knows nothing of what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+_WORD_BYTES = 16  # csrc/cuda/block_copy.h
+
+
+class BlockRows(Protocol):
+    """Of layers (num_blocks, B_l) of uint8, which it keeps."""
+
+    def read(self, block_ids: Sequence[int]) -> Tensor:
+        """(N, sum of B_l), uint8, on the host, complete when this returns."""
+
+    def write(self, block_ids: Sequence[int], rows: Tensor) -> None:
+        """Fill distinct blocks with rows as `read` gives them, before what next runs there."""
+
+
+class TorchBlockRows:
+    """The specification, and what serves on CPUs."""
+
+    def __init__(self, layers: Sequence[Tensor]) -> None:
+        self._layers = layers
+        self._device = layers[0].device
+
+    def read(self, block_ids: Sequence[int]) -> Tensor:
+        index = torch.tensor(block_ids, dtype=torch.int64, device=self._device)
+        return torch.cat([layer.index_select(0, index) for layer in self._layers], dim=1).cpu()
+
+    def write(self, block_ids: Sequence[int], rows: Tensor) -> None:
+        index = torch.tensor(block_ids, dtype=torch.int64, device=self._device)
+        sizes = [layer.shape[1] for layer in self._layers]
+        parts = rows.to(self._device).split(sizes, dim=1)
+        for layer, part in zip(self._layers, parts, strict=True):
+            layer.index_copy_(0, index, part)
+
+
+class CudaBlockRows:
+    """Layers of one size, a multiple of 16 bytes, on one GPU."""
+
+    def __init__(self, layers: Sequence[Tensor], kernels: ModuleType) -> None:
+        assert can_copy_natively(layers), "the native copy takes layers of one size only"
+        self._layers = layers  # their addresses are in the table
+        self._kernels = kernels
+        self._device = layers[0].device
+        self._block_bytes = layers[0].shape[1]
+        addresses = [layer.data_ptr() for layer in layers]
+        self._table = torch.tensor(addresses, dtype=torch.int64, device=self._device)
+
+    def read(self, block_ids: Sequence[int]) -> Tensor:
+        shape = (len(block_ids), len(self._layers) * self._block_bytes)
+        rows = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+        self._copy(self._kernels.gather_blocks, block_ids, rows)
+        torch.cuda.current_stream().synchronize()
+        return rows
+
+    def write(self, block_ids: Sequence[int], rows: Tensor) -> None:
+        pinned = rows.contiguous().pin_memory()
+        self._copy(self._kernels.scatter_blocks, block_ids, pinned)
+        # The kernel reads the pinned rows, of which torch's allocator knows nothing.
+        torch.cuda.current_stream().synchronize()
+
+    def _copy(self, run: Callable[..., None], block_ids: Sequence[int], rows: Tensor) -> None:
+        index = torch.tensor(block_ids, dtype=torch.int32).to(self._device)
+        run(
+            self._table.data_ptr(),
+            len(self._layers),
+            index.data_ptr(),
+            len(block_ids),
+            rows.data_ptr(),
+            self._block_bytes,
+            torch.cuda.current_stream().cuda_stream,
+        )
+
+
+def can_copy_natively(layers: Sequence[Tensor]) -> bool:
+    sizes = {layer.shape[1] for layer in layers}
+    return len(sizes) == 1 and sizes.pop() % _WORD_BYTES == 0
+
+
+def open_block_rows(layers: Sequence[Tensor]) -> BlockRows:
+    """The fastest way that this device and this installation have.
+
+    Args:
+        layers: (num_blocks, B_l), uint8, contiguous, all on one device.
+    """
+    if layers[0].device.type != "cuda" or not can_copy_natively(layers):
+        return TorchBlockRows(layers)
+    try:
+        return CudaBlockRows(layers, importlib.import_module("lora_serve.ops._cuda"))
+    except ImportError as error:
+        logger.warning(
+            "lora-serve was installed without its CUDA extension (%s); KV blocks are copied by "
+            "torch, one layer at a time. Install the CUDA toolkit and reinstall.",
+            error,
+        )
+        return TorchBlockRows(layers)

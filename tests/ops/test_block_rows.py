@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from lora_serve.ops.block_rows import (
+    TorchBlockRows,
+    can_copy_natively,
+    open_block_rows,
+)
+
+SOURCE = Path(__file__).parents[2] / "csrc" / "cuda" / "block_copy.cu"
+NVCC = shutil.which("nvcc")
+
+
+def random_layers(*sizes: int, device: str = "cpu") -> list[Tensor]:
+    return [torch.randint(256, (9, size), dtype=torch.uint8, device=device) for size in sizes]
+
+
+def test_a_row_is_a_blocks_share_of_each_layer_in_turn() -> None:
+    layers = random_layers(32, 48)
+    rows = TorchBlockRows(layers).read([7, 0, 7])
+    assert torch.equal(rows[1], torch.cat([layer[0] for layer in layers]))
+    assert torch.equal(rows[0], rows[2])
+
+
+def test_rows_written_to_other_blocks_leave_all_the_rest_alone() -> None:
+    layers = random_layers(32, 48)
+    before = [layer.clone() for layer in layers]
+    copier = TorchBlockRows(layers)
+    copier.write([5, 2], copier.read([1, 8]))
+    for layer, old in zip(layers, before, strict=True):
+        expected = old.clone()
+        expected[5], expected[2] = old[1], old[8]
+        assert torch.equal(layer, expected)
+
+
+def test_cpus_copy_by_torch() -> None:
+    assert isinstance(open_block_rows(random_layers(32, 32)), TorchBlockRows)
+
+
+def test_the_native_copy_takes_whole_words_of_equal_layers() -> None:
+    assert can_copy_natively(random_layers(32, 32))
+    assert not can_copy_natively(random_layers(32, 48))
+    assert not can_copy_natively(random_layers(24, 24))
+
+
+@pytest.mark.skipif(NVCC is None, reason="nvcc is not here: csrc/cuda was NOT compiled")
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_the_cuda_source_compiles_and_spills_nothing(architecture: str, tmp_path: Path) -> None:
+    assert NVCC is not None
+    command = (NVCC, "-O3", "-std=c++17", "-cubin", f"-arch={architecture}", "-Xptxas", "-v")
+    run = subprocess.run(
+        [*command, "-Werror", "all-warnings", "-o", str(tmp_path / "out"), str(SOURCE)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    usage = [line for line in run.stderr.splitlines() if "spill" in line]
+    assert len(usage) == 2, run.stderr
+    assert all("0 bytes spill stores, 0 bytes spill loads" in line for line in usage), usage
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("block_bytes", [16, 16 * 255, 16 * 4096])
+def test_the_native_copy_is_torchs(block_bytes: int) -> None:
+    layers = random_layers(block_bytes, block_bytes, block_bytes, device="cuda")
+    native, plain = open_block_rows(layers), TorchBlockRows(layers)
+    assert type(native) is not type(plain), "the CUDA extension was not built"
+    rows = plain.read([8, 0, 3])
+    assert torch.equal(native.read([8, 0, 3]), rows)
+    expected = [layer.clone() for layer in layers]
+    TorchBlockRows(expected).write([1, 5, 2], rows)
+    native.write([1, 5, 2], rows)
+    assert all(torch.equal(a, b) for a, b in zip(layers, expected, strict=True))
