@@ -1,0 +1,203 @@
+"""Whole engine steps: scheduler, worker, sampling and replies, in this very process."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.make_checkpoint import ModelShape
+from lora_serve.config import (
+    CacheConfig,
+    EngineConfig,
+    LoRAConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
+from lora_serve.engine.adapter_loader import AdapterLoader
+from lora_serve.engine.adapters import EngineAdapters
+from lora_serve.engine.core import EngineCore
+from lora_serve.engine.executor import make_executor
+from lora_serve.identity import BlockHasher
+from lora_serve.kv.manager import KVCacheManager
+from lora_serve.messages import AbortRequests, EngineRequest, LoadAdapter
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
+
+RANK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an engine is made for. num_blocks: of KV; by what memory is left if None."""
+
+    device: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    max_adapters: int
+    batch_invariant: bool = False
+    num_blocks: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTiming:
+    """busy_share: of the time, the part in which the card computed; None where nobody knows."""
+
+    num_requests: int
+    num_adapters: int
+    step_ms: float
+    tokens_per_second: float
+    busy_share: float | None
+
+
+class MeasuredEngine:
+    """An engine over random weights, which adapters made of random numbers can be loaded into."""
+
+    def __init__(self, directory: Path, shape: ModelShape, settings: Settings) -> None:
+        config = engine_config(directory, settings)
+        self._settings = settings
+        self._shape = shape
+        self._executor = make_executor(config)
+        begun = time.perf_counter()
+        self.info = self._executor.load()
+        self.load_seconds = time.perf_counter() - begun
+        self._random = _random_bytes(shape)
+        loader = AdapterLoader(self._checkpoint, self._executor.prepare_adapter, lambda: None)
+        self._core = EngineCore(
+            config,
+            self._executor,
+            self.info,
+            EngineAdapters(config.lora, loader),
+            KVCacheManager(self.info.num_blocks, config.cache.block_size, False),
+            BlockHasher(),
+        )
+        self._num_requests = 0
+        self._num_adapters = 0
+
+    def close(self) -> None:
+        self._core.close()
+
+    def load_adapters(self, count: int) -> None:
+        """Have `count` adapters, named "0", "1", …, on the device."""
+        while self._num_adapters < count:
+            name = str(self._num_adapters)
+            self._core.handle(LoadAdapter(self._num_adapters, name, name))
+            self._num_adapters += 1
+        while self._core.is_loading:
+            self._step()
+
+    def decode(
+        self, num_requests: int, num_adapters: int, prompt_len: int, num_steps: int
+    ) -> DecodeTiming:
+        """Steps in which all requests have one token each, adapters dealt out in turn."""
+        self.load_adapters(num_adapters)
+        names = [str(i % num_adapters) if num_adapters else None for i in range(num_requests)]
+        with self._running(names, prompt_len, max_tokens=4 * num_steps + 64):
+            for _ in range(4):
+                self._step()
+            times = [self._step() for _ in range(num_steps)]
+            busy_share = self._busy_share(num_steps)
+        seconds = statistics.median(times)
+        return DecodeTiming(
+            num_requests, num_adapters, 1e3 * seconds, num_requests / seconds, busy_share
+        )
+
+    def prefill_tokens_per_second(self, prompt_len: int, num_prompts: int) -> float:
+        """Of prompts that arrive together, until the last has its first token."""
+        begun = time.perf_counter()
+        with self._running([None] * num_prompts, prompt_len, max_tokens=4):
+            seconds = time.perf_counter() - begun
+        return num_prompts * prompt_len / seconds
+
+    @contextmanager
+    def _running(self, names: list[str | None], prompt_len: int, max_tokens: int) -> Iterator[None]:
+        """While all these requests are beyond their prompts."""
+        ids = [self._add(name, prompt_len, max_tokens) for name in names]
+        while any(self._core.scheduler.get(i).num_output_tokens == 0 for i in ids):  # type: ignore[union-attr]
+            self._step()
+        yield
+        self._core.handle(AbortRequests(tuple(ids)))
+        self._core.take_replies()
+
+    def _add(self, lora_name: str | None, prompt_len: int, max_tokens: int) -> str:
+        self._num_requests += 1
+        request_id = str(self._num_requests)
+        first = 7 * self._num_requests
+        self._core.handle(
+            EngineRequest(
+                request_id=request_id,
+                token_ids=tuple((first + i) % self._shape.vocab_size for i in range(prompt_len)),
+                sampling_params=SamplingParams(
+                    temperature=0, max_tokens=max_tokens, seed=0, ignore_eos=True
+                ),
+                eos_token_ids=(),
+                lora_name=lora_name,
+            )
+        )
+        return request_id
+
+    def _step(self) -> float:
+        """Seconds that one step took, replies included."""
+        begun = time.perf_counter()
+        self._core.step()
+        self._core.take_replies()
+        return time.perf_counter() - begun
+
+    def _busy_share(self, num_steps: int) -> float | None:
+        if self._settings.device != "cuda":
+            return None
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            seconds = sum(self._step() for _ in range(num_steps))
+        busy = sum(event.self_device_time_total for event in profile.key_averages())
+        return busy / 1e6 / seconds
+
+    def _checkpoint(self, path: str) -> AdapterCheckpoint:
+        """Adapter number `path`: on all projections; all are of the same numbers."""
+        modules = tuple(
+            LoRAModule(name, RANK, 1.0, self._raw(RANK, inputs), self._raw(outputs, RANK))
+            for name, (outputs, inputs) in self.info.lora_modules.items()
+        )
+        num_bytes = sum(len(module.a.data) + len(module.b.data) for module in modules)
+        digest = hashlib.sha256(path.encode()).digest()
+        return AdapterCheckpoint(path, digest, RANK, num_bytes, "", modules)
+
+    def _raw(self, *shape: int) -> RawTensor:
+        return RawTensor("BF16", shape, self._random[: 2 * shape[0] * shape[1]])
+
+
+def _random_bytes(shape: ModelShape) -> memoryview:
+    """As many as the largest tensor of an adapter has."""
+    widest = max(max(sizes) for sizes in shape.projections.values())
+    values = (0.05 * torch.randn(RANK * widest)).bfloat16()
+    return memoryview(values.view(torch.uint8).numpy().tobytes())
+
+
+def engine_config(directory: Path, settings: Settings) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(
+            model=str(directory),
+            load_format="dummy",
+            dtype="bfloat16",
+            device=settings.device,
+            batch_invariant=settings.batch_invariant,
+            max_model_len=settings.max_model_len,
+        ),
+        cache=CacheConfig(enable_prefix_caching=False, num_gpu_blocks_override=settings.num_blocks),
+        scheduler=SchedulerConfig(
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+        ),
+        lora=LoRAConfig(
+            enable_lora=settings.max_adapters > 0,
+            max_loras=max(1, settings.max_adapters),
+            max_cpu_loras=max(1, settings.max_adapters),
+            max_lora_rank=RANK,
+        ),
+    )

@@ -1,0 +1,178 @@
+"""Each kernel at a model's sizes, against the ceilings of the card.
+
+H hidden, I intermediate, V vocabulary, Hq and Hkv heads of D, N rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.ceilings import Ceilings
+from benchmarks.gpu.timing import Stopwatch
+from benchmarks.make_checkpoint import ModelShape
+from lora_serve.ops import LoRAPart, Ops
+
+BLOCK_SIZE = 16
+RANK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One kernel call. flops, num_bytes: what the task asks for at least, whoever does it."""
+
+    name: str
+    run: Callable[[], object]
+    flops: float
+    num_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTiming:
+    """share: the time that the nearer ceiling asks for, of the time taken."""
+
+    name: str
+    microseconds: float
+    tflops: float
+    gb_per_second: float
+    share: float
+
+
+def time_works(works: Iterator[Work], watch: Stopwatch, ceilings: Ceilings) -> list[KernelTiming]:
+    timings = []
+    for work in works:
+        seconds = watch.seconds(work.run)
+        timings.append(
+            KernelTiming(
+                name=work.name,
+                microseconds=seconds * 1e6,
+                tflops=work.flops / seconds / 1e12,
+                gb_per_second=work.num_bytes / seconds / 1e9,
+                share=ceilings.seconds(work.flops, work.num_bytes) / seconds,
+            )
+        )
+    return timings
+
+
+class Works:
+    """The works of one shape. rows: how many of decode and of prefill."""
+
+    def __init__(self, ops: Ops, shape: ModelShape, dtype: torch.dtype) -> None:
+        self._ops = ops
+        self._shape = shape
+        self._dtype = dtype
+
+    def all(self, decode_rows: tuple[int, ...], prefill_rows: int) -> Iterator[Work]:
+        yield from self.linear((*decode_rows, prefill_rows))
+        yield from self.lora(decode_rows, prefill_rows)
+        yield from self.attention(decode_rows, prefill_rows)
+        yield from self.rowwise((decode_rows[-1], prefill_rows))
+
+    def linear(self, rows: tuple[int, ...]) -> Iterator[Work]:
+        shape = self._shape
+        hidden, inner = shape.hidden_size, shape.intermediate_size
+        layers = {
+            "q k v": (self._qkv_size, hidden),
+            "gate up": (2 * inner, hidden),
+            "down": (hidden, inner),
+        }
+        for name, (outputs, inputs) in layers.items():
+            packed = self._ops.pack_linear(self._random(outputs, inputs), None)
+            for count in rows:
+                x = self._random(count, inputs)
+                yield Work(
+                    f"linear {name}, {count} rows",
+                    partial(self._ops.linear, x, packed),
+                    2.0 * count * outputs * inputs,
+                    self._bytes(outputs * inputs + count * (inputs + outputs)),
+                )
+
+    def lora(self, decode_rows: tuple[int, ...], prefill_rows: int) -> Iterator[Work]:
+        hidden, inner = self._shape.hidden_size, self._shape.intermediate_size
+        weights = RANK * (2 * hidden + 2 * inner)
+        cases = [(rows, count) for rows in decode_rows for count in sorted({1, rows})]
+        for rows, num_adapters in (*cases, (prefill_rows, 1)):
+            adapters = [self._adapter() for _ in range(num_adapters)]
+            each = rows // num_adapters
+            plan = self._ops.plan_lora(
+                [(i * each, (i + 1) * each, adapter) for i, adapter in enumerate(adapters)], rows
+            )
+            x, y = self._random(rows, hidden), self._random(rows, 2 * inner)
+            yield Work(
+                f"lora gate up, rank {RANK}, {rows} rows of {num_adapters} adapters",
+                partial(self._ops.lora, y, x, plan, 0),
+                2.0 * rows * weights,
+                self._bytes(num_adapters * weights + x.numel() + 2 * y.numel()),
+            )
+
+    def attention(self, decode_rows: tuple[int, ...], prefill_rows: int) -> Iterator[Work]:
+        cases = [(rows, 1, 1024) for rows in decode_rows]
+        for requests, tokens, seq_len in (*cases, (1, 1, 16_384), (1, prefill_rows, prefill_rows)):
+            yield self._attention(requests, tokens, seq_len)
+
+    def _attention(self, requests: int, tokens: int, seq_len: int) -> Work:
+        """`tokens` new ones in each of so many requests that have `seq_len` positions."""
+        shape, ops = self._shape, self._ops
+        heads, kv_heads, size = (
+            shape.num_attention_heads,
+            shape.num_key_value_heads,
+            shape.head_dim,
+        )
+        blocks = -(-seq_len // BLOCK_SIZE)
+        cache = ops.new_kv_cache(blocks * requests, BLOCK_SIZE, kv_heads, size, self._dtype)
+        plan = ops.plan_attention(
+            (torch.arange(requests + 1) * tokens).int(),
+            torch.full((requests,), seq_len, dtype=torch.int32),
+            torch.randperm(blocks * requests).int().view(requests, blocks),
+            BLOCK_SIZE,
+        )
+        q = self._random(requests * tokens, heads, size)
+        seen = sum(range(seq_len - tokens + 1, seq_len + 1))
+        return Work(
+            f"attention, {requests} x {tokens} tokens at {seq_len}",
+            partial(ops.paged_attention, q, cache.normal_(), plan, size**-0.5, None),
+            4.0 * requests * seen * heads * size,
+            self._bytes(requests * seq_len * kv_heads * size * 2 + 2 * q.numel()),
+        )
+
+    def rowwise(self, rows: tuple[int, ...]) -> Iterator[Work]:
+        hidden, inner = self._shape.hidden_size, self._shape.intermediate_size
+        weight = self._random(hidden)
+        for count in rows:
+            x, residual = self._random(count, hidden), self._random(count, hidden)
+            yield Work(
+                f"add and norm, {count} rows",
+                partial(self._ops.add_rms_norm, x, residual, weight, 1e-6),
+                0.0,
+                self._bytes(4 * x.numel()),
+            )
+            gate_up = self._random(count, 2 * inner)
+            yield Work(
+                f"silu and mul, {count} rows",
+                partial(self._ops.silu_and_mul, gate_up),
+                0.0,
+                self._bytes(1.5 * gate_up.numel()),
+            )
+
+    def _adapter(self) -> object:
+        hidden, inner = self._shape.hidden_size, self._shape.intermediate_size
+        parts = [
+            LoRAPart(self._random(RANK, hidden), self._random(inner, RANK), 1.0, start)
+            for start in (0, inner)
+        ]
+        return self._ops.pack_adapter([parts])
+
+    @property
+    def _qkv_size(self) -> int:
+        shape = self._shape
+        return (shape.num_attention_heads + 2 * shape.num_key_value_heads) * shape.head_dim
+
+    def _random(self, *size: int) -> Tensor:
+        return torch.randn(*size, device=self._ops.device).to(self._dtype)
+
+    def _bytes(self, num_values: float) -> float:
+        return num_values * self._dtype.itemsize

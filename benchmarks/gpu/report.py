@@ -1,0 +1,139 @@
+"""What was measured, as JSON and as a page of tables. Formats numbers; computes none but shares."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from benchmarks.gpu.ceilings import Ceilings
+from benchmarks.gpu.engine import DecodeTiming
+from benchmarks.gpu.kernels import KernelTiming
+from benchmarks.gpu.peer import PeerTiming
+from lora_serve.bench.machine import Machine
+
+
+@dataclass(slots=True)
+class ShapeReport:
+    """One shape. weight_bytes: what a decode step reads at least; flops_per_token: of prefill.
+
+    exact_decode, exact_prefill: the same with --batch-invariant, where it was measured.
+    """
+
+    name: str
+    load_seconds: float
+    num_blocks: int
+    weight_bytes: float
+    flops_per_token: float
+    kernels: list[KernelTiming] = field(default_factory=list)
+    decode: list[DecodeTiming] = field(default_factory=list)
+    prefill: dict[int, float] = field(default_factory=dict)  # tokens per second by prompt length
+    exact_decode: list[DecodeTiming] = field(default_factory=list)
+    exact_prefill: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Report:
+    """notes: what was left out, and why."""
+
+    device: str
+    machine: Machine
+    ceilings: Ceilings
+    shapes: list[ShapeReport] = field(default_factory=list)
+    peers: list[PeerTiming] = field(default_factory=list)
+    peer_shape: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def write(self, directory: Path) -> Path:
+        """gpu-<name of the card>.json and .md; the path of the second."""
+        directory.mkdir(parents=True, exist_ok=True)
+        stem = directory / ("gpu-" + "-".join(self.device.lower().split()))
+        stem.with_suffix(".json").write_text(json.dumps(asdict(self), indent=1) + "\n")
+        page = stem.with_suffix(".md")
+        page.write_text("\n\n".join(self.sections()) + "\n")
+        return page
+
+    def sections(self) -> Iterable[str]:
+        packages = ", ".join(f"{name} {found}" for name, found in self.machine.packages.items())
+        yield f"# {self.device}"
+        yield (
+            f"Commit {self.machine.commit}, Python {self.machine.python}, {packages}. Measured "
+            f"ceilings: copies {self.ceilings.copy_gb_per_second:.0f} GB/s, reads "
+            f"{self.ceilings.read_gb_per_second:.0f} GB/s, bfloat16 products "
+            f"{self.ceilings.bf16_tflops:.0f} TFLOP/s. Weights are random."
+        )
+        for shape in self.shapes:
+            yield from _shape_sections(shape, self.ceilings)
+        if self.peers:
+            rows = [(p.name, p.num_requests, f"{p.tokens_per_second:.0f}") for p in self.peers]
+            yield f"## Beside it, {self.peer_shape}"
+            yield _table(("who", "requests", "tokens/s"), rows)
+        yield from self.notes
+
+
+def _shape_sections(shape: ShapeReport, ceilings: Ceilings) -> Iterable[str]:
+    yield f"## {shape.name}: loaded in {shape.load_seconds:.1f} s, {shape.num_blocks} KV blocks"
+    yield "Decode. Limit: reading every weight once at the rate of the ceilings."
+    limit_ms = shape.weight_bytes / ceilings.gb_per_second / 1e6
+    exact = {(t.num_requests, t.num_adapters): t.step_ms for t in shape.exact_decode}
+    base = {t.num_requests: t.step_ms for t in shape.decode if not t.num_adapters}
+    yield _table(
+        (
+            *("requests", "adapters", "ms a step", "tokens/s", "of the limit", "of base"),
+            *("card busy", "batch-invariant, ms"),
+        ),
+        [
+            (
+                t.num_requests,
+                t.num_adapters,
+                f"{t.step_ms:.2f}",
+                f"{t.tokens_per_second:.0f}",
+                f"{limit_ms / t.step_ms:.0%}",
+                _share(base.get(t.num_requests), t.step_ms),
+                f"{t.busy_share:.0%}" if t.busy_share is not None else "",
+                _number(exact.get((t.num_requests, t.num_adapters))),
+            )
+            for t in shape.decode
+        ],
+    )
+    yield "Prefill. Limit: the products at the rate of the ceilings."
+    yield _table(
+        ("prompt", "tokens/s", "of the limit", "batch-invariant, tokens/s"),
+        [
+            (
+                length,
+                f"{rate:.0f}",
+                f"{rate * shape.flops_per_token / ceilings.bf16_tflops / 1e12:.0%}",
+                _number(shape.exact_prefill.get(length)),
+            )
+            for length, rate in shape.prefill.items()
+        ],
+    )
+    yield "Kernels. Limit: the nearer ceiling."
+    yield _table(
+        ("kernel", "us", "TFLOP/s", "GB/s", "of the limit"),
+        [
+            (
+                t.name,
+                f"{t.microseconds:.1f}",
+                f"{t.tflops:.1f}",
+                f"{t.gb_per_second:.0f}",
+                f"{t.share:.0%}",
+            )
+            for t in shape.kernels
+        ],
+    )
+
+
+def _share(whole: float | None, part: float) -> str:
+    return f"{whole / part:.0%}" if whole is not None else ""
+
+
+def _number(value: float | None) -> str:
+    return f"{value:.2f}" if value is not None else ""
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
