@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from lora_serve.identity import AdapterRef
 from lora_serve.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class SampleInput:
+class SampleInput(msgspec.Struct, frozen=True, gc=False):
     """What sampling one request's next token needs besides its logits.
 
     seed: never None here; the draw for absolute position `position` depends on (seed, position).
@@ -93,8 +94,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestStepOutput:
+class RequestStepOutput(msgspec.Struct, frozen=True, gc=False):
     """What a step gave one request; in the order of SchedulerOutput.requests.
 
     token_id: None when the request did not sample. logprobs: None unless asked for.

@@ -96,6 +96,8 @@ class KVCacheManager:
     def extend(self, holder: BlockHolder, num_tokens: int) -> bool:
         """Grow a request's blocks to hold `num_tokens`; False, and no change, without room."""
         num_new = self.num_blocks_for(num_tokens) - len(holder.block_ids)
+        if num_new <= 0:
+            return True
         if num_new > self.pool.num_free:
             return False
         holder.block_ids.extend(self.pool.take().block_id for _ in range(num_new))
@@ -109,10 +111,12 @@ class KVCacheManager:
         if not (self.enable_prefix_caching and holder.offers_blocks):
             return []
         first, last = holder.num_committed_blocks, num_computed_tokens // self.block_size
+        if first >= last:
+            return []
         for index in range(first, last):
             block = self.pool.blocks[holder.block_ids[index]]
             self.pool.name(block, holder.block_hashes[index], holder.lora_name)
-        holder.num_committed_blocks = max(first, last)
+        holder.num_committed_blocks = last
         return holder.block_hashes[first:last]
 
     def free(self, holder: BlockHolder) -> None:

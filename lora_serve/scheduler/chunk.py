@@ -28,6 +28,8 @@ def scheduled_chunk(request: Request, num_tokens: int) -> ScheduledRequest:
 
 def _sample_input(request: Request) -> SampleInput:
     params = request.params
+    if not (params.has_penalties or params.min_tokens):  # the usual case, once a token
+        return SampleInput(params, request.seed, request.num_tokens)
     is_short = request.num_output_tokens < params.min_tokens
     return SampleInput(
         params=params,

@@ -89,7 +89,8 @@ class Request:
 
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)
-        self._hash_full_blocks()
+        if len(self.token_ids) % self.block_size == 0:
+            self._hash_full_blocks()
 
     def _hash_full_blocks(self) -> None:
         size = self.block_size

@@ -10,6 +10,8 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass
 
+import msgspec
+
 from lora_serve.config import SchedulerConfig
 from lora_serve.identity import AdapterRef
 from lora_serve.kv.manager import CacheHit, KVCacheManager
@@ -29,8 +31,7 @@ from lora_serve.step import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RequestProgress:
+class RequestProgress(msgspec.Struct, frozen=True, gc=False):
     """What a finished step means for one request. finish_reason: set with its last progress."""
 
     request: Request
@@ -331,6 +332,8 @@ def _fresh_prompt_logprobs(
     request: Request, chunk: ScheduledRequest, result: RequestStepOutput
 ) -> tuple[TokenLogprobs, ...]:
     """A step's prompt logprobs without those that were told before a preemption."""
+    if not result.prompt_logprobs:
+        return ()
     num_told = request.num_prompt_logprobs
     fresh = result.prompt_logprobs[max(0, num_told - chunk.start) :]
     request.num_prompt_logprobs = num_told + len(fresh)
