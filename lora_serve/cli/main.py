@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"lora-serve: error: {error}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would only show a traceback
         return 130
 
 

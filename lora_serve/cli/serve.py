@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
+import signal
 import sys
+from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from lora_serve.cli.arguments import (
     OneLineParser,
@@ -16,6 +19,8 @@ from lora_serve.cli.arguments import (
     server_config,
 )
 from lora_serve.config import EngineConfig, ServerConfig
+
+Started = TypeVar("Started")
 
 DEMO_MODEL_NAME = "lora-serve-demo"
 
@@ -43,11 +48,41 @@ def run_serve(args: argparse.Namespace) -> int:
 
 
 async def _serve(config: EngineConfig, server: ServerConfig) -> None:
-    from lora_serve.engine.async_engine import AsyncEngine  # slow to import; not for --help
-    from lora_serve.server.app import run_server
+    from lora_serve.server.entrance import open_entrance
 
-    engine = await AsyncEngine.start(config)
-    await run_server(engine, server)
+    with open_entrance(server) as listener:
+        from lora_serve.engine.async_engine import AsyncEngine  # slow to import
+        from lora_serve.server.app import run_server
+
+        engine = await _unless_interrupted(AsyncEngine.start(config))
+        await run_server(engine, server, listener)
+
+
+async def _unless_interrupted(start: Coroutine[None, None, Started]) -> Started:
+    """What `start` returns; or, if SIGINT or SIGTERM comes first, the end of this process.
+
+    That is quiet, and at once when `start` has taken down what it had begun: a thread may be
+    reading a tokenizer still, for which Python itself would wait.
+    """
+    task = asyncio.ensure_future(start)
+    loop, received = asyncio.get_running_loop(), list[signal.Signals]()
+
+    def interrupt(number: signal.Signals) -> None:
+        if not received:  # a second one must not stop the taking down
+            task.cancel()
+        received.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        os._exit(128 + received[0])
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
 
 
 def with_demo_model(config: EngineConfig) -> EngineConfig:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import shutil
 import signal
-import tempfile
-from pathlib import Path
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import msgspec
 import zmq
@@ -16,6 +15,7 @@ import zmq.asyncio
 from lora_serve.config import EngineConfig
 from lora_serve.engine.process import run_engine
 from lora_serve.engine.replies import error_from_info
+from lora_serve.engine.socket_directory import SocketDirectory
 from lora_serve.errors import EngineDeadError
 from lora_serve.messages import EngineMessage, EngineReady, EngineReply, Shutdown
 
@@ -27,7 +27,7 @@ class EngineClient:
     """One engine process. `start`, then `send` and `receive`, then `close`."""
 
     def __init__(self) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="lora-serve-"))  # readable by us only
+        self._directory = SocketDirectory()
         self._context = zmq.asyncio.Context()
         self._messages = self._context.socket(zmq.PUSH)
         self._replies = self._context.socket(zmq.PULL)
@@ -54,14 +54,15 @@ class EngineClient:
             ConfigError: or whatever else the engine refused to start with.
             EngineDeadError: it died before it was ready.
         """
-        message_address = f"ipc://{self._directory}/messages"
-        reply_address = f"ipc://{self._directory}/replies"
+        message_address = f"ipc://{self._directory.path}/messages"
+        reply_address = f"ipc://{self._directory.path}/replies"
         self._messages.bind(message_address)
         self._replies.bind(reply_address)
         self._process = multiprocessing.get_context("spawn").Process(
             target=run_engine, args=(config, message_address, reply_address), name="engine"
         )
-        self._process.start()
+        with _sigint_blocked():
+            self._process.start()
         asyncio.get_running_loop().add_reader(self._process.sentinel, self._note_death)
         ready = await self.receive()
         assert isinstance(ready, EngineReady), f"first reply is {type(ready).__name__}"
@@ -104,7 +105,7 @@ class EngineClient:
                 await asyncio.to_thread(process.join, SHUTDOWN_SECONDS)
             await self.kill()
         self._context.destroy(linger=0)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.close()
 
     def _story(self) -> str:
         """How the process ended, in a sentence."""
@@ -122,3 +123,13 @@ class EngineClient:
             assert self._process is not None, "a process that never was has died"
             asyncio.get_running_loop().remove_reader(self._process.sentinel)
             self._died.set()
+
+
+@contextmanager
+def _sigint_blocked() -> Generator[None, None, None]:
+    """A process started meanwhile never sees a Ctrl-C, not even before it can say so itself."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
-from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
@@ -32,6 +31,7 @@ from lora_serve.server.completions import completions_router
 from lora_serve.server.context import ServerContext
 from lora_serve.server.drain import Drain, Draining
 from lora_serve.server.engine_api import Engine
+from lora_serve.server.entrance import read_template
 from lora_serve.server.errors import ErrorBoundary, answer_error, answer_http_error
 from lora_serve.server.instrumentation import Instrumentation
 from lora_serve.server.models import ServedModels, models_router
@@ -39,6 +39,7 @@ from lora_serve.server.operations import operations_router, tokens_router
 
 logger = logging.getLogger(__name__)
 
+BACKLOG = 2048  # connections that the system holds until they are accepted
 LAST_WORDS_SECONDS = 5  # in which a reader has to take the end of an answer that was ended
 
 
@@ -55,7 +56,7 @@ def create_app(engine: Engine, config: ServerConfig, drain: Drain | None = None)
         models=ServedModels(engine.config),
         keys=KeyRing(config),
         drain=drain,
-        chat_template=_read_template(config.chat_template),
+        chat_template=read_template(config.chat_template),
     )
     http_metrics = HTTPMetrics()
     app = FastAPI(title="lora-serve", version=__version__)
@@ -77,16 +78,19 @@ def create_app(engine: Engine, config: ServerConfig, drain: Drain | None = None)
     return app
 
 
-async def run_server(engine: Engine, config: ServerConfig) -> None:
+async def run_server(engine: Engine, config: ServerConfig, listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT: finish what runs, refuse what comes, shut the engine down.
 
     What still runs after --drain-timeout, or at a second signal, is ended with an error.
 
+    Args:
+        listener: from `open_entrance`; closed at the end.
+
     Raises:
-        ConfigError: the address cannot be listened on.
+        ConfigError: another server has begun to listen on the address in the meantime.
     """
     try:
-        listener = _listen(config.host, config.port)
+        _listen(listener)
         drain = Drain()
         server = _Server(
             uvicorn.Config(
@@ -172,27 +176,9 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(listener: socket.socket) -> None:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with contextlib.ExitStack() as stack:
-            listener = stack.enter_context(socket.socket(family, kind, protocol))
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            stack.pop_all()  # bound: now it is the caller's to close
+        listener.listen(BACKLOG)
     except OSError as error:
-        raise ConfigError(
-            f"cannot listen on --host {host} --port {port}: {error.strerror}"
-        ) from error
-    return listener
-
-
-def _read_template(path: str | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--chat-template {path} cannot be read: {error}") from error
+        host, port = listener.getsockname()[:2]
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from error

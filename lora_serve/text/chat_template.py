@@ -10,14 +10,30 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
+from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from lora_serve.errors import InvalidRequestError
+from lora_serve.errors import ConfigError, InvalidRequestError
 
 # Arguments of transformers' own, which a request's chat_template_kwargs must not reach.
 _RESERVED_NAMES = frozenset(
     inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters
 ) - {"documents"}
+
+
+def check_template(source: str) -> None:
+    """Refuse a template that is no template.
+
+    Raises:
+        ConfigError: naming the line.
+    """
+    try:
+        _compile_jinja_template(source)
+    except TemplateSyntaxError as error:
+        raise ConfigError(
+            f"--chat-template: line {error.lineno} is no Jinja: {error.message}"
+        ) from error
 
 
 def render_chat(

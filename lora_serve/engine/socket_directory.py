@@ -1,0 +1,59 @@
+"""A directory for the sockets between an API process and its engine, readable by its user only.
+
+However its owner ends, it does not stay for ever: the owner holds a lock while it lives, and
+whoever makes the next directory removes those whose locks nobody holds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+_PREFIX = "lora-serve-sockets-"
+_LOCK = "owner.lock"
+_YOUNG_SECONDS = 60.0  # time enough to take the lock of what was just made
+
+
+class SocketDirectory:
+    """parent: where directories are made; the system's place for temporary files if left out."""
+
+    def __init__(self, parent: Path | None = None) -> None:
+        parent = parent or Path(tempfile.gettempdir())
+        remove_stale(parent)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        self._lock = (self.path / _LOCK).open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def close(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+
+def remove_stale(parent: Path) -> None:
+    """Remove what owners have left that did not get to `close`."""
+    for path in parent.glob(f"{_PREFIX}*"):
+        if _is_old(path) and not _has_owner(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_old(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:  # another start has just removed it
+        return False
+    return status.st_uid == os.geteuid() and time.time() - status.st_mtime > _YOUNG_SECONDS
+
+
+def _has_owner(path: Path) -> bool:
+    try:
+        with (path / _LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # its owner ended before there was a lock
+        return False
+    return False

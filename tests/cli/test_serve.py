@@ -1,0 +1,69 @@
+"""How `lora-serve serve` starts, or does not, as a user sees it: the command itself is run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "lora_serve.cli.main", "serve"]
+
+
+def start(*arguments: str, temporary: Path = Path("/tmp")) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+
+
+def test_a_taken_port_is_told_in_one_line_before_any_model_is_looked_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = start("/no/model/here", "--host", "127.0.0.1", "--port", str(port))
+        _, told = server.communicate(timeout=60)
+    assert server.returncode == 2
+    assert told.startswith("lora-serve: error: cannot listen on --host 127.0.0.1")
+    assert told.count("\n") == 1
+
+
+def group_of(server: subprocess.Popen[str]) -> list[str]:
+    """Names of the processes in the server's group."""
+    names = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, fields = path.read_text().rsplit(")", 1)
+        except OSError:  # it has just ended
+            continue
+        if int(fields.split()[2]) == server.pid and fields.split()[0] != "Z":
+            names.append(name)
+    return names
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks into /proc")
+def test_ctrl_c_during_the_start_ends_all_processes_quietly(
+    model_path: Path, tmp_path: Path
+) -> None:
+    """Twice, as people do, and to the whole group of processes, as terminals do."""
+    server = start(str(model_path), "--host", "127.0.0.1", "--port", "0", temporary=tmp_path)
+    while len(group_of(server)) < 3:  # with multiprocessing's own there are three
+        assert server.poll() is None, server.communicate()
+        time.sleep(0.01)
+    os.killpg(server.pid, signal.SIGINT)
+    time.sleep(0.05)
+    if server.poll() is None:
+        os.killpg(server.pid, signal.SIGINT)
+    _, told = server.communicate(timeout=30)
+    assert server.returncode == 130
+    assert told == ""
+    assert group_of(server) == []
+    assert list(tmp_path.iterdir()) == []
