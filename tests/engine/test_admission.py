@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+
+from lora_serve.config import LimitsConfig
+from lora_serve.engine.admission import MAX_RETRY_SECONDS, AdmissionControl
+from lora_serve.errors import OverloadedError
+from lora_serve.messages import EngineRequest
+from lora_serve.sampling_params import SamplingParams
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def request(request_id: str, num_tokens: int = 10) -> EngineRequest:
+    return EngineRequest(request_id, (1,) * num_tokens, SamplingParams())
+
+
+def control(clock: Clock | None = None, **limits: int) -> AdmissionControl:
+    return AdmissionControl(LimitsConfig(**limits), max_num_seqs=2, clock=clock or Clock())
+
+
+def fill(admission: AdmissionControl, count: int) -> None:
+    for number in range(count):
+        admission.admit([request(f"r{number}")])
+
+
+def test_only_what_waits_beyond_the_seats_counts_as_queued() -> None:
+    admission = control(max_num_queued_reqs=3)
+    fill(admission, 5)
+    assert admission.num_queued == 3
+    with pytest.raises(OverloadedError, match=r"3 requests are queued and at most 3 may be"):
+        admission.admit([request("late")])
+    admission.note_gone("r0")
+    admission.admit([request("later")])
+    assert admission.num_refused == {"max_num_queued_reqs": 1, "max_num_queued_tokens": 0}
+
+
+def test_choices_that_arrive_together_are_taken_together_or_not_at_all() -> None:
+    admission = control(max_num_queued_reqs=1)
+    fill(admission, 2)
+    with pytest.raises(OverloadedError):
+        admission.admit([request("a-0"), request("a-1")])
+    assert admission.num_queued == 0
+    admission.admit([request("a-0")])
+
+
+def test_prompts_count_by_their_tokens_until_their_first_output() -> None:
+    admission = control(max_num_queued_tokens=25)
+    fill(admission, 2)
+    with pytest.raises(OverloadedError, match=r"prompts of 20 tokens are queued, 10 more"):
+        admission.admit([request("late")])
+    admission.note_output("r0")
+    admission.note_output("r0")  # its second output changes nothing
+    admission.admit([request("later")])
+    assert admission.num_waiting_tokens == 20
+
+
+def test_a_prompt_above_the_limit_is_taken_by_a_server_that_is_free() -> None:
+    admission = control(max_num_queued_tokens=25)
+    admission.admit([request("long", 1000)])
+    with pytest.raises(OverloadedError):
+        admission.admit([request("late", 1)])
+
+
+def test_when_to_retry_follows_from_the_rate_at_which_requests_begin() -> None:
+    clock = Clock()
+    admission = control(clock, max_num_queued_reqs=8)
+    fill(admission, 10)
+    for number in range(4):  # one in two seconds
+        clock.now += 2
+        admission.note_output(f"r{number}")
+    clock.now += 2
+    with pytest.raises(OverloadedError) as refusal:
+        admission.admit([request("late")])
+    assert refusal.value.retry_after_seconds == 12  # six wait, at four in eight seconds
+    clock.now += 10**6
+    with pytest.raises(OverloadedError) as refusal:
+        admission.admit([request("later")])
+    assert refusal.value.retry_after_seconds == MAX_RETRY_SECONDS
+
+
+def test_nothing_is_left_of_requests_that_are_gone() -> None:
+    admission = control(max_num_queued_reqs=100)
+    fill(admission, 50)
+    for number in range(50):
+        if number % 2:
+            admission.note_output(f"r{number}")
+        admission.note_gone(f"r{number}")
+        admission.note_gone(f"r{number}")
+    assert (admission.num_queued, admission.num_waiting_tokens) == (0, 0)

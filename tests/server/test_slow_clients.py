@@ -1,0 +1,58 @@
+"""Clients that take or give their bytes slowly, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from lora_serve.config import ServerConfig
+from tests.fakes.engine import FakeEngine
+from tests.server.clients import serving
+
+HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 100\r\n\r\n"
+)
+
+
+async def connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = url.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+@pytest.mark.parametrize("sent", [b"", b'{"prompt": '])
+async def test_a_body_that_does_not_come_is_not_waited_for(engine: FakeEngine, sent: bytes) -> None:
+    async with serving(engine, ServerConfig(request_body_timeout=0.2)) as url:
+        reader, writer = await connect(url)
+        writer.write(HEAD + sent)
+        answer = await asyncio.wait_for(reader.read(), 5)  # to the end: the connection is closed
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"--request-body-timeout" in answer
+        writer.close()
+    assert not engine.seen
+
+
+async def test_a_body_that_trickles_in_has_the_same_time_as_any(engine: FakeEngine) -> None:
+    async with serving(engine, ServerConfig(request_body_timeout=0.3)) as url:
+        reader, writer = await connect(url)
+        writer.write(HEAD)
+        started = time.monotonic()
+        answer = asyncio.create_task(reader.read())
+        while not answer.done():
+            writer.write(b" ")
+            await asyncio.sleep(0.05)
+        assert (await answer).startswith(b"HTTP/1.1 408 ")
+        assert time.monotonic() - started < 3
+        writer.close()
+
+
+async def test_zero_waits_for_any_body(engine: FakeEngine) -> None:
+    async with serving(engine, ServerConfig(request_body_timeout=0)) as url:
+        reader, writer = await connect(url)
+        writer.write(HEAD)
+        await asyncio.sleep(0.2)
+        writer.write(b'{"prompt": "hi", "max_tokens": 1}'.ljust(100))
+        assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 200 ")
+        writer.close()
