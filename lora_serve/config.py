@@ -15,6 +15,7 @@ from lora_serve.identity import HASH_ALGOS
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("int8", "int4")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 FAIR_SHARES = ("none", "adapter", "key")
 KV_STORE_POLICIES = ("all", "prompt-only", "after-n-hits")
@@ -47,6 +48,17 @@ class ModelConfig:
     )
     dtype: str = setting(
         "Type of weights, activations and KV; auto takes the checkpoint's.", "auto", choices=DTYPES
+    )
+    quantization: str | None = setting(
+        "Keep the weights of linear layers in 8 or 4 bits, quantised as they are loaded; adapters "
+        "keep full precision.",
+        None,
+        choices=QUANTIZATIONS,
+    )
+    quantize_activations: bool = setting(
+        "With --quantization, give linear layers their inputs in 8 bits, too: faster prompts, less "
+        "precise.",
+        False,
     )
     seed: int = setting("Seed of what has none of its own, such as dummy weights.", 0)
     max_model_len: int | None = setting(
@@ -86,6 +98,14 @@ class ModelConfig:
         _require_at_least(1, "--max-model-len", self.max_model_len)
         _require_at_least(0, "--max-logprobs", self.max_logprobs)
         _require_at_least(1, "--cpu-threads", self.cpu_threads)
+        if self.quantization not in (None, *QUANTIZATIONS):
+            raise ConfigError(
+                f"--quantization {self.quantization} must be one of {', '.join(QUANTIZATIONS)}"
+            )
+        if self.quantize_activations and self.quantization is None:
+            raise ConfigError(
+                "--quantize-activations needs --quantization, which says how weights are kept"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

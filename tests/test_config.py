@@ -24,6 +24,16 @@ def test_a_number_that_cannot_be_is_refused_with_its_limit(
         make()
 
 
+def test_a_quantization_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(ConfigError, match="--quantization fp8 must be one of int8, int4"):
+        ModelConfig(quantization="fp8")
+
+
+def test_activations_are_not_quantised_by_themselves() -> None:
+    with pytest.raises(ConfigError, match="--quantize-activations needs --quantization"):
+        ModelConfig(quantize_activations=True)
+
+
 def test_two_adapters_of_one_name_are_refused() -> None:
     with pytest.raises(ConfigError, match="'a' 2 times"):
         LoRAConfig(enable_lora=True, lora_modules=("a=/one", "b=/two", "a=/three"))

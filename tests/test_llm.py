@@ -68,6 +68,8 @@ class LoneServer:
 ARITHMETIC: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "int4 and 8": {"dtype": "float16", "quantization": "int4", "quantize_activations": True},
     # One thread: OpenMP's waiting for a second one takes most of the time on a busy machine.
     "reference": {"dtype": "float32", "override_op": ("all=reference",), "cpu_threads": 1},
 }

@@ -56,6 +56,21 @@ class PackedWeight {
   SharedWords words_;
 };
 
+class PackedQuantized {
+ public:
+  PackedQuantized(const QuantizedShape& shape, const int8_t* codes, const Bfloat16* scales,
+                  Team team)
+      : buffer_(allocate_words(shape.packed_words())), weight_{shape, buffer_.get()} {
+    pack_quantized(codes, scales, shape, buffer_.get(), team);
+  }
+  const QuantizedWeight& weight() const { return weight_; }
+  size_t num_bytes() const { return weight_.shape.packed_words() * sizeof(uint32_t); }
+
+ private:
+  WordBuffer buffer_;
+  QuantizedWeight weight_;
+};
+
 std::shared_ptr<LoraAdapter> make_adapter(
     int dtype, const std::vector<std::vector<
                    std::tuple<Address, Address, size_t, size_t, size_t, size_t, float>>>& linears) {
@@ -165,6 +180,28 @@ class Backend {
     kernels_.linear({Dtype(dtype), pointer(x), pointer_to<uint32_t>(weight), pointer(bias),
                      pointer(y), rows, in_features, out_features},
                     *workers_);
+  }
+
+  std::unique_ptr<PackedQuantized> pack_quantized(int bits, size_t group, Address codes,
+                                                  Address scales, size_t out_features,
+                                                  size_t in_features) {
+    if ((bits != 8 && bits != 4) || group % kLanes != 0 || group > kMaxGroup || group == 0) {
+      throw std::invalid_argument("no kernels for this many bits, or groups of this size");
+    }
+    return std::make_unique<PackedQuantized>(
+        QuantizedShape{bits, group, out_features, in_features}, pointer_to<int8_t>(codes),
+        pointer_to<Bfloat16>(scales), workers_->team(true));
+  }
+
+  void quantized_linear(int dtype, Address x, const PackedQuantized& packed, Address bias,
+                        Address y, size_t rows, bool quantize_activations) {
+    const QuantizedShape& shape = packed.weight().shape;
+    kernels_.quantized_linear(
+        {{Dtype(dtype), pointer(x), nullptr, pointer(bias), pointer(y), rows, shape.in_features,
+          shape.out_features},
+         packed.weight(),
+         quantize_activations},
+        *workers_);
   }
 
   void lora(int dtype, Address x, Address y, const StepLora& step, size_t linear_index,
@@ -278,6 +315,9 @@ NB_MODULE(_cpu, m) {
       .def_prop_ro("address", &PackedWeight::address)
       .def_prop_ro("num_bytes", &PackedWeight::num_bytes);
 
+  nb::class_<PackedQuantized>(m, "PackedQuantized")
+      .def_prop_ro("num_bytes", &PackedQuantized::num_bytes);
+
   nb::class_<LoraAdapter>(m, "LoraAdapter")
       .def(nb::new_(&make_adapter))
       .def_prop_ro("num_bytes", &LoraAdapter::num_bytes)
@@ -299,6 +339,8 @@ NB_MODULE(_cpu, m) {
       .def_prop_rw("num_threads", &Backend::num_threads, &Backend::set_num_threads)
       .def("pack_weight", &Backend::pack_weight)
       .def("linear", &Backend::linear)
+      .def("pack_quantized", &Backend::pack_quantized)
+      .def("quantized_linear", &Backend::quantized_linear)
       .def("lora", &Backend::lora)
       .def("norm", &Backend::norm)
       .def("silu_and_mul", &Backend::silu_and_mul)

@@ -10,6 +10,7 @@
 
 #include "dtype.h"
 #include "lora_tables.h"
+#include "quantized_weight.h"
 #include "sampling_call.h"
 #include "workers.h"
 
@@ -23,6 +24,13 @@ struct LinearCall {
   const void* bias;
   void* y;
   size_t rows, in_features, out_features;
+};
+
+// The same with a quantised weight. `linear.weight` is not looked at.
+struct QuantizedLinearCall {
+  LinearCall linear;
+  QuantizedWeight weight;
+  bool quantize_activations;
 };
 
 // y[segment rows] += delta of each segment's adapter.   x (rows, in), y (rows, out), contiguous.
@@ -100,6 +108,7 @@ struct AttentionCall {
 struct Kernels {
   const char* path;
   void (*linear)(const LinearCall&, Workers&);
+  void (*quantized_linear)(const QuantizedLinearCall&, Workers&);
   void (*lora)(const LoraCall&, Workers&);
   void (*norm)(const NormCall&, Workers&);
   void (*silu_and_mul)(const SiluCall&, Workers&);

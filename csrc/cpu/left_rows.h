@@ -35,23 +35,29 @@ static constexpr size_t whole_words(size_t width) {
   return round_up(width, kPerWord<T>);
 }
 
+// padded: how long a row must be for the right side, at least width.
 template <class Dot, class T>
-static constexpr bool usable_as_it_lies(size_t width) {
-  return sizeof(typename Dot::Left) == sizeof(T) && whole_words<T>(width) == width;
+static constexpr bool usable_as_it_lies(size_t width, size_t padded) {
+  return sizeof(typename Dot::Left) == sizeof(T) && padded == width;
+}
+
+template <class Dot, class T>
+static size_t left_bytes(size_t rows, size_t width, size_t padded) {
+  if (usable_as_it_lies<Dot, T>(width, padded)) return 0;
+  return round_up(rows * padded * sizeof(typename Dot::Left), 64);
 }
 
 template <class Dot, class T>
 static size_t left_bytes(size_t rows, size_t width) {
-  if (usable_as_it_lies<Dot, T>(width)) return 0;
-  return round_up(rows * whole_words<T>(width) * sizeof(typename Dot::Left), 64);
+  return left_bytes<Dot, T>(rows, width, whole_words<T>(width));
 }
 
-// `memory` has left_bytes(rows, width).
+// `memory` has left_bytes(rows, width, padded).
 template <class Dot, class T>
-static LeftRows<Dot> left_rows(const T* x, size_t rows, size_t width, void* memory, Team team) {
+static LeftRows<Dot> left_rows(const T* x, size_t rows, size_t width, size_t padded, void* memory,
+                               Team team) {
   using Left = typename Dot::Left;
-  if (usable_as_it_lies<Dot, T>(width)) return {reinterpret_cast<const Left*>(x), width};
-  const size_t padded = whole_words<T>(width);
+  if (usable_as_it_lies<Dot, T>(width, padded)) return {reinterpret_cast<const Left*>(x), width};
   Left* to = static_cast<Left*>(memory);
   constexpr size_t kRowsPerTask = 32;
   for_each_task(team, ceil_div(rows, kRowsPerTask), [&](size_t task, int) {
@@ -61,6 +67,11 @@ static LeftRows<Dot> left_rows(const T* x, size_t rows, size_t width, void* memo
     }
   });
   return {to, padded};
+}
+
+template <class Dot, class T>
+static LeftRows<Dot> left_rows(const T* x, size_t rows, size_t width, void* memory, Team team) {
+  return left_rows<Dot>(x, rows, width, whole_words<T>(width), memory, team);
 }
 
 }  // namespace lora_serve::LORA_SERVE_PATH

@@ -10,6 +10,7 @@
 
 #include "activation.h"
 #include "attention.h"
+#include "integer_linear.h"
 #include "kernels.h"
 #include "linear.h"
 #include "lora.h"
@@ -42,9 +43,29 @@ LORA_SERVE_BY_DTYPE(sample, SampleCall)
 
 #undef LORA_SERVE_BY_DTYPE
 
+static void quantized_linear(const QuantizedLinearCall& call, Workers& workers) {
+  switch (call.linear.dtype) {
+    case Dtype::kFloat32:
+      return quantized_linear_of<float>(call, workers);
+    case Dtype::kFloat16:
+      return quantized_linear_of<Float16>(call, workers);
+    case Dtype::kBfloat16:
+      return quantized_linear_of<Bfloat16>(call, workers);
+  }
+}
+
 static constexpr Kernels table(const char* path) {
-  return {path,      linear,        lora,     norm, silu_and_mul, rotary_and_write_kv,
-          attention, sample,        multiply_only, read_only};
+  return {path,
+          linear,
+          quantized_linear,
+          lora,
+          norm,
+          silu_and_mul,
+          rotary_and_write_kv,
+          attention,
+          sample,
+          multiply_only,
+          read_only};
 }
 
 }  // namespace lora_serve::LORA_SERVE_PATH

@@ -12,7 +12,11 @@ int usable_paths(const Kernels* (&paths)[kMaxPaths]) {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512dq");
-  if (avx512 && __builtin_cpu_supports("avx512bf16")) paths[count++] = &kernels_avx512bf16;
+  const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+  const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
+  // Cooper Lake alone has bf16 without vbmi; it runs the next path.
+  if (bf16 && __builtin_cpu_supports("avx512vbmi")) paths[count++] = &kernels_avx512bf16;
+  if (vnni) paths[count++] = &kernels_avx512vnni;
   if (avx512) paths[count++] = &kernels_avx512;
   if (avx2) paths[count++] = &kernels_avx2;
 #endif

@@ -54,6 +54,7 @@ int num_failures();
 
 void test_thread_pool();
 void test_linear(const Kernels& kernels, Dtype dtype);
+void test_quantized(const Kernels& kernels, Dtype dtype);
 void test_lora(const Kernels& kernels, Dtype dtype);
 void test_rowwise(const Kernels& kernels, Dtype dtype);
 void test_attention(const Kernels& kernels, Dtype dtype);

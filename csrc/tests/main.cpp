@@ -13,6 +13,7 @@ int main() {
   for (int i = 0; i < count; ++i) {
     for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBfloat16}) {
       tests::test_linear(*paths[i], dtype);
+      tests::test_quantized(*paths[i], dtype);
       tests::test_lora(*paths[i], dtype);
       tests::test_rowwise(*paths[i], dtype);
       tests::test_attention(*paths[i], dtype);

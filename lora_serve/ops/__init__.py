@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, dtype
 
 from lora_serve.errors import ConfigError
+from lora_serve.ops.quantization import Quantization, QuantizedWeight, quantize
 from lora_serve.sampling import logprobs, sampler
 from lora_serve.step import SampleInput, TokenLogprobs
 
@@ -75,6 +76,8 @@ class Ops:
         CPU tensors, and the backend brings to the device what its kernels need of them.
     pack_linear(weight (out, in), bias (out) or None) -> PackedLinear. May keep the weight itself.
     linear(x (T, in), packed) -> (T, out). Accumulates in float32, rounds once, after the bias.
+    pack_quantized(weight, bias or None, quantize_activations) -> PackedLinear, for `linear`, of
+        codes (ops/quantization.py). None where the backend has no kernels for that.
     pack_adapter(linears) -> PackedAdapter. linears[i]: the LoRAParts of linear layer i.
     plan_lora(segments, num_tokens) -> LoRAPlan, once a step. segments: (start, end, PackedAdapter),
         disjoint row ranges in ascending order; rows outside them have no adapter.
@@ -122,11 +125,12 @@ class Ops:
         logprobs.token_logprobs
     )
     graph_plans: GraphPlans | None = None
+    pack_quantized: Callable[[QuantizedWeight, Tensor | None, bool], PackedLinear] | None = None
 
 
 # Kernels that share a private format can only be swapped together.
 OP_GROUPS: dict[str, tuple[str, ...]] = {
-    "linear": ("pack_linear", "linear"),
+    "linear": ("pack_linear", "pack_quantized", "linear"),
     "lora": ("pack_adapter", "plan_lora", "lora"),
     "rms_norm": ("rms_norm",),
     "add_rms_norm": ("add_rms_norm",),
@@ -173,3 +177,23 @@ def override_ops(ops: Ops, overrides: Sequence[str], backends: dict[str, Ops]) -
         ops = replace(ops, numerics=numerics, graph_plans=None, **swapped)
     assert {f.name for f in fields(Ops)} >= {n for names in OP_GROUPS.values() for n in names}
     return ops
+
+
+def quantize_linears(ops: Ops, quantization: Quantization) -> Ops:
+    """`ops` with linear layers that quantise the weights they are given.
+
+    Raises:
+        ConfigError: when the backend of the linear layers has no kernels for that.
+    """
+    pack_quantized = ops.pack_quantized
+    if pack_quantized is None:
+        raise ConfigError(
+            f"--quantization {quantization.weights.name}: the {ops.name} kernels have no quantised "
+            "linear layers; leave it out, or serve on the CPU"
+        )
+
+    def pack_linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        quantized = quantize(weight, quantization.weights)
+        return pack_quantized(quantized, bias, quantization.activations)
+
+    return replace(ops, numerics=f"{ops.numerics},{quantization}", pack_linear=pack_linear)

@@ -14,6 +14,10 @@ class PackedWeight:
     @property
     def num_bytes(self) -> int: ...
 
+class PackedQuantized:
+    @property
+    def num_bytes(self) -> int: ...
+
 class LoraAdapter:
     def __init__(self, dtype: int, linears: Sequence[Sequence[_Part]], /) -> None: ...
     @property
@@ -72,6 +76,27 @@ class Backend:
         rows: int,
         in_features: int,
         out_features: int,
+        /,
+    ) -> None: ...
+    def pack_quantized(
+        self,
+        bits: int,
+        group: int,
+        codes: int,
+        scales: int,
+        out_features: int,
+        in_features: int,
+        /,
+    ) -> PackedQuantized: ...
+    def quantized_linear(
+        self,
+        dtype: int,
+        x: int,
+        weight: PackedQuantized,
+        bias: int,
+        y: int,
+        rows: int,
+        quantize_activations: bool,
         /,
     ) -> None: ...
     def lora(

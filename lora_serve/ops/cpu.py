@@ -19,6 +19,7 @@ from lora_serve.ops import LoRAPart, Ops
 from lora_serve.ops._cpu import (
     Backend,
     LoraAdapter,
+    PackedQuantized,
     PackedWeight,
     StepAttention,
     StepLora,
@@ -26,6 +27,7 @@ from lora_serve.ops._cpu import (
     use_huge_pages,
 )
 from lora_serve.ops.cpu_sampling import CpuSampling
+from lora_serve.ops.quantization import QuantizedWeight
 
 PATH_VARIABLE = "LORA_SERVE_CPU_PATH"
 
@@ -62,6 +64,18 @@ class PackedLinear:
 
 
 @dataclass(frozen=True, slots=True)
+class QuantizedLinear:
+    """weight holds codes and scales; the bias is in the dtype of activations."""
+
+    weight: PackedQuantized
+    bias: Tensor | None
+    bias_address: int
+    quantize_activations: bool
+    in_features: int
+    out_features: int
+
+
+@dataclass(frozen=True, slots=True)
 class LoraStep:
     """native is None when no row has an adapter."""
 
@@ -92,6 +106,7 @@ class CpuKernels:
             numerics=f"cpu-{self.native.path}-{NUMERICS_VERSION}",
             device=torch.device("cpu"),
             pack_linear=self.pack_linear,
+            pack_quantized=self.pack_quantized,
             linear=self.linear,
             pack_adapter=self.pack_adapter,
             plan_lora=self.plan_lora,
@@ -121,7 +136,29 @@ class CpuKernels:
             packed, bias, code, packed.address, bias_address, in_features, out_features
         )
 
-    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+    def pack_quantized(
+        self, weight: QuantizedWeight, bias: Tensor | None, quantize_activations: bool
+    ) -> QuantizedLinear:
+        """Copies codes and scales into the kernels' order; the sources are not kept."""
+        codes, scales = weight.codes.contiguous(), weight.scales.contiguous()
+        out_features, in_features = codes.shape
+        packed = self.native.pack_quantized(
+            weight.format.bits,
+            weight.format.group,
+            codes.data_ptr(),
+            scales.data_ptr(),
+            out_features,
+            in_features,
+        )
+        bias = None if bias is None else bias.detach().contiguous()
+        bias_address = 0 if bias is None else bias.data_ptr()
+        return QuantizedLinear(
+            packed, bias, bias_address, quantize_activations, in_features, out_features
+        )
+
+    def linear(self, x: Tensor, packed: PackedLinear | QuantizedLinear) -> Tensor:
+        if isinstance(packed, QuantizedLinear):
+            return self.quantized_linear(x, packed)
         x = x.contiguous()
         rows, in_features = x.shape
         out_features = packed.out_features
@@ -136,6 +173,23 @@ class CpuKernels:
             rows,
             in_features,
             out_features,
+        )
+        return y
+
+    def quantized_linear(self, x: Tensor, packed: QuantizedLinear) -> Tensor:
+        x = x.contiguous()
+        rows, in_features = x.shape
+        assert in_features == packed.in_features, f"x has {in_features}, not {packed.in_features}"
+        assert packed.bias is None or packed.bias.dtype == x.dtype, f"bias not of {x.dtype}"
+        y = torch.empty(rows, packed.out_features, dtype=x.dtype)
+        self.native.quantized_linear(
+            dtype_code(x.dtype),
+            x.data_ptr(),
+            packed.weight,
+            packed.bias_address,
+            y.data_ptr(),
+            rows,
+            packed.quantize_activations,
         )
         return y
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastapi import APIRouter
+from msgspec import UNSET
 from starlette.responses import Response
 
 from lora_serve.config import EngineConfig
@@ -115,6 +116,7 @@ def _base_card(engine: Engine, name: str, started_at: int) -> ModelCard:
         created=started_at,
         root=engine.config.model.model,
         max_model_len=engine.model_info.max_model_len,
+        quantization=engine.config.model.quantization or UNSET,
     )
 
 

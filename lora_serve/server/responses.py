@@ -136,10 +136,11 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """A served model. The fields after max_model_len are an adapter's only.
+    """A served model. The fields after quantization are an adapter's only.
 
     created: seconds since 1970, when the server started or the adapter was loaded.
     root: where it came from. parent: the base model's name. digest: of the weights, in hex.
+    quantization: how the base model's linear layers are kept, if not as they were loaded.
     """
 
     id: str
@@ -149,6 +150,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     parent: str | None = None
     max_model_len: int
+    quantization: str | UnsetType = UNSET
     digest: str | UnsetType = UNSET
     generation: int | UnsetType = UNSET
     rank: int | UnsetType = UNSET

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +15,12 @@ from lora_serve.models.fingerprint import model_fingerprint
 from lora_serve.models.source import load_spec, model_directory
 from lora_serve.models.spec import DecoderSpec
 from lora_serve.models.weights import WeightReader, open_weights
-from lora_serve.ops import Ops
+from lora_serve.ops import Ops, quantize_linears
 from lora_serve.ops.backends import choose_ops, machine_numerics
+from lora_serve.ops.quantization import FORMATS, Quantization
 from lora_serve.worker.device import Device
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = {
     "float32": torch.float32,
@@ -50,7 +54,7 @@ def load_model(config: ModelConfig, device: Device, block_size: int) -> LoadedMo
     dtype = _model_dtype(config.dtype, spec)
     max_model_len = _max_model_len(config.max_model_len, spec)
     on_device = device.torch_device
-    ops = choose_ops(config.override_op, on_device, config.batch_invariant)
+    ops = _chosen_ops(config, on_device)
     source = open_weights(directory, spec, config.load_format, config.seed, dtype, on_device)
     weights = WeightReader(source, dtype, on_device)
     cos_sin = rotary_table(spec.rope, spec.head_size, spec.max_positions)
@@ -59,6 +63,15 @@ def load_model(config: ModelConfig, device: Device, block_size: int) -> LoadedMo
         spec, dtype, weights.digest(), cos_sin, machine_numerics(ops), block_size
     )
     return LoadedModel(device, ops, spec, dtype, max_model_len, decoder, fingerprint)
+
+
+def _chosen_ops(config: ModelConfig, device: torch.device) -> Ops:
+    ops = choose_ops(config.override_op, device, config.batch_invariant)
+    if config.quantization is None:
+        return ops
+    quantization = Quantization(FORMATS[config.quantization], config.quantize_activations)
+    logger.info("linear layers are quantised: %s", quantization)
+    return quantize_linears(ops, quantization)
 
 
 def _model_dtype(setting: str, spec: DecoderSpec) -> torch.dtype:

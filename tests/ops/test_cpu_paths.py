@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lora_serve.ops import LoRAPart, Ops
+from lora_serve.ops import LoRAPart, Ops, PackedLinear
+from lora_serve.ops.quantization import INT4, INT8, CodeFormat, QuantizedWeight, quantize
+from lora_serve.ops.reference import REFERENCE
 from tests.ops.cases import (
     PagedCase,
     assert_close,
@@ -48,6 +50,31 @@ def test_linear(by_threads: list[Ops], dtype: torch.dtype, rows: int) -> None:
     packed = by_threads[2].pack_linear(weight, bias)
     last = by_threads[2].linear(x[-1:].clone(), packed)
     assert torch.equal(last, y[-1:])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 13, 300])
+@pytest.mark.parametrize("code_format", [INT8, INT4], ids=lambda f: f.name)
+def test_quantized_linear(
+    by_threads: list[Ops], dtype: torch.dtype, code_format: CodeFormat, rows: int
+) -> None:
+    x = normal(rows, 394, dtype=dtype)
+    weight, bias = normal(1003, 394, dtype=dtype, seed=1), normal(1003, dtype=dtype, seed=2)
+    quantized = quantize(weight, code_format)
+    exact = exact_linear(x, quantized.dequantized(), bias)
+    for activations in (False, True):
+        packed = [pack(ops, quantized, bias, activations) for ops in by_threads]
+        y = same_on_all([ops.linear(x, p) for ops, p in zip(by_threads, packed, strict=True)])
+        last = by_threads[2].linear(x[-1:].clone(), packed[2])
+        assert torch.equal(last, y[-1:])
+        if activations:
+            assert torch.equal(y, REFERENCE.linear(x, pack(REFERENCE, quantized, bias, True)))
+        else:
+            assert_close(y, exact, dtype)
+
+
+def pack(ops: Ops, weight: QuantizedWeight, bias: Tensor, activations: bool) -> PackedLinear:
+    assert ops.pack_quantized is not None, "the native kernels and the reference have it"
+    return ops.pack_quantized(weight, bias, activations)
 
 
 @pytest.mark.parametrize("ranks", [(16, 16), (1, 64), (7, 130)])

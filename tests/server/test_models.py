@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -20,6 +21,15 @@ async def test_the_base_model_is_listed_under_each_of_its_names(client: httpx.As
         assert card["parent"] is None
         assert card["max_model_len"] == 512
         assert "digest" not in card
+        assert "quantization" not in card
+
+
+async def test_a_quantised_model_says_so() -> None:
+    config = fake_config()
+    model = replace(config.model, quantization="int8")
+    async with client_for(FakeEngine(replace(config, model=model))) as client:
+        card = (await client.get("/v1/models/alias")).json()
+    assert card["quantization"] == "int8"
 
 
 async def test_an_adapter_is_listed_with_its_version_and_where_it_is(

@@ -17,7 +17,8 @@ from lora_serve.ops.reference.attention import (
     plan_attention,
     rotary_and_write_kv,
 )
-from lora_serve.ops.reference.projections import linear, lora, pack_adapter, pack_linear, plan_lora
+from lora_serve.ops.reference.projections import lora, pack_adapter, pack_linear, plan_lora
+from lora_serve.ops.reference.quantized import linear, pack_quantized
 from lora_serve.ops.reference.rowwise import add_rms_norm, rms_norm, silu_and_mul
 
 __all__ = ["REFERENCE"]
@@ -27,6 +28,7 @@ REFERENCE = Ops(
     numerics=f"reference-2-rows{TILE_ROWS}-kv{KV_TILE}",
     device=torch.device("cpu"),
     pack_linear=pack_linear,
+    pack_quantized=pack_quantized,
     linear=linear,
     pack_adapter=pack_adapter,
     plan_lora=plan_lora,

@@ -1,0 +1,280 @@
+// y[t][n] = bias[n] + sum over groups g of scale[n][g] * sum over k in g of x[t][k] * code[n][k]
+//
+// T rows of full precision, codes and scales as in quantized_weight.h. Codes become words of the
+// type that the path multiplies (codes.h), exactly. A group is summed in float over ascending k
+// from 0; groups are added by fma over ascending g from 0. Nothing depends on T.
+
+#pragma once
+
+#include "codes.h"
+#include "kernels.h"
+#include "left_rows.h"
+#include "linear.h"
+
+namespace lora_serve::LORA_SERVE_PATH {
+
+// Few rows leave registers for more panels at once: several streams of codes hide the memory's
+// latency, several chains of sums the multiplier's.
+constexpr int kPanelsOfFewRows = 2 * kMaxVectors;
+
+// What this path multiplies activations of type T with.
+template <class T>
+struct DecodedWordFor {
+  using Type = float;
+};
+
+#ifdef __AVX512BF16__
+template <>
+struct DecodedWordFor<Bfloat16> {
+  using Type = Bfloat16;
+};
+#endif
+
+// Several panels' codes and scales side by side.
+template <int kVectors>
+struct CodeView {
+  const uint32_t* codes[kVectors];
+  const Bfloat16* scales[kVectors];
+
+  CodeView(const QuantizedWeight& weight, size_t panel) {
+    for (int v = 0; v < kVectors; ++v) {
+      codes[v] = weight.codes(panel + v);
+      scales[v] = weight.scales(panel + v);
+    }
+  }
+};
+
+// Words [begin, end) of the codes are group g.
+template <class Codes>
+SIMD_INLINE Range words_of_group(const QuantizedShape& shape, size_t g) {
+  const size_t each = shape.group / Codes::kPerWord, all = shape.words();
+  return {g * each, (g + 1) * each < all ? (g + 1) * each : all};
+}
+
+// sums (kRows, kVectors, 16).
+template <int kRows, int kVectors>
+SIMD_INLINE void add_group(const CodeView<kVectors>& view, size_t g,
+                           const F32x16 (&acc)[kRows][kVectors], float* sums) {
+#pragma GCC unroll 16
+  for (int v = 0; v < kVectors; ++v) {
+    const F32x16 scale = load(view.scales[v] + g * kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      float* sum = sums + (r * kVectors + v) * kLanes;
+      store(sum, fma(scale, acc[r][v], load(sum)));
+    }
+  }
+}
+
+// One or two rows: codes are decoded into registers and multiplied there, and the sums of all
+// groups are registers too.
+template <class Codes, class Dot, int kRows, int kVectors>
+static __attribute__((noinline)) void multiply_codes(const typename Dot::Left* left, size_t stride,
+                                                     const QuantizedShape& shape,
+                                                     const CodeView<kVectors>& view, float* sums) {
+  using Word = typename Dot::Word;
+  F32x16 total[kRows][kVectors];
+  clear(total);
+  for (size_t g = 0; g < shape.groups(); ++g) {
+    const Range words = words_of_group<Codes>(shape, g);
+    F32x16 acc[kRows][kVectors];
+    clear(acc);
+    for (size_t w = words.begin; w < words.end; ++w) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        const auto decoded = Decoded<Codes, Word>::of(load_words(view.codes[v] + w * kLanes));
+#pragma GCC unroll 8
+        for (int i = 0; i < decoded.kWords; ++i) {
+          const auto* at = left + w * Codes::kPerWord + i * kPerWord<Word>;
+#pragma GCC unroll 2
+          for (int r = 0; r < kRows; ++r) {
+            const auto a = Dot::left(at + r * stride, 0);
+            acc[r][v] = Dot::multiply_add(a, Dot::right(decoded.words[i], 0), acc[r][v]);
+          }
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const F32x16 scale = load(view.scales[v] + g * kLanes);
+#pragma GCC unroll 2
+      for (int r = 0; r < kRows; ++r) total[r][v] = fma(scale, acc[r][v], total[r][v]);
+    }
+  }
+#pragma GCC unroll 2
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) store(sums + (r * kVectors + v) * kLanes, total[r][v]);
+  }
+}
+
+template <class Dot>
+struct QuantizedProduct {
+  LeftRows<Dot> left;
+  const QuantizedWeight& weight;
+  uint32_t* decoded;  // kMaxVectors panels of words for each thread
+};
+
+template <class Codes, class Dot>
+static size_t decoded_panel_words(const QuantizedShape& shape) {
+  return shape.words() * Decoded<Codes, typename Dot::Word>::kWords * kLanes;
+}
+
+// Decodes words [words.begin, words.end) of kVectors panels side by side: kVectors vectors to a
+// word. As many words again are asked for meanwhile, to be there after the products with these.
+template <class Codes, class Word, int kVectors>
+static void decode_words(const CodeView<kVectors>& view, Range words, uint32_t* to) {
+  using Decode = Decoded<Codes, Word>;
+  const size_t ahead = (words.end - words.begin) * kLanes;
+  for (size_t w = words.begin; w < words.end; ++w) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const uint32_t* codes = view.codes[v] + w * kLanes;
+      __builtin_prefetch(codes + ahead);
+      const Decode decoded = Decode::of(load_words(codes));
+#pragma GCC unroll 8
+      for (int i = 0; i < Decode::kWords; ++i) {
+        store_words(to + (i * kVectors + v) * kLanes, decoded.words[i]);
+      }
+    }
+    to += Decode::kWords * kVectors * kLanes;
+  }
+}
+
+template <class Dot, int kRows, int kVectors>
+static __attribute__((noinline)) void multiply_decoded(const typename Dot::Left* left,
+                                                       size_t stride, const uint32_t* decoded,
+                                                       size_t num_words,
+                                                       const CodeView<kVectors>& view, size_t g,
+                                                       float* sums) {
+  RightView<kVectors> right{{}, kVectors * kLanes};
+  for (int v = 0; v < kVectors; ++v) right.vectors[v] = decoded + v * kLanes;
+  F32x16 acc[kRows][kVectors];
+  clear(acc);
+  multiply<Dot>(left, stride, right, num_words, acc);
+  add_group(view, g, acc, sums);
+}
+
+// Rows that share one decoding of their panels, and whose sums are kept meanwhile.
+constexpr int kRowsPerDecoding = 20 * kMaxRows;
+
+// More than two rows, at most kRowsPerDecoding, times kVectors panels. One block of rows needs a
+// group for as long as it lies in L1; several need all groups again and again, from L2.
+template <class Codes, int kVectors, class Dot>
+static void multiply_blocks(const QuantizedProduct<Dot>& product, Range rows,
+                            const CodeView<kVectors>& view, uint32_t* decoded, float* sums) {
+  using Word = typename Dot::Word;
+  constexpr size_t kDecodedLanes = Decoded<Codes, Word>::kWords * kVectors * kLanes;
+  const QuantizedShape& shape = product.weight.shape;
+  const bool is_one_block = rows.end - rows.begin <= kMaxRows;
+  if (!is_one_block) decode_words<Codes, Word>(view, {0, shape.words()}, decoded);
+  for_each_block(rows, kMaxRows, [&](Range block) {
+    const auto* left = product.left.data + block.begin * product.left.stride;
+    float* to = sums + (block.begin - rows.begin) * kVectors * kLanes;
+    with_count<kMaxRows>(block.end - block.begin, [&](auto num_rows) {
+      for (size_t g = 0; g < shape.groups(); ++g) {
+        const Range words = words_of_group<Codes>(shape, g);
+        if (is_one_block) decode_words<Codes, Word>(view, words, decoded);
+        multiply_decoded<Dot, decltype(num_rows)::value>(
+            left + words.begin * Codes::kPerWord, product.left.stride,
+            decoded + (is_one_block ? 0 : words.begin * kDecodedLanes),
+            (words.end - words.begin) * Decoded<Codes, Word>::kWords, view, g, to);
+      }
+    });
+  });
+}
+
+// All rows times panels [panel, panel + kVectors). finish(row, panel, sums) takes 16 sums.
+template <class Codes, int kVectors, class Dot, class Finish>
+static void multiply_panels(const QuantizedProduct<Dot>& product, Range rows, size_t panel,
+                            int thread, const Finish& finish) {
+  const CodeView<kVectors> view(product.weight, panel);
+  const QuantizedShape& shape = product.weight.shape;
+  for_each_block(rows, kRowsPerDecoding, [&](Range block) {
+    alignas(64) float sums[kRowsPerDecoding * kVectors * kLanes];
+    const size_t count = block.end - block.begin;
+    if (count <= kFewRows) {
+      with_count<kFewRows>(count, [&](auto num_rows) {
+        multiply_codes<Codes, Dot, decltype(num_rows)::value>(
+            product.left.data + block.begin * product.left.stride, product.left.stride, shape, view,
+            sums);
+      });
+    } else if constexpr (kVectors <= kMaxVectors) {
+      std::memset(sums, 0, count * kVectors * kLanes * sizeof(float));
+      const size_t panel_words = decoded_panel_words<Codes, Dot>(shape);
+      multiply_blocks<Codes>(product, block, view,
+                             product.decoded + thread * kMaxVectors * panel_words, sums);
+    }
+    for (size_t r = 0; r < count; ++r) {
+      for (int v = 0; v < kVectors; ++v) {
+        finish(block.begin + r, panel + v,
+               static_cast<const float*>(sums + (r * kVectors + v) * kLanes));
+      }
+    }
+  });
+}
+
+template <class Codes, class Dot, class Finish>
+static void multiply_quantized(const QuantizedProduct<Dot>& product, Range rows, Range panels,
+                               int thread, const Finish& finish) {
+  size_t panel = panels.begin;
+  if (rows.end - rows.begin <= kFewRows) {
+    for (; panel + kPanelsOfFewRows <= panels.end; panel += kPanelsOfFewRows) {
+      multiply_panels<Codes, kPanelsOfFewRows>(product, rows, panel, thread, finish);
+    }
+  }
+  for (; panel + kMaxVectors <= panels.end; panel += kMaxVectors) {
+    multiply_panels<Codes, kMaxVectors>(product, rows, panel, thread, finish);
+  }
+  for (; panel < panels.end; ++panel) {
+    multiply_panels<Codes, 1>(product, rows, panel, thread, finish);
+  }
+}
+
+// Runs multiply(rows, panels, thread) over all of both, shared by the team.
+template <class Multiply>
+static void share_quantized(Team team, size_t num_rows, size_t rows_at_once, size_t panels,
+                            const Multiply& multiply) {
+  const size_t num_chunks = ceil_div(num_rows, rows_at_once);
+  const size_t wanted = team.num_threads == 1 ? 1 : static_cast<size_t>(team.num_threads) * 8;
+  const size_t fours = ceil_div(panels, kPanelsOfFewRows);
+  const size_t ranges = wanted < fours ? wanted : fours;
+  for_each_task(team, num_chunks * ranges, [&](size_t task, int thread) {
+    const Range part = part_of(fours, ranges, task % ranges);
+    const size_t end = part.end * kPanelsOfFewRows;
+    multiply(part_of(num_rows, num_chunks, task / ranges),
+             Range{part.begin * kPanelsOfFewRows, end < panels ? end : panels}, thread);
+  });
+}
+
+static inline Team quantized_team(const QuantizedShape& shape, size_t rows, Workers& workers) {
+  const size_t bytes = shape.packed_words() * 4 * ceil_div(rows, kMaxRows);
+  return workers.team(bytes >= kParallelBytes);
+}
+
+template <class Codes, class T>
+static void quantized_linear_by(const QuantizedLinearCall& call, Workers& workers) {
+  using Dot = typename DotFor<typename DecodedWordFor<T>::Type>::Type;
+  const QuantizedShape& shape = call.weight.shape;
+  const LinearCall& linear = call.linear;
+  const Team team = quantized_team(shape, linear.rows, workers);
+  const size_t width = shape.words() * Codes::kPerWord;
+  const size_t left_size = left_bytes<Dot, T>(linear.rows, linear.in_features, width);
+  const size_t panel_bytes = decoded_panel_words<Codes, Dot>(shape) * sizeof(uint32_t);
+  const size_t decoded_size =
+      linear.rows <= kFewRows ? 0 : team.num_threads * kMaxVectors * panel_bytes;
+  char* memory = static_cast<char*>(workers.scratch.take(left_size + decoded_size));
+  const QuantizedProduct<Dot> product{
+      left_rows<Dot>(static_cast<const T*>(linear.x), linear.rows, linear.in_features, width,
+                     memory, team),
+      call.weight, reinterpret_cast<uint32_t*>(memory + left_size)};
+  const auto finish = [&](size_t row, size_t panel, const float* sums) {
+    finish_linear<T>(linear, row, panel, sums);
+  };
+  share_quantized(team, linear.rows, rows_per_chunk<Dot>(width), shape.panels(),
+                  [&](Range rows, Range panels, int thread) {
+                    multiply_quantized<Codes>(product, rows, panels, thread, finish);
+                  });
+}
+
+}  // namespace lora_serve::LORA_SERVE_PATH

@@ -1,0 +1,54 @@
+// Quantised weights: small whole numbers, and a scale for each group of them along a row.
+//
+//   weight[n][k] ~ scale[n][k / G] * code[n][k]        N outputs, K inputs, G codes to a group
+//
+// Codes are in [-127, 127] (8 bits) or [-8, 7] (4 bits), scales are bfloat16. Who chooses them is
+// lora_serve/ops/quantization.py. Panels hold 16 outputs, as in packing.h; each is its scales,
+// [group][lane], padded to 64 bytes, and then its codes in words of 32 bits, [word][lane]:
+//
+//   8 bits, 4 to a word: byte i is code[k + i]
+//   4 bits, 8 to a word: nibbles 0 to 7 are code[k + 0, 2, 4, 6, 1, 3, 5, 7] + 8
+//
+// so that the two halves of a word hold neighbours. A group is a whole number of words, but the
+// last one of a row may be shorter. Padding is the code 0. The same on every path.
+
+#pragma once
+
+#include "dtype.h"
+#include "workers.h"
+
+namespace lora_serve {
+
+constexpr size_t kMaxGroup = 256;  // bounds what a kernel keeps of a group on its stack
+
+// What the numbers of a packed weight are, without the numbers.
+struct QuantizedShape {
+  int bits;  // 8 or 4
+  size_t group, out_features, in_features;
+
+  size_t per_word() const { return bits == 8 ? 4 : 8; }
+  size_t words() const { return ceil_div(in_features, per_word()); }
+  size_t groups() const { return ceil_div(in_features, group); }
+  size_t panels() const { return ceil_div(out_features, kLanes); }
+  size_t scale_words() const { return round_up(groups() * kLanes / 2, kLanes); }
+  size_t panel_words() const { return scale_words() + words() * kLanes; }
+  size_t packed_words() const { return panels() * panel_words(); }
+};
+
+struct QuantizedWeight {
+  QuantizedShape shape;
+  const uint32_t* packed;
+
+  const Bfloat16* scales(size_t panel) const {
+    return reinterpret_cast<const Bfloat16*>(packed + panel * shape.panel_words());
+  }
+  const uint32_t* codes(size_t panel) const {
+    return packed + panel * shape.panel_words() + shape.scale_words();
+  }
+};
+
+// codes (N, K), scales (N, groups), both contiguous; packed: shape.packed_words() words.
+void pack_quantized(const int8_t* codes, const Bfloat16* scales, const QuantizedShape& shape,
+                    uint32_t* packed, Team team);
+
+}  // namespace lora_serve

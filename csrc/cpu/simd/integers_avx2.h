@@ -1,0 +1,80 @@
+// Sixteen 32-bit integers in two AVX2 registers. Vocabulary: simd/integers_avx512.h.
+
+#pragma once
+
+#include "avx2.h"
+
+namespace lora_serve::LORA_SERVE_PATH {
+
+struct I32x16 {
+  __m256i lo, hi;
+};
+
+SIMD_INLINE I32x16 broadcast_integer(int32_t x) {
+  return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)};
+}
+SIMD_INLINE F32x16 to_float(I32x16 x) {
+  return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)};
+}
+
+SIMD_INLINE U32x16 broadcast_word(const void* p) {
+  int word;
+  std::memcpy(&word, p, sizeof word);
+  return {_mm256_set1_epi32(word), _mm256_set1_epi32(word)};
+}
+
+SIMD_INLINE void store_words(uint32_t* p, U32x16 w) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), w.lo);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), w.hi);
+}
+SIMD_INLINE U32x16 xor_words(U32x16 w, uint32_t bits) {
+  const __m256i b = _mm256_set1_epi32(static_cast<int>(bits));
+  return {_mm256_xor_si256(w.lo, b), _mm256_xor_si256(w.hi, b)};
+}
+SIMD_INLINE U32x16 shift_right(U32x16 w, int n) {
+  return {_mm256_srli_epi32(w.lo, n), _mm256_srli_epi32(w.hi, n)};
+}
+SIMD_INLINE U32x16 words_of(F32x16 x) {
+  return {_mm256_castps_si256(x.lo), _mm256_castps_si256(x.hi)};
+}
+
+SIMD_INLINE __m256 signed_byte(__m256i w, int i) {
+  const __m256i top = _mm256_slli_epi32(w, 24 - 8 * i);
+  return _mm256_cvtepi32_ps(_mm256_srai_epi32(top, 24));
+}
+SIMD_INLINE F32x16 signed_byte(U32x16 w, int i) {
+  return {signed_byte(w.lo, i), signed_byte(w.hi, i)};
+}
+SIMD_INLINE F32x16 centred_nibble(U32x16 w, int i) {
+  const U32x16 nibble = mask_words(shift_right(w, 4 * i), 15);
+  const __m256i eight = _mm256_set1_epi32(8);
+  return {_mm256_cvtepi32_ps(_mm256_sub_epi32(nibble.lo, eight)),
+          _mm256_cvtepi32_ps(_mm256_sub_epi32(nibble.hi, eight))};
+}
+
+// By 16-bit products, whose sums do not saturate as those of vpmaddubsw do.
+SIMD_INLINE __m256i dot_bytes(__m256i a, __m256i b, __m256i acc) {
+  const __m256i a_even = _mm256_and_si256(a, _mm256_set1_epi16(0xff));
+  const __m256i a_odd = _mm256_srli_epi16(a, 8);
+  const __m256i b_even = _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8);
+  const __m256i b_odd = _mm256_srai_epi16(b, 8);
+  const __m256i even = _mm256_madd_epi16(a_even, b_even), odd = _mm256_madd_epi16(a_odd, b_odd);
+  return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
+}
+SIMD_INLINE I32x16 dot_bytes(U32x16 a, U32x16 b, I32x16 acc) {
+  return {dot_bytes(a.lo, b.lo, acc.lo), dot_bytes(a.hi, b.hi, acc.hi)};
+}
+
+SIMD_INLINE F32x16 interleave_fours(F32x16 x) {
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  return {_mm256_permutevar8x32_ps(x.lo, order), _mm256_permutevar8x32_ps(x.hi, order)};
+}
+
+SIMD_INLINE void store_bytes(int8_t* p, F32x16 x) {
+  const __m256i pairs = _mm256_packs_epi32(_mm256_cvtps_epi32(x.lo), _mm256_cvtps_epi32(x.hi));
+  const __m256i ordered = _mm256_permute4x64_epi64(pairs, 0xd8);
+  store_128(p, _mm_packs_epi16(_mm256_castsi256_si128(ordered),
+                               _mm256_extracti128_si256(ordered, 1)));
+}
+
+}  // namespace lora_serve::LORA_SERVE_PATH

@@ -1,0 +1,75 @@
+"""Linear layers over quantised weights (ops/quantization.py). T tokens, K inputs, N outputs.
+
+With activations in full precision they are those of the dequantised weight, which is exact in
+float32. With activations in 8 bits, sums within a group are of whole numbers below 2^24 and so
+exact in any order; the native kernels give the same bits as `integer_linear`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from lora_serve.ops.quantization import QuantizedWeight
+from lora_serve.ops.reference import projections
+from lora_serve.ops.reference.projections import PackedWeight, pack_linear
+
+MOST = torch.tensor(127.0)  # a tensor: torch takes a number's quotient by the reciprocal
+LEAST_MAGNITUDE = 2.0**-100
+
+
+@dataclass(frozen=True, slots=True)
+class PackedCodes:
+    """codes: (N, K); scales: (N, groups); bias: (N) or None; all float32."""
+
+    codes: Tensor
+    scales: Tensor
+    bias: Tensor | None
+    group: int
+
+
+def pack_quantized(
+    weight: QuantizedWeight, bias: Tensor | None, quantize_activations: bool
+) -> PackedWeight | PackedCodes:
+    if not quantize_activations:
+        return pack_linear(weight.dequantized(), bias)
+    return PackedCodes(
+        weight.codes.to(torch.float32),
+        weight.scales.to(torch.float32),
+        None if bias is None else bias.to(torch.float32),
+        weight.format.group,
+    )
+
+
+def linear(x: Tensor, packed: PackedWeight | PackedCodes) -> Tensor:
+    if isinstance(packed, PackedCodes):
+        return integer_linear(x, packed)
+    return projections.linear(x, packed)
+
+
+def integer_linear(x: Tensor, packed: PackedCodes) -> Tensor:
+    """Y = bias + sum over groups of (x codes @ w codes.T) * (w scale * x scale), in order."""
+    codes, scales = quantize_rows(x, packed.group)
+    y = torch.zeros(x.shape[0], packed.codes.shape[0])
+    for index in range(scales.shape[1]):
+        span = slice(index * packed.group, (index + 1) * packed.group)
+        whole = codes[:, span] @ packed.codes[:, span].t()
+        y += whole * (packed.scales[:, index] * scales[:, index, None])
+    if packed.bias is not None:
+        y += packed.bias
+    return y.to(x.dtype)
+
+
+def quantize_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """Codes (T, K) and scales (T, groups), float32, as `Quantization` says."""
+    width = x.shape[1]
+    groups = pad(x.to(torch.float32), (0, -width % group)).unflatten(1, (-(-width // group), group))
+    largest = groups.abs().amax(dim=-1)
+    usable = largest.isfinite() & (largest >= LEAST_MAGNITUDE)
+    codes = (groups * (MOST / largest)[..., None]).round_()
+    codes = torch.where(usable[..., None], codes, 0.0)
+    scales = torch.where(largest.isfinite(), largest / MOST, torch.nan)
+    return codes.flatten(1)[:, :width], scales
