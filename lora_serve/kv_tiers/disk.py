@@ -30,10 +30,12 @@ from lora_serve.kv_tiers.disk_directory import GROUP_SUFFIX, DiskDirectory
 from lora_serve.kv_tiers.disk_index import DiskIndex, Group, Run
 from lora_serve.kv_tiers.disk_scan import DiskScan
 from lora_serve.kv_tiers.group_file import MAX_RECORDS, GroupTable, read_records, write_group
+from lora_serve.kv_tiers.read_buffers import ReadBuffers
 
 logger = logging.getLogger(__name__)
 
 LOAD_BYTES = 16 * 2**20  # one load; large enough to be sequential, small beside a deadline
+NUM_KEPT_BUFFERS = 8  # loads of one long prompt, and a little more
 LARGEST_GROUP_SHARE = 8  # a file is at most this part of the bound, so that eviction is gradual
 QUARANTINE_SHARE = 16  # part of the bound that is set aside for refused files
 MAX_QUARANTINED = 8
@@ -58,10 +60,15 @@ class DiskTier:
         self._quarantine_bytes = capacity_bytes // QUARANTINE_SHARE
         self._write = write
         self._index = DiskIndex()
+        self._buffers = ReadBuffers(LOAD_BYTES, NUM_KEPT_BUFFERS)
         self._num_evicted = 0
         self._num_quarantined = 0
         self._count_lock = threading.Lock()
         self._scan = DiskScan(self._directory, self._index, self._quarantine_file, poll_seconds)
+
+    def wait_until_indexed(self) -> None:
+        """Until all that lies here from before can be found."""
+        self._scan.wait_until_complete()
 
     # ── reading ─────────────────────────────────────────────────────────────────────────────
 
@@ -77,14 +84,19 @@ class DiskTier:
             runs = self._index.runs(hashes, most)
             if not runs and self._scan.look_again(namespace.root):
                 runs = self._index.runs(hashes, most)
+            size = record_bytes(namespace)
+            rest = self._buffers.take(sum(run.count for run in runs) * size)
             records: list[Record] = []
             for run in runs:
-                cause = self._load_run(namespace, run, records)
+                into, rest = rest[: run.count * size], rest[run.count * size :]
+                cause = self._load_run(namespace, run, into, records)
                 if cause is not None:
                     return Loaded(tuple(records), cause)
         return Loaded(tuple(records), None if runs else Cause.ABSENT)
 
-    def _load_run(self, namespace: TierNamespace, run: Run, records: list[Record]) -> Cause | None:
+    def _load_run(
+        self, namespace: TierNamespace, run: Run, into: memoryview, records: list[Record]
+    ) -> Cause | None:
         """Append the run's records up to one that is refused; why it was."""
         path = self._path(run.group)
         try:
@@ -93,17 +105,15 @@ class DiskTier:
             self._index.remove(run.group)
             return Cause.ABSENT
         try:
-            for start in range(run.first, run.first + run.count, MAX_RECORDS):
-                count = min(MAX_RECORDS, run.first + run.count - start)
-                table = run.group.table
-                for record in read_records(descriptor, namespace, table, start, count):
-                    cause = refusal(namespace, record)
-                    if cause is not None:
-                        self._refuse(run.group, cause)
-                        return cause
-                    records.append(record)
+            read = read_records(descriptor, namespace, run.group.table, run.first, into)
         finally:
             os.close(descriptor)
+        for record in read:
+            cause = refusal(namespace, record)
+            if cause is not None:
+                self._refuse(run.group, cause)
+                return cause
+            records.append(record)
         self._touch(run.group, path)
         return None
 

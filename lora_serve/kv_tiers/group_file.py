@@ -24,7 +24,7 @@ from lora_serve.kv_tiers.codec import HEADER_BYTES, MAX_HASH_BYTES, record_bytes
 
 MAGIC = b"lora-kvg"
 VERSION = 1
-MAX_RECORDS = 512  # header and payload are a buffer each, and one call takes 1,024 (IOV_MAX)
+MAX_RECORDS = 512  # header and payload are a buffer each: two calls of 1,024 (IOV_MAX) write it
 
 _FIELDS = struct.Struct("<8sIIIIQ32s")
 _CHECKSUM_BYTES = 16
@@ -93,25 +93,27 @@ def read_table(path: Path, namespace: TierNamespace) -> GroupTable:
 
 
 def read_records(
-    descriptor: int, namespace: TierNamespace, table: GroupTable, first: int, count: int
+    descriptor: int,
+    namespace: TierNamespace,
+    table: GroupTable,
+    first: int,
+    into: memoryview,
 ) -> list[Record]:
-    """Records `first` to `first + count` in one read, unchecked; cut short where the file is."""
-    hashes = table.hashes[first : first + count]
+    """As many records from `first` on as `into` holds, in one read; unchecked.
+
+    They are views of `into`, cut short where the file is.
+    """
     size = record_bytes(namespace)
-    headers = [bytearray(HEADER_BYTES) for _ in hashes]
-    payloads = [bytearray(namespace.block_bytes) for _ in hashes]
+    hashes = table.hashes[first : first + len(into) // size]
     start = table.num_bytes - (len(table.hashes) - first) * size
-    buffers = [buffer for pair in zip(headers, payloads, strict=True) for buffer in pair]
-    num_read = os.preadv(descriptor, buffers, start)
+    data = into[: os.preadv(descriptor, [into], start)].toreadonly()
     return [
         Record(
             block_hash,
-            bytes(header[: max(num_read - i * size, 0)]),
-            memoryview(payload).toreadonly()[: max(num_read - i * size - HEADER_BYTES, 0)],
+            bytes(data[i * size : i * size + HEADER_BYTES]),
+            data[i * size + HEADER_BYTES : (i + 1) * size],
         )
-        for i, (block_hash, header, payload) in enumerate(
-            zip(hashes, headers, payloads, strict=True)
-        )
+        for i, block_hash in enumerate(hashes)
     ]
 
 
@@ -132,7 +134,7 @@ def _write_all(descriptor: int, buffers: Sequence[Buffer]) -> int:
     rest = [memoryview(buffer) for buffer in buffers]
     total = sum(len(buffer) for buffer in rest)
     while rest:
-        written = os.writev(descriptor, rest[:1024])
+        written = os.writev(descriptor, rest[:1024])  # IOV_MAX
         while rest and written >= len(rest[0]):
             written -= len(rest.pop(0))
         if rest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import Cause, Loaded, Record, TierContents, TierNamespace
@@ -21,7 +21,7 @@ class _Entries:
 
 
 class RamTier:
-    """Thread-safe. Records share their payloads with whoever saved them."""
+    """Thread-safe. Payloads are its own bytes: a view would keep alive all that it is a view of."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.name = "ram"
@@ -64,8 +64,9 @@ class RamTier:
 
     def save(self, namespace: TierNamespace, records: Sequence[Record]) -> int:
         """Blocks of one call go in tail first: the head of a prefix is worth most."""
+        owned = [replace(record, payload=bytes(record.payload)) for record in records]
         with self._lock:
-            for record in reversed(records):
+            for record in reversed(owned):
                 self._remove(record.block_hash)
                 self._insert(namespace, record)
             self._evict()

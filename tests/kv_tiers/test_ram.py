@@ -43,14 +43,21 @@ def test_of_one_prompt_the_tail_goes_before_the_head() -> None:
 
 def test_a_record_that_went_bad_in_memory_is_refused_and_forgotten() -> None:
     tier = RamTier(100 * SIZE)
-    payload = bytearray(records(NS, HASHES[:1])[0].payload)
-    header = records(NS, HASHES[:1])[0].header
-    tier.save(NS, [Record(HASHES[0], header, payload)])
-    assert tier.load(NS, HASHES[:1]).cause is None
-    payload[7] ^= 1
+    (record,) = records(NS, HASHES[:1])
+    flipped = bytearray(record.payload)
+    flipped[7] ^= 1
+    tier.save(NS, [Record(HASHES[0], record.header, flipped)])
     assert tier.load(NS, HASHES[:1]).cause == Cause.CHECKSUM
     assert tier.load(NS, HASHES[:1]).cause == Cause.ABSENT
     assert tier.contents().num_quarantined == 1
+
+
+def test_records_keep_nothing_alive_but_their_own_bytes() -> None:
+    tier = RamTier(100 * SIZE)
+    large = bytearray(100 * SIZE)
+    (record,) = records(NS, HASHES[:1])
+    tier.save(NS, [Record(HASHES[0], record.header, memoryview(large)[: NS.block_bytes])])
+    large.clear()  # raises if a view of it were left
 
 
 def test_dropping_an_adapter_keeps_the_named_version_and_other_adapters() -> None:
