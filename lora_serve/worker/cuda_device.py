@@ -41,6 +41,9 @@ class CudaDevice:
             yield
         self._loads.synchronize()
 
+    def wait(self) -> None:
+        torch.cuda.synchronize()
+
     def free_bytes(self) -> int:
         free, _ = torch.cuda.mem_get_info()
         return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()

@@ -38,6 +38,9 @@ class Device(Protocol):
     def loading(self) -> AbstractContextManager[None]:
         """For another thread: its work goes beside the steps' and is done when the block ends."""
 
+    def wait(self) -> None:
+        """Until all that was asked for is done, so that what it used may be given away."""
+
     def free_bytes(self) -> int:
         """Memory that nobody holds now; what an allocator of ours keeps in reserve counts."""
 
@@ -76,6 +79,9 @@ class CpuDevice:
 
     def loading(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def wait(self) -> None:
+        return None
 
     def free_bytes(self) -> int:
         return available_memory_bytes()

@@ -57,6 +57,8 @@ class LoRASlots:
 
     def change(self, drop: Sequence[bytes], add: Sequence[bytes]) -> None:
         """Forget the weights of `drop`, then let steps use the prepared weights of `add`."""
+        if drop:
+            self._device.wait()  # a load beside the steps may take this memory at once
         for digest in drop:
             del self._active[digest]
         for digest in add:

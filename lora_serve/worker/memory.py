@@ -14,6 +14,7 @@ from lora_serve.models.spec import DecoderSpec
 
 CPU_DEFAULT_BYTES = 4 * 2**30
 _GIB = 2**30
+_RANK_STEP = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +29,15 @@ class Room:
 class GpuMemory:
     """Bytes. free: before anything was loaded. step: the most that one step takes beside the rest.
 
-    adapters: what as many of the largest as may be resident take.
+    graphs: what recorded steps hold for good. adapters: what as many of the largest as may be
+    resident take.
     """
 
     free: int
     utilization: float
     weights: int
     step: int
+    graphs: int
     adapters: int
 
     def room(self) -> Room:
@@ -43,7 +46,8 @@ class GpuMemory:
         Raises:
             ConfigError: when nothing is, with each part's share.
         """
-        left = int(self.free * self.utilization) - self.weights - self.step - self.adapters
+        taken = self.weights + self.step + self.graphs + self.adapters
+        left = int(self.free * self.utilization) - taken
         if left <= 0:
             raise ConfigError(
                 f"no memory is left for KV: {self}; raise --gpu-memory-utilization, or lower "
@@ -52,7 +56,12 @@ class GpuMemory:
         return Room(left, str(self))
 
     def __str__(self) -> str:
-        parts = {"weights": self.weights, "a step": self.step, "adapters": self.adapters}
+        parts = {
+            "weights": self.weights,
+            "a step": self.step,
+            "recorded steps": self.graphs,
+            "adapters": self.adapters,
+        }
         shares = ", ".join(f"{size / _GIB:.2f} GiB for {name}" for name, size in parts.items())
         return (
             f"--gpu-memory-utilization {self.utilization} of {self.free / _GIB:.2f} GiB free, "
@@ -73,7 +82,8 @@ def cpu_room(available_bytes: int, utilization: float, most_needed_bytes: int) -
 
 
 def largest_adapter_bytes(spec: DecoderSpec, rank: int, value_bytes: int) -> int:
-    """A and B of the highest rank on every projection."""
+    """A and B of the highest rank on every projection, the rank as kernels may round it up."""
+    rank = -(-rank // _RANK_STEP) * _RANK_STEP
     return sum(
         rank * (linear.in_features + out_features) * value_bytes
         for linear in all_linears(spec)

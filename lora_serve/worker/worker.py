@@ -101,10 +101,11 @@ class Worker:
         kv_caches = allocate_kv_caches(model.spec, model.ops, num_blocks, block_size, model.dtype)
         builder = BatchBuilder(model.ops, device, block_size, model.spec.hidden_size, model.dtype)
         graphs = None
-        if with_graphs and model.ops.graph_plans is not None and not self._config.enforce_eager:
+        plans = model.ops.graph_plans
+        if with_graphs and plans is not None and self._records(model):
             graphs = DecodeGraphs.record(
                 device,
-                model.ops.graph_plans,
+                plans,
                 partial(model.decoder.forward, kv_caches=kv_caches),
                 graph_sizes(self._max_num_seqs),
                 max_blocks=-(-model.max_model_len // block_size),
@@ -114,6 +115,9 @@ class Worker:
         return ModelRunner(
             device, model.decoder, kv_caches, builder, self._adapters, model.ops, graphs
         )
+
+    def _records(self, model: LoadedModel) -> bool:
+        return model.ops.graph_plans is not None and not self._config.enforce_eager
 
     def _room(self, model: LoadedModel, block_bytes: int, free_bytes: int) -> Room:
         if model.device.counts_memory:
@@ -135,11 +139,13 @@ class Worker:
             model.max_model_len,
             self._cache.block_size,
         )
+        peaks = [model.device.peak_bytes(partial(runner.run, step)) for step in steps]
         memory = GpuMemory(
             free=free_bytes,
             utilization=self._cache.gpu_memory_utilization,
             weights=weight_bytes,
-            step=max(model.device.peak_bytes(partial(runner.run, step)) for step in steps),
+            step=max(peaks),
+            graphs=peaks[-1] if self._records(model) else 0,  # they share one largest step's memory
             adapters=self._lora.max_resident * adapter_bytes if self._lora.enable_lora else 0,
         )
         room = memory.room()

@@ -23,6 +23,7 @@ class RecordingDevice:
         self.num_recorded = 0
         self.num_replays = 0
         self.num_loads = 0
+        self.num_waits = 0
 
     def upload(self, host: Tensor) -> Tensor:
         return host.clone()
@@ -33,6 +34,9 @@ class RecordingDevice:
     def loading(self) -> AbstractContextManager[None]:
         self.num_loads += 1
         return nullcontext()
+
+    def wait(self) -> None:
+        self.num_waits += 1
 
     def free_bytes(self) -> int:
         return self._free_bytes

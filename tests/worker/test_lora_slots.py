@@ -14,6 +14,7 @@ from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
 from lora_serve.worker.device import CpuDevice
 from lora_serve.worker.lora_slots import LoRASlots
 from tests.fakes.bare_model import BareModel, Prompt
+from tests.fakes.device import RecordingDevice
 from tests.fakes.peft_adapters import make_peft, read_saved
 from tests.fakes.tiny_models import TINY_MODELS, VOCAB_SIZE
 
@@ -98,6 +99,18 @@ def test_prepared_weights_serve_from_the_step_that_adds_them(slots: LoRASlots) -
     slots.change((b"one",), ())
     with pytest.raises(KeyError):
         slots[b"one"]
+
+
+def test_loads_go_beside_the_steps_and_no_memory_is_given_away_under_one(
+    directories: dict[str, Path],
+) -> None:
+    device = RecordingDevice()
+    slots = LoRASlots(load_spec(directories["qwen2"]), REFERENCE, device, torch.bfloat16)
+    slots.prepare(checkpoint(b"one"))
+    slots.change((), (b"one",))
+    assert (device.num_loads, device.num_waits) == (1, 0)
+    slots.change((b"one",), ())
+    assert device.num_waits == 1
 
 
 def test_weights_prepared_again_can_be_dropped_and_added_in_one_step(slots: LoRASlots) -> None:

@@ -17,17 +17,24 @@ from lora_serve.worker.memory import (
 from tests.fakes.peft_adapters import make_peft, read_saved
 
 GIB = 2**30
-CARD = GpuMemory(free=80 * GIB, utilization=0.5, weights=15 * GIB, step=2 * GIB, adapters=3 * GIB)
+CARD = GpuMemory(
+    free=80 * GIB,
+    utilization=0.5,
+    weights=15 * GIB,
+    step=2 * GIB,
+    graphs=1 * GIB,
+    adapters=3 * GIB,
+)
 
 
 def test_a_gpus_kv_gets_what_the_other_parts_of_the_budget_leave() -> None:
-    assert CARD.room().num_bytes == 20 * GIB
+    assert CARD.room().num_bytes == 19 * GIB
 
 
 def test_a_budget_that_leaves_nothing_is_refused_with_its_parts() -> None:
     told = r"no memory is left for KV.*0\.5 of 80\.00 GiB free.*15\.00 GiB for weights.*lower"
     with pytest.raises(ConfigError, match=told):
-        replace(CARD, adapters=23 * GIB).room()
+        replace(CARD, adapters=22 * GIB).room()
 
 
 def test_a_cpus_share_is_bounded_three_ways() -> None:
@@ -41,8 +48,9 @@ def test_the_largest_adapter_is_as_large_as_its_tensors(
 ) -> None:
     """Of make_peft's adapters, which change every projection."""
     spec = load_spec(directories["qwen2"])
-    checkpoint = read_saved(make_peft("qwen2", 1, r=8), tmp_path, spec)
+    checkpoint = read_saved(make_peft("qwen2", 1, r=16), tmp_path, spec)
     values = sum(
         module.rank * (module.a.shape[1] + module.b.shape[0]) for module in checkpoint.modules
     )
-    assert largest_adapter_bytes(spec, 8, torch.float16.itemsize) == 2 * values
+    assert largest_adapter_bytes(spec, 16, torch.float16.itemsize) == 2 * values
+    assert largest_adapter_bytes(spec, 3, torch.float16.itemsize) == 2 * values
