@@ -1,14 +1,18 @@
-"""python -m benchmarks.gpu: the whole measurement in one command, under ten minutes on an H200.
+"""python -m benchmarks.gpu: the whole measurement in one command, made for under ten minutes.
 
-Parts that do not fit in --minutes are left out and named. --device cpu --shapes tiny tries the
-script out where there is no card; its figures mean nothing.
+Parts that do not fit in --minutes are left out and named, and so is a part that fails, because
+time on a card is short: the others still run, what they found is written after each of them, and
+the exit status is 1. --device cpu --shapes tiny tries the script out; its figures mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -42,8 +46,11 @@ def parse_arguments() -> argparse.Namespace:
 class Measurement:
     """Fills a report, most important things first, as long as there is time."""
 
-    def __init__(self, device_setting: str, minutes: float, directory: Path) -> None:
+    def __init__(self, device_setting: str, minutes: float, directory: Path, out: Path) -> None:
+        """Directory: for configs. out: where the report goes."""
         device = open_device(device_setting)
+        self.failed: list[str] = []
+        self._out = out
         self._device = device.torch_device
         self._is_card = self._device.type == "cuda"
         self._directory = directory
@@ -62,9 +69,16 @@ class Measurement:
             self.report.notes.append(f"Left out, for want of time: {name}.")
             return
         print(f"{name} …", flush=True)
-        part()
+        try:
+            part()
+        except Exception as error:
+            traceback.print_exc()
+            self.failed.append(name)
+            self.report.notes.append(f"Failed: {name}: {error!r}.")
+        gc.collect()  # an engine and its loader know each other
         if self._is_card:
             torch.cuda.empty_cache()
+        self.report.write(self._out)
 
     def measure_shape(self, name: str) -> None:
         """The engine as it is served, then its kernels, then with --batch-invariant."""
@@ -142,13 +156,17 @@ class Measurement:
 def main() -> None:
     arguments = parse_arguments()
     with tempfile.TemporaryDirectory() as directory:
-        measurement = Measurement(arguments.device, arguments.minutes, Path(directory))
+        measurement = Measurement(
+            arguments.device, arguments.minutes, Path(directory), arguments.out
+        )
         for name in arguments.shapes:
             measurement.measure_shape(name)
         measurement.measure_peers(arguments.shapes[0])
     page = measurement.report.write(arguments.out)
     print(page.read_text())
     print(f"written: {page} and {page.with_suffix('.json')}")
+    if measurement.failed:
+        sys.exit(f"failed: {', '.join(measurement.failed)}")
 
 
 if __name__ == "__main__":

@@ -16,9 +16,10 @@ from lora_serve.models.families import read_spec
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("gpu")
-    measurement = Measurement("cpu", 60.0, directory)
+    measurement = Measurement("cpu", 60.0, directory, directory)
     measurement.measure_shape("tiny")
     measurement.measure_peers("tiny")
+    assert measurement.failed == []
     return measurement.report.write(directory)
 
 
@@ -28,6 +29,7 @@ def test_every_part_is_measured_and_told(page: Path) -> None:
     for told in ("| 4 | 4 |", "attention, 1 x 32 tokens", "lora gate up", "PEFT, an adapter each"):
         assert told in text
     assert "Left out" not in text
+    assert "Failed" not in text
 
 
 def test_the_json_holds_every_figure(page: Path) -> None:
@@ -47,13 +49,22 @@ def test_the_json_holds_every_figure(page: Path) -> None:
 
 
 def test_what_there_is_no_time_for_is_named(tmp_path: Path) -> None:
-    measurement = Measurement("cpu", 0.0, tmp_path)
+    measurement = Measurement("cpu", 0.0, tmp_path, tmp_path)
     measurement.measure_shape("tiny")
     assert measurement.report.notes == [
         "Left out, for want of time: tiny: engine.",
         "Left out, for want of time: tiny: kernels.",
         "Left out, for want of time: tiny: --batch-invariant.",
     ]
+
+
+def test_a_part_that_fails_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
+    measurement = Measurement("cpu", 60.0, tmp_path, tmp_path)
+    done: list[str] = []
+    measurement.attempt("this", lambda: done.append(str(1 // 0)))
+    measurement.attempt("that", lambda: done.append("that"))
+    assert (measurement.failed, done) == (["this"], ["that"])
+    assert "Failed: this: ZeroDivisionError" in (tmp_path / "gpu-cpu.md").read_text()
 
 
 def test_the_nearer_ceiling_is_the_limit() -> None:
