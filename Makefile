@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test lint format bench-peers clean
+.PHONY: install demo test test-gpu bench-gpu lint format bench-peers clean
 
 install: $(VENV)/.installed
 
@@ -21,6 +21,20 @@ demo: install
 
 test: install lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
+# On a machine with an NVIDIA GPU: kernels, families, exactness, and the failures over HTTP.
+# PYTHON_GPU names another Python that has torch and Triton, where nothing can be installed.
+PYTHON_GPU ?= $(BIN)/python
+GPU_FLAGS := --device cuda --batch-invariant --kv-cache-memory-bytes 2000000000
+test-gpu bench-gpu: $(if $(findstring $(BIN),$(PYTHON_GPU)),install)
+
+test-gpu:
+	$(PYTHON_GPU) -m pytest -m gpu
+	$(PYTHON_GPU) -m pytest -m 'not slow' tests/e2e --server-flags '$(GPU_FLAGS)'
+
+# Under ten minutes; writes benchmarks/results/gpu-<card>.json and .md.
+bench-gpu:
+	$(PYTHON_GPU) -m benchmarks.gpu
 
 lint: install
 	$(BIN)/ruff format --check .

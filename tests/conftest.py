@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,20 @@ from tests.fakes.peft_adapters import make_peft
 from tests.fakes.served_model import save_served_model
 
 WITH_SERVERS = "e2e"  # one worker runs this folder: its servers are started once, not twice
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--server-flags",
+        default="",
+        help="more flags for the servers of tests/e2e, such as '--device cuda --batch-invariant'",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where nobody asked for the GPU's tests, no test finds one: "auto" then means the CPU."""
+    if "not gpu" in config.option.markexpr:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,6 +5,7 @@ All logs lie in one directory, which outlives the stage: whoever made it decides
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -15,11 +16,18 @@ from lora_serve.demo.server_process import ServerProcess
 class Stage:
     """Starts servers when asked for and stops whatever still runs at its end."""
 
-    def __init__(self, model: Path, log_directory: Path, ports: dict[Server, int]) -> None:
-        """Ports: for servers that must not take just any free one."""
+    def __init__(
+        self,
+        model: Path,
+        log_directory: Path,
+        ports: dict[Server, int],
+        flags: Sequence[str] = (),
+    ) -> None:
+        """Ports: for servers that must not take just any free one. flags: more of them, for all."""
         self._model = model
         self._log_directory = log_directory
         self._ports = ports
+        self._flags = flags
         self._processes: dict[Server, ServerProcess] = {}
 
     def __enter__(self) -> Stage:
@@ -41,7 +49,10 @@ class Stage:
         if server not in self._processes:
             log_path = self._log_directory / f"{server.name.lower()}.log"
             self._processes[server] = ServerProcess(
-                self._model, server_flags(server), log_path, port=self._ports.get(server, 0)
+                self._model,
+                (*server_flags(server), *self._flags),
+                log_path,
+                port=self._ports.get(server, 0),
             )
         return self._processes[server]
 

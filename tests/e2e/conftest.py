@@ -21,8 +21,16 @@ def demo_paths() -> DemoPaths:
 
 
 @pytest.fixture(scope="session")
-def stage(demo_paths: DemoPaths, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with Stage(demo_paths.model, tmp_path_factory.mktemp("logs"), {}) as stage:
+def more_flags(request: pytest.FixtureRequest) -> list[str]:
+    flags: str = request.config.getoption("--server-flags")
+    return flags.split()
+
+
+@pytest.fixture(scope="session")
+def stage(
+    demo_paths: DemoPaths, tmp_path_factory: pytest.TempPathFactory, more_flags: list[str]
+) -> Iterator[Stage]:
+    with Stage(demo_paths.model, tmp_path_factory.mktemp("logs"), {}, more_flags) as stage:
         yield stage
 
 
@@ -40,13 +48,14 @@ def cold_server(stage: Stage) -> ServerProcess:
 
 @pytest.fixture(scope="session")
 def tight_server(
-    demo_paths: DemoPaths, tmp_path_factory: pytest.TempPathFactory
+    demo_paths: DemoPaths, tmp_path_factory: pytest.TempPathFactory, more_flags: list[str]
 ) -> Iterator[ServerProcess]:
     """With so few blocks that requests preempt each other, its invariants checked every step."""
     flags = (
         *server_flags(Server.CACHED),
         *("--num-gpu-blocks-override", str(TIGHT_NUM_BLOCKS)),
         *("--max-num-seqs", "16", "--max-model-len", "1024", "--validate"),
+        *more_flags,
     )
     log_path = tmp_path_factory.mktemp("logs") / "tight.log"
     with ServerProcess(demo_paths.model, flags, log_path) as process:

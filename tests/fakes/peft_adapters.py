@@ -13,7 +13,7 @@ from lora_serve.adapters.checkpoint import read_adapter
 from lora_serve.models.layout import lora_modules
 from lora_serve.models.spec import DecoderSpec
 from lora_serve.step import AdapterCheckpoint
-from tests.fakes.tiny_models import TINY_MODELS
+from tests.fakes.tiny_models import ALL_MODELS
 
 ALL_PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -23,7 +23,7 @@ def make_peft(family: str, seed: int, **settings: Any) -> PeftModel:
     settings = {"r": 8, "lora_alpha": 16, "target_modules": ALL_PROJECTIONS, **settings}
     with warnings.catch_warnings():  # peft asks transformers by a name it is about to drop
         warnings.simplefilter("ignore", FutureWarning)
-        model = get_peft_model(TINY_MODELS[family].make(), LoraConfig(**settings)).eval()
+        model = get_peft_model(ALL_MODELS[family].make(), LoraConfig(**settings)).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

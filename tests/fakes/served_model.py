@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tests.fakes.tiny_models import TINY_MODELS, save
+from tests.fakes.tiny_models import ALL_MODELS, save
 
 END = "<|end|>"
 TEMPLATE = (
@@ -19,7 +19,7 @@ TEMPLATE = (
 
 def save_served_model(directory: Path, family: str = "qwen2") -> Path:
     """A tiny model of `family`, whose tokens are ASCII's bytes and one end token."""
-    save(TINY_MODELS[family].make(), directory)
+    save(ALL_MODELS[family].make(), directory)
     alphabet = [*map(chr, range(33, 127)), "Ġ", "Ċ"]  # ASCII as byte-level BPE writes it
     vocabulary = {token: index for index, token in enumerate([*alphabet, END])}
     backend = Backend(models.BPE(vocab=vocabulary, merges=[]))

@@ -48,7 +48,7 @@ YARN_ROPE = {
 
 @dataclass(frozen=True)
 class TinyModel:
-    """A kind of model: transformers' classes, and what its config says beyond SIZES."""
+    """A kind of model: transformers' classes, and what its config says beyond or against SIZES."""
 
     config_class: type[PretrainedConfig]
     model_class: type[PreTrainedModel]
@@ -56,7 +56,7 @@ class TinyModel:
 
     def make(self) -> PreTrainedModel:
         """Weights large enough that every layer, norm and bias shows in the logits."""
-        config = self.config_class(**SIZES, **self.options)
+        config = self.config_class(**{**SIZES, **self.options})
         config.eos_token_id = config.bos_token_id = None
         model = self.model_class(config).eval()
         generator = torch.Generator().manual_seed(7)
@@ -75,6 +75,15 @@ TINY_MODELS = {
     "qwen2": TinyModel(Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     "qwen3": TinyModel(Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
     "mistral": TinyModel(MistralConfig, MistralForCausalLM, {"sliding_window": 10}),
+}
+
+
+# For kernels that take a second a layer.
+ONE_LAYER = "qwen2-one-layer"
+ALL_MODELS = TINY_MODELS | {
+    ONE_LAYER: TinyModel(
+        Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True, "num_hidden_layers": 1}
+    )
 }
 
 

@@ -1,12 +1,18 @@
-"""Every backend of this machine runs the same cases; `REFERENCE` is one of them."""
+"""Every backend of this machine runs the same cases; `REFERENCE` is one of them.
+
+So do the kernels of a GPU where there is one and `-m gpu` asks for it, with --batch-invariant,
+because the cases ask for equal bits.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 
 from lora_serve.ops import Ops
-from lora_serve.ops.backends import available_ops
+from lora_serve.ops.backends import available_ops, choose_ops
+from tests.fakes.hosted_ops import HostedOps
 from tests.fakes.threads import one_thread
 
 __all__ = ["dtype", "one_thread", "ops"]
@@ -14,7 +20,15 @@ __all__ = ["dtype", "one_thread", "ops"]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@pytest.fixture(params=available_ops().values(), ids=lambda ops: ops.name)
+def backends() -> list[ParameterSet]:
+    found = [pytest.param(ops, id=name) for name, ops in available_ops().items()]
+    if torch.cuda.is_available():
+        hosted = HostedOps(choose_ops((), torch.device("cuda"), batch_invariant=True)).ops()
+        found.append(pytest.param(hosted, id="cuda", marks=pytest.mark.gpu))
+    return found
+
+
+@pytest.fixture(params=backends())
 def ops(request: pytest.FixtureRequest) -> Ops:
     return request.param
 

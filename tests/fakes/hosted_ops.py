@@ -1,0 +1,85 @@
+"""A card's kernels for tensors of the host: whoever tests kernels need not know where they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from lora_serve.ops import AttentionPlan, LoRAPart, LoRAPlan, Ops, PackedAdapter, PackedLinear
+
+
+class HostedOps:
+    """KV caches stay on the card; everything else is brought there and back in each call."""
+
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+
+    def ops(self) -> Ops:
+        return replace(
+            self._ops,
+            pack_linear=self.pack_linear,
+            linear=self.linear,
+            pack_adapter=self.pack_adapter,
+            lora=self.lora,
+            rms_norm=self.rms_norm,
+            add_rms_norm=self.add_rms_norm,
+            silu_and_mul=self.silu_and_mul,
+            rotary_and_write_kv=self.rotary_and_write_kv,
+            paged_attention=self.paged_attention,
+        )
+
+    def _up(self, host: Tensor) -> Tensor:
+        return host.to(self._ops.device)
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        return self._ops.pack_linear(self._up(weight), None if bias is None else self._up(bias))
+
+    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        return self._ops.linear(self._up(x), packed).cpu()
+
+    def pack_adapter(self, linears: Sequence[Sequence[LoRAPart]]) -> PackedAdapter:
+        return self._ops.pack_adapter(
+            [
+                [replace(part, a=self._up(part.a), b=self._up(part.b)) for part in parts]
+                for parts in linears
+            ]
+        )
+
+    def lora(self, y: Tensor, x: Tensor, plan: LoRAPlan, linear_index: int) -> None:
+        there = self._up(y).clone()
+        self._ops.lora(there, self._up(x), plan, linear_index)
+        y.copy_(there)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self._ops.rms_norm(self._up(x), self._up(weight), eps).cpu()
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        there = self._up(residual).clone()
+        normed = self._ops.add_rms_norm(self._up(x), there, self._up(weight), eps)
+        residual.copy_(there)
+        return normed.cpu()
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        return self._ops.silu_and_mul(self._up(x)).cpu()
+
+    def rotary_and_write_kv(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> None:
+        there = self._up(q).clone()
+        rest = [self._up(host) for host in (k, v, cos_sin, positions)]
+        self._ops.rotary_and_write_kv(there, *rest, kv_cache, self._up(slot_mapping))
+        q.copy_(there)
+
+    def paged_attention(
+        self, q: Tensor, kv_cache: Tensor, plan: AttentionPlan, scale: float, window: int | None
+    ) -> Tensor:
+        return self._ops.paged_attention(self._up(q), kv_cache, plan, scale, window).cpu()
