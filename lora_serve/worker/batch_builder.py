@@ -77,8 +77,7 @@ class BatchBuilder:
         starts = tuple(accumulate((request.num_tokens for request in members), initial=0))
         samplers = [i for i, request in enumerate(members) if request.sample is not None]
         block_tables = _block_tables(members)
-        request_of_row, positions = _rows(members, starts)
-        blocks = block_tables[request_of_row, positions // self._block_size].astype(np.int64)
+        positions, slot_mapping = self._places(members)
         is_embeds, inputs_embeds = self._embeds(members, starts)
         return BatchRows(
             order=tuple(order),
@@ -87,7 +86,7 @@ class BatchBuilder:
             logits_indices=np.array([starts[i + 1] - 1 for i in samplers], np.int64),
             input_ids=np.array([t for member in members for t in member.token_ids], np.int64),
             positions=positions,
-            slot_mapping=blocks * self._block_size + positions % self._block_size,
+            slot_mapping=slot_mapping,
             seq_lens=torch.tensor([member.end for member in members], dtype=torch.int32),
             block_tables=torch.from_numpy(block_tables),
             segments=_segments(members, starts, adapter_of),
@@ -115,6 +114,25 @@ class BatchBuilder:
             inputs_embeds=self._upload(rows.inputs_embeds),
             is_embeds=self._upload(rows.is_embeds),
         )
+
+    def _places(
+        self, members: Sequence[ScheduledRequest]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Of each row (T): its absolute position, and its slot in the KV cache."""
+        if all(member.num_tokens == 1 for member in members):  # most steps: no arrays of one
+            size, starts = self._block_size, [member.start for member in members]
+            starting = [
+                member.block_ids[start // size] * size + start % size
+                for member, start in zip(members, starts, strict=True)
+            ]
+            return np.array(starts, np.int64), np.array(starting, np.int64)
+        positions = [np.arange(member.start, member.end) for member in members]
+        slots = [
+            np.asarray(member.block_ids, np.int64)[at // self._block_size] * self._block_size
+            + at % self._block_size
+            for member, at in zip(members, positions, strict=True)
+        ]
+        return np.concatenate(positions), np.concatenate(slots)
 
     def _upload(self, host: Tensor | None) -> Tensor | None:
         return self._device.upload(host) if host is not None else None
@@ -152,16 +170,6 @@ def _segments(
         if digest:
             segments.append((starts[indices[0]], starts[indices[-1] + 1], adapter_of(digest)))
     return tuple(segments)
-
-
-def _rows(
-    members: Sequence[ScheduledRequest], starts: Sequence[int]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Of each row (T): which of `members` it belongs to, and its absolute position."""
-    first_row = np.array(starts[:-1])
-    request_of_row = np.repeat(np.arange(len(members)), np.diff(starts))
-    offset = np.array([member.start for member in members]) - first_row
-    return request_of_row, np.arange(starts[-1]) + offset[request_of_row]
 
 
 def _block_tables(members: Sequence[ScheduledRequest]) -> npt.NDArray[np.int32]:

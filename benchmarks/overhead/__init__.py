@@ -1,0 +1,1 @@
+"""Where a decode step's time goes, part by part: what Python costs around the kernels."""

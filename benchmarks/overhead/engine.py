@@ -1,0 +1,168 @@
+"""A whole engine over random weights in this process, with a stopwatch between its parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import torch
+
+from benchmarks.overhead.stopwatch import Stopwatch, Timed
+from lora_serve.config import EngineConfig, SchedulerConfig
+from lora_serve.engine.core import EngineCore
+from lora_serve.layers.rotary import RopeSpec, rotary_table
+from lora_serve.messages import EngineRequest
+from lora_serve.models.decoder import build_decoder
+from lora_serve.models.layout import tensor_shapes
+from lora_serve.models.spec import DecoderSpec
+from lora_serve.models.weights import RandomWeights, WeightReader
+from lora_serve.ops._cpu import usable_paths
+from lora_serve.ops.cpu import CpuKernels
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.step import AdapterCheckpoint, ModelInfo, ModelRunnerOutput, SchedulerOutput
+from lora_serve.worker.batch_builder import BatchBuilder
+from lora_serve.worker.device import CpuDevice
+from lora_serve.worker.kv_cache import allocate_kv_caches
+from lora_serve.worker.lora_slots import LoRASlots
+from lora_serve.worker.model_runner import ModelRunner
+
+Parts = dict[str, float]
+
+PROMPT_TOKENS = 128
+WARM_UP_STEPS = 5
+BLOCK_SIZE = 16
+DTYPE = torch.bfloat16
+KERNELS = ("linear", "lora", "norm", "silu_and_mul", "rotary_and_write_kv", "attention")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What of a model decides how long its steps take."""
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+
+    def spec(self, max_positions: int) -> DecoderSpec:
+        return DecoderSpec(
+            architecture="Qwen2ForCausalLM",
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_size=64,
+            rms_norm_eps=1e-6,
+            rope=RopeSpec(),
+            max_positions=max_positions,
+            qkv_bias=True,
+            output_bias=False,
+            qk_norm=False,
+            tie_word_embeddings=True,
+            sliding_window=None,
+            dtype="bfloat16",
+        )
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("4 layers, 256 wide", 32_000, 256, 1024, 4, 4, 2),
+        Shape("Qwen2.5-0.5B", 151_936, 896, 4864, 24, 14, 2),
+    )
+}
+
+
+class TimedExecutor:
+    """Does what `Worker` does, of the same parts, with a stopwatch before each of them."""
+
+    def __init__(self, shape: Shape, threads: int, num_blocks: int, watch: Stopwatch) -> None:
+        spec = shape.spec(num_blocks * BLOCK_SIZE)
+        kernels: Any = CpuKernels(usable_paths()[0], threads)
+        kernels.native = Timed(kernels.native, watch, dict.fromkeys(KERNELS, "kernels"))
+        ops = kernels.ops()
+        ops = replace(ops, sample=watch.timed("sample", ops.sample))
+        device: Any = CpuDevice()
+        weights = WeightReader(RandomWeights(tensor_shapes(spec), 0, DTYPE), DTYPE)
+        cos_sin = rotary_table(spec.rope, spec.head_size, spec.max_positions)
+        decoder: Any = build_decoder(spec, weights, ops, cos_sin)
+        builder: Any = BatchBuilder(ops, device, BLOCK_SIZE, spec.hidden_size, DTYPE)
+        self._runner = ModelRunner(
+            device,
+            Timed(decoder, watch, {"forward": "forward", "logits": "forward"}),  # type: ignore
+            allocate_kv_caches(spec, ops, num_blocks, BLOCK_SIZE, DTYPE),
+            Timed(builder, watch, {"lay_out": "batch", "to_device": "batch"}),  # type: ignore
+            LoRASlots(spec, ops, device, DTYPE),
+            ops,
+        )
+        self._info = ModelInfo(
+            fingerprint=b"",
+            dtype="bfloat16",
+            vocab_size=spec.vocab_size,
+            hidden_size=spec.hidden_size,
+            max_model_len=spec.max_positions,
+            num_blocks=num_blocks,
+            kernels=ops.numerics,
+        )
+
+    def load(self) -> ModelInfo:
+        return self._info
+
+    def prepare_adapter(self, checkpoint: AdapterCheckpoint) -> None:
+        raise NotImplementedError(f"no adapter is measured here, not {checkpoint.path} either")
+
+    @torch.inference_mode()
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        return ModelRunnerOutput(step.step_id, self._runner.run(step.requests))
+
+
+def decode_steps(shape: Shape, threads: int, num_requests: int, num_steps: int) -> list[Parts]:
+    """Seconds by part of steps in which all requests decode, PROMPT_TOKENS and a few behind each.
+
+    The whole step is the part "step": from taking in what the engine decides to the bytes that
+    would be sent to the API process.
+    """
+    watch = Stopwatch()
+    num_tokens = PROMPT_TOKENS + num_steps + WARM_UP_STEPS + 1
+    num_blocks = num_requests * -(-num_tokens // BLOCK_SIZE)
+    executor: Any = TimedExecutor(shape, threads, num_blocks, watch)
+    core = _build_core(executor, watch)
+    for index in range(num_requests):
+        core.handle(_request(index, num_tokens - PROMPT_TOKENS, shape.vocab_size))
+    encode = msgspec.msgpack.Encoder().encode
+
+    def step() -> None:
+        core.step()
+        watch.timed("reply", lambda: [encode(reply) for reply in core.take_replies()])()
+
+    while core.scheduler.totals.num_generated_tokens < num_requests * WARM_UP_STEPS:
+        step()
+    steps = []
+    for _ in range(num_steps):
+        watch.take()
+        watch.timed("step", step)()
+        steps.append(watch.take())
+    core.close()
+    return steps
+
+
+def _build_core(executor: Any, watch: Stopwatch) -> EngineCore:
+    config = EngineConfig(scheduler=SchedulerConfig(max_num_batched_tokens=8192))
+    core = EngineCore.build(config, executor, executor.load(), notify=lambda: None)
+    scheduler: Any = core.scheduler
+    parts = {"schedule": "schedule", "update_from_output": "update"}
+    core.scheduler = Timed(scheduler, watch, parts)  # type: ignore[assignment]
+    return core
+
+
+def _request(index: int, max_tokens: int, vocab_size: int) -> EngineRequest:
+    """A prompt of its own, so that nothing is found in the cache."""
+    token_ids = tuple((index * 7919 + 31 * i) % vocab_size for i in range(PROMPT_TOKENS))
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=0, ignore_eos=True)
+    return EngineRequest(f"request-{index}", token_ids, params)
