@@ -55,6 +55,11 @@ def make_record(
     return Record(block_hash, fields + _checksum(fields, payload), payload)
 
 
+def written_time(header: bytes) -> float | None:
+    """When a record says that it was written, in seconds since 1970; for people, unchecked."""
+    return float(_FIELDS.unpack_from(header)[4]) if len(header) == HEADER_BYTES else None
+
+
 def refusal(namespace: TierNamespace, record: Record) -> Cause | None:
     """Why this record is not the block that `record.block_hash` names; None if it is."""
     header, payload = record.header, record.payload

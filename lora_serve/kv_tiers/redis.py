@@ -44,7 +44,7 @@ class RedisTier:
         for block_hash, value in zip(asked, self._loads.read(entry, asked), strict=False):
             if value is None:
                 return Loaded(tuple(records), Cause.ABSENT)
-            record = _record(block_hash, value)
+            record = as_record(block_hash, value)
             cause = refusal(namespace, record)
             if cause is not None:
                 self._refuse(entry, block_hash)
@@ -84,7 +84,7 @@ class RedisTier:
         self._loads.remove(entry, [block_hash])
 
 
-def _record(block_hash: BlockHash, value: object) -> Record:
+def as_record(block_hash: BlockHash, value: object) -> Record:
     """What the server sent, as a record; anything but bytes is an empty one, which is refused."""
     data = value if isinstance(value, bytes) else b""
     return Record(block_hash, data[:HEADER_BYTES], memoryview(data)[HEADER_BYTES:])

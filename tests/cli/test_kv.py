@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from lora_serve.cli.kv import age_text, size_text
+from lora_serve.cli.main import main
+from lora_serve.kv_tiers.base import Tier, TierNamespace
+from lora_serve.kv_tiers.codec import make_record
+from lora_serve.kv_tiers.disk import DiskTier
+from lora_serve.kv_tiers.redis import RedisTier
+from tests.fakes.kv_blocks import a_namespace, blocks, chain
+from tests.fakes.redis_server import RedisServer, redis_server
+
+__all__ = ["redis_server"]
+
+A, B, BASE = a_namespace("a", "A"), a_namespace("b", "B", generation=2, salt="s"), a_namespace("")
+
+
+def save(tier: Tier, namespace: TierNamespace, count: int) -> None:
+    hashes = chain(namespace, "p", count)
+    an_hour_ago = time.time() - 3600
+    tier.save(
+        namespace,
+        [make_record(namespace, h, block, an_hour_ago) for h, block in blocks(namespace, hashes)],
+    )
+
+
+def fill(tier: Tier) -> None:
+    for namespace, count in ((A, 4), (B, 6), (BASE, 8)):
+        save(tier, namespace, count)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    tier = DiskTier(tmp_path, 2**20)
+    fill(tier)
+    tier.close()
+    return tmp_path
+
+
+@pytest.fixture
+def url(redis_server: RedisServer) -> str:
+    tier = RedisTier(redis_server.url, 5.0)
+    fill(tier)
+    tier.close()
+    return redis_server.url
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    return [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_ls_shows_adapters_versions_and_salts(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["kv", "ls", str(path)]) == 0
+    head, base, a, b = lines(capsys)
+    assert head == "adapter version gen salt model blocks size oldest newest".split()
+    assert base[:5] == ["(base", "model)", "–", "–", "–"]
+    assert a[:6] == ["a", A.digest.hex()[:12], "0", "–", A.model.hex()[:12], "4"]
+    assert b[:4] == ["b", B.digest.hex()[:12], "2", B.salt_digest.hex()[:12]]
+    assert a[-4:] == ["1", "h", "1", "h"]
+
+
+def test_ls_of_redis_shows_the_same(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kv", "ls", url, "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [(one["adapter"], one["num_blocks"]) for one in listed] == [
+        (None, 8),
+        ("a", 4),
+        ("b", 6),
+    ]
+    assert listed[2]["digest"] == B.digest.hex()
+    assert listed[2]["salt_digest"] == B.salt_digest.hex()
+
+
+def test_verify_finds_every_block_good(
+    path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for where in (str(path), url):
+        assert main(["kv", "verify", where]) == 0
+        assert [line[-1] for line in lines(capsys)] == ["bad", "none", "none", "none"]
+
+
+def test_verify_names_the_bad_and_fails(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (file,) = path.glob(f"namespaces/{A.root.hex()}/*.kv")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    assert main(["kv", "verify", str(path), "--json"]) == 1
+    judged = {one["adapter"]: one for one in json.loads(capsys.readouterr().out)}
+    assert (judged["a"]["num_good"], judged["a"]["refused"]) == (3, {"checksum": 1})
+    assert judged["b"]["refused"] == {}
+    assert file.exists()  # it only looks
+
+
+def test_verify_of_redis_names_the_bad_and_fails(
+    url: str, redis_server: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with redis_server.client() as client:
+        key = next(key for key in client.scan_iter() if b":block:" in key)
+        client.append(key, b"x")
+    assert main(["kv", "verify", url]) == 1
+    captured = capsys.readouterr()
+    assert "1 truncated" in captured.out
+    assert "1 bad: no server will use them" in captured.err
+
+
+def test_clear_deletes_one_adapter_or_everything(
+    path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for where in (str(path), url):
+        assert main(["kv", "clear", where, "--adapter", "a"]) == 0
+        assert capsys.readouterr().out.startswith("deleted 4 blocks, ")
+        assert main(["kv", "clear", where]) == 0
+        assert capsys.readouterr().out.startswith("deleted 14 blocks, ")
+        assert main(["kv", "ls", where]) == 0
+        assert capsys.readouterr().out == "nothing is stored here\n"
+
+
+def test_a_server_goes_on_while_its_directory_is_cleared(path: Path) -> None:
+    tier = DiskTier(path, 2**20)
+    tier.wait_until_indexed()
+    assert len(tier.load(A, chain(A, "p", 4)).records) == 4
+    assert main(["kv", "clear", str(path)]) == 0
+    assert tier.load(A, chain(A, "p", 4)).records == ()
+    save(tier, A, 4)
+    assert len(tier.load(A, chain(A, "p", 4)).records) == 4
+    tier.close()
+
+
+def test_stats_add_up(path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for where, fact in ((str(path), "files             3"), (url, "evicted keys      0")):
+        assert main(["kv", "stats", where]) == 0
+        out = capsys.readouterr().out
+        assert "all                  3      1      18" in out
+        assert fact in out
+    assert main(["kv", "stats", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tier"]["files"] == 3
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("/nowhere", "/nowhere: no KV is stored here; name the --kv-disk-path of a server"),
+        ("redis://:secret@127.0.0.1:1", "redis://127.0.0.1:1: Redis: Error 111 connecting"),
+        ("http://host", "Redis URL must specify one of the following schemes"),
+    ],
+)
+def test_what_cannot_be_looked_into_is_told_in_one_line(
+    where: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["kv", "ls", where]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "secret" not in error
+    assert error.count("\n") == 1
+
+
+def test_sizes_and_ages_are_for_people() -> None:
+    assert [size_text(n) for n in (0, 1023, 1536, 5 * 2**30)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "5.0 GiB",
+    ]
+    ages = [age_text(written, 100_000.0) for written in (100_001.0, 99_990.0, 99_880.0, 0.0, None)]
+    assert ages == ["0 s", "10 s", "2 min", "1 d", "–"]
