@@ -63,9 +63,19 @@ class ScheduledRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerOutput:
-    """One step.
+class KVLoad:
+    """One block's KV, as a worker once gathered it, to be put into block `block_id`."""
 
+    block_id: int
+    data: bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step. Its parts happen in this order: adapters, kv_saves, kv_loads, requests.
+
+    kv_saves: blocks to gather into bytes; first, because any block may be written in this step.
+    kv_loads: blocks to fill, which the step's requests may read.
     drop_adapters: digests whose weights no request of this or a later step uses; dropped first.
     add_adapters: digests that workers prepared before (`Worker.prepare_adapter`, in a loader
         thread) and that requests may name from this step on; one entry for each preparation.
@@ -75,6 +85,8 @@ class SchedulerOutput:
     requests: tuple[ScheduledRequest, ...]
     drop_adapters: tuple[bytes, ...] = ()
     add_adapters: tuple[bytes, ...] = ()
+    kv_saves: tuple[int, ...] = ()
+    kv_loads: tuple[KVLoad, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -107,10 +119,11 @@ class RequestStepOutput(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:
-    """All that came out of a step."""
+    """All that came out of a step. kv_saves: the bytes of the step's kv_saves, in their order."""
 
     step_id: int
     requests: tuple[RequestStepOutput, ...]
+    kv_saves: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +169,8 @@ class ModelInfo:
     fingerprint: over weights, dtype, KV layout and numerics; in every block's identity.
     lora_modules: (out_features, in_features) of each projection an adapter may change.
     num_blocks: size of the KV pool that the workers made.
+    kv_block_bytes, kv_layout: size of a gathered block, and what else its bytes depend on; two
+        engines can exchange blocks only if both are equal.
     """
 
     fingerprint: bytes
@@ -166,3 +181,5 @@ class ModelInfo:
     num_blocks: int
     kernels: str
     lora_modules: dict[str, tuple[int, int]] = field(default_factory=dict)
+    kv_block_bytes: int = 0
+    kv_layout: bytes = b""

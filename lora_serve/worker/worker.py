@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.models.layout import lora_modules
@@ -14,6 +16,7 @@ from lora_serve.worker.batch_builder import BatchBuilder
 from lora_serve.worker.cuda_graphs import DecodeGraphs, graph_sizes
 from lora_serve.worker.device import Device, open_device
 from lora_serve.worker.kv_cache import allocate_kv_caches, kv_block_bytes, num_kv_blocks
+from lora_serve.worker.kv_transfer import KVTransfer, layout_fingerprint
 from lora_serve.worker.largest_steps import largest_steps
 from lora_serve.worker.loaded_model import LoadedModel, load_model
 from lora_serve.worker.lora_slots import LoRASlots
@@ -45,6 +48,7 @@ class Worker:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._device = device
         self._adapters: LoRASlots
+        self._transfer: KVTransfer
         self._runner: ModelRunner
 
     @torch.inference_mode()
@@ -64,7 +68,9 @@ class Worker:
         num_blocks = num_kv_blocks(
             self._cache, block_bytes, partial(self._room, model, block_bytes, free_bytes)
         )
-        self._runner = self._make_runner(model, num_blocks, with_graphs=True)
+        kv_caches = self._kv_caches(model, num_blocks)
+        self._transfer = KVTransfer(kv_caches)
+        self._runner = self._make_runner(model, kv_caches, with_graphs=True)
         return ModelInfo(
             fingerprint=model.fingerprint,
             dtype=str(model.dtype).removeprefix("torch."),
@@ -74,6 +80,8 @@ class Worker:
             num_blocks=num_blocks,
             kernels=model.ops.numerics,
             lora_modules=lora_modules(model.spec),
+            kv_block_bytes=self._transfer.block_bytes,
+            kv_layout=layout_fingerprint(kv_caches, model.ops.numerics),
         )
 
     @torch.inference_mode()
@@ -83,10 +91,12 @@ class Worker:
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """Let adapters go and come, then run the batch, if there is one."""
+        """Do the step's parts in their order, those that there are."""
         self._check(step)
         self._adapters.change(step.drop_adapters, step.add_adapters)
-        return ModelRunnerOutput(step.step_id, self._runner.run(step.requests))
+        saved = self._transfer.gather(step.kv_saves)
+        self._transfer.scatter(step.kv_loads)
+        return ModelRunnerOutput(step.step_id, self._runner.run(step.requests), saved)
 
     def _check(self, step: SchedulerOutput) -> None:
         num_loras = len({request.adapter.digest for request in step.requests if request.adapter})
@@ -94,11 +104,14 @@ class Worker:
         assert step.num_tokens <= self._max_num_batched_tokens, f"step of {step.num_tokens} tokens"
         assert num_loras <= self._lora.max_loras, f"step of {num_loras} adapters"
 
+    def _kv_caches(self, model: LoadedModel, num_blocks: int) -> list[Tensor]:
+        block_size = self._cache.block_size
+        return allocate_kv_caches(model.spec, model.ops, num_blocks, block_size, model.dtype)
+
     def _make_runner(
-        self, model: LoadedModel, num_blocks: int, *, with_graphs: bool
+        self, model: LoadedModel, kv_caches: Sequence[Tensor], *, with_graphs: bool
     ) -> ModelRunner:
         block_size, device = self._cache.block_size, model.device
-        kv_caches = allocate_kv_caches(model.spec, model.ops, num_blocks, block_size, model.dtype)
         builder = BatchBuilder(model.ops, device, block_size, model.spec.hidden_size, model.dtype)
         graphs = None
         plans = model.ops.graph_plans
@@ -132,7 +145,7 @@ class Worker:
         adapter_bytes = largest_adapter_bytes(
             model.spec, self._lora.max_lora_rank, model.dtype.itemsize
         )
-        runner = self._make_runner(model, num_blocks=1, with_graphs=False)
+        runner = self._make_runner(model, self._kv_caches(model, 1), with_graphs=False)
         steps = largest_steps(
             self._max_num_seqs,
             self._max_num_batched_tokens,
