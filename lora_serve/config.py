@@ -196,11 +196,6 @@ class KVTierConfig:
         )
         self.expanded()  # tells at once what is wrong with the JSON
 
-    @property
-    def has_tiers(self) -> bool:
-        tiers = self.expanded()
-        return any((tiers.kv_ram_bytes, tiers.kv_disk_path, tiers.kv_redis_url))
-
     def expanded(self) -> KVTierConfig:
         """These settings with those of the JSON, and without the JSON.
 

@@ -73,6 +73,10 @@ class OverloadedError(LoraServeError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class KVLoadError(LoraServeError):
+    """A tier had a request's KV and could not give it, and recomputing was not allowed."""
+
+
 class EngineDeadError(LoraServeError):
     """The engine process is gone; `/health` fails too."""
 

@@ -9,6 +9,7 @@ Steps 3 to 13 of a request's way are the server's own code; only the two hops ar
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -51,9 +52,9 @@ class LLM:
         )
         executor = make_executor(self.config)
         info = executor.load()
-        self._loads_ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._notified: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._core = EngineCore.build(
-            self.config, executor, info, notify=lambda: self._loads_ended.put(None)
+            self.config, executor, info, notify=lambda: self._notified.put(None)
         )
         self.model_info = EngineReady(
             fingerprint=info.fingerprint,
@@ -178,8 +179,9 @@ class LLM:
                 self._replies[reply.call_id] = reply
             elif isinstance(reply, StepOutputs):
                 self._take_in(reply, owners)
-        if not has_run and not has_told and self._core.is_loading:
-            self._loads_ended.get()
+        if not has_run and not has_told and self._core.awaits_threads:
+            with contextlib.suppress(queue.Empty):
+                self._notified.get(timeout=self._core.idle_seconds)
 
     def _take_in(self, step: StepOutputs, owners: dict[str, RequestOutput]) -> None:
         for output in step.outputs:

@@ -136,6 +136,7 @@ class EngineOutput(msgspec.Struct, frozen=True):
 
     finish_reason: "stop", "length" or "abort". stop_token_id: which token ended it, if one did.
     num_cached_tokens: prompt tokens whose KV was found, not computed; told with the first output.
+    num_cached_by_tier: the same by where they were found, "device" first; empty without tiers.
     adapter: the version that answers. prompt_logprobs: per prompt token from the second on.
     """
 
@@ -146,6 +147,7 @@ class EngineOutput(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
+    num_cached_by_tier: dict[str, int] = {}
     adapter: AdapterRef | None = None
     error: ErrorInfo | None = None
 
@@ -171,12 +173,41 @@ class RequestTimes(msgspec.Struct, frozen=True):
     finished: float
 
 
+class KVTierStats(msgspec.Struct, frozen=True):
+    """One KV tier's gauges and totals since start: `kv_tiers.base.TierFigures`, flat."""
+
+    tier: str
+    num_blocks: int
+    num_bytes: int
+    capacity_bytes: int
+    num_evicted: int
+    num_quarantined: int
+    hits: int
+    hit_bytes: int
+    misses: dict[str, int]
+    num_saved: int
+    saved_bytes: int
+    unsaved: dict[str, int]
+    load_seconds: tuple[int, ...]
+    load_seconds_sum: float
+    save_seconds: tuple[int, ...]
+    save_seconds_sum: float
+    load_breaker: str
+    save_breaker: str
+    num_trips: int
+
+
 class EngineStats(msgspec.Struct, frozen=True):
-    """Gauges and totals since start. Token counters are counted once for each admission."""
+    """Gauges and totals since start. Token counters are counted once for each admission.
+
+    external_cache_queries, _hits: prompt tokens that the device cache did not have and the KV
+    tiers were asked for, and gave. num_late_fetches: fetches that ended at their deadline.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
     num_deferred: int = 0
+    num_fetching: int = 0
     kv_cache_usage: float = 0.0
     num_blocks: int = 0
     num_preemptions: int = 0
@@ -185,6 +216,10 @@ class EngineStats(msgspec.Struct, frozen=True):
     num_generated_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    external_cache_queries: int = 0
+    external_cache_hits: int = 0
+    num_late_fetches: int = 0
+    kv_tiers: tuple[KVTierStats, ...] = ()
     adapter_loads: int = 0
     adapter_evictions: int = 0
     running_adapters: tuple[str, ...] = ()

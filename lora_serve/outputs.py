@@ -15,7 +15,8 @@ class OutputDelta:
     index: which choice. text: decoded, with stop strings already cut off.
     finish_reason: "stop", "length" or "abort" on the choice's last delta, else None.
     stop_reason: the stop string or stop token id that ended it, None for an end token.
-    num_cached_tokens, adapter: on every delta, once known.
+    num_cached_tokens, num_cached_by_tier, adapter: on every delta, once known; the tiers are those
+        beyond the device cache, which is "device", and empty if there are none.
     prompt_logprobs: one per prompt token from the second on; on the choice's first delta only.
     """
 
@@ -26,6 +27,7 @@ class OutputDelta:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
+    num_cached_by_tier: dict[str, int] = field(default_factory=dict)
     adapter: AdapterRef | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
@@ -50,6 +52,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     num_choices: int = 1
     num_cached_tokens: int = 0
+    num_cached_by_tier: dict[str, int] = field(default_factory=dict)
     adapter: AdapterRef | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     outputs: list[CompletionOutput] = field(init=False)
@@ -66,5 +69,6 @@ class RequestOutput:
         choice.stop_reason = delta.stop_reason
         if delta.index == 0:  # later choices hit what the first one computed
             self.num_cached_tokens = delta.num_cached_tokens
+            self.num_cached_by_tier = delta.num_cached_by_tier
             self.prompt_logprobs.extend(delta.prompt_logprobs)
         self.adapter = delta.adapter or self.adapter

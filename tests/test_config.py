@@ -47,12 +47,6 @@ def test_an_adapter_that_the_models_own_name_would_hide_is_refused(name: str) ->
     EngineConfig(model=ModelConfig(model="/m"), lora=lora)
 
 
-def test_kv_tiers_are_off_until_one_is_named() -> None:
-    assert not KVTierConfig().has_tiers
-    assert KVTierConfig(kv_disk_path="/kv").has_tiers
-    assert KVTierConfig(kv_transfer_config='{"kv_redis_url": "redis://host"}').has_tiers
-
-
 def test_kv_transfer_config_says_what_the_flags_say() -> None:
     config = KVTierConfig(
         kv_load_deadline_ms=20,

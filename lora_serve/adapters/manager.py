@@ -95,6 +95,10 @@ class AdapterManager:
         """All adapters that have a name."""
         return [self.info(ref) for ref in self._registry.current_refs]
 
+    def current(self, name: str) -> AdapterRef | None:
+        """What the name stands for, without a lease on it."""
+        return self._registry.get(name)
+
     def is_resident(self, ref: AdapterRef) -> bool:
         return self._residency.is_resident(ref.digest)
 

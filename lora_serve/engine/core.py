@@ -13,9 +13,11 @@ from dataclasses import replace
 from lora_serve.config import EngineConfig
 from lora_serve.engine.adapters import EngineAdapters, make_loader
 from lora_serve.engine.executor import Executor
+from lora_serve.engine.kv_tiers import StaleVersions, make_connector, tier_stats
 from lora_serve.engine.replies import ReplyBox, error_info, progress_output, request_times
-from lora_serve.errors import LoraServeError
+from lora_serve.errors import KVLoadError, LoraServeError
 from lora_serve.identity import BlockHasher, CacheNamespace
+from lora_serve.kv.connector import KVConnector
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.messages import (
     AbortRequests,
@@ -37,6 +39,8 @@ from lora_serve.scheduler.request import Request, request_from_message
 from lora_serve.scheduler.scheduler import RequestProgress, Scheduler
 from lora_serve.step import ModelInfo, SchedulerOutput
 
+LONGEST_NAP_SECONDS = 3600.0
+
 
 class EngineCore:
     """Requests, adapters and KV over one executor. Make one with `EngineCore.build`."""
@@ -49,16 +53,20 @@ class EngineCore:
         adapters: EngineAdapters,
         kv: KVCacheManager,
         hasher: BlockHasher,
+        connector: KVConnector[Request],
+        stale_versions: StaleVersions,
     ) -> None:
         self._config = config
         self._executor = executor
         self._model = model
         self._hasher = hasher
         self._kv = kv
+        self._connector = connector
+        self._stale_versions = stale_versions
         self._num_arrived = 0
         self._box = ReplyBox()
         self.adapters = adapters
-        self.scheduler = Scheduler(config.scheduler, config.lora.max_loras, kv, adapters)
+        self.scheduler = Scheduler(config.scheduler, config.lora.max_loras, kv, adapters, connector)
 
     @classmethod
     def build(
@@ -72,27 +80,49 @@ class EngineCore:
 
         Args:
             model: what `executor.load` returned.
-            notify: called from the loader thread when a load has ended, to wake whoever steps.
+            notify: called from other threads when a load or a fetch has ended, to wake whoever
+                steps.
         """
         cache = config.cache
         loader = make_loader(config.lora, model, executor, notify)
         kv = KVCacheManager(model.num_blocks, cache.block_size, cache.enable_prefix_caching)
         hasher = BlockHasher(cache.prefix_caching_hash_algo)
-        return cls(config, executor, model, EngineAdapters(config.lora, loader), kv, hasher)
+        return cls(
+            config,
+            executor,
+            model,
+            EngineAdapters(config.lora, loader),
+            kv,
+            hasher,
+            make_connector(config.kv_tiers, model, hasher, notify),
+            StaleVersions(config.kv_tiers.expanded().kv_stale_version_seconds),
+        )
 
     @property
     def has_requests(self) -> bool:
         return self.scheduler.has_requests
 
     @property
-    def is_loading(self) -> bool:
-        return self.adapters.num_loading > 0
+    def awaits_threads(self) -> bool:
+        """Whether `notify` will be called: adapters or KV are on their way."""
+        return self.adapters.num_loading > 0 or self.scheduler.num_fetching > 0
+
+    @property
+    def idle_seconds(self) -> float | None:
+        """How long there is nothing to do for `step`, if nobody notifies; None for ever."""
+        times = (self._connector.next_give_up_time, self._stale_versions.next_due)
+        known = [when for when in times if when is not None]
+        return max(0.0, min(min(known) - time.monotonic(), LONGEST_NAP_SECONDS)) if known else None
 
     def take_replies(self) -> list[EngineReply]:
         """What there is to tell since the last call, outputs of a step as one message."""
         return self._box.take()
 
     def close(self) -> None:
+        """Give the tiers what was computed last, and end all threads."""
+        if not self.has_requests:
+            self.step()
+        self._connector.close()
         self.adapters.close()
 
     # ── messages ────────────────────────────────────────────────────────────────────────────
@@ -176,9 +206,11 @@ class EngineCore:
     def step(self) -> bool:
         """Publish finished loads, run one step; False when there was nothing to run."""
         self._take_in_loads()
+        self._take_in_fetches()
+        self._drop_stale_versions()
         step = self.scheduler.schedule()
         drop, add = self.adapters.manager.take_changes()
-        if not step.requests and not drop and not add:
+        if not (step.requests or step.kv_saves or drop or add):
             return False
         self._note_first_scheduled(step)
         output = self._executor.execute(replace(step, drop_adapters=drop, add_adapters=add))
@@ -213,6 +245,7 @@ class EngineCore:
                 reply = CallReply(call.call_id, error=error_info(outcome), success=False)
             else:
                 reply = CallReply(call.call_id, adapters=(outcome,))
+                self._stale_versions.published(call.lora_name)
             self._box.reply(reply)
         for ref in events.back:
             self.scheduler.adapter_loaded(ref)
@@ -220,6 +253,21 @@ class EngineCore:
             for request in self.scheduler.adapter_failed(ref):
                 self._box.output(EngineOutput(request.request_id, error=error_info(error)))
                 self._end(request, "error")
+
+    def _take_in_fetches(self) -> None:
+        for request, cause in self.scheduler.take_in_fetches():
+            error = KVLoadError(
+                f"KV of this request could not be loaded from its tier ({cause}); send it again, "
+                "or serve with --kv-load-failure-policy recompute"
+            )
+            self._box.output(EngineOutput(request.request_id, error=error_info(error)))
+            self._end(request, "error")
+
+    def _drop_stale_versions(self) -> None:
+        for lora_name in self._stale_versions.take_due():
+            ref = self.adapters.manager.current(lora_name)
+            if ref is not None:
+                self._connector.drop_stale(lora_name, ref.digest, ref.generation)
 
     def _end(self, request: Request, finish_reason: str) -> None:
         """Settle what outlives a request: its adapter's lease, and its story for the metrics."""
@@ -229,10 +277,12 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         scheduler, totals, manager = self.scheduler, self.scheduler.totals, self.adapters.manager
+        tiers = self._connector.stats()
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             num_deferred=scheduler.num_deferred,
+            num_fetching=scheduler.num_fetching,
             kv_cache_usage=self._kv.usage,
             num_blocks=self._kv.num_blocks,
             num_preemptions=totals.num_preemptions,
@@ -241,6 +291,10 @@ class EngineCore:
             num_generated_tokens=totals.num_generated_tokens,
             prefix_cache_queries=totals.prefix_cache_queries,
             prefix_cache_hits=totals.prefix_cache_hits,
+            external_cache_queries=totals.external_cache_queries,
+            external_cache_hits=totals.external_cache_hits,
+            num_late_fetches=tiers.num_late,
+            kv_tiers=tier_stats(tiers),
             adapter_loads=manager.num_loads,
             adapter_evictions=manager.num_evictions,
             running_adapters=tuple(ref.name for ref in scheduler.running_adapters),

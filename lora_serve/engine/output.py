@@ -57,6 +57,7 @@ class ChoiceState:
             finish_reason="stop" if stop_string is not None else finish_reason,
             stop_reason=stop_string if stop_string is not None else stop_reason,
             num_cached_tokens=output.num_cached_tokens,
+            num_cached_by_tier=output.num_cached_by_tier,
             adapter=output.adapter,
             prompt_logprobs=prompt_logprobs,
         )

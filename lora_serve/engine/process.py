@@ -27,7 +27,7 @@ from lora_serve.messages import EngineMessage, EngineReady, EngineReply, Shutdow
 
 logger = logging.getLogger(__name__)
 
-Inbox = queue.SimpleQueue[EngineMessage | None]  # None: look again, a load has ended
+Inbox = queue.SimpleQueue[EngineMessage | None]  # None: look again, a load or fetch has ended
 
 
 def run_engine(config: EngineConfig, message_address: str, reply_address: str) -> None:
@@ -40,15 +40,15 @@ def run_engine(config: EngineConfig, message_address: str, reply_address: str) -
     replies = context.socket(zmq.PUSH)
     replies.connect(reply_address)
     sender = ReplySender(replies)
+    inbox: Inbox = queue.SimpleQueue()
     try:
         executor = make_executor(config)
         model = executor.load()
+        core = EngineCore.build(config, executor, model, notify=lambda: inbox.put(None))
     except LoraServeError as error:
         sender.send(EngineReady(error=error_info(error)))
         context.destroy(linger=2000)
         return
-    inbox: Inbox = queue.SimpleQueue()
-    core = EngineCore.build(config, executor, model, notify=lambda: inbox.put(None))
     threading.Thread(
         target=_receive, args=(context, message_address, inbox), name="receiver", daemon=True
     ).start()
@@ -100,7 +100,7 @@ def run_loop(core: EngineCore, inbox: Inbox, sender: ReplySender) -> None:
     """Step while there is work; between two steps take in all that came. Ends at Shutdown."""
     is_busy = False
     while True:
-        messages = drain(inbox, wait=not is_busy)
+        messages = drain(inbox, wait_seconds=0.0 if is_busy else core.idle_seconds)
         for message in messages:
             if isinstance(message, Shutdown):
                 return
@@ -111,14 +111,15 @@ def run_loop(core: EngineCore, inbox: Inbox, sender: ReplySender) -> None:
             sender.send(reply)
 
 
-def drain(inbox: Inbox, wait: bool) -> list[EngineMessage | None]:
-    """Everything in the inbox; waits for the first if asked to."""
-    messages = [inbox.get()] if wait else []
-    while True:
-        try:
+def drain(inbox: Inbox, wait_seconds: float | None) -> list[EngineMessage | None]:
+    """Everything in the inbox; waits for the first so long, with None for ever."""
+    messages: list[EngineMessage | None] = []
+    try:
+        messages.append(inbox.get(wait_seconds != 0, wait_seconds))
+        while True:
             messages.append(inbox.get_nowait())
-        except queue.Empty:
-            return messages
+    except queue.Empty:
+        return messages
 
 
 def _receive(context: zmq.Context[zmq.Socket[bytes]], address: str, inbox: Inbox) -> None:

@@ -64,6 +64,7 @@ def progress_output(progress: RequestProgress) -> EngineOutput:
         finish_reason=progress.finish_reason,
         stop_token_id=progress.stop_token_id,
         num_cached_tokens=request.num_cached_tokens,
+        num_cached_by_tier=request.num_cached_by_tier,
         adapter=request.namespace.adapter,
     )
 

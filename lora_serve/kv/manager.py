@@ -103,21 +103,21 @@ class KVCacheManager:
         holder.block_ids.extend(self.pool.take().block_id for _ in range(num_new))
         return True
 
-    def commit(self, holder: BlockHolder, num_computed_tokens: int) -> list[BlockHash]:
-        """Offer the full blocks that finished steps have written; returns their hashes.
+    def commit(self, holder: BlockHolder, num_computed_tokens: int) -> range:
+        """Offer the full blocks that finished steps have written; tells which of the holder's.
 
-        The only way into the prefix cache. Call it after the step that wrote them.
+        The only way into the prefix cache, and, by its answer, into the tiers. Call it after the
+        step that wrote them.
         """
-        if not (self.enable_prefix_caching and holder.offers_blocks):
-            return []
         first, last = holder.num_committed_blocks, num_computed_tokens // self.block_size
-        if first >= last:
-            return []
-        for index in range(first, last):
-            block = self.pool.blocks[holder.block_ids[index]]
-            self.pool.name(block, holder.block_hashes[index], holder.lora_name)
+        if last <= first or not holder.offers_blocks:
+            return range(0)
+        if self.enable_prefix_caching:
+            for index in range(first, last):
+                block = self.pool.blocks[holder.block_ids[index]]
+                self.pool.name(block, holder.block_hashes[index], holder.lora_name)
         holder.num_committed_blocks = last
-        return holder.block_hashes[first:last]
+        return range(first, last)
 
     def free(self, holder: BlockHolder) -> None:
         for block_id in reversed(holder.block_ids):  # tail first: a prefix's head is worth most

@@ -13,10 +13,15 @@ SortKey = tuple[int, int]  # (priority, order of arrival): smaller goes first
 
 
 class RequestStatus(Enum):
-    """Where a request is. WAITING: in the queue. DEFERRED: until another wrote its next block."""
+    """Where a request is.
+
+    WAITING: in the queue. DEFERRED: until another wrote its next block. FETCHING: until the tiers
+    have given the KV they may have, or have not.
+    """
 
     WAITING = "waiting"
     DEFERRED = "deferred"
+    FETCHING = "fetching"
     RUNNING = "running"
     FINISHED = "finished"
 
@@ -28,6 +33,8 @@ class Request:
     token_ids: prompt, then output; 0 where a prompt embedding stands.
     num_computed_tokens: tokens whose KV finished steps have written, or found.
     num_cached_tokens: of these, found when first admitted, out of num_queried_tokens looked up.
+    num_cached_by_tier: the same by where they were found, "device" first; empty without tiers.
+    num_found_blocks: blocks that had not to be computed after the last admission.
     block_hashes: of all full blocks.
     share: at whose cost it is served, where shares are fair.
     num_prompt_logprobs: how many have been told. num_overtaken: later requests that got
@@ -52,6 +59,8 @@ class Request:
     num_computed_tokens: int = 0
     num_queried_tokens: int = 0
     num_cached_tokens: int = 0
+    num_cached_by_tier: dict[str, int] = field(default_factory=dict)
+    num_found_blocks: int = 0
     num_preemptions: int = 0
     num_prompt_logprobs: int = 0
     num_overtaken: int = 0
@@ -76,6 +85,11 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_sharable_blocks(self) -> int:
+        """Full blocks that may be found: the last token is computed, to sample from it."""
+        return (self.num_tokens - 1) // self.block_size
 
     @property
     def output_token_ids(self) -> list[int]:

@@ -8,12 +8,12 @@ follow while tokens, seats and blocks last. Admission asks for the blocks that a
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass
 
 import msgspec
 
 from lora_serve.config import SchedulerConfig
 from lora_serve.identity import AdapterRef
+from lora_serve.kv.connector import KVConnector
 from lora_serve.kv.manager import CacheHit, KVCacheManager
 from lora_serve.kv.writers import PendingWrites
 from lora_serve.scheduler.chunk import scheduled_chunk
@@ -22,6 +22,7 @@ from lora_serve.scheduler.request import Request, RequestStatus
 from lora_serve.scheduler.seats import AdapterMemory, AdapterSeats
 from lora_serve.scheduler.shares import FairShares
 from lora_serve.scheduler.stop import finish_after
+from lora_serve.scheduler.totals import SchedulerTotals
 from lora_serve.step import (
     ModelRunnerOutput,
     RequestStepOutput,
@@ -42,18 +43,6 @@ class RequestProgress(msgspec.Struct, frozen=True, gc=False):
     stop_token_id: int | None = None
 
 
-@dataclass(slots=True)
-class SchedulerTotals:
-    """Counters since start. Cache queries and hits count prompt tokens, once for each request."""
-
-    num_steps: int = 0
-    num_preemptions: int = 0
-    num_computed_tokens: int = 0
-    num_generated_tokens: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-
-
 class Scheduler:
     """Owner of all requests between their admission and their end."""
 
@@ -63,9 +52,11 @@ class Scheduler:
         max_loras: int,
         kv: KVCacheManager,
         adapter_memory: AdapterMemory,
+        connector: KVConnector[Request],
     ) -> None:
         self._config = config
         self._kv = kv
+        self._connector = connector
         self._memory = adapter_memory
         self._requests: dict[str, Request] = {}
         self._running: list[Request] = []  # oldest first
@@ -86,6 +77,10 @@ class Scheduler:
     @property
     def num_deferred(self) -> int:
         return self._writers.num_waiting
+
+    @property
+    def num_fetching(self) -> int:
+        return self._connector.num_waiting
 
     @property
     def has_requests(self) -> bool:
@@ -125,9 +120,18 @@ class Scheduler:
         self._seats.failed(ref)
         return lost
 
+    def take_in_fetches(self) -> list[tuple[Request, str]]:
+        """Let requests go on whose fetches have ended; those that must not, with what failed."""
+        ended = self._connector.take_fetched()
+        self._wake(ended.ready)
+        for request, _ in ended.failed:
+            self._finish(request)
+        return [(request, str(cause)) for request, cause in ended.failed]
+
     def reset_prefix_cache(self, lora_name: str | None = None) -> None:
         """Forget cached KV, all or one adapter's, and what running requests would yet offer."""
         self._kv.reset(lora_name)
+        self._wake(self._connector.reset(lora_name))
         for request in self._running:
             if lora_name in (None, request.lora_name):
                 request.offers_blocks = False
@@ -144,7 +148,10 @@ class Scheduler:
         if not has_preempted:  # blocks are short: admit nobody just to preempt him
             self._schedule_waiting(budget)
         chunks = tuple(chunk for _, chunk in self._in_flight.values())
-        return SchedulerOutput(self.totals.num_steps, chunks)
+        moves = self._connector.plan()
+        return SchedulerOutput(
+            self.totals.num_steps, chunks, kv_saves=moves.saves, kv_loads=moves.loads
+        )
 
     def _schedule_running(self, budget: int) -> tuple[int, bool]:
         num_preemptions = self.totals.num_preemptions
@@ -180,7 +187,7 @@ class Scheduler:
             if adapter is not None and not self._seats.claim(adapter):
                 continue
             hit = self._lookup(request)
-            if self._defer(request, hit):
+            if self._defer(request, hit) or self._fetch(request, hit):
                 continue
             if not self._kv.admit(request, hit, request.num_tokens):
                 return
@@ -195,14 +202,28 @@ class Scheduler:
         """Park a request whose next block a running one is computing, until that is committed."""
         if request.needs_whole_prompt:
             return False
-        num_sharable = (request.num_tokens - 1) // request.block_size
-        last = self._writers.shared_until(request.block_hashes, hit.num_blocks, num_sharable)
+        last = self._writers.shared_until(
+            request.block_hashes, hit.num_blocks, request.num_sharable_blocks
+        )
         if last is None:
             return False
-        self._queue.pop(request)
-        request.status = RequestStatus.DEFERRED
+        self._connector.forget(request)
+        self._park(request, RequestStatus.DEFERRED)
         self._writers.wait(request, last)
         return True
+
+    def _fetch(self, request: Request, hit: CacheHit) -> bool:
+        """Park a request whose next blocks a tier may have, until it gave them or did not."""
+        if request.needs_whole_prompt:
+            return False
+        if not self._connector.fetch(request, hit.num_blocks, request.num_sharable_blocks):
+            return False
+        self._park(request, RequestStatus.FETCHING)
+        return True
+
+    def _park(self, request: Request, status: RequestStatus) -> None:
+        self._queue.pop(request)
+        request.status = status
 
     def _admit(self, request: Request, hit: CacheHit, budget: int) -> int:
         """Let a request that has its blocks run; returns how many tokens it computes now."""
@@ -210,9 +231,12 @@ class Scheduler:
         self._queue.pop(request)
         request.status = RequestStatus.RUNNING
         insort(self._running, request, key=lambda r: r.sort_key)
-        request.num_computed_tokens = hit.num_blocks * request.block_size
+        num_by_tier = self._connector.admitted(request, hit.num_blocks)
+        request.num_found_blocks = hit.num_blocks + sum(num_by_tier.values())
+        request.num_computed_tokens = request.num_found_blocks * request.block_size
         if request.num_preemptions == 0:
-            self._count_first_admission(request)
+            is_cached = self._kv.enable_prefix_caching
+            self.totals.count_found(request, hit.num_blocks if is_cached else None, num_by_tier)
             self._queue.charge(request, request.num_tokens - request.num_computed_tokens)
         adapter = request.namespace.adapter
         if adapter is not None:
@@ -255,6 +279,7 @@ class Scheduler:
     def update_from_output(self, output: ModelRunnerOutput) -> list[RequestProgress]:
         """Take in what a step gave. From here on others may hit the blocks that it wrote."""
         self.totals.num_steps += 1
+        self._connector.gathered(output.kv_saves)
         in_flight, self._in_flight = self._in_flight, {}
         assert len(output.requests) == len(in_flight), "a step answered for other requests"
         return [
@@ -267,8 +292,8 @@ class Scheduler:
     ) -> RequestProgress:
         request.num_computed_tokens = chunk.end
         self.totals.num_computed_tokens += chunk.num_tokens
-        written = self._kv.commit(request, chunk.end)
-        self._wake(self._writers.written(request, written))
+        if written := self._kv.commit(request, chunk.end):
+            self._publish(request, written)
         new_token_ids: tuple[int, ...] = ()
         if result.token_id is not None:
             request.append(result.token_id)
@@ -288,6 +313,13 @@ class Scheduler:
             stop_token_id,
         )
 
+    def _publish(self, request: Request, written: range) -> None:
+        """Blocks of a request are committed: whoever waited goes on, and tiers may store them."""
+        hashes = request.block_hashes[written.start : written.stop]
+        self._wake(self._writers.written(request, hashes))
+        computed = range(max(written.start, request.num_found_blocks), written.stop)
+        self._connector.committed(request, computed)
+
     def _finish(self, request: Request) -> None:
         del self._requests[request.request_id]
         adapter = request.namespace.adapter
@@ -296,6 +328,7 @@ class Scheduler:
             self._stop_running(request)
             request.status = RequestStatus.FINISHED
         self._writers.stop_waiting(request)
+        self._connector.forget(request)
         was_queued = request.status is RequestStatus.WAITING
         request.status = RequestStatus.FINISHED
         if was_queued:
@@ -303,19 +336,12 @@ class Scheduler:
         if adapter is not None and has_run:
             self._memory.on_idle(adapter)
 
-    def _count_first_admission(self, request: Request) -> None:
-        request.num_cached_tokens = request.num_computed_tokens
-        if not self._kv.enable_prefix_caching or request.needs_whole_prompt:
-            return
-        request.num_queried_tokens = request.num_prompt_tokens
-        self.totals.prefix_cache_queries += request.num_queried_tokens
-        self.totals.prefix_cache_hits += request.num_cached_tokens
-
     def check_invariants(self) -> None:
         """Assert what must hold between steps."""
         self._kv.pool.check_invariants()
         self._writers.check_invariants()
         self._seats.check_invariants()
+        self._connector.check_invariants()
         assert self._running == sorted(self._running, key=lambda r: r.sort_key), "running order"
         references: dict[int, int] = {}
         for request in self._requests.values():

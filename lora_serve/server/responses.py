@@ -11,8 +11,11 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 
-class PromptTokensDetails(msgspec.Struct, frozen=True):
+class PromptTokensDetails(msgspec.Struct, frozen=True, omit_defaults=True):
+    """cached_tokens_by_tier: where they were found; left out if there is but the device cache."""
+
     cached_tokens: int
+    cached_tokens_by_tier: dict[str, int] = {}
 
 
 class Usage(msgspec.Struct, frozen=True):

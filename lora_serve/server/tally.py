@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from lora_serve.identity import AdapterRef
 from lora_serve.outputs import OutputDelta, RequestOutput
@@ -22,6 +22,7 @@ class Tally:
         self._model_fingerprint = model_fingerprint
         self._num_prompt_tokens = sum(item.num_tokens for item in inputs)
         self._num_cached_tokens = [0] * len(inputs)
+        self._num_cached_by_tier: list[dict[str, int]] = [{} for _ in inputs]
         self._num_output_tokens = 0
         self._adapters: dict[AdapterRef | None, None] = {}  # in the order of their appearance
 
@@ -29,11 +30,13 @@ class Tally:
         self._num_output_tokens += len(delta.token_ids)
         if delta.index == 0:
             self._num_cached_tokens[prompt_index] = delta.num_cached_tokens
+            self._num_cached_by_tier[prompt_index] = delta.num_cached_by_tier
         self._adapters.setdefault(delta.adapter)
 
     def add_output(self, prompt_index: int, output: RequestOutput) -> None:
         self._num_output_tokens += sum(len(choice.token_ids) for choice in output.outputs)
         self._num_cached_tokens[prompt_index] = output.num_cached_tokens
+        self._num_cached_by_tier[prompt_index] = output.num_cached_by_tier
         self._adapters.setdefault(output.adapter)
 
     @property
@@ -50,5 +53,16 @@ class Tally:
             prompt_tokens=self._num_prompt_tokens,
             completion_tokens=self._num_output_tokens,
             total_tokens=self._num_prompt_tokens + self._num_output_tokens,
-            prompt_tokens_details=PromptTokensDetails(sum(self._num_cached_tokens)),
+            prompt_tokens_details=PromptTokensDetails(
+                sum(self._num_cached_tokens), _sums(self._num_cached_by_tier)
+            ),
         )
+
+
+def _sums(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    """By key, over all; keys in the order of their appearance."""
+    sums: dict[str, int] = {}
+    for count in counts:
+        for key, value in count.items():
+            sums[key] = sums.get(key, 0) + value
+    return sums

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from lora_serve.identity import AdapterRef
 from lora_serve.step import (
     AdapterCheckpoint,
+    KVLoad,
     ModelInfo,
     ModelRunnerOutput,
     RequestStepOutput,
@@ -24,10 +25,11 @@ from lora_serve.step import (
 
 VOCAB_SIZE = 500
 EOS = 7
-UNWRITTEN = b"nobody wrote this"
+CONTENT_BYTES = 32
+UNWRITTEN = b"nobody wrote this".ljust(CONTENT_BYTES)
 
 
-def fake_model(num_blocks: int) -> ModelInfo:
+def fake_model(num_blocks: int, block_size: int = 16) -> ModelInfo:
     return ModelInfo(
         fingerprint=b"m" * 32,
         dtype="float32",
@@ -36,6 +38,8 @@ def fake_model(num_blocks: int) -> ModelInfo:
         max_model_len=4096,
         num_blocks=num_blocks,
         kernels="oracle",
+        kv_block_bytes=block_size * CONTENT_BYTES,
+        kv_layout=b"l" * 32,
     )
 
 
@@ -90,11 +94,23 @@ class OracleExecutor:
         for digest in step.add_adapters:
             assert digest in self._prepared, "an adapter was added that nobody prepared"
             self._active.add(digest)
+        saved = tuple(self.gather(block_id) for block_id in step.kv_saves)
+        for load in step.kv_loads:
+            self.scatter(load)
         # All reads of a step see the KV as it was before the step, as on a device.
         written: dict[tuple[int, int], bytes] = {}
         outputs = tuple(self._run(request, written) for request in step.requests)
         self._slots.update(written)
-        return ModelRunnerOutput(step.step_id, outputs)
+        return ModelRunnerOutput(step.step_id, outputs, saved)
+
+    def gather(self, block_id: int) -> bytes:
+        slots = ((block_id, offset) for offset in range(self._block_size))
+        return b"".join(self._slots.get(slot, UNWRITTEN) for slot in slots)
+
+    def scatter(self, load: KVLoad) -> None:
+        for offset in range(self._block_size):
+            content = load.data[offset * CONTENT_BYTES : (offset + 1) * CONTENT_BYTES]
+            self._slots[load.block_id, offset] = bytes(content)
 
     def _run(
         self, request: ScheduledRequest, written: dict[tuple[int, int], bytes]

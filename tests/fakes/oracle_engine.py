@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lora_serve.config import CacheConfig, EngineConfig, LoRAConfig, SchedulerConfig
+from lora_serve.config import (
+    CacheConfig,
+    EngineConfig,
+    KVTierConfig,
+    LoRAConfig,
+    SchedulerConfig,
+)
 from lora_serve.engine.adapters import EngineAdapters
 from lora_serve.engine.core import EngineCore
+from lora_serve.engine.kv_tiers import StaleVersions
 from lora_serve.identity import BlockHasher, embeds_digest
+from lora_serve.kv.connector import KVConnector, TieredConnector, TierStore, tier_namespaces
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.messages import (
     CallReply,
@@ -18,15 +26,30 @@ from lora_serve.messages import (
     StepOutputs,
 )
 from lora_serve.sampling_params import SamplingParams
+from lora_serve.scheduler.request import Request
 from tests.fakes.executor import EOS, OracleExecutor, fake_model
 from tests.fakes.loader import FakeLoader
 
 BLOCK_SIZE = 16
 ROW_BYTES = 8
+SECONDS_A_STEP = 0.05
+
+
+class FakeClock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class OracleEngine:
-    """`EngineCore` with shorthands; replies are sorted into `outputs`, `errors` and `calls`."""
+    """`EngineCore` with shorthands; replies are sorted into `outputs`, `errors` and `calls`.
+
+    store: its KV tiers, which may outlive it; none if left out.
+    """
 
     def __init__(
         self,
@@ -43,6 +66,11 @@ class OracleEngine:
         enable_lora: bool = True,
         kv_class: type[KVCacheManager] = KVCacheManager,
         hasher_class: type[BlockHasher] = BlockHasher,
+        store: TierStore | None = None,
+        kv_tiers: KVTierConfig | None = None,
+        max_fetched_bytes: int = 2**20,
+        connector_class: type[TieredConnector[Request]] = TieredConnector,
+        executor_class: type[OracleExecutor] = OracleExecutor,
     ) -> None:
         config = EngineConfig(
             cache=CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=enable_prefix_caching),
@@ -56,16 +84,31 @@ class OracleEngine:
                 enable_lora=enable_lora, max_loras=max_loras, max_cpu_loras=max_cpu_loras
             ),
         )
-        self.executor = OracleExecutor(BLOCK_SIZE, ROW_BYTES)
+        self.executor = executor_class(BLOCK_SIZE, ROW_BYTES)
+        self.clock = FakeClock()
         self.loader = FakeLoader(self.executor, load_delay)
         self.kv = kv_class(num_blocks, BLOCK_SIZE, enable_prefix_caching)
+        model, hasher = fake_model(num_blocks, BLOCK_SIZE), hasher_class()
+        tiers = kv_tiers or KVTierConfig()
+        connector: KVConnector[Request] = KVConnector()
+        if store is not None:
+            connector = connector_class(
+                tiers,
+                store,
+                tier_namespaces(hasher, model),
+                model.kv_block_bytes,
+                self.clock,
+                max_fetched_bytes,
+            )
         self.core = EngineCore(
             config,
             self.executor,
-            fake_model(num_blocks),
+            model,
             EngineAdapters(config.lora, self.loader),
             self.kv,
-            hasher_class(),
+            hasher,
+            connector,
+            StaleVersions(tiers.kv_stale_version_seconds, self.clock),
         )
         self.outputs: dict[str, list[EngineOutput]] = {}
         self.calls: dict[int, CallReply] = {}
@@ -110,6 +153,7 @@ class OracleEngine:
         return self._num_calls
 
     def step(self) -> bool:
+        self.clock.now += SECONDS_A_STEP
         has_run = self.core.step()
         self.core.check_invariants()
         self._sort_replies()
@@ -119,7 +163,8 @@ class OracleEngine:
         """Step until nobody is left. Fails if that takes too long: then somebody waits for ever."""
         for _ in range(max_steps):
             self.step()
-            if not self.core.has_requests and not self.core.is_loading:
+            if not self.core.has_requests and not self.core.awaits_threads:
+                self.step()  # what was computed last goes to the tiers
                 return
         raise AssertionError(f"requests still wait after {max_steps} steps")
 

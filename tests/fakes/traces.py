@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 from lora_serve.identity import BlockHasher
 from lora_serve.kv.manager import KVCacheManager
-from lora_serve.messages import AbortRequests, ResetPrefixCache, UnloadAdapter
+from lora_serve.messages import AbortRequests, ErrorInfo, ResetPrefixCache, UnloadAdapter
 from tests.fakes.executor import VOCAB_SIZE, lone_answer
 from tests.fakes.oracle_engine import BLOCK_SIZE, ROW_BYTES, OracleEngine
 
@@ -47,18 +48,19 @@ class Trace:
     ) -> None:
         self.rng = rng = random.Random(seed)
         self.other_rng = random.Random(f"shares {seed}")
-        self.engine = OracleEngine(
-            num_blocks=rng.choice((14, 24, 60)),
-            max_num_seqs=rng.choice((2, 4, 8)),
-            max_num_batched_tokens=rng.choice((7, 40, 200)),
-            max_loras=rng.choice((1, 2, 3)),
-            max_cpu_loras=rng.choice((3, 8)),
-            policy=rng.choice(("fcfs", "priority")),
-            fair_share=self.other_rng.choice(("none", "none", "adapter", "key")),
-            load_delay=rng.choice((0, 3)),
-            kv_class=kv_class,
-            hasher_class=hasher_class,
-        )
+        self.settings: dict[str, Any] = {
+            "num_blocks": rng.choice((14, 24, 60)),
+            "max_num_seqs": rng.choice((2, 4, 8)),
+            "max_num_batched_tokens": rng.choice((7, 40, 200)),
+            "max_loras": rng.choice((1, 2, 3)),
+            "max_cpu_loras": rng.choice((3, 8)),
+            "policy": rng.choice(("fcfs", "priority")),
+            "fair_share": self.other_rng.choice(("none", "none", "adapter", "key")),
+            "load_delay": rng.choice((0, 3)),
+            "kv_class": kv_class,
+            "hasher_class": hasher_class,
+        }
+        self.engine = self._new_engine()
         self.prefixes = [self._tokens(rng.choice((20, 50, 100))) for _ in range(3)]
         self.embeds = [self._rows(rng.choice((20, 40))) for _ in range(2)]
         self.expected: dict[str, Expected] = {}
@@ -76,6 +78,9 @@ class Trace:
         self._settle_loads()
         self._judge()
         return self.result
+
+    def _new_engine(self) -> OracleEngine:
+        return OracleEngine(**self.settings)
 
     def _operate(self) -> None:
         choice = self.rng.random()
@@ -109,9 +114,7 @@ class Trace:
             rows = self.rng.choice(self.embeds)[: rng.randrange(1, 41)] + self._rows(1)
             prompt = [0] * len(rows)
         else:
-            prompt = rng.choice(self.prefixes)[: rng.randrange(1, 101)] + self._tokens(1)
-            if rng.random() < 0.4:
-                prompt = [*self.prefixes[0], 9]
+            prompt = self._prompt()
         max_tokens = rng.randrange(1, 60)
         answer = lone_answer(prompt, digest or b"", max_tokens, rows)
         self.expected[request_id] = Expected(answer, digest)
@@ -125,6 +128,10 @@ class Trace:
             tenant=self.other_rng.choice(("", "x", "y")),
             embeds_rows=rows,
         )
+
+    def _prompt(self) -> list[int]:
+        prompt = self.rng.choice(self.prefixes)[: self.rng.randrange(1, 101)] + self._tokens(1)
+        return [*self.prefixes[0], 9] if self.rng.random() < 0.4 else prompt
 
     def _abort(self) -> None:
         if self.expected:
@@ -161,13 +168,26 @@ class Trace:
         self.engine.core.handle(ResetPrefixCache(10**7, name))
 
     def _judge(self) -> None:
+        """Compare what everybody was answered, once all have left."""
+        engine, result = self.engine, self.result
+        self._judge_answers()
+        result.num_preemptions += engine.core.scheduler.totals.num_preemptions
+        result.num_evictions += engine.core.adapters.manager.num_evictions
+        assert engine.kv.usage == 0.0, "blocks are still held after everyone has left"
+        assert not any(info.num_leases for info in engine.core.adapters.manager.infos())
+
+    def _is_excused(self, error: ErrorInfo) -> bool:
+        """Only a version whose files are gone may be refused."""
+        self.result.num_lost += 1
+        return error.kind == "AdapterChangedError"
+
+    def _judge_answers(self) -> None:
         engine, result = self.engine, self.result
         for request_id, expected in self.expected.items():
             outputs = engine.outputs.get(request_id, [])
             error = outputs[-1].error if outputs else None
-            if error is not None:  # only a version whose files are gone may be refused
-                assert error.kind == "AdapterChangedError", error
-                result.num_lost += 1
+            if error is not None:
+                assert self._is_excused(error), error
                 continue
             answer = engine.tokens(request_id) if outputs else []
             digests = {output.adapter.digest for output in outputs if output.adapter}
@@ -177,11 +197,7 @@ class Trace:
             if not is_right:
                 result.wrong.append(request_id)
             result.num_hit_tokens += outputs[-1].num_cached_tokens if outputs else 0
-        result.num_requests = len(self.expected)
-        result.num_preemptions = engine.core.scheduler.totals.num_preemptions
-        result.num_evictions = engine.core.adapters.manager.num_evictions
-        assert engine.kv.usage == 0.0, "blocks are still held after everyone has left"
-        assert not any(info.num_leases for info in engine.core.adapters.manager.infos())
+        result.num_requests += len(self.expected)
 
 
 __all__ = ["BLOCK_SIZE", "Trace", "TraceResult"]

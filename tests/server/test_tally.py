@@ -28,3 +28,11 @@ def test_an_adapter_replaced_between_two_prompts_shows_as_two_versions() -> None
         tally.add(index, OutputDelta(0, adapter=adapter))
     model = "aa" * 6
     assert tally.fingerprint == f"{model}-{'01' * 6}-g0,{model}-{'02' * 6}-g1"
+
+
+def test_cached_tokens_are_summed_by_tier_where_there_are_tiers() -> None:
+    tally = Tally(b"", INPUTS)
+    tally.add(0, OutputDelta(0, num_cached_tokens=2, num_cached_by_tier={"device": 0, "disk": 2}))
+    tally.add(1, OutputDelta(0, num_cached_tokens=1, num_cached_by_tier={"device": 1, "disk": 0}))
+    details = tally.usage.prompt_tokens_details
+    assert details.cached_tokens_by_tier == {"device": 1, "disk": 2}

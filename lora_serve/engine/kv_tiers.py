@@ -1,0 +1,95 @@
+"""The KV tiers as the engine puts them together, and when replaced adapters' KV leaves them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from lora_serve.config import KVTierConfig
+from lora_serve.identity import BlockHasher
+from lora_serve.kv.connector import KVConnector, TieredConnector, tier_namespaces
+from lora_serve.kv_tiers.base import TierStats
+from lora_serve.kv_tiers.opening import open_store
+from lora_serve.messages import KVTierStats
+from lora_serve.scheduler.request import Request
+from lora_serve.step import ModelInfo
+
+Clock = Callable[[], float]
+
+
+def make_connector(
+    config: KVTierConfig, model: ModelInfo, hasher: BlockHasher, notify: Callable[[], None]
+) -> KVConnector[Request]:
+    """Over the tiers that `config` names; over none if it names none.
+
+    notify: called from the store's threads when a fetch has ended.
+
+    Raises:
+        ConfigError: a tier can never work as named.
+    """
+    store = open_store(config, notify)
+    if store is None:
+        return KVConnector()
+    return TieredConnector(
+        config.expanded(),
+        store,
+        tier_namespaces(hasher, model),
+        model.kv_block_bytes,
+        time.monotonic,
+    )
+
+
+class StaleVersions:
+    """Names whose version was published, and when the KV of their other versions may go.
+
+    Not at once: a name that goes back to a version it had finds that version's KV.
+    """
+
+    def __init__(self, keep_seconds: float, clock: Clock = time.monotonic) -> None:
+        self._keep_seconds = keep_seconds
+        self._clock = clock
+        self._due: dict[str, float] = {}  # soonest first
+
+    @property
+    def next_due(self) -> float | None:
+        """When `take_due` will next give a name."""
+        return next(iter(self._due.values()), None)
+
+    def published(self, lora_name: str) -> None:
+        self._due.pop(lora_name, None)
+        self._due[lora_name] = self._clock() + self._keep_seconds
+
+    def take_due(self) -> list[str]:
+        now = self._clock()
+        names = [name for name, due in self._due.items() if due <= now]
+        for name in names:
+            del self._due[name]
+        return names
+
+
+def tier_stats(stats: TierStats) -> tuple[KVTierStats, ...]:
+    """What a message tells of each tier."""
+    return tuple(
+        KVTierStats(
+            tier=figures.tier,
+            num_blocks=figures.contents.num_blocks,
+            num_bytes=figures.contents.num_bytes,
+            capacity_bytes=figures.contents.capacity_bytes,
+            num_evicted=figures.contents.num_evicted,
+            num_quarantined=figures.contents.num_quarantined,
+            hits=figures.hits,
+            hit_bytes=figures.hit_bytes,
+            misses=dict(figures.misses),
+            num_saved=figures.num_saved,
+            saved_bytes=figures.saved_bytes,
+            unsaved=dict(figures.unsaved),
+            load_seconds=figures.load_seconds,
+            load_seconds_sum=figures.load_seconds_sum,
+            save_seconds=figures.save_seconds,
+            save_seconds_sum=figures.save_seconds_sum,
+            load_breaker=figures.load_breaker,
+            save_breaker=figures.save_breaker,
+            num_trips=figures.num_trips,
+        )
+        for figures in stats.tiers
+    )

@@ -1,0 +1,89 @@
+"""Which committed blocks are worth storing: `--kv-store-policy`. Touches no bytes.
+
+A policy sees every admission and every commit, and names blocks by their place in the request.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Protocol
+
+from lora_serve.config import KVTierConfig
+from lora_serve.identity import BlockHash
+
+MAX_COUNTED_BLOCKS = 1 << 17  # some 30 MB; two million tokens
+
+
+class StoredRequest(Protocol):
+    """What a policy looks at."""
+
+    block_hashes: list[BlockHash]
+    block_size: int
+    num_prompt_tokens: int
+    num_preemptions: int
+
+
+class StorePolicy(Protocol):
+    def admitted(self, request: StoredRequest, num_hit_blocks: int) -> Sequence[int]:
+        """Blocks to store of the num_hit_blocks that the device cache had: they lie there."""
+
+    def committed(self, request: StoredRequest, blocks: range) -> Sequence[int]:
+        """Blocks to store of those that the request has just computed."""
+
+
+class StoreAll:
+    """Every block, once, by whoever computed it."""
+
+    def admitted(self, request: StoredRequest, num_hit_blocks: int) -> Sequence[int]:
+        return ()
+
+    def committed(self, request: StoredRequest, blocks: range) -> Sequence[int]:
+        return blocks
+
+
+class StorePrompts(StoreAll):
+    """Blocks that hold nothing but prompt."""
+
+    def committed(self, request: StoredRequest, blocks: range) -> Sequence[int]:
+        return blocks[: max(0, request.num_prompt_tokens // request.block_size - blocks.start)]
+
+
+class StoreAfterHits:
+    """Blocks that were asked for again min_hits times. Counts the MAX_COUNTED_BLOCKS latest."""
+
+    def __init__(self, min_hits: int) -> None:
+        self._min_hits = min_hits
+        self._num_uses: OrderedDict[BlockHash, int] = OrderedDict()  # the first is no hit
+
+    def admitted(self, request: StoredRequest, num_hit_blocks: int) -> Sequence[int]:
+        if request.num_preemptions:
+            return ()  # it asks for its own blocks
+        hashes = request.block_hashes
+        num_hits = [self._use(block_hash) - 1 for block_hash in hashes]
+        return [i for i, hits in enumerate(num_hits[:num_hit_blocks]) if hits == self._min_hits]
+
+    def committed(self, request: StoredRequest, blocks: range) -> Sequence[int]:
+        return [i for i in blocks if self._num_hits(request.block_hashes[i]) >= self._min_hits]
+
+    def _use(self, block_hash: BlockHash) -> int:
+        num_uses = self._num_uses.pop(block_hash, 0) + 1
+        self._num_uses[block_hash] = num_uses
+        if len(self._num_uses) > MAX_COUNTED_BLOCKS:
+            self._num_uses.popitem(last=False)
+        return num_uses
+
+    def _num_hits(self, block_hash: BlockHash) -> int:
+        if block_hash not in self._num_uses:  # generated just now
+            self._use(block_hash)
+        return self._num_uses[block_hash] - 1
+
+
+def make_store_policy(config: KVTierConfig) -> StorePolicy:
+    match config.kv_store_policy:
+        case "all":
+            return StoreAll()
+        case "prompt-only":
+            return StorePrompts()
+        case _:
+            return StoreAfterHits(config.kv_store_min_hits)

@@ -1,0 +1,47 @@
+"""What the scheduler counts. Cache queries and hits count prompt tokens, once for each request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lora_serve.scheduler.request import Request
+
+
+@dataclass(slots=True)
+class SchedulerTotals:
+    """Counters since start.
+
+    external_cache_queries, _hits: the tiers', asked for what the device cache did not have.
+    """
+
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_computed_tokens: int = 0
+    num_generated_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    external_cache_queries: int = 0
+    external_cache_hits: int = 0
+
+    def count_found(
+        self, request: Request, num_device_blocks: int | None, num_tier_blocks: dict[str, int]
+    ) -> None:
+        """Count what a request found at its first admission, and note it on the request.
+
+        num_device_blocks: None without a device cache. num_tier_blocks: by tier; empty without.
+        """
+        num_blocks = {"device": num_device_blocks or 0, **num_tier_blocks}
+        found = {tier: count * request.block_size for tier, count in num_blocks.items()}
+        request.num_cached_tokens = sum(found.values())
+        request.num_cached_by_tier = found if num_tier_blocks else {}
+        if request.needs_whole_prompt:
+            return
+        num_queried, num_found = request.num_prompt_tokens, found["device"]
+        if num_device_blocks is not None:
+            request.num_queried_tokens = num_queried
+            self.prefix_cache_queries += num_queried
+            self.prefix_cache_hits += num_found
+        if num_tier_blocks:
+            request.num_queried_tokens = num_queried
+            self.external_cache_queries += num_queried - num_found
+            self.external_cache_hits += request.num_cached_tokens - num_found

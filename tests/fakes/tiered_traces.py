@@ -1,0 +1,120 @@
+"""Random lives of engines over one store of KV, which outlives them, and fails in many ways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lora_serve.config import KVTierConfig
+from lora_serve.identity import BlockHasher
+from lora_serve.kv.connector import TieredConnector
+from lora_serve.kv.manager import KVCacheManager
+from lora_serve.messages import ErrorInfo
+from lora_serve.scheduler.request import Request
+from tests.fakes.executor import OracleExecutor
+from tests.fakes.oracle_engine import BLOCK_SIZE, OracleEngine
+from tests.fakes.tier_store import FakeTierStore, Faults
+from tests.fakes.traces import Trace, TraceResult
+
+FEW_BLOCKS = 4 * BLOCK_SIZE * 32  # bytes of the oracle's KV: no more may be fetched at once
+
+
+@dataclass
+class TieredResult(TraceResult):
+    num_tier_tokens: int = 0
+    num_restarts: int = 0
+    num_cancelled: int = 0
+    num_failed: int = 0
+
+
+class TieredTrace(Trace):
+    """A trace with tiers, in which the engine is killed or stopped now and then."""
+
+    def __init__(
+        self,
+        seed: int,
+        kv_class: type[KVCacheManager] = KVCacheManager,
+        hasher_class: type[BlockHasher] = BlockHasher,
+        connector_class: type[TieredConnector[Request]] = TieredConnector,
+        executor_class: type[OracleExecutor] = OracleExecutor,
+    ) -> None:
+        self.store = FakeTierStore()
+        super().__init__(seed, kv_class, hasher_class)
+        rng = self.rng
+        self.store.rng = rng
+        self.store.faults = Faults(
+            delay=rng.choice((0, 1, 5)),
+            silent=rng.choice((0, 0.1)),
+            loses_saves=rng.choice((0, 0.1)),
+            loses_fetches=rng.choice((0, 0.05)),
+            fails=rng.choice((0, 0.1)),
+        )
+        self.settings |= {
+            "num_blocks": rng.choice((12, 16, 24, 60)),
+            "enable_prefix_caching": rng.random() < 0.6,
+            "kv_tiers": KVTierConfig(
+                kv_store_policy=rng.choice(("all", "all", "prompt-only", "after-n-hits")),
+                kv_load_failure_policy=rng.choice(("recompute", "recompute", "fail")),
+            ),
+            "max_fetched_bytes": rng.choice((FEW_BLOCKS, 2**20)),
+            "connector_class": connector_class,
+            "executor_class": executor_class,
+        }
+        self.tiered = TieredResult()
+        self.result = self.tiered
+        self.engine = self._new_engine()
+
+    def _new_engine(self) -> OracleEngine:
+        self.store = self.store.restarted()
+        return OracleEngine(**self.settings, store=self.store)
+
+    def _prompt(self) -> list[int]:
+        """Few beginnings that fork often, so that requests want parts of each other's KV."""
+        pieces = [prefix[:20] for prefix in self.prefixes]
+        chosen = self.rng.choices(pieces, weights=(4, 2, 1), k=self.rng.randrange(1, 6))
+        return [*(token for piece in chosen for token in piece), *self._tokens(1)]
+
+    def _operate(self) -> None:
+        choice = self.rng.random()
+        if choice < 0.04:
+            self._restart()
+        elif choice < 0.3:
+            for _ in range(30):  # long enough for answers to end and blocks to be used again
+                self.engine.step()
+                self._settle_loads()
+        else:
+            super()._operate()
+
+    def _restart(self) -> None:
+        """Another engine, whose adapters may be others; the store is as the last one left it."""
+        self.tiered.num_restarts += 1
+        if self.rng.random() < 0.5:
+            self.engine.run()
+            self._settle_loads()
+            self._judge()
+        else:
+            for expected in self.expected.values():
+                expected.is_aborted = True  # killed: what was told must be right as far as it went
+            self._judge_answers()
+        names = list(self.versions)
+        self.expected, self.versions, self.pending = {}, {}, {}
+        self.engine = self._new_engine()
+        for name in names:
+            self._load(name, inplace=True)
+        self._settle_all_loads()
+
+    def _is_excused(self, error: ErrorInfo) -> bool:
+        is_failed = error.kind == "KVLoadError"
+        if is_failed:
+            self.tiered.num_failed += 1
+            assert self.settings["kv_tiers"].kv_load_failure_policy == "fail", error
+        return is_failed or super()._is_excused(error)
+
+    def _settle_all_loads(self) -> None:
+        while self.pending:
+            self.engine.step()
+            self._settle_loads()
+
+    def _judge_answers(self) -> None:
+        super()._judge_answers()
+        self.tiered.num_tier_tokens += self.engine.core.scheduler.totals.external_cache_hits
+        self.tiered.num_cancelled += self.store.num_cancelled
