@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test test-gpu bench-gpu lint format bench-peers clean
+.PHONY: install redis-server demo test test-gpu bench-gpu lint format bench-peers clean
 
 install: $(VENV)/.installed
 
@@ -16,10 +16,17 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $@
 
+# The tests of the Redis tier start a server of their own; root on Debian gets one here.
+redis-server:
+	@command -v redis-server >/dev/null || command -v valkey-server >/dev/null || \
+	{ test "$$(id -u)" = 0 && apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y redis-server >/dev/null; } || \
+	echo '*** NO REDIS-SERVER: the Redis tier will not be tested; apt-get install redis-server ***'
+
 demo: install
 	$(BIN)/lora-serve demo
 
-test: install lint
+test: install redis-server lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 # On a machine with an NVIDIA GPU: kernels, families, exactness, and the failures over HTTP.

@@ -93,11 +93,13 @@ class DiskScan:
             self._wake.clear()
 
     def _guarded(self, act: Callable[[], None]) -> None:
-        """A disk that is gone or read-only ends a turn, not the thread."""
+        """A disk that is gone or read-only ends a turn, not the thread; so does a bug of ours."""
         try:
             act()
         except OSError as error:
             logger.debug("looking into %s: %s", self._directory.path, error)
+        except Exception:  # saves wait for this thread
+            logger.exception("looking into %s failed", self._directory.path)
 
     def _poll(self) -> None:
         roots = self._directory.roots()
