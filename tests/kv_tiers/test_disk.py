@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -359,6 +361,50 @@ def test_a_full_disk_is_an_error_of_the_tier_and_leaves_nothing_behind(tiers: Ti
     assert load(tier, NS, HASHES) == (8, Cause.ABSENT)
     assert len(group_files(tiers.path)) == 1
     assert [f.name for f in tiers.path.glob("staging/*/*") if f.name != "lock"] == []
+
+
+def test_a_write_that_ends_half_way_leaves_nothing_behind(tiers: Tiers) -> None:
+    tier = tiers.open()
+    save(tier, NS, HASHES[:8])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(TierError, match="File too large"):
+            save(tier, NS, HASHES)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert load(tier, NS, HASHES) == (8, Cause.ABSENT)
+    assert [f.name for f in tiers.path.glob("staging/*/*") if f.name != "lock"] == []
+    save(tier, NS, HASHES)
+    assert load(tier, NS, HASHES) == (24, None)
+
+
+def test_a_directory_that_cannot_be_written_still_gives_what_it_has(tiers: Tiers) -> None:
+    save(tiers.open(), NS, HASHES[:8])
+    tiers.close()
+    shutil.rmtree(tiers.path / "staging")
+    (tiers.path / "staging").write_text("")  # also for root, nothing can be made here
+    tier = tiers.open()
+    with pytest.raises(TierError, match="writing to"):
+        save(tier, NS, HASHES)
+    assert load(tier, NS, HASHES) == (8, Cause.ABSENT)
+
+
+def test_a_disk_that_was_unmounted_is_not_written_to(tiers: Tiers, tmp_path: Path) -> None:
+    elsewhere = Path("/dev/shm")  # another device than the tests' directory
+    if elsewhere.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is only one device here")
+    tier = tiers.open()
+    save(tier, NS, HASHES)
+    tiers.path.rename(tmp_path / "mounted")
+    with TemporaryDirectory(dir=elsewhere) as other:
+        tiers.path.symlink_to(other)
+        with pytest.raises(TierError, match="the disk that was here at start is gone"):
+            save(tier, NS, chain(NS, "others", 4))
+        assert list(Path(other).iterdir()) == []
+        tiers.path.unlink()
+    (tmp_path / "mounted").rename(tiers.path)
+    assert load(tier, NS, HASHES) == (24, None)
 
 
 def test_a_directory_that_is_removed_is_a_miss_and_comes_back(tiers: Tiers) -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import random
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -75,6 +77,28 @@ def test_replicas_share_what_one_of_them_saved(redis_server: RedisServer) -> Non
         assert load(two, NS, HASHES[5:15]) == (10, None)
         assert save(two, NS, HASHES) == 4  # the others are there
         assert load(one, NS, HASHES) == (24, None)
+
+
+def test_replicas_that_write_read_and_drop_at_once_give_only_right_blocks(
+    redis_server: RedisServer,
+) -> None:
+    def live(seed: int) -> int:
+        chance, num_found = random.Random(seed), 0
+        with open_tier(redis_server.url) as tier:
+            for _ in range(150):
+                space = a_namespace("n", chance.choice("AB"))
+                hashes = chain(space, f"p{chance.randrange(3)}", chance.randrange(1, 8))
+                match chance.randrange(10):
+                    case 0:
+                        tier.drop("n", None)
+                    case 1 | 2 | 3 | 4:
+                        save(tier, space, hashes)
+                    case _:
+                        num_found += load(tier, space, hashes)[0]  # checks every byte
+        return num_found
+
+    with ThreadPoolExecutor(3) as replicas:
+        assert all(replicas.map(live, range(3)))
 
 
 def test_a_namespace_that_nobody_wrote_is_absent(tier: RedisTier) -> None:
