@@ -16,6 +16,7 @@ from lora_serve.bench.machine import describe_machine
 from lora_serve.config import SchedulerConfig
 from lora_serve.engine.process import spare_long_collections
 from lora_serve.identity import AdapterRef, BlockHasher, CacheNamespace
+from lora_serve.kv.connector import KVConnector
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.scheduler.request import Request
@@ -67,7 +68,7 @@ class Load:
         )
         num_blocks = 2 * num_running * (PROMPT_TOKENS + MAX_TOKENS) // BLOCK_SIZE
         kv = KVCacheManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=True)
-        self.scheduler = Scheduler(config, max(1, num_adapters), kv, AllResident())
+        self.scheduler = Scheduler(config, max(1, num_adapters), kv, AllResident(), KVConnector())
 
     def fill(self) -> None:
         """As many arrive as have ended, so that the queue keeps its length."""
