@@ -174,7 +174,10 @@ class RequestTimes(msgspec.Struct, frozen=True):
 
 
 class KVTierStats(msgspec.Struct, frozen=True):
-    """One KV tier's gauges and totals since start: `kv_tiers.base.TierFigures`, flat."""
+    """One KV tier's gauges and totals since start: `kv_tiers.base.TierFigures`, flat.
+
+    seconds_bounds: of the counts in load_seconds and save_seconds, whose last has none.
+    """
 
     tier: str
     num_blocks: int
@@ -188,6 +191,7 @@ class KVTierStats(msgspec.Struct, frozen=True):
     num_saved: int
     saved_bytes: int
     unsaved: dict[str, int]
+    seconds_bounds: tuple[float, ...]
     load_seconds: tuple[int, ...]
     load_seconds_sum: float
     save_seconds: tuple[int, ...]

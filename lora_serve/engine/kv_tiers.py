@@ -8,7 +8,7 @@ from collections.abc import Callable
 from lora_serve.config import KVTierConfig
 from lora_serve.identity import BlockHasher
 from lora_serve.kv.connector import KVConnector, TieredConnector, tier_namespaces
-from lora_serve.kv_tiers.base import TierStats
+from lora_serve.kv_tiers.base import LATENCY_BUCKETS, TierStats
 from lora_serve.kv_tiers.opening import open_store
 from lora_serve.messages import KVTierStats
 from lora_serve.scheduler.request import Request
@@ -83,6 +83,7 @@ def tier_stats(stats: TierStats) -> tuple[KVTierStats, ...]:
             num_saved=figures.num_saved,
             saved_bytes=figures.saved_bytes,
             unsaved=dict(figures.unsaved),
+            seconds_bounds=LATENCY_BUCKETS,
             load_seconds=figures.load_seconds,
             load_seconds_sum=figures.load_seconds_sum,
             save_seconds=figures.save_seconds,

@@ -20,6 +20,7 @@ from lora_serve.messages import AdapterInfo, EngineStats, RequestTimes, StepOutp
 from lora_serve.observability.adapter_series import AdapterCounter
 from lora_serve.observability.histograms import RequestHistograms
 from lora_serve.observability.intervals import TokenIntervals
+from lora_serve.observability.kv_tier_series import kv_tier_series
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 LARGEST_PROMPT = 1_000_000  # end of the size buckets when the config does not limit the length
@@ -32,6 +33,10 @@ GAUGES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
         "Waiting requests whose next block another request is computing.",
         lambda s: s.num_deferred,
     ),
+    "lora_serve:num_requests_fetching": (
+        "Waiting requests for which KV is being fetched from the tiers.",
+        lambda s: s.num_fetching,
+    ),
 }
 
 COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
@@ -42,6 +47,18 @@ COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "vllm:prefix_cache_hits": (
         "Prompt tokens found in the prefix cache.",
         lambda s: s.prefix_cache_hits,
+    ),
+    "vllm:external_prefix_cache_queries": (
+        "Prompt tokens that the device cache did not have, looked up in the KV tiers.",
+        lambda s: s.external_cache_queries,
+    ),
+    "vllm:external_prefix_cache_hits": (
+        "Prompt tokens found in the KV tiers.",
+        lambda s: s.external_cache_hits,
+    ),
+    "lora_serve:kv_fetches_late": (
+        "Fetches from the KV tiers that ended at their deadline.",
+        lambda s: s.num_late_fetches,
     ),
     "vllm:generation_tokens": ("Tokens generated.", lambda s: s.num_generated_tokens),
     "vllm:num_preemptions": ("Requests preempted.", lambda s: s.num_preemptions),
@@ -154,6 +171,8 @@ class EngineMetrics(Collector):
         yield self._cache_config_info()
         yield from self._adapter_counters()
         yield from self._adapter_gauges()
+        if self._stats.kv_tiers:
+            yield from kv_tier_series(self._labels, self._stats.kv_tiers)
 
     def _observe_finished(self, times: RequestTimes) -> None:
         self._histograms.observe_finished(times)

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from lora_serve.engine.kv_tiers import tier_stats
+from lora_serve.messages import EngineStats, StepOutputs
+from lora_serve.observability.metrics import EngineMetrics
+from tests.fakes.tier_store import FakeTierStore
+
+
+def samples(stats: EngineStats) -> dict[tuple[str, str, str], float]:
+    """By name, tier, and cause or bucket."""
+    metrics = EngineMetrics("tiny")
+    metrics.observe(StepOutputs((), stats=stats))
+    found = {}
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for sample in family.samples:
+            labels = sample.labels
+            extra = labels.get("cause", labels.get("le", ""))
+            found[sample.name, labels.get("tier", ""), extra] = sample.value
+    return found
+
+
+def test_each_tier_has_its_series() -> None:
+    found = samples(EngineStats(kv_tiers=tier_stats(FakeTierStore().stats())))
+    prefix = "lora_serve:kv_tier_"
+    for tier in ("ram", "disk"):
+        assert found[f"{prefix}hit_blocks_total", tier, ""] == 3
+        assert found[f"{prefix}missed_blocks_total", tier, "absent"] == 2
+        assert found[f"{prefix}unsaved_blocks_total", tier, "queue_full"] == 1
+        assert found[f"{prefix}save_breaker_open", tier, ""] == 1
+        assert found[f"{prefix}load_breaker_open", tier, ""] == 0
+        assert found[f"{prefix}load_seconds_bucket", tier, "0.0025"] == 3
+        assert found[f"{prefix}load_seconds_bucket", tier, "+Inf"] == 3
+        assert found[f"{prefix}load_seconds_sum", tier, ""] == 0.5
+
+
+def test_what_tiers_gave_stands_under_vllms_names() -> None:
+    found = samples(EngineStats(external_cache_queries=20, external_cache_hits=16, num_fetching=2))
+    assert found["vllm:external_prefix_cache_queries_total", "", ""] == 20
+    assert found["vllm:external_prefix_cache_hits_total", "", ""] == 16
+    assert found["lora_serve:num_requests_fetching", "", ""] == 2
+    assert not any(name.startswith("lora_serve:kv_tier_") for name, _, _ in found)
