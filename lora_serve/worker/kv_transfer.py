@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.identity import framed
+from lora_serve.ops.block_rows import open_block_rows
 from lora_serve.step import KVLoad
 
 _SCHEME = b"lora-serve/kv-bytes/1"
@@ -22,31 +23,24 @@ class KVTransfer:
     """kv_caches: one a layer, dim 0 the block; views into them are kept."""
 
     def __init__(self, kv_caches: Sequence[Tensor]) -> None:
-        self._layers = [cache.view(cache.shape[0], -1).view(torch.uint8) for cache in kv_caches]
-        self._sizes = [layer.shape[1] for layer in self._layers]
-
-    @property
-    def block_bytes(self) -> int:
-        return sum(self._sizes)
+        layers = [cache.view(cache.shape[0], -1).view(torch.uint8) for cache in kv_caches]
+        self._rows = open_block_rows(layers)
+        self.block_bytes = sum(layer.shape[1] for layer in layers)
 
     def gather(self, block_ids: Sequence[int]) -> tuple[bytes, ...]:
         """Copy blocks out, in the order asked for."""
         if not block_ids:
             return ()
-        index = torch.tensor(block_ids, device=self._layers[0].device)
-        rows = torch.cat([layer[index] for layer in self._layers], dim=1)
-        return tuple(row.tobytes() for row in rows.cpu().numpy())
+        return tuple(row.tobytes() for row in self._rows.read(block_ids).numpy())
 
     def scatter(self, loads: Sequence[KVLoad]) -> None:
         """Fill blocks. Every load has `block_bytes` bytes."""
         if not loads:
             return
         assert all(len(load.data) == self.block_bytes for load in loads), "a load of another size"
-        index = torch.tensor([load.block_id for load in loads], device=self._layers[0].device)
         joined = torch.frombuffer(bytearray().join(load.data for load in loads), dtype=torch.uint8)
-        rows = joined.view(len(loads), self.block_bytes).to(self._layers[0].device)
-        for layer, part in zip(self._layers, rows.split(self._sizes, dim=1), strict=True):
-            layer[index] = part
+        rows = joined.view(len(loads), self.block_bytes)
+        self._rows.write([load.block_id for load in loads], rows)
 
 
 def layout_fingerprint(kv_caches: Sequence[Tensor], numerics: str) -> bytes:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.models.layout import lora_modules
+from lora_serve.ops import GraphPlans
 from lora_serve.step import AdapterCheckpoint, ModelInfo, ModelRunnerOutput, SchedulerOutput
 from lora_serve.worker.batch_builder import BatchBuilder
 from lora_serve.worker.cuda_graphs import DecodeGraphs, graph_sizes
@@ -113,9 +114,8 @@ class Worker:
     ) -> ModelRunner:
         block_size, device = self._cache.block_size, model.device
         builder = BatchBuilder(model.ops, device, block_size, model.spec.hidden_size, model.dtype)
-        graphs = None
-        plans = model.ops.graph_plans
-        if with_graphs and plans is not None and self._records(model):
+        graphs, plans = None, self._graph_plans(model)
+        if with_graphs and plans is not None:
             graphs = DecodeGraphs.record(
                 device,
                 plans,
@@ -129,8 +129,8 @@ class Worker:
             device, model.decoder, kv_caches, builder, self._adapters, model.ops, graphs
         )
 
-    def _records(self, model: LoadedModel) -> bool:
-        return model.ops.graph_plans is not None and not self._config.enforce_eager
+    def _graph_plans(self, model: LoadedModel) -> GraphPlans | None:
+        return None if self._config.enforce_eager else model.ops.graph_plans
 
     def _room(self, model: LoadedModel, block_bytes: int, free_bytes: int) -> Room:
         if model.device.counts_memory:
@@ -158,7 +158,8 @@ class Worker:
             utilization=self._cache.gpu_memory_utilization,
             weights=weight_bytes,
             step=max(peaks),
-            graphs=peaks[-1] if self._records(model) else 0,  # they share one largest step's memory
+            # All of them share the memory of the largest, a step of decodes.
+            graphs=peaks[-1] if self._graph_plans(model) else 0,
             adapters=self._lora.max_resident * adapter_bytes if self._lora.enable_lora else 0,
         )
         room = memory.room()
