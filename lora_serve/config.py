@@ -114,7 +114,7 @@ class CacheConfig:
 
     block_size: int = setting("Tokens in one KV block; a multiple of 16.", 16)
     gpu_memory_utilization: float = setting(
-        "Share of the device's free memory that weights and KV may take.", 0.9
+        "Share of the device's free memory that weights, a step, adapters and KV may take.", 0.9
     )
     kv_cache_memory_bytes: int | None = setting(
         "Bytes for the KV cache; on CPUs 4 GiB if left out.", None
