@@ -1,0 +1,109 @@
+"""kill -9 of the engine process under load, seen by HTTP clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from lora_serve.demo.model import DemoPaths
+from lora_serve.demo.scenarios import Server, server_flags
+from lora_serve.demo.server_process import ServerProcess
+from tests.e2e.metrics import metric, wait_for
+from tests.e2e.recording import Prompted, Recorded, client_for, record_alone
+from tests.e2e.test_trace import random_ids
+
+
+@pytest.fixture
+def mortal_server(demo_paths: DemoPaths, tmp_path: Path) -> Iterator[ServerProcess]:
+    flags = (
+        *server_flags(Server.CACHED),
+        *("--lora-modules", f"alpha={demo_paths.alpha}", f"beta={demo_paths.beta}"),
+        *("--max-num-seqs", "4", "--max-num-queued-reqs", "40", "--drain-timeout", "1"),
+    )
+    with ServerProcess(demo_paths.model, flags, tmp_path / "log") as process:
+        process.wait_until_healthy()
+        yield process
+
+
+def engine_pid(server: ServerProcess) -> int:
+    """The server's child that is no resource tracker: it has the most memory."""
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    return max(
+        map(int, children), key=lambda pid: int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    )
+
+
+async def whole(http: httpx.AsyncClient, request: Prompted) -> Recorded:
+    response = await http.post("/v1/completions", json=request.body(stream=False))
+    assert response.status_code == 200, response.text
+    recorded = Recorded()
+    recorded.add(response.json())
+    return recorded
+
+
+async def stream_until_error(http: httpx.AsyncClient, request: Prompted) -> dict[str, object]:
+    """The error that ended a stream, which then ended as every stream does."""
+    async with http.stream("POST", "/v1/completions", json=request.body()) as response:
+        lines = [line async for line in response.aiter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    error = json.loads(lines[-2].removeprefix("data: "))["error"]
+    assert isinstance(error, dict)
+    return error
+
+
+async def test_a_killed_engine_costs_begun_streams_and_nobody_else(
+    mortal_server: ServerProcess, cold_server: ServerProcess
+) -> None:
+    server = mortal_server
+    names = ("lora-serve-demo", "alpha", "beta")
+    # Adapters of the same files have one digest, so base requests are compared with a cold server.
+    requests = [Prompted(names[i % 3], random_ids(f"restart {i}", 200), 24) for i in range(12)]
+    long = Prompted("lora-serve-demo", random_ids("long", 50), 6000)
+    (expected,) = await record_alone(cold_server.base_url, requests[:1])
+    async with client_for(server.base_url) as http:
+        before = [await whole(http, request) for request in requests]
+        stream = asyncio.create_task(stream_until_error(http, long))
+        await asyncio.sleep(0.5)  # it has begun
+        answers = [asyncio.create_task(whole(http, request.salted(""))) for request in requests]
+        await asyncio.sleep(0.02)
+        os.kill(engine_pid(server), signal.SIGKILL)
+        error = await stream
+        assert (error["code"], error["type"]) == (503, "ServiceUnavailableError")
+        assert "signal 9" in str(error["message"])
+        health = await http.get("/health")
+        assert health.status_code == 503
+        assert "started again" in health.text
+        refused = await http.post("/v1/completions", json=requests[0].body(stream=False))
+        assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+        after = await asyncio.gather(*answers)
+    assert all(one.equals(other) for one, other in zip(after, before, strict=True))
+    assert before[0].equals(expected)
+    assert [one.fingerprints for one in after] == [one.fingerprints for one in before]
+    assert metric(server.base_url, "lora_serve:engine_restarts_total") == 1
+    wait_for(lambda: metric(server.base_url, "vllm:num_requests_running") == 0, "idle")
+
+
+async def test_sigterm_lets_answers_end_and_refuses_new_ones(mortal_server: ServerProcess) -> None:
+    server = mortal_server
+    short = Prompted("lora-serve-demo", random_ids("short", 50), 30)
+    long = replace(short, max_tokens=7000)
+    async with client_for(server.base_url) as http, client_for(server.base_url) as late:
+        await late.get("/version")  # it has a connection
+        answers = [asyncio.create_task(whole(http, short))]
+        stream = asyncio.create_task(stream_until_error(http, long))
+        await asyncio.sleep(0.1)
+        server.begin_to_stop()
+        assert (await answers[0]).is_finished
+        refused = await late.post("/v1/completions", json=short.body(stream=False))
+        assert refused.status_code == 503
+        assert "shutting down" in refused.text
+        assert "shutting down" in str((await stream)["message"])  # after --drain-timeout
+    assert await asyncio.to_thread(server.wait) == 0, server.last_log_lines()
