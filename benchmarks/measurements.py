@@ -20,7 +20,7 @@ from lora_serve.bench.summary import RunSummary, Spread, summarize
 from lora_serve.bench.workload import WorkloadSpec, make_workload
 
 Unit = Literal["tok/s", "ms"]
-Need = Literal["batching", "adapter_batching", "adapters", "many_adapters", "int8"]
+Need = Literal["batching", "adapter_batching", "adapters", "many_adapters", "int8", "int4"]
 
 RUNNING = 8
 REPEATS = 3
@@ -63,12 +63,16 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """adapters: how many of which kind the server has; see run_peers. needs: or it is left out."""
+    """adapters: how many of which kind the server has; see run_peers. needs: or it is left out.
+
+    quantize_activations: where that is a choice; llama.cpp and OpenVINO do so in every such phase.
+    """
 
     name: str
     num_adapters: int = 0
     small_adapters: bool = False
     quantization: str = ""
+    quantize_activations: bool = False
     needs: tuple[Need, ...] = ()
     measurements: tuple[Measurement, ...]
 
@@ -261,6 +265,29 @@ PHASES = (
             _prefill("int8-prefill", ", int8 weights"),
             _decode("int8-decode-1", ", int8 weights", 1),
             _decode("int8-decode-8", " at once, int8 weights", RUNNING, needs=("batching",)),
+        ),
+    ),
+    Phase(
+        name="int8-activations",
+        quantization="int8",
+        quantize_activations=True,
+        needs=("int8",),
+        measurements=(
+            _prefill("int8-activations-prefill", ", int8 weights and activations"),
+            _decode("int8-activations-decode-1", ", int8 weights and activations", 1),
+            _decode(
+                "int8-activations-decode-8", " at once, int8 weights and activations", RUNNING,
+                needs=("batching",),
+            ),
+        ),
+    ),
+    Phase(
+        name="int4",
+        quantization="int4",
+        needs=("int4",),
+        measurements=(
+            _prefill("int4-prefill", ", int4 weights"),
+            _decode("int4-decode-1", ", int4 weights", 1),
         ),
     ),
 )  # fmt: skip

@@ -80,6 +80,7 @@ class Bench:
             checkpoint=ensure_checkpoint(self.data / "model", self.shape),
             adapters=ensure_adapters(self.data / kind, phase.num_adapters, adapter, self.shape),
             quantization=phase.quantization,
+            quantize_activations=phase.quantize_activations,
             num_threads=torch.get_num_threads(),
         )
 

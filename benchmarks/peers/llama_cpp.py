@@ -15,7 +15,7 @@ from benchmarks.peers.peer import MODEL_NAME, Deployment, Launch, Limits, versio
 
 VERSION = "0.3.36"
 BUILD = ("-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_UI=OFF", "-DLLAMA_BUILD_TESTS=OFF")
-QUANTIZATIONS = {"": "BF16", "int8": "Q8_0"}
+QUANTIZATIONS = {"": "BF16", "int8": "Q8_0", "int4": "Q4_K_M"}
 CONVERT = "benchmarks.peers.servers.convert_to_gguf"
 
 

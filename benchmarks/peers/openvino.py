@@ -30,6 +30,7 @@ class OpenVino:
     limits = Limits(
         adapter_batching="one request at a time with adapters",
         many_adapters="all adapters must be known when the model is compiled",
+        int4="not measured",
     )
 
     def install(self, environment: Environment) -> None:

@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from benchmarks.peers.environment import Environment
 from benchmarks.peers.peer import MODEL_NAME, Deployment, Launch, Limits
 from lora_serve.bench.server import lora_serve_command
-from lora_serve.config import ModelConfig
 
 
 class LoraServe:
@@ -15,9 +14,7 @@ class LoraServe:
     recipe = ""
     notes = "exact: every answer is bit for bit that of a cold server, alone"
 
-    limits = Limits(
-        int8="" if "quantization" in ModelConfig.__dataclass_fields__ else "not served yet"
-    )
+    limits = Limits()
 
     def install(self, environment: Environment) -> None:
         assert find_spec("lora_serve"), "this module imports it"
@@ -34,6 +31,8 @@ class LoraServe:
         ]
         if deployment.quantization:
             arguments += ["--quantization", deployment.quantization]
+        if deployment.quantize_activations:
+            arguments.append("--quantize-activations")
         if deployment.adapters:
             modules = (f"{name}={path}" for name, path in deployment.adapters.items())
             arguments += ["--enable-lora", "--max-loras", "8", "--lora-modules", *modules]

@@ -19,11 +19,12 @@ MODEL_NAME = "base"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """What is served. quantization: "" for bf16 as the checkpoint has it, or "int8"."""
+    """What is served. quantization: "" for bf16 as the checkpoint has it, or "int8", or "int4"."""
 
     checkpoint: Path
     adapters: Mapping[str, Path] = field(default_factory=dict)
     quantization: str = ""
+    quantize_activations: bool = False
     max_running: int = 8
     max_model_len: int = 2048
     num_threads: int = 2
@@ -48,6 +49,7 @@ class Limits:
     adapters: str = ""
     many_adapters: str = ""
     int8: str = ""
+    int4: str = ""
 
 
 def version_of(checkpoint: Path) -> str:

@@ -21,6 +21,7 @@ class Transformers:
         adapter_batching="one request at a time",
         many_adapters="keeps every adapter in the model",
         int8="not measured",
+        int4="not measured",
     )
     way = "one-by-one"
 
@@ -50,6 +51,9 @@ class TransformersBatching(Transformers):
     name = "transformers-batching"
     notes = f"{TRANSFORMERS}: its own continuous batching"
     limits = Limits(
-        adapters="knows no adapters", many_adapters="knows no adapters", int8="not measured"
+        adapters="knows no adapters",
+        many_adapters="knows no adapters",
+        int8="not measured",
+        int4="not measured",
     )
     way = "batching"

