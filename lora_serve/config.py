@@ -92,7 +92,14 @@ class ModelConfig:
         repeat="append",
         metavar="OP=BACKEND",
     )
-    cpu_threads: int | None = setting("Threads for CPU kernels; all cores if left out.", None)
+    cpu_threads: int | None = setting(
+        "Threads for CPU kernels; if left out, one for each physical core that affinity and the "
+        "container's quota allow, or OMP_NUM_THREADS if that is less.",
+        None,
+    )
+    pin_cpu_threads: bool = setting(
+        "Give each of these threads a core of its own, if they are as many as the cores.", True
+    )
 
     def __post_init__(self) -> None:
         _require_at_least(1, "--max-model-len", self.max_model_len)

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
-from benchmarks.overhead.engine import SHAPES, Parts, decode_steps
+from benchmarks.overhead.engine import SHAPES, Parts, Threads, decode_steps
 from benchmarks.overhead.stopwatch import medians
 from lora_serve.bench.machine import describe_machine
+from lora_serve.ops.cpu_threads import default_num_threads
 
 COLUMNS = ("schedule", "batch", "forward", "kernels", "sample", "update", "rest", "reply")
 HEAD = "| model | requests | step us | " + " | ".join(COLUMNS) + " | Python |"
@@ -63,7 +63,8 @@ def table_line(row: Row) -> str:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=default_num_threads())
+    parser.add_argument("--pin", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--model", choices=SHAPES, nargs="+", default=list(SHAPES))
@@ -74,15 +75,16 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(1)  # no other pool beside the kernels' own
+    threads = Threads(arguments.threads, arguments.pin)
     rows = []
     print(HEAD, RULE, sep="\n", flush=True)
     for model in arguments.model:
         for num_requests in arguments.requests:
-            steps = decode_steps(SHAPES[model], arguments.threads, num_requests, arguments.steps)
+            steps = decode_steps(SHAPES[model], threads, num_requests, arguments.steps)
             rows.append(row_of(model, num_requests, steps))
             print(table_line(rows[-1]), flush=True)
     if arguments.out is not None:
-        facts = {"machine": asdict(describe_machine()), "threads": arguments.threads}
+        facts = {"machine": asdict(describe_machine()), "threads": asdict(threads)}
         facts["rows"] = [asdict(row) for row in rows]
         arguments.out.write_text(json.dumps(facts, indent=1, default=list) + "\n")
 

@@ -19,6 +19,7 @@ from lora_serve.models.spec import DecoderSpec
 from lora_serve.models.weights import RandomWeights, WeightReader
 from lora_serve.ops._cpu import usable_paths
 from lora_serve.ops.cpu import CpuKernels
+from lora_serve.ops.cpu_threads import pin_threads
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import AdapterCheckpoint, ModelInfo, ModelRunnerOutput, SchedulerOutput
 from lora_serve.worker.batch_builder import BatchBuilder
@@ -79,12 +80,22 @@ SHAPES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """Of the kernels' pool. are_pinned: as --pin-cpu-threads does it."""
+
+    count: int
+    are_pinned: bool = True
+
+
 class TimedExecutor:
     """Does what `Worker` does, of the same parts, with a stopwatch before each of them."""
 
-    def __init__(self, shape: Shape, threads: int, num_blocks: int, watch: Stopwatch) -> None:
+    def __init__(self, shape: Shape, threads: Threads, num_blocks: int, watch: Stopwatch) -> None:
         spec = shape.spec(num_blocks * BLOCK_SIZE)
-        kernels: Any = CpuKernels(usable_paths()[0], threads)
+        kernels: Any = CpuKernels(usable_paths()[0], threads.count)
+        if threads.are_pinned:
+            pin_threads(kernels.native.thread_ids())
         kernels.native = Timed(kernels.native, watch, dict.fromkeys(KERNELS, "kernels"))
         ops = kernels.ops()
         ops = replace(ops, sample=watch.timed("sample", ops.sample))
@@ -122,7 +133,7 @@ class TimedExecutor:
         return ModelRunnerOutput(step.step_id, self._runner.run(step.requests))
 
 
-def decode_steps(shape: Shape, threads: int, num_requests: int, num_steps: int) -> list[Parts]:
+def decode_steps(shape: Shape, threads: Threads, num_requests: int, num_steps: int) -> list[Parts]:
     """Seconds by part of steps in which all requests decode, PROMPT_TOKENS and a few behind each.
 
     The whole step is the part "step": from taking in what the engine decides to the bytes that

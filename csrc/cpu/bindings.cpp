@@ -24,6 +24,7 @@
 #include "lora_adapter.h"
 #include "packing.h"
 #include "paths.h"
+#include "thread_ids.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -280,6 +281,8 @@ class Backend {
     return sampled;
   }
 
+  std::vector<int> thread_ids() { return lora_serve::thread_ids(workers_->pool); }
+
   size_t multiply_only(int dtype, size_t rounds) {
     return kernels_.multiply_only(Dtype(dtype), rounds, *workers_);
   }
@@ -347,6 +350,7 @@ NB_MODULE(_cpu, m) {
       .def("rotary_and_write_kv", &Backend::rotary_and_write_kv)
       .def("attention", &Backend::attention)
       .def("sample", &Backend::sample)
+      .def("thread_ids", &Backend::thread_ids)
       .def("multiply_only", &Backend::multiply_only)
       .def("read_only", &Backend::read_only);
 }

@@ -24,7 +24,9 @@ logger = logging.getLogger(__name__)
 CPU = torch.device("cpu")
 
 
-def available_ops(device: torch.device = CPU, batch_invariant: bool = False) -> dict[str, Ops]:
+def available_ops(
+    device: torch.device = CPU, batch_invariant: bool = False, pin_threads: bool = False
+) -> dict[str, Ops]:
     """Backends for a device by name.
 
     On CPUs "reference" always, "cpu" where the extension was built, and "triton" where its
@@ -34,7 +36,7 @@ def available_ops(device: torch.device = CPU, batch_invariant: bool = False) -> 
         return {"triton": _load_triton(device, batch_invariant)}
     backends = {"reference": REFERENCE}
     try:
-        backends["cpu"] = importlib.import_module("lora_serve.ops.cpu").load()
+        backends["cpu"] = importlib.import_module("lora_serve.ops.cpu").load(pin=pin_threads)
     except ImportError as error:
         logger.debug("no native CPU kernels: %s", error)
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -55,14 +57,17 @@ def _load_triton(device: torch.device, batch_invariant: bool) -> Ops:
 
 
 def choose_ops(
-    overrides: Sequence[str], device: torch.device, batch_invariant: bool = False
+    overrides: Sequence[str],
+    device: torch.device,
+    batch_invariant: bool = False,
+    pin_threads: bool = False,
 ) -> Ops:
     """The fastest backend of a device, with groups of kernels swapped as `--override-op` asks.
 
     Raises:
         ConfigError: for a group or backend that does not exist, or cannot be loaded.
     """
-    backends = available_ops(device, batch_invariant)
+    backends = available_ops(device, batch_invariant, pin_threads)
     if device.type != "cpu":
         return override_ops(backends["triton"], overrides, backends)
     if "cpu" not in backends:

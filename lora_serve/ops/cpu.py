@@ -27,6 +27,7 @@ from lora_serve.ops._cpu import (
     use_huge_pages,
 )
 from lora_serve.ops.cpu_sampling import CpuSampling
+from lora_serve.ops.cpu_threads import pin_threads
 from lora_serve.ops.quantization import QuantizedWeight
 
 PATH_VARIABLE = "LORA_SERVE_CPU_PATH"
@@ -389,12 +390,13 @@ def _token_stride(rows: Tensor, head_size: int) -> int:
     return token
 
 
-def load(path: str | None = None, num_threads: int | None = None) -> Ops:
+def load(path: str | None = None, num_threads: int | None = None, pin: bool = False) -> Ops:
     """The fastest path that this machine runs, or the one named.
 
     Args:
         path: one of `usable_paths()`; None reads LORA_SERVE_CPU_PATH, which may be unset.
         num_threads: None for torch's own number at this moment.
+        pin: give each thread a core of its own, where `pin_threads` thinks that it helps.
 
     Raises:
         ConfigError: naming a path that does not exist or does not run here, and those that do.
@@ -404,4 +406,7 @@ def load(path: str | None = None, num_threads: int | None = None) -> Ops:
         raise ConfigError(
             f"{PATH_VARIABLE} {wanted!r}: this machine runs {', '.join(usable_paths())}"
         )
-    return CpuKernels(wanted, num_threads or torch.get_num_threads()).ops()
+    kernels = CpuKernels(wanted, num_threads or torch.get_num_threads())
+    if pin:
+        pin_threads(kernels.native.thread_ids())
+    return kernels.ops()

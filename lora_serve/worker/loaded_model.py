@@ -66,7 +66,7 @@ def load_model(config: ModelConfig, device: Device, block_size: int) -> LoadedMo
 
 
 def _chosen_ops(config: ModelConfig, device: torch.device) -> Ops:
-    ops = choose_ops(config.override_op, device, config.batch_invariant)
+    ops = choose_ops(config.override_op, device, config.batch_invariant, config.pin_cpu_threads)
     if config.quantization is None:
         return ops
     quantization = Quantization(FORMATS[config.quantization], config.quantize_activations)

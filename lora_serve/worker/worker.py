@@ -12,6 +12,7 @@ from torch import Tensor
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.models.layout import lora_modules
 from lora_serve.ops import GraphPlans
+from lora_serve.ops.cpu_threads import default_num_threads
 from lora_serve.step import AdapterCheckpoint, ModelInfo, ModelRunnerOutput, SchedulerOutput
 from lora_serve.worker.batch_builder import BatchBuilder
 from lora_serve.worker.cuda_graphs import DecodeGraphs, graph_sizes
@@ -59,8 +60,9 @@ class Worker:
         Raises:
             ConfigError: when the model, or a setting for it, cannot be served.
         """
-        if self._config.cpu_threads is not None:
-            torch.set_num_threads(self._config.cpu_threads)
+        torch.set_num_threads(
+            self._config.cpu_threads or min(torch.get_num_threads(), default_num_threads())
+        )
         device = self._device or open_device(self._config.device)
         free_bytes = device.free_bytes()
         model = load_model(self._config, device, self._cache.block_size)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -121,3 +123,18 @@ def test_a_plan_keeps_its_adapters_alive(ops: Ops) -> None:
     y = torch.zeros(2, 8)
     ops.lora(y, x, plan, 0)
     assert torch.allclose(y, 4 * x.sum(-1, keepdim=True).expand(2, 8), atol=1e-4)
+
+
+def test_a_pool_tells_its_threads_apart() -> None:
+    ids = cpu.CpuKernels(cpu.usable_paths()[0], 3).native.thread_ids()
+    assert len(set(ids)) == 3
+    assert ids[0] == threading.get_native_id()
+
+
+def test_a_pool_as_large_as_the_machine_is_pinned_if_asked() -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    before = {task.name for task in Path("/proc/self/task").iterdir()}
+    ops = cpu.load(num_threads=len(cpus), pin=True)
+    new = {task.name for task in Path("/proc/self/task").iterdir()} - before
+    assert sorted(os.sched_getaffinity(int(name)) for name in new) == [{c} for c in cpus[1:]]
+    assert ops.name == "cpu"

@@ -5,14 +5,14 @@ import pytest
 pytest.importorskip("lora_serve.ops.cpu", reason="the native kernels are not built")
 
 from benchmarks.overhead.__main__ import COLUMNS, HEAD, row_of, table_line
-from benchmarks.overhead.engine import Shape, decode_steps
+from benchmarks.overhead.engine import Shape, Threads, decode_steps
 from benchmarks.overhead.stopwatch import Stopwatch, Timed, medians
 
 TINY = Shape("tiny", 500, 64, 128, 2, 1, 1)
 
 
 def test_the_parts_of_a_real_step_add_up_to_it() -> None:
-    steps = decode_steps(TINY, threads=1, num_requests=3, num_steps=4)
+    steps = decode_steps(TINY, threads=Threads(1), num_requests=3, num_steps=4)
     assert len(steps) == 4
     row = row_of("tiny", 3, steps)
     assert set(row.parts) == set(COLUMNS)
