@@ -1,0 +1,184 @@
+"""Which program walks which keys for which queries: a step's attention as a table of numbers.
+
+Where queries and keys are cut changes no bit (see attention.py), so this is all about speed. Knows
+no kernel, and of heads only that every tile is walked once for each.
+
+    words: num single tiles, their start, num wide tiles, their start, num folds, their start,
+           block tables' start, block tables' width; then the lists themselves
+    tile:  request, first row of q, num tokens, first position, first span, end span,
+           first row of its partial sums or -1, 0
+    fold:  row of q, its first partial row, partial rows from span to span, num spans
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lora_serve.ops.triton.launch import Machine
+from lora_serve.ops.triton.plan_words import PROGRAMS_PER_MULTIPROCESSOR, overwrite, to_device
+
+SPAN = 256  # keys that are summed by themselves
+TILE_TOKENS = 128  # of a wide tile; a single one has one token
+HEADER_WORDS = 8
+TILE_WORDS = 8
+FOLD_WORDS = 4
+# Sums of single spans that are kept at once, per head: 60 MB for 28 heads of 128. A step that
+# would need more walks its shorter requests whole, and has enough of them to fill the card.
+MAX_PARTIAL_ROWS = 4096
+
+Words = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """words: int32, on the device. The numbers are bounds of what stands there.
+
+    is_reserved: programs are as many as the card runs at once, and each takes what tiles there are;
+    else there is one for each tile.
+    """
+
+    words: Tensor
+    num_single: int
+    num_wide: int
+    num_folds: int
+    num_partial_rows: int
+    is_reserved: bool = False
+
+    def num_programs(self, num_units: int, machine: Machine) -> int:
+        if not self.is_reserved:
+            return num_units
+        return min(num_units, PROGRAMS_PER_MULTIPROCESSOR * machine.num_multiprocessors)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    tiles: Words
+    is_wide: npt.NDArray[np.bool_]
+    folds: Words
+    num_partial_rows: int
+
+
+def plan_attention(
+    query_start_loc: Tensor, seq_lens: Tensor, block_tables: Tensor, device: torch.device
+) -> AttentionPlan:
+    tables = _tables(query_start_loc.numpy(), seq_lens.numpy())
+    num_wide = int(tables.is_wide.sum())
+    return AttentionPlan(
+        to_device(_words(tables, block_tables.numpy()), device),
+        num_single=len(tables.tiles) - num_wide,
+        num_wide=num_wide,
+        num_folds=len(tables.folds),
+        num_partial_rows=tables.num_partial_rows,
+    )
+
+
+def new_attention_plan(
+    num_rows: int, max_blocks: int, block_size: int, device: torch.device
+) -> AttentionPlan:
+    """For steps of one row per request, of at most max_blocks each; at first of padding rows."""
+    max_spans = -(-max_blocks * block_size // SPAN)
+    num_partial_rows = min(MAX_PARTIAL_ROWS, num_rows * max_spans)
+    num_tiles = num_rows + num_partial_rows
+    num_words = HEADER_WORDS + num_tiles * TILE_WORDS + num_rows * (FOLD_WORDS + max_blocks)
+    plan = AttentionPlan(
+        torch.zeros(num_words, dtype=torch.int32, device=device),
+        num_single=num_tiles,
+        num_wide=0,
+        num_folds=num_rows,
+        num_partial_rows=num_partial_rows,
+        is_reserved=True,
+    )
+    no_one = torch.empty(0, dtype=torch.int32)
+    fill_attention_plan(plan, no_one, no_one.view(0, 0))
+    return plan
+
+
+def fill_attention_plan(plan: AttentionPlan, seq_lens: Tensor, block_tables: Tensor) -> None:
+    """Rows beyond those of `seq_lens` are padding: they see no key, and their attention is 0."""
+    assert plan.is_reserved, "a plan of one step cannot take another's"
+    num_rows = plan.num_folds
+    lengths = np.zeros(num_rows, dtype=np.int32)
+    lengths[: len(seq_lens)] = seq_lens.numpy()
+    tables = _tables(np.arange(num_rows + 1, dtype=np.int32), lengths)
+    overwrite(plan.words, _words(tables, block_tables.numpy()))
+
+
+def _tables(starts: Words, seq_lens: Words) -> _Tables:
+    num_new = np.diff(starts)
+    num_tiles = -(-num_new // TILE_TOKENS)
+    request = np.repeat(np.arange(len(num_new)), num_tiles)
+    offset = TILE_TOKENS * (np.arange(len(request)) - np.repeat(_before(num_tiles), num_tiles))
+    tokens = np.minimum(TILE_TOKENS, num_new[request] - offset)
+    row = starts[request] + offset
+    position = (seq_lens - num_new)[request] + offset
+    spans = -(-(position + tokens) // SPAN)
+    is_apart = _walked_apart(tokens, np.where(num_tiles[request] == 1, spans, 1))
+
+    parts = np.where(is_apart, spans, 1)
+    tile = np.repeat(np.arange(len(request)), parts)
+    part = np.arange(len(tile)) - np.repeat(_before(parts), parts)
+    partial_rows = np.where(is_apart, tokens * spans, 0)
+    first_partial = _before(partial_rows)
+    apart = is_apart[tile]
+    tiles = np.stack(
+        (
+            request[tile],
+            row[tile],
+            tokens[tile],
+            position[tile],
+            np.where(apart, part, 0),
+            np.where(apart, part + 1, spans[tile]),
+            np.where(apart, first_partial[tile] + part * tokens[tile], -1),
+            np.zeros_like(tile),
+        ),
+        axis=1,
+    ).astype(np.int32)
+    longest_first = np.argsort(tiles[:, 4] - tiles[:, 5], kind="stable")
+    tiles = tiles[longest_first]
+    folds = _folds(row[is_apart], tokens[is_apart], spans[is_apart], first_partial[is_apart])
+    return _Tables(tiles, tiles[:, 2] > 1, folds, int(partial_rows.sum()))
+
+
+def _walked_apart(
+    tokens: npt.NDArray[np.int64], spans: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """The tiles of several spans that get programs for each, longest first while memory lasts."""
+    rows = np.where(spans > 1, tokens * spans, 0)
+    order = np.argsort(-spans, kind="stable")
+    fits = np.empty(len(rows), dtype=bool)
+    fits[order] = np.cumsum(rows[order]) <= MAX_PARTIAL_ROWS
+    return fits & (spans > 1)
+
+
+def _folds(
+    row: npt.NDArray[np.int64],
+    tokens: npt.NDArray[np.int64],
+    spans: npt.NDArray[np.int64],
+    first_partial: npt.NDArray[np.int64],
+) -> Words:
+    """One for each token of the tiles whose spans are walked apart."""
+    tile = np.repeat(np.arange(len(row)), tokens)
+    token = np.arange(len(tile)) - np.repeat(_before(tokens), tokens)
+    columns = (row[tile] + token, first_partial[tile] + token, tokens[tile], spans[tile])
+    return np.stack(columns, axis=1).astype(np.int32)
+
+
+def _words(tables: _Tables, block_tables: Words) -> Words:
+    single, wide = tables.tiles[~tables.is_wide], tables.tiles[tables.is_wide]
+    wide_start = HEADER_WORDS + single.size
+    fold_start = wide_start + wide.size
+    table_start = fold_start + tables.folds.size
+    lists = (len(single), HEADER_WORDS, len(wide), wide_start, len(tables.folds), fold_start)
+    header = (*lists, table_start, block_tables.shape[1])
+    parts = (np.array(header), single, wide, tables.folds, block_tables)
+    return np.concatenate([part.ravel() for part in parts], dtype=np.int32)
+
+
+def _before(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Sum of the counts before each."""
+    return np.cumsum(counts) - counts

@@ -1,0 +1,244 @@
+"""Low-rank deltas of many adapters of mixed ranks, in two launches for a whole linear layer.
+
+    h = x a^T      y += scale h b^T      T tokens, r rank; h stays float32, y is rounded once
+
+Inputs are summed in spans of IN_SPAN, and the spans' sums added in order: by one program each when
+rows are few (then `expand_kernel` adds them), by one program for all when they are many. No bit
+tells. Each product has 64 rows, used or not, so that all take the same tensor core instruction.
+
+Source: "shrink" and "expand" of SGMV, Chen et al. 2023, arxiv.org/abs/2310.18547.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor, float32
+
+from lora_serve.ops.triton.arithmetic import multiply, multiply_wide, rounded
+from lora_serve.ops.triton.launch import Launch, Machine
+from lora_serve.ops.triton.lora_plan import (
+    FIRST_PART_WORD,
+    HEADER_WORDS,
+    LAYER_WORDS,
+    MAX_PARTS,
+    PART_WORDS,
+    RANK_STEP,
+    TILE_ROWS,
+    TILE_WORDS,
+    LoRAPlan,
+)
+from lora_serve.ops.triton.plan_words import PROGRAMS_PER_MULTIPROCESSOR
+
+IN_SPAN = 1024
+IN_STEP = 64
+OUT_BLOCK = 64
+RANK_BLOCK = 16  # of expand: ranks are summed in such steps
+# With more tiles than this, programs for spans would only add traffic: the card is full.
+MAX_TILES_APART = 64
+RESERVED_COLUMN_UNITS = 4
+
+
+@triton.jit
+def shrink_kernel(
+    x_ptr,
+    hidden_ptr,
+    plan_ptr,
+    layer_start,
+    span_stride,
+    hidden_width,
+    IN: tl.constexpr,
+    IN_SPAN: tl.constexpr,
+    IN_STEP: tl.constexpr,
+    UNIT_SPANS: tl.constexpr,
+    SPANS_OF_UNIT: tl.constexpr,
+    COLUMN_UNITS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEADER_WORDS: tl.constexpr,
+    TILE_WORDS: tl.constexpr,
+):
+    # hidden[span, t, c] = sum of x[t, i] a[c, i] over the span's i, for all parts' columns c
+    # x (T, IN); hidden (UNIT_SPANS, T, hidden_width), float32, of SPANS_OF_UNIT spans each
+    # layer_start: where this linear layer begins in an adapter's table
+    # One unit: a tile's rows, SPANS_OF_UNIT spans, each COLUMN_UNITS-th block of COLUMNS
+    UNITS: tl.constexpr = UNIT_SPANS * COLUMN_UNITS
+    num_units = tl.load(plan_ptr).to(tl.int32) * UNITS
+    row = tl.arange(0, ROWS)
+    for unit in range(tl.program_id(0), num_units, tl.num_programs(0)):
+        tile_ptr = plan_ptr + HEADER_WORDS + unit // UNITS * TILE_WORDS
+        layer_ptr = tl.load(tile_ptr).to(plan_ptr.dtype) + layer_start
+        tile_row = tl.load(tile_ptr + 1)
+        num_rows = tl.load(tile_ptr + 2).to(tl.int32)
+        a_ptr = tl.multiple_of(tl.load(layer_ptr).to(x_ptr.dtype), 16)
+        num_columns = tl.load(layer_ptr + 1).to(tl.int32)
+        unit_span = unit // COLUMN_UNITS % UNIT_SPANS
+        begin = unit_span * (SPANS_OF_UNIT * IN_SPAN)
+        end = tl.minimum(IN, begin + SPANS_OF_UNIT * IN_SPAN)
+        x_rows = x_ptr + (tile_row + row)[:, None] * IN
+        first_column = unit % COLUMN_UNITS * COLUMNS
+        for block in range(first_column, num_columns, COLUMN_UNITS * COLUMNS):
+            column = block + tl.arange(0, COLUMNS)
+            a_rows = a_ptr + column[None, :].to(tl.int64) * IN
+            total = tl.zeros((ROWS, COLUMNS), tl.float32)
+            sums = tl.zeros((ROWS, COLUMNS), tl.float32)
+            for first in range(begin, end, IN_STEP):
+                i = first + tl.arange(0, IN_STEP)
+                x_mask = (row < num_rows)[:, None]
+                a_mask = (column < num_columns)[None, :]
+                if IN % IN_STEP != 0:
+                    x_mask &= (i < IN)[None, :]
+                    a_mask &= (i < IN)[:, None]
+                x = tl.load(x_rows + i[None, :], mask=x_mask, other=0.0)
+                a = tl.load(a_rows + i[:, None], mask=a_mask, other=0.0)
+                sums = multiply(x, a, sums)
+                if (first + IN_STEP) % IN_SPAN == 0:
+                    total += sums
+                    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
+            total += sums
+            to = unit_span * span_stride + (tile_row + row) * hidden_width
+            to_mask = (row < num_rows)[:, None] & (column < num_columns)[None, :]
+            tl.store(hidden_ptr + to[:, None] + column[None, :], total, mask=to_mask)
+
+
+@triton.jit
+def expand_kernel(
+    y_ptr,
+    hidden_ptr,
+    plan_ptr,
+    layer_start,
+    span_stride,
+    hidden_width,
+    OUT: tl.constexpr,
+    OUT_UNITS: tl.constexpr,
+    OUT_BLOCK: tl.constexpr,
+    UNIT_SPANS: tl.constexpr,
+    RANK_BLOCK: tl.constexpr,
+    RANK_STEP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEADER_WORDS: tl.constexpr,
+    TILE_WORDS: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
+    FIRST_PART_WORD: tl.constexpr,
+    PART_WORDS: tl.constexpr,
+):
+    # y[t, first output of part + o] += scale * sum of hidden[t, r] b[o, r]
+    # y (T, OUT) and b of one dtype; hidden (UNIT_SPANS, T, hidden_width), float32
+    # One unit: a tile's rows, and OUT_BLOCK outputs of the part that the unit falls in
+    num_units = tl.load(plan_ptr).to(tl.int32) * OUT_UNITS
+    row = tl.arange(0, ROWS)
+    for unit in range(tl.program_id(0), num_units, tl.num_programs(0)):
+        tile_ptr = plan_ptr + HEADER_WORDS + unit // OUT_UNITS * TILE_WORDS
+        parts_ptr = tl.load(tile_ptr).to(plan_ptr.dtype) + layer_start + FIRST_PART_WORD
+        tile_row = tl.load(tile_ptr + 1)
+        num_rows = tl.load(tile_ptr + 2).to(tl.int32)
+        block = unit % OUT_UNITS
+        part = -1
+        part_block = 0
+        for candidate in tl.static_range(MAX_PARTS):
+            # No outputs where the adapter has no such part.
+            num_out = tl.load(parts_ptr + candidate * PART_WORDS + 2).to(tl.int32)
+            num_blocks = tl.cdiv(num_out, OUT_BLOCK)
+            is_here = (block >= 0) & (block < num_blocks)
+            part = tl.where(is_here, candidate, part)
+            part_block = tl.where(is_here, block, part_block)
+            block -= num_blocks
+        if part >= 0:
+            part_ptr = parts_ptr + part * PART_WORDS
+            b_ptr = tl.multiple_of(tl.load(part_ptr).to(y_ptr.dtype), 16)
+            rank = tl.multiple_of(tl.load(part_ptr + 1).to(tl.int32), RANK_STEP)
+            num_out = tl.load(part_ptr + 2).to(tl.int32)
+            first_out = tl.load(part_ptr + 3)
+            first_column = tl.load(part_ptr + 4)
+            scale = tl.load(part_ptr + 5).to(tl.int32).to(tl.float32, bitcast=True)
+            o = part_block * OUT_BLOCK + tl.arange(0, OUT_BLOCK)
+            b_rows = b_ptr + o[None, :].to(tl.int64) * rank
+            hidden_rows = hidden_ptr + ((tile_row + row) * hidden_width + first_column)[:, None]
+            delta = tl.zeros((ROWS, OUT_BLOCK), tl.float32)
+            for first in range(0, rank, RANK_BLOCK):
+                r = first + tl.arange(0, RANK_BLOCK)
+                hidden_mask = (row < num_rows)[:, None] & (r < rank)[None, :]
+                hidden = tl.zeros((ROWS, RANK_BLOCK), tl.float32)
+                for span in range(UNIT_SPANS):
+                    hidden_ptrs = hidden_rows + (span * span_stride + r)[None, :]
+                    hidden += tl.load(hidden_ptrs, mask=hidden_mask, other=0.0)
+                b_mask = (o < num_out)[None, :] & (r < rank)[:, None]
+                b = tl.load(b_rows + r[:, None], mask=b_mask, other=0.0)
+                delta = multiply_wide(hidden, b, delta)
+            y_ptrs = y_ptr + ((tile_row + row) * OUT + first_out)[:, None] + o[None, :]
+            y_mask = (row < num_rows)[:, None] & (o < num_out)[None, :]
+            y = tl.load(y_ptrs, mask=y_mask, other=0.0).to(tl.float32)
+            y = rounded(tl.fma(delta, scale, y), y_ptr.dtype.element_ty)
+            tl.store(y_ptrs, y, mask=y_mask)
+
+
+def lora_launches(
+    y: Tensor, x: Tensor, plan: LoRAPlan, linear_index: int, machine: Machine
+) -> list[Launch]:
+    """Shrink, then expand: of linear layer `linear_index`. y (T, out) and x (T, in) contiguous."""
+    width = plan.columns_of(linear_index)
+    if width == 0:
+        return []
+    num_rows, in_features = x.shape
+    num_spans = triton.cdiv(in_features, IN_SPAN)
+    is_apart = plan.is_reserved or plan.num_tiles <= MAX_TILES_APART
+    unit_spans = num_spans if is_apart else 1
+    hidden = x.new_empty((unit_spans, num_rows, width), dtype=float32)
+    columns = 64 if width > 16 and not is_apart else 16
+    column_units = RESERVED_COLUMN_UNITS if plan.is_reserved else triton.cdiv(width, columns)
+    out_units = triton.cdiv(y.shape[1], OUT_BLOCK) + MAX_PARTS - 1
+    arguments: dict[str, Tensor | int | float] = {
+        "hidden_ptr": hidden,
+        "plan_ptr": plan.words,
+        "layer_start": linear_index * LAYER_WORDS,
+        "span_stride": num_rows * width,
+        "hidden_width": width,
+    }
+    shared: dict[str, int | bool] = {
+        "UNIT_SPANS": unit_spans,
+        "ROWS": TILE_ROWS,
+        "HEADER_WORDS": HEADER_WORDS,
+        "TILE_WORDS": TILE_WORDS,
+    }
+    shrink = Launch(
+        shrink_kernel,
+        (_num_programs(plan, unit_spans * column_units, machine),),
+        {**arguments, "x_ptr": x},
+        {
+            **shared,
+            "IN": in_features,
+            "IN_SPAN": IN_SPAN,
+            "IN_STEP": IN_STEP,
+            "SPANS_OF_UNIT": triton.cdiv(num_spans, unit_spans),
+            "COLUMN_UNITS": column_units,
+            "COLUMNS": columns,
+        },
+        num_warps=4,
+        num_stages=4,
+    )
+    expand = Launch(
+        expand_kernel,
+        (_num_programs(plan, out_units, machine),),
+        {**arguments, "y_ptr": y},
+        {
+            **shared,
+            "OUT": y.shape[1],
+            "OUT_UNITS": out_units,
+            "OUT_BLOCK": OUT_BLOCK,
+            "RANK_BLOCK": RANK_BLOCK,
+            "RANK_STEP": RANK_STEP,
+            "MAX_PARTS": MAX_PARTS,
+            "FIRST_PART_WORD": FIRST_PART_WORD,
+            "PART_WORDS": PART_WORDS,
+        },
+        num_warps=4,
+    )
+    return [shrink, expand]
+
+
+def _num_programs(plan: LoRAPlan, units_of_tile: int, machine: Machine) -> int:
+    """One for each unit; of a reserved plan, as many as the card runs at once."""
+    num_units = plan.num_tiles * units_of_tile
+    if not plan.is_reserved:
+        return num_units
+    return min(num_units, PROGRAMS_PER_MULTIPROCESSOR * machine.num_multiprocessors)

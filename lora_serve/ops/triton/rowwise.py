@@ -1,0 +1,105 @@
+"""Norms and activation: every row by itself, in float32, rounded once.
+
+How a row is summed depends on its width alone. A program takes several where they are narrow, such
+as a head's.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lora_serve.ops.triton.arithmetic import rounded
+from lora_serve.ops.triton.launch import Launch, Machine
+
+MAX_WIDTH = 32768
+ACTIVATION_BLOCK = 1024
+
+
+@triton.jit
+def norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    y_ptr,
+    num_rows,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    ADDS: tl.constexpr,
+):
+    # y = r / sqrt(mean(r^2) + eps) * weight, where r = x, or residual + x written to residual
+    # x, residual, y (num_rows, WIDTH); one program per ROWS rows
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    mask = (row < num_rows) & (column < WIDTH)
+    offsets = row.to(tl.int64) * WIDTH + column
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    if ADDS:
+        x += tl.load(residual_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        total = rounded(x, residual_ptr.dtype.element_ty)
+        tl.store(residual_ptr + offsets, total, mask=mask)
+        x = total.to(tl.float32)
+    mean_square = tl.sum(x * x, axis=1) / WIDTH
+    scale = 1.0 / tl.sqrt_rn(mean_square + eps)
+    weight = tl.load(weight_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    tl.store(y_ptr + offsets, rounded(x * scale[:, None] * weight, y_ptr.dtype.element_ty), mask)
+
+
+@triton.jit
+def silu_and_mul_kernel(
+    x_ptr, y_ptr, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
+):
+    # y (num_rows, WIDTH) = silu(x[:, :WIDTH]) * x[:, WIDTH:]; programs (rows, blocks of columns)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    mask = (row < num_rows) & (column < WIDTH)
+    gate = tl.load(x_ptr + row * 2 * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + row * 2 * WIDTH + WIDTH + column, mask=mask, other=0.0).to(tl.float32)
+    y = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(y_ptr + row * WIDTH + column, rounded(y, y_ptr.dtype.element_ty), mask=mask)
+
+
+def norm_launch(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    y: Tensor,
+    eps: float,
+    machine: Machine,
+) -> Launch:
+    """x, residual, y: (N, D), contiguous. Without a residual, the norm of x itself."""
+    num_rows, width = x.shape
+    assert width <= MAX_WIDTH, f"rows of {width} elements; these kernels take {MAX_WIDTH}"
+    block = triton.next_power_of_2(width)
+    rows = max(1, machine.row_elements // block)
+    return Launch(
+        norm_kernel,
+        (triton.cdiv(num_rows, rows),),
+        {
+            "x_ptr": x,
+            "residual_ptr": x if residual is None else residual,
+            "weight_ptr": weight,
+            "y_ptr": y,
+            "num_rows": num_rows,
+            "eps": eps,
+        },
+        {"WIDTH": width, "BLOCK": block, "ROWS": rows, "ADDS": residual is not None},
+        num_warps=min(16, max(2, block // 512)),
+    )
+
+
+def silu_and_mul_launch(x: Tensor, y: Tensor, machine: Machine) -> Launch:
+    """x: (T, 2 I), y: (T, I), contiguous."""
+    num_rows, width = y.shape
+    block = min(ACTIVATION_BLOCK, triton.next_power_of_2(width))
+    rows = max(1, machine.row_elements // block)
+    return Launch(
+        silu_and_mul_kernel,
+        (triton.cdiv(num_rows, rows), triton.cdiv(width, block)),
+        {"x_ptr": x, "y_ptr": y, "num_rows": num_rows},
+        {"WIDTH": width, "BLOCK": block, "ROWS": rows},
+        num_warps=4,
+    )

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lora_serve.ops import Ops
+from lora_serve.ops.triton import attention_plan
+from tests.ops.cases import PagedCase, assert_close, exact_rotation, normal
+
+BF16 = torch.bfloat16
+WINDOWS = pytest.mark.parametrize("window", [None, 20])
+
+
+def make(
+    ops: Ops,
+    *seq_lens: int,
+    dtype: torch.dtype = BF16,
+    heads: tuple[int, int] = (2, 1),
+    head_size: int = 16,
+    block_size: int = 16,
+    window: int | None = None,
+) -> PagedCase:
+    return PagedCase(
+        ops,
+        seq_lens,
+        num_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_size=head_size,
+        dtype=dtype,
+        block_size=block_size,
+        window=window,
+    )
+
+
+def test_attention_is_the_softmax_over_what_is_visible(ops: Ops, dtype: torch.dtype) -> None:
+    case = make(ops, 270, dtype=dtype)
+    assert_close(case.step([(0, 0, 270)])[0], case.exact(0), dtype)
+
+
+@pytest.mark.parametrize("window", [1, 20, 260])
+def test_a_window_hides_what_lies_before_it(ops: Ops, window: int) -> None:
+    case = make(ops, 270, window=window)
+    assert_close(case.step([(0, 0, 270)])[0], case.exact(0), BF16)
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_size"),
+    [((1, 1), 64), ((6, 6), 80), ((14, 2), 96), ((80, 1), 128), ((4, 2), 256)],
+)
+def test_query_heads_share_key_heads_in_groups(
+    ops: Ops, heads: tuple[int, int], head_size: int
+) -> None:
+    case = make(ops, 21, heads=heads, head_size=head_size)
+    assert_close(case.step([(0, 0, 21)])[0], case.exact(0), BF16)
+
+
+def test_rotation_turns_q_in_place_by_its_position(ops: Ops, dtype: torch.dtype) -> None:
+    q, k, v = (normal(5, 2, 32, dtype=dtype, seed=seed) for seed in range(3))
+    cos_sin = normal(50, 32, dtype=torch.float32)
+    positions = torch.tensor([49, 0, 7, 7, 3])
+    expected = exact_rotation(q, cos_sin, positions)
+    cache = ops.new_kv_cache(4, 16, 2, 32, dtype)
+    ops.rotary_and_write_kv(q, k, v, cos_sin, positions, cache, torch.arange(5))
+    assert_close(q, expected, dtype)
+
+
+@pytest.mark.parametrize("poison", [torch.inf, 3e4])
+def test_what_lies_beyond_the_sequence_is_never_read(ops: Ops, poison: float) -> None:
+    case = make(ops, 21)
+    clean = case.chunked(0, 21)
+    case.cache.fill_(poison)
+    assert torch.equal(case.chunked(0, 11), clean)
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_an_overflow_reaches_no_row_before_it(ops: Ops, dtype: torch.dtype, broken: float) -> None:
+    """Else one request's overflow would spoil the prefix that it shares with others."""
+    case = make(ops, 70, dtype=dtype)
+    before = case.chunked(0, 70)[:50]
+    for tensor in (case.requests[0].k, case.requests[0].v):
+        tensor[50] = broken
+        case.cache.fill_(torch.nan)
+        after = case.step([(0, 0, 70)])[0]
+        assert torch.equal(after[:50], before)
+        assert not torch.isfinite(after[50:]).all(dim=(1, 2)).any()
+
+
+@pytest.mark.parametrize("block_size", [8, 48])
+def test_any_block_size_gives_the_same_bits(ops: Ops, block_size: int) -> None:
+    expected = make(ops, 150).step([(0, 0, 150)])[0]
+    assert torch.equal(make(ops, 150, block_size=block_size).step([(0, 0, 150)])[0], expected)
+
+
+@WINDOWS
+def test_chunks_of_any_size_give_the_same_bits(ops: Ops, window: int | None) -> None:
+    """Each chunk finds a prefix in the cache, in one span or several."""
+    case = make(ops, 300, window=window)
+    whole = case.chunked(0, 300)
+    case.cache.fill_(torch.nan)
+    assert torch.equal(case.chunked(0, 110), whole)
+
+
+@WINDOWS
+def test_decode_gives_the_bits_of_prefill(ops: Ops, window: int | None) -> None:
+    """Across the ends of a tile and of a span: decode walks spans apart, prefill does not."""
+    case = make(ops, 260, window=window)
+    whole = case.chunked(0, 260)
+    for position in (0, 63, 64, 255, 259):
+        assert torch.equal(case.step([(0, position, position + 1)])[0], whole[position:][:1])
+
+
+def test_other_requests_in_the_batch_change_nothing(ops: Ops) -> None:
+    case = make(ops, 40, 270, 1)
+    alone = [case.chunked(index, 1000) for index in range(3)]
+    case.cache.fill_(torch.nan)
+    case.step([(1, 0, 269)])
+    mixed = case.step([(0, 0, 40), (1, 269, 270), (2, 0, 1)])
+    assert torch.equal(mixed[0], alone[0])
+    assert torch.equal(mixed[1], alone[1][269:])
+    assert torch.equal(mixed[2], alone[2])
+
+
+def test_spans_walked_in_a_row_give_the_bits_of_spans_walked_apart(
+    ops: Ops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step without room for partial sums is slower, and nothing else."""
+    case = make(ops, 270)
+    whole = case.chunked(0, 270)
+    apart = case.step([(0, 250, 270)])[0]
+    monkeypatch.setattr(attention_plan, "MAX_PARTIAL_ROWS", 0)
+    assert torch.equal(apart, whole[250:])
+    assert torch.equal(case.step([(0, 250, 270)])[0], apart)
+
+
+@WINDOWS
+def test_a_plan_that_is_filled_again_gives_the_same_bits(ops: Ops, window: int | None) -> None:
+    """Padding rows touch neither cache nor q, and their attention is 0."""
+    case = make(ops, 300, 40, window=window)
+    alone = [case.chunked(index, 1000) for index in range(2)]
+    plans = ops.graph_plans
+    assert plans is not None
+    plan = plans.new_attention_plan(4, 20, case.block_size)
+    q = torch.zeros(4, 2, 16, dtype=BF16)
+    assert torch.equal(attend(case, q, plan), torch.zeros_like(q))
+    for index, position in ((0, 299), (1, 39), (0, 299)):
+        request = case.requests[index]
+        q[0] = rotated(case, index, position)
+        lengths = torch.tensor([position + 1], dtype=torch.int32)
+        plans.fill_attention_plan(plan, lengths, request.block_ids[None])
+        out = attend(case, q, plan)
+        assert torch.equal(out[0], alone[index][position])
+        assert torch.equal(out[1:], torch.zeros_like(q[1:]))
+
+
+def attend(case: PagedCase, q: torch.Tensor, plan: object) -> torch.Tensor:
+    return case.ops.paged_attention(q, case.cache, plan, case.scale, case.window)
+
+
+def rotated(case: PagedCase, index: int, position: int) -> torch.Tensor:
+    """q of one row; the key that is written with it is the one that stands there."""
+    request = case.requests[index]
+    q = request.q[position : position + 1].clone()
+    slots = request.slots(position, position + 1)
+    k, v = request.k[position : position + 1], request.v[position : position + 1]
+    positions = torch.tensor([position])
+    case.ops.rotary_and_write_kv(q, k, v, case.cos_sin, positions, case.cache, slots)
+    return q[0]

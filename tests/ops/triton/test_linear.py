@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lora_serve.ops import Ops
+from lora_serve.ops.triton import load
+from tests.ops.cases import assert_close, exact_linear, normal
+from tests.ops.test_linear import (
+    test_a_row_beside_nan_is_untouched,
+    test_linear_rounds_once_and_after_the_bias,
+)
+
+__all__ = [
+    "test_a_row_beside_nan_is_untouched",
+    "test_linear_rounds_once_and_after_the_bias",
+]
+
+
+@pytest.mark.parametrize(("out_features", "in_features"), [(5, 7), (257, 100)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_linear_is_the_product_plus_the_bias(
+    ops: Ops, dtype: torch.dtype, out_features: int, in_features: int, has_bias: bool
+) -> None:
+    x = normal(19, in_features, dtype=dtype, seed=1)
+    weight = normal(out_features, in_features, dtype=dtype, seed=2)
+    bias = normal(out_features, dtype=dtype, seed=3) if has_bias else None
+    got = ops.linear(x, ops.pack_linear(weight, bias))
+    assert_close(got, exact_linear(x, weight, bias), dtype)
+
+
+def test_a_row_has_the_same_bits_alone_and_among_others(ops: Ops, dtype: torch.dtype) -> None:
+    """Few rows and many take tiles of different shape."""
+    packed = ops.pack_linear(normal(300, 100, dtype=dtype), normal(300, dtype=dtype))
+    x = normal(150, 100, dtype=dtype, seed=2)
+    together = ops.linear(x, packed)
+    for start, end in [(0, 1), (70, 71), (5, 64), (100, 149)]:
+        assert torch.equal(ops.linear(x[start:end].clone(), packed), together[start:end])
+
+
+def test_without_the_flag_products_are_the_librarys(ops: Ops) -> None:
+    library = load(torch.device("cpu"), batch_invariant=False)
+    weight, x = normal(40, 64, dtype=torch.float32), normal(5, 64, dtype=torch.float32, seed=1)
+    got = library.linear(x, library.pack_linear(weight, None))
+    assert_close(got, exact_linear(x, weight, None), torch.float32)
+    assert torch.equal(got, torch.nn.functional.linear(x, weight))
+    assert library.numerics != ops.numerics
