@@ -59,12 +59,9 @@ class CudaDevice:
         return peak
 
     def record(self, run: Callable[[], Tensor]) -> CudaGraph:
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(WARM_UP_RUNS):
-                run()
-        torch.cuda.current_stream().wait_stream(aside)
+        for _ in range(WARM_UP_RUNS):
+            run()
+        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Loads of adapters go on meanwhile in their own thread, so only this one's calls count.
         with torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"):

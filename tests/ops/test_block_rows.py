@@ -67,6 +67,15 @@ def test_the_cuda_source_compiles_and_spills_nothing(architecture: str, tmp_path
     assert all("0 bytes spill stores, 0 bytes spill loads" in line for line in usage), usage
 
 
+def test_the_native_copy_tells_what_the_card_said() -> None:
+    native = pytest.importorskip("lora_serve.ops._cuda", reason="csrc/cuda was NOT built")
+    native.gather_blocks(0, 0, 0, 0, 0, 0, 0)  # of nothing: no card is needed
+    if torch.cuda.is_available():
+        pytest.skip("a card would try to read address 0")
+    with pytest.raises(RuntimeError, match=r"copying KV blocks: .*CUDA"):
+        native.scatter_blocks(0, 1, 0, 1, 0, 16, 0)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("block_bytes", [16, 16 * 255, 16 * 4096])
 def test_the_native_copy_is_torchs(block_bytes: int) -> None:
