@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from lora_serve.kv_tiers.base import Cause
@@ -92,8 +93,8 @@ class DiskScan:
             self._wake.wait(max(self._poll_seconds, POLL_SHARE * took))
             self._wake.clear()
 
-    def _guarded(self, act: Callable[[], None]) -> None:
-        """A disk that is gone or read-only ends a turn, not the thread; so does a bug of ours."""
+    def _guarded(self, act: Callable[[], object]) -> None:
+        """What cannot be read, or a bug of ours, ends one act and not the thread."""
         try:
             act()
         except OSError as error:
@@ -108,7 +109,7 @@ class DiskScan:
         for root in roots:
             if self._is_closed:
                 return
-            self._look(root)
+            self._guarded(partial(self._look, root))
         self._remove_retired()
 
     def _remove_retired(self) -> None:
@@ -148,10 +149,10 @@ class DiskScan:
             try:
                 table = read_table(path, namespace)
                 self._index.add(Group(namespace, name, table, path.stat().st_mtime))
-            except FileNotFoundError:
-                continue
             except RefusedGroupError as refused:
                 self._refuse(path, refused.cause)
+            except OSError as error:  # gone again, or a bad sector
+                logger.debug("%s: %s", path, error)
 
     def _forget(self, root: bytes) -> None:
         self._seen.pop(root, None)

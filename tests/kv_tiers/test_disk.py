@@ -426,6 +426,17 @@ def test_a_file_that_cannot_be_read_is_an_error_of_the_tier(tiers: Tiers) -> Non
         tier.load(NS, HASHES)
 
 
+def test_a_file_that_cannot_be_read_at_start_hides_no_other(tiers: Tiers) -> None:
+    tier = tiers.open()
+    spaces = [NS, a_namespace("m"), a_namespace("o")]
+    for space in spaces:
+        save(tier, space, chain(space, "p", 4))
+        (tiers.path / "namespaces" / space.root.hex() / "unreadable.kv").mkdir()
+    tier = tiers.reopen()
+    tier.wait_until_indexed()
+    assert tier.contents().num_blocks == 12
+
+
 # ── several processes ───────────────────────────────────────────────────────────────────────
 
 
