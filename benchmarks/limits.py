@@ -29,6 +29,14 @@ class MachineLimits:
     gb_per_second: float
     library_gflops: float
 
+    def best_of(self, other: MachineLimits) -> MachineLimits:
+        """What the machine can do is the most it was seen to do."""
+        return MachineLimits(
+            gflops=max(self.gflops, other.gflops),
+            gb_per_second=max(self.gb_per_second, other.gb_per_second),
+            library_gflops=max(self.library_gflops, other.library_gflops),
+        )
+
     def prefill_seconds(self, shape: ModelShape, num_tokens: int) -> float:
         """Products of all layers for each token, and of the vocabulary once."""
         flops = 2.0 * (num_tokens * layer_weights(shape) + vocabulary_weights(shape))

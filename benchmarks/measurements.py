@@ -31,12 +31,17 @@ WARMUP_SEED = 9_999
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The median over repeats, with the lowest and the highest."""
+    """value: the median of the repeats' `values`. Make one with `figure_of`."""
 
     value: float
-    low: float
-    high: float
-    repeats: int
+    values: tuple[float, ...]
+
+    def with_more(self, more: Figure) -> Figure:
+        return figure_of((*self.values, *more.values))
+
+
+def figure_of(values: Sequence[float]) -> Figure:
+    return Figure(statistics.median(values), tuple(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,10 @@ async def measure(endpoint: Endpoint, measurement: Measurement) -> dict[str, Fig
         not summaries or time.monotonic() - start < PATIENCE_SECONDS
     ):
         summaries.append(await _run(endpoint, measurement, _repeat(measurement, len(summaries))))
-    return {row.key: _figure(row, summaries) for row in measurement.rows}
+    return {
+        row.key: figure_of([row.figure(summary) for summary in summaries])
+        for row in measurement.rows
+    }
 
 
 async def adapter_changes_answers(endpoint: Endpoint, adapter: str) -> bool:
@@ -130,11 +138,6 @@ async def _run(endpoint: Endpoint, measurement: Measurement, spec: WorkloadSpec)
     for error in summary.errors:
         raise MeasurementFailedError(error)
     return summary
-
-
-def _figure(row: Row, summaries: Sequence[RunSummary]) -> Figure:
-    values = [row.figure(summary) for summary in summaries]
-    return Figure(statistics.median(values), min(values), max(values), len(values))
 
 
 def _tokens_per_second(summary: RunSummary) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import msgspec
 
 from benchmarks.limits import MachineLimits
 from benchmarks.make_checkpoint import QWEN_0_5B
-from benchmarks.measurements import PHASES, RUNNING, Figure, Row
+from benchmarks.measurements import PHASES, RUNNING, Figure, Row, figure_of
 from lora_serve.bench.machine import Machine
 from lora_serve.bench.plots import NO_PLOTS, can_plot, plot_bars
 
@@ -19,6 +19,7 @@ OURS = "lora-serve"
 BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
 DISTURBED_CORES = 0.2
 ROWS = {row.key: row for phase in PHASES for m in phase.measurements for row in m.rows}
+PHASE_OF = {row.key: p.name for p in PHASES for m in p.measurements for row in m.rows}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +27,21 @@ class EngineResult:
     """One engine's figures, by row; and for what has none, the reason.
 
     busy_cores: what others used of the machine, just before each of its phases.
+    limits: by phase, what the machine was capable of just before it; the best of several times.
     """
 
     name: str
     notes: str
     busy_cores: list[float] = field(default_factory=list)
+    limits: dict[str, MachineLimits] = field(default_factory=dict)
     figures: dict[str, Figure] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+
+    def add(self, figures: Mapping[str, Figure]) -> None:
+        """Take in figures; of a row that has some, all repeats count."""
+        for key, figure in figures.items():
+            known = self.figures.get(key)
+            self.figures[key] = known.with_more(figure) if known else figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +50,11 @@ class PeerRun:
 
     date: str
     machine: Machine
-    limits: MachineLimits
     engines: tuple[EngineResult, ...]
+
+    @property
+    def all_limits(self) -> list[MachineLimits]:
+        return [limits for engine in self.engines for limits in engine.limits.values()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +129,31 @@ def limit_of(key: str, limits: MachineLimits) -> float | None:
 
 
 def _machine(run: PeerRun) -> str:
-    machine, limits = run.machine, run.limits
+    machine = run.machine
     packages = ", ".join(f"{name} {version}" for name, version in machine.packages.items())
     return (
         f"{run.date}, commit {machine.commit}: {machine.cpu}, {machine.num_cores} cores, "
         f"{machine.memory_gib:g} GiB, {machine.system}, Python {machine.python}, {packages}; "
-        f"load average {machine.load_average:g} before the run. Limits measured in the same run: "
-        f"{limits.gb_per_second:.0f} GB/s read from memory, {limits.gflops:,.0f} GFLOP/s of bf16 "
-        f"products (torch's own: {limits.library_gflops:,.0f})."
+        f"load average {machine.load_average:g} before the run.{_limits_seen(run)}"
     )
+
+
+def _limits_seen(run: PeerRun) -> str:
+    if not run.all_limits:
+        return ""
+    memory, products, library = (
+        _span([getattr(limits, name) for limits in run.all_limits])
+        for name in ("gb_per_second", "gflops", "library_gflops")
+    )
+    return (
+        f" What the machine was capable of just before each measurement: {memory} GB/s read from "
+        f"memory, {products} GFLOP/s of bf16 products (torch's own: {library})."
+    )
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = f"{min(values):,.0f}", f"{max(values):,.0f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _figures(run: PeerRun) -> str:
@@ -133,11 +161,22 @@ def _figures(run: PeerRun) -> str:
     lines = []
     for key, row in ROWS.items():
         if any(key in engine.figures for engine in run.engines):
-            limit = limit_of(key, run.limits)
             cells = [_cell(run, row, engine) for engine in run.engines]
             what = f"`{key}`: {row.title}, {_unit(row)}"
-            lines.append([what, *cells, _number(limit) if limit else ""])
+            lines.append([what, *cells, _limit_cell(run, row)])
     return _table(["", *names, "limit"], lines)
+
+
+def _limit_cell(run: PeerRun, row: Row) -> str:
+    """The machine's limit when ours was measured, and how much of it ours reached."""
+    ours = _ours(run)
+    if ours is None or row.key not in ours.figures or PHASE_OF[row.key] not in ours.limits:
+        return ""
+    limit = limit_of(row.key, ours.limits[PHASE_OF[row.key]])
+    if limit is None:
+        return ""
+    reached = speed_ratio(row, ours.figures[row.key], figure_of([limit]))
+    return f"{_number(limit)} ({reached:.0%})"
 
 
 def _cell(run: PeerRun, row: Row, engine: EngineResult) -> str:
@@ -168,7 +207,10 @@ def _cost(cost: Cost, engine: EngineResult) -> str:
 
 def _notes(run: PeerRun) -> str:
     lines = [f"- {engine.name}: {engine.notes}.{_disturbance(engine)}" for engine in run.engines]
-    ratio = "In brackets: how many times as fast lora-serve is."
+    ratio = (
+        "In brackets: how many times as fast lora-serve is; at the limit, how much of it "
+        "lora-serve reached."
+    )
     return f"{ratio} At most {RUNNING} requests run at once.\n\n" + "\n".join(lines)
 
 

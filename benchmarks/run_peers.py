@@ -1,6 +1,7 @@
 """Measure lora-serve and its peers one after another: python -m benchmarks.run_peers [PEER …].
 
-Each engine gets the same prompts, token by token, on the same machine within the same run.
+Each engine gets the same prompts, token by token, on the same machine within the same run: phase
+by phase, so that what is compared was measured minutes apart, and ours before and after the others.
 What fails or cannot be done is in the table with its reason; the run goes on.
 """
 
@@ -19,7 +20,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.busy import busy_cores
-from benchmarks.limits import measure_limits
+from benchmarks.limits import MachineLimits, measure_limits
 from benchmarks.make_checkpoint import (
     ALL_PROJECTIONS,
     ATTENTION_ONLY,
@@ -37,7 +38,7 @@ from benchmarks.measurements import (
     adapter_changes_answers,
     measure,
 )
-from benchmarks.peer_report import EngineResult, PeerRun, write_report
+from benchmarks.peer_report import OURS, EngineResult, PeerRun, write_report
 from benchmarks.peers.environment import (
     Environment,
     InstallError,
@@ -72,6 +73,7 @@ class Bench:
     phases: tuple[Phase, ...]
     shape: ModelShape = QWEN_0_5B
     create_venv: Callable[[Path], None] = create_venv
+    measure_limits: Callable[[], MachineLimits] = measure_limits
 
     def deployment(self, phase: Phase) -> Deployment:
         small = phase.small_adapters
@@ -84,25 +86,17 @@ class Bench:
             num_threads=torch.get_num_threads(),
         )
 
-    async def measure_engine(self, peer: Peer) -> EngineResult:
-        result = EngineResult(name=peer.name, notes=peer.notes)
+    async def measure_phase(self, peer: Peer, phase: Phase, result: EngineResult) -> None:
+        """Serve what the phase needs and add its figures, or the reasons for none, to `result`."""
+        if reason := _cannot(peer, phase.needs):
+            return _give_reason(result, phase, reason)
         root = self.environments / peer.name.removesuffix("-batching")
+        environment = Environment(root)
         try:
             if peer.recipe:
                 ensure_environment(root, peer.recipe, peer.install, self.create_venv)
         except InstallError as error:
-            for phase in self.phases:
-                _give_reason(result, phase, f"not installed: {error}")
-            return result
-        for phase in self.phases:
-            await self._measure_phase(peer, Environment(root), phase, result)
-        return result
-
-    async def _measure_phase(
-        self, peer: Peer, environment: Environment, phase: Phase, result: EngineResult
-    ) -> None:
-        if reason := _cannot(peer, phase.needs):
-            return _give_reason(result, phase, reason)
+            return _give_reason(result, phase, f"not installed: {error}")
         try:
             deployment = self.deployment(phase)
             peer.prepare(environment, deployment)
@@ -126,6 +120,8 @@ class Bench:
         start = time.monotonic()
         variables = {**os.environ, **launch.variables}
         result.busy_cores.append(round(busy_cores(), 2))
+        limits = self.measure_limits()
+        result.limits[phase.name] = limits.best_of(result.limits.get(phase.name, limits))
         async with running_server(
             launch.command, url, log, variables, launch.ready_path, PATIENCE_SECONDS
         ):
@@ -142,7 +138,7 @@ async def _measure_all(peer: Peer, endpoint: Endpoint, phase: Phase, result: Eng
         reason = _cannot(peer, measurement.needs)
         if not reason:
             try:
-                result.figures.update(await measure(endpoint, measurement))
+                result.add(await measure(endpoint, measurement))
             except MeasurementFailedError as error:
                 reason = str(error)
         for key in keys:
@@ -173,14 +169,15 @@ def _say(line: str) -> None:
 
 
 async def run(bench: Bench, peers: Sequence[Peer], report: Path, page: Path | None) -> None:
-    """Measure all, and write after each engine, so that a run cut short leaves what it has."""
-    machine, limits = describe_machine(), measure_limits()
-    _say(f"{machine}\n{limits}")
-    engines: tuple[EngineResult, ...] = ()
-    for peer in peers:
-        engines += (await bench.measure_engine(peer),)
+    """Measure all, and write after each phase, so that a run cut short leaves what it has."""
+    machine = describe_machine()
+    _say(f"{machine}")
+    results = {peer.name: EngineResult(name=peer.name, notes=peer.notes) for peer in peers}
+    for phase in bench.phases:
+        for peer in (*peers, *(peer for peer in peers if peer.name == OURS)):
+            await bench.measure_phase(peer, phase, results[peer.name])
         today = datetime.now(UTC).strftime("%Y-%m-%d")
-        done = PeerRun(date=today, machine=machine, limits=limits, engines=engines)
+        done = PeerRun(date=today, machine=machine, engines=tuple(results.values()))
         write_report(done, report, page)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.limits import MachineLimits
-from benchmarks.measurements import Figure
+from benchmarks.measurements import Figure, figure_of
 from benchmarks.peer_report import (
     BEGIN,
     END,
@@ -24,12 +24,13 @@ LIMITS = MachineLimits(gflops=450.0, gb_per_second=50.0, library_gflops=400.0)
 
 
 def figure(value: float) -> Figure:
-    return Figure(value, value, value, 1)
+    return figure_of([value])
 
 
 OURS = EngineResult(
     name="lora-serve",
     notes="exact",
+    limits={"base": LIMITS},
     figures={"prefill": figure(500), "decode-1": figure(25), "prefill-adapter": figure(450)},
 )
 PEER = EngineResult(
@@ -38,13 +39,13 @@ PEER = EngineResult(
     figures={"prefill": figure(250), "decode-1": figure(75)},
     reasons={"prefill-adapter": "knows no adapters", "decode-adapter": "knows no adapters"},
 )
-RUN = PeerRun(date="2026-01-02", machine=MACHINE, limits=LIMITS, engines=(OURS, PEER))
+RUN = PeerRun(date="2026-01-02", machine=MACHINE, engines=(OURS, PEER))
 
 
 def test_a_ratio_says_how_many_times_as_fast_ours_is_whichever_way_is_better() -> None:
     text = markdown(RUN)
-    assert "| `prefill`: prefill of 1,024 tokens, 1 request, tokens/s | 500 | 250 (2.00×) |" in text
-    assert "| `decode-1`: decode step, 1 request, ms | 25.0 | 75.0 (3.00×) |" in text
+    assert "1,024 tokens, 1 request, tokens/s | 500 | 250 (2.00×) | 629 (80%) |" in text
+    assert "| `decode-1`: decode step, 1 request, ms | 25.0 | 75.0 (3.00×) | 19.8 (79%) |" in text
 
 
 def test_what_was_not_run_says_so_and_why_once() -> None:
@@ -68,6 +69,19 @@ def test_the_page_says_on_which_machine_and_what_its_limits_are() -> None:
     text = markdown(RUN)
     assert "2026-01-02, commit abc: Some CPU, 2 cores, 8 GiB" in text
     assert "50 GB/s read from memory, 450 GFLOP/s of bf16 products (torch's own: 400)" in text
+
+
+def test_limits_that_changed_in_the_run_are_told_as_a_range() -> None:
+    slower = replace(LIMITS, gb_per_second=28.0)
+    text = markdown(replace(RUN, engines=(OURS, replace(PEER, limits={"base": slower}))))
+    assert "28 to 50 GB/s read from memory, 450 GFLOP/s" in text
+
+
+def test_repeats_of_a_second_turn_count_like_those_of_the_first() -> None:
+    result = EngineResult(name="a", notes="", figures={"prefill": figure_of([1.0, 2.0])})
+    result.add({"prefill": figure_of([9.0]), "decode-1": figure_of([4.0])})
+    assert result.figures == {"prefill": figure_of([1.0, 2.0, 9.0]), "decode-1": figure_of([4.0])}
+    assert result.figures["prefill"].value == 2.0
 
 
 def test_a_disturbed_run_is_marked() -> None:
