@@ -71,6 +71,7 @@ class Phase:
     """adapters: how many of which kind the server has; see run_peers. needs: or it is left out.
 
     quantize_activations: where that is a choice; llama.cpp and OpenVINO do so in every such phase.
+    is_of_ours: compares lora-serve with itself; others are not asked.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Phase:
     small_adapters: bool = False
     quantization: str = ""
     quantize_activations: bool = False
+    is_of_ours: bool = False
     needs: tuple[Need, ...] = ()
     measurements: tuple[Measurement, ...]
 
@@ -250,6 +252,7 @@ PHASES = (
         name="few",
         num_adapters=4,
         small_adapters=True,
+        is_of_ours=True,
         needs=("many_adapters",),
         measurements=(_zipf("zipf-4", 4),),
     ),
@@ -257,6 +260,7 @@ PHASES = (
         name="many",
         num_adapters=1000,
         small_adapters=True,
+        is_of_ours=True,
         needs=("many_adapters",),
         measurements=(_zipf("zipf-1000", 1000),),
     ),

@@ -174,7 +174,8 @@ async def run(bench: Bench, peers: Sequence[Peer], report: Path, page: Path | No
     _say(f"{machine}")
     results = {peer.name: EngineResult(name=peer.name, notes=peer.notes) for peer in peers}
     for phase in bench.phases:
-        for peer in (*peers, *(peer for peer in peers if peer.name == OURS)):
+        ours = [peer for peer in peers if peer.name == OURS]
+        for peer in ours if phase.is_of_ours else (*peers, *ours):
             await bench.measure_phase(peer, phase, results[peer.name])
         today = datetime.now(UTC).strftime("%Y-%m-%d")
         done = PeerRun(date=today, machine=machine, engines=tuple(results.values()))
@@ -195,6 +196,7 @@ def main() -> None:
         nargs="+",
         choices=[phase.name for phase in PHASES],
         default=[phase.name for phase in PHASES],
+        help="in this order",
     )
     parser.add_argument(
         "--environments",
@@ -211,7 +213,8 @@ def main() -> None:
     unknown = [name for name in args.peers if name not in by_name]
     if unknown:
         parser.error(f"unknown peer {unknown[0]}; have {', '.join(by_name)}")
-    bench = Bench(args.environments, args.data, tuple(p for p in PHASES if p.name in args.phases))
+    phases = {phase.name: phase for phase in PHASES}
+    bench = Bench(args.environments, args.data, tuple(phases[name] for name in args.phases))
     chosen = [by_name[name] for name in args.peers or USUAL]
     asyncio.run(run(bench, chosen, args.results, args.page))
 
