@@ -224,9 +224,10 @@ static void write_out(const AttentionSetup<T>& setup, const AttentionUnit& unit,
     const size_t token = unit.first_token + r / setup.heads;
     const size_t head = unit.kv_head * setup.heads + r % setup.heads;
     T* out = static_cast<T*>(call.out) + (token * call.num_heads + head) * head_size;
+    const float sum = merged.sum[r] == 0 ? 1 : merged.sum[r];  // padding, which sees nothing
     for (size_t d = 0; d < head_size; d += kLanes) {
       // + 0: a zero comes out positive, whichever way its sum went to it.
-      const F32x16 y = div(load(merged.out + r * head_size + d), broadcast(merged.sum[r]));
+      const F32x16 y = div(load(merged.out + r * head_size + d), broadcast(sum));
       store(out + d, add(y, zero()));
     }
   }

@@ -20,10 +20,12 @@
 #include <tuple>
 #include <vector>
 
+#include "embedding.h"
 #include "huge_pages.h"
 #include "lora_adapter.h"
 #include "packing.h"
 #include "paths.h"
+#include "recording.h"
 #include "thread_ids.h"
 
 namespace nb = nanobind;
@@ -86,18 +88,24 @@ std::shared_ptr<LoraAdapter> make_adapter(
   return std::make_shared<LoraAdapter>(Dtype(dtype), parts);
 }
 
-// Keeps its adapters alive.
+// Keeps the adapters alive that it is made with.
 class StepLora {
  public:
-  explicit StepLora(
-      std::vector<std::tuple<size_t, size_t, std::shared_ptr<LoraAdapter>>> segments) {
-    for (auto& [begin, end, adapter] : segments) {
+  using Segments = std::vector<std::tuple<size_t, size_t, std::shared_ptr<LoraAdapter>>>;
+  explicit StepLora(const Segments& segments) {
+    fill(segments);
+    for (const auto& segment : segments) adapters_.push_back(std::get<2>(segment));
+  }
+  StepLora(const StepLora&) = delete;
+
+  // The plan's address stays; whoever fills it keeps these adapters alive.
+  void fill(const Segments& segments) {
+    segments_.clear();
+    for (const auto& [begin, end, adapter] : segments) {
       segments_.push_back({begin, end, adapter->linears()});
-      adapters_.push_back(std::move(adapter));
     }
     plan_ = {segments_.data(), segments_.size()};
   }
-  StepLora(const StepLora&) = delete;
   const LoraPlan& plan() const { return plan_; }
 
  private:
@@ -121,15 +129,9 @@ class StepEdits {
   StepEdits(Ids banned, Ids biased, Address biases, Ids prompt, Ids output,
             std::optional<std::tuple<float, float, float>> penalties) {
     const auto [repetition, frequency, presence] = penalties.value_or(std::tuple(1.0f, 0.0f, 0.0f));
-    edits_ = {ids(banned),
-              ids(biased),
-              ids(prompt),
-              ids(output),
-              pointer_to<float>(biases),
-              repetition,
-              frequency,
-              presence,
-              penalties.has_value()};
+    edits_ = {
+        ids(banned), ids(biased), ids(prompt), ids(output),          pointer_to<float>(biases),
+        repetition,  frequency,   presence,    penalties.has_value()};
   }
   const RowEdits& edits() const { return edits_; }
 
@@ -144,8 +146,8 @@ class StepEdits {
 using Choice = std::tuple<int64_t, float, float, double, int64_t, uint64_t, uint64_t, int64_t,
                           const StepEdits*>;
 // token, logit, peak, total, rank, top
-using Sampled = std::tuple<int64_t, float, float, int64_t, int64_t,
-                           std::vector<std::tuple<uint32_t, float>>>;
+using Sampled =
+    std::tuple<int64_t, float, float, int64_t, int64_t, std::vector<std::tuple<uint32_t, float>>>;
 
 const Kernels& path_named(const std::string& name) {
   const Kernels* paths[kMaxPaths];
@@ -170,17 +172,28 @@ class Backend {
     workers_ = std::make_unique<Workers>(count);
   }
 
+  // From here on kernels are noted down instead of run.
+  void start_recording() { recording_ = std::make_unique<Recording>(); }
+  std::unique_ptr<Recording> finish_recording() { return std::move(recording_); }
+  void replay(const Recording& recording) { recording.replay(workers()); }
+
+  void embed(Address weight, Address ids, Address y, size_t rows, size_t row_bytes,
+             size_t vocab_size) {
+    submit<EmbedCall>(lora_serve::embed, {pointer(weight), pointer_to<int64_t>(ids), pointer(y),
+                                          rows, row_bytes, vocab_size});
+  }
+
   std::unique_ptr<PackedWeight> pack_weight(int dtype, Address weight, size_t out_features,
                                             size_t in_features) {
     return std::make_unique<PackedWeight>(Dtype(dtype), pointer(weight), out_features, in_features,
-                                          weights_, workers_->team(true));
+                                          weights_, workers().team(true));
   }
 
   void linear(int dtype, Address x, Address weight, Address bias, Address y, size_t rows,
               size_t in_features, size_t out_features) {
-    kernels_.linear({Dtype(dtype), pointer(x), pointer_to<uint32_t>(weight), pointer(bias),
-                     pointer(y), rows, in_features, out_features},
-                    *workers_);
+    submit<LinearCall>(kernels_.linear,
+                       {Dtype(dtype), pointer(x), pointer_to<uint32_t>(weight), pointer(bias),
+                        pointer(y), rows, in_features, out_features});
   }
 
   std::unique_ptr<PackedQuantized> pack_quantized(int bits, size_t group, Address codes,
@@ -189,71 +202,66 @@ class Backend {
     if ((bits != 8 && bits != 4) || group % kLanes != 0 || group > kMaxGroup || group == 0) {
       throw std::invalid_argument("no kernels for this many bits, or groups of this size");
     }
-    return std::make_unique<PackedQuantized>(
-        QuantizedShape{bits, group, out_features, in_features}, pointer_to<int8_t>(codes),
-        pointer_to<Bfloat16>(scales), workers_->team(true));
+    return std::make_unique<PackedQuantized>(QuantizedShape{bits, group, out_features, in_features},
+                                             pointer_to<int8_t>(codes),
+                                             pointer_to<Bfloat16>(scales), workers().team(true));
   }
 
   void quantized_linear(int dtype, Address x, const PackedQuantized& packed, Address bias,
                         Address y, size_t rows, bool quantize_activations) {
     const QuantizedShape& shape = packed.weight().shape;
-    kernels_.quantized_linear(
-        {{Dtype(dtype), pointer(x), nullptr, pointer(bias), pointer(y), rows, shape.in_features,
-          shape.out_features},
-         packed.weight(),
-         quantize_activations},
-        *workers_);
+    submit<QuantizedLinearCall>(kernels_.quantized_linear,
+                                {{Dtype(dtype), pointer(x), nullptr, pointer(bias), pointer(y),
+                                  rows, shape.in_features, shape.out_features},
+                                 packed.weight(),
+                                 quantize_activations});
   }
 
   void lora(int dtype, Address x, Address y, const StepLora& step, size_t linear_index,
             size_t in_features, size_t out_features) {
-    kernels_.lora({Dtype(dtype), pointer(x), pointer(y), &step.plan(), linear_index, in_features,
-                   out_features},
-                  *workers_);
+    submit<LoraCall>(kernels_.lora, {Dtype(dtype), pointer(x), pointer(y), &step.plan(),
+                                     linear_index, in_features, out_features});
   }
 
   void norm(int dtype, Address x, Address residual, Address weight, Address y, size_t rows,
             size_t width, float eps) {
-    kernels_.norm({Dtype(dtype), pointer(x), pointer(residual), pointer(weight), pointer(y), rows,
-                   width, eps},
-                  *workers_);
+    submit<NormCall>(kernels_.norm, {Dtype(dtype), pointer(x), pointer(residual), pointer(weight),
+                                     pointer(y), rows, width, eps});
   }
 
   void silu_and_mul(int dtype, Address x, Address y, size_t rows, size_t width) {
-    kernels_.silu_and_mul({Dtype(dtype), pointer(x), pointer(y), rows, width}, *workers_);
+    submit<SiluCall>(kernels_.silu_and_mul, {Dtype(dtype), pointer(x), pointer(y), rows, width});
   }
 
   void rotary_and_write_kv(int dtype, Address q, size_t q_stride, Address k, size_t k_stride,
                            Address v, size_t v_stride, Address cos_sin, Address positions,
                            Address slots, Address cache, size_t block_size, size_t num_kv_heads,
                            size_t head_size, size_t tokens, size_t num_heads) {
-    kernels_.rotary_and_write_kv({Dtype(dtype),
-                                  {pointer(q), q_stride},
-                                  {pointer(k), k_stride},
-                                  {pointer(v), v_stride},
-                                  pointer_to<float>(cos_sin),
-                                  pointer_to<int64_t>(positions),
-                                  pointer_to<int64_t>(slots),
-                                  pointer(cache),
-                                  {block_size, num_kv_heads, head_size},
-                                  tokens,
-                                  num_heads},
-                                 *workers_);
+    submit<RotaryCall>(kernels_.rotary_and_write_kv, {Dtype(dtype),
+                                                      {pointer(q), q_stride},
+                                                      {pointer(k), k_stride},
+                                                      {pointer(v), v_stride},
+                                                      pointer_to<float>(cos_sin),
+                                                      pointer_to<int64_t>(positions),
+                                                      pointer_to<int64_t>(slots),
+                                                      pointer(cache),
+                                                      {block_size, num_kv_heads, head_size},
+                                                      tokens,
+                                                      num_heads});
   }
 
   void attention(int dtype, Address q, size_t q_stride, Address out, Address cache,
                  size_t block_size, size_t num_kv_heads, size_t head_size,
                  const StepAttention& step, size_t num_heads, float scale, int64_t window) {
-    kernels_.attention({Dtype(dtype),
-                        {pointer(q), q_stride},
-                        pointer(out),
-                        pointer(cache),
-                        {block_size, num_kv_heads, head_size},
-                        &step.plan,
-                        num_heads,
-                        scale,
-                        window},
-                       *workers_);
+    submit<AttentionCall>(kernels_.attention, {Dtype(dtype),
+                                               {pointer(q), q_stride},
+                                               pointer(out),
+                                               pointer(cache),
+                                               {block_size, num_kv_heads, head_size},
+                                               &step.plan,
+                                               num_heads,
+                                               scale,
+                                               window});
   }
 
   std::vector<Sampled> sample(int dtype, Address logits, size_t vocab_size,
@@ -269,7 +277,7 @@ class Backend {
     std::vector<TopEntry> top(asked.size() * static_cast<size_t>(most_top));
     kernels_.sample({Dtype(dtype), pointer(logits), asked.size(), vocab_size, choices.data(),
                      results.data(), top.data(), static_cast<size_t>(most_top)},
-                    *workers_);
+                    workers());
     std::vector<Sampled> sampled;
     const TopEntry* entry = top.data();
     for (const RowResult& row : results) {
@@ -284,15 +292,31 @@ class Backend {
   std::vector<int> thread_ids() { return lora_serve::thread_ids(workers_->pool); }
 
   size_t multiply_only(int dtype, size_t rounds) {
-    return kernels_.multiply_only(Dtype(dtype), rounds, *workers_);
+    return kernels_.multiply_only(Dtype(dtype), rounds, workers());
   }
   void read_only(Address memory, size_t bytes) {
-    kernels_.read_only(pointer(memory), bytes, *workers_);
+    kernels_.read_only(pointer(memory), bytes, workers());
   }
 
  private:
+  // Every kernel of a forward comes through here, or a replay would leave it out.
+  template <class Call>
+  void submit(void (*kernel)(const Call&, Workers&), const Call& call) {
+    if (recording_ != nullptr) {
+      recording_->add([kernel, call](Workers& workers) { kernel(call, workers); });
+    } else {
+      kernel(call, workers());
+    }
+  }
+
+  Workers& workers() {
+    if (recording_ != nullptr) throw std::logic_error("a kernel ran that was to be recorded");
+    return *workers_;
+  }
+
   const Kernels& kernels_;
-  std::unique_ptr<Workers> workers_;
+  std::unique_ptr<Workers> workers_;      // see workers()
+  std::unique_ptr<Recording> recording_;  // null while kernels run
   WordArena weights_;
 };
 
@@ -327,7 +351,8 @@ NB_MODULE(_cpu, m) {
       .def_prop_ro("num_linears", &LoraAdapter::num_linears);
 
   nb::class_<StepLora>(m, "StepLora")
-      .def(nb::init<std::vector<std::tuple<size_t, size_t, std::shared_ptr<LoraAdapter>>>>());
+      .def(nb::init<StepLora::Segments>())
+      .def("fill", &StepLora::fill);
 
   nb::class_<StepAttention>(m, "StepAttention")
       .def(nb::init<Address, Address, Address, size_t, size_t>());
@@ -336,10 +361,16 @@ NB_MODULE(_cpu, m) {
       .def(nb::init<StepEdits::Ids, StepEdits::Ids, Address, StepEdits::Ids, StepEdits::Ids,
                     std::optional<std::tuple<float, float, float>>>());
 
+  nb::class_<Recording>(m, "Recording").def_prop_ro("num_calls", &Recording::num_calls);
+
   nb::class_<Backend>(m, "Backend")
       .def(nb::init<const std::string&, int>())
       .def_prop_ro("path", &Backend::path)
       .def_prop_rw("num_threads", &Backend::num_threads, &Backend::set_num_threads)
+      .def("start_recording", &Backend::start_recording)
+      .def("finish_recording", &Backend::finish_recording)
+      .def("replay", &Backend::replay)
+      .def("embed", &Backend::embed)
       .def("pack_weight", &Backend::pack_weight)
       .def("linear", &Backend::linear)
       .def("pack_quantized", &Backend::pack_quantized)

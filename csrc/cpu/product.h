@@ -6,7 +6,8 @@
 // this loop.
 //
 // Inside a word the upper element comes first, because vdpbf16ps does so: every path with a fused
-// multiply-add then gives the same bits, save that vdpbf16ps takes denormals, below 2^-126, as zero.
+// multiply-add then gives the same bits, save that vdpbf16ps takes denormals, below 2^-126, as
+// zero.
 //
 // left: rows of `Left` elements, kPerWord<T> per word. right: words of T, see dtype.h.
 

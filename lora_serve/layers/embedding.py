@@ -11,12 +11,13 @@ from lora_serve.ops import Ops
 class Embedding:
     """weight: (V, H)."""
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, ops: Ops, weight: Tensor) -> None:
+        self._ops = ops
         self._weight = weight
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """(T, H), newly allocated: the model adds to it in place."""
-        rows = self._weight[batch.input_ids]
+        rows = self._ops.embed(self._weight, batch.input_ids)
         if batch.inputs_embeds is None or batch.is_embeds is None:
             return rows
         return where(batch.is_embeds[:, None], batch.inputs_embeds, rows)

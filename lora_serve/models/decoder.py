@@ -96,7 +96,7 @@ def build_decoder(spec: DecoderSpec, weights: WeightReader, ops: Ops, cos_sin: T
     ]
     lm_head = embedding if spec.tie_word_embeddings else weights.take(LM_HEAD)
     return Decoder(
-        Embedding(embedding),
+        Embedding(ops, embedding),
         layers,
         RMSNorm(ops, weights.take(FINAL_NORM), spec.rms_norm_eps),
         LMHead(ops, lm_head),

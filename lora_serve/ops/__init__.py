@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, dtype
@@ -41,6 +41,19 @@ class LoRAPart:
     out_start: int
 
 
+class NotRecordableError(Exception):
+    """A forward does something that a backend's recording would leave out; it says what."""
+
+
+class RecordedWork(Protocol):
+    """output: what was returned when it was recorded; each replay writes it anew."""
+
+    output: Tensor
+
+    def replay(self) -> None:
+        """Do all of it again, on what the memory holds by then."""
+
+
 @dataclass(frozen=True, slots=True)
 class GraphPlans:
     """Plans at fixed addresses, for decode steps that are captured once and replayed.
@@ -58,12 +71,19 @@ class GraphPlans:
     new_lora_plan(num_rows) -> LoRAPlan.
     fill_lora_plan(plan, segments): as of plan_lora; the caller keeps their adapters alive until
         the device has run the step.
+    record(run) -> what Device.record gives, for a backend that notes its own calls; None where
+        the device records. Raises NotRecordableError.
     """
 
     new_attention_plan: Callable[[int, int, int], AttentionPlan]
     fill_attention_plan: Callable[[AttentionPlan, Tensor, Tensor], None]
     new_lora_plan: Callable[[int], LoRAPlan]
     fill_lora_plan: Callable[[LoRAPlan, Sequence[tuple[int, int, PackedAdapter]]], None]
+    record: Callable[[Callable[[], Tensor]], RecordedWork] | None = None
+
+
+def _rows_of(weight: Tensor, input_ids: Tensor) -> Tensor:
+    return weight[input_ids]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +94,7 @@ class Ops:
         bit; part of the model fingerprint.
     device: where the tensors of all calls live, except those that plans are made of: these are
         CPU tensors, and the backend brings to the device what its kernels need of them.
+    embed(weight (V, H), input_ids (T), int64) -> (T, H), newly allocated: the tokens' rows.
     pack_linear(weight (out, in), bias (out) or None) -> PackedLinear. May keep the weight itself.
     linear(x (T, in), packed) -> (T, out). Accumulates in float32, rounds once, after the bias.
     pack_quantized(weight, bias or None, quantize_activations) -> PackedLinear, for `linear`, of
@@ -126,10 +147,12 @@ class Ops:
     )
     graph_plans: GraphPlans | None = None
     pack_quantized: Callable[[QuantizedWeight, Tensor | None, bool], PackedLinear] | None = None
+    embed: Callable[[Tensor, Tensor], Tensor] = _rows_of
 
 
 # Kernels that share a private format can only be swapped together.
 OP_GROUPS: dict[str, tuple[str, ...]] = {
+    "embed": ("embed",),
     "linear": ("pack_linear", "pack_quantized", "linear"),
     "lora": ("pack_adapter", "plan_lora", "lora"),
     "rms_norm": ("rms_norm",),

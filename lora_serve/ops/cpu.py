@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.errors import ConfigError
-from lora_serve.ops import LoRAPart, Ops
+from lora_serve.ops import GraphPlans, LoRAPart, Ops
 from lora_serve.ops._cpu import (
     Backend,
     LoraAdapter,
@@ -26,6 +26,7 @@ from lora_serve.ops._cpu import (
     usable_paths,
     use_huge_pages,
 )
+from lora_serve.ops.cpu_recording import Recorder
 from lora_serve.ops.cpu_sampling import CpuSampling
 from lora_serve.ops.cpu_threads import pin_threads
 from lora_serve.ops.quantization import QuantizedWeight
@@ -99,6 +100,7 @@ class CpuKernels:
 
     def __init__(self, path: str, num_threads: int) -> None:
         self.native = Backend(path, num_threads)
+        self._recorder = Recorder(self.native)
 
     def ops(self) -> Ops:
         sampling = CpuSampling(self.native, _CODES)
@@ -106,6 +108,7 @@ class CpuKernels:
             name="cpu",
             numerics=f"cpu-{self.native.path}-{NUMERICS_VERSION}",
             device=torch.device("cpu"),
+            embed=self.embed,
             pack_linear=self.pack_linear,
             pack_quantized=self.pack_quantized,
             linear=self.linear,
@@ -119,9 +122,31 @@ class CpuKernels:
             rotary_and_write_kv=self.rotary_and_write_kv,
             plan_attention=self.plan_attention,
             paged_attention=self.paged_attention,
+            graph_plans=GraphPlans(
+                new_attention_plan=self.new_attention_plan,
+                fill_attention_plan=fill_attention_plan,
+                new_lora_plan=new_lora_plan,
+                fill_lora_plan=fill_lora_plan,
+                record=self._recorder.record,
+            ),
             sample=sampling.sample,
             token_logprobs=sampling.token_logprobs,
         )
+
+    def embed(self, weight: Tensor, input_ids: Tensor) -> Tensor:
+        vocab_size, hidden_size = weight.shape
+        assert weight.is_contiguous(), "embed reads rows by address"
+        input_ids = input_ids.contiguous()
+        y = self._recorder.new(len(input_ids), hidden_size, dtype=weight.dtype)
+        self.native.embed(
+            weight.data_ptr(),
+            input_ids.data_ptr(),
+            y.data_ptr(),
+            len(input_ids),
+            hidden_size * weight.itemsize,
+            vocab_size,
+        )
+        return y
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         """Copies the weight into the kernels' order; the source is not kept."""
@@ -164,7 +189,7 @@ class CpuKernels:
         rows, in_features = x.shape
         out_features = packed.out_features
         assert in_features == packed.in_features, f"x has {in_features}, not {packed.in_features}"
-        y = torch.empty(rows, out_features, dtype=x.dtype)
+        y = self._recorder.new(rows, out_features, dtype=x.dtype)
         self.native.linear(
             packed.code,
             x.data_ptr(),
@@ -182,7 +207,7 @@ class CpuKernels:
         rows, in_features = x.shape
         assert in_features == packed.in_features, f"x has {in_features}, not {packed.in_features}"
         assert packed.bias is None or packed.bias.dtype == x.dtype, f"bias not of {x.dtype}"
-        y = torch.empty(rows, packed.out_features, dtype=x.dtype)
+        y = self._recorder.new(rows, packed.out_features, dtype=x.dtype)
         self.native.quantized_linear(
             dtype_code(x.dtype),
             x.data_ptr(),
@@ -250,8 +275,8 @@ class CpuKernels:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         x = x.contiguous()
-        y = torch.empty_like(x)
         rows, width = x.shape
+        y = self._recorder.new(rows, width, dtype=x.dtype)
         self.native.norm(
             _CODES[x.dtype], x.data_ptr(), 0, weight.data_ptr(), y.data_ptr(), rows, width, eps
         )
@@ -260,8 +285,8 @@ class CpuKernels:
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         x = x.contiguous()
         assert residual.is_contiguous(), "add_rms_norm adds in place: residual must be contiguous"
-        y = torch.empty_like(x)
         rows, width = x.shape
+        y = self._recorder.new(rows, width, dtype=x.dtype)
         self.native.norm(
             _CODES[x.dtype],
             x.data_ptr(),
@@ -277,7 +302,7 @@ class CpuKernels:
     def silu_and_mul(self, x: Tensor) -> Tensor:
         x = x.contiguous()
         rows, width = x.shape
-        y = torch.empty(rows, width // 2, dtype=x.dtype)
+        y = self._recorder.new(rows, width // 2, dtype=x.dtype)
         self.native.silu_and_mul(_CODES[x.dtype], x.data_ptr(), y.data_ptr(), rows, width // 2)
         return y
 
@@ -354,6 +379,14 @@ class CpuKernels:
         )
         return AttentionStep(native, (starts, lens, tables))
 
+    def new_attention_plan(self, num_rows: int, max_blocks: int, block_size: int) -> AttentionStep:
+        return self.plan_attention(
+            torch.arange(num_rows + 1, dtype=torch.int32),
+            torch.zeros(num_rows, dtype=torch.int32),
+            torch.zeros(num_rows, max_blocks, dtype=torch.int32),
+            block_size,
+        )
+
     def paged_attention(
         self,
         q: Tensor,
@@ -364,7 +397,7 @@ class CpuKernels:
     ) -> Tensor:
         tokens, num_heads, head_size = q.shape
         _, _, num_kv_heads, groups, _ = kv_cache.shape
-        out = torch.empty(tokens, num_heads, head_size, dtype=q.dtype)
+        out = self._recorder.new(tokens, num_heads, head_size, dtype=q.dtype)
         self.native.attention(
             _CODES[q.dtype],
             q.data_ptr(),
@@ -380,6 +413,22 @@ class CpuKernels:
             sliding_window or 0,
         )
         return out
+
+
+def fill_attention_plan(plan: AttentionStep, seq_lens: Tensor, block_tables: Tensor) -> None:
+    _, lens, tables = plan.tensors
+    requests, blocks = block_tables.shape
+    lens.zero_()[:requests] = seq_lens
+    tables[:requests, :blocks] = block_tables
+
+
+def new_lora_plan(num_rows: int) -> LoraStep:
+    return LoraStep(StepLora([]))
+
+
+def fill_lora_plan(plan: LoraStep, segments: Sequence[tuple[int, int, LoraAdapter]]) -> None:
+    assert plan.native is not None, "a plan for recorded steps is never empty"
+    plan.native.fill(list(segments))
 
 
 def _token_stride(rows: Tensor, head_size: int) -> int:

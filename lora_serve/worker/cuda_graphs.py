@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from lora_serve.layers.batch import ForwardBatch
-from lora_serve.ops import GraphPlans
+from lora_serve.ops import GraphPlans, RecordedWork
 from lora_serve.worker.batch_builder import BatchRows
-from lora_serve.worker.device import Device, RecordedWork
+from lora_serve.worker.device import Device
 
 _PADDING_SLOT = -1
 _MOST_ROWS = 512
+_MOST_EXACT_ROWS = 32
 
 Forward = Callable[[ForwardBatch], Tensor]
 
@@ -31,6 +32,14 @@ def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
     sizes = [1, 2, 4, 8, 16, 24, *range(32, _MOST_ROWS + 1, 32)]
     most = min(max_num_seqs, _MOST_ROWS)
     return (*(size for size in sizes if size < most), most)
+
+
+def exact_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """The same where recording costs little and a row of padding costs as much as any other.
+
+    Beyond them a step's kernels take so long that what is between them does not count.
+    """
+    return tuple(range(1, min(max_num_seqs, _MOST_EXACT_ROWS) + 1))
 
 
 class DecodeGraphs:
@@ -53,12 +62,13 @@ class DecodeGraphs:
         with_lora: bool,
     ) -> DecodeGraphs:
         """Record steps of all `sizes`, ascending. max_blocks: blocks of the longest request."""
+        record = plans.record or device.record
         families = []
         for has_adapters in (False, True) if with_lora else (False,):
             family: list[DecodeGraph] = []
             for size in reversed(sizes):  # the largest first: the others find memory in its pool
                 buffers = GraphBuffers(device, plans, size, max_blocks, block_size, has_adapters)
-                work = device.record(buffers.bind(forward))
+                work = record(buffers.bind(forward))
                 family.insert(0, DecodeGraph(buffers, work))
             families.append(family)
         return cls(families[0], families[1] if with_lora else ())

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.errors import ConfigError
+from lora_serve.ops import RecordedWork
 
 
 class Device(Protocol):
@@ -53,15 +54,6 @@ class Device(Protocol):
         `run` is called several times. Whatever it reads must lie in memory that lives on, at the
         same address, and no choice in it may depend on what the memory holds.
         """
-
-
-class RecordedWork(Protocol):
-    """output: what `run` returned; each replay writes it anew, at the same address."""
-
-    output: Tensor
-
-    def replay(self) -> None:
-        """Do all of it again, on what the memory holds by then."""
 
 
 class CpuDevice:

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.models.layout import lora_modules
-from lora_serve.ops import GraphPlans
+from lora_serve.ops import GraphPlans, NotRecordableError
 from lora_serve.ops.cpu_threads import default_num_threads
 from lora_serve.step import AdapterCheckpoint, ModelInfo, ModelRunnerOutput, SchedulerOutput
 from lora_serve.worker.batch_builder import BatchBuilder
-from lora_serve.worker.cuda_graphs import DecodeGraphs, graph_sizes
+from lora_serve.worker.cuda_graphs import DecodeGraphs, exact_sizes, graph_sizes
 from lora_serve.worker.device import Device, open_device
 from lora_serve.worker.kv_cache import allocate_kv_caches, kv_block_bytes, num_kv_blocks
 from lora_serve.worker.kv_transfer import KVTransfer, layout_fingerprint
@@ -118,21 +118,31 @@ class Worker:
         builder = BatchBuilder(model.ops, device, block_size, model.spec.hidden_size, model.dtype)
         graphs, plans = None, self._graph_plans(model)
         if with_graphs and plans is not None:
-            graphs = DecodeGraphs.record(
-                device,
-                plans,
-                partial(model.decoder.forward, kv_caches=kv_caches),
-                graph_sizes(self._max_num_seqs),
-                max_blocks=-(-model.max_model_len // block_size),
-                block_size=block_size,
-                with_lora=self._lora.enable_lora,
-            )
+            graphs = self._record(model, plans, kv_caches)
         return ModelRunner(
             device, model.decoder, kv_caches, builder, self._adapters, model.ops, graphs
         )
 
     def _graph_plans(self, model: LoadedModel) -> GraphPlans | None:
         return None if self._config.enforce_eager else model.ops.graph_plans
+
+    def _record(
+        self, model: LoadedModel, plans: GraphPlans, kv_caches: Sequence[Tensor]
+    ) -> DecodeGraphs | None:
+        sizes = exact_sizes if plans.record is not None else graph_sizes
+        try:
+            return DecodeGraphs.record(
+                model.device,
+                plans,
+                partial(model.decoder.forward, kv_caches=kv_caches),
+                sizes(self._max_num_seqs),
+                max_blocks=-(-model.max_model_len // self._cache.block_size),
+                block_size=self._cache.block_size,
+                with_lora=self._lora.enable_lora,
+            )
+        except NotRecordableError as error:
+            logger.info("decode steps are not recorded: %s", error)
+            return None
 
     def _room(self, model: LoadedModel, block_bytes: int, free_bytes: int) -> Room:
         if model.device.counts_memory:

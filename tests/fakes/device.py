@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from lora_serve.worker.device import RecordedWork, RerunWork
+from lora_serve.ops import RecordedWork
+from lora_serve.worker.device import RerunWork
 
 
 class RecordingDevice:

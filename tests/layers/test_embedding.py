@@ -25,19 +25,19 @@ def batch(input_ids: list[int], embeds: torch.Tensor | None = None) -> ForwardBa
 
 
 def test_a_token_is_its_row_of_the_weight() -> None:
-    assert torch.equal(Embedding(WEIGHT)(batch([3, 0, 3])), WEIGHT[[3, 0, 3]])
+    assert torch.equal(Embedding(REFERENCE, WEIGHT)(batch([3, 0, 3])), WEIGHT[[3, 0, 3]])
 
 
 def test_embeds_stand_where_they_are_marked() -> None:
     embeds = torch.zeros(3, 4, dtype=torch.bfloat16)
     embeds[1] = 5.0
-    rows = Embedding(WEIGHT)(batch([1, 0, 2], embeds))
+    rows = Embedding(REFERENCE, WEIGHT)(batch([1, 0, 2], embeds))
     assert torch.equal(rows, torch.stack((WEIGHT[1], embeds[1], WEIGHT[2])))
 
 
 def test_the_rows_may_be_written_to() -> None:
     before = WEIGHT.clone()
-    Embedding(WEIGHT)(batch([1])).add_(1.0)
+    Embedding(REFERENCE, WEIGHT)(batch([1])).add_(1.0)
     assert torch.equal(WEIGHT, before)
 
 
