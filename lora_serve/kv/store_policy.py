@@ -50,10 +50,11 @@ class StorePrompts(StoreAll):
 
 
 class StoreAfterHits:
-    """Blocks that were asked for again min_hits times. Counts the MAX_COUNTED_BLOCKS latest."""
+    """Blocks that were asked for again min_hits times. Counts the max_counted latest."""
 
-    def __init__(self, min_hits: int) -> None:
+    def __init__(self, min_hits: int, max_counted: int = MAX_COUNTED_BLOCKS) -> None:
         self._min_hits = min_hits
+        self._max_counted = max_counted
         self._num_uses: OrderedDict[BlockHash, int] = OrderedDict()  # the first is no hit
 
     def admitted(self, request: StoredRequest, num_hit_blocks: int) -> Sequence[int]:
@@ -69,7 +70,7 @@ class StoreAfterHits:
     def _use(self, block_hash: BlockHash) -> int:
         num_uses = self._num_uses.pop(block_hash, 0) + 1
         self._num_uses[block_hash] = num_uses
-        if len(self._num_uses) > MAX_COUNTED_BLOCKS:
+        if len(self._num_uses) > self._max_counted:
             self._num_uses.popitem(last=False)
         return num_uses
 

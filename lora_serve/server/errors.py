@@ -19,6 +19,7 @@ from lora_serve.errors import (
     EngineDeadError,
     ForbiddenError,
     InvalidRequestError,
+    KVLoadError,
     LoraServeError,
     NotFoundError,
     OverloadedError,
@@ -51,6 +52,7 @@ STATUS_AND_TYPE: dict[type[BaseException], tuple[int, str]] = {
     ForbiddenError: (403, "ForbiddenError"),
     OverloadedError: (503, "ServiceUnavailableError"),
     EngineDeadError: (503, "ServiceUnavailableError"),
+    KVLoadError: (503, "ServiceUnavailableError"),
     RequestFailedError: INTERNAL,
     SlowReaderError: (408, "RequestTimeoutError"),
 }

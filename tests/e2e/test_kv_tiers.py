@@ -1,0 +1,176 @@
+"""S3 over HTTP, row by row: embeddings never find the KV of others, whatever outlives the engine.
+
+The device cache is off, so that it is the tiers that are seen. A server ends by a signal that it
+cannot catch once its KV is stored, and the next one starts over what it left.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from lora_serve.demo.model import DemoPaths
+from lora_serve.demo.server_process import ServerProcess
+from tests.e2e.conftest import ready
+from tests.e2e.metrics import metric, wait_for
+from tests.fakes.redis_server import RedisServer, redis_server
+
+__all__ = ["redis_server"]
+
+HIDDEN_SIZE = 128
+BLOCK_SIZE = 16
+LONG, LONGER = 512, 2048
+FLAGS = (
+    *("--no-enable-prefix-caching", "--enable-prompt-embeds", "--enable-lora"),
+    *("--served-model-name", "lora-serve-demo"),
+    *("--kv-load-deadline-ms", "60000", "--max-model-len", "4096"),
+)
+
+
+def embeddings(name: str, num_tokens: int) -> str:
+    """Two names give two tensors of one shape."""
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    buffer = io.BytesIO()
+    torch.save(torch.randn(num_tokens, HIDDEN_SIZE, generator=generator), buffer)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def num_findable(num_tokens: int) -> int:
+    return (num_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
+
+
+@dataclass(frozen=True)
+class Answer:
+    """found: prompt tokens that came from a tier."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    found: int
+
+    def same_as(self, other: Answer) -> bool:
+        return (self.token_ids, self.logprobs) == (other.token_ids, other.logprobs)
+
+
+def ask(process: ServerProcess, **body: object) -> Answer:
+    body = {"model": "lora-serve-demo", "max_tokens": 8, "temperature": 0, "logprobs": 1, **body}
+    body |= {"return_token_ids": True, "ignore_eos": True}
+    reply = httpx.post(f"{process.base_url}/v1/completions", json=body, timeout=300)
+    assert reply.status_code == 200, reply.text
+    (choice,) = reply.json()["choices"]
+    details = reply.json()["usage"]["prompt_tokens_details"]
+    assert details["cached_tokens"] == sum(details.get("cached_tokens_by_tier", {}).values())
+    return Answer(
+        choice["token_ids"], choice["logprobs"]["token_logprobs"], details["cached_tokens"]
+    )
+
+
+PLACES = ("disk", "redis")
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    """The flag that names where KV outlives servers."""
+    if request.param == "disk":
+        return "--kv-disk-path", str(tmp_path / "kv")
+    server: RedisServer = request.getfixturevalue("redis_server")
+    return "--kv-redis-url", server.url
+
+
+@pytest.fixture(scope="module")
+def without_tiers(
+    demo_paths: DemoPaths, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    with serving(demo_paths, tmp_path_factory.mktemp("logs") / "off.log") as process:
+        yield process
+
+
+@contextmanager
+def serving(paths: DemoPaths, log: Path, *flags: str) -> Iterator[ServerProcess]:
+    with ServerProcess(paths.model, (*FLAGS, *flags), log) as process:
+        ready(process)
+        yield process
+
+
+def store_all(process: ServerProcess, num_tokens: int) -> None:
+    """Wait until the blocks of so many tokens lie in the tier."""
+    name = "lora_serve:kv_tier_saved_blocks_total"
+    wanted = num_tokens // BLOCK_SIZE
+    wait_for(lambda: metric(process.base_url, name) >= wanted, "the KV to be stored")
+
+
+def end_it(process: ServerProcess) -> None:
+    """As when the machine's power goes: the server and its engine process."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True)
+@pytest.mark.parametrize("num_tokens", [LONG, pytest.param(LONGER, marks=pytest.mark.slow)])
+def test_embeddings_of_one_length_never_share_kv_across_a_restart(
+    demo_paths: DemoPaths,
+    without_tiers: ServerProcess,
+    place: tuple[str, str],
+    tmp_path: Path,
+    num_tokens: int,
+) -> None:
+    a = {"prompt_embeds": embeddings("a", num_tokens), "cache_salt": "tenant"}
+    b = {"prompt_embeds": embeddings("b", num_tokens), "cache_salt": "tenant"}
+    ids = {"prompt": [0] * num_tokens, "cache_salt": "tenant"}  # what stands for embeddings
+    cold_a, again, cold_b, cold_ids = (ask(without_tiers, **each) for each in (a, a, b, ids))
+    assert cold_a.same_as(again)  # row 1
+    assert not cold_a.same_as(cold_b)
+    assert cold_a.found == again.found == cold_b.found == 0  # row 5
+    with serving(demo_paths, tmp_path / "first.log", *place) as server:
+        empty = ask(server, **{**b, "cache_salt": "before anything is stored"})  # row 4
+        assert empty.same_as(cold_b)
+        assert empty.found == 0
+        assert ask(server, **a).same_as(cold_a)
+        store_all(server, 2 * num_tokens)
+        end_it(server)
+    with serving(demo_paths, tmp_path / "second.log", *place) as server:
+        for answer, cold in (
+            (ask(server, **b), cold_b),  # row 2
+            (ask(server, **{**b, "cache_salt": "another"}), cold_b),  # row 3
+            (ask(server, **ids), cold_ids),  # row 6
+        ):
+            assert answer.same_as(cold)
+            assert answer.found == 0
+        warm = ask(server, **a)  # row 7
+        assert warm.same_as(cold_a)
+        assert warm.found == num_findable(num_tokens)
+        assert warm.found > 0.95 * num_tokens
+
+
+@pytest.mark.parametrize(
+    "place", ["disk", pytest.param("redis", marks=pytest.mark.slow)], indirect=True
+)
+def test_an_adapter_retrained_in_place_between_two_starts_finds_its_own_kv_only(
+    demo_paths: DemoPaths, place: tuple[str, str], tmp_path: Path
+) -> None:
+    adapter = tmp_path / "adapter"
+    prompt = {"model": "tenant", "prompt": [3 + i % 700 for i in range(LONG)]}
+    colds: dict[Path, Answer] = {}
+    for number, (source, is_warm) in enumerate(
+        ((demo_paths.alpha, False), (demo_paths.beta, False), (demo_paths.alpha, True))
+    ):
+        adapter.unlink(missing_ok=True)
+        adapter.symlink_to(source)
+        flags = (*place, "--lora-modules", f"tenant={adapter}")
+        with serving(demo_paths, tmp_path / f"{number}.log", *flags) as server:
+            answer = ask(server, **prompt)
+            assert answer.found == (num_findable(LONG) if is_warm else 0)
+            assert answer.same_as(colds.setdefault(source, answer))
+            if not is_warm:
+                store_all(server, LONG)
+            end_it(server)
+    assert not colds[demo_paths.alpha].same_as(colds[demo_paths.beta])
