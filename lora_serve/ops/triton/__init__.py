@@ -180,4 +180,8 @@ class TritonKernels:
 
 def load(device: torch.device, *, batch_invariant: bool) -> Ops:
     """The kernels for a card; or for the CPU, where TRITON_INTERPRET=1 has them interpreted."""
+    if device.type == "cuda":
+        # Else cuBLAS may add the parts of a sum in the model's dtype.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     return TritonKernels(device, machine_of(device), batch_invariant=batch_invariant).ops()

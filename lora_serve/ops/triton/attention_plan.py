@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.ops.triton.launch import Machine
-from lora_serve.ops.triton.plan_words import PROGRAMS_PER_MULTIPROCESSOR, overwrite, to_device
+from lora_serve.ops.triton.plan_words import overwrite, to_device
 
 SPAN = 256  # keys that are summed by themselves
 TILE_TOKENS = 128  # of a wide tile; a single one has one token
@@ -30,6 +30,7 @@ FOLD_WORDS = 4
 # Sums of single spans that are kept at once, per head: 60 MB for 28 heads of 128. A step that
 # would need more walks its shorter requests whole, and has enough of them to fill the card.
 MAX_PARTIAL_ROWS = 4096
+PROGRAMS_PER_MULTIPROCESSOR = 4  # twice what registers hold of a decode tile's
 
 Words = npt.NDArray[np.int32]
 

@@ -4,7 +4,8 @@
 
 Inputs are summed in spans of IN_SPAN, and the spans' sums added in order: by one program each when
 rows are few (then `expand_kernel` adds them), by one program for all when they are many. No bit
-tells. Each product has 64 rows, used or not, so that all take the same tensor core instruction.
+tells. Each product has TILE_ROWS rows, used or not, so that all take one tensor core instruction: a
+small one, since many a tile holds a single row, and long segments are bound by memory anyway.
 
 Source: "shrink" and "expand" of SGMV, Chen et al. 2023, arxiv.org/abs/2310.18547.
 """
@@ -28,15 +29,15 @@ from lora_serve.ops.triton.lora_plan import (
     TILE_WORDS,
     LoRAPlan,
 )
-from lora_serve.ops.triton.plan_words import PROGRAMS_PER_MULTIPROCESSOR
 
 IN_SPAN = 1024
-IN_STEP = 64
-OUT_BLOCK = 64
+IN_STEP = 128
+OUT_BLOCK = 128
 RANK_BLOCK = 16  # of expand: ranks are summed in such steps
 # With more tiles than this, programs for spans would only add traffic: the card is full.
-MAX_TILES_APART = 64
+MAX_TILES_APART = 256
 RESERVED_COLUMN_UNITS = 4
+PROGRAMS_PER_MULTIPROCESSOR = 8  # half of what registers hold of either kernel
 
 
 @triton.jit

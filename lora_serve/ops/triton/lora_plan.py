@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lora_serve.errors import AdapterError
 from lora_serve.ops import LoRAPart
 from lora_serve.ops.triton.plan_words import overwrite, to_device
 
@@ -31,7 +32,7 @@ FIRST_PART_WORD = 8
 PART_WORDS = 6
 TILE_WORDS = 4
 HEADER_WORDS = 4
-TILE_ROWS = 64  # what the widest tensor core instruction takes
+TILE_ROWS = 16  # what the smallest tensor core instruction takes, for decode's single rows
 RANK_STEP = 8  # ranks are filled up to it with zeros: a row of b is then a whole number of 16 bytes
 RESERVED_COLUMNS = 3 * 512  # q, k and v of the highest rank; 30 MB of scratch for 256 rows
 
@@ -73,7 +74,11 @@ Segments = Sequence[tuple[int, int, PackedAdapter]]
 
 
 def pack_adapter(linears: Sequence[Sequence[LoRAPart]], device: torch.device) -> PackedAdapter:
-    """Copies all parts to the device; the sources are not kept."""
+    """Copies all parts to the device; the sources are not kept.
+
+    Raises:
+        AdapterError: for ranks beyond what recorded steps have room for.
+    """
     table = np.zeros((len(linears), LAYER_WORDS), dtype=np.int64)
     weights: list[Tensor] = []
     for words, parts in zip(table, linears, strict=True):
@@ -90,6 +95,11 @@ def pack_adapter(linears: Sequence[Sequence[LoRAPart]], device: torch.device) ->
             where = (b.data_ptr(), len(part_a), len(b), part.out_start, column, scale)
             words[start : start + PART_WORDS] = where
             column += len(part_a)
+        if column > RESERVED_COLUMNS:
+            raise AdapterError(
+                f"ranks of {column} in one fused layer: the GPU kernels take {RESERVED_COLUMNS}; "
+                "train with a lower rank, or merge the adapter into its model"
+            )
         weights += [a, *(b for _, b in padded)]
     columns = tuple(int(count) for count in table[:, 1])
     return PackedAdapter(to_device(table, device), columns, tuple(weights))
@@ -110,10 +120,8 @@ def new_lora_plan(num_rows: int, device: torch.device) -> LoRAPlan:
 
 def fill_lora_plan(plan: LoRAPlan, segments: Segments) -> None:
     assert plan.is_reserved, "a plan of one step cannot take another's"
-    for _, end, adapter in segments:
+    for _, end, _ in segments:
         assert end <= plan.num_tiles, f"rows up to {end}, {plan.num_tiles} are reserved"
-        most = max(adapter.columns, default=0)
-        assert most <= RESERVED_COLUMNS, f"ranks of {most} in one layer, above {RESERVED_COLUMNS}"
     overwrite(plan.words, _words(segments))
 
 

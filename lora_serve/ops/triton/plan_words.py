@@ -11,8 +11,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-PROGRAMS_PER_MULTIPROCESSOR = 4
-
 
 def to_device(words: npt.NDArray[np.int32] | npt.NDArray[np.int64], device: torch.device) -> Tensor:
     """A copy on the device, which the host does not wait for."""

@@ -50,8 +50,8 @@ def test_a_window_hides_what_lies_before_it(ops: Ops, window: int) -> None:
 def test_query_heads_share_key_heads_in_groups(
     ops: Ops, heads: tuple[int, int], head_size: int
 ) -> None:
-    case = make(ops, 21, heads=heads, head_size=head_size)
-    assert_close(case.step([(0, 0, 21)])[0], case.exact(0), BF16)
+    case = make(ops, 9, heads=heads, head_size=head_size)
+    assert_close(case.step([(0, 0, 9)])[0], case.exact(0), BF16)
 
 
 def test_rotation_turns_q_in_place_by_its_position(ops: Ops, dtype: torch.dtype) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lora_serve.errors import AdapterError
 from lora_serve.ops import LoRAPart, Ops
 from lora_serve.ops.triton import lora as lora_module
 from tests.ops.cases import assert_close, exact_lora, normal
@@ -80,3 +81,9 @@ def test_a_plan_that_is_filled_again_gives_the_same_bits(ops: Ops) -> None:
     got = y.clone()
     ops.lora(got, x, plan, 0)
     assert torch.equal(got, y)
+
+
+def test_ranks_beyond_what_is_reserved_are_refused_by_number(ops: Ops) -> None:
+    part = LoRAPart(torch.zeros(1544, 8, dtype=BF16), torch.zeros(8, 1544, dtype=BF16), 1.0, 0)
+    with pytest.raises(AdapterError, match="1544"):
+        ops.pack_adapter([[part]])
