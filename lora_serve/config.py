@@ -74,7 +74,9 @@ class ModelConfig:
         "auto",
         choices=("auto", "none"),
     )
-    enforce_eager: bool = setting("Never capture CUDA graphs; without effect on CPUs.", False)
+    enforce_eager: bool = setting(
+        "Never record decode steps (on GPUs: CUDA graphs); run kernel by kernel.", False
+    )
     batch_invariant: bool = setting(
         "On GPUs, sum in one order whatever the batch, so that answers are exact to the bit there, "
         "too; CPUs always do.",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 
 from benchmarks.overhead.stopwatch import Stopwatch, Timed
 from lora_serve.config import EngineConfig, SchedulerConfig
@@ -17,12 +20,14 @@ from lora_serve.models.decoder import build_decoder
 from lora_serve.models.layout import tensor_shapes
 from lora_serve.models.spec import DecoderSpec
 from lora_serve.models.weights import RandomWeights, WeightReader
+from lora_serve.ops import GraphPlans, RecordedWork
 from lora_serve.ops._cpu import usable_paths
 from lora_serve.ops.cpu import CpuKernels
 from lora_serve.ops.cpu_threads import pin_threads
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import AdapterCheckpoint, ModelInfo, ModelRunnerOutput, SchedulerOutput
 from lora_serve.worker.batch_builder import BatchBuilder
+from lora_serve.worker.cuda_graphs import DecodeGraphs, exact_sizes
 from lora_serve.worker.device import CpuDevice
 from lora_serve.worker.kv_cache import allocate_kv_caches
 from lora_serve.worker.lora_slots import LoRASlots
@@ -91,26 +96,43 @@ class Threads:
 class TimedExecutor:
     """Does what `Worker` does, of the same parts, with a stopwatch before each of them."""
 
-    def __init__(self, shape: Shape, threads: Threads, num_blocks: int, watch: Stopwatch) -> None:
+    def __init__(
+        self, shape: Shape, threads: Threads, max_num_seqs: int, num_blocks: int, watch: Stopwatch
+    ) -> None:
         spec = shape.spec(num_blocks * BLOCK_SIZE)
         kernels: Any = CpuKernels(usable_paths()[0], threads.count)
         if threads.are_pinned:
             pin_threads(kernels.native.thread_ids())
         kernels.native = Timed(kernels.native, watch, dict.fromkeys(KERNELS, "kernels"))
         ops = kernels.ops()
-        ops = replace(ops, sample=watch.timed("sample", ops.sample))
+        ops = replace(
+            ops,
+            sample=watch.timed("sample", ops.sample),
+            graph_plans=_timed_replays(ops.graph_plans, watch),
+        )
         device: Any = CpuDevice()
         weights = WeightReader(RandomWeights(tensor_shapes(spec), 0, DTYPE), DTYPE)
         cos_sin = rotary_table(spec.rope, spec.head_size, spec.max_positions)
         decoder: Any = build_decoder(spec, weights, ops, cos_sin)
         builder: Any = BatchBuilder(ops, device, BLOCK_SIZE, spec.hidden_size, DTYPE)
+        kv_caches = allocate_kv_caches(spec, ops, num_blocks, BLOCK_SIZE, DTYPE)
+        graphs: Any = DecodeGraphs.record(
+            device,
+            ops.graph_plans,
+            partial(decoder.forward, kv_caches=kv_caches),
+            exact_sizes(max_num_seqs),
+            max_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            with_lora=False,
+        )
         self._runner = ModelRunner(
             device,
             Timed(decoder, watch, {"forward": "forward", "logits": "forward"}),  # type: ignore
-            allocate_kv_caches(spec, ops, num_blocks, BLOCK_SIZE, DTYPE),
+            kv_caches,
             Timed(builder, watch, {"lay_out": "batch", "to_device": "batch"}),  # type: ignore
             LoRASlots(spec, ops, device, DTYPE),
             ops,
+            Timed(graphs, watch, {"run": "forward"}),  # type: ignore
         )
         self._info = ModelInfo(
             fingerprint=b"",
@@ -133,6 +155,19 @@ class TimedExecutor:
         return ModelRunnerOutput(step.step_id, self._runner.run(step.requests))
 
 
+def _timed_replays(plans: GraphPlans | None, watch: Stopwatch) -> GraphPlans:
+    """The kernels of a recorded step run when it is replayed."""
+    assert plans is not None
+    assert plans.record is not None
+    record = plans.record
+
+    def timed(run: Callable[[], Tensor]) -> RecordedWork:
+        work: Any = Timed(record(run), watch, {"replay": "kernels"})
+        return work
+
+    return replace(plans, record=timed)
+
+
 def decode_steps(shape: Shape, threads: Threads, num_requests: int, num_steps: int) -> list[Parts]:
     """Seconds by part of steps in which all requests decode, PROMPT_TOKENS and a few behind each.
 
@@ -142,7 +177,7 @@ def decode_steps(shape: Shape, threads: Threads, num_requests: int, num_steps: i
     watch = Stopwatch()
     num_tokens = PROMPT_TOKENS + num_steps + WARM_UP_STEPS + 1
     num_blocks = num_requests * -(-num_tokens // BLOCK_SIZE)
-    executor: Any = TimedExecutor(shape, threads, num_blocks, watch)
+    executor: Any = TimedExecutor(shape, threads, num_requests, num_blocks, watch)
     core = _build_core(executor, watch)
     for index in range(num_requests):
         core.handle(_request(index, num_tokens - PROMPT_TOKENS, shape.vocab_size))
