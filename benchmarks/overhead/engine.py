@@ -79,7 +79,7 @@ class Shape:
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape("4 layers, 256 wide", 32_000, 256, 1024, 4, 4, 2),
+        Shape("4 layers, 256 wide", 4096, 256, 1024, 4, 4, 2),
         Shape("Qwen2.5-0.5B", 151_936, 896, 4864, 24, 14, 2),
     )
 }

@@ -1,0 +1,175 @@
+"""python -m benchmarks.streaming: what the server's own process spends on each token it streams.
+
+An engine that answers at once stands for the real one; its messages are encoded and decoded as they
+would be. Each stream is a whole request to the application, from its body to its last event; only
+the sockets are left out. Run it on an idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.make_checkpoint import ensure_checkpoint
+from lora_serve.bench.machine import describe_machine
+from lora_serve.config import EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from lora_serve.engine.async_engine import AsyncEngine
+from lora_serve.messages import (
+    EngineMessage,
+    EngineOutput,
+    EngineReady,
+    EngineReply,
+    EngineRequest,
+    StepOutputs,
+)
+from lora_serve.observability.metrics import EngineMetrics
+from lora_serve.server.app import create_app
+from lora_serve.text.tokenizer import Tokenizer
+
+DEFAULT_MODEL = Path("~/.cache/lora-serve/bench/model").expanduser()
+FIRST_IDS = 1000  # of the vocabulary, which are given in turn
+READY = EngineReady(b"", "bfloat16", 151_936, 896, 32_768, 100_000, "none")
+
+
+class InstantEngine:
+    """Gives every request one token a step."""
+
+    def __init__(self) -> None:
+        self._growing: dict[str, int] = {}  # tokens that are still to come
+        self._arrived = asyncio.Event()
+        self._token = 0
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(EngineReply).decode
+        self.is_alive = True
+        self.pid = None
+
+    async def start(self, config: EngineConfig) -> EngineReady:
+        return READY
+
+    async def send(self, message: EngineMessage) -> None:
+        if isinstance(message, EngineRequest):
+            self._growing[message.request_id] = message.sampling_params.max_tokens or 0
+            self._arrived.set()
+
+    async def receive(self) -> EngineReply:
+        await asyncio.sleep(0)  # as a socket would, let others run
+        while not self._growing:
+            self._arrived.clear()
+            await self._arrived.wait()
+        outputs = tuple(self._next(request_id) for request_id in list(self._growing))
+        return self._decode(self._encode(StepOutputs(outputs, step_num_tokens=len(outputs))))
+
+    def _next(self, request_id: str) -> EngineOutput:
+        self._token = (self._token + 1) % FIRST_IDS
+        left = self._growing[request_id] = self._growing[request_id] - 1
+        if left == 0:
+            del self._growing[request_id]
+        return EngineOutput(request_id, (self._token,), finish_reason=None if left else "length")
+
+    async def kill(self) -> None:
+        self.is_alive = False
+
+    async def close(self) -> None:
+        self.is_alive = False
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Of one run: how many streams at once, and what a token costs."""
+
+    num_streams: int
+    num_tokens: int
+    num_events: int
+    microseconds_per_token: float
+
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+async def measure(model: Path, num_streams: int, num_tokens: int) -> Result:
+    """The processor time of this process, over all tokens of all streams."""
+    scheduler = SchedulerConfig(max_num_seqs=num_streams)
+    config = EngineConfig(model=ModelConfig(model=str(model)), scheduler=scheduler)
+    tokenizer = Tokenizer(str(model))
+    engine = AsyncEngine(config, InstantEngine(), READY, tokenizer, EngineMetrics("bench", config))
+    app: Any = create_app(engine, ServerConfig())
+    await asyncio.gather(*(_stream(app, str(model), 8) for _ in range(num_streams)))  # warm up
+    begin = time.process_time()
+    counts = await asyncio.gather(
+        *(_stream(app, str(model), num_tokens) for _ in range(num_streams))
+    )
+    seconds = time.process_time() - begin
+    await engine.shutdown()
+    total = num_streams * num_tokens
+    return Result(num_streams, num_tokens, sum(counts), seconds / total * 1e6)
+
+
+async def _stream(app: App, model: str, num_tokens: int) -> int:
+    """One streamed completion; returns how many events came."""
+    settings = {"max_tokens": num_tokens, "ignore_eos": True, "temperature": 0, "stream": True}
+    body = json.dumps({"model": model, "prompt": [1, 2, 3], **settings}).encode()
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+    num_events = 0
+    is_over = asyncio.Event()
+
+    async def receive() -> MutableMapping[str, Any]:
+        if messages:
+            return messages.pop()
+        await is_over.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        nonlocal num_events
+        if message["type"] == "http.response.start":
+            assert message["status"] == 200, f"refused with {message['status']}"
+        else:
+            num_events += message["body"].count(b"data: {")
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "path": "/v1/completions",
+        "raw_path": b"/v1/completions",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 8000),
+        "scheme": "http",
+    }
+    await app(scope, receive, send)
+    is_over.set()
+    return num_events
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--out", type=Path, help="where to write the JSON")
+    arguments = parser.parse_args()
+    model = ensure_checkpoint(arguments.model)
+    print("| streams | us a token | tokens a second of one core |\n|--:|--:|--:|")
+    results = []
+    for num_streams in arguments.streams:
+        result = asyncio.run(measure(model, num_streams, arguments.tokens))
+        results.append(result)
+        cost = result.microseconds_per_token
+        print(f"| {num_streams} | {cost:.0f} | {1e6 / cost:.0f} |", flush=True)
+    if arguments.out is not None:
+        facts = {"machine": asdict(describe_machine()), "rows": [asdict(row) for row in results]}
+        arguments.out.write_text(json.dumps(facts, indent=1, default=list) + "\n")
+
+
+if __name__ == "__main__":
+    main()

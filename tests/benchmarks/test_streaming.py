@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.streaming import measure
+from tests.benchmarks.test_make_checkpoint import model  # noqa: F401  a fixture
+
+
+async def test_every_token_of_every_stream_is_told(model: Path) -> None:  # noqa: F811
+    result = await measure(model, num_streams=3, num_tokens=20)
+    assert (result.num_streams, result.num_tokens) == (3, 20)
+    assert result.num_events >= 50  # a token that only begins a character waits for the next
+    assert result.microseconds_per_token > 0
