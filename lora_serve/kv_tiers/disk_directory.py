@@ -68,6 +68,10 @@ class DiskDirectory:
     def of(self, root: bytes) -> Path:
         return self.path / "namespaces" / root.hex()
 
+    def groups(self, root: bytes) -> list[Path]:
+        """The namespace's files; none if it has just been dropped."""
+        return [path for path in _listed(self.of(root)) if path.suffix == GROUP_SUFFIX]
+
     def describe(self, root: bytes) -> TierNamespace | None:
         """What the namespace's descriptor says; None if it cannot be trusted or is not there."""
         try:

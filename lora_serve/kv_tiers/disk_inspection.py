@@ -35,7 +35,7 @@ class DiskInspection:
         summaries = []
         for namespace in self._namespaces():
             summary = Summary(namespace)
-            for path in self._files(namespace):
+            for path in self._directory.groups(namespace.root):
                 with suppress(FileNotFoundError, RefusedGroupError):  # evicted, or for `verify`
                     table = read_table(path, namespace)
                     summary.add(
@@ -47,7 +47,7 @@ class DiskInspection:
     def verify(self) -> Iterator[Verdict]:
         for namespace in self._namespaces():
             verdict = Verdict(namespace)
-            for path in self._files(namespace):
+            for path in self._directory.groups(namespace.root):
                 with suppress(FileNotFoundError):  # a server evicted it just now
                     _verify_file(path, namespace, verdict)
             yield verdict
@@ -62,7 +62,11 @@ class DiskInspection:
         self._directory.empty_trash()
 
     def facts(self) -> Mapping[str, int | str]:
-        files = [path for namespace in self._namespaces() for path in self._files(namespace)]
+        files = [
+            path
+            for namespace in self._namespaces()
+            for path in self._directory.groups(namespace.root)
+        ]
         quarantined = self._quarantined()
         return {
             "files": len(files),
@@ -78,9 +82,6 @@ class DiskInspection:
     def _namespaces(self) -> list[TierNamespace]:
         described = (self._directory.describe(root) for root in self._directory.roots())
         return [namespace for namespace in described if namespace is not None]
-
-    def _files(self, namespace: TierNamespace) -> list[Path]:
-        return sorted(self._directory.of(namespace.root).glob(f"*{GROUP_SUFFIX}"))
 
     def _quarantined(self) -> list[Path]:
         return sorted((self._directory.path / "quarantine").glob(f"*{GROUP_SUFFIX}"))

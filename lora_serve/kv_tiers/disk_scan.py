@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from lora_serve.kv_tiers.base import Cause
-from lora_serve.kv_tiers.disk_directory import GROUP_SUFFIX, DiskDirectory
+from lora_serve.kv_tiers.disk_directory import DiskDirectory
 from lora_serve.kv_tiers.disk_index import DiskIndex, Group
 from lora_serve.kv_tiers.group_file import RefusedGroupError, read_table
 
@@ -121,17 +121,16 @@ class DiskScan:
 
     def _look(self, root: bytes) -> bool:
         """Bring the index up to date with one directory; False if nothing had changed."""
-        directory = self._directory.of(root)
         with self._lock:
             try:
-                modified = directory.stat().st_mtime_ns
+                modified = self._directory.of(root).stat().st_mtime_ns
             except FileNotFoundError:
                 self._forget(root)
                 return False
             if self._seen.get(root) == modified:
                 return False
             known = self._index.file_names(root)
-            found = {path.name for path in directory.iterdir() if path.suffix == GROUP_SUFFIX}
+            found = {path.name for path in self._directory.groups(root)}
             for name in known - found:
                 self._index.remove_file(root, name)
             self._add(root, found - known)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from glob import glob
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -81,7 +82,12 @@ def eventually(is_so: Callable[[], bool]) -> None:
 
 
 def group_files(path: Path) -> list[Path]:
-    return sorted((path / "namespaces").glob("*/*.kv"))
+    return sorted(listed(path, "namespaces/*/*.kv"))
+
+
+def listed(path: Path, pattern: str) -> list[Path]:
+    """As Path.glob, but what vanishes meanwhile is no error."""
+    return [path / name for name in glob(pattern, root_dir=path)]
 
 
 def quarantined(path: Path) -> list[Path]:
@@ -477,7 +483,10 @@ def test_two_processes_write_read_and_evict_in_one_directory(tiers: Tiers) -> No
         out, _ = process.communicate(timeout=60)
         assert process.returncode == 0
         assert b"done" in out
-    assert sum(file.stat().st_size for file in group_files(tiers.path)) <= 1.5 * bound
+    # each holds the bound by what it has seen; the other's latest files are seen a little later
+    assert sum(file.stat().st_size for file in group_files(tiers.path)) <= 2 * bound
+    save(tiers.open(bound), NS, HASHES[:8])
+    assert sum(file.stat().st_size for file in group_files(tiers.path)) <= bound
     assert quarantined(tiers.path) == []
 
 
@@ -508,5 +517,5 @@ def test_what_a_killed_process_left_half_written_is_removed(tiers: Tiers) -> Non
     process.kill()
     process.communicate()
     second = tiers.open()
-    eventually(lambda: len(list(tiers.path.glob("staging/*/lock"))) == 1)  # the living one's
+    eventually(lambda: len(listed(tiers.path, "staging/*/lock")) == 1)  # the living one's
     assert load(second, NS, HASHES) == (24, None)
