@@ -410,6 +410,7 @@ def _tile(dtype: torch.dtype, head_size: int, num_rows: int, machine: Machine) -
         return _Tile(rows=32, keys=64, num_warps=8, num_stages=2)
     if machine.capability < 90:
         return _Tile(rows=64, keys=64, num_warps=8, num_stages=3)
+    keys = 64 if head_size <= 64 else 32
     if num_rows <= 64:
-        return _Tile(rows=64, keys=64, num_warps=4, num_stages=2)
-    return _Tile(rows=128, keys=64, num_warps=8, num_stages=3)
+        return _Tile(rows=64, keys=keys, num_warps=4, num_stages=3)
+    return _Tile(rows=128, keys=keys, num_warps=8, num_stages=3)

@@ -1,0 +1,327 @@
+"""What every Triton kernel takes of a card, compiled ahead of time: no card is needed.
+
+    python -m benchmarks.triton_resources
+
+compiles all that the models below launch, for sm_80 and sm_90, and writes registers, spills and
+shared memory to benchmarks/results/triton-resources.json and .md; with --check it compares instead,
+and fails on differences. The launches are those that the
+`Ops` record makes: it is called with tensors that have shapes and no memory, and its launches are
+compiled instead of run. A spill is a mistake in a tile's shape.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from lora_serve.ops import LoRAPart, Ops
+from lora_serve.ops.triton import TritonKernels
+from lora_serve.ops.triton.launch import A100, FUSES, H200, Launch, Machine
+
+RESULTS = Path(__file__).parent / "results" / "triton-resources.json"
+META = torch.device("meta")
+BLOCK_SIZE = 16
+_TYPES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """One decoder's facts that kernels are shaped by."""
+
+    name: str
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    dtype: torch.dtype = torch.bfloat16
+
+
+MODELS = (
+    ModelShape("0.5B", 896, 4864, 14, 2, 64),
+    ModelShape("3B", 2048, 11008, 16, 2, 128),
+    ModelShape("7B", 3584, 18944, 28, 4, 128),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Of one compiled kernel. spill_bytes: of local memory, per thread. shared_bytes: per program.
+
+    instruction: the tensor core's, "" where it has none; its rows and steps decide a sum's bits.
+    """
+
+    model: str
+    work: str
+    kernel: str
+    capability: int
+    num_warps: int
+    num_stages: int
+    tile: str
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    instruction: str
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """rows and requests of a step; captured: through a plan of fixed address."""
+
+    name: str
+    num_rows: int
+    num_requests: int
+    context: int
+    is_captured: bool = False
+
+
+WORKS = (
+    Work("decode of 32", 32, 32, 2048),
+    Work("captured decode of 256", 256, 256, 2048, is_captured=True),
+    Work("prefill of 8192", 8192, 1, 8192),
+)
+
+
+def launches_of(model: ModelShape, work: Work, machine: Machine) -> list[Launch]:
+    """One decoder layer's."""
+    launches: list[Launch] = []
+    kernels = TritonKernels(META, machine, batch_invariant=True, run=launches.append)
+    _run_layer(kernels.ops(), model, work)
+    return launches
+
+
+def _run_layer(ops: Ops, model: ModelShape, work: Work) -> None:
+    def empty(*shape: int, dtype: torch.dtype = model.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=META)
+
+    heads = (model.num_heads, model.num_kv_heads, model.num_kv_heads)
+    head, hidden, inner = model.head_size, model.hidden_size, model.intermediate_size
+    shapes = (
+        (sum(heads) * head, hidden),
+        (hidden, heads[0] * head),
+        (2 * inner, hidden),
+        (hidden, inner),
+    )
+    lora = _plan_lora(ops, shapes, work, model.dtype)
+    residual = ops.add_rms_norm(
+        empty(work.num_rows, hidden), empty(work.num_rows, hidden), empty(hidden), 1e-6
+    )
+    for index, (out_features, in_features) in enumerate(shapes):
+        bias = empty(out_features) if index == 0 else None
+        x = empty(work.num_rows, in_features)
+        y = ops.linear(x, ops.pack_linear(empty(out_features, in_features), bias))
+        ops.lora(y, x, lora, index)
+    q, k, v = empty(work.num_rows, sum(heads), head).split(heads, dim=1)
+    ops.rms_norm(q.reshape(-1, head), empty(head), 1e-6)
+    cache = ops.new_kv_cache(4096, BLOCK_SIZE, model.num_kv_heads, head, model.dtype)
+    rows = empty(work.num_rows, dtype=torch.int64)
+    ops.rotary_and_write_kv(
+        q, k, v, empty(work.context, head, dtype=torch.float32), rows, cache, rows
+    )
+    plan = _plan_attention(ops, work)
+    ops.paged_attention(q, cache, plan, head**-0.5, None)
+    ops.silu_and_mul(empty(residual.shape[0], 2 * inner))
+
+
+def _plan_lora(
+    ops: Ops, shapes: Sequence[tuple[int, int]], work: Work, dtype: torch.dtype
+) -> object:
+    if work.is_captured:
+        assert ops.graph_plans is not None
+        return ops.graph_plans.new_lora_plan(work.num_rows)
+    parts = [
+        [LoRAPart(torch.empty(16, n, dtype=dtype), torch.empty(m, 16, dtype=dtype), 1.0, 0)]
+        for m, n in shapes
+    ]
+    rows = work.num_rows // work.num_requests
+    adapter = ops.pack_adapter(parts)
+    segments = [(i * rows, (i + 1) * rows, adapter) for i in range(work.num_requests)]
+    return ops.plan_lora(segments, work.num_rows)
+
+
+def _plan_attention(ops: Ops, work: Work) -> object:
+    max_blocks = work.context // BLOCK_SIZE
+    if work.is_captured:
+        assert ops.graph_plans is not None
+        return ops.graph_plans.new_attention_plan(work.num_rows, max_blocks, BLOCK_SIZE)
+    starts = torch.linspace(0, work.num_rows, work.num_requests + 1).int()
+    lengths = torch.full((work.num_requests,), work.context, dtype=torch.int32)
+    tables = torch.zeros(work.num_requests, max_blocks, dtype=torch.int32)
+    return ops.plan_attention(starts, lengths, tables, BLOCK_SIZE)
+
+
+def compile_launch(launch: Launch, capability: int) -> Resources:
+    """For a card of that capability. Of the result, model and work are left empty."""
+    compiled = triton.compile(
+        _source(launch),
+        target=GPUTarget("cuda", capability, 32),
+        options={
+            "num_warps": launch.num_warps,
+            "num_stages": launch.num_stages,
+            "enable_fp_fusion": FUSES,
+        },
+    )
+    registers, spill_bytes = _usage(compiled.asm["cubin"])
+    return Resources(
+        model="",
+        work="",
+        kernel=launch.kernel.__name__,
+        capability=capability,
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+        tile=_tile(launch),
+        registers=registers,
+        spill_bytes=spill_bytes,
+        shared_bytes=compiled.metadata.shared,
+        instruction=_instruction(compiled.asm["ptx"]),
+    )
+
+
+def _source(launch: Launch) -> ASTSource:
+    """Specialised as at run time: integers of 1, and what 16 divides, are known to the compiler."""
+    signature: dict[str, str] = {}
+    constants: dict[str, object] = {}
+    attributes: dict[tuple[int, ...], list[list[object]]] = {}
+    for position, name in enumerate(launch.kernel.arg_names):
+        if name in launch.constants:
+            signature[name], constants[name] = "constexpr", launch.constants[name]
+            continue
+        value = launch.arguments[name]
+        if isinstance(value, int) and value == 1:
+            signature[name], constants[name] = "constexpr", 1
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        else:
+            is_tensor = isinstance(value, Tensor)
+            signature[name] = f"*{_TYPES[value.dtype]}" if is_tensor else _integer_type(value)
+            if is_tensor or value % 16 == 0:
+                attributes[(position,)] = [["tt.divisibility", 16]]
+    return ASTSource(launch.kernel, signature, constants, attributes)
+
+
+def _integer_type(value: int) -> str:
+    return "i32" if -(2**31) <= value < 2**31 else "i64"
+
+
+def _usage(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of local memory, per thread."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", told)
+    assert found, f"cuobjdump said {told}"
+    registers, stack, local = map(int, found.groups())
+    return registers, stack + local
+
+
+def _instruction(ptx: str) -> str:
+    wide = set(
+        re.findall(
+            r"wgmma\.mma_async\.sync\.aligned\.(m\d+)n\d+(k\d+)[.\w]*?(bf16|f16|tf32)\.", ptx
+        )
+    )
+    narrow = set(
+        re.findall(r"mma\.sync\.aligned\.(m\d+)n\d+(k\d+)\.row\.col\.f32\.(bf16|f16|tf32)", ptx)
+    )
+    names = [f"wgmma {m}{k} {kind}" for m, k, kind in sorted(wide)]
+    return ", ".join(names + [f"mma {m}{k} {kind}" for m, k, kind in sorted(narrow)])
+
+
+def _tile(launch: Launch) -> str:
+    names = ("ROWS", "KEYS", "OUTS", "OUT_BLOCK", "COLUMNS", "HEAD", "WIDTH")
+    constants = launch.constants
+    return " ".join(f"{name.lower()} {constants[name]}" for name in names if name in constants)
+
+
+def compile_all(
+    models: Sequence[ModelShape], machines: Sequence[Machine], works: Sequence[Work]
+) -> Iterator[Resources]:
+    """Each kernel with each set of constants once for each model and machine."""
+    for model in models:
+        for machine in machines:
+            seen = set()
+            for work in works:
+                for launch in launches_of(model, work, machine):
+                    key = repr((launch.kernel.__name__, launch.constants, launch.num_warps))
+                    if key not in seen and 0 not in launch.grid:
+                        seen.add(key)
+                        found = compile_launch(launch, machine.capability)
+                        yield replace(found, model=model.name, work=work.name)
+
+
+def faults(found: Sequence[Resources], record: Mapping[str, Any]) -> list[str]:
+    """What spills, and what differs from a record of the same version of Triton."""
+    told = [f"{r.model}, {r.work}: {r.kernel} spills {r.spill_bytes} bytes on sm_{r.capability}"
+            for r in found if r.spill_bytes]  # fmt: skip
+    if record["triton"] != triton.__version__:
+        return told
+    # What several works launch stands there once, under the first of those that were compiled.
+    recorded = [Resources(**{**entry, "work": ""}) for entry in record["kernels"]]
+    return told + [f"not in the record: {r}" for r in found if replace(r, work="") not in recorded]
+
+
+def page(record: Mapping[str, Any]) -> str:
+    """The record as a table to read."""
+    columns = [field.name for field in fields(Resources)]
+    head = (
+        "# What Triton's kernels take of a card\n\n"
+        f"Compiled ahead of time by Triton {record['triton']}, without a card: "
+        "`python -m benchmarks.triton_resources`. Registers and spilled bytes are a thread's, "
+        "shared bytes a program's.\n\n"
+    )
+    rows = [columns, ["---"] * len(columns)]
+    rows += [[str(entry[name]) for name in columns] for entry in record["kernels"]]
+    return head + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="compare with the record, not write")
+    names = [model.name for model in MODELS]
+    parser.add_argument("--models", nargs="*", default=names, choices=names)
+    parser.add_argument("--works", nargs="*", default=[work.name for work in WORKS])
+    parser.add_argument("--capabilities", nargs="*", type=int, default=[80, 90])
+    chosen = parser.parse_args()
+    found = []
+    for resources in compile_all(
+        [model for model in MODELS if model.name in chosen.models],
+        [machine for machine in (A100, H200) if machine.capability in chosen.capabilities],
+        [work for work in WORKS if work.name in chosen.works],
+    ):
+        found.append(resources)
+        print(resources, file=sys.stderr, flush=True)
+    if chosen.check:
+        sys.exit("\n".join(faults(found, json.loads(RESULTS.read_text()))) or None)
+    record = {"triton": triton.__version__, "kernels": [asdict(resources) for resources in found]}
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(record, indent=1) + "\n")
+    RESULTS.with_suffix(".md").write_text(page(record))
+
+
+if __name__ == "__main__":
+    main()
