@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,10 @@ def adapter_paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     for seed, path in enumerate(paths):
         make_peft("qwen2", seed, r=(4, 8, 16)[seed]).save_pretrained(str(path))
     return paths
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Short enough for sockets, as pytest's own is not."""
+    with tempfile.TemporaryDirectory() as path:
+        yield Path(path)

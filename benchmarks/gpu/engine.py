@@ -24,6 +24,7 @@ from lora_serve.engine.adapter_loader import AdapterLoader
 from lora_serve.engine.adapters import EngineAdapters
 from lora_serve.engine.core import EngineCore
 from lora_serve.engine.executor import make_executor
+from lora_serve.engine.kv_tiers import StaleVersions, make_connector
 from lora_serve.identity import BlockHasher
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.messages import AbortRequests, EngineRequest, LoadAdapter
@@ -69,14 +70,17 @@ class MeasuredEngine:
         self.info = self._executor.load()
         self.load_seconds = time.perf_counter() - begun
         self._random = _random_bytes(shape)
-        loader = AdapterLoader(self._checkpoint, self._executor.prepare_adapter, lambda: None)
+        loader = AdapterLoader(self._checkpoint, self._executor.prepare_adapter, _notify_nobody)
+        hasher = BlockHasher()
         self._core = EngineCore(
             config,
             self._executor,
             self.info,
             EngineAdapters(config.lora, loader),
             KVCacheManager(self.info.num_blocks, config.cache.block_size, False),
-            BlockHasher(),
+            hasher,
+            make_connector(config.kv_tiers, self.info, hasher, _notify_nobody),
+            StaleVersions(0.0),
         )
         self._num_requests = 0
         self._num_adapters = 0
@@ -90,7 +94,7 @@ class MeasuredEngine:
             name = str(self._num_adapters)
             self._core.handle(LoadAdapter(self._num_adapters, name, name))
             self._num_adapters += 1
-        while self._core.is_loading:
+        while self._core.awaits_threads:
             self._step()
 
     def decode(
@@ -170,6 +174,10 @@ class MeasuredEngine:
 
     def _raw(self, *shape: int) -> RawTensor:
         return RawTensor("BF16", shape, self._random[: 2 * shape[0] * shape[1]])
+
+
+def _notify_nobody() -> None:
+    """Nobody sleeps here: steps follow each other until all is done."""
 
 
 def _random_bytes(shape: ModelShape) -> memoryview:

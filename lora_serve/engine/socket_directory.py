@@ -13,18 +13,33 @@ import tempfile
 import time
 from pathlib import Path
 
+from lora_serve.errors import ConfigError
+
 _PREFIX = "lora-serve-sockets-"
 _LOCK = "owner.lock"
 _YOUNG_SECONDS = 60.0  # time enough to take the lock of what was just made
+_MOST_BYTES = 107  # of a socket's path, by the system's own limit
+_LONGEST_NAME = "messages"
 
 
 class SocketDirectory:
-    """parent: where directories are made; the system's place for temporary files if left out."""
+    """parent: where directories are made; the system's place for temporary files if left out.
+
+    Raises:
+        ConfigError: its path is too long for the sockets in it.
+    """
 
     def __init__(self, parent: Path | None = None) -> None:
         parent = parent or Path(tempfile.gettempdir())
         remove_stale(parent)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        excess = len(os.fsencode(self.path / _LONGEST_NAME)) - _MOST_BYTES
+        if excess > 0:
+            self.path.rmdir()
+            raise ConfigError(
+                f"temporary directory {parent}: sockets in it would have names {excess} bytes "
+                f"longer than the system's {_MOST_BYTES}; set TMPDIR to a shorter path"
+            )
         self._lock = (self.path / _LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 

@@ -51,10 +51,10 @@ def group_of(server: subprocess.Popen[str]) -> list[str]:
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks into /proc")
 def test_ctrl_c_during_the_start_ends_all_processes_quietly(
-    model_path: Path, tmp_path: Path
+    model_path: Path, short_path: Path
 ) -> None:
     """Twice, as people do, and to the whole group of processes, as terminals do."""
-    server = start(str(model_path), "--host", "127.0.0.1", "--port", "0", temporary=tmp_path)
+    server = start(str(model_path), "--host", "127.0.0.1", "--port", "0", temporary=short_path)
     while len(group_of(server)) < 3:  # with multiprocessing's own there are three
         assert server.poll() is None, server.communicate()
         time.sleep(0.01)
@@ -66,4 +66,17 @@ def test_ctrl_c_during_the_start_ends_all_processes_quietly(
     assert server.returncode == 130
     assert told == ""
     assert group_of(server) == []
-    assert list(tmp_path.iterdir()) == []
+    assert list(short_path.iterdir()) == []
+
+
+def test_a_temporary_directory_too_long_for_sockets_is_told(
+    model_path: Path, tmp_path: Path
+) -> None:
+    long = tmp_path / ("long" * 30)
+    long.mkdir()
+    server = start(str(model_path), "--host", "127.0.0.1", "--port", "0", temporary=long)
+    _, told = server.communicate(timeout=60)
+    assert server.returncode == 2
+    assert told.startswith(f"lora-serve: error: temporary directory {long}: ")
+    assert told.endswith("set TMPDIR to a shorter path\n")
+    assert list(long.iterdir()) == []

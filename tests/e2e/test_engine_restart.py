@@ -101,6 +101,9 @@ async def test_sigterm_lets_answers_end_and_refuses_new_ones(mortal_server: Serv
         stream = asyncio.create_task(stream_until_error(http, long))
         await asyncio.sleep(0.1)
         server.begin_to_stop()
+        async with asyncio.timeout(10):  # signals take a moment
+            while (await late.get("/health")).status_code == 200:
+                await asyncio.sleep(0.01)
         assert (await answers[0]).is_finished
         refused = await late.post("/v1/completions", json=short.body(stream=False))
         assert refused.status_code == 503

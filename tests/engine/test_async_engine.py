@@ -147,6 +147,9 @@ async def test_a_killed_engine_is_replaced_and_nobody_sees_but_whom_it_was_talki
     again = await asyncio.wait_for(whole, timeout=60)
     assert again.outputs == undisturbed.outputs
     assert again.adapter == undisturbed.adapter
+    async with asyncio.timeout(60):  # the answer may have been whole before the kill
+        while not engine.is_alive:
+            await asyncio.sleep(0.01)
     engine.check_health()
     assert engine.engine_pid != pid
     with pytest.raises(AdapterChangedError, match="changed"):

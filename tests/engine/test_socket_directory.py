@@ -29,42 +29,42 @@ def leave_one_behind(parent: Path) -> Path:
     return path
 
 
-def test_only_its_user_may_look_into_it(tmp_path: Path) -> None:
-    directory = SocketDirectory(tmp_path)
+def test_only_its_user_may_look_into_it(short_path: Path) -> None:
+    directory = SocketDirectory(short_path)
     assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
     directory.close()
-    assert list(tmp_path.iterdir()) == []
+    assert list(short_path.iterdir()) == []
 
 
-def test_what_a_killed_server_left_is_removed_by_the_next(tmp_path: Path) -> None:
-    left = leave_one_behind(tmp_path)
+def test_what_a_killed_server_left_is_removed_by_the_next(short_path: Path) -> None:
+    left = leave_one_behind(short_path)
     assert left.is_dir()
-    directory = SocketDirectory(tmp_path)
-    assert list(tmp_path.iterdir()) == [directory.path]
+    directory = SocketDirectory(short_path)
+    assert list(short_path.iterdir()) == [directory.path]
     directory.close()
 
 
-def test_the_directory_of_a_living_server_stays_however_old_it_is(tmp_path: Path) -> None:
-    living = SocketDirectory(tmp_path)
+def test_the_directory_of_a_living_server_stays_however_old_it_is(short_path: Path) -> None:
+    living = SocketDirectory(short_path)
     age(living.path)
-    SocketDirectory(tmp_path).close()
+    SocketDirectory(short_path).close()
     assert living.path.is_dir()
     living.close()
 
 
-def test_one_that_was_just_made_stays_although_it_has_no_lock_yet(tmp_path: Path) -> None:
-    young = tmp_path / "lora-serve-sockets-young"
+def test_one_that_was_just_made_stays_although_it_has_no_lock_yet(short_path: Path) -> None:
+    young = short_path / "lora-serve-sockets-young"
     young.mkdir()
-    SocketDirectory(tmp_path).close()
+    SocketDirectory(short_path).close()
     assert young.is_dir()
     age(young)
-    SocketDirectory(tmp_path).close()
+    SocketDirectory(short_path).close()
     assert not young.exists()
 
 
-def test_others_directories_stay(tmp_path: Path) -> None:
-    other = tmp_path / "lora-serve-bench-x"
+def test_others_directories_stay(short_path: Path) -> None:
+    other = short_path / "lora-serve-bench-x"
     other.mkdir()
     age(other)
-    SocketDirectory(tmp_path).close()
+    SocketDirectory(short_path).close()
     assert other.is_dir()
