@@ -57,14 +57,20 @@ def vocabulary_weights(shape: ModelShape) -> int:
     return shape.vocab_size * shape.hidden_size
 
 
-def measure_limits() -> MachineLimits:
+def measure_limits_briefly() -> MachineLimits:
+    """In two seconds, for those who measure them again and again."""
+    return measure_limits(0.5)
+
+
+def measure_limits(patience_seconds: float = 2.0) -> MachineLimits:
+    """patience_seconds: for each of four rates."""
     memory = torch.ones(READ_BYTES // 8, dtype=torch.int64)
     a = torch.randn(ROWS, INNER).bfloat16()
     b = torch.randn(INNER, COLUMNS).bfloat16()
     flops = 2.0 * ROWS * INNER * COLUMNS
-    library = flops / best_seconds(lambda: torch.mm(a, b)) / 1e9
-    read = READ_BYTES / best_seconds(lambda: memory.sum()) / 1e9
-    native_gflops, native_gb = _native_limits(memory)
+    library = flops / best_seconds(lambda: torch.mm(a, b), patience_seconds) / 1e9
+    read = READ_BYTES / best_seconds(lambda: memory.sum(), patience_seconds) / 1e9
+    native_gflops, native_gb = _native_limits(memory, patience_seconds)
     return MachineLimits(
         gflops=max(library, native_gflops),
         gb_per_second=max(read, native_gb),
@@ -83,7 +89,7 @@ def best_seconds(run: Callable[[], object], patience_seconds: float = 2.0) -> fl
     return min(times)
 
 
-def _native_limits(memory: torch.Tensor) -> tuple[float, float]:
+def _native_limits(memory: torch.Tensor, patience_seconds: float) -> tuple[float, float]:
     """By our kernels' own probes, which do nothing but multiply or read; 0 without them."""
     try:
         from lora_serve.ops._cpu import Backend, usable_paths
@@ -92,8 +98,8 @@ def _native_limits(memory: torch.Tensor) -> tuple[float, float]:
     backend = Backend(usable_paths()[0], torch.get_num_threads())
     bf16, rounds = 2, 100_000
     flops = backend.multiply_only(bf16, rounds)
-    multiply = best_seconds(lambda: backend.multiply_only(bf16, rounds))
-    read = best_seconds(lambda: backend.read_only(memory.data_ptr(), READ_BYTES))
+    multiply = best_seconds(lambda: backend.multiply_only(bf16, rounds), patience_seconds)
+    read = best_seconds(lambda: backend.read_only(memory.data_ptr(), READ_BYTES), patience_seconds)
     return flops / multiply / 1e9, READ_BYTES / read / 1e9
 
 

@@ -36,9 +36,6 @@ class Figure:
     value: float
     values: tuple[float, ...]
 
-    def with_more(self, more: Figure) -> Figure:
-        return figure_of((*self.values, *more.values))
-
 
 def figure_of(values: Sequence[float]) -> Figure:
     return Figure(statistics.median(values), tuple(values))
@@ -88,19 +85,43 @@ class MeasurementFailedError(Exception):
     """Requests failed; a figure from the others would mean nothing."""
 
 
+class Turns:
+    """One measurement on one engine, run by run, so that engines can take turns."""
+
+    def __init__(self, endpoint: Endpoint, measurement: Measurement) -> None:
+        self._endpoint = endpoint
+        self._measurement = measurement
+        self._summaries: list[RunSummary] = []
+        self._seconds = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        return len(self._summaries) == REPEATS or self._seconds >= PATIENCE_SECONDS
+
+    async def take(self) -> None:
+        """One more run. Raises MeasurementFailedError with the first error."""
+        measurement, number = self._measurement, len(self._summaries)
+        if measurement.warm_up and not number:
+            await _run(self._endpoint, measurement, _warmup(measurement.spec))
+        start = time.monotonic()
+        spec = _repeat(measurement, number)
+        self._summaries.append(await _run(self._endpoint, measurement, spec))
+        self._seconds += time.monotonic() - start
+
+    def figures(self) -> dict[str, Figure]:
+        """By their row's key, after one turn at least."""
+        return {
+            row.key: figure_of([row.figure(summary) for summary in self._summaries])
+            for row in self._measurement.rows
+        }
+
+
 async def measure(endpoint: Endpoint, measurement: Measurement) -> dict[str, Figure]:
-    """The figures by their row's key. Raises MeasurementFailedError with the first error."""
-    if measurement.warm_up:
-        await _run(endpoint, measurement, _warmup(measurement.spec))
-    start, summaries = time.monotonic(), list[RunSummary]()
-    while len(summaries) < REPEATS and (
-        not summaries or time.monotonic() - start < PATIENCE_SECONDS
-    ):
-        summaries.append(await _run(endpoint, measurement, _repeat(measurement, len(summaries))))
-    return {
-        row.key: figure_of([row.figure(summary) for summary in summaries])
-        for row in measurement.rows
-    }
+    """All turns on one engine. Raises MeasurementFailedError with the first error."""
+    turns = Turns(endpoint, measurement)
+    while not turns.is_done:
+        await turns.take()
+    return turns.figures()
 
 
 async def adapter_changes_answers(endpoint: Endpoint, adapter: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,42 +19,34 @@ OURS = "lora-serve"
 BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
 DISTURBED_CORES = 0.2
 ROWS = {row.key: row for phase in PHASES for m in phase.measurements for row in m.rows}
-PHASE_OF = {row.key: p.name for p in PHASES for m in p.measurements for row in m.rows}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineResult:
-    """One engine's figures, by row; and for what has none, the reason.
-
-    busy_cores: what others used of the machine, just before each of its phases.
-    limits: by phase, what the machine was capable of just before it; the best of several times.
-    """
+    """One engine's figures, by row; and for what has none, the reason."""
 
     name: str
     notes: str
-    busy_cores: list[float] = field(default_factory=list)
-    limits: dict[str, MachineLimits] = field(default_factory=dict)
     figures: dict[str, Figure] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
-
-    def add(self, figures: Mapping[str, Figure]) -> None:
-        """Take in figures; of a row that has some, all repeats count."""
-        for key, figure in figures.items():
-            known = self.figures.get(key)
-            self.figures[key] = known.with_more(figure) if known else figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRun:
-    """date: of its end, as YYYY-MM-DD."""
+    """date: of its begin, as YYYY-MM-DD.
+
+    limits: by row, the most the machine was capable of between the engines' turns.
+    busy_cores: by phase, what was used of the machine while all its servers were idle.
+    """
 
     date: str
     machine: Machine
     engines: tuple[EngineResult, ...]
+    limits: dict[str, MachineLimits] = field(default_factory=dict)
+    busy_cores: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def all_limits(self) -> list[MachineLimits]:
-        return [limits for engine in self.engines for limits in engine.limits.values()]
+    def engine(self, name: str) -> EngineResult:
+        return next(engine for engine in self.engines if engine.name == name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,20 +126,21 @@ def _machine(run: PeerRun) -> str:
     return (
         f"{run.date}, commit {machine.commit}: {machine.cpu}, {machine.num_cores} cores, "
         f"{machine.memory_gib:g} GiB, {machine.system}, Python {machine.python}, {packages}; "
-        f"load average {machine.load_average:g} before the run.{_limits_seen(run)}"
+        f"load average {machine.load_average:g} before the run."
+        f"{_limits_seen(run)}{_disturbance(run)}"
     )
 
 
 def _limits_seen(run: PeerRun) -> str:
-    if not run.all_limits:
+    if not run.limits:
         return ""
     memory, products, library = (
-        _span([getattr(limits, name) for limits in run.all_limits])
+        _span([getattr(limits, name) for limits in run.limits.values()])
         for name in ("gb_per_second", "gflops", "library_gflops")
     )
     return (
-        f" What the machine was capable of just before each measurement: {memory} GB/s read from "
-        f"memory, {products} GFLOP/s of bf16 products (torch's own: {library})."
+        f" What the machine was capable of between the engines' turns, by row: {memory} GB/s read "
+        f"from memory, {products} GFLOP/s of bf16 products (torch's own: {library})."
     )
 
 
@@ -170,9 +163,9 @@ def _figures(run: PeerRun) -> str:
 def _limit_cell(run: PeerRun, row: Row) -> str:
     """The machine's limit when ours was measured, and how much of it ours reached."""
     ours = _ours(run)
-    if ours is None or row.key not in ours.figures or PHASE_OF[row.key] not in ours.limits:
+    if ours is None or row.key not in ours.figures or row.key not in run.limits:
         return ""
-    limit = limit_of(row.key, ours.limits[PHASE_OF[row.key]])
+    limit = limit_of(row.key, run.limits[row.key])
     if limit is None:
         return ""
     reached = speed_ratio(row, ours.figures[row.key], figure_of([limit]))
@@ -195,7 +188,7 @@ def _costs(run: PeerRun) -> str:
         cells = [_cost(cost, engine) for engine in run.engines]
         if any(cells):
             lines.append([cost.title, *(cell or "not run" for cell in cells)])
-    return _table(["", *(engine.name for engine in run.engines)], lines)
+    return _table(["", *(engine.name for engine in run.engines)], lines) if lines else ""
 
 
 def _cost(cost: Cost, engine: EngineResult) -> str:
@@ -206,7 +199,7 @@ def _cost(cost: Cost, engine: EngineResult) -> str:
 
 
 def _notes(run: PeerRun) -> str:
-    lines = [f"- {engine.name}: {engine.notes}.{_disturbance(engine)}" for engine in run.engines]
+    lines = [f"- {engine.name}: {engine.notes}." for engine in run.engines]
     ratio = (
         "In brackets: how many times as fast lora-serve is; at the limit, how much of it "
         "lora-serve reached."
@@ -214,11 +207,11 @@ def _notes(run: PeerRun) -> str:
     return f"{ratio} At most {RUNNING} requests run at once.\n\n" + "\n".join(lines)
 
 
-def _disturbance(engine: EngineResult) -> str:
-    worst = max(engine.busy_cores, default=0.0)
+def _disturbance(run: PeerRun) -> str:
+    worst = max(run.busy_cores.values(), default=0.0)
     if worst < DISTURBED_CORES:
         return ""
-    return f" **Disturbed: others used up to {worst:.1f} cores while it was measured.**"
+    return f" **Disturbed: up to {worst:.1f} cores were in use while all servers were idle.**"
 
 
 def _reasons(run: PeerRun) -> str:

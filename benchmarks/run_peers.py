@@ -1,7 +1,7 @@
-"""Measure lora-serve and its peers one after another: python -m benchmarks.run_peers [PEER …].
+"""Measure lora-serve beside its peers: python -m benchmarks.run_peers [PEER …].
 
 Each engine gets the same prompts, token by token, on the same machine within the same run: phase
-by phase, so that what is compared was measured minutes apart, and ours before and after the others.
+by phase, the engines of a phase in turns, run by run, beside the machine's limits of that minute.
 What fails or cannot be done is in the table with its reason; the run goes on.
 """
 
@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.busy import busy_cores
-from benchmarks.limits import MachineLimits, measure_limits
+from benchmarks.limits import MachineLimits, measure_limits_briefly
 from benchmarks.make_checkpoint import (
     ALL_PROJECTIONS,
     ATTENTION_ONLY,
@@ -32,11 +33,12 @@ from benchmarks.make_checkpoint import (
 from benchmarks.measurements import (
     ONE,
     PHASES,
+    Measurement,
     MeasurementFailedError,
     Need,
     Phase,
+    Turns,
     adapter_changes_answers,
-    measure,
 )
 from benchmarks.peer_report import OURS, EngineResult, PeerRun, write_report
 from benchmarks.peers.environment import (
@@ -73,7 +75,7 @@ class Bench:
     phases: tuple[Phase, ...]
     shape: ModelShape = QWEN_0_5B
     create_venv: Callable[[Path], None] = create_venv
-    measure_limits: Callable[[], MachineLimits] = measure_limits
+    measure_limits: Callable[[], MachineLimits] = measure_limits_briefly
 
     def deployment(self, phase: Phase) -> Deployment:
         small = phase.small_adapters
@@ -86,66 +88,98 @@ class Bench:
             num_threads=torch.get_num_threads(),
         )
 
-    async def measure_phase(self, peer: Peer, phase: Phase, result: EngineResult) -> None:
-        """Serve what the phase needs and add its figures, or the reasons for none, to `result`."""
+    async def measure_phase(self, peers: Sequence[Peer], phase: Phase, run: PeerRun) -> None:
+        """Serve the phase with all engines that can, and let them take turns; adds to `run`."""
+        async with AsyncExitStack() as stack:
+            served = [
+                Served(peer, endpoint, run.engine(peer.name))
+                for peer in peers
+                if (endpoint := await self._serve(stack, peer, phase, run.engine(peer.name)))
+            ]
+            run.busy_cores[phase.name] = round(busy_cores(), 2)
+            for measurement in phase.measurements:
+                await self._take_turns(served, measurement, run)
+
+    async def _serve(
+        self, stack: AsyncExitStack, peer: Peer, phase: Phase, result: EngineResult
+    ) -> Endpoint | None:
+        """The engine's server, running until the stack ends; None with reasons in `result`."""
         if reason := _cannot(peer, phase.needs):
             return _give_reason(result, phase, reason)
-        root = self.environments / peer.name.removesuffix("-batching")
-        environment = Environment(root)
+        environment = Environment(self.environments / peer.name.removesuffix("-batching"))
         try:
             if peer.recipe:
-                ensure_environment(root, peer.recipe, peer.install, self.create_venv)
+                ensure_environment(environment.root, peer.recipe, peer.install, self.create_venv)
         except InstallError as error:
             return _give_reason(result, phase, f"not installed: {error}")
         try:
-            deployment = self.deployment(phase)
-            peer.prepare(environment, deployment)
-            await self._serve_phase(peer, environment, deployment, phase, result)
-        except (InstallError, ServerFailedError) as error:
-            _give_reason(result, phase, str(error))
-        return None
+            endpoint = await self._start(stack, peer, environment, phase)
+            if phase.num_adapters and not await adapter_changes_answers(endpoint, *_one(phase)):
+                return _give_reason(result, phase, "answers as the base, whatever the adapter")
+        except (InstallError, ServerFailedError, MeasurementFailedError) as error:
+            return _give_reason(result, phase, str(error))
+        return endpoint
 
-    async def _serve_phase(
-        self,
-        peer: Peer,
-        environment: Environment,
-        deployment: Deployment,
-        phase: Phase,
-        result: EngineResult,
-    ) -> None:
+    async def _start(
+        self, stack: AsyncExitStack, peer: Peer, environment: Environment, phase: Phase
+    ) -> Endpoint:
+        deployment = self.deployment(phase)
+        peer.prepare(environment, deployment)
         port = free_port()
         launch = peer.launch(environment, deployment, port)
         url = f"http://127.0.0.1:{port}"
         log = self.environments / f"{peer.name}-{phase.name}.log"
         start = time.monotonic()
         variables = {**os.environ, **launch.variables}
-        result.busy_cores.append(round(busy_cores(), 2))
-        limits = self.measure_limits()
-        result.limits[phase.name] = limits.best_of(result.limits.get(phase.name, limits))
-        async with running_server(
-            launch.command, url, log, variables, launch.ready_path, PATIENCE_SECONDS
-        ):
-            _say(f"{peer.name}, {phase.name}: up after {time.monotonic() - start:.0f} s")
-            endpoint = Endpoint(Origin.parse(url), MODEL_NAME, adapter_fields=launch.adapter_fields)
-            await _measure_all(peer, endpoint, phase, result)
+        await stack.enter_async_context(
+            running_server(launch.command, url, log, variables, launch.ready_path, PATIENCE_SECONDS)
+        )
+        _say(f"{peer.name}, {phase.name}: up after {time.monotonic() - start:.0f} s")
+        return Endpoint(Origin.parse(url), MODEL_NAME, adapter_fields=launch.adapter_fields)
+
+    async def _take_turns(
+        self, served: Sequence[Served], measurement: Measurement, run: PeerRun
+    ) -> None:
+        taking: list[tuple[Served, Turns]] = []
+        for one in served:
+            if reason := _cannot(one.peer, measurement.needs):
+                one.fail(measurement, reason)
+            else:
+                taking.append((one, Turns(one.endpoint, measurement)))
+        while taking:
+            limits = self.measure_limits()
+            for row in measurement.rows:
+                run.limits[row.key] = limits.best_of(run.limits.get(row.key, limits))
+            taking = [pair for pair in taking if await _take_turn(*pair, measurement)]
 
 
-async def _measure_all(peer: Peer, endpoint: Endpoint, phase: Phase, result: EngineResult) -> None:
-    if phase.num_adapters and not await adapter_changes_answers(endpoint, *_one(phase)):
-        return _give_reason(result, phase, "answers as the base, whatever the adapter")
-    for measurement in phase.measurements:
-        keys = [row.key for row in measurement.rows]
-        reason = _cannot(peer, measurement.needs)
-        if not reason:
-            try:
-                result.add(await measure(endpoint, measurement))
-            except MeasurementFailedError as error:
-                reason = str(error)
-        for key in keys:
-            if reason:
-                result.reasons[key] = reason
-            _say(f"  {key}: {reason or result.figures[key]}")
-    return None
+@dataclass(frozen=True, slots=True)
+class Served:
+    """An engine whose server runs, and where its figures go."""
+
+    peer: Peer
+    endpoint: Endpoint
+    result: EngineResult
+
+    def fail(self, measurement: Measurement, reason: str) -> None:
+        for row in measurement.rows:
+            self.result.reasons[row.key] = reason
+            _say(f"  {self.peer.name}, {row.key}: {reason}")
+
+
+async def _take_turn(one: Served, turns: Turns, measurement: Measurement) -> bool:
+    """Whether the engine is to take another turn."""
+    try:
+        await turns.take()
+    except MeasurementFailedError as error:
+        one.fail(measurement, str(error))
+        return False
+    if not turns.is_done:
+        return True
+    for key, figure in turns.figures().items():
+        one.result.figures[key] = figure
+        _say(f"  {one.peer.name}, {key}: {figure}")
+    return False
 
 
 def _one(phase: Phase) -> tuple[str, ...]:
@@ -170,15 +204,13 @@ def _say(line: str) -> None:
 
 async def run(bench: Bench, peers: Sequence[Peer], report: Path, page: Path | None) -> None:
     """Measure all, and write after each phase, so that a run cut short leaves what it has."""
-    machine = describe_machine()
-    _say(f"{machine}")
-    results = {peer.name: EngineResult(name=peer.name, notes=peer.notes) for peer in peers}
+    engines = tuple(EngineResult(name=peer.name, notes=peer.notes) for peer in peers)
+    today = datetime.now(UTC).strftime("%Y-%m-%d")
+    done = PeerRun(date=today, machine=describe_machine(), engines=engines)
+    _say(f"{done.machine}")
+    ours = [peer for peer in peers if peer.name == OURS]
     for phase in bench.phases:
-        ours = [peer for peer in peers if peer.name == OURS]
-        for peer in ours if phase.is_of_ours else (*peers, *ours):
-            await bench.measure_phase(peer, phase, results[peer.name])
-        today = datetime.now(UTC).strftime("%Y-%m-%d")
-        done = PeerRun(date=today, machine=machine, engines=tuple(results.values()))
+        await bench.measure_phase(ours if phase.is_of_ours else peers, phase, done)
         write_report(done, report, page)
 
 
