@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install redis-server demo test test-gpu bench-gpu lint format bench-peers clean
+.PHONY: install redis-server demo test sanitize test-gpu bench-gpu lint format bench-peers clean
 
 install: $(VENV)/.installed
 
@@ -26,8 +26,15 @@ redis-server:
 demo: install
 	$(BIN)/lora-serve demo
 
-test: install redis-server lint
+test: install redis-server lint sanitize
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
+# The kernels on every path of this CPU, watched for memory errors and undefined behaviour.
+SANITIZERS := address,undefined
+sanitize: install
+	@if echo 'int main() {}' | $(CXX) -fsanitize=$(SANITIZERS) -x c++ - -o /dev/null 2>/dev/null; \
+	then CXX='$(CXX)' $(BIN)/cmake --workflow --preset address; \
+	else echo '*** NO SANITIZERS: the kernels are not watched; install g++ or clang++ with libasan and libubsan ***'; fi
 
 # On a machine with an NVIDIA GPU: kernels, families, exactness, and the failures over HTTP.
 # PYTHON_GPU names another Python that has torch and Triton, where nothing can be installed.

@@ -73,6 +73,10 @@ class OverloadedError(LoraServeError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class NotForgottenError(LoraServeError):
+    """KV was reset in this engine, but a tier has not confirmed that it has forgotten it."""
+
+
 class KVLoadError(LoraServeError):
     """A tier had a request's KV and could not give it, and recomputing was not allowed."""
 

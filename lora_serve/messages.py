@@ -45,6 +45,12 @@ class EngineRequest(msgspec.Struct, frozen=True, tag=True):
     arrival_time: float = 0.0
 
 
+class EngineRequests(msgspec.Struct, frozen=True, tag=True):
+    """One prompt's choices, which are taken in together: so one version answers them all."""
+
+    requests: tuple[EngineRequest, ...]
+
+
 class AbortRequests(msgspec.Struct, frozen=True, tag=True):
     request_ids: tuple[str, ...]
 
@@ -74,7 +80,10 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
 
 
 class AdapterInfo(msgspec.Struct, frozen=True):
-    """A registered adapter as `/v1/models` shows it. residency: "resident" or "evicted"."""
+    """A registered adapter as `/v1/models` shows it. residency: "resident" or "evicted".
+
+    base_model: what its config says it was trained on; "" if it says nothing.
+    """
 
     name: str
     path: str
@@ -86,6 +95,7 @@ class AdapterInfo(msgspec.Struct, frozen=True):
     pinned: bool
     num_leases: int
     created: float
+    base_model: str = ""
 
 
 class RestoreAdapters(msgspec.Struct, frozen=True, tag=True):
@@ -109,6 +119,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 EngineMessage = (
     EngineRequest
+    | EngineRequests
     | AbortRequests
     | LoadAdapter
     | UnloadAdapter

@@ -34,11 +34,13 @@ class SampleInput(msgspec.Struct, frozen=True, gc=False):
 class ScheduledRequest:
     """One request's share of a step: compute tokens [start, start + len(token_ids)).
 
-    token_ids: 0 where `embeds` supplies the row instead.
+    token_ids: 0 where `embeds` supplies the row instead, or `token_from` tells of the token.
+    token_from: set where the only token is one that nobody was told yet: the request's share of the
+        step before this one draws it, and stands there at this index.
     embeds: rows of prompt_embeds for the first tokens of this chunk, in the model's dtype,
         hidden_size values each; empty when there are none.
     block_ids: blocks for positions [0, start + len(token_ids)), in order.
-    sample: set when the chunk ends at the last known token, so that its logits give the next one.
+    sample: set when the chunk ends at the last token there is, so that its logits give the next.
     prompt_logprob_targets: the prompt token after each computed position, while prompt_logprobs
         are asked for; row i of the chunk predicts prompt_logprob_targets[i].
     """
@@ -52,6 +54,7 @@ class ScheduledRequest:
     embeds: bytes = b""
     num_prompt_logprobs: int = 0
     prompt_logprob_targets: Sequence[int] = ()
+    token_from: int | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -171,6 +174,7 @@ class ModelInfo:
     num_blocks: size of the KV pool that the workers made.
     kv_block_bytes, kv_layout: size of a gathered block, and what else its bytes depend on; two
         engines can exchange blocks only if both are equal.
+    is_asynchronous: whether a step runs while its caller goes on.
     """
 
     fingerprint: bytes
@@ -183,3 +187,4 @@ class ModelInfo:
     lora_modules: dict[str, tuple[int, int]] = field(default_factory=dict)
     kv_block_bytes: int = 0
     kv_layout: bytes = b""
+    is_asynchronous: bool = False

@@ -13,6 +13,7 @@ from tests.fakes.peft_adapters import make_peft
 from tests.fakes.served_model import save_served_model
 
 WITH_SERVERS = "e2e"  # one worker runs this folder: its servers are started once, not twice
+SOAK_SECONDS = 3600  # for tests marked slow; others have pyproject.toml's timeout
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,11 +31,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests stay together, with its fixtures; the slow folder starts first."""
+    """A file's tests stay together, with its fixtures; the folder with servers starts first."""
     items.sort(key=lambda item: WITH_SERVERS not in item.path.parts)
     for item in items:
-        is_slow = WITH_SERVERS in item.path.parts
-        item.add_marker(pytest.mark.xdist_group(WITH_SERVERS if is_slow else str(item.path)))
+        has_servers = WITH_SERVERS in item.path.parts
+        item.add_marker(pytest.mark.xdist_group(WITH_SERVERS if has_servers else str(item.path)))
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(SOAK_SECONDS))
 
 
 @pytest.fixture(scope="session")

@@ -89,11 +89,18 @@ def lone(
     "settings",
     [
         {"max_num_batched_tokens": 2048},
-        {"max_num_batched_tokens": 23},
+        {"max_num_batched_tokens": 23, "async_scheduling": True},
         {"num_gpu_blocks_override": 14, "max_num_batched_tokens": 64},
+        {"num_gpu_blocks_override": 14, "max_num_batched_tokens": 64, "async_scheduling": True},
         {"max_loras": 1},
     ],
-    ids=["whole prompts", "odd chunks", "preempting", "one adapter a step"],
+    ids=[
+        "whole prompts",
+        "odd chunks, overlapped",
+        "preempting",
+        "preempting, overlapped",
+        "one adapter a step",
+    ],
 )
 def test_company_chunks_cache_and_preemption_change_no_bit(
     lone: tuple[dict[str, Any], LoneServer],
@@ -140,7 +147,8 @@ def test_prompt_logprobs_and_penalties_are_exact_too(
         prompt_logprobs=2,
         ignore_eos=True,
     )
-    with LLM(str(model_path), enable_lora=True, max_num_batched_tokens=50, **arithmetic) as llm:
+    settings = {"max_num_batched_tokens": 50, "async_scheduling": True}
+    with LLM(str(model_path), enable_lora=True, **settings, **arithmetic) as llm:
         load_adapters(llm, adapter_paths)
         outputs = llm.generate(prompts, params, lora_name="b")
     assert [bits(output) for output in outputs] == [

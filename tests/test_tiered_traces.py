@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from lora_serve.fuzz.oracle.executor import OracleExecutor
+from lora_serve.fuzz.oracle.tiered_traces import TieredResult, TieredTrace
 from lora_serve.identity import BlockHash, BlockHasher, CacheNamespace
 from lora_serve.kv.connector import TieredConnector
 from lora_serve.kv.fetches import Fetch
 from lora_serve.scheduler.request import Request
 from lora_serve.step import KVLoad, ModelRunnerOutput, SchedulerOutput
-from tests.fakes.executor import OracleExecutor
-from tests.fakes.tiered_traces import TieredResult, TieredTrace
 
 NUM_TRACES = 20
 NUM_OPERATIONS = 200

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
+from lora_serve.fuzz.oracle.traces import OracleTrace, TraceResult
 from lora_serve.identity import BlockHash, BlockHasher, CacheNamespace
 from lora_serve.kv.blocks import BlockPool, KVCacheBlock
 from lora_serve.kv.manager import BlockHolder, CacheHit, KVCacheManager
-from tests.fakes.traces import Trace, TraceResult
 
 NUM_TRACES = 100
 
@@ -26,7 +26,7 @@ def run_traces(
     """All traces' results, added up."""
     total = TraceResult()
     for seed in seeds:
-        result = Trace(seed, kv_class, hasher_class).run()
+        result = OracleTrace(seed, kv_class, hasher_class).run()
         total.num_requests += result.num_requests
         total.num_hit_tokens += result.num_hit_tokens
         total.num_preemptions += result.num_preemptions
@@ -121,7 +121,7 @@ def is_caught(
     """Whether some trace gives a wrong answer or breaks an invariant."""
     for seed in range(num_traces):
         try:
-            if Trace(seed, kv_class, hasher_class).run().wrong:
+            if OracleTrace(seed, kv_class, hasher_class).run().wrong:
                 return True
         except AssertionError:
             return True

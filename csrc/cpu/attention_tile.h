@@ -25,7 +25,7 @@ constexpr int kTileGroups = 4;
 constexpr int kTile = kTileGroups * kLanes;
 
 // 24 + 4 + 1 of 32 registers; 12 + 2 + 1 of 16 on AVX2.
-constexpr int kTileRows = 6;
+constexpr int kTileRows = kIsSmallBuild ? 2 : 6;
 #ifdef __AVX512F__
 constexpr int kTileVectors = 4;
 #else

@@ -61,11 +61,9 @@ class PackedWeight {
 
 class PackedQuantized {
  public:
-  PackedQuantized(const QuantizedShape& shape, const int8_t* codes, const Bfloat16* scales,
-                  Team team)
-      : buffer_(allocate_words(shape.packed_words())), weight_{shape, buffer_.get()} {
-    pack_quantized(codes, scales, shape, buffer_.get(), team);
-  }
+  explicit PackedQuantized(const QuantizedShape& shape)
+      : buffer_(allocate_words(shape.packed_words())), weight_{shape, buffer_.get()} {}
+  uint32_t* words() { return buffer_.get(); }
   const QuantizedWeight& weight() const { return weight_; }
   size_t num_bytes() const { return weight_.shape.packed_words() * sizeof(uint32_t); }
 
@@ -196,15 +194,15 @@ class Backend {
                         pointer(y), rows, in_features, out_features});
   }
 
-  std::unique_ptr<PackedQuantized> pack_quantized(int bits, size_t group, Address codes,
-                                                  Address scales, size_t out_features,
-                                                  size_t in_features) {
+  std::unique_ptr<PackedQuantized> pack_quantized(int dtype, Address weight, int bits, size_t group,
+                                                  size_t out_features, size_t in_features) {
     if ((bits != 8 && bits != 4) || group % kLanes != 0 || group > kMaxGroup || group == 0) {
       throw std::invalid_argument("no kernels for this many bits, or groups of this size");
     }
-    return std::make_unique<PackedQuantized>(QuantizedShape{bits, group, out_features, in_features},
-                                             pointer_to<int8_t>(codes),
-                                             pointer_to<Bfloat16>(scales), workers().team(true));
+    const QuantizedShape shape{bits, group, out_features, in_features};
+    auto packed = std::make_unique<PackedQuantized>(shape);
+    kernels_.quantize({Dtype(dtype), pointer(weight), shape, packed->words()}, workers());
+    return packed;
   }
 
   void quantized_linear(int dtype, Address x, const PackedQuantized& packed, Address bias,
@@ -223,10 +221,17 @@ class Backend {
                                      linear_index, in_features, out_features});
   }
 
-  void norm(int dtype, Address x, Address residual, Address weight, Address y, size_t rows,
-            size_t width, float eps) {
-    submit<NormCall>(kernels_.norm, {Dtype(dtype), pointer(x), pointer(residual), pointer(weight),
-                                     pointer(y), rows, width, eps});
+  void norm(int dtype, Address x, size_t x_stride, size_t heads, Address residual, Address weight,
+            Address y, size_t rows, size_t width, float eps) {
+    submit<NormCall>(kernels_.norm, {Dtype(dtype),
+                                     {pointer(x), x_stride},
+                                     heads,
+                                     pointer(residual),
+                                     pointer(weight),
+                                     pointer(y),
+                                     rows,
+                                     width,
+                                     eps});
   }
 
   void silu_and_mul(int dtype, Address x, Address y, size_t rows, size_t width) {

@@ -11,6 +11,14 @@
 #include <cstddef>
 #include <cstdint>
 
+// LORA_SERVE_SMALL_BUILD is for sanitizers: the same code, in fewer copies, or it would compile for
+// minutes.
+#ifdef LORA_SERVE_SMALL_BUILD
+#define SIMD_INLINE static inline
+#else
+#define SIMD_INLINE static inline __attribute__((always_inline))
+#endif
+
 namespace lora_serve {
 
 struct Bfloat16 {
@@ -31,6 +39,14 @@ constexpr int kPerWord = 4 / sizeof(T);
 
 // static: headers that kernels share must not leave behind code that another path's flags compiled.
 static constexpr size_t element_bytes(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
+
+// Before a masked load or store of n elements at p: sanitizers do not look at those.
+template <class T>
+SIMD_INLINE void show_to_sanitizer([[maybe_unused]] const T* p, [[maybe_unused]] int n) {
+#ifdef LORA_SERVE_SMALL_BUILD
+  for (int i = 0; i < n; ++i) (void)*reinterpret_cast<const volatile char*>(p + i);
+#endif
+}
 
 static constexpr size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 

@@ -33,6 +33,14 @@ struct QuantizedLinearCall {
   bool quantize_activations;
 };
 
+// weight (out, in), contiguous, into codes and scales; see quantize.h.
+struct QuantizeCall {
+  Dtype dtype;
+  const void* weight;
+  QuantizedShape shape;
+  uint32_t* packed;  // shape.packed_words()
+};
+
 // y[segment rows] += delta of each segment's adapter.   x (rows, in), y (rows, out), contiguous.
 struct LoraCall {
   Dtype dtype;
@@ -43,10 +51,18 @@ struct LoraCall {
   size_t in_features, out_features;
 };
 
+// Heads are contiguous inside a token; tokens lie `stride` elements apart.
+struct TokenRows {
+  void* data;
+  size_t stride;
+};
+
 // y[n] = x[n] * weight / sqrt(mean(x[n]^2) + eps); with a residual, x[n] is residual[n] += x[n].
+// Row n of x is head n % heads of token n / heads; the others' rows lie side by side.
 struct NormCall {
   Dtype dtype;
-  const void* x;
+  TokenRows x;
+  size_t heads;
   void* residual;  // or null
   const void* weight;
   void* y;
@@ -65,12 +81,6 @@ struct SiluCall {
 // The shape of one layer's KV cache, see kv_layout.h.
 struct KvShape {
   size_t block_size, num_kv_heads, head_size;
-};
-
-// Heads are contiguous inside a token; tokens lie `stride` elements apart.
-struct TokenRows {
-  void* data;
-  size_t stride;
 };
 
 // Rotates q in place; writes rotated k, and v, to the cache. A negative slot is not written.
@@ -108,6 +118,7 @@ struct AttentionCall {
 struct Kernels {
   const char* path;
   void (*linear)(const LinearCall&, Workers&);
+  void (*quantize)(const QuantizeCall&, Workers&);
   void (*quantized_linear)(const QuantizedLinearCall&, Workers&);
   void (*lora)(const LoraCall&, Workers&);
   void (*norm)(const NormCall&, Workers&);

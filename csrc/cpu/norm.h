@@ -42,7 +42,8 @@ static void norm_of(const NormCall& call, Workers& workers) {
   for_each_task(team, num_tasks, [&](size_t task, int) {
     const Range rows = part_of(call.rows, num_tasks, task);
     for (size_t r = rows.begin; r < rows.end; ++r) {
-      const T* x = static_cast<const T*>(call.x) + r * call.width;
+      const T* x = static_cast<const T*>(call.x.data) + r / call.heads * call.x.stride +
+                   r % call.heads * call.width;
       if (call.residual != nullptr) {
         T* residual = static_cast<T*>(call.residual) + r * call.width;
         add_row(x, call.width, residual);

@@ -16,6 +16,7 @@
 #include "lora.h"
 #include "machine_limits.h"
 #include "norm.h"
+#include "quantize.h"
 #include "rotary.h"
 #include "sampling.h"
 
@@ -34,6 +35,7 @@ namespace lora_serve::LORA_SERVE_PATH {
   }
 
 LORA_SERVE_BY_DTYPE(linear, LinearCall)
+LORA_SERVE_BY_DTYPE(quantize, QuantizeCall)
 LORA_SERVE_BY_DTYPE(lora, LoraCall)
 LORA_SERVE_BY_DTYPE(norm, NormCall)
 LORA_SERVE_BY_DTYPE(silu_and_mul, SiluCall)
@@ -57,6 +59,7 @@ static void quantized_linear(const QuantizedLinearCall& call, Workers& workers) 
 static constexpr Kernels table(const char* path) {
   return {path,
           linear,
+          quantize,
           quantized_linear,
           lora,
           norm,

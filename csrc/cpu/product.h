@@ -82,13 +82,20 @@ SIMD_INLINE void store_left(typename Dot::Left* to, F32x16 x) {
   store(to, x);
 }
 
+// For sanitizers: every kind of block, of fewer sizes, and the same bits.
+#ifdef LORA_SERVE_SMALL_BUILD
+constexpr bool kIsSmallBuild = true;
+#else
+constexpr bool kIsSmallBuild = false;
+#endif
+
 // Register blocks, chosen so that accumulators, right vectors and one broadcast fill the register
 // file: 24 + 2 of 32 (AVX-512), 12 + 2 of 16 (AVX2, two to a vector).
 #ifdef __AVX512F__
-constexpr int kMaxRows = 12;
+constexpr int kMaxRows = kIsSmallBuild ? 3 : 12;
 constexpr int kMaxVectors = 2;
 #else
-constexpr int kMaxRows = 6;
+constexpr int kMaxRows = kIsSmallBuild ? 3 : 6;
 constexpr int kMaxVectors = 1;
 #endif
 

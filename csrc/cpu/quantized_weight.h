@@ -2,8 +2,8 @@
 //
 //   weight[n][k] ~ scale[n][k / G] * code[n][k]        N outputs, K inputs, G codes to a group
 //
-// Codes are in [-127, 127] (8 bits) or [-8, 7] (4 bits), scales are bfloat16. Who chooses them is
-// lora_serve/ops/quantization.py. Panels hold 16 outputs, as in packing.h; each is its scales,
+// Codes are in [-127, 127] (8 bits) or [-8, 7] (4 bits), scales are bfloat16; quantize.h chooses
+// them. Panels hold 16 outputs, as in packing.h; each is its scales,
 // [group][lane], padded to 64 bytes, and then its codes in words of 32 bits, [word][lane]:
 //
 //   8 bits, 4 to a word: byte i is code[k + i]
@@ -15,7 +15,6 @@
 #pragma once
 
 #include "dtype.h"
-#include "workers.h"
 
 namespace lora_serve {
 
@@ -46,9 +45,5 @@ struct QuantizedWeight {
     return packed + panel * shape.panel_words() + shape.scale_words();
   }
 };
-
-// codes (N, K), scales (N, groups), both contiguous; packed: shape.packed_words() words.
-void pack_quantized(const int8_t* codes, const Bfloat16* scales, const QuantizedShape& shape,
-                    uint32_t* packed, Team team);
 
 }  // namespace lora_serve

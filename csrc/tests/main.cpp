@@ -12,6 +12,7 @@ int main() {
   const int count = usable_paths(paths);
   for (int i = 0; i < count; ++i) {
     for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat16, Dtype::kBfloat16}) {
+      tests::test_halves(*paths[i], dtype);
       tests::test_linear(*paths[i], dtype);
       tests::test_quantized(*paths[i], dtype);
       tests::test_lora(*paths[i], dtype);

@@ -15,8 +15,8 @@ struct Shape {
 
 constexpr Shape kShapes[] = {{1, 1, 16, 16, 1, 0},     {4, 2, 32, 16, 130, 0},
                              {7, 1, 64, 32, 70, 0},    {3, 3, 80, 16, 65, 20},
-                             {2, 1, 256, 48, 100, 1},  {2, 1, 16, 16, 1100, 0},
-                             {1, 1, 16, 16, 1100, 600}};
+                             {2, 1, 256, 48, 100, 1},  {1, 1, 16, 16, 530, 0},
+                             {1, 1, 16, 16, 590, 70}};
 
 // One request: its fused q, k, v rows, its blocks dealt in disorder, and a cache full of NaN.
 struct Request {
@@ -142,11 +142,10 @@ void test_attention(const Kernels& kernels, Dtype dtype) {
     const Request request(dtype, shape);
     const Array whole = request.run(kernels, shape.seq_len, three);
     expect_close(c, whole, request.exact());
-    for (const size_t chunk : {size_t{7}, size_t{64}, shape.seq_len - shape.seq_len / 50}) {
-      const std::string claim = "chunks of " + std::to_string(chunk) + " give the same bits";
-      expect_same_bits(c, request.run(kernels, chunk, one), whole, claim);
-      if (chunk > 7) expect_same_bits(c, request.run(kernels, chunk, three), whole, claim);
-    }
+    const size_t short_chunk = shape.seq_len < 200 ? 7 : 70;
+    const size_t long_chunk = shape.seq_len - shape.seq_len / 50;
+    expect_same_bits(c, request.run(kernels, short_chunk, one), whole, "in short chunks, alone");
+    expect_same_bits(c, request.run(kernels, long_chunk, three), whole, "in long chunks, shared");
   }
 }
 

@@ -72,6 +72,7 @@ def _compile(key: str) -> re.Pattern[str] | None:
     if re.search(r"\)[*+{]", key):  # a repeated group can take exponential time
         return None
     try:
+        re.compile(key)  # by itself, too: ")|(" is whole only between the parentheses below
         return re.compile(rf"(.*\.)?({key})$")
     except (re.error, RecursionError):
         return None

@@ -112,9 +112,8 @@ class AdapterRegistry:
         assert info.name not in self._current, f"{info.name} stands for something already"
         if info.generation:
             self.raise_generation(info.name, info.generation)
-        facts = AdapterCheckpoint(
-            info.path, bytes.fromhex(info.digest), info.rank, info.num_bytes, "", ()
-        )
+        digest = bytes.fromhex(info.digest)
+        facts = AdapterCheckpoint(info.path, digest, info.rank, info.num_bytes, info.base_model, ())
         ref = self._publish(info.name, facts, info.pinned)
         self._versions[ref].created = info.created
         return ref
@@ -178,6 +177,7 @@ class AdapterRegistry:
             pinned=version.pinned,
             num_leases=version.num_leases,
             created=version.created,
+            base_model=version.facts.base_model,
         )
 
     @property

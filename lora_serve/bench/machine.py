@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -32,6 +32,15 @@ class Machine:
     packages: Mapping[str, str]
     commit: str
     load_average: float
+
+    def is_like(self, other: Machine) -> bool:
+        """Whether figures of both may stand side by side, as far as can be told."""
+        changing = ("commit", "load_average")
+        return all(
+            getattr(self, f.name) == getattr(other, f.name)
+            for f in fields(self)
+            if f.name not in changing
+        )
 
 
 def describe_machine() -> Machine:

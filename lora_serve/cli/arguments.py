@@ -106,8 +106,10 @@ def _part(config: type[Config], args: argparse.Namespace) -> Config:
 def _add_flag(group: Any, field: Field[Any], hint: Any) -> None:
     metadata = field.metadata
     options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(field)}
-    if hint is bool:
-        options["action"] = argparse.BooleanOptionalAction if field.default else "store_true"
+    if hint is bool and not field.default:
+        options["action"] = "store_true"
+    elif hint is bool or bool in get_args(hint):
+        options["action"] = argparse.BooleanOptionalAction
     elif metadata.get("repeat"):
         options["action"] = "extend" if metadata["repeat"] == "nargs" else "append"
         options["metavar"] = metadata["metavar"]

@@ -10,6 +10,7 @@ from lora_serve import __version__
 from lora_serve.cli.arguments import OneLineParser
 from lora_serve.cli.bench import add_bench_parser
 from lora_serve.cli.demo import add_demo_parser
+from lora_serve.cli.fuzz import add_fuzz_parser
 from lora_serve.cli.kv import add_kv_parser
 from lora_serve.cli.merge import add_merge_parser
 from lora_serve.cli.serve import add_serve_parser
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_serve_parser(commands)
     add_demo_parser(commands)
     add_bench_parser(commands)
+    add_fuzz_parser(commands)
     add_kv_parser(commands)
     add_merge_parser(commands)
     args = parser.parse_args(argv)

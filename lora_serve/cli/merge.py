@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from lora_serve.cli.hub import prepare_hub
 from lora_serve.errors import AdapterFormatError, AdapterNotFoundError, ConfigError
 
 
@@ -36,6 +37,7 @@ def run_merge(args: argparse.Namespace) -> int:
         raise ConfigError(f"{args.out} exists already; name a directory that does not")
     if not (Path(args.adapter) / "adapter_config.json").is_file():
         raise AdapterNotFoundError(f"No adapter found for {args.adapter}: no adapter_config.json")
+    prepare_hub([args.model], None)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.out.parent, prefix=".merge-") as workspace:
         merged = Path(workspace) / "model"

@@ -18,6 +18,7 @@ from lora_serve.cli.arguments import (
     engine_config,
     server_config,
 )
+from lora_serve.cli.hub import prepare_hub
 from lora_serve.config import EngineConfig, ServerConfig
 
 Started = TypeVar("Started")
@@ -43,6 +44,8 @@ def run_serve(args: argparse.Namespace) -> int:
     engine, server = engine_config(args), server_config(args)
     if not engine.model.model:
         engine = with_demo_model(engine)
+    names = (engine.model.model, engine.model.tokenizer or engine.model.model)
+    prepare_hub(names, engine.model.revision)
     asyncio.run(_serve(engine, server))
     return 0
 

@@ -1,10 +1,12 @@
 """`lora-serve serve` as a process of its own, started, awaited and stopped by whoever asks it.
 
-It runs in a session of its own, so that Ctrl-C reaches it only through `stop`.
+It runs in a session of its own, so that Ctrl-C reaches it only through `stop`. Where the system can
+do that, it is killed when whoever started it dies, however that happens.
 """
 
 from __future__ import annotations
 
+import shutil
 import socket
 import subprocess
 import sys
@@ -38,7 +40,10 @@ class ServerProcess:
         )
         with log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                self.command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                dying_with_parent(self.command),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def __enter__(self) -> ServerProcess:
@@ -98,6 +103,12 @@ class ServerProcess:
 
     def _story(self, what: str) -> str:
         return f"the server {what}; {self.log_path} ends with\n{self.last_log_lines()}"
+
+
+def dying_with_parent(command: Sequence[str]) -> tuple[str, ...]:
+    """The same process, killed when the thread that starts it is gone, if there is util-linux."""
+    setpriv = shutil.which("setpriv")
+    return (setpriv, "--pdeathsig", "KILL", "--", *command) if setpriv else tuple(command)
 
 
 def free_port() -> int:

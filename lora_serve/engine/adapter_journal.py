@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from lora_serve.errors import NotForgottenError
 from lora_serve.messages import (
     AdapterInfo,
     CallReply,
@@ -33,7 +34,8 @@ class AdapterJournal:
 
     def note_reply(self, reply: CallReply) -> None:
         message = self._asked.pop(reply.call_id, None)
-        if reply.error is not None:
+        # a reset that some tier has not confirmed has raised the generation all the same
+        if reply.error is not None and reply.error.kind != NotForgottenError.__name__:
             return
         match message:
             case LoadAdapter():

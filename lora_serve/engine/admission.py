@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from lora_serve.config import LimitsConfig
-from lora_serve.errors import OverloadedError
+from lora_serve.errors import InvalidRequestError, OverloadedError
 from lora_serve.messages import EngineRequest
 
 WINDOW = 64  # first outputs over which their rate is taken
@@ -52,6 +52,7 @@ class AdmissionControl:
 
         Raises:
             OverloadedError: they would exceed a limit; none is counted.
+            InvalidRequestError: they exceed it by themselves, however often they are retried.
         """
         num_tokens = sum(num_prompt_tokens(request) for request in requests)
         self._check_requests(len(requests))
@@ -80,12 +81,19 @@ class AdmissionControl:
 
     def _check_requests(self, num_new: int) -> None:
         limit = self._limits.max_num_queued_reqs
-        num_queued = len(self._growing) + num_new - self._max_num_seqs
-        if limit is not None and num_queued > limit:
+        if limit is None:
+            return
+        most = self._max_num_seqs + limit
+        if num_new > most:
+            raise InvalidRequestError(
+                f"this asks for {num_new} answers at once, and at most {most} may run or wait "
+                "together (--max-num-seqs, --max-num-queued-reqs); send fewer prompts or a lower n"
+            )
+        if len(self._growing) + num_new > most:
             self.num_refused["max_num_queued_reqs"] += 1
             raise OverloadedError(
-                f"{self.num_queued} requests are queued and at most {limit} may be "
-                "(--max-num-queued-reqs); retry later",
+                f"requests queued: {self.num_queued}; {num_new} more would exceed the limit of "
+                f"{limit} (--max-num-queued-reqs); retry later",
                 self._retry_after_seconds(),
             )
 
@@ -95,7 +103,7 @@ class AdmissionControl:
         if limit is not None and num_queued and num_queued + num_new > limit:
             self.num_refused["max_num_queued_tokens"] += 1
             raise OverloadedError(
-                f"prompts of {num_queued} tokens are queued, {num_new} more would exceed the "
+                f"prompt tokens queued: {num_queued}; {num_new} more would exceed the "
                 f"limit of {limit} (--max-num-queued-tokens); retry later",
                 self._retry_after_seconds(),
             )

@@ -1,12 +1,13 @@
 """An engine for asyncio: prompts in, deltas out, adapters by name. What the server sees.
 
 Owns the engine process through its supervisor, and the prompts that are being answered. When an
-engine dies, whoever was told nothing yet is asked again of the next one.
+engine dies, whoever was told nothing yet is asked again of the next one, as `trials.py` says.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -14,12 +15,14 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from lora_serve.config import EngineConfig
 from lora_serve.engine.adapter_journal import AdapterJournal
 from lora_serve.engine.admission import AdmissionControl
+from lora_serve.engine.base_model import other_base_model
 from lora_serve.engine.client import EngineClient
 from lora_serve.engine.flights import Flight, Flights
 from lora_serve.engine.input import InputProcessor
 from lora_serve.engine.output import OutputProcessor
 from lora_serve.engine.replies import error_from_info
 from lora_serve.engine.supervisor import Client, EngineSupervisor
+from lora_serve.engine.trials import Trials
 from lora_serve.engine.watchdog import Watchdog
 from lora_serve.errors import EngineDeadError, LoraServeError, RequestFailedError
 from lora_serve.messages import (
@@ -30,6 +33,7 @@ from lora_serve.messages import (
     EngineOutput,
     EngineReady,
     EngineReply,
+    EngineRequests,
     EngineStats,
     GetStats,
     ListAdapters,
@@ -58,6 +62,7 @@ class AsyncEngine:
         tokenizer: Tokenizer,
         metrics: EngineMetrics,
         make_client: Callable[[], Client] = EngineClient,
+        trials: Trials | None = None,
     ) -> None:
         """`client` has been started, and answered with `model_info`; it is this engine's now."""
         self.config = config
@@ -75,6 +80,7 @@ class AsyncEngine:
         metrics.watch_refusals(self._admission.num_refused)
         self._watchdog = Watchdog(config.limits.step_timeout, time.monotonic)
         self._flights = Flights()
+        self._trials = trials or Trials()
         self._journal = AdapterJournal()
         self._calls: dict[int, asyncio.Future[CallReply]] = {}
         self._num_calls = 0
@@ -159,7 +165,7 @@ class AsyncEngine:
         Raises:
             InvalidRequestError, AdapterNotFoundError, OverloadedError: before the first delta.
             EngineDeadError: at any time.
-            RequestFailedError: this prompt has killed engines.
+            RequestFailedError: this prompt kills engines.
             SlowReaderError: deltas were not taken in time.
         """
         requests = self._inputs.requests(
@@ -176,8 +182,9 @@ class AsyncEngine:
         flight = Flight(requests, is_streamed, self.config.limits.max_stream_backlog)
         self._flights.add(flight)
         self._watchdog.note_request(self.num_unfinished)
+        self._trials.add(flight)
         try:
-            await self._take_off(flight)
+            await self._advance()
             num_growing = len(requests)
             while num_growing:
                 delta = await flight.get()
@@ -186,6 +193,7 @@ class AsyncEngine:
         finally:
             self._flights.remove(flight)
             await self._ground(flight)
+            await self._advance()
 
     async def load_lora_adapter(
         self, name: str, path: str, load_inplace: bool = False, pinned: bool = False
@@ -193,7 +201,11 @@ class AsyncEngine:
         reply = await self._call(
             lambda call_id: LoadAdapter(call_id, name, path, load_inplace, pinned)
         )
-        return reply.adapters[0]
+        (adapter,) = reply.adapters
+        warning = other_base_model(self.config.model, adapter)
+        if warning is not None:
+            logger.warning("%s", warning)
+        return adapter
 
     async def unload_lora_adapter(self, name: str) -> None:
         await self._call(lambda call_id: UnloadAdapter(call_id, name))
@@ -217,6 +229,7 @@ class AsyncEngine:
         self._flights.fail_all(error)
         self._fail_calls(error)
         await self._engine.close()
+        self._flights.fail_all(error)  # of those who came meanwhile
 
     # ── what the supervisor tells ───────────────────────────────────────────────────────────
 
@@ -226,6 +239,7 @@ class AsyncEngine:
             self.metrics.observe(reply)
             for output in reply.outputs:
                 await self._tell(output)
+            await self._advance()
         elif isinstance(reply, CallReply):
             self._journal.note_reply(reply)
             future = self._calls.get(reply.call_id)
@@ -236,12 +250,7 @@ class AsyncEngine:
         logger.error("%s; %d answers were growing", error, self.num_unfinished)
         self._journal.note_death()
         self._fail_calls(error)
-        for flight in self._flights:
-            if flight.is_over:
-                continue
-            reason = error if flight.has_begun else flight.crash()
-            if reason is not None:
-                flight.fail(reason)
+        self._trials.engine_died(error, self._flights)
 
     def restart_failed(self, error: LoraServeError) -> None:
         self._flights.fail_all(EngineDeadError(f"the engine could not be started again: {error}"))
@@ -252,16 +261,26 @@ class AsyncEngine:
     async def engine_is_back(self) -> None:
         self.metrics.count_restart()
         self._watchdog.note_step()
-        for flight in list(self._flights):
-            if flight in self._flights and not flight.is_over:
-                await self._take_off(flight)
+        self._trials.engine_is_back()
+        await self._advance()
 
     # ── parts ───────────────────────────────────────────────────────────────────────────────
 
+    async def _advance(self) -> None:
+        """Send the engine whatever may be sent to it by now."""
+        if not self.is_alive or self._trials.are_over:
+            return
+        for flight in self._trials.next_flights():
+            if not self.is_alive:  # it has died meanwhile
+                self._trials.add(flight)
+                continue
+            with contextlib.suppress(EngineDeadError):  # as `engine_died` will tell
+                await self._take_off(flight)
+
     async def _take_off(self, flight: Flight) -> None:
+        flight.is_aboard = True
         self._outputs.add(flight.requests)
-        for request in flight.requests:
-            await self._engine.send(request)
+        await self._engine.send(EngineRequests(tuple(flight.requests)))
 
     async def _ground(self, flight: Flight) -> None:
         """Nothing more is told of this flight; what still grows is aborted in the engine."""

@@ -7,13 +7,14 @@ between. The same code serves a process of its own (`process.py`) and `LLM` (`ll
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
 from lora_serve.config import EngineConfig
 from lora_serve.engine.adapters import EngineAdapters, make_loader
 from lora_serve.engine.executor import Executor
-from lora_serve.engine.kv_tiers import StaleVersions, make_connector, tier_stats
+from lora_serve.engine.kv_tiers import PendingResets, StaleVersions, make_connector, tier_stats
 from lora_serve.engine.replies import ReplyBox, error_info, progress_output, request_times
 from lora_serve.errors import KVLoadError, LoraServeError
 from lora_serve.identity import BlockHasher, CacheNamespace
@@ -27,6 +28,7 @@ from lora_serve.messages import (
     EngineOutput,
     EngineReply,
     EngineRequest,
+    EngineRequests,
     EngineStats,
     GetStats,
     ListAdapters,
@@ -35,8 +37,9 @@ from lora_serve.messages import (
     RestoreAdapters,
     UnloadAdapter,
 )
+from lora_serve.scheduler.progress import RequestProgress
 from lora_serve.scheduler.request import Request, request_from_message
-from lora_serve.scheduler.scheduler import RequestProgress, Scheduler
+from lora_serve.scheduler.scheduler import Scheduler
 from lora_serve.step import ModelInfo, SchedulerOutput
 
 LONGEST_NAP_SECONDS = 3600.0
@@ -63,7 +66,11 @@ class EngineCore:
         self._kv = kv
         self._connector = connector
         self._stale_versions = stale_versions
+        self._resets = PendingResets()
         self._num_arrived = 0
+        is_overlapped = config.scheduler.async_scheduling
+        self._num_ahead = int(model.is_asynchronous if is_overlapped is None else is_overlapped)
+        self._in_flight: deque[SchedulerOutput] = deque()
         self._box = ReplyBox()
         self.adapters = adapters
         self.scheduler = Scheduler(config.scheduler, config.lora.max_loras, kv, adapters, connector)
@@ -105,12 +112,17 @@ class EngineCore:
     @property
     def awaits_threads(self) -> bool:
         """Whether `notify` will be called: adapters or KV are on their way."""
-        return self.adapters.num_loading > 0 or self.scheduler.num_fetching > 0
+        is_loading = self.adapters.num_loading > 0 or self.scheduler.num_fetching > 0
+        return is_loading or self._resets.next_due is not None
 
     @property
     def idle_seconds(self) -> float | None:
         """How long there is nothing to do for `step`, if nobody notifies; None for ever."""
-        times = (self._connector.next_give_up_time, self._stale_versions.next_due)
+        times = (
+            self._connector.next_give_up_time,
+            self._stale_versions.next_due,
+            self._resets.next_due,
+        )
         known = [when for when in times if when is not None]
         return max(0.0, min(min(known) - time.monotonic(), LONGEST_NAP_SECONDS)) if known else None
 
@@ -122,6 +134,8 @@ class EngineCore:
         """Give the tiers what was computed last, and end all threads."""
         if not self.has_requests:
             self.step()
+            while self._in_flight:
+                self.step()
         self._connector.close()
         self.adapters.close()
 
@@ -132,6 +146,9 @@ class EngineCore:
         match message:
             case EngineRequest():
                 self._add(message)
+            case EngineRequests():
+                for request in message.requests:
+                    self._add(request)
             case AbortRequests():
                 for request_id in message.request_ids:
                     self._abort(request_id)
@@ -156,7 +173,8 @@ class EngineCore:
                 case ListAdapters():
                     adapters = tuple(self.adapters.manager.infos())
                 case ResetPrefixCache():
-                    self._reset_prefix_cache(call.lora_name)
+                    self._reset_prefix_cache(call)
+                    return  # answered when the tiers have forgotten
         except LoraServeError as error:
             self._box.reply(CallReply(call.call_id, error=error_info(error), success=False))
         else:
@@ -196,31 +214,53 @@ class EngineCore:
         if request is not None:
             self._end(request, "abort")
 
-    def _reset_prefix_cache(self, lora_name: str | None) -> None:
-        if lora_name is not None:
-            self.adapters.manager.invalidate(lora_name)  # raises its generation
-        self.scheduler.reset_prefix_cache(lora_name)
+    def _reset_prefix_cache(self, call: ResetPrefixCache) -> None:
+        if call.lora_name is not None:
+            self.adapters.manager.invalidate(call.lora_name)  # raises its generation
+        self._resets.add(call.call_id, self.scheduler.reset_prefix_cache(call.lora_name))
+        self._answer_resets()
 
     # ── work ────────────────────────────────────────────────────────────────────────────────
 
     def step(self) -> bool:
-        """Publish finished loads, run one step; False when there was nothing to run."""
+        """Publish finished loads, plan a step, report one; False when there was nothing to run.
+
+        The step that is reported is the one just planned; or the one before it, where steps
+        overlap: then the executor has the next one before it is asked for this one.
+        """
         self._take_in_loads()
         self._take_in_fetches()
+        self._answer_resets()
         self._drop_stale_versions()
+        num_requests = 0
+        if not self._submit() or len(self._in_flight) > self._num_ahead:
+            num_requests = self._report()
+        if self._config.scheduler.validate:
+            self.check_invariants()
+        return num_requests > 0 or bool(self._in_flight)
+
+    def _submit(self) -> bool:
+        """Plan a step; False if there is nothing in it."""
         step = self.scheduler.schedule()
         drop, add = self.adapters.manager.take_changes()
         if not (step.requests or step.kv_saves or drop or add):
             return False
         self._note_first_scheduled(step)
-        output = self._executor.execute(replace(step, drop_adapters=drop, add_adapters=add))
+        self._executor.submit(replace(step, drop_adapters=drop, add_adapters=add))
+        self._in_flight.append(step)
+        return True
+
+    def _report(self) -> int:
+        """Wait for the oldest step in flight, if any, and tell of it; how many requests it had."""
+        if not self._in_flight:
+            return 0
+        step = self._in_flight.popleft()
+        output = self._executor.collect()
         now = time.monotonic()
         for progress in self.scheduler.update_from_output(output):
             self._tell(progress, now)
         self._box.count_step(step.num_tokens)
-        if self._config.scheduler.validate:
-            self.check_invariants()
-        return bool(step.requests)
+        return len(step.requests)
 
     def _note_first_scheduled(self, step: SchedulerOutput) -> None:
         now = time.monotonic()
@@ -262,6 +302,11 @@ class EngineCore:
             )
             self._box.output(EngineOutput(request.request_id, error=error_info(error)))
             self._end(request, "error")
+
+    def _answer_resets(self) -> None:
+        for call_id, error in self._resets.take_ended():
+            info = error_info(error) if error else None
+            self._box.reply(CallReply(call_id, error=info, success=error is None))
 
     def _drop_stale_versions(self) -> None:
         for lora_name in self._stale_versions.take_due():

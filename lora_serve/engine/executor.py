@@ -20,8 +20,15 @@ class Executor(Protocol):
         Called from the loader thread, while steps run.
         """
 
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step. `requests` may be empty: then only adapters come and go."""
+    def submit(self, step: SchedulerOutput) -> None:
+        """Take on a step; `requests` may be empty. At most two are taken on and not collected.
+
+        Steps run one after the other, in this order, whenever that is; all of a step's parts after
+        all parts of the step before.
+        """
+
+    def collect(self) -> ModelRunnerOutput:
+        """What came out of the oldest step that was not collected yet; waits for it."""
 
 
 def make_executor(config: EngineConfig) -> Executor:

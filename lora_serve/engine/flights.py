@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from lora_serve.errors import LoraServeError, RequestFailedError, SlowReaderError
+from lora_serve.errors import LoraServeError, SlowReaderError
 from lora_serve.messages import EngineRequest
 from lora_serve.outputs import OutputDelta
 
-MAX_CRASHES = 2
+LOST_TOKENS = 2  # an engine may have sampled so many more than were heard of before it died
 
 
 @dataclass(slots=True, eq=False)
@@ -23,6 +23,8 @@ class Flight:
 
     is_streamed: the caller takes deltas as they come; else all at once, when there are no more.
     max_backlog: deltas that may wait for a caller who takes them as they come.
+    is_aboard: an engine has been sent it. num_deaths: of engines under it, since it last got past
+    the place of one.
     """
 
     requests: Sequence[EngineRequest]
@@ -30,17 +32,37 @@ class Flight:
     max_backlog: int
     num_growing: int = field(init=False)
     has_begun: bool = False
-    num_crashes: int = 0
+    is_aboard: bool = False
+    num_deaths: int = 0
     _deltas: asyncio.Queue[OutputDelta | LoraServeError] = field(default_factory=asyncio.Queue)
     _over: asyncio.Event = field(default_factory=asyncio.Event)
+    _num_tokens: list[int] = field(init=False)  # of each choice
+    _num_tokens_at_death: list[int] = field(init=False)
+    _is_finished: list[bool] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.num_growing = len(self.requests)
+        self._num_tokens_at_death = [0] * len(self.requests)
+        self._begin()
 
     @property
     def is_over(self) -> bool:
         """Its last delta, or its error, waits for the caller or has reached him."""
         return self._over.is_set()
+
+    @property
+    def num_tokens_at_death(self) -> int:
+        """How far the choices had come, together, when an engine last died under them."""
+        return sum(self._num_tokens_at_death)
+
+    @property
+    def is_past_its_death(self) -> bool:
+        """Every choice has surely come further than where an engine last died under it."""
+        return self.num_deaths > 0 and all(
+            is_finished or now > then + LOST_TOKENS
+            for is_finished, now, then in zip(
+                self._is_finished, self._num_tokens, self._num_tokens_at_death, strict=True
+            )
+        )
 
     def put(self, delta: OutputDelta) -> bool:
         """Keep a delta for the caller; False when too many wait already, which ends the flight."""
@@ -53,7 +75,10 @@ class Flight:
             )
             return False
         self._deltas.put_nowait(delta)
-        self.num_growing -= delta.finish_reason is not None
+        self._num_tokens[delta.index] += len(delta.token_ids)
+        if delta.finish_reason is not None:
+            self._is_finished[delta.index] = True
+            self.num_growing -= 1
         if not self.num_growing:
             self._over.set()
         return True
@@ -80,17 +105,28 @@ class Flight:
         self.has_begun = True
         return delta
 
-    def crash(self) -> LoraServeError | None:
-        """The engine died. Why the flight cannot be flown again; None if it now can be."""
-        self.num_crashes += 1
-        if self.num_crashes >= MAX_CRASHES:
-            return RequestFailedError(
-                f"the engine died {self.num_crashes} times while it had this request, which is "
-                "therefore not tried again; the server's log says how it died"
-            )
+    def note_death(self) -> None:
+        """The engine died under it."""
+        if self.is_past_its_death:
+            self.num_deaths = 0
+        self.num_deaths += 1
+        both = zip(self._num_tokens_at_death, self._num_tokens, strict=True)
+        self._num_tokens_at_death = [max(tokens) for tokens in both]
+
+    def rewind(self) -> None:
+        """It has told nobody anything, and will be flown again from its beginning."""
         self._discard_deltas()
+        self._begin()
+
+    def leave(self) -> None:
+        """The caller is gone."""
+        self._over.set()
+
+    def _begin(self) -> None:
+        self.is_aboard = False
         self.num_growing = len(self.requests)
-        return None
+        self._num_tokens = [0] * len(self.requests)
+        self._is_finished = [False] * len(self.requests)
 
     def _discard_deltas(self) -> None:
         while not self._deltas.empty():
@@ -107,9 +143,6 @@ class Flights:
         """Each once, oldest first."""
         return iter(dict.fromkeys(self._by_request_id.values()))
 
-    def __contains__(self, flight: Flight) -> bool:
-        return self._by_request_id.get(flight.requests[0].request_id) is flight
-
     def get(self, request_id: str) -> Flight | None:
         return self._by_request_id.get(request_id)
 
@@ -117,6 +150,8 @@ class Flights:
         self._by_request_id.update((request.request_id, flight) for request in flight.requests)
 
     def remove(self, flight: Flight) -> None:
+        """Its caller is gone."""
+        flight.leave()
         for request in flight.requests:
             del self._by_request_id[request.request_id]
 

@@ -94,7 +94,7 @@ class InputProcessor:
         ):
             if num_tokens + num_wanted > limit:
                 raise PromptTooLongError(
-                    f"the prompt has {num_tokens} tokens and max_tokens is {num_wanted}, together "
+                    f"the prompt's length is {num_tokens} and max_tokens is {num_wanted}, together "
                     f"{num_tokens + num_wanted}, but {what} holds {limit} tokens; {remedy}",
                     "max_tokens" if num_tokens < limit else "prompt",
                 )

@@ -6,13 +6,17 @@ import time
 from collections.abc import Callable
 
 from lora_serve.config import KVTierConfig
+from lora_serve.errors import NotForgottenError
 from lora_serve.identity import BlockHasher
 from lora_serve.kv.connector import KVConnector, TieredConnector, tier_namespaces
 from lora_serve.kv_tiers.base import LATENCY_BUCKETS, TierStats
+from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.kv_tiers.opening import open_store
 from lora_serve.messages import KVTierStats
 from lora_serve.scheduler.request import Request
 from lora_serve.step import ModelInfo
+
+RESET_SECONDS = 8.0  # more than one try of any tier takes
 
 Clock = Callable[[], float]
 
@@ -36,6 +40,44 @@ def make_connector(
         tier_namespaces(hasher, model),
         model.kv_block_bytes,
         time.monotonic,
+    )
+
+
+class PendingResets:
+    """Calls to forget KV, until the tiers have spoken. Each ends: by them, or by its deadline."""
+
+    def __init__(self, seconds: float = RESET_SECONDS, clock: Clock = time.monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._pending: dict[int, tuple[Forgetting, float]] = {}  # by call_id, soonest due first
+
+    @property
+    def next_due(self) -> float | None:
+        """When the first of them ends, whatever the tiers do."""
+        return next((due for _, due in self._pending.values()), None)
+
+    def add(self, call_id: int, forgetting: Forgetting) -> None:
+        self._pending[call_id] = forgetting, self._clock() + self._seconds
+
+    def take_ended(self) -> list[tuple[int, NotForgottenError | None]]:
+        """The calls that can be answered: None where every tier has forgotten for good."""
+        now = self._clock()
+        ended = [
+            call_id
+            for call_id, (forgetting, due) in self._pending.items()
+            if forgetting.is_settled or due <= now
+        ]
+        return [(call_id, _not_forgotten(self._pending.pop(call_id)[0])) for call_id in ended]
+
+
+def _not_forgotten(forgetting: Forgetting) -> NotForgottenError | None:
+    obstacles = [f"{tier} ({why})" for tier, why in forgetting.obstacles.items()]
+    if not obstacles:
+        return None
+    return NotForgottenError(
+        f"this server uses that KV no more, but it is not yet forgotten by {', '.join(obstacles)}; "
+        "it is tried again while this server runs: repeat the call until it succeeds, or the next "
+        "server may find that KV again"
     )
 
 

@@ -14,8 +14,8 @@ from lora_serve.messages import (
     RequestTimes,
     StepOutputs,
 )
+from lora_serve.scheduler.progress import RequestProgress
 from lora_serve.scheduler.request import Request
-from lora_serve.scheduler.scheduler import RequestProgress
 
 
 class ReplyBox:

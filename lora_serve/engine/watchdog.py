@@ -28,6 +28,6 @@ class Watchdog:
         seconds = self._clock() - self._last_progress
         if self._timeout and num_unfinished and seconds > self._timeout:
             raise EngineDeadError(
-                f"the engine stands still: {num_unfinished} requests wait, and no step has been "
+                f"the engine stands still: {num_unfinished} waiting, and no step has been "
                 f"finished for {seconds:.0f} s (--step-timeout {self._timeout:g})"
             )

@@ -17,7 +17,9 @@ from lora_serve.identity import BlockHash, BlockHasher, CacheNamespace
 from lora_serve.kv.fetches import Fetch, Fetches
 from lora_serve.kv.saves import PendingSaves
 from lora_serve.kv.store_policy import StoredRequest, make_store_policy
-from lora_serve.kv_tiers.base import Cause, FetchResult, TierNamespace, TierStats
+from lora_serve.kv.touches import RecentTouches
+from lora_serve.kv_tiers.base import Cause, Drop, FetchResult, TierNamespace, TierStats
+from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.step import KVLoad, ModelInfo
 
 MAX_FETCHED_BYTES = 2**30  # blocks that were fetched and wait for their requests' admission
@@ -44,9 +46,9 @@ class TierStore(Protocol):
 
     def save(self, namespace: TierNamespace, blocks: Sequence[tuple[BlockHash, bytes]]) -> None: ...
 
-    def drop_adapter(self, lora_name: str, keep: tuple[bytes, int] | None = None) -> None: ...
+    def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None: ...
 
-    def clear(self) -> None: ...
+    def drop(self, drop: Drop) -> Forgetting: ...
 
     def stats(self) -> TierStats: ...
 
@@ -128,9 +130,12 @@ class KVConnector(Generic[R]):
     def gathered(self, blobs: Sequence[bytes]) -> None:
         """Store what a step gathered."""
 
-    def reset(self, lora_name: str | None) -> list[R]:
-        """Forget KV everywhere, all or one adapter's; returns the requests that waited for it."""
-        return []
+    def reset(self, lora_name: str | None) -> tuple[list[R], Forgetting]:
+        """Forget KV everywhere, all or one adapter's; nothing of it is used from now on.
+
+        Returns the requests that waited for it, and what tells when the tiers have forgotten, too.
+        """
+        return [], Forgetting()
 
     def drop_stale(self, lora_name: str, digest: bytes, generation: int) -> None:
         """Forget the KV of all versions of an adapter but this one."""
@@ -165,6 +170,7 @@ class TieredConnector(KVConnector[R]):
         self._policy = make_store_policy(config)
         self._fetches: Fetches[R] = Fetches(block_bytes, max_fetched_bytes)
         self._saves = PendingSaves()
+        self._touches = RecentTouches(clock)
         self._loads: list[KVLoad] = []
         self._tier_names = tuple(figures.tier for figures in store.stats().tiers)
 
@@ -208,6 +214,7 @@ class TieredConnector(KVConnector[R]):
         return woken
 
     def admitted(self, request: R, num_hit_blocks: int) -> dict[str, int]:
+        self._touch(request, num_hit_blocks)
         num_by_tier = dict.fromkeys(self._tier_names, 0)
         fetch = self._fetches.in_hand(request)
         num_loaded = 0
@@ -237,19 +244,15 @@ class TieredConnector(KVConnector[R]):
         for namespace, blocks in self._saves.gathered(blobs):
             self._store.save(namespace, blocks)
 
-    def reset(self, lora_name: str | None) -> list[R]:
+    def reset(self, lora_name: str | None) -> tuple[list[R], Forgetting]:
         flying = self._fetches.drop(lora_name)
         for fetch in flying:
             self._store.cancel(fetch.ticket)
         self._saves.forget(lora_name)
-        if lora_name is None:
-            self._store.clear()
-        else:
-            self._store.drop_adapter(lora_name)
-        return _members(flying)
+        return _members(flying), self._store.drop(Drop(lora_name))
 
     def drop_stale(self, lora_name: str, digest: bytes, generation: int) -> None:
-        self._store.drop_adapter(lora_name, keep=(digest, generation))
+        self._store.drop(Drop(lora_name, keep=(digest, generation)))
 
     def stats(self) -> TierStats:
         return self._store.stats()
@@ -259,6 +262,12 @@ class TieredConnector(KVConnector[R]):
 
     def check_invariants(self) -> None:
         self._fetches.check_invariants()
+
+    def _touch(self, request: R, num_hit_blocks: int) -> None:
+        """Keep what the device cache had young in the tiers, which nobody asked for it."""
+        hashes = request.block_hashes[:num_hit_blocks]
+        if hashes and self._touches.is_due(hashes[-1]):
+            self._store.touch(self._namespace(request.namespace), hashes)
 
     def _save(self, request: R, blocks: Sequence[int]) -> None:
         if blocks:

@@ -44,10 +44,8 @@ class PendingWrites(Generic[Who]):
         writer = self._writer.get(hashes[start]) if start < stop else None
         if writer is None:
             return None
-        low, high = (
-            start,
-            stop,
-        )  # hashes[low] is writer's; nothing from hashes[high] on is looked at
+        # hashes[low] is the writer's; nothing from hashes[high] on is.
+        low, high = start, stop
         while high - low > 1:
             middle = (low + high) // 2
             if self._writer.get(hashes[middle]) == writer:

@@ -37,9 +37,22 @@ class TierNamespace:
     layout: bytes
     block_bytes: int
 
-    def is_dropped_with(self, lora_name: str, keep: tuple[bytes, int] | None) -> bool:
-        """Whether dropping that adapter, except for version `keep`, takes this namespace."""
-        return self.lora_name == lora_name and (self.digest, self.generation) != keep
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """KV to be forgotten: of one adapter ("": the base model), or of everyone (None).
+
+    keep: (digest, generation) of the adapter's version whose KV stays.
+    """
+
+    lora_name: str | None = None
+    keep: tuple[bytes, int] | None = None
+
+    def takes(self, namespace: TierNamespace) -> bool:
+        if self.lora_name is None:
+            return True
+        is_kept = (namespace.digest, namespace.generation) == self.keep
+        return namespace.lora_name == self.lora_name and not is_kept
 
 
 class Cause(StrEnum):
@@ -96,7 +109,7 @@ class Loaded:
 class Tier(Protocol):
     """One place for records. Threads of the store call it; `holds` and `may_hold` anyone.
 
-    `load`, `save`, `drop` and `clear` raise TierError when the tier cannot be used now.
+    `load`, `save`, `touch` and `drop` raise TierError when the tier cannot be used now.
     """
 
     @property
@@ -118,10 +131,11 @@ class Tier(Protocol):
     def save(self, namespace: TierNamespace, records: Sequence[Record]) -> int:
         """Keep records, in the order of the chain; how many were not here before."""
 
-    def drop(self, lora_name: str, keep: tuple[bytes, int] | None) -> None:
-        """Forget the adapter's namespaces, except that of (digest, generation) `keep`."""
+    def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
+        """These blocks are in use elsewhere: let others be evicted before them."""
 
-    def clear(self) -> None: ...
+    def drop(self, drop: Drop) -> None:
+        """Forget the namespaces that it takes; for good, whatever ends this process now."""
 
     def contents(self) -> TierContents: ...
 

@@ -19,6 +19,7 @@ from uuid import uuid4
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import (
     Cause,
+    Drop,
     Loaded,
     Record,
     TierContents,
@@ -117,6 +118,10 @@ class DiskTier:
         self._touch(run.group, path)
         return None
 
+    def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
+        for group in reversed(self._index.groups_of(hashes)):  # the head of a prefix last
+            self._touch(group, self._path(group))
+
     def _touch(self, group: Group, path: Path) -> None:
         """Note the use, for this process and now and then for the others."""
         self._index.touch(group)
@@ -146,7 +151,7 @@ class DiskTier:
         return self._capacity_bytes // LARGEST_GROUP_SHARE
 
     def _save_group(self, namespace: TierNamespace, records: Sequence[Record]) -> None:
-        self._directory.check_same_disk()
+        self._directory.check_in_place()
         self._make_room(sum(record.num_bytes for record in records))
         staged = self._directory.stage()
         try:
@@ -190,19 +195,14 @@ class DiskTier:
 
     # ── dropping ────────────────────────────────────────────────────────────────────────────
 
-    def drop(self, lora_name: str, keep: tuple[bytes, int] | None) -> None:
-        with _tier_errors(f"dropping {lora_name!r} from {self._directory.path}"):
-            self._directory.check_same_disk()
+    def drop(self, drop: Drop) -> None:
+        with _tier_errors(f"forgetting KV in {self._directory.path}"):
+            self._directory.check_in_place()
             for root in self._directory.roots():
                 namespace = self._directory.describe(root)
-                if namespace is None or namespace.is_dropped_with(lora_name, keep):
+                if namespace is None or drop.takes(namespace):
                     self._drop_root(root)
-
-    def clear(self) -> None:
-        with _tier_errors(f"clearing {self._directory.path}"):
-            self._directory.check_same_disk()
-            for root in self._directory.roots():
-                self._drop_root(root)
+            self._directory.sync_trash()
 
     def _drop_root(self, root: bytes) -> None:
         self._index.remove_namespace(root)

@@ -43,17 +43,27 @@ class DiskDirectory:
         self._mutex = threading.Lock()
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._device = path.stat().st_dev
+            self._itself = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             raise ConfigError(
                 f"--kv-disk-path {path}: {error.strerror}; name a directory that can be made"
             ) from error
 
-    def check_same_disk(self) -> None:
-        """Raises OSError if the disk was unmounted: what is written now would go elsewhere."""
+    def check_in_place(self) -> None:
+        """Make the directory again if somebody has deleted it.
+
+        Raises OSError if its disk was unmounted, or it was moved: what is written now would go
+        elsewhere, and what is forgotten now would come back with it.
+        """
+        itself = os.fstat(self._itself)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(self.path.stat(), itself):
+                return
+        if itself.st_nlink:
+            raise OSError(errno.ENODEV, "the directory of the start is not here", str(self.path))
         self.path.mkdir(parents=True, exist_ok=True)
-        if self.path.stat().st_dev != self._device:
-            raise OSError(errno.ENODEV, "the disk that was here at start is gone", str(self.path))
+        os.close(self._itself)
+        self._itself = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
 
     # ── namespaces ──────────────────────────────────────────────────────────────────────────
 
@@ -108,6 +118,12 @@ class DiskDirectory:
         with suppress(FileNotFoundError):  # another process took it
             self.of(root).rename(self.path / "trash" / uuid4().hex)
 
+    def sync_trash(self) -> None:
+        """Bring down to the disk what `trash` has moved, so that no failure of power undoes it."""
+        for directory in (self.path / "namespaces", self.path / "trash"):
+            with suppress(FileNotFoundError):
+                _sync(directory)
+
     def empty_trash(self) -> None:
         for entry in _listed(self.path / "trash"):
             shutil.rmtree(entry, ignore_errors=True)  # another process may be at it too
@@ -146,6 +162,9 @@ class DiskDirectory:
                 shutil.rmtree(self._staging, ignore_errors=True)
                 os.close(self._staging_lock)
                 self._staging = None
+            if self._itself >= 0:
+                os.close(self._itself)
+                self._itself = -1
 
     def sweep(self) -> None:
         """Delete what killed processes left: their staging directories, and trash."""
@@ -199,6 +218,14 @@ def _listed(directory: Path) -> list[Path]:
         return list(directory.iterdir())
     except FileNotFoundError:
         return []
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _mtime(path: Path) -> float:

@@ -69,6 +69,12 @@ class DiskIndex:
                     runs.append(Run(group, position, 1))
             return runs
 
+    def groups_of(self, hashes: Sequence[BlockHash]) -> list[Group]:
+        """The files where those of `hashes` lie that are here, each once, in this order."""
+        with self._lock:
+            found = (self._where.get(block_hash) for block_hash in hashes)
+            return list(dict.fromkeys(place[0] for place in found if place is not None))
+
     def file_names(self, root: bytes) -> set[str]:
         with self._lock:
             return set(self._by_root.get(root, ()))

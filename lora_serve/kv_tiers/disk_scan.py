@@ -58,12 +58,16 @@ class DiskScan:
         self._is_complete.wait()
 
     def look_again(self, root: bytes) -> bool:
-        """Look for other processes' new files of a namespace; False if that was done just now."""
+        """Look for other processes' new files of a namespace; False if that was done just now.
+
+        Waits for the thread if it is looking: then its finds are what is looked for.
+        """
         now = time.monotonic()
-        if now - self._looked.get(root, 0.0) < LOOK_AGAIN_SECONDS:
+        if root in self._seen and now - self._looked.get(root, 0.0) < LOOK_AGAIN_SECONDS:
             return False
         self._looked[root] = now
-        return self._look(root)
+        self._look(root)
+        return True
 
     def empty_trash_soon(self) -> None:
         self._wake.set()
@@ -119,16 +123,16 @@ class DiskScan:
             if not self._index.file_names(root):
                 self._directory.trash(root)
 
-    def _look(self, root: bytes) -> bool:
-        """Bring the index up to date with one directory; False if nothing had changed."""
+    def _look(self, root: bytes) -> None:
+        """Bring the index up to date with one directory."""
         with self._lock:
             try:
                 modified = self._directory.of(root).stat().st_mtime_ns
             except FileNotFoundError:
                 self._forget(root)
-                return False
+                return
             if self._seen.get(root) == modified:
-                return False
+                return
             known = self._index.file_names(root)
             found = {path.name for path in self._directory.groups(root)}
             for name in known - found:
@@ -136,7 +140,6 @@ class DiskScan:
             self._add(root, found - known)
             is_settled = time.time_ns() - modified > MTIME_GRAIN_NS
             self._seen[root] = modified if is_settled else 0
-        return True
 
     def _add(self, root: bytes, names: set[str]) -> None:
         namespace = self._directory.describe(root)

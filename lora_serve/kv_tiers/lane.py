@@ -10,11 +10,14 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import (
     Cause,
+    Drop,
     Loaded,
     Record,
     Tier,
@@ -25,10 +28,12 @@ from lora_serve.kv_tiers.base import (
 from lora_serve.kv_tiers.breaker import Breaker
 from lora_serve.kv_tiers.counters import TierCounters
 from lora_serve.kv_tiers.fetch import Fetch
-from lora_serve.kv_tiers.save_queue import Batch, SaveQueue, Task
+from lora_serve.kv_tiers.forgetting import Forgetting
+from lora_serve.kv_tiers.save_queue import Batch, SaveQueue
 
 logger = logging.getLogger(__name__)
 
+MAX_TOUCHED = 1024  # prefixes whose use a tier has yet to note; older ones are forgotten
 RETRY_SECONDS = 0.5  # how often a drop that a tier could not do is tried again, at most
 
 
@@ -52,8 +57,9 @@ class TierLane:
         self._fetches: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()
         self._last_return = time.monotonic()  # when a load last came back
         self._lock = threading.Lock()
-        self._num_clears_owed = 0
-        self._owed: list[Task] = []  # drops that failed, by the writer
+        self._hidden: tuple[Drop, ...] = ()  # one for each drop that is not done yet
+        self._touched: deque[tuple[TierNamespace, Sequence[BlockHash]]] = deque(maxlen=MAX_TOUCHED)
+        self._owed: dict[Drop, list[Forgetting]] = {}  # drops that failed; the writer's
         self._readers = [self._thread("load", self._read) for _ in range(num_readers)]
         self._writer = self._thread("save", self._save_all)
 
@@ -69,7 +75,9 @@ class TierLane:
         """Why a load is not worth trying; None if it is. Never waits."""
         if not self._load_breaker.would_allow():
             return Cause.BREAKER
-        if self._num_clears_owed or not self._tier.may_hold(namespace, block_hash):
+        if any(drop.takes(namespace) for drop in self._hidden):
+            return Cause.ABSENT
+        if not self._tier.may_hold(namespace, block_hash):
             return Cause.ABSENT
         return None
 
@@ -126,41 +134,42 @@ class TierLane:
         if not self._saves.put(namespace, records, sum(record.num_bytes for record in records)):
             self.counters.unsaved(Cause.QUEUE_FULL, len(records))
 
-    def drop(self, lora_name: str, keep: tuple[bytes, int] | None) -> None:
-        self._saves.put_task(
-            lambda: self._tier.drop(lora_name, keep),
-            lambda namespace: namespace.is_dropped_with(lora_name, keep),
-        )
+    def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
+        """Note a use elsewhere. The writer comes to it soon, and wakes for nothing else."""
+        self._touched.append((namespace, hashes))
 
-    def forget(self) -> None:
-        """Nothing is found here from now on until the clear that follows is done."""
+    def hide(self, drop: Drop) -> None:
+        """Nothing that it takes is found here until the `drop` that follows is done."""
         with self._lock:
-            self._num_clears_owed += 1
+            self._hidden = (*self._hidden, drop)
 
-    def clear(self) -> None:
-        self._saves.put_task(self._clear, lambda namespace: True)
-
-    def _clear(self) -> None:
-        self._tier.clear()
-        with self._lock:
-            self._num_clears_owed -= 1
+    def drop(self, drop: Drop, forgetting: Forgetting) -> None:
+        """Forget after what is being saved now. Somebody may wait: tried at once, then by turns."""
+        self._saves.put_task(lambda: self._owe(drop, forgetting), drop.takes)
 
     def _save_all(self) -> None:
         while not self._saves.is_closed:
             taken = self._saves.take(RETRY_SECONDS)
             if isinstance(taken, Batch):
                 self._save(taken)
-            elif taken is not None:
-                self._owed.append(taken)
-            if self._owed:
+            if taken is None or isinstance(taken, Batch):
                 self._pay()
+            else:
+                taken()
+            self._touch_all()
             if taken is not None:
                 self._saves.done()
+
+    def _touch_all(self) -> None:
+        while self._touched:
+            namespace, hashes = self._touched.popleft()
+            if self._save_breaker.allow():
+                self._trouble(partial(self._tier.touch, namespace, hashes))
 
     def _save(self, batch: Batch[Record]) -> None:
         if not self._save_breaker.allow():
             self.counters.unsaved(Cause.BREAKER, len(batch.items))
-        elif not self._attempt(lambda: self._save_batch(batch)):
+        elif self._trouble(lambda: self._save_batch(batch)):
             self.counters.unsaved(Cause.ERROR, len(batch.items))
 
     def _save_batch(self, batch: Batch[Record]) -> None:
@@ -169,15 +178,35 @@ class TierLane:
         self.counters.save_took(time.monotonic() - start)
         self.counters.saved(num_saved, batch.namespace.block_bytes)
 
-    def _pay(self) -> None:
-        """Do the drops that are owed, in their order, while the tier lets us."""
-        while self._owed and self._save_breaker.allow():
-            if not self._attempt(self._owed[0]):
-                return
-            del self._owed[0]
+    def _owe(self, drop: Drop, forgetting: Forgetting) -> None:
+        self._owed.setdefault(drop, []).append(forgetting)
+        self._forget(drop)
 
-    def _attempt(self, act: Callable[[], None]) -> bool:
-        """Whether the tier did it."""
+    def _pay(self) -> None:
+        """Do the drops that are owed, while the tier lets us."""
+        for drop in list(self._owed):
+            if not (self._save_breaker.allow() and self._forget(drop)):
+                return
+
+    def _forget(self, drop: Drop) -> bool:
+        """Let the tier forget, and tell all who asked for it; whether it did."""
+        trouble = self._trouble(lambda: self._tier.drop(drop))
+        if trouble:
+            for forgetting in self._owed[drop]:
+                forgetting.failed(self.name, trouble)
+            return False
+        forgettings = self._owed.pop(drop)
+        with self._lock:
+            hidden = list(self._hidden)
+            for _ in forgettings:
+                hidden.remove(drop)
+            self._hidden = tuple(hidden)
+        for forgetting in forgettings:
+            forgetting.confirm(self.name)
+        return True
+
+    def _trouble(self, act: Callable[[], None]) -> str:
+        """Why the tier could not do it; "" if it did."""
         try:
             act()
         except TierError as error:
@@ -187,10 +216,10 @@ class TierLane:
             why = repr(error)
         else:
             self._save_breaker.success()
-            return True
+            return ""
         if self._save_breaker.failure():
             logger.warning("KV tier %s: no saves for now: %s", self.name, why)
-        return False
+        return why
 
     # ── both ────────────────────────────────────────────────────────────────────────────────
 

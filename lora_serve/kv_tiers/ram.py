@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from lora_serve.identity import BlockHash
-from lora_serve.kv_tiers.base import Cause, Loaded, Record, TierContents, TierNamespace
+from lora_serve.kv_tiers.base import Cause, Drop, Loaded, Record, TierContents, TierNamespace
 from lora_serve.kv_tiers.codec import refusal
 
 
@@ -72,18 +72,18 @@ class RamTier:
             self._evict()
         return len(records)
 
-    def drop(self, lora_name: str, keep: tuple[bytes, int] | None) -> None:
+    def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
+        with self._lock:
+            for block_hash in reversed(hashes):
+                if block_hash in self._records:
+                    self._records.move_to_end(block_hash)
+
+    def drop(self, drop: Drop) -> None:
         with self._lock:
             for entries in list(self._by_root.values()):
-                if entries.namespace.is_dropped_with(lora_name, keep):
+                if drop.takes(entries.namespace):
                     for block_hash in list(entries.hashes):
                         self._remove(block_hash)
-
-    def clear(self) -> None:
-        with self._lock:
-            self._records.clear()
-            self._by_root.clear()
-            self._num_bytes = 0
 
     def contents(self) -> TierContents:
         with self._lock:
@@ -96,7 +96,7 @@ class RamTier:
             )
 
     def close(self) -> None:
-        self.clear()
+        self.drop(Drop())
 
     def _refuse(self, record: Record) -> None:
         """Forget a record that went bad in memory; there is nothing to set aside."""

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 
 from lora_serve.identity import BlockHash
-from lora_serve.kv_tiers.base import Cause, Loaded, Record, TierContents, TierNamespace
+from lora_serve.kv_tiers.base import Cause, Drop, Loaded, Record, TierContents, TierNamespace
 from lora_serve.kv_tiers.codec import HEADER_BYTES, record_bytes, refusal
 from lora_serve.kv_tiers.redis_keyspace import Entry, RedisKeyspace
 
@@ -62,14 +62,15 @@ class RedisTier:
             self._saves.trim_members(entry, 2 * len(new))
         return len(new)
 
-    def drop(self, lora_name: str, keep: tuple[bytes, int] | None) -> None:
-        for entry in self._saves.entries():
-            if entry.namespace.is_dropped_with(lora_name, keep):
-                self._saves.forget(entry)
+    def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
+        entry = self._saves.entry(namespace)
+        if entry is not None:
+            self._saves.touch(entry, hashes)
 
-    def clear(self) -> None:
+    def drop(self, drop: Drop) -> None:
         for entry in self._saves.entries():
-            self._saves.forget(entry)
+            if drop.takes(entry.namespace):
+                self._saves.forget(entry)
 
     def contents(self) -> TierContents:
         return TierContents(num_quarantined=self._num_quarantined)

@@ -152,6 +152,14 @@ class RedisKeyspace:
                     pipeline.set(entry.block(record.block_hash), value, ex=EXPIRE_SECONDS)
                 pipeline.execute()
 
+    def touch(self, entry: Entry, hashes: Sequence[BlockHash]) -> None:
+        """Let blocks live as if they had been written now; the server counts it as a use, too."""
+        for start in range(0, len(hashes), BATCH_KEYS):
+            with _tier_errors(), self._pipeline() as pipeline:
+                for block_hash in hashes[start : start + BATCH_KEYS]:
+                    pipeline.expire(entry.block(block_hash), EXPIRE_SECONDS)
+                pipeline.execute()
+
     def remove(self, entry: Entry, hashes: Sequence[BlockHash]) -> None:
         with _tier_errors(), self._pipeline() as pipeline:
             pipeline.unlink(*(entry.block(block_hash) for block_hash in hashes))
@@ -208,4 +216,9 @@ def _tier_errors() -> Iterator[None]:
     try:
         yield
     except (redis.RedisError, OSError, ValueError, TypeError) as error:
-        raise TierError(f"Redis: {error or type(error).__name__}") from error
+        raise TierError(f"Redis: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What the server said. redis-py puts a pipeline's command before it, with its raw bytes."""
+    return str(error).rpartition("of pipeline caused error: ")[2] or type(error).__name__

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import (
     Cause,
+    Drop,
     FetchResult,
     Loaded,
     Record,
@@ -24,6 +25,7 @@ from lora_serve.kv_tiers.base import (
 from lora_serve.kv_tiers.codec import make_record
 from lora_serve.kv_tiers.deadlines import Deadlines
 from lora_serve.kv_tiers.fetch import Fetch
+from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.kv_tiers.lane import TierLane
 from lora_serve.kv_tiers.save_queue import Batch, SaveQueue
 
@@ -182,32 +184,29 @@ class TieredStore:
             for lane in self._lanes:
                 lane.counters.unsaved(Cause.QUEUE_FULL, len(blocks))
 
-    def drop_adapter(self, lora_name: str, keep: tuple[bytes, int] | None = None) -> None:
-        """Forget all KV of an adapter ("": the base model), except version (digest, generation).
+    def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
+        """Blocks were used that the device cache had: the tiers shall keep them as if asked."""
+        for lane in self._lanes:
+            lane.touch(namespace, hashes)
 
-        A tier that cannot do it now is asked again until it can.
+    def drop(self, drop: Drop) -> Forgetting:
+        """Forget KV. Nothing that it takes is found once this has returned, while we live.
+
+        What is returned tells when it is so for good. A tier that cannot do it now is asked again
+        until it can.
         """
-        with self._lock:
-            self._num_drops += 1
-
-        def drop() -> None:
-            for lane in self._lanes:
-                lane.drop(lora_name, keep)
-
-        self._incoming.put_task(drop, lambda one: one.is_dropped_with(lora_name, keep))
-
-    def clear(self) -> None:
-        """Forget everything. Nothing from before is found once this has returned."""
+        forgetting = Forgetting((lane.name for lane in self._lanes), self._notify)
         with self._lock:
             self._num_drops += 1
             for lane in self._lanes:
-                lane.forget()
+                lane.hide(drop)
 
-        def clear() -> None:
+        def forget() -> None:
             for lane in self._lanes:
-                lane.clear()
+                lane.drop(drop, forgetting)
 
-        self._incoming.put_task(clear, lambda one: True)
+        self._incoming.put_task(forget, drop.takes)
+        return forgetting
 
     def _encode(self) -> None:
         """The thread that gives blocks their headers, once for all tiers."""

@@ -14,9 +14,8 @@ class RMSNorm:
         self._eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normalise over the last dimension, whatever stands before it."""
-        rows = x.reshape(-1, x.shape[-1])
-        return self._ops.rms_norm(rows, self._weight, self._eps).view(x.shape)
+        """Normalise over the last dimension of (T, H), or of each head of (T, heads, D)."""
+        return self._ops.rms_norm(x, self._weight, self._eps)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """Add x to `residual` in place; return the norm of the sum. Both (T, H)."""

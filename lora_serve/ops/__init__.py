@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, dtype
 
 from lora_serve.errors import ConfigError
-from lora_serve.ops.quantization import Quantization, QuantizedWeight, quantize
+from lora_serve.ops.quantization import CodeFormat, Quantization
 from lora_serve.sampling import logprobs, sampler
+from lora_serve.sampling.drawn import Drawn
 from lora_serve.step import SampleInput, TokenLogprobs
 
 # What a backend makes for itself and only it looks into.
@@ -97,14 +98,16 @@ class Ops:
     embed(weight (V, H), input_ids (T), int64) -> (T, H), newly allocated: the tokens' rows.
     pack_linear(weight (out, in), bias (out) or None) -> PackedLinear. May keep the weight itself.
     linear(x (T, in), packed) -> (T, out). Accumulates in float32, rounds once, after the bias.
-    pack_quantized(weight, bias or None, quantize_activations) -> PackedLinear, for `linear`, of
-        codes (ops/quantization.py). None where the backend has no kernels for that.
+    pack_quantized(weight, code_format, bias or None, quantize_activations) -> PackedLinear, for
+        `linear`, of the codes and scales that ops/quantization.py has for the weight, to the bit.
+        None where the backend has no kernels for that.
     pack_adapter(linears) -> PackedAdapter. linears[i]: the LoRAParts of linear layer i.
     plan_lora(segments, num_tokens) -> LoRAPlan, once a step. segments: (start, end, PackedAdapter),
         disjoint row ranges in ascending order; rows outside them have no adapter.
     lora(y (T, out), x (T, in), plan, linear_index) adds every segment's delta to y, in place.
         The hidden x @ a.T stays float32; delta is added in float32 and y rounded once.
-    rms_norm(x (N, D), weight (D), eps) -> (N, D). Mean of squares in float32.
+    rms_norm(x (N, D) or (T, heads, D), weight (D), eps) -> the same shape, contiguous. Mean of
+        squares in float32. A token's heads lie side by side, tokens at any stride.
     add_rms_norm(x (T, H), residual (T, H), weight, eps) -> (T, H). residual += x in place, rounded
         to its dtype; returns rms_norm(residual).
     silu_and_mul(x (T, 2 I)) -> (T, I): silu(x[:, :I]) * x[:, I:], in float32, rounded once.
@@ -121,6 +124,8 @@ class Ops:
     sample(logits (N, V), N SampleInputs) -> N of (token id, TokenLogprobs or None), and
     token_logprobs(logits (N, V), N token ids, num_top) -> N TokenLogprobs: as lora_serve.sampling
         has them, to the bit on every backend. Left out, they are the very functions there.
+    begin_sampling(logits, inputs) -> what `sample` gives, while it is still being drawn; None where
+        it is drawn by the host.
     graph_plans: how plans live at fixed addresses; None where nothing is ever captured.
     """
 
@@ -145,8 +150,9 @@ class Ops:
     token_logprobs: Callable[[Tensor, Sequence[int], int], list[TokenLogprobs]] = (
         logprobs.token_logprobs
     )
+    begin_sampling: Callable[[Tensor, Sequence[SampleInput]], Drawn] | None = None
     graph_plans: GraphPlans | None = None
-    pack_quantized: Callable[[QuantizedWeight, Tensor | None, bool], PackedLinear] | None = None
+    pack_quantized: Callable[[Tensor, CodeFormat, Tensor | None, bool], PackedLinear] | None = None
     embed: Callable[[Tensor, Tensor], Tensor] = _rows_of
 
 
@@ -164,7 +170,7 @@ OP_GROUPS: dict[str, tuple[str, ...]] = {
         "plan_attention",
         "paged_attention",
     ),
-    "sampling": ("sample", "token_logprobs"),
+    "sampling": ("sample", "token_logprobs", "begin_sampling"),
 }
 
 
@@ -216,7 +222,6 @@ def quantize_linears(ops: Ops, quantization: Quantization) -> Ops:
         )
 
     def pack_linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        quantized = quantize(weight, quantization.weights)
-        return pack_quantized(quantized, bias, quantization.activations)
+        return pack_quantized(weight, quantization.weights, bias, quantization.activations)
 
     return replace(ops, numerics=f"{ops.numerics},{quantization}", pack_linear=pack_linear)

@@ -91,10 +91,10 @@ class Backend:
     ) -> None: ...
     def pack_quantized(
         self,
+        dtype: int,
+        weight: int,
         bits: int,
         group: int,
-        codes: int,
-        scales: int,
         out_features: int,
         in_features: int,
         /,
@@ -125,6 +125,8 @@ class Backend:
         self,
         dtype: int,
         x: int,
+        x_stride: int,
+        heads: int,
         residual: int,
         weight: int,
         y: int,

@@ -17,7 +17,11 @@ import xxhash
 from lora_serve.errors import ConfigError
 from lora_serve.ops import Ops, override_ops
 from lora_serve.ops.reference import REFERENCE
-from lora_serve.sampling.device_sampler import sample_on_device, token_logprobs_on_device
+from lora_serve.sampling.device_sampler import (
+    begin_sampling,
+    sample_on_device,
+    token_logprobs_on_device,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +57,12 @@ def _load_triton(device: torch.device, batch_invariant: bool) -> Ops:
             "pip install 'lora-serve[cuda]'"
         ) from error
     ops: Ops = module.load(device, batch_invariant=batch_invariant)
-    return replace(ops, sample=sample_on_device, token_logprobs=token_logprobs_on_device)
+    return replace(
+        ops,
+        sample=sample_on_device,
+        begin_sampling=begin_sampling,
+        token_logprobs=token_logprobs_on_device,
+    )
 
 
 def choose_ops(

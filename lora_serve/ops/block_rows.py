@@ -16,6 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from lora_serve.host_copies import HostCopy, in_use, to_device, to_host
+
 logger = logging.getLogger(__name__)
 
 _WORD_BYTES = 16  # csrc/cuda/block_copy.h
@@ -24,8 +26,8 @@ _WORD_BYTES = 16  # csrc/cuda/block_copy.h
 class BlockRows(Protocol):
     """Of layers (num_blocks, B_l) of uint8, which it keeps."""
 
-    def read(self, block_ids: Sequence[int]) -> Tensor:
-        """(N, sum of B_l), uint8, on the host, complete when this returns."""
+    def read(self, block_ids: Sequence[int]) -> HostCopy:
+        """(N, sum of B_l), uint8, as the blocks are when what was asked for before is done."""
 
     def write(self, block_ids: Sequence[int], rows: Tensor) -> None:
         """Fill distinct blocks with rows as `read` gives them, before what next runs there."""
@@ -38,14 +40,14 @@ class TorchBlockRows:
         self._layers = layers
         self._device = layers[0].device
 
-    def read(self, block_ids: Sequence[int]) -> Tensor:
-        index = torch.tensor(block_ids, dtype=torch.int64, device=self._device)
-        return torch.cat([layer.index_select(0, index) for layer in self._layers], dim=1).cpu()
+    def read(self, block_ids: Sequence[int]) -> HostCopy:
+        index = to_device(torch.tensor(block_ids, dtype=torch.int64), self._device)
+        return to_host(torch.cat([layer.index_select(0, index) for layer in self._layers], dim=1))
 
     def write(self, block_ids: Sequence[int], rows: Tensor) -> None:
-        index = torch.tensor(block_ids, dtype=torch.int64, device=self._device)
+        index = to_device(torch.tensor(block_ids, dtype=torch.int64), self._device)
         sizes = [layer.shape[1] for layer in self._layers]
-        parts = rows.to(self._device).split(sizes, dim=1)
+        parts = to_device(rows, self._device).split(sizes, dim=1)
         for layer, part in zip(self._layers, parts, strict=True):
             layer.index_copy_(0, index, part)
 
@@ -61,22 +63,23 @@ class CudaBlockRows:
         self._block_bytes = layers[0].shape[1]
         addresses = [layer.data_ptr() for layer in layers]
         self._table = torch.tensor(addresses, dtype=torch.int64, device=self._device)
+        # Pinned rows that kernels may be reading: torch's allocator knows nothing of that.
+        self._lent: list[HostCopy] = []
 
-    def read(self, block_ids: Sequence[int]) -> Tensor:
+    def read(self, block_ids: Sequence[int]) -> HostCopy:
         shape = (len(block_ids), len(self._layers) * self._block_bytes)
         rows = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
         self._copy(self._kernels.gather_blocks, block_ids, rows)
-        torch.cuda.current_stream().synchronize()
-        return rows
+        return in_use(rows)
 
     def write(self, block_ids: Sequence[int], rows: Tensor) -> None:
         pinned = rows.contiguous().pin_memory()
         self._copy(self._kernels.scatter_blocks, block_ids, pinned)
-        # The kernel reads the pinned rows, of which torch's allocator knows nothing.
-        torch.cuda.current_stream().synchronize()
+        self._lent = [lent for lent in self._lent if not lent.is_there]
+        self._lent.append(in_use(pinned))
 
     def _copy(self, run: Callable[..., None], block_ids: Sequence[int], rows: Tensor) -> None:
-        index = torch.tensor(block_ids, dtype=torch.int32).to(self._device)
+        index = to_device(torch.tensor(block_ids, dtype=torch.int32), self._device)
         run(
             self._table.data_ptr(),
             len(self._layers),

@@ -21,15 +21,23 @@ from lora_serve.ops._cpu import (
     LoraAdapter,
     PackedQuantized,
     PackedWeight,
-    StepAttention,
-    StepLora,
     usable_paths,
     use_huge_pages,
+)
+from lora_serve.ops.cpu_plans import (
+    AttentionStep,
+    LoraStep,
+    fill_attention_plan,
+    fill_lora_plan,
+    new_attention_plan,
+    new_lora_plan,
+    plan_attention,
+    plan_lora,
 )
 from lora_serve.ops.cpu_recording import Recorder
 from lora_serve.ops.cpu_sampling import CpuSampling
 from lora_serve.ops.cpu_threads import pin_threads
-from lora_serve.ops.quantization import QuantizedWeight
+from lora_serve.ops.quantization import CodeFormat
 
 PATH_VARIABLE = "LORA_SERVE_CPU_PATH"
 
@@ -77,21 +85,6 @@ class QuantizedLinear:
     out_features: int
 
 
-@dataclass(frozen=True, slots=True)
-class LoraStep:
-    """native is None when no row has an adapter."""
-
-    native: StepLora | None
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionStep:
-    """The tensors whose addresses `native` holds, kept alive with it."""
-
-    native: StepAttention
-    tensors: tuple[Tensor, Tensor, Tensor]
-
-
 class CpuKernels:
     """The members of an `Ops` record on one path.
 
@@ -113,17 +106,17 @@ class CpuKernels:
             pack_quantized=self.pack_quantized,
             linear=self.linear,
             pack_adapter=self.pack_adapter,
-            plan_lora=self.plan_lora,
+            plan_lora=plan_lora,
             lora=self.lora,
             rms_norm=self.rms_norm,
             add_rms_norm=self.add_rms_norm,
             silu_and_mul=self.silu_and_mul,
             new_kv_cache=self.new_kv_cache,
             rotary_and_write_kv=self.rotary_and_write_kv,
-            plan_attention=self.plan_attention,
+            plan_attention=plan_attention,
             paged_attention=self.paged_attention,
             graph_plans=GraphPlans(
-                new_attention_plan=self.new_attention_plan,
+                new_attention_plan=new_attention_plan,
                 fill_attention_plan=fill_attention_plan,
                 new_lora_plan=new_lora_plan,
                 fill_lora_plan=fill_lora_plan,
@@ -163,16 +156,20 @@ class CpuKernels:
         )
 
     def pack_quantized(
-        self, weight: QuantizedWeight, bias: Tensor | None, quantize_activations: bool
+        self,
+        weight: Tensor,
+        code_format: CodeFormat,
+        bias: Tensor | None,
+        quantize_activations: bool,
     ) -> QuantizedLinear:
-        """Copies codes and scales into the kernels' order; the sources are not kept."""
-        codes, scales = weight.codes.contiguous(), weight.scales.contiguous()
-        out_features, in_features = codes.shape
+        """Finds codes and scales in the kernels' order; the weight is not kept."""
+        weight = weight.detach().contiguous()
+        out_features, in_features = weight.shape
         packed = self.native.pack_quantized(
-            weight.format.bits,
-            weight.format.group,
-            codes.data_ptr(),
-            scales.data_ptr(),
+            dtype_code(weight.dtype),
+            weight.data_ptr(),
+            code_format.bits,
+            code_format.group,
             out_features,
             in_features,
         )
@@ -249,15 +246,6 @@ class CpuKernels:
             ],
         )
 
-    def plan_lora(
-        self, segments: Sequence[tuple[int, int, LoraAdapter]], num_tokens: int
-    ) -> LoraStep:
-        end = 0
-        for segment in segments:
-            assert end <= segment[0] < segment[1] <= num_tokens, f"{segments} of {num_tokens} rows"
-            end = segment[1]
-        return LoraStep(StepLora(list(segments)) if segments else None)
-
     def lora(self, y: Tensor, x: Tensor, plan: LoraStep, linear_index: int) -> None:
         if plan.native is None:
             return
@@ -274,11 +262,19 @@ class CpuKernels:
         )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        x = x.contiguous()
-        rows, width = x.shape
-        y = self._recorder.new(rows, width, dtype=x.dtype)
+        tokens, heads, width = x.shape if x.dim() == 3 else (len(x), 1, x.shape[1])
+        y = self._recorder.new(*x.shape, dtype=x.dtype)
         self.native.norm(
-            _CODES[x.dtype], x.data_ptr(), 0, weight.data_ptr(), y.data_ptr(), rows, width, eps
+            _CODES[x.dtype],
+            x.data_ptr(),
+            _token_stride(x.view(tokens, heads, width), width),
+            heads,
+            0,
+            weight.data_ptr(),
+            y.data_ptr(),
+            tokens * heads,
+            width,
+            eps,
         )
         return y
 
@@ -290,6 +286,8 @@ class CpuKernels:
         self.native.norm(
             _CODES[x.dtype],
             x.data_ptr(),
+            width,
+            1,
             residual.data_ptr(),
             weight.data_ptr(),
             y.data_ptr(),
@@ -365,28 +363,6 @@ class CpuKernels:
             num_heads,
         )
 
-    def plan_attention(
-        self, query_start_loc: Tensor, seq_lens: Tensor, block_tables: Tensor, block_size: int
-    ) -> AttentionStep:
-        tensors = tuple(t.contiguous() for t in (query_start_loc, seq_lens, block_tables))
-        assert all(t.dtype == torch.int32 for t in tensors), "plans are made of int32"
-        starts, lens, tables = tensors
-        requests, max_blocks = tables.shape
-        longest = max(lens.tolist(), default=0)
-        assert max_blocks * block_size >= longest, f"{max_blocks} blocks for {longest} tokens"
-        native = StepAttention(
-            starts.data_ptr(), lens.data_ptr(), tables.data_ptr(), requests, max_blocks
-        )
-        return AttentionStep(native, (starts, lens, tables))
-
-    def new_attention_plan(self, num_rows: int, max_blocks: int, block_size: int) -> AttentionStep:
-        return self.plan_attention(
-            torch.arange(num_rows + 1, dtype=torch.int32),
-            torch.zeros(num_rows, dtype=torch.int32),
-            torch.zeros(num_rows, max_blocks, dtype=torch.int32),
-            block_size,
-        )
-
     def paged_attention(
         self,
         q: Tensor,
@@ -413,22 +389,6 @@ class CpuKernels:
             sliding_window or 0,
         )
         return out
-
-
-def fill_attention_plan(plan: AttentionStep, seq_lens: Tensor, block_tables: Tensor) -> None:
-    _, lens, tables = plan.tensors
-    requests, blocks = block_tables.shape
-    lens.zero_()[:requests] = seq_lens
-    tables[:requests, :blocks] = block_tables
-
-
-def new_lora_plan(num_rows: int) -> LoraStep:
-    return LoraStep(StepLora([]))
-
-
-def fill_lora_plan(plan: LoraStep, segments: Sequence[tuple[int, int, LoraAdapter]]) -> None:
-    assert plan.native is not None, "a plan for recorded steps is never empty"
-    plan.native.fill(list(segments))
 
 
 def _token_stride(rows: Tensor, head_size: int) -> int:

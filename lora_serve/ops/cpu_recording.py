@@ -94,6 +94,11 @@ class _NothingComputed(TorchDispatchMode):
         self.constants: list[Tensor] = []
         self._is_looking = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled; torch would import its compiler, and Triton, to skip it."""
+        return False
+
     @contextmanager
     def looking_away(self) -> Iterator[None]:
         """For the recorder's own memory, whose life it knows."""

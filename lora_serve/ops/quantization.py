@@ -2,8 +2,9 @@
 
     weight[n][k] ~ scale[n][k // G] * code[n][k]
 
-The one rule: codes and scales are chosen here, by elementwise torch, so that every backend serves
-the same quantised weights. Knows nothing of how a backend keeps or multiplies them.
+The one rule: which codes and scales a weight has is said here, by elementwise torch, so that every
+backend serves the same quantised weights. Knows nothing of how a backend keeps or multiplies them,
+nor of how it finds the same numbers faster.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class QuantizedWeight:
 
 
 def quantize(weight: Tensor, code_format: CodeFormat) -> QuantizedWeight:
-    """weight: (N, K), any float dtype."""
+    """weight: (N, K), any float dtype. A group with an infinity or a NaN has the scale NaN."""
     rows, width = weight.shape
     codes = torch.empty(rows, width, dtype=torch.int8)
     scales = torch.empty(rows, -(-width // code_format.group), dtype=torch.bfloat16)
@@ -78,7 +79,7 @@ def _scales(groups: Tensor, code_format: CodeFormat) -> Tensor:
         largest = torch.maximum(-low, high) / code_format.most
     else:
         largest = torch.where(-low > high, low, high) / code_format.least
-    return largest.to(torch.bfloat16)
+    return torch.where(largest.isfinite(), largest, torch.nan).to(torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,18 @@
 That file is the specification, and this one gives the same to the bit: weights are whole numbers
 (`weights.py`), whose sums have no order; maxima, ranks and selections are exact; and the
 exponential is spelled out in the same element-wise operations. Only tokens and the logprobs asked
-for leave the device.
+for leave the device, and only who asks for them waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lora_serve.host_copies import HostCopy, to_device, to_host
 from lora_serve.sampling.device_weights import largest, relative_weights, share_of, units
 from lora_serve.sampling.logprobs import log_sum_exp, logprob
 from lora_serve.sampling.philox import random_bits
@@ -22,31 +23,63 @@ from lora_serve.step import SampleInput, TokenLogprobs
 _LARGEST = torch.finfo(torch.float32).max
 _ROWS_AT_ONCE = 64  # 80 MB of whole numbers for a vocabulary of 151,936, several times
 
+# Of some rows: token ids, their logits, ranks, peaks, total weights, top ids, their logits.
+_Columns = tuple[Tensor, ...]
+
 
 def sample_on_device(
     logits: Tensor, inputs: Sequence[SampleInput]
 ) -> list[tuple[int, TokenLogprobs | None]]:
     """As sampler.sample."""
+    return begin_sampling(logits, inputs).tell()
+
+
+def begin_sampling(logits: Tensor, inputs: Sequence[SampleInput]) -> DeviceDraws:
+    """The same, without waiting for it."""
     plain = comparable_rows(logits)
     tokens = _choose(_adjusted(logits, plain, inputs), inputs)
-    asking = [i for i, item in enumerate(inputs) if item.params.logprobs is not None]
-    num_top = max((inputs[i].params.logprobs or 0 for i in asking), default=0)
-    found = _logprobs(_take(plain, asking), _take(tokens, asking), num_top) if asking else []
-    logprobs = {
-        i: TokenLogprobs(
-            each.token_id, each.logprob, each.rank, each.top[: inputs[i].params.logprobs]
-        )
-        for i, each in zip(asking, found, strict=True)
+    num_tops = {
+        i: item.params.logprobs for i, item in enumerate(inputs) if item.params.logprobs is not None
     }
-    return [(token, logprobs.get(i)) for i, token in enumerate(tokens.tolist())]
+    asking = list(num_tops)
+    columns: list[_Columns] = []
+    if asking:
+        most = max(num_tops.values())
+        columns = _logprob_columns(_take(plain, asking), _take(tokens, asking), most)
+    return DeviceDraws(tokens, num_tops, columns)
+
+
+class DeviceDraws:
+    """Drawn tokens that are on their way to the host. token_ids: (N), int64, on the device."""
+
+    def __init__(
+        self, token_ids: Tensor, num_tops: Mapping[int, int], columns: Sequence[_Columns]
+    ) -> None:
+        """num_tops: how many alternatives each row that asked is told; columns: of those rows."""
+        self.token_ids = token_ids
+        self._told_ids = to_host(token_ids)
+        self._num_tops = num_tops
+        self._columns = [[to_host(column) for column in part] for part in columns]
+
+    def tell(self) -> list[tuple[int, TokenLogprobs | None]]:
+        """As sampler.sample, once it is there."""
+        logprobs = {
+            row: TokenLogprobs(each.token_id, each.logprob, each.rank, each.top[:num_top])
+            for (row, num_top), each in zip(
+                self._num_tops.items(), _tell_all(self._columns), strict=True
+            )
+        }
+        tokens = self._told_ids.wait().tolist()
+        return [(token, logprobs.get(row)) for row, token in enumerate(tokens)]
 
 
 def token_logprobs_on_device(
     logits: Tensor, token_ids: Sequence[int], num_top: int
 ) -> list[TokenLogprobs]:
     """As logprobs.token_logprobs."""
-    tokens = torch.tensor(token_ids, dtype=torch.int64).to(logits.device)
-    return _logprobs(comparable_rows(logits), tokens, num_top)
+    tokens = to_device(torch.tensor(token_ids, dtype=torch.int64), logits.device)
+    columns = _logprob_columns(comparable_rows(logits), tokens, num_top)
+    return _tell_all([[to_host(column) for column in part] for part in columns])
 
 
 def comparable_rows(logits: Tensor) -> Tensor:
@@ -57,7 +90,7 @@ def comparable_rows(logits: Tensor) -> Tensor:
 def _take(rows: Tensor, indices: Sequence[int]) -> Tensor:
     if len(indices) == len(rows):
         return rows
-    return rows[torch.tensor(indices).to(rows.device)]
+    return rows[to_device(torch.tensor(indices), rows.device)]
 
 
 # ── what a request changes in its logits: adjust.py ─────────────────────────────────────────────
@@ -82,10 +115,11 @@ def _adjusted_row(row: Tensor, item: SampleInput) -> Tensor:
     row[_known(item.banned_token_ids, row)] = -torch.inf
     if params.logit_bias:
         biases = {i: bias for i, bias in params.logit_bias.items() if 0 <= i < len(row)}
-        row[_known(list(biases), row)] += torch.tensor(list(biases.values())).to(row)
+        values = torch.tensor(list(biases.values()), dtype=row.dtype)
+        row[_known(list(biases), row)] += to_device(values, row.device)
     if params.repetition_penalty != 1.0:
         ids = _known([*{*item.prompt_token_ids, *item.output_token_ids}], row)
-        penalty = torch.tensor(params.repetition_penalty, dtype=torch.float32).to(row.device)
+        penalty = _number(params.repetition_penalty, row)
         seen = row[ids]
         row[ids] = torch.where(seen > 0, seen / penalty, seen * penalty)
     if params.has_penalties:
@@ -96,15 +130,20 @@ def _adjusted_row(row: Tensor, item: SampleInput) -> Tensor:
 def _penalize_counts(row: Tensor, item: SampleInput) -> None:
     given = np.asarray(item.output_token_ids, np.int64)
     values, counts = np.unique(given[(given >= 0) & (given < len(row))], return_counts=True)
-    ids = torch.from_numpy(values).to(row.device)
+    ids = to_device(torch.from_numpy(values), row.device)
     frequency = np.float32(item.params.frequency_penalty) * counts.astype(np.float32)
-    row[ids] -= torch.from_numpy(frequency).to(row.device)
-    row[ids] -= torch.tensor(item.params.presence_penalty, dtype=torch.float32).to(row.device)
+    row[ids] -= to_device(torch.from_numpy(frequency), row.device)
+    row[ids] -= _number(item.params.presence_penalty, row)
 
 
 def _known(token_ids: Sequence[int], row: Tensor) -> Tensor:
     ids = [token_id for token_id in token_ids if 0 <= token_id < len(row)]
-    return torch.tensor(ids, dtype=torch.int64).to(row.device)
+    return to_device(torch.tensor(ids, dtype=torch.int64), row.device)
+
+
+def _number(value: float, row: Tensor) -> Tensor:
+    """On the device: by a host's number it would divide otherwise, and round otherwise."""
+    return to_device(torch.tensor([value], dtype=torch.float32), row.device)
 
 
 # ── the token: draw.py ──────────────────────────────────────────────────────────────────────────
@@ -120,7 +159,7 @@ def _choose(rows: Tensor, inputs: Sequence[SampleInput]) -> Tensor:
         # Of nothing but -inf the likeliest, token 0, is chosen, which argmax gave.
         has_any = some.amax(1) > -torch.inf
         drawn = _draw(torch.where(has_any[:, None], some, 0.0), [inputs[i] for i in indices])
-        tokens[torch.tensor(indices).to(rows.device)] = torch.where(has_any, drawn, 0)
+        tokens[to_device(torch.tensor(indices), rows.device)] = torch.where(has_any, drawn, 0)
     return tokens
 
 
@@ -128,19 +167,19 @@ def _draw(rows: Tensor, inputs: Sequence[SampleInput]) -> Tensor:
     """(M): a token of each row (M, V), which holds more than -inf."""
     params = [item.params for item in inputs]
     device = rows.device
-    scales = torch.tensor([1 / p.temperature for p in params], dtype=torch.float32).to(device)
-    weights = relative_weights(rows, scales[:, None])
+    scales = torch.tensor([1 / p.temperature for p in params], dtype=torch.float32)
+    weights = relative_weights(rows, to_device(scales, device)[:, None])
     kept = units(weights)
     if any(p.min_p > 0 for p in params):
-        least = torch.tensor([p.min_p for p in params], dtype=torch.float32).to(device)
-        kept = torch.where(weights < least[:, None], 0, kept)
+        least = torch.tensor([p.min_p for p in params], dtype=torch.float32)
+        kept = torch.where(weights < to_device(least, device)[:, None], 0, kept)
     if any(p.top_k > 0 for p in params):
         kept = _keep_top(rows, kept, [p.top_k for p in params])
     if any(p.top_p < 1 for p in params):
         kept = _keep_nucleus(weights, kept, [p.top_p for p in params])
     cdf = kept.cumsum(1)
-    random = torch.tensor([random_bits(item.seed, item.position) for item in inputs]).to(device)
-    return (cdf <= share_of(cdf[:, -1:], random[:, None])).sum(1)
+    random = torch.tensor([random_bits(item.seed, item.position) for item in inputs])
+    return (cdf <= share_of(cdf[:, -1:], to_device(random, device)[:, None])).sum(1)
 
 
 def _keep_top(rows: Tensor, kept: Tensor, top_k: Sequence[int]) -> Tensor:
@@ -151,7 +190,7 @@ def _keep_top(rows: Tensor, kept: Tensor, top_k: Sequence[int]) -> Tensor:
     if not limited:
         return kept
     ids = largest(rows, limited)
-    counts = counts.to(rows.device)[:, None]
+    counts = to_device(counts, rows.device)[:, None]
     is_top = torch.zeros_like(kept, dtype=torch.bool)
     is_top.scatter_(1, ids, torch.arange(limited, device=rows.device) < counts)
     return torch.where(is_top | (counts == vocab_size), kept, 0)
@@ -159,7 +198,7 @@ def _keep_top(rows: Tensor, kept: Tensor, top_k: Sequence[int]) -> Tensor:
 
 def _keep_nucleus(weights: Tensor, kept: Tensor, top_p: Sequence[float]) -> Tensor:
     """Units (M, V), with 0 for all but the fewest likeliest that hold top_p of the sum."""
-    share = torch.tensor(top_p, dtype=torch.float64).to(kept.device)[:, None]
+    share = to_device(torch.tensor(top_p, dtype=torch.float64), kept.device)[:, None]
     limit = (share * kept.sum(1, keepdim=True).double()).long().clamp(min=1)
     # What was dropped before goes last, and adds nothing there.
     _, ids = weights.masked_fill(kept == 0, -1.0).sort(dim=1, descending=True, stable=True)
@@ -172,16 +211,14 @@ def _keep_nucleus(weights: Tensor, kept: Tensor, top_p: Sequence[float]) -> Tens
 # ── logprobs: logprobs.py ───────────────────────────────────────────────────────────────────────
 
 
-def _logprobs(rows: Tensor, tokens: Tensor, num_top: int) -> list[TokenLogprobs]:
+def _logprob_columns(rows: Tensor, tokens: Tensor, num_top: int) -> list[_Columns]:
     """Of M tokens (M) at their comparable rows (M, V), with so many of the likeliest."""
-    found: list[TokenLogprobs] = []
-    for start in range(0, len(rows), _ROWS_AT_ONCE):
-        part = slice(start, start + _ROWS_AT_ONCE)
-        found += _some_logprobs(rows[part], tokens[part], num_top)
-    return found
+    starts = range(0, len(rows), _ROWS_AT_ONCE)
+    parts = [slice(start, start + _ROWS_AT_ONCE) for start in starts]
+    return [_some_columns(rows[part], tokens[part], num_top) for part in parts]
 
 
-def _some_logprobs(rows: Tensor, tokens: Tensor, num_top: int) -> list[TokenLogprobs]:
+def _some_columns(rows: Tensor, tokens: Tensor, num_top: int) -> _Columns:
     own = rows.gather(1, tokens[:, None])
     ranks = 1 + (rows > own).sum(1)
     peaks = rows.amax(1, keepdim=True)
@@ -189,10 +226,13 @@ def _some_logprobs(rows: Tensor, tokens: Tensor, num_top: int) -> list[TokenLogp
     totals = units(relative_weights(flat, torch.ones_like(peaks))).sum(1)
     ids = largest(rows, num_top)
     top = rows.gather(1, ids)
-    columns = (tokens, own[:, 0], ranks, peaks[:, 0], totals, ids, top)
-    return [
-        _told(*figures) for figures in zip(*(column.tolist() for column in columns), strict=True)
-    ]
+    return tokens, own[:, 0], ranks, peaks[:, 0], totals, ids, top
+
+
+def _tell_all(columns: Sequence[Sequence[HostCopy]]) -> list[TokenLogprobs]:
+    """Of all rows, once they are there."""
+    lists = ([column.wait().tolist() for column in part] for part in columns)
+    return [_told(*figures) for part in lists for figures in zip(*part, strict=True)]
 
 
 def _told(

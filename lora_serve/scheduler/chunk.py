@@ -9,32 +9,34 @@ from lora_serve.step import SampleInput, ScheduledRequest
 
 
 def scheduled_chunk(request: Request, num_tokens: int) -> ScheduledRequest:
-    """The next `num_tokens` known tokens of a request that has the blocks for them."""
-    start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
+    """The next `num_tokens` tokens of a request that has the blocks for them."""
+    start, end = request.num_planned_tokens, request.num_planned_tokens + num_tokens
     num_blocks = -(-end // request.block_size)
-    is_last = end == request.num_tokens
+    is_awaited = start == request.num_tokens
+    is_last = end == request.num_tokens + request.num_awaited_tokens
     return ScheduledRequest(
         request_id=request.request_id,
         adapter=request.namespace.adapter,
         start=start,
-        token_ids=request.token_ids[start:end],
+        token_ids=(0,) if is_awaited else request.token_ids[start:end],
         block_ids=request.block_ids[:num_blocks],
-        sample=_sample_input(request) if is_last and request.max_tokens > 0 else None,
+        sample=_sample_input(request, end) if is_last and request.max_tokens > 0 else None,
         embeds=_embeds_rows(request, start, end),
         num_prompt_logprobs=request.params.prompt_logprobs or 0,
         prompt_logprob_targets=_prompt_logprob_targets(request, start, end),
+        token_from=request.step_index if is_awaited else None,
     )
 
 
-def _sample_input(request: Request) -> SampleInput:
+def _sample_input(request: Request, position: int) -> SampleInput:
     params = request.params
     if not (params.has_penalties or params.min_tokens):  # the usual case, once a token
-        return SampleInput(params, request.seed, request.num_tokens)
-    is_short = request.num_output_tokens < params.min_tokens
+        return SampleInput(params, request.seed, position)
+    is_short = position - request.num_prompt_tokens < params.min_tokens
     return SampleInput(
         params=params,
         seed=request.seed,
-        position=request.num_tokens,
+        position=position,
         prompt_token_ids=_prompt_token_ids(request) if params.has_penalties else (),
         output_token_ids=request.output_token_ids if params.has_penalties else (),
         banned_token_ids=(*request.eos_token_ids, *params.stop_token_ids) if is_short else (),

@@ -32,6 +32,9 @@ class Request:
 
     token_ids: prompt, then output; 0 where a prompt embedding stands.
     num_computed_tokens: tokens whose KV finished steps have written, or found.
+    num_planned_tokens: these, and those that steps in flight compute.
+    num_awaited_tokens: drawn by steps in flight, and not known yet.
+    step_index: its place in the last step that it had a share of.
     num_cached_tokens: of these, found when first admitted, out of num_queried_tokens looked up.
     num_cached_by_tier: the same by where they were found, "device" first; empty without tiers.
     num_found_blocks: blocks that had not to be computed after the last admission.
@@ -57,6 +60,9 @@ class Request:
     share: str = ""
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
+    num_planned_tokens: int = 0
+    num_awaited_tokens: int = 0
+    step_index: int = 0
     num_queried_tokens: int = 0
     num_cached_tokens: int = 0
     num_cached_by_tier: dict[str, int] = field(default_factory=dict)
@@ -85,6 +91,19 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_ready_tokens(self) -> int:
+        """How many tokens the next step may compute; 0 while that hangs on the step in flight.
+
+        A token that is not known yet may be computed, for the worker has it: unless it will end the
+        answer by its number, or the choice of the next one needs all that were drawn before.
+        """
+        num_known = self.num_tokens - self.num_planned_tokens
+        if num_known or not self.num_awaited_tokens:
+            return num_known
+        is_last = self.num_output_tokens + self.num_awaited_tokens >= self.max_tokens
+        return 0 if is_last or self.params.has_penalties else 1
 
     @property
     def num_sharable_blocks(self) -> int:

@@ -3,20 +3,24 @@
 State changes in four places: `add`, `abort`, `schedule`, `update_from_output`. Running requests
 go first, oldest first; without room the youngest is preempted and later recomputed. Waiting ones
 follow while tokens, seats and blocks last. Admission asks for the blocks that are not cached.
+
+A step may be planned while the one before it is in flight. It knows nothing of that one's outcome
+but what is certain; whoever hangs on more of it waits, and nobody is preempted meanwhile.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 
-import msgspec
-
 from lora_serve.config import SchedulerConfig
 from lora_serve.identity import AdapterRef
 from lora_serve.kv.connector import KVConnector
 from lora_serve.kv.manager import CacheHit, KVCacheManager
 from lora_serve.kv.writers import PendingWrites
+from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.scheduler.chunk import scheduled_chunk
+from lora_serve.scheduler.in_flight import Share, StepsInFlight
+from lora_serve.scheduler.progress import RequestProgress, fresh_prompt_logprobs
 from lora_serve.scheduler.queue import WaitingQueue
 from lora_serve.scheduler.request import Request, RequestStatus
 from lora_serve.scheduler.seats import AdapterMemory, AdapterSeats
@@ -28,19 +32,7 @@ from lora_serve.step import (
     RequestStepOutput,
     ScheduledRequest,
     SchedulerOutput,
-    TokenLogprobs,
 )
-
-
-class RequestProgress(msgspec.Struct, frozen=True, gc=False):
-    """What a finished step means for one request. finish_reason: set with its last progress."""
-
-    request: Request
-    new_token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    finish_reason: str | None = None
-    stop_token_id: int | None = None
 
 
 class Scheduler:
@@ -63,7 +55,8 @@ class Scheduler:
         self._queue = WaitingQueue(FairShares() if config.fair_share != "none" else None)
         self._seats = AdapterSeats(max_loras, self._queue, adapter_memory)
         self._writers: PendingWrites[Request] = PendingWrites()
-        self._in_flight: dict[str, tuple[Request, ScheduledRequest]] = {}
+        self._in_flight = StepsInFlight()
+        self._planned: list[Share] = []  # of the step that is being planned
         self.totals = SchedulerTotals()
 
     @property
@@ -128,32 +121,42 @@ class Scheduler:
             self._finish(request)
         return [(request, str(cause)) for request, cause in ended.failed]
 
-    def reset_prefix_cache(self, lora_name: str | None = None) -> None:
-        """Forget cached KV, all or one adapter's, and what running requests would yet offer."""
+    def reset_prefix_cache(self, lora_name: str | None = None) -> Forgetting:
+        """Forget cached KV, all or one adapter's, and what running requests would yet offer.
+
+        Returns what tells when the tiers have forgotten it for good.
+        """
         self._kv.reset(lora_name)
-        self._wake(self._connector.reset(lora_name))
+        waiting, forgetting = self._connector.reset(lora_name)
+        self._wake(waiting)
         for request in self._running:
             if lora_name in (None, request.lora_name):
                 request.offers_blocks = False
                 self._wake(self._writers.withdraw(request))
+        return forgetting
 
     # ── a step ──────────────────────────────────────────────────────────────────────────────
 
     def schedule(self) -> SchedulerOutput:
-        """Decide the next step. Only `update_from_output` may follow before the next call."""
-        assert not self._in_flight, "the step before has not been reported"
+        """Decide the next step, which must be run if there is anything in it.
+
+        One step with requests may be in flight. If blocks are short then, nobody is planned:
+        its report may free some, and tells whom to preempt if not.
+        """
+        assert len(self._in_flight) < 2, "two steps before this one have not been reported"
         self._seats.release_unused()
+        self._planned = []
         budget = self._config.max_num_batched_tokens
-        budget, has_preempted = self._schedule_running(budget)
-        if not has_preempted:  # blocks are short: admit nobody just to preempt him
+        budget, is_short = self._schedule_running(budget)
+        if not is_short:  # admit nobody just to preempt him
             self._schedule_waiting(budget)
-        chunks = tuple(chunk for _, chunk in self._in_flight.values())
         moves = self._connector.plan()
-        return SchedulerOutput(
-            self.totals.num_steps, chunks, kv_saves=moves.saves, kv_loads=moves.loads
-        )
+        step_id = self._in_flight.launch(self._planned)
+        chunks = tuple(chunk for _, chunk in self._planned)
+        return SchedulerOutput(step_id, chunks, kv_saves=moves.saves, kv_loads=moves.loads)
 
     def _schedule_running(self, budget: int) -> tuple[int, bool]:
+        """What is left of the budget, and whether blocks were short."""
         num_preemptions = self.totals.num_preemptions
         index = 0
         while index < len(self._running) and budget > 0:
@@ -161,15 +164,25 @@ class Scheduler:
             index += 1
             # A long prefill leaves one token to each younger request, so decode never waits.
             num_younger = min(len(self._running) - index, budget - 1)
-            num_tokens = min(request.num_tokens - request.num_computed_tokens, budget - num_younger)
-            if self._make_room(request, request.num_computed_tokens + num_tokens):
+            num_tokens = min(request.num_ready_tokens, budget - num_younger)
+            if not num_tokens:
+                continue
+            if self._make_room(request, request.num_planned_tokens + num_tokens):
                 self._plan(request, num_tokens)
                 budget -= num_tokens
+            elif self._in_flight:
+                self._planned = []
+                return budget, True
         return budget, self.totals.num_preemptions > num_preemptions
 
     def _make_room(self, request: Request, num_tokens: int) -> bool:
-        """Extend a running request's blocks, at the cost of the youngest; False if that is it."""
+        """Extend a running request's blocks, at the cost of the youngest.
+
+        False if that is itself, or if a step in flight uses the blocks of all of them.
+        """
         while not self._kv.extend(request, num_tokens):
+            if self._in_flight:
+                return False
             victim = self._running[-1]
             self._preempt(victim)
             if victim is request:
@@ -234,6 +247,7 @@ class Scheduler:
         num_by_tier = self._connector.admitted(request, hit.num_blocks)
         request.num_found_blocks = hit.num_blocks + sum(num_by_tier.values())
         request.num_computed_tokens = request.num_found_blocks * request.block_size
+        request.num_planned_tokens = request.num_computed_tokens
         if request.num_preemptions == 0:
             is_cached = self._kv.enable_prefix_caching
             self.totals.count_found(request, hit.num_blocks if is_cached else None, num_by_tier)
@@ -250,20 +264,20 @@ class Scheduler:
         return num_tokens
 
     def _plan(self, request: Request, num_tokens: int) -> None:
-        self._in_flight[request.request_id] = (request, scheduled_chunk(request, num_tokens))
+        self._planned.append((request, scheduled_chunk(request, num_tokens)))
 
     def _preempt(self, victim: Request) -> None:
+        assert not victim.num_awaited_tokens, f"{victim.request_id} is preempted in flight"
         self.totals.num_preemptions += 1
         victim.num_preemptions += 1
         self._stop_running(victim)
-        victim.num_computed_tokens = 0
+        victim.num_computed_tokens = victim.num_planned_tokens = 0
         victim.offers_blocks = True
         victim.status = RequestStatus.WAITING
         self._queue.push(victim)
 
     def _stop_running(self, request: Request) -> None:
         self._running.remove(request)
-        self._in_flight.pop(request.request_id, None)
         self._kv.free(request)
         self._wake(self._writers.withdraw(request))
         if request.namespace.adapter is not None:
@@ -277,14 +291,19 @@ class Scheduler:
     # ── after a step ────────────────────────────────────────────────────────────────────────
 
     def update_from_output(self, output: ModelRunnerOutput) -> list[RequestProgress]:
-        """Take in what a step gave. From here on others may hit the blocks that it wrote."""
+        """Take in what a step gave. From here on others may hit the blocks that it wrote.
+
+        Steps are reported in the order in which they were planned. What a step computed for
+        requests that have ended since it was planned is nobody's.
+        """
         self.totals.num_steps += 1
         self._connector.gathered(output.kv_saves)
-        in_flight, self._in_flight = self._in_flight, {}
-        assert len(output.requests) == len(in_flight), "a step answered for other requests"
+        shares = self._in_flight.land(output.step_id)
+        assert len(output.requests) == len(shares), "a step answered for other requests"
         return [
             self._progress(request, chunk, result)
-            for (request, chunk), result in zip(in_flight.values(), output.requests, strict=True)
+            for (request, chunk), result in zip(shares, output.requests, strict=True)
+            if request.status is RequestStatus.RUNNING
         ]
 
     def _progress(
@@ -297,6 +316,7 @@ class Scheduler:
         new_token_ids: tuple[int, ...] = ()
         if result.token_id is not None:
             request.append(result.token_id)
+            request.num_awaited_tokens -= 1
             new_token_ids = (result.token_id,)
             self.totals.num_generated_tokens += 1
             if request.num_output_tokens % request.block_size == 0:  # in lumps, it is cheaper
@@ -308,7 +328,7 @@ class Scheduler:
             request,
             new_token_ids,
             (result.logprobs,) if result.logprobs is not None else (),
-            _fresh_prompt_logprobs(request, chunk, result),
+            fresh_prompt_logprobs(request, chunk, result),
             finish_reason,
             stop_token_id,
         )
@@ -343,6 +363,7 @@ class Scheduler:
         self._seats.check_invariants()
         self._connector.check_invariants()
         assert self._running == sorted(self._running, key=lambda r: r.sort_key), "running order"
+        self._in_flight.check_invariants(self._running)
         references: dict[int, int] = {}
         for request in self._requests.values():
             is_running = request.status is RequestStatus.RUNNING
@@ -352,15 +373,3 @@ class Scheduler:
         for block in self._kv.pool.blocks:
             held = references.get(block.block_id, 0)
             assert block.ref_cnt == held, f"block {block.block_id}: {block.ref_cnt} of {held}"
-
-
-def _fresh_prompt_logprobs(
-    request: Request, chunk: ScheduledRequest, result: RequestStepOutput
-) -> tuple[TokenLogprobs, ...]:
-    """A step's prompt logprobs without those that were told before a preemption."""
-    if not result.prompt_logprobs:
-        return ()
-    num_told = request.num_prompt_logprobs
-    fresh = result.prompt_logprobs[max(0, num_told - chunk.start) :]
-    request.num_prompt_logprobs = num_told + len(fresh)
-    return fresh

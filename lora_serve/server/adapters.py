@@ -9,7 +9,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from lora_serve.engine.base_model import other_base_model
 from lora_serve.errors import AdapterError, AdapterExistsError, AdapterNotFoundError
+from lora_serve.messages import AdapterInfo
 from lora_serve.server.auth import caller_of
 from lora_serve.server.body import read_body
 from lora_serve.server.context import ServerContext
@@ -28,8 +30,10 @@ def adapters_router(context: ServerContext) -> APIRouter:
         body = await read_body(request, LoadAdapterBody, context.config)
         _require_enabled(context)
         _check_name_and_path(context, body.lora_name, body.lora_path)
-        await _load(context, body)
-        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+        adapter = await _load(context, body)
+        told = f"Success: LoRA adapter '{body.lora_name}' added successfully."
+        warning = other_base_model(engine.config.model, adapter)
+        return PlainTextResponse(told if warning is None else f"{told} Warning: {warning}.")
 
     @router.post("/v1/unload_lora_adapter")
     async def unload_lora_adapter(request: Request) -> Response:
@@ -48,10 +52,10 @@ def adapters_router(context: ServerContext) -> APIRouter:
     return router
 
 
-async def _load(context: ServerContext, body: LoadAdapterBody) -> None:
+async def _load(context: ServerContext, body: LoadAdapterBody) -> AdapterInfo:
     name = body.lora_name
     try:
-        await context.engine.load_lora_adapter(
+        return await context.engine.load_lora_adapter(
             name, body.lora_path, body.load_inplace, pinned=body.pinned
         )
     except AdapterExistsError as error:

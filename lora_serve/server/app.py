@@ -15,10 +15,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from lora_serve import __version__
 from lora_serve.config import ServerConfig
@@ -28,6 +30,7 @@ from lora_serve.server.adapters import adapters_router
 from lora_serve.server.auth import Authentication, KeyRing
 from lora_serve.server.chat import chat_router
 from lora_serve.server.completions import completions_router
+from lora_serve.server.connections import Connections
 from lora_serve.server.context import ServerContext
 from lora_serve.server.drain import Drain, Draining
 from lora_serve.server.engine_api import Engine
@@ -35,6 +38,7 @@ from lora_serve.server.entrance import read_template
 from lora_serve.server.errors import ErrorBoundary, answer_error, answer_http_error
 from lora_serve.server.instrumentation import Instrumentation
 from lora_serve.server.models import ServedModels, models_router
+from lora_serve.server.openapi import openapi_document
 from lora_serve.server.operations import operations_router, tokens_router
 
 logger = logging.getLogger(__name__)
@@ -60,6 +64,8 @@ def create_app(engine: Engine, config: ServerConfig, drain: Drain | None = None)
     )
     http_metrics = HTTPMetrics()
     app = FastAPI(title="lora-serve", version=__version__)
+    document = openapi_document(config)
+    app.openapi = lambda: document  # type: ignore[method-assign]  # FastAPI's way to have one's own
     for router in (
         completions_router(context),
         chat_router(context),
@@ -93,20 +99,29 @@ async def run_server(engine: Engine, config: ServerConfig, listener: socket.sock
         _listen(listener)
         drain = Drain()
         server = _Server(
-            uvicorn.Config(
-                create_app(engine, config, drain),
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-                timeout_graceful_shutdown=LAST_WORDS_SECONDS,
-            ),
+            http_config(create_app(engine, config, drain), config),
             Ending(engine, drain, config.drain_timeout),
         )
         with contextlib.closing(listener):
             await server.serve(sockets=[listener])
     finally:
         await engine.shutdown()
+
+
+def http_config(
+    app: FastAPI, config: ServerConfig, http_protocol: Callable[..., Any] = AutoHTTPProtocol
+) -> uvicorn.Config:
+    """How uvicorn serves the application: on connections that are watched."""
+    return uvicorn.Config(
+        app,
+        http=Connections(config, http_protocol).protocol,  # type: ignore[arg-type]  # it calls what it is given
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=LAST_WORDS_SECONDS,
+    )
 
 
 class Ending:

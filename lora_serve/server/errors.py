@@ -21,6 +21,7 @@ from lora_serve.errors import (
     InvalidRequestError,
     KVLoadError,
     LoraServeError,
+    NotForgottenError,
     NotFoundError,
     OverloadedError,
     RequestFailedError,
@@ -39,6 +40,18 @@ class BodyTimeoutError(InvalidRequestError):
     """A request body that was not sent in --request-body-timeout."""
 
 
+class HeadTimeoutError(InvalidRequestError):
+    """A request's head that was not sent in --request-head-timeout."""
+
+
+class HeadTooLargeError(InvalidRequestError):
+    """A request's head that is longer than any client needs."""
+
+
+class TooManyConnectionsError(OverloadedError):
+    """More than --max-connections, all of them in use."""
+
+
 INTERNAL = (500, "InternalServerError")
 
 # A class that is not named here is answered like the nearest of its bases that is.
@@ -46,6 +59,8 @@ STATUS_AND_TYPE: dict[type[BaseException], tuple[int, str]] = {
     InvalidRequestError: (400, "BadRequestError"),
     BodyTooLargeError: (413, "RequestTooLargeError"),
     BodyTimeoutError: (408, "RequestTimeoutError"),
+    HeadTimeoutError: (408, "RequestTimeoutError"),
+    HeadTooLargeError: (431, "RequestHeaderFieldsTooLargeError"),
     NotFoundError: (404, "NotFoundError"),
     AdapterError: (400, "InvalidUserInput"),
     UnauthorizedError: (401, "UnauthorizedError"),
@@ -53,6 +68,7 @@ STATUS_AND_TYPE: dict[type[BaseException], tuple[int, str]] = {
     OverloadedError: (503, "ServiceUnavailableError"),
     EngineDeadError: (503, "ServiceUnavailableError"),
     KVLoadError: (503, "ServiceUnavailableError"),
+    NotForgottenError: (503, "ServiceUnavailableError"),
     RequestFailedError: INTERNAL,
     SlowReaderError: (408, "RequestTimeoutError"),
 }

@@ -6,7 +6,7 @@ A validator raises ValueError with words that follow the field's name, as in "mu
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator
 
@@ -130,11 +130,22 @@ def _float(bias: int | float, key: str) -> float:
 
 
 Integer = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
-Prompts = Annotated[tuple[TextOrTokens, ...], PlainValidator(parse_prompts)]
-Tokens = Annotated[tuple[int, ...], PlainValidator(parse_tokens)]
-Texts = Annotated[tuple[str, ...], PlainValidator(parse_texts)]
-LogitBias = Annotated[dict[int, float], PlainValidator(parse_logit_bias)]
-Content = Annotated[str | None, PlainValidator(parse_content)]
-CacheSalt = Annotated[str, PlainValidator(parse_cache_salt)]
-Unsupported = Annotated[None, PlainValidator(refuse_unless_neutral)]
+_TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+_Prompts = str | list[_TokenId] | list[str | list[_TokenId]] | None
+_Text = dict[Literal["type", "text"], str]
+
+# The last argument is what the OpenAPI document says of the field.
+Prompts = Annotated[tuple[TextOrTokens, ...], PlainValidator(parse_prompts, _Prompts)]
+Tokens = Annotated[tuple[int, ...], PlainValidator(parse_tokens, list[_TokenId])]
+Texts = Annotated[tuple[str, ...], PlainValidator(parse_texts, str | list[str] | None)]
+LogitBias = Annotated[dict[int, float], PlainValidator(parse_logit_bias, dict[str, float] | None)]
+Content = Annotated[str | None, PlainValidator(parse_content, str | list[_Text] | None)]
+CacheSalt = Annotated[
+    str,
+    PlainValidator(
+        parse_cache_salt,
+        Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None,
+    ),
+]
+Unsupported = Annotated[None, PlainValidator(refuse_unless_neutral, None)]
 Ignored = object  # taken, and without effect: what clients send for other servers' sake

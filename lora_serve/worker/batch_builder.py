@@ -25,7 +25,10 @@ class BatchRows:
         rows begin; the last entry is T.
     samplers: indices in the step of the requests that sample. logits_indices (N), int64: the last
         row of each.
-    input_ids, positions, slot_mapping: (T), int64. seq_lens (R), block_tables (R, longest): int32,
+    input_ids, positions, slot_mapping: (T), int64.
+    awaited_rows: (K), int64, whose input ids are not known yet, and token_sources: (K) whose share
+        of the step before draws them, by its index in that step.
+    seq_lens (R), block_tables (R, longest): int32,
         CPU tensors; tables are filled up with block 0, which is not looked at.
     segments: (start, end, adapter), as Ops.plan_lora wants them.
     is_embeds (T), inputs_embeds (T, H): CPU tensors, or None where every row is a token.
@@ -38,6 +41,8 @@ class BatchRows:
     input_ids: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
     slot_mapping: npt.NDArray[np.int64]
+    awaited_rows: npt.NDArray[np.int64]
+    token_sources: tuple[int, ...]
     seq_lens: Tensor
     block_tables: Tensor
     segments: tuple[tuple[int, int, PackedAdapter], ...]
@@ -52,6 +57,17 @@ class BatchRows:
     def is_decode(self) -> bool:
         """Whether each request has one row, a token's."""
         return len(self.order) == self.num_rows and self.is_embeds is None
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedTokens:
+    """Tokens that the device has drawn and the host need not know: rows, token_ids: (K), int64."""
+
+    rows: Tensor
+    token_ids: Tensor
+
+    def put_into(self, input_ids: Tensor) -> None:
+        input_ids.index_copy_(0, self.rows, self.token_ids)
 
 
 class BatchBuilder:
@@ -76,6 +92,7 @@ class BatchBuilder:
         members = [requests[index] for index in order]
         starts = tuple(accumulate((request.num_tokens for request in members), initial=0))
         samplers = [i for i, request in enumerate(members) if request.sample is not None]
+        awaiting = [i for i, request in enumerate(members) if request.token_from is not None]
         block_tables = _block_tables(members)
         positions, slot_mapping = self._places(members)
         is_embeds, inputs_embeds = self._embeds(members, starts)
@@ -87,6 +104,8 @@ class BatchBuilder:
             input_ids=np.array([t for member in members for t in member.token_ids], np.int64),
             positions=positions,
             slot_mapping=slot_mapping,
+            awaited_rows=np.array([starts[i] for i in awaiting], np.int64),
+            token_sources=tuple(members[i].token_from or 0 for i in awaiting),
             seq_lens=torch.tensor([member.end for member in members], dtype=torch.int32),
             block_tables=torch.from_numpy(block_tables),
             segments=_segments(members, starts, adapter_of),
@@ -94,13 +113,16 @@ class BatchBuilder:
             inputs_embeds=inputs_embeds,
         )
 
-    def to_device(self, rows: BatchRows) -> ForwardBatch:
+    def to_device(self, rows: BatchRows, awaited: AwaitedTokens | None = None) -> ForwardBatch:
         """The rows as the model takes them."""
         count = rows.num_rows
         columns = (rows.input_ids, rows.positions, rows.slot_mapping, rows.logits_indices)
         table = self._device.upload(torch.from_numpy(np.concatenate(columns)))
+        input_ids = table[:count]
+        if awaited is not None:
+            awaited.put_into(input_ids)
         return ForwardBatch(
-            input_ids=table[:count],
+            input_ids=input_ids,
             positions=table[count : 2 * count],
             slot_mapping=table[2 * count : 3 * count],
             attention=self._ops.plan_attention(

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from lora_serve.host_copies import to_device
+
 WARM_UP_RUNS = (
     2  # the first compiles kernels and makes cuBLAS's workspace, which cannot be recorded
 )
@@ -21,6 +23,7 @@ class CudaDevice:
     """The current CUDA device."""
 
     counts_memory = True
+    is_asynchronous = True
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
@@ -29,8 +32,7 @@ class CudaDevice:
         self._graph_memory = torch.cuda.graph_pool_handle()
 
     def upload(self, host: Tensor) -> Tensor:
-        # The allocator of pinned memory keeps the buffer until the copy is done.
-        return host.pin_memory().to(self.torch_device, non_blocking=True)
+        return to_device(host, self.torch_device)
 
     def fill(self, target: Tensor, host: Tensor) -> None:
         target.copy_(host.pin_memory(), non_blocking=True)
@@ -41,8 +43,8 @@ class CudaDevice:
             yield
         self._loads.synchronize()
 
-    def wait(self) -> None:
-        torch.cuda.synchronize()
+    def mark(self) -> CudaMark:
+        return CudaMark()
 
     def free_bytes(self) -> int:
         free, _ = torch.cuda.mem_get_info()
@@ -67,6 +69,15 @@ class CudaDevice:
         with torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"):
             output = run()
         return CudaGraph(graph, output)
+
+
+class CudaMark:
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event()
+        self._event.record()
+
+    def wait(self) -> None:
+        self._event.synchronize()
 
 
 class CudaGraph:

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from lora_serve.layers.batch import ForwardBatch
 from lora_serve.ops import GraphPlans, RecordedWork
-from lora_serve.worker.batch_builder import BatchRows
+from lora_serve.worker.batch_builder import AwaitedTokens, BatchRows
 from lora_serve.worker.device import Device
 
 _PADDING_SLOT = -1
 _MOST_ROWS = 512
-_MOST_EXACT_ROWS = 32
+_MOST_EXACT_ROWS = 64
 
 Forward = Callable[[ForwardBatch], Tensor]
 
@@ -76,11 +76,11 @@ class DecodeGraphs:
     def can_run(self, rows: BatchRows) -> bool:
         return rows.is_decode and self._find(rows) is not None
 
-    def run(self, rows: BatchRows) -> Tensor:
+    def run(self, rows: BatchRows, awaited: AwaitedTokens | None = None) -> Tensor:
         """The hidden states (n, H) of n rows, until the next call."""
         graph = self._find(rows)
         assert graph is not None, f"no graph for {rows.num_rows} rows"
-        return graph.run(rows)
+        return graph.run(rows, awaited)
 
     def _find(self, rows: BatchRows) -> DecodeGraph | None:
         graphs = self._lora_graphs if rows.segments else self._graphs
@@ -120,10 +120,13 @@ class GraphBuffers:
         )
         return lambda: forward(batch)
 
-    def fill(self, rows: BatchRows) -> None:
+    def fill(self, rows: BatchRows, awaited: AwaitedTokens | None = None) -> None:
+        """For the next replay. Replays before may not have run: what they read is never changed."""
         columns = _padding(self.size)
         columns[:, : rows.num_rows] = rows.input_ids, rows.positions, rows.slot_mapping
         self._device.fill(self._columns, torch.from_numpy(columns))
+        if awaited is not None:
+            awaited.put_into(self._columns[0])
         self._plans.fill_attention_plan(self._attention, rows.seq_lens, rows.block_tables)
         if self._lora is not None:
             self._plans.fill_lora_plan(self._lora, rows.segments)
@@ -135,8 +138,8 @@ class DecodeGraph:
         self._buffers = buffers
         self._work = work
 
-    def run(self, rows: BatchRows) -> Tensor:
-        self._buffers.fill(rows)
+    def run(self, rows: BatchRows, awaited: AwaitedTokens | None = None) -> Tensor:
+        self._buffers.fill(rows, awaited)
         self._work.replay()
         return self._work.output[: rows.num_rows]
 

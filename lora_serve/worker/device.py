@@ -19,16 +19,25 @@ from lora_serve.errors import ConfigError
 from lora_serve.ops import RecordedWork
 
 
+class Mark(Protocol):
+    """A point in a device's work."""
+
+    def wait(self) -> None:
+        """Until all before it is done, so that what it used may be given away."""
+
+
 class Device(Protocol):
     """Work is ordered: what was asked for first is done first, in the thread that runs steps.
 
     torch_device: where its tensors live. name: for logs and results, such as "NVIDIA H200".
     counts_memory: whether it is known what tensors take, so that KV may have all the rest.
+    is_asynchronous: whether work goes on while the host does; else it is done when it is asked for.
     """
 
     torch_device: torch.device
     name: str
     counts_memory: bool
+    is_asynchronous: bool
 
     def upload(self, host: Tensor) -> Tensor:
         """The values of a CPU tensor on the device; the caller may drop `host`, not change it."""
@@ -39,8 +48,8 @@ class Device(Protocol):
     def loading(self) -> AbstractContextManager[None]:
         """For another thread: its work goes beside the steps' and is done when the block ends."""
 
-    def wait(self) -> None:
-        """Until all that was asked for is done, so that what it used may be given away."""
+    def mark(self) -> Mark:
+        """The end of what the steps have asked for so far."""
 
     def free_bytes(self) -> int:
         """Memory that nobody holds now; what an allocator of ours keeps in reserve counts."""
@@ -62,6 +71,7 @@ class CpuDevice:
     torch_device = torch.device("cpu")
     name = "cpu"
     counts_memory = False
+    is_asynchronous = False
 
     def upload(self, host: Tensor) -> Tensor:
         return host
@@ -72,8 +82,8 @@ class CpuDevice:
     def loading(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def wait(self) -> None:
-        return None
+    def mark(self) -> Mark:
+        return Passed()
 
     def free_bytes(self) -> int:
         return available_memory_bytes()
@@ -83,6 +93,13 @@ class CpuDevice:
 
     def record(self, run: Callable[[], Tensor]) -> RecordedWork:
         return RerunWork(run)
+
+
+class Passed:
+    """A mark where work is done when it is asked for."""
+
+    def wait(self) -> None:
+        return None
 
 
 class RerunWork:

@@ -12,11 +12,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lora_serve.host_copies import HostCopy
 from lora_serve.identity import framed
 from lora_serve.ops.block_rows import open_block_rows
 from lora_serve.step import KVLoad
 
 _SCHEME = b"lora-serve/kv-bytes/1"
+
+
+class Gathered:
+    """Blocks on their way to the host; rows: None if there are none."""
+
+    def __init__(self, rows: HostCopy | None) -> None:
+        self._rows = rows
+
+    def blobs(self) -> tuple[bytes, ...]:
+        """One for each block, once they are there."""
+        if self._rows is None:
+            return ()
+        return tuple(row.tobytes() for row in self._rows.wait().numpy())
 
 
 class KVTransfer:
@@ -27,11 +41,9 @@ class KVTransfer:
         self._rows = open_block_rows(layers)
         self.block_bytes = sum(layer.shape[1] for layer in layers)
 
-    def gather(self, block_ids: Sequence[int]) -> tuple[bytes, ...]:
-        """Copy blocks out, in the order asked for."""
-        if not block_ids:
-            return ()
-        return tuple(row.tobytes() for row in self._rows.read(block_ids).numpy())
+    def gather(self, block_ids: Sequence[int]) -> Gathered:
+        """Begin to copy blocks out, in the order asked for."""
+        return Gathered(self._rows.read(block_ids) if block_ids else None)
 
     def scatter(self, loads: Sequence[KVLoad]) -> None:
         """Fill blocks. Every load has `block_bytes` bytes."""

@@ -55,14 +55,16 @@ class LoRASlots:
         assert not modules, f"{checkpoint.path} was verified, yet changes {sorted(modules)}"
         return linears
 
-    def change(self, drop: Sequence[bytes], add: Sequence[bytes]) -> None:
-        """Forget the weights of `drop`, then let steps use the prepared weights of `add`."""
-        if drop:
-            self._device.wait()  # a load beside the steps may take this memory at once
-        for digest in drop:
-            del self._active[digest]
+    def change(self, drop: Sequence[bytes], add: Sequence[bytes]) -> tuple[PackedAdapter, ...]:
+        """Forget the weights of `drop`, then let steps use the prepared weights of `add`.
+
+        Returns what was dropped, to be kept until all steps before are done: a load beside them may
+        take its memory at once.
+        """
+        dropped = tuple(self._active.pop(digest) for digest in drop)
         for digest in add:
             self._active[digest] = self._take_prepared(digest)
+        return dropped
 
     def __getitem__(self, digest: bytes) -> PackedAdapter:
         return self._active[digest]

@@ -1,26 +1,58 @@
-"""Runs one batch: forward, sampling, prompt logprobs. Results come in the step's own order."""
+"""Runs one batch: forward, sampling, prompt logprobs. Results come in the step's own order.
+
+A batch is submitted, and its results are asked for later: the next batch may have been submitted
+by then, and take the tokens that this one draws from where they were drawn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lora_serve.models.decoder import Decoder
 from lora_serve.ops import Ops
+from lora_serve.sampling.drawn import Drawn, KnownDraws
 from lora_serve.step import (
     RequestStepOutput,
     SampleInput,
     ScheduledRequest,
     TokenLogprobs,
 )
-from lora_serve.worker.batch_builder import BatchBuilder, BatchRows
+from lora_serve.worker.batch_builder import AwaitedTokens, BatchBuilder, BatchRows
 from lora_serve.worker.cuda_graphs import DecodeGraphs
 from lora_serve.worker.device import Device
 from lora_serve.worker.lora_slots import LoRASlots
 
 LOGITS_ROWS_AT_ONCE = 256  # 150 MB for a vocabulary of 151,936
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedBatch:
+    """places: by index in the step, where `drawn` has what the request drew.
+
+    prompt_logprobs: of all requests of the step, in its order.
+    """
+
+    places: Mapping[int, int]
+    drawn: Drawn
+    prompt_logprobs: Sequence[tuple[TokenLogprobs, ...]]
+
+    def results(self) -> tuple[RequestStepOutput, ...]:
+        """In the step's order, once they are there."""
+        told = self.drawn.tell()
+        outputs = []
+        for index, prompt_logprobs in enumerate(self.prompt_logprobs):
+            place = self.places.get(index)
+            token_id, logprobs = (None, None) if place is None else told[place]
+            outputs.append(RequestStepOutput(token_id, logprobs, prompt_logprobs))
+        return tuple(outputs)
+
+
+NOTHING_DRAWN = KnownDraws(())
 
 
 class ModelRunner:
@@ -43,42 +75,56 @@ class ModelRunner:
         self._adapters = adapters
         self._ops = ops
         self._graphs = graphs
+        self._last = SubmittedBatch({}, NOTHING_DRAWN, ())  # of those that had requests
 
-    def run(self, requests: Sequence[ScheduledRequest]) -> tuple[RequestStepOutput, ...]:
+    def submit(self, requests: Sequence[ScheduledRequest]) -> SubmittedBatch:
+        """Ask the device for a batch, whose results may be waited for later."""
         if not requests:
-            return ()
+            return SubmittedBatch({}, NOTHING_DRAWN, ())
         rows = self._builder.lay_out(requests, self._adapters.__getitem__)
         hidden, logits_indices = self._forward(rows)
-        sampled = self._sample(requests, rows.samplers, hidden[logits_indices])
+        drawn = self._draw(requests, rows.samplers, hidden[logits_indices])
         first_row = dict(zip(rows.order, rows.first_row, strict=False))
-        outputs = []
-        for index, request in enumerate(requests):
-            token_id, logprobs = sampled.get(index, (None, None))
-            prompt_logprobs = self._prompt_logprobs(request, hidden[first_row[index] :])
-            outputs.append(RequestStepOutput(token_id, logprobs, prompt_logprobs))
-        return tuple(outputs)
+        prompt_logprobs = [
+            self._prompt_logprobs(request, hidden[first_row[index] :])
+            for index, request in enumerate(requests)
+        ]
+        places = {index: place for place, index in enumerate(rows.samplers)}
+        self._last = SubmittedBatch(places, drawn, prompt_logprobs)
+        return self._last
 
     def _forward(self, rows: BatchRows) -> tuple[Tensor, Tensor]:
         """The rows' hidden states, and the indices of those whose logits are wanted."""
+        awaited = self._awaited_tokens(rows)
         if self._graphs is not None and self._graphs.can_run(rows):
             logits_indices = self._device.upload(torch.from_numpy(rows.logits_indices))
-            return self._graphs.run(rows), logits_indices
-        batch = self._builder.to_device(rows)
+            return self._graphs.run(rows, awaited), logits_indices
+        batch = self._builder.to_device(rows, awaited)
         return self._decoder.forward(batch, self._kv_caches), batch.logits_indices
 
-    def _sample(
+    def _awaited_tokens(self, rows: BatchRows) -> AwaitedTokens | None:
+        """Of the rows whose tokens the batch before draws, or drew."""
+        if not rows.token_sources:
+            return None
+        places = [self._last.places[source] for source in rows.token_sources]
+        table = self._device.upload(torch.from_numpy(np.stack((rows.awaited_rows, places))))
+        return AwaitedTokens(table[0], self._last.drawn.token_ids[table[1]])
+
+    def _draw(
         self, requests: Sequence[ScheduledRequest], samplers: Sequence[int], hidden: Tensor
-    ) -> dict[int, tuple[int, TokenLogprobs | None]]:
-        """By index in the step: the token of each request that samples, from its row's state."""
+    ) -> Drawn:
+        """A token of each request that samples, by their indices, from its row's state."""
         inputs: list[SampleInput] = []
         for index in samplers:
             sample_input = requests[index].sample
             assert sample_input is not None, f"{requests[index].request_id} does not sample"
             inputs.append(sample_input)
         if not inputs:
-            return {}
-        sampled = self._ops.sample(self._decoder.logits(hidden), inputs)
-        return dict(zip(samplers, sampled, strict=True))
+            return NOTHING_DRAWN
+        logits = self._decoder.logits(hidden)
+        if self._ops.begin_sampling is not None:
+            return self._ops.begin_sampling(logits, inputs)
+        return KnownDraws(self._ops.sample(logits, inputs))
 
     def _prompt_logprobs(
         self, request: ScheduledRequest, hidden: Tensor

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -11,21 +13,32 @@ from torch import Tensor
 
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.models.layout import lora_modules
-from lora_serve.ops import GraphPlans, NotRecordableError
+from lora_serve.ops import GraphPlans, NotRecordableError, PackedAdapter
 from lora_serve.ops.cpu_threads import default_num_threads
 from lora_serve.step import AdapterCheckpoint, ModelInfo, ModelRunnerOutput, SchedulerOutput
 from lora_serve.worker.batch_builder import BatchBuilder
 from lora_serve.worker.cuda_graphs import DecodeGraphs, exact_sizes, graph_sizes
-from lora_serve.worker.device import Device, open_device
+from lora_serve.worker.device import Device, Mark, open_device
 from lora_serve.worker.kv_cache import allocate_kv_caches, kv_block_bytes, num_kv_blocks
-from lora_serve.worker.kv_transfer import KVTransfer, layout_fingerprint
+from lora_serve.worker.kv_transfer import Gathered, KVTransfer, layout_fingerprint
 from lora_serve.worker.largest_steps import largest_steps
 from lora_serve.worker.loaded_model import LoadedModel, load_model
 from lora_serve.worker.lora_slots import LoRASlots
 from lora_serve.worker.memory import GpuMemory, Room, cpu_room, largest_adapter_bytes
-from lora_serve.worker.model_runner import ModelRunner
+from lora_serve.worker.model_runner import ModelRunner, SubmittedBatch
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedStep:
+    """A step that the device may still be at. dropped: weights that steps until `end` may read."""
+
+    step_id: int
+    batch: SubmittedBatch
+    saved: Gathered
+    dropped: tuple[PackedAdapter, ...]
+    end: Mark
 
 
 class Worker:
@@ -48,10 +61,12 @@ class Worker:
         self._lora = lora
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._device = device
+        self._given_device = device
+        self._device: Device
         self._adapters: LoRASlots
         self._transfer: KVTransfer
         self._runner: ModelRunner
+        self._submitted: deque[SubmittedStep] = deque()
 
     @torch.inference_mode()
     def load(self) -> ModelInfo:
@@ -63,7 +78,7 @@ class Worker:
         torch.set_num_threads(
             self._config.cpu_threads or min(torch.get_num_threads(), default_num_threads())
         )
-        device = self._device or open_device(self._config.device)
+        self._device = device = self._given_device or open_device(self._config.device)
         free_bytes = device.free_bytes()
         model = load_model(self._config, device, self._cache.block_size)
         self._adapters = LoRASlots(model.spec, model.ops, device, model.dtype)
@@ -85,6 +100,7 @@ class Worker:
             lora_modules=lora_modules(model.spec),
             kv_block_bytes=self._transfer.block_bytes,
             kv_layout=layout_fingerprint(kv_caches, model.ops.numerics),
+            is_asynchronous=device.is_asynchronous,
         )
 
     @torch.inference_mode()
@@ -93,13 +109,22 @@ class Worker:
         self._adapters.prepare(checkpoint)
 
     @torch.inference_mode()
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """Do the step's parts in their order, those that there are."""
+    def submit(self, step: SchedulerOutput) -> None:
+        """Ask the device for the step's parts in their order, those that there are."""
         self._check(step)
-        self._adapters.change(step.drop_adapters, step.add_adapters)
+        dropped = self._adapters.change(step.drop_adapters, step.add_adapters)
         saved = self._transfer.gather(step.kv_saves)
         self._transfer.scatter(step.kv_loads)
-        return ModelRunnerOutput(step.step_id, self._runner.run(step.requests), saved)
+        batch = self._runner.submit(step.requests)
+        end = self._device.mark()
+        self._submitted.append(SubmittedStep(step.step_id, batch, saved, dropped, end))
+
+    @torch.inference_mode()
+    def collect(self) -> ModelRunnerOutput:
+        """What came out of the oldest step that was not collected yet; waits for all of it."""
+        step = self._submitted.popleft()
+        step.end.wait()
+        return ModelRunnerOutput(step.step_id, step.batch.results(), step.saved.blobs())
 
     def _check(self, step: SchedulerOutput) -> None:
         num_loras = len({request.adapter.digest for request in step.requests if request.adapter})
@@ -164,7 +189,7 @@ class Worker:
             model.max_model_len,
             self._cache.block_size,
         )
-        peaks = [model.device.peak_bytes(partial(runner.run, step)) for step in steps]
+        peaks = [model.device.peak_bytes(partial(runner.submit, step)) for step in steps]
         memory = GpuMemory(
             free=free_bytes,
             utilization=self._cache.gpu_memory_utilization,

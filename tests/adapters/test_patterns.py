@@ -70,6 +70,7 @@ def test_no_patterns_leave_the_default() -> None:
         "a**",
         "(",
         ")",
+        ")|(",
         "a" * 1001,
         "(" * 500 + ")" * 500,
         "q proj",

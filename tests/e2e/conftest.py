@@ -63,6 +63,17 @@ def tight_server(
 
 
 @pytest.fixture(scope="session")
+def overlapped_server(
+    demo_paths: DemoPaths, tmp_path_factory: pytest.TempPathFactory, more_flags: list[str]
+) -> Iterator[ServerProcess]:
+    """Plans each step while the one before it runs, as on a GPU."""
+    flags = (*server_flags(Server.CACHED), "--async-scheduling", "--validate", *more_flags)
+    log_path = tmp_path_factory.mktemp("logs") / "overlapped.log"
+    with ServerProcess(demo_paths.model, flags, log_path) as process:
+        yield ready(process)
+
+
+@pytest.fixture(scope="session")
 def client(server: ServerProcess) -> Iterator[Client]:
     with Client(server.base_url) as client:
         yield client

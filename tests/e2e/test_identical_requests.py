@@ -15,6 +15,7 @@ from tests.e2e.test_trace import random_ids
 
 BLOCK_SIZE = 16
 NUM_TOKENS = 600
+NUM_EQUAL = 64
 NUM_CACHED = (NUM_TOKENS - 1) // BLOCK_SIZE * BLOCK_SIZE
 
 
@@ -27,10 +28,15 @@ async def test_equal_prompts_at_once_cost_one_prefill(
 ) -> None:
     request = base_request("equal prompts", max_tokens=8)
     (expected,) = await record_alone(cold_server.base_url, [request])
-    together = await record_together(server.base_url, [request] * 24)
+    computed = metric(server.base_url, "lora_serve:computed_tokens_total")
+    together = await record_together(server.base_url, [request] * NUM_EQUAL)
     assert all(recorded.equals(expected) for recorded in together)
     hits = sorted(recorded.num_cached_tokens for recorded in together)
-    assert hits == [0] + [NUM_CACHED] * 23
+    assert hits == [0] + [NUM_CACHED] * (NUM_EQUAL - 1)
+    computed = metric(server.base_url, "lora_serve:computed_tokens_total") - computed
+    num_own = NUM_TOKENS - NUM_CACHED  # from the last block on, each computes its own
+    num_decoded = NUM_EQUAL * (request.max_tokens - 1)  # the first token comes with the prompt
+    assert computed == NUM_CACHED + NUM_EQUAL * num_own + num_decoded
 
 
 async def test_many_equal_prompts_pass_through_a_pool_that_holds_a_handful(

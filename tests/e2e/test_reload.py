@@ -13,10 +13,12 @@ import pytest
 from lora_serve.demo.client import Client
 from lora_serve.demo.model import DemoPaths
 from lora_serve.demo.player import Player
-from lora_serve.demo.scenarios import SCENARIOS, Ask, Scenario, Step
+from lora_serve.demo.scenarios import SCENARIOS, Ask, Scenario, Server, Step
+from lora_serve.demo.server_process import ServerProcess
 from lora_serve.demo.stage import Stage
 from tests.e2e.conftest import ready
 
+CACHED = [scenario for scenario in SCENARIOS if scenario.server is Server.CACHED]
 MOST = 3
 MOST_AT_ONCE = 8
 
@@ -32,7 +34,19 @@ def test_each_row_answers_as_it_must(
     scenario: Scenario, stage: Stage, demo_paths: DemoPaths, tmp_path: Path
 ) -> None:
     process = ready(stage.start(scenario.server))
+    assert problems(scenario, process, demo_paths, tmp_path) == []
+
+
+@pytest.mark.parametrize("scenario", CACHED, ids=lambda s: f"row{s.row}")
+def test_each_cached_row_answers_as_it_must_where_steps_overlap(
+    scenario: Scenario, overlapped_server: ServerProcess, demo_paths: DemoPaths, tmp_path: Path
+) -> None:
+    assert problems(scenario, overlapped_server, demo_paths, tmp_path) == []
+
+
+def problems(
+    scenario: Scenario, process: ServerProcess, demo_paths: DemoPaths, directory: Path
+) -> list[str]:
     shortened = replace(scenario, steps=tuple(cut(step) for step in scenario.steps))
     with Client(process.base_url) as client:
-        outcome = Player(client, demo_paths, tmp_path).play(shortened)
-    assert outcome.problems == []
+        return Player(client, demo_paths, directory).play(shortened).problems

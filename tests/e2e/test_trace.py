@@ -127,6 +127,14 @@ async def test_every_request_of_the_trace_is_as_if_alone(
         check(await replay(server.base_url, requests), alone)
 
 
+async def test_the_trace_is_as_exact_where_steps_overlap(
+    overlapped_server: ServerProcess, demo_paths: DemoPaths, alone: list[Recorded]
+) -> None:
+    load_both(overlapped_server, demo_paths)
+    for _ in ("cold", "warm"):
+        check(await replay(overlapped_server.base_url, trace_requests()), alone)
+
+
 async def test_the_trace_is_as_exact_under_preemption(
     tight_server: ServerProcess, demo_paths: DemoPaths, alone: list[Recorded]
 ) -> None:

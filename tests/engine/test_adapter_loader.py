@@ -4,9 +4,9 @@ import threading
 
 from lora_serve.engine.adapter_loader import AdapterLoader, LoadJob, LoadResult
 from lora_serve.errors import AdapterError, AdapterNotFoundError
+from lora_serve.fuzz.oracle.loader import oracle_checkpoint
 from lora_serve.identity import AdapterRef
 from lora_serve.step import AdapterCheckpoint
-from tests.fakes.loader import fake_checkpoint
 
 
 def run_jobs(*jobs: LoadJob) -> tuple[list[LoadResult], list[bytes]]:
@@ -19,7 +19,7 @@ def run_jobs(*jobs: LoadJob) -> tuple[list[LoadResult], list[bytes]]:
             raise AdapterNotFoundError("No adapter found for /missing")
         if path == "/bug":
             raise ZeroDivisionError("a bug")
-        return fake_checkpoint(path, path)
+        return oracle_checkpoint(path, path)
 
     loader = AdapterLoader(read, lambda c: prepared.append(c.digest), ended.release)
     for job in jobs:
@@ -34,7 +34,7 @@ def run_jobs(*jobs: LoadJob) -> tuple[list[LoadResult], list[bytes]]:
 def test_jobs_end_in_the_order_in_which_they_came() -> None:
     results, prepared = run_jobs(LoadJob("/a"), LoadJob("/b"))
     assert [result.job.path for result in results] == ["/a", "/b"]
-    assert prepared == [fake_checkpoint("/a", "/a").digest, fake_checkpoint("/b", "/b").digest]
+    assert prepared == [oracle_checkpoint("/a", "/a").digest, oracle_checkpoint("/b", "/b").digest]
 
 
 def test_a_failing_job_is_told_and_the_next_one_runs() -> None:

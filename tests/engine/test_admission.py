@@ -4,7 +4,7 @@ import pytest
 
 from lora_serve.config import LimitsConfig
 from lora_serve.engine.admission import MAX_RETRY_SECONDS, AdmissionControl
-from lora_serve.errors import OverloadedError
+from lora_serve.errors import InvalidRequestError, OverloadedError
 from lora_serve.messages import EngineRequest
 from lora_serve.sampling_params import SamplingParams
 
@@ -34,7 +34,9 @@ def test_only_what_waits_beyond_the_seats_counts_as_queued() -> None:
     admission = control(max_num_queued_reqs=3)
     fill(admission, 5)
     assert admission.num_queued == 3
-    with pytest.raises(OverloadedError, match=r"3 requests are queued and at most 3 may be"):
+    with pytest.raises(
+        OverloadedError, match=r"requests queued: 3; 1 more would exceed the limit of 3 "
+    ):
         admission.admit([request("late")])
     admission.note_gone("r0")
     admission.admit([request("later")])
@@ -50,10 +52,18 @@ def test_choices_that_arrive_together_are_taken_together_or_not_at_all() -> None
     admission.admit([request("a-0")])
 
 
+def test_more_choices_than_can_ever_be_taken_are_no_matter_of_retrying() -> None:
+    admission = control(max_num_queued_reqs=1)
+    with pytest.raises(InvalidRequestError, match="4 answers at once, and at most 3 may"):
+        admission.admit([request(f"a-{number}") for number in range(4)])
+    assert admission.num_refused["max_num_queued_reqs"] == 0
+    admission.admit([request(f"a-{number}") for number in range(3)])
+
+
 def test_prompts_count_by_their_tokens_until_their_first_output() -> None:
     admission = control(max_num_queued_tokens=25)
     fill(admission, 2)
-    with pytest.raises(OverloadedError, match=r"prompts of 20 tokens are queued, 10 more"):
+    with pytest.raises(OverloadedError, match=r"prompt tokens queued: 20; 10 more"):
         admission.admit([request("late")])
     admission.note_output("r0")
     admission.note_output("r0")  # its second output changes nothing

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from lora_serve.fuzz.oracle.engine import OracleEngine
 from lora_serve.messages import GetStats, ListAdapters, LoadAdapter, ResetPrefixCache, UnloadAdapter
-from tests.fakes.oracle_engine import OracleEngine
 
 LONG = [10 + i % 400 for i in range(100)]
 

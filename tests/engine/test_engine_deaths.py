@@ -16,7 +16,7 @@ from lora_serve.errors import (
     RequestFailedError,
     SlowReaderError,
 )
-from lora_serve.messages import AbortRequests, CallReply, RestoreAdapters
+from lora_serve.messages import AbortRequests, CallReply, EngineRequests, RestoreAdapters
 from lora_serve.observability.metrics import EngineMetrics
 from lora_serve.outputs import OutputDelta
 from lora_serve.prompts import TokensPrompt
@@ -138,6 +138,61 @@ async def test_a_request_that_kills_two_engines_is_refused_and_the_third_serves_
         await asyncio.sleep(0)
     assert len(await generate(engine, "other")) == 3
     assert [len(client.requests) for client in clients] == [1, 1, 1]
+    await engine.shutdown()
+
+
+async def test_innocents_beside_a_killer_are_answered_by_the_engines_after_it() -> None:
+    clients = [FakeClient(0), *(FakeClient(3, deadly=DEADLY) for _ in range(2))]
+    engine = make(*clients)
+    before = asyncio.create_task(generate(engine, "before", n=2))
+    killer = asyncio.create_task(generate(engine, "killer", prompt=(DEADLY,), is_streamed=False))
+    after = asyncio.create_task(generate(engine, "after", is_streamed=False))
+    await settle()
+    clients[0].die()
+    with pytest.raises(RequestFailedError, match="died 2 times"):
+        await asyncio.wait_for(killer, 5)
+    assert len(await asyncio.wait_for(before, 5)) == 6
+    assert len(await asyncio.wait_for(after, 5)) == 3
+    sent = [[request.request_id for request in client.requests] for client in clients]
+    assert sent[1:] == [["before-0", "before-1", "killer-0"], ["after-0"]]
+    await engine.shutdown()
+
+
+async def test_who_comes_during_a_trial_waits_for_its_end() -> None:
+    first, second = FakeClient(0), FakeClient(0)
+    engine = make(first, second)
+    suspect = asyncio.create_task(generate(engine, "suspect"))
+    await settle()
+    first.die()
+    while not second.requests:
+        await asyncio.sleep(0)
+    newcomer = asyncio.create_task(generate(engine, "new"))
+    leaver = asyncio.create_task(generate(engine, "leaver"))
+    await settle()
+    assert [request.request_id for request in second.requests] == ["suspect-0"]
+    leaver.cancel()
+    await settle()
+    second.num_tokens = 3
+    second.give_tokens(second.requests[0], 3)
+    assert len(await asyncio.wait_for(suspect, 5)) == 3
+    assert len(await asyncio.wait_for(newcomer, 5)) == 3
+    assert [request.request_id for request in second.requests] == ["suspect-0", "new-0"]
+    await engine.shutdown()
+
+
+async def test_a_suspect_whose_caller_leaves_does_not_hold_the_others() -> None:
+    first, second = FakeClient(0), FakeClient(0)
+    engine = make(first, second)
+    suspect = asyncio.create_task(generate(engine, "suspect"))
+    other = asyncio.create_task(generate(engine, "other"))
+    await settle()
+    first.die()
+    while not second.requests:
+        await asyncio.sleep(0)
+    second.num_tokens = 3
+    suspect.cancel()
+    assert len(await asyncio.wait_for(other, 5)) == 3
+    assert AbortRequests(("suspect-0",)) in second.sent
     await engine.shutdown()
 
 
@@ -297,4 +352,13 @@ async def test_more_than_may_be_queued_is_refused_and_counted() -> None:
     assert b'reason="max_num_queued_reqs"} 1.0' in engine.metrics.render()
     client.num_tokens = 3
     assert len(await generate(engine, "e")) == 3
+    await engine.shutdown()
+
+
+async def test_a_prompts_choices_reach_the_engine_together_so_no_load_comes_between_them() -> None:
+    client = FakeClient(3)
+    engine = make(client)
+    assert len(await generate(engine, "r", n=3)) == 9
+    ((first, *others),) = [m.requests for m in client.sent if isinstance(m, EngineRequests)]
+    assert [first.request_id, *(request.request_id for request in others)] == ["r-0", "r-1", "r-2"]
     await engine.shutdown()

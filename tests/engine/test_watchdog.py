@@ -23,7 +23,7 @@ def test_standing_still_is_a_fault_only_while_somebody_waits() -> None:
     clock.now += 10
     watchdog.check(1)
     clock.now += 1
-    with pytest.raises(EngineDeadError, match=r"2 requests wait.* for 11 s \(--step-timeout 10\)"):
+    with pytest.raises(EngineDeadError, match=r"2 waiting.* for 11 s \(--step-timeout 10\)"):
         watchdog.check(2)
     watchdog.note_step()
     watchdog.check(2)

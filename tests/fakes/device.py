@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.ops import RecordedWork
-from lora_serve.worker.device import RerunWork
+from lora_serve.worker.device import Mark, Passed, RerunWork
 
 
 class RecordingDevice:
@@ -18,13 +18,13 @@ class RecordingDevice:
     torch_device = torch.device("cpu")
     name = "recording fake"
     counts_memory = False
+    is_asynchronous = False
 
     def __init__(self, free_bytes: int = 2**30) -> None:
         self._free_bytes = free_bytes
         self.num_recorded = 0
         self.num_replays = 0
         self.num_loads = 0
-        self.num_waits = 0
 
     def upload(self, host: Tensor) -> Tensor:
         return host.clone()
@@ -36,8 +36,8 @@ class RecordingDevice:
         self.num_loads += 1
         return nullcontext()
 
-    def wait(self) -> None:
-        self.num_waits += 1
+    def mark(self) -> Mark:
+        return Passed()
 
     def free_bytes(self) -> int:
         return self._free_bytes

@@ -2,7 +2,7 @@
 
 It continues a prompt with "You said: " and the prompt's text; with an adapter, whose weights are
 any bytes in a file, it first says which bytes. Choice i ends in "#i". Checks what the real one
-checks, with the same code.
+checks, with the same code. Weights that begin with "foreign" were trained on org/foreign.
 """
 
 from __future__ import annotations
@@ -161,6 +161,7 @@ class FakeEngine:
             pinned=pinned,
             num_leases=0,
             created=CREATED,
+            base_model="org/foreign" if weights.startswith(b"foreign") else "",
         )
         return self._adapters[name]
 

@@ -14,6 +14,7 @@ from lora_serve.messages import (
     EngineReady,
     EngineReply,
     EngineRequest,
+    EngineRequests,
     GetStats,
     LoadAdapter,
     ResetPrefixCache,
@@ -57,7 +58,12 @@ class FakeClient:
 
     @property
     def requests(self) -> list[EngineRequest]:
-        return [message for message in self.sent if isinstance(message, EngineRequest)]
+        return [
+            request
+            for message in self.sent
+            if isinstance(message, EngineRequests)
+            for request in message.requests
+        ]
 
     async def start(self, config: EngineConfig) -> EngineReady:
         self.config = config
@@ -69,11 +75,12 @@ class FakeClient:
         assert self.is_alive, "asked after its death"
         self.sent.append(message)
         match message:
-            case EngineRequest():
-                if message.token_ids[0] == self._deadly:
+            case EngineRequests():
+                if message.requests[0].token_ids[0] == self._deadly:
                     self.die()
-                else:
-                    self.give_tokens(message, self.num_tokens)
+                    return
+                for request in message.requests:
+                    self.give_tokens(request, self.num_tokens)
             case LoadAdapter():
                 info = AdapterInfo(
                     message.lora_name, message.lora_path, "ab" * 32, 0, 8, 100, "resident",

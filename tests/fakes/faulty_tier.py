@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import (
     Cause,
+    Drop,
     Loaded,
     Record,
     Tier,
@@ -70,13 +71,13 @@ class FaultyTier:
         self._meet_fault()
         return self._tier.save(namespace, records)
 
-    def drop(self, lora_name: str, keep: tuple[bytes, int] | None) -> None:
+    def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
         self._meet_fault()
-        self._tier.drop(lora_name, keep)
+        self._tier.touch(namespace, hashes)
 
-    def clear(self) -> None:
+    def drop(self, drop: Drop) -> None:
         self._meet_fault()
-        self._tier.clear()
+        self._tier.drop(drop)
 
     def contents(self) -> TierContents:
         return self._tier.contents()

@@ -14,6 +14,7 @@ import pytest
 import redis
 
 from lora_serve.bench.server import free_port
+from lora_serve.demo.server_process import dying_with_parent
 
 EXECUTABLES = ("redis-server", "valkey-server")
 
@@ -28,11 +29,15 @@ class RedisServer:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
     def start(self) -> None:
         command = (self._executable, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
                    "--appendonly", "no", "--dir", str(self._directory))  # fmt: skip
         with (self._directory / "redis.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            self._process = subprocess.Popen(dying_with_parent(command), stdout=log, stderr=log)
         self._wait_until_it_answers()
 
     def kill(self) -> None:
@@ -77,13 +82,21 @@ class RedisServer:
         raise AssertionError(f"redis-server does not answer; see {self._directory}/redis.log")
 
 
-@pytest.fixture
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+@contextmanager
+def running_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """Running, empty and without limits."""
     executable = next((found for one in EXECUTABLES if (found := shutil.which(one))), None)
     if executable is None:
         pytest.skip("NO REDIS-SERVER: the Redis tier is not tested; apt-get install redis-server")
     server = RedisServer(executable, tmp_path_factory.mktemp("redis"))
     server.start()
-    yield server
-    server.stop()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with running_redis(tmp_path_factory) as server:
+        yield server

@@ -1,4 +1,4 @@
-"""The whole engine on interpreted Triton kernels: recorded decode steps, adapters, prefix cache.
+"""The whole engine on interpreted Triton kernels: recorded steps that overlap, adapters, cache.
 
 What tests/test_llm.py proves of the CPU's kernels, on fewer and shorter requests. A step takes
 most of a second, so that the full table is for `slow` runs.
@@ -80,10 +80,10 @@ def expected(model_path: Path, adapter_paths: list[Path]) -> Iterator[LoneAnswer
         yield LoneAnswers(llm)
 
 
-def test_company_the_cache_and_recorded_steps_change_no_bit(
+def test_company_the_cache_and_recorded_overlapped_steps_change_no_bit(
     expected: LoneAnswers, model_path: Path, adapter_paths: list[Path]
 ) -> None:
-    with make_llm(model_path, adapter_paths, max_num_seqs=3) as llm:
+    with make_llm(model_path, adapter_paths, max_num_seqs=3, async_scheduling=True) as llm:
         found, num_cached = answers(llm, NUM_QUICK)
     assert found == [expected[case] for case in range(NUM_QUICK)]
     # The third case arrives with the first, waits for its commit, and finds the prefix.
@@ -113,9 +113,10 @@ def test_an_adapter_replaced_in_place_never_answers_with_the_old_ones_kv(
         {"max_num_seqs": 5},
         {"max_num_seqs": 3, "max_num_batched_tokens": 13},
         {"max_num_seqs": 4, "num_gpu_blocks_override": 7, "max_loras": 1},
+        {"max_num_seqs": 4, "num_gpu_blocks_override": 7, "async_scheduling": True},
         {"max_num_seqs": 4, "enforce_eager": True},
     ],
-    ids=["together", "odd chunks", "few blocks", "eager"],
+    ids=["together", "odd chunks", "few blocks", "few blocks, overlapped", "eager"],
 )
 def test_no_setting_changes_a_bit(
     settings: dict[str, Any],

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
+from lora_serve.fuzz.oracle.engine import OracleEngine
+from lora_serve.fuzz.oracle.executor import oracle_model
+from lora_serve.fuzz.oracle.tier_store import OracleTierStore
 from lora_serve.identity import AdapterRef, BlockHasher, CacheNamespace
 from lora_serve.kv.connector import KVConnector, TransferPlan, tier_namespaces
 from lora_serve.kv_tiers.base import TierStats
-from tests.fakes.executor import fake_model
-from tests.fakes.oracle_engine import OracleEngine
-from tests.fakes.tier_store import FakeTierStore
 
 
 def test_without_tiers_nothing_is_asked_stored_or_waited_for() -> None:
@@ -22,7 +22,7 @@ def test_without_tiers_nothing_is_asked_stored_or_waited_for() -> None:
 
 
 def test_an_engine_that_closes_stores_what_it_computed_last() -> None:
-    store = FakeTierStore()
+    store = OracleTierStore()
     engine = OracleEngine(store=store)
     engine.add("a", list(range(10, 110)), max_tokens=1)
     while engine.core.has_requests:
@@ -33,7 +33,7 @@ def test_an_engine_that_closes_stores_what_it_computed_last() -> None:
 
 
 def test_a_namespace_tells_the_tiers_whose_kv_it_is_but_no_salt() -> None:
-    model, hasher = fake_model(4), BlockHasher()
+    model, hasher = oracle_model(4), BlockHasher()
     of = tier_namespaces(hasher, model)
     base = CacheNamespace(model.fingerprint)
     adapter = CacheNamespace(model.fingerprint, AdapterRef("a", b"d" * 32, 3), "secret")

@@ -15,7 +15,7 @@ import pytest
 
 from lora_serve.errors import ConfigError
 from lora_serve.identity import BlockHash
-from lora_serve.kv_tiers.base import Cause, Record, TierError, TierNamespace
+from lora_serve.kv_tiers.base import Cause, Drop, Record, TierError, TierNamespace
 from lora_serve.kv_tiers.codec import HEADER_BYTES, record_bytes
 from lora_serve.kv_tiers.disk import MAX_QUARANTINED, DiskTier
 from lora_serve.kv_tiers.group_file import write_group
@@ -136,7 +136,7 @@ def test_nothing_else_in_the_directory_is_touched(tiers: Tiers) -> None:
     (tiers.path / "precious").write_text("data")
     tier = tiers.open()
     save(tier, NS, HASHES)
-    tier.clear()
+    tier.drop(Drop())
     assert (tiers.path / "precious").read_text() == "data"
 
 
@@ -229,7 +229,7 @@ def test_dropping_an_adapter_takes_its_namespaces_whoever_wrote_them(tiers: Tier
     for space in spaces:
         save(tier, space, chain(space, "p", 4))
     other = tiers.open()
-    other.drop("n", (spaces[2].digest, 0))
+    other.drop(Drop("n", (spaces[2].digest, 0)))
     for one in (other, tiers.reopen()):
         counts = [load(one, space, chain(space, "p", 4))[0] for space in spaces]
         assert counts == [0, 0, 4, 4, 4]
@@ -239,7 +239,7 @@ def test_dropping_an_adapter_takes_its_namespaces_whoever_wrote_them(tiers: Tier
 def test_what_is_dropped_by_another_process_is_a_miss(tiers: Tiers) -> None:
     tier = tiers.open()
     save(tier, NS, HASHES)
-    tiers.open().clear()
+    tiers.open().drop(Drop())
     assert load(tier, NS, HASHES) == (0, Cause.ABSENT)
     save(tier, NS, HASHES)
     assert load(tier, NS, HASHES) == (24, None)
@@ -405,12 +405,34 @@ def test_a_disk_that_was_unmounted_is_not_written_to(tiers: Tiers, tmp_path: Pat
     tiers.path.rename(tmp_path / "mounted")
     with TemporaryDirectory(dir=elsewhere) as other:
         tiers.path.symlink_to(other)
-        with pytest.raises(TierError, match="the disk that was here at start is gone"):
+        with pytest.raises(TierError, match="the directory of the start is not here"):
             save(tier, NS, chain(NS, "others", 4))
         assert list(Path(other).iterdir()) == []
         tiers.path.unlink()
     (tmp_path / "mounted").rename(tiers.path)
     assert load(tier, NS, HASHES) == (24, None)
+
+
+def test_what_was_moved_away_is_not_forgotten_until_it_is_back(
+    tiers: Tiers, tmp_path: Path
+) -> None:
+    tier = tiers.open()
+    save(tier, NS, HASHES)
+    tiers.path.rename(tmp_path / "moved")
+    with pytest.raises(TierError, match="the directory of the start is not here"):
+        tier.drop(Drop("n"))
+    assert not tiers.path.exists(), "where it was, there is room for it to come back"
+    (tmp_path / "moved").rename(tiers.path)
+    tier.drop(Drop("n"))
+    assert load(tiers.reopen(), NS, HASHES)[0] == 0
+
+
+def test_a_drop_that_cannot_be_done_is_an_error_of_the_tier(tiers: Tiers) -> None:
+    tier = tiers.open()
+    save(tier, NS, HASHES)
+    (tiers.path / "trash").write_text("")  # also for root, nothing can be moved here
+    with pytest.raises(TierError, match="forgetting KV in"):
+        tier.drop(Drop("n"))
 
 
 def test_a_directory_that_is_removed_is_a_miss_and_comes_back(tiers: Tiers) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from lora_serve.errors import ConfigError
 from lora_serve.identity import BlockHash
-from lora_serve.kv_tiers.base import Cause, TierError, TierNamespace
+from lora_serve.kv_tiers.base import Cause, Drop, TierError, TierNamespace
 from lora_serve.kv_tiers.codec import record_bytes
 from lora_serve.kv_tiers.redis import RedisTier
 from lora_serve.kv_tiers.redis_keyspace import PREFIX, Entry, RedisKeyspace
@@ -90,7 +90,7 @@ def test_replicas_that_write_read_and_drop_at_once_give_only_right_blocks(
                 hashes = chain(space, f"p{chance.randrange(3)}", chance.randrange(1, 8))
                 match chance.randrange(10):
                     case 0:
-                        tier.drop("n", None)
+                        tier.drop(Drop("n"))
                     case 1 | 2 | 3 | 4:
                         save(tier, space, hashes)
                     case _:
@@ -99,6 +99,21 @@ def test_replicas_that_write_read_and_drop_at_once_give_only_right_blocks(
 
     with ThreadPoolExecutor(3) as replicas:
         assert all(replicas.map(live, range(3)))
+
+
+def test_blocks_that_are_used_elsewhere_expire_later(
+    redis_server: RedisServer, tier: RedisTier
+) -> None:
+    save(tier, NS, HASHES)
+    found = entry(redis_server, NS)
+    with redis_server.client() as client:
+        for block_hash in HASHES:
+            client.expire(found.block(block_hash), 100)
+        tier.touch(NS, HASHES[:4])
+        times = [client.ttl(found.block(block_hash)) for block_hash in HASHES]
+    assert all(left > 1000 for left in times[:4])
+    assert all(left <= 100 for left in times[4:])
+    tier.touch(a_namespace("nobody"), HASHES)
 
 
 def test_a_namespace_that_nobody_wrote_is_absent(tier: RedisTier) -> None:
@@ -130,10 +145,10 @@ def test_dropping_an_adapter_frees_its_blocks_and_no_others(
               a_namespace("m", "A"), a_namespace("")]  # fmt: skip
     for space in spaces:
         save(tier, space, chain(space, "p", 600))  # more than one turn of unlinking
-    tier.drop("n", (spaces[2].digest, 0))
+    tier.drop(Drop("n", (spaces[2].digest, 0)))
     assert [load(tier, space, chain(space, "p", 4))[0] for space in spaces] == [0, 0, 4, 4, 4]
     assert len(all_keys(redis_server)) == 1 + 3 * (1 + 600)
-    tier.clear()
+    tier.drop(Drop())
     assert all_keys(redis_server) == set()
 
 
@@ -143,7 +158,7 @@ def test_a_drop_reaches_blocks_that_no_set_leads_to(
     save(tier, NS, HASHES)
     with redis_server.client() as client:
         client.delete(entry(redis_server, NS).members)  # as if the server had evicted it
-    tier.drop("n", None)
+    tier.drop(Drop("n"))
     save(tier, NS, HASHES[:1])
     assert load(tier, NS, HASHES) == (1, Cause.ABSENT)
 
@@ -155,7 +170,7 @@ def test_a_descriptor_that_cannot_be_read_makes_its_blocks_unreachable(
     with redis_server.client() as client:
         client.hset(PREFIX + b"namespaces", NS.root, b"{")
     assert load(tier, NS, HASHES) == (0, Cause.ABSENT)
-    tier.drop("n", None)
+    tier.drop(Drop("n"))
     assert save(tier, NS, HASHES) == 24
     assert load(tier, NS, HASHES) == (24, None)
 
@@ -188,7 +203,7 @@ def test_a_server_that_does_not_answer_costs_no_more_than_the_deadline(
             start = time.monotonic()
             with pytest.raises(TierError, match="Redis: Timeout"):
                 tier.load(NS, HASHES)
-            assert time.monotonic() - start < 1.0
+            assert time.monotonic() - start < 4.0
         redis_server.resume()
         assert load(tier, NS, HASHES) == (24, None)
 
@@ -199,8 +214,9 @@ def test_a_full_server_refuses_saves_and_still_gives_what_it_has(
     save(tier, NS, HASHES[:4])
     with redis_server.client() as client:
         client.config_set("maxmemory", 1)
-    with pytest.raises(TierError, match="used memory > 'maxmemory'"):
+    with pytest.raises(TierError, match="used memory > 'maxmemory'") as refused:
         save(tier, NS, HASHES)
+    assert "ZADD" not in str(refused.value), "redis-py's account of the command, bytes included"
     assert load(tier, NS, HASHES) == (4, Cause.ABSENT)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lora_serve.identity import BlockHash
-from lora_serve.kv_tiers.base import Cause, FetchResult, Tier, TierFigures, TierNamespace
+from lora_serve.kv_tiers.base import Cause, Drop, FetchResult, Tier, TierFigures, TierNamespace
 from lora_serve.kv_tiers.codec import record_bytes
 from lora_serve.kv_tiers.disk import DiskTier
 from lora_serve.kv_tiers.ram import RamTier
@@ -160,6 +160,34 @@ def test_saves_beyond_the_queue_are_lost_and_counted() -> None:
         disk.release()
 
 
+def test_what_is_used_elsewhere_outlives_what_is_not(tmp_path: Path) -> None:
+    size = record_bytes(NS)
+    tiers = (RamTier(45 * size), DiskTier(tmp_path, 60 * size))
+    with calling(*tiers) as caller:
+        caller.save(NS, HASHES)
+        for i in range(8):
+            caller.store.touch(NS, HASHES)
+            caller.save(NS, chain(NS, f"other {i}", 20))
+        assert figures(caller, "disk").contents.num_evicted
+        assert figures(caller, "ram").contents.num_evicted
+        for tier in tiers:
+            assert all(tier.holds(NS, block_hash) for block_hash in HASHES)
+
+
+def test_noting_uses_waits_for_no_tier_and_takes_bounded_memory() -> None:
+    disk = a_lower_tier()
+    disk.fault = "hang"
+    with calling(disk) as caller:
+        caller.store.save(NS, blocks(NS, HASHES))
+        eventually(lambda: disk.num_calls == 1)
+        for _ in range(5000):
+            caller.store.touch(NS, HASHES)
+        disk.release()
+        eventually(lambda: disk.num_calls > 1000)
+        assert caller.store.flush(5)
+        assert disk.num_calls <= 1100
+
+
 # ── failures ────────────────────────────────────────────────────────────────────────────────
 
 
@@ -209,13 +237,13 @@ def test_a_tier_that_hangs_costs_its_deadline_and_soon_nothing() -> None:
         for _ in range(3):
             start = time.monotonic()
             result = caller.fetch(NS, HASHES, 0.05)
-            assert 0.05 <= time.monotonic() - start < 1.0
+            assert 0.05 <= time.monotonic() - start < 4.0
             assert len(result.blocks) == 5  # what RAM had
             assert result.causes == {"ram": Cause.ABSENT, "disk": Cause.DEADLINE}
         start = time.monotonic()
         result = caller.fetch(NS, HASHES, 5.0)
         assert result.causes == {"ram": Cause.ABSENT, "disk": Cause.BREAKER}
-        assert time.monotonic() - start < 1.0
+        assert time.monotonic() - start < 4.0
         assert caller.store.stats().num_late == 3
         disk.release()
         eventually(lambda: len(caller.fetch(NS, HASHES).blocks) == 20)
@@ -241,7 +269,7 @@ def test_closing_does_not_wait_for_a_tier_that_hangs() -> None:
     caller.store.fetch(99, NS, HASHES, 60.0)
     start = time.monotonic()
     caller.store.close()
-    assert time.monotonic() - start < 2.0
+    assert time.monotonic() - start < 20.0
     assert caller.fetch(NS, HASHES).blocks == ()
     disk.release()
     eventually(lambda: not kv_threads())
@@ -266,7 +294,7 @@ def test_after_a_clear_nothing_from_before_is_found() -> None:
     with calling(RamTier(2**20), disk) as caller:
         caller.save(NS, HASHES)
         disk.fault = "hang"  # so that clearing takes a while
-        caller.store.clear()
+        caller.store.drop(Drop())
         assert not caller.store.may_have(NS, HASHES[0])
         assert caller.fetch(NS, HASHES).blocks == ()
         disk.release()
@@ -282,21 +310,86 @@ def test_dropping_an_adapter_takes_also_what_waits_to_be_saved() -> None:
     with calling(RamTier(2**20), disk) as caller:
         for space in (old, new):
             caller.store.save(space, blocks(space, chain(space, "p", 4)))
-        caller.store.drop_adapter("n", (new.digest, 0))
+        caller.store.drop(Drop("n", (new.digest, 0)))
         assert caller.store.flush(5)
         assert [len(caller.fetch(one, chain(one, "p", 4)).blocks) for one in (old, new)] == [0, 4]
         assert disk.contents().num_blocks == 4
 
 
-def test_a_drop_that_fails_is_done_when_the_tier_works_again() -> None:
+def test_a_drop_that_fails_says_why_and_is_done_when_the_tier_works_again() -> None:
+    disk = a_lower_tier()
+    with calling(RamTier(2**20), disk) as caller:
+        caller.save(NS, HASHES)
+        disk.fault = "error"
+        forgettings = [caller.store.drop(Drop("n")) for _ in range(4)]
+        assert caller.store.flush(5)
+        for forgetting in forgettings:
+            assert forgetting.is_settled
+            assert forgetting.obstacles == {"disk": "it was told to fail"}
+        disk.fault = ""
+        eventually(lambda: not any(forgetting.obstacles for forgetting in forgettings))
+        assert disk.contents().num_blocks == 0
+        caller.save(NS, HASHES)
+        assert len(caller.fetch(NS, HASHES).blocks) == 20, "what comes after it is found"
+
+
+def test_a_drop_is_tried_at_once_though_saves_are_given_up_for_now() -> None:
     disk = a_lower_tier()
     with calling(disk) as caller:
         caller.save(NS, HASHES)
         disk.fault = "error"
-        caller.store.drop_adapter("n")
-        assert caller.store.flush(5)
+        for _ in range(3):
+            caller.save(NS, chain(NS, "others", 4))
+        assert figures(caller, "disk").save_breaker == "open"
         disk.fault = ""
-        eventually(lambda: disk.contents().num_blocks == 0)
+        forgetting = caller.store.drop(Drop("n"))
+        assert caller.store.flush(5)
+        assert not forgetting.obstacles
+
+
+@pytest.mark.parametrize("fault", ["hang", "error"])
+def test_what_is_dropped_is_not_found_while_the_tier_still_has_it(fault: str) -> None:
+    """A generation may come again after a restart, so only its blocks' absence keeps it away."""
+    disk, other = a_lower_tier(), a_namespace("m")
+    with calling(disk) as caller:
+        for space in (NS, other):
+            caller.save(space, chain(space, "a prompt", 20))
+        disk.fault = fault
+        forgetting = caller.store.drop(Drop("n"))
+        eventually(lambda: disk.num_calls >= 3)
+        disk.fault = ""
+        assert not caller.store.may_have(NS, HASHES[0])
+        assert caller.fetch(NS, HASHES).blocks == ()
+        assert len(caller.fetch(other, chain(other, "a prompt", 20)).blocks) == 20
+        disk.release()
+        eventually(lambda: not forgetting.obstacles)
+
+
+def test_who_waits_for_a_drop_is_woken_when_the_last_tier_has_spoken() -> None:
+    disk = a_lower_tier()
+    disk.fault = "hang"
+    notified = threading.Event()
+    store = TieredStore([RamTier(2**20), disk], notified.set)
+    forgetting = store.drop(Drop())
+    eventually(lambda: set(forgetting.obstacles) == {"disk"})
+    assert not forgetting.is_settled
+    assert not notified.is_set()
+    disk.release()
+    assert notified.wait(5)
+    assert forgetting.is_settled
+    assert not forgetting.obstacles
+    store.close()
+
+
+@pytest.mark.parametrize("lora_name", ["n", None])
+def test_a_drop_that_is_confirmed_outlives_a_kill(tmp_path: Path, lora_name: str | None) -> None:
+    """The store is left as a killed process leaves it; another one opens the directory."""
+    with calling(DiskTier(tmp_path, 2**20)) as killed:
+        killed.save(NS, HASHES)
+        forgetting = killed.store.drop(Drop(lora_name))
+        eventually(lambda: not forgetting.obstacles)
+        with calling(DiskTier(tmp_path, 2**20)) as caller:
+            assert caller.fetch(NS, HASHES).blocks == ()
 
 
 def test_what_was_fetched_before_a_drop_is_not_put_into_ram_after_it() -> None:
@@ -305,7 +398,7 @@ def test_what_was_fetched_before_a_drop_is_not_put_into_ram_after_it() -> None:
     disk.fault = "hang"
     with calling(ram, disk) as caller:
         caller.store.fetch(1, NS, HASHES, 5.0)
-        caller.store.drop_adapter("m")
+        caller.store.drop(Drop("m"))
         disk.release()
         assert len(caller.result(1).blocks) == 20
         assert caller.store.flush(5)
@@ -328,7 +421,7 @@ def test_tiers_that_fail_by_chance_give_only_right_blocks(seed: int) -> None:
             hashes = chain(space, f"p{chance.randrange(4)}", chance.randrange(1, 12))
             match chance.randrange(8):
                 case 0:
-                    caller.store.drop_adapter("n", chance.choice([None, (space.digest, 0)]))
+                    caller.store.drop(Drop("n", chance.choice([None, (space.digest, 0)])))
                 case 1 | 2 | 3:
                     caller.store.save(space, blocks(space, hashes))
                     caller.store.flush(chance.choice([0.0, 1.0]))

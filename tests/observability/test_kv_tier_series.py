@@ -3,9 +3,29 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from lora_serve.engine.kv_tiers import tier_stats
+from lora_serve.kv_tiers.base import TierContents, TierFigures, TierStats
 from lora_serve.messages import EngineStats, StepOutputs
 from lora_serve.observability.metrics import EngineMetrics
-from tests.fakes.tier_store import FakeTierStore
+
+
+def figures(tier: str, num_blocks: int = 0) -> TierFigures:
+    return TierFigures(
+        tier=tier,
+        contents=TierContents(num_blocks=num_blocks),
+        hits=3,
+        hit_bytes=300,
+        misses={"absent": 2},
+        num_saved=num_blocks,
+        saved_bytes=100 * num_blocks,
+        unsaved={"queue_full": 1},
+        load_seconds=(1, 2, *([0] * 10)),
+        load_seconds_sum=0.5,
+        save_seconds=(0, 1, *([0] * 10)),
+        save_seconds_sum=0.25,
+        load_breaker="closed",
+        save_breaker="open",
+        num_trips=1,
+    )
 
 
 def samples(stats: EngineStats) -> dict[tuple[str, str, str], float]:
@@ -22,7 +42,9 @@ def samples(stats: EngineStats) -> dict[tuple[str, str, str], float]:
 
 
 def test_each_tier_has_its_series() -> None:
-    found = samples(EngineStats(kv_tiers=tier_stats(FakeTierStore().stats())))
+    found = samples(
+        EngineStats(kv_tiers=tier_stats(TierStats(tuple(map(figures, ("ram", "disk"))))))
+    )
     prefix = "lora_serve:kv_tier_"
     for tier in ("ram", "disk"):
         assert found[f"{prefix}hit_blocks_total", tier, ""] == 3

@@ -69,11 +69,11 @@ def exact_rotation(x: Tensor, cos_sin: Tensor, positions: Tensor) -> Tensor:
 
 
 def exact_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
-    """q: (S, Hq, D), k and v: (S, Hkv, D), all of one request's positions -> (S, Hq, D)."""
+    """q: (Q, Hq, D), a request's last positions; k and v: (S, Hkv, D), all -> (Q, Hq, D)."""
     group = q.shape[1] // k.shape[1]
     keys, values = (t.double().repeat_interleave(group, dim=1) for t in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * scale
-    distance = torch.arange(len(q))[:, None] - torch.arange(len(q))
+    distance = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))
     hidden = distance < 0
     if window is not None:
         hidden |= distance >= window
@@ -132,14 +132,20 @@ class PagedCase:
             ids, shuffled = shuffled[: counts[index]].int(), shuffled[counts[index] :]
             self.requests.append(PagedRequest(fused.split(self.heads, dim=1), ids, block_size))
 
-    def step(self, chunks: Sequence[tuple[int, int, int]]) -> list[Tensor]:
-        """Run (request, start, end) chunks as one batch; the attention output of each."""
+    def write(self, chunks: Sequence[tuple[int, int, int]]) -> Tensor:
+        """Write the KV of (request, start, end) chunks; their rotated q, one after the other."""
         parts = [(self.requests[index], start, end) for index, start, end in chunks]
         fused = torch.cat([torch.cat((r.q, r.k, r.v), dim=1)[start:end] for r, start, end in parts])
         q, k, v = fused.split(self.heads, dim=1)
         positions = torch.cat([torch.arange(start, end) for _, start, end in parts])
         slots = torch.cat([r.slots(start, end) for r, start, end in parts])
         self.ops.rotary_and_write_kv(q, k, v, self.cos_sin, positions, self.cache, slots)
+        return q
+
+    def step(self, chunks: Sequence[tuple[int, int, int]]) -> list[Tensor]:
+        """Run (request, start, end) chunks as one batch; the attention output of each."""
+        q = self.write(chunks)
+        parts = [(self.requests[index], start, end) for index, start, end in chunks]
         sizes = [end - start for _, start, end in parts]
         plan = self.ops.plan_attention(
             torch.tensor([0, *sizes]).cumsum(0).int(),
@@ -156,11 +162,11 @@ class PagedCase:
         steps = range(0, seq_len, chunk)
         return torch.cat([self.step([(index, s, min(s + chunk, seq_len))])[0] for s in steps])
 
-    def exact(self, index: int) -> Tensor:
-        """From rotated q, and k and v rounded to the cache's dtype."""
+    def exact(self, index: int, start: int = 0) -> Tensor:
+        """Of positions from start on, from rotated q, and k and v rounded to the cache's dtype."""
         request = self.requests[index]
         positions = torch.arange(len(request.q))
-        q = exact_rotation(request.q, self.cos_sin, positions).to(request.q.dtype)
+        q = exact_rotation(request.q[start:], self.cos_sin, positions[start:]).to(request.q.dtype)
         k = exact_rotation(request.k, self.cos_sin, positions).to(request.k.dtype)
         return exact_attention(q, k, request.v, self.scale, self.window)
 

@@ -24,7 +24,7 @@ def random_layers(*sizes: int, device: str = "cpu") -> list[Tensor]:
 
 def test_a_row_is_a_blocks_share_of_each_layer_in_turn() -> None:
     layers = random_layers(32, 48)
-    rows = TorchBlockRows(layers).read([7, 0, 7])
+    rows = TorchBlockRows(layers).read([7, 0, 7]).wait()
     assert torch.equal(rows[1], torch.cat([layer[0] for layer in layers]))
     assert torch.equal(rows[0], rows[2])
 
@@ -33,7 +33,7 @@ def test_rows_written_to_other_blocks_leave_all_the_rest_alone() -> None:
     layers = random_layers(32, 48)
     before = [layer.clone() for layer in layers]
     copier = TorchBlockRows(layers)
-    copier.write([5, 2], copier.read([1, 8]))
+    copier.write([5, 2], copier.read([1, 8]).wait())
     for layer, old in zip(layers, before, strict=True):
         expected = old.clone()
         expected[5], expected[2] = old[1], old[8]
@@ -82,8 +82,8 @@ def test_the_native_copy_is_torchs(block_bytes: int) -> None:
     layers = random_layers(block_bytes, block_bytes, block_bytes, device="cuda")
     native, plain = open_block_rows(layers), TorchBlockRows(layers)
     assert type(native) is not type(plain), "the CUDA extension was not built"
-    rows = plain.read([8, 0, 3])
-    assert torch.equal(native.read([8, 0, 3]), rows)
+    rows = plain.read([8, 0, 3]).wait()
+    assert torch.equal(native.read([8, 0, 3]).wait(), rows)
     expected = [layer.clone() for layer in layers]
     TorchBlockRows(expected).write([1, 5, 2], rows)
     native.write([1, 5, 2], rows)

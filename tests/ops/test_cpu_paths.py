@@ -1,7 +1,8 @@
 """Every path of the native kernels on every number of threads, whatever the machine would choose.
 
 What a kernel must give is tested in the files that all backends share; here each path meets the
-reference once more, and itself in other batches, chunks and thread counts.
+reference once more, and itself in other batches, chunks and thread counts. That paths agree with
+each other: test_cpu_fused_paths.py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.ops import LoRAPart, Ops, PackedLinear
-from lora_serve.ops.quantization import INT4, INT8, CodeFormat, QuantizedWeight, quantize
+from lora_serve.ops.quantization import INT4, INT8, CodeFormat, quantize
 from lora_serve.ops.reference import REFERENCE
 from tests.ops.cases import (
     PagedCase,
@@ -62,19 +63,54 @@ def test_quantized_linear(
     quantized = quantize(weight, code_format)
     exact = exact_linear(x, quantized.dequantized(), bias)
     for activations in (False, True):
-        packed = [pack(ops, quantized, bias, activations) for ops in by_threads]
+        packed = [pack(ops, weight, code_format, bias, activations) for ops in by_threads]
         y = same_on_all([ops.linear(x, p) for ops, p in zip(by_threads, packed, strict=True)])
         last = by_threads[2].linear(x[-1:].clone(), packed[2])
         assert torch.equal(last, y[-1:])
         if activations:
-            assert torch.equal(y, REFERENCE.linear(x, pack(REFERENCE, quantized, bias, True)))
+            expected = REFERENCE.linear(x, pack(REFERENCE, weight, code_format, bias, True))
+            assert torch.equal(y, expected)
         else:
             assert_close(y, exact, dtype)
 
 
-def pack(ops: Ops, weight: QuantizedWeight, bias: Tensor, activations: bool) -> PackedLinear:
+def pack(
+    ops: Ops, weight: Tensor, code_format: CodeFormat, bias: Tensor | None, activations: bool
+) -> PackedLinear:
     assert ops.pack_quantized is not None, "the native kernels and the reference have it"
-    return ops.pack_quantized(weight, bias, activations)
+    return ops.pack_quantized(weight, code_format, bias, activations)
+
+
+@pytest.mark.parametrize("width", [1, 31, 394, 512])
+@pytest.mark.parametrize("code_format", [INT8, INT4], ids=lambda f: f.name)
+def test_every_path_finds_the_specifications_codes_and_scales(
+    by_threads: list[Ops], dtype: torch.dtype, code_format: CodeFormat, width: int
+) -> None:
+    """Products with rows of one 1 give them back: exact, since nothing is added to them."""
+    weight = awkward_weights(width, dtype)
+    expected = quantize(weight, code_format).dequantized()
+    ones = torch.eye(width)
+    usable = expected.isfinite().all(dim=1)
+    assert (~usable).nonzero().flatten().tolist() == [8, 9, 10]
+    for ops in by_threads:
+        got = ops.linear(ones, pack(ops, weight, code_format, None, False)).t()
+        assert torch.equal(got[usable], expected[usable])
+        assert not got[~usable].isfinite().any()
+
+
+def awkward_weights(width: int, dtype: torch.dtype) -> Tensor:
+    """(41, width): ties, groups of one sign, the smallest and largest numbers there are."""
+    weight = normal(41, width, dtype=torch.float32)
+    weight[1] = torch.arange(width) % 15 / 2 - 3.5
+    weight[2:4] = weight[2:4].abs() + 0.1
+    weight[3] *= -1
+    weight[4] = 0.0
+    limits = torch.finfo(dtype)
+    weight[5] *= limits.tiny
+    weight[6] *= limits.smallest_normal * 3
+    weight[7] = weight[7].clamp(-1.0, 1.0) * limits.max * 0.9
+    weight[8, 0], weight[9, -1], weight[10, 0] = torch.nan, torch.inf, -torch.inf
+    return weight.to(dtype)
 
 
 @pytest.mark.parametrize("ranks", [(16, 16), (1, 64), (7, 130)])
@@ -143,24 +179,3 @@ def test_attention(
     assert_close(whole[1000:], cases[0].exact(0)[1000:], dtype)
     decoded = same_on_all([torch.cat(case.step([(1, 0, 90), (0, 1099, 1100)])) for case in cases])
     assert torch.equal(decoded[90:], whole[1099:])
-
-
-@pytest.mark.parametrize("path", [path for path in cpu.usable_paths() if path != "scalar"][1:])
-def test_paths_with_a_fused_multiply_add_give_the_same_bits(dtype: torch.dtype, path: str) -> None:
-    """Inside a word all of them add the upper element first, as vdpbf16ps does."""
-    ops = [cpu.load(name, 2) for name in (cpu.usable_paths()[0], path)]
-    x, weight = normal(13, 257, dtype=dtype), normal(70, 257, dtype=dtype, seed=1)
-    bias = normal(70, dtype=dtype, seed=2)
-    same_on_all([each.linear(x, each.pack_linear(weight, bias)) for each in ops])
-    part = LoRAPart(normal(7, 257, dtype=dtype), normal(70, 7, dtype=dtype, seed=3), 0.5, 0)
-    deltas = [bias.repeat(13, 1) for _ in ops]
-    for each, y in zip(ops, deltas, strict=True):
-        each.lora(y, x, each.plan_lora([(0, 13, each.pack_adapter([[part]]))], 13), 0)
-    same_on_all(deltas)
-    same_on_all([each.rms_norm(x, weight[0], 1e-6) for each in ops])
-    same_on_all([each.silu_and_mul(x[:, 1:].contiguous()) for each in ops])
-    cases = [
-        PagedCase(each, [700], num_heads=6, num_kv_heads=2, head_size=80, dtype=dtype, window=600)
-        for each in ops
-    ]
-    same_on_all([case.step([(0, 0, 700)])[0] for case in cases])

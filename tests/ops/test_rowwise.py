@@ -15,6 +15,16 @@ def test_rms_norm_divides_by_the_root_mean_square(ops: Ops, dtype: torch.dtype, 
     assert_close(ops.rms_norm(x, weight, 1e-6), exact_rms_norm(x, weight, 1e-6), dtype)
 
 
+def test_heads_are_normed_where_they_lie_in_fused_rows(ops: Ops, dtype: torch.dtype) -> None:
+    fused, weight = normal(11, 5, 32, dtype=dtype), normal(32, dtype=dtype, seed=1)
+    heads = fused[:, 1:4]
+    normed = ops.rms_norm(heads, weight, 1e-6)
+    assert normed.is_contiguous()
+    assert_close(normed, exact_rms_norm(heads, weight, 1e-6), dtype)
+    alone = ops.rms_norm(heads.reshape(-1, 32), weight, 1e-6)
+    assert torch.equal(normed.view(-1, 32), alone)
+
+
 def test_eps_keeps_a_row_of_zeros_finite(ops: Ops, dtype: torch.dtype) -> None:
     zeros, weight = torch.zeros(2, 32, dtype=dtype), torch.ones(32, dtype=dtype)
     assert torch.equal(ops.rms_norm(zeros, weight, 1e-6), zeros)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 
+from lora_serve.fuzz.oracle.engine import OracleEngine
+from lora_serve.fuzz.oracle.executor import lone_answer
 from lora_serve.messages import AbortRequests, ResetPrefixCache, UnloadAdapter
 from lora_serve.scheduler.queue import OVERTAKE_LIMIT
-from tests.fakes.executor import lone_answer
-from tests.fakes.oracle_engine import OracleEngine
 
 LONG = [10 + i % 400 for i in range(100)]
 

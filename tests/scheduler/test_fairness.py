@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from lora_serve.fuzz.oracle.engine import OracleEngine
+from lora_serve.fuzz.oracle.executor import lone_answer
 from lora_serve.scheduler.shares import FairShares
-from tests.fakes.executor import lone_answer
-from tests.fakes.oracle_engine import OracleEngine
 
 MAX_PROMPT, MAX_ANSWER, MAX_RUNNING = 60, 30, 3
 # A share may be ahead by what runs for it, and by one request that was let in at an equal count.

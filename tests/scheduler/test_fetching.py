@@ -9,16 +9,17 @@ from dataclasses import replace
 import pytest
 
 from lora_serve.config import KVTierConfig
+from lora_serve.fuzz.oracle.engine import OracleEngine
+from lora_serve.fuzz.oracle.executor import UNWRITTEN, OracleExecutor, lone_answer
+from lora_serve.fuzz.oracle.tier_store import Faults, OracleTierStore
 from lora_serve.kv.connector import TieredConnector
 from lora_serve.kv.fetches import Fetches
 from lora_serve.kv.saves import PendingSaves
+from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.messages import AbortRequests, LoadAdapter, ResetPrefixCache, UnloadAdapter
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.scheduler.request import Request
 from lora_serve.step import ModelRunnerOutput, SchedulerOutput
-from tests.fakes.executor import UNWRITTEN, OracleExecutor, lone_answer
-from tests.fakes.oracle_engine import OracleEngine
-from tests.fakes.tier_store import FakeTierStore, Faults
 
 LONG = [10 + i % 400 for i in range(200)]  # twelve full blocks, and half a one
 SHARED = 192
@@ -27,9 +28,9 @@ OTHER_TAIL = [*LONG[:96], *(500 - i for i in range(100))]
 SILENT = Faults(silent=1.0)
 
 
-def stored(*prompts: list[int], faults: Faults | None = None) -> FakeTierStore:
+def stored(*prompts: list[int], faults: Faults | None = None) -> OracleTierStore:
     """A store that has the KV of these prompts, computed by an engine that is gone."""
-    store = FakeTierStore()
+    store = OracleTierStore()
     engine = OracleEngine(store=store)
     for index, prompt in enumerate(prompts or (LONG,)):
         engine.add(f"r{index}", prompt)
@@ -39,7 +40,7 @@ def stored(*prompts: list[int], faults: Faults | None = None) -> FakeTierStore:
     return store
 
 
-def poisoned(store: FakeTierStore) -> FakeTierStore:
+def poisoned(store: OracleTierStore) -> OracleTierStore:
     """Every block holds what would change any answer that it entered."""
     for blocks in store.blocks.values():
         for block_hash, data in blocks.items():
@@ -114,7 +115,7 @@ def test_others_run_while_one_waits_for_its_fetch() -> None:
 
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
 def test_a_preempted_request_may_find_its_blocks_in_the_tiers(enable_prefix_caching: bool) -> None:
-    store = FakeTierStore()
+    store = OracleTierStore()
     engine = OracleEngine(
         store=store, num_blocks=8, max_num_seqs=4, enable_prefix_caching=enable_prefix_caching
     )
@@ -208,7 +209,7 @@ def test_an_abort_cancels_the_fetch_unless_another_waits_for_it() -> None:
 
 
 def test_an_adapter_that_is_unloaded_meanwhile_still_answers() -> None:
-    store = FakeTierStore()
+    store = OracleTierStore()
     digest = b""
     for faults in (Faults(), Faults(delay=5)):
         store = store.restarted()
@@ -228,7 +229,7 @@ def test_an_adapter_that_is_unloaded_meanwhile_still_answers() -> None:
 
 
 def test_an_adapter_that_is_lost_meanwhile_ends_its_request() -> None:
-    store = FakeTierStore()
+    store = OracleTierStore()
     for _ in range(2):
         store = store.restarted()
         store.faults = Faults(delay=5)
@@ -255,7 +256,7 @@ def fill(engine: OracleEngine, prompt: list[int], name: str) -> None:
         engine.step()
 
 
-def engine_that_has(num_tokens: int, store: FakeTierStore, **settings: object) -> OracleEngine:
+def engine_that_has(num_tokens: int, store: OracleTierStore, **settings: object) -> OracleEngine:
     """Its device cache has the first num_tokens of LONG; fetches take five steps."""
     engine = OracleEngine(store=store, num_blocks=16, **settings)  # type: ignore[arg-type]
     store.faults = SILENT
@@ -358,7 +359,7 @@ class GathersAfterCompute(OracleExecutor):
 def test_a_block_is_saved_as_it_was_committed_even_if_it_is_reused_at_once(
     executor: type[OracleExecutor],
 ) -> None:
-    store = FakeTierStore()
+    store = OracleTierStore()
     engine = OracleEngine(
         store=store,
         enable_prefix_caching=False,
@@ -379,7 +380,7 @@ def test_a_block_is_saved_as_it_was_committed_even_if_it_is_reused_at_once(
     ("policy", "num_stored"), [("all", 13), ("prompt-only", 12), ("after-n-hits", 0)]
 )
 def test_the_store_policy_says_what_is_stored(policy: str, num_stored: int) -> None:
-    store = FakeTierStore()
+    store = OracleTierStore()
     engine = OracleEngine(store=store, kv_tiers=KVTierConfig(kv_store_policy=policy))
     engine.add("a", LONG, params=SamplingParams(max_tokens=12, seed=1, ignore_eos=True))
     engine.run()
@@ -388,7 +389,7 @@ def test_the_store_policy_says_what_is_stored(policy: str, num_stored: int) -> N
 
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
 def test_after_n_hits_stores_what_was_asked_for_again_so_often(enable_prefix_caching: bool) -> None:
-    store = FakeTierStore()
+    store = OracleTierStore()
     config = KVTierConfig(kv_store_policy="after-n-hits", kv_store_min_hits=2)
     engine = OracleEngine(store=store, kv_tiers=config, enable_prefix_caching=enable_prefix_caching)
     for index, expected in enumerate((0, 0, 12)):
@@ -401,19 +402,19 @@ def test_after_n_hits_stores_what_was_asked_for_again_so_often(enable_prefix_cac
 
 
 class ResetForgetsTheFetches(TieredConnector[Request]):
-    def reset(self, lora_name: str | None) -> list[Request]:
+    def reset(self, lora_name: str | None) -> tuple[list[Request], Forgetting]:
         fetches, self._fetches = self._fetches, Fetches(1, 0)
-        woken = super().reset(lora_name)
+        reset = super().reset(lora_name)
         self._fetches = fetches
-        return woken
+        return reset
 
 
 class ResetForgetsTheSaves(TieredConnector[Request]):
-    def reset(self, lora_name: str | None) -> list[Request]:
+    def reset(self, lora_name: str | None) -> tuple[list[Request], Forgetting]:
         saves, self._saves = self._saves, PendingSaves()
-        woken = super().reset(lora_name)
+        reset = super().reset(lora_name)
         self._saves = saves
-        return woken
+        return reset
 
 
 @pytest.mark.parametrize("delay", [0, 4])
@@ -438,7 +439,7 @@ def test_what_was_asked_for_before_a_reset_is_not_used_after_it(
 def test_what_was_computed_before_a_reset_is_not_stored_after_it(
     connector: type[TieredConnector[Request]],
 ) -> None:
-    store = FakeTierStore()
+    store = OracleTierStore()
     engine = OracleEngine(store=store, connector_class=connector, max_num_batched_tokens=256)
     engine.add("a", LONG, max_tokens=1)
     while "a" not in engine.outputs:
@@ -448,7 +449,7 @@ def test_what_was_computed_before_a_reset_is_not_stored_after_it(
     assert (store.num_blocks == 0) == (connector is TieredConnector)
 
 
-def reset_an_adapter(store: FakeTierStore) -> OracleEngine:
+def reset_an_adapter(store: OracleTierStore) -> OracleEngine:
     engine = OracleEngine(store=store)
     engine.load("a", "/a", "one")
     engine.run()
@@ -463,13 +464,13 @@ def reset_an_adapter(store: FakeTierStore) -> OracleEngine:
 
 
 def test_an_adapters_new_generation_finds_none_of_the_old_kv_in_the_tiers() -> None:
-    engine = reset_an_adapter(FakeTierStore(rng=random.Random(1)))
+    engine = reset_an_adapter(OracleTierStore(rng=random.Random(1)))
     assert engine.tokens("after") == engine.tokens("before")
     assert engine.num_cached("after") == 0
 
 
 def test_an_adapters_reset_drops_its_kv_from_the_tiers() -> None:
-    store = FakeTierStore()
+    store = OracleTierStore()
     engine = OracleEngine(store=store)
     engine.load("a", "/a", "one")
     engine.run()
@@ -482,7 +483,7 @@ def test_an_adapters_reset_drops_its_kv_from_the_tiers() -> None:
 
 
 def test_the_kv_of_replaced_versions_leaves_the_tiers_after_a_while() -> None:
-    store = FakeTierStore()
+    store = OracleTierStore()
     engine = OracleEngine(store=store, kv_tiers=KVTierConfig(kv_stale_version_seconds=100))
     digests: Callable[[], set[bytes]] = lambda: {one.digest for one in store.namespaces.values()}  # noqa: E731
     for content in ("one", "two"):

@@ -2,7 +2,8 @@
 
 The scheduler, the KV manager, the queue, the seats and the writers are the real ones. What the
 world may do at any moment: a request arrives, in any order; any request is aborted; an adapter's
-weights arrive or turn out to be lost; a step runs. All reachable states are visited breadth
+weights arrive or turn out to be lost; a step runs, or, where steps overlap, the next one is
+planned or the oldest one reported. All reachable states are visited breadth
 first. From each, with nobody new and with loads that end, every request must finish in a bounded
 number of steps: so there is no state in which a request waits for ever.
 """
@@ -22,13 +23,15 @@ from lora_serve.kv.connector import KVConnector
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.kv.writers import PendingWrites
 from lora_serve.sampling_params import SamplingParams
+from lora_serve.scheduler.in_flight import Share, StepsInFlight
 from lora_serve.scheduler.queue import WaitingQueue
 from lora_serve.scheduler.request import Request
 from lora_serve.scheduler.scheduler import Scheduler
 from lora_serve.scheduler.seats import AdapterSeats
-from lora_serve.step import ModelRunnerOutput, RequestStepOutput
+from lora_serve.step import ModelRunnerOutput, RequestStepOutput, SchedulerOutput
 
 BLOCK_SIZE = 2
+DRAWN = 9  # the token that every draw gives
 MOST_STEPS = 40  # from any state to the end of all requests in it
 
 RED, BLUE = AdapterRef("red", b"r" * 32), AdapterRef("blue", b"b" * 32)
@@ -41,6 +44,7 @@ class Asked:
     adapter: AdapterRef | None
     prompt: tuple[int, ...]
     max_tokens: int = 2
+    ends_early: bool = False  # with its first token, which nobody foresees
 
 
 class Memory:
@@ -80,6 +84,7 @@ class World:
         max_num_seqs: int = 2,
         budget: int = 3,
         fair_share: str = "none",
+        is_overlapped: bool = False,
         seats_class: type[AdapterSeats] = AdapterSeats,
         writers_class: type[PendingWrites[Request]] = PendingWrites,
         queue_class: type[WaitingQueue] = WaitingQueue,
@@ -94,6 +99,8 @@ class World:
             scheduler._queue = queue_class()
         scheduler._seats = seats_class(1, scheduler._queue, self.memory)
         scheduler._writers = writers_class()
+        self.is_overlapped = is_overlapped
+        self.in_flight: deque[SchedulerOutput] = deque()
         self.left_to_ask = dict(enumerate(asked))
         self.num_arrived = 0
 
@@ -103,7 +110,12 @@ class World:
 
     def happenings(self) -> Iterator[tuple[str, Callable[[World], None]]]:
         """Everything that can happen now; each is done to a copy of this world."""
-        yield "step", World.step
+        if not self.is_overlapped:
+            yield "step", World.step
+        if self.is_overlapped and len(self.in_flight) < 2:
+            yield "plan", World.plan
+        if self.in_flight:
+            yield "report", World.report
         for number in self.left_to_ask:
             yield f"ask {number}", lambda world, number=number: world.ask(number)
         for request in self.requests:
@@ -123,7 +135,7 @@ class World:
                 params=params,
                 seed=0,
                 max_tokens=asked.max_tokens,
-                eos_token_ids=(),
+                eos_token_ids=(DRAWN,) if asked.ends_early else (),
                 namespace=CacheNamespace(b"m", asked.adapter),
                 hasher=HASHER,
                 block_size=BLOCK_SIZE,
@@ -147,9 +159,24 @@ class World:
         self.scheduler.adapter_failed(ref)
 
     def step(self) -> None:
+        """As the engine does it: report what was planned, or else what was planned before."""
+        num_in_flight = len(self.in_flight)
+        if num_in_flight < 2:
+            self.plan()
+        is_first = self.is_overlapped and num_in_flight == 0
+        if self.in_flight and not is_first:
+            self.report()
+
+    def plan(self) -> None:
         step = self.scheduler.schedule()
+        if step.requests:
+            self.in_flight.append(step)
+        self.scheduler.check_invariants()
+
+    def report(self) -> None:
+        step = self.in_flight.popleft()
         outputs = tuple(
-            RequestStepOutput(9 if request.sample else None) for request in step.requests
+            RequestStepOutput(DRAWN if request.sample else None) for request in step.requests
         )
         self.scheduler.update_from_output(ModelRunnerOutput(step.step_id, outputs))
         self.scheduler.check_invariants()
@@ -167,7 +194,8 @@ class World:
             (
                 *(r.request_id, r.sort_key, r.status, r.num_computed_tokens, tuple(r.token_ids)),
                 *(tuple(r.block_ids), r.num_committed_blocks, r.offers_blocks),
-                *(r.num_preemptions, r.num_overtaken),
+                *(r.num_preemptions, r.num_overtaken, r.step_index),
+                *(r.num_planned_tokens, r.num_awaited_tokens),
             )
             for r in scheduler._requests.values()
         )
@@ -183,6 +211,10 @@ class World:
             frozenset(self.memory.resident),
             tuple(self.memory.loading),
             tuple(sorted(shares._served.items())) if shares else (),
+            tuple(
+                tuple((chunk.request_id, chunk.start, chunk.end) for chunk in step.requests)
+                for step in self.in_flight
+            ),
         )
 
 
@@ -251,10 +283,30 @@ def test_nobody_waits_for_ever_in_any_reachable_state(name: str, fair_share: str
     assert explore(world) > 100
 
 
+OVERLAPPED_WORLDS = {
+    "an adapter's last row in flight": [Asked(RED, SHARED, 3), Asked(BLUE, SHARED)],
+    "answers that end unforeseen": [Asked(None, (n, n, n), 4, n < 2) for n in range(3)],
+    "answers that outgrow the pool": [Asked(None, (n, n, n), 4) for n in range(2)],
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPPED_WORLDS)
+def test_nobody_waits_for_ever_where_steps_overlap(name: str) -> None:
+    assert explore(World(OVERLAPPED_WORLDS[name], num_blocks=3, is_overlapped=True)) > 100
+
+
 @pytest.mark.slow
-def test_nobody_waits_for_ever_in_a_larger_world() -> None:
+@pytest.mark.parametrize("is_overlapped", [False, True])
+def test_nobody_waits_for_ever_in_a_larger_world(is_overlapped: bool) -> None:
     asked = [Asked(RED, SHARED), Asked(BLUE, SHARED), Asked(None, SHARED), Asked(RED, OTHER, 3)]
-    assert explore(World(asked, num_blocks=4, max_num_seqs=3, budget=4), 10**6) > 10_000
+    world = World(asked, num_blocks=4, max_num_seqs=3, budget=4, is_overlapped=is_overlapped)
+    assert explore(world, 10**6) > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WORLDS)
+def test_nobody_waits_for_ever_where_steps_of_three_requests_overlap(name: str) -> None:
+    assert explore(World(WORLDS[name], num_blocks=3, is_overlapped=True), 10**6) > 100
 
 
 class SleepsThroughCommits(PendingWrites[Request]):
@@ -287,3 +339,23 @@ class ForgetsToUnhold(WaitingQueue):
 def test_exploration_finds_a_scheduler_that(mutants: dict[str, type]) -> None:
     with pytest.raises(AssertionError):
         explore_all(**mutants)
+
+
+class NeverHearsOfItsTokens(StepsInFlight):
+    """A request goes on waiting for a token that was reported."""
+
+    def land(self, step_id: int) -> Sequence[Share]:
+        shares = super().land(step_id)
+        for request, chunk in shares:
+            request.num_awaited_tokens += chunk.sample is not None
+        return shares
+
+    def check_invariants(self, running: Sequence[Request]) -> None:
+        """It is the waiting that has to show."""
+
+
+def test_exploration_finds_requests_that_wait_for_a_token_they_have() -> None:
+    world = World(WORLDS["answers that outgrow the pool"], num_blocks=3, is_overlapped=True)
+    world.scheduler._in_flight = NeverHearsOfItsTokens()
+    with pytest.raises(AssertionError, match="someone waits for ever"):
+        explore(world)

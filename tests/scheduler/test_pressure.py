@@ -6,9 +6,9 @@ import hashlib
 
 import pytest
 
+from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, OracleEngine
+from lora_serve.fuzz.oracle.executor import lone_answer
 from lora_serve.messages import AbortRequests
-from tests.fakes.executor import lone_answer
-from tests.fakes.oracle_engine import BLOCK_SIZE, OracleEngine
 
 NUM_SHARED_BLOCKS = 20
 LONG = [10 + i % 400 for i in range(NUM_SHARED_BLOCKS * BLOCK_SIZE + 5)]

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from lora_serve.fuzz.oracle.engine import OracleEngine
+from lora_serve.fuzz.oracle.executor import EOS, lone_answer
 from lora_serve.messages import AbortRequests, ResetPrefixCache
 from lora_serve.sampling_params import SamplingParams
-from tests.fakes.executor import EOS, lone_answer
-from tests.fakes.oracle_engine import OracleEngine
 
 LONG = [10 + i % 400 for i in range(200)]
 

@@ -11,9 +11,10 @@ from typing import TypeVar
 
 import httpx
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from lora_serve.config import ServerConfig
-from lora_serve.server.app import create_app
+from lora_serve.server.app import create_app, http_config
 from tests.fakes.engine import FakeEngine
 
 Json = dict[str, object]
@@ -27,11 +28,15 @@ def client_for(engine: FakeEngine, config: ServerConfig | None = None) -> httpx.
 
 
 @asynccontextmanager
-async def serving(engine: FakeEngine, config: ServerConfig | None = None) -> AsyncIterator[str]:
+async def serving(
+    engine: FakeEngine,
+    config: ServerConfig | None = None,
+    http_protocol: type[asyncio.Protocol] = AutoHTTPProtocol,
+) -> AsyncIterator[str]:
     """A real server on a free port of this machine; its address."""
     listener = socket.create_server(("127.0.0.1", 0))
-    app = create_app(engine, config or ServerConfig())
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+    config = config or ServerConfig()
+    server = uvicorn.Server(http_config(create_app(engine, config), config, http_protocol))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:
         await asyncio.sleep(0.005)

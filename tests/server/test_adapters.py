@@ -5,6 +5,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from lora_serve.config import EngineConfig, LoRAConfig, ModelConfig
 from tests.fakes.engine import FakeEngine, fake_config, write_adapter
 from tests.server.clients import client_for, error_of
 
@@ -27,6 +28,18 @@ async def test_a_loaded_adapter_answers(client: httpx.AsyncClient, tmp_path: Pat
     assert response.headers["content-type"].startswith("text/plain")
     assert response.text == "Success: LoRA adapter 'tenant' added successfully."
     assert (await said(client, "tenant")).startswith("ALPHA")
+
+
+async def test_an_adapter_of_plainly_another_model_is_loaded_with_a_warning(
+    tmp_path: Path,
+) -> None:
+    config = EngineConfig(model=ModelConfig(model="org/tiny"), lora=LoRAConfig(enable_lora=True))
+    async with client_for(FakeEngine(config)) as client:
+        response = await load(client, "tenant", write_adapter(tmp_path, "foreign"))
+        assert response.status_code == 200
+        assert response.text.startswith("Success: LoRA adapter 'tenant' added successfully. Warn")
+        assert "org/foreign" in response.text
+        assert (await said(client, "tenant")).startswith("foreign")
 
 
 async def test_a_name_is_replaced_in_place_and_only_so(

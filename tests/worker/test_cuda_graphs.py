@@ -16,7 +16,7 @@ from lora_serve.ops import Ops
 from lora_serve.ops.backends import available_ops
 from lora_serve.ops.reference import REFERENCE
 from lora_serve.step import ScheduledRequest
-from lora_serve.worker.batch_builder import BatchRows
+from lora_serve.worker.batch_builder import AwaitedTokens, BatchRows
 from lora_serve.worker.cuda_graphs import DecodeGraph, DecodeGraphs, GraphBuffers, graph_sizes
 from tests.fakes.bare_model import BLOCK_SIZE, BareModel, Prompt
 from tests.fakes.device import RecordingDevice
@@ -82,12 +82,16 @@ class Recorded:
 
 
 @BACKENDS
-@pytest.mark.parametrize("with_lora", [False, True], ids=["base", "adapters"])
+@pytest.mark.parametrize(
+    ("model", "with_lora"),
+    [("qwen2", False), ("qwen2", True), ("qwen3", False)],
+    ids=["base", "adapters", "normed heads"],
+)
 @torch.inference_mode()
 def test_a_recorded_step_is_the_eager_one_bit_for_bit(
-    directories: dict[str, Path], tmp_path: Path, ops: Ops, with_lora: bool
+    directories: dict[str, Path], tmp_path: Path, ops: Ops, model: str, with_lora: bool
 ) -> None:
-    recorded = Recorded(directories["qwen2"], tmp_path, ops, with_lora=with_lora)
+    recorded = Recorded(directories[model], tmp_path, ops, with_lora=with_lora)
     rng = random.Random(5)
     for count in (3, 1, 4, 2, 3, 1):
         recorded.model.poison()
@@ -134,9 +138,9 @@ def test_adapters_need_steps_recorded_with_them(
 class NewBuffersEachStep(GraphBuffers):
     """A mutant: it gives the step tensors of its own, where recorded work does not look."""
 
-    def fill(self, rows: BatchRows) -> None:
+    def fill(self, rows: BatchRows, awaited: AwaitedTokens | None = None) -> None:
         self._columns = self._columns.clone()
-        super().fill(rows)
+        super().fill(rows, awaited)
 
 
 @torch.inference_mode()

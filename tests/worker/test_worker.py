@@ -83,7 +83,8 @@ def request(
 
 
 def run(worker: Worker, *requests: ScheduledRequest) -> tuple[RequestStepOutput, ...]:
-    output = worker.execute(SchedulerOutput(5, requests))
+    worker.submit(SchedulerOutput(5, requests))
+    output = worker.collect()
     assert output.step_id == 5
     return output.requests
 
@@ -264,7 +265,8 @@ def load(worker: Worker, directory: Path, seed: int) -> AdapterRef:
     thread = threading.Thread(target=worker.prepare_adapter, args=(checkpoint,))
     thread.start()
     thread.join()
-    worker.execute(SchedulerOutput(0, (), add_adapters=(checkpoint.digest,)))
+    worker.submit(SchedulerOutput(0, (), add_adapters=(checkpoint.digest,)))
+    worker.collect()
     return AdapterRef(f"adapter-{seed}", checkpoint.digest)
 
 
@@ -274,7 +276,8 @@ def test_an_adapter_answers_from_its_step_on_and_is_gone_after_its_last(
     base = run(worker, request(PROMPT))[0]
     adapter = load(worker, model.parent / "1", seed=1)
     assert run(worker, request(PROMPT, adapter=adapter))[0].logprobs != base.logprobs
-    worker.execute(SchedulerOutput(1, (), drop_adapters=(adapter.digest,)))
+    worker.submit(SchedulerOutput(1, (), drop_adapters=(adapter.digest,)))
+    worker.collect()
     with pytest.raises(KeyError):
         run(worker, request(PROMPT, adapter=adapter))
     assert run(worker, request(PROMPT))[0] == base

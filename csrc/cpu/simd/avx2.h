@@ -8,8 +8,6 @@
 
 #include "../dtype.h"
 
-#define SIMD_INLINE static inline __attribute__((always_inline))
-
 namespace lora_serve::LORA_SERVE_PATH {
 
 struct F32x16 {

@@ -12,8 +12,6 @@
 
 #include "../dtype.h"
 
-#define SIMD_INLINE static inline __attribute__((always_inline))
-
 namespace lora_serve::LORA_SERVE_PATH {
 
 struct F32x16 {
@@ -114,10 +112,12 @@ SIMD_INLINE F32x16 from_bfloat16(__m256i bits) {
 
 SIMD_INLINE F32x16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
 SIMD_INLINE F32x16 load_first(const float* p, int n) {
+  show_to_sanitizer(p, n);
   return {_mm512_maskz_loadu_ps(first_lanes(n), p)};
 }
 SIMD_INLINE void store(float* p, F32x16 x) { _mm512_storeu_ps(p, x.v); }
 SIMD_INLINE void store_first(float* p, F32x16 x, int n) {
+  show_to_sanitizer(p, n);
   _mm512_mask_storeu_ps(p, first_lanes(n), x.v);
 }
 
@@ -125,12 +125,14 @@ SIMD_INLINE F32x16 load(const Bfloat16* p) {
   return from_bfloat16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 SIMD_INLINE F32x16 load_first(const Bfloat16* p, int n) {
+  show_to_sanitizer(p, n);
   return from_bfloat16(_mm256_maskz_loadu_epi16(first_lanes(n), p));
 }
 SIMD_INLINE void store(Bfloat16* p, F32x16 x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), round_to_bfloat16(x.v));
 }
 SIMD_INLINE void store_first(Bfloat16* p, F32x16 x, int n) {
+  show_to_sanitizer(p, n);
   _mm256_mask_storeu_epi16(p, first_lanes(n), round_to_bfloat16(x.v));
 }
 
@@ -138,6 +140,7 @@ SIMD_INLINE F32x16 load(const Float16* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
 SIMD_INLINE F32x16 load_first(const Float16* p, int n) {
+  show_to_sanitizer(p, n);
   return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n), p))};
 }
 SIMD_INLINE void store(Float16* p, F32x16 x) {
@@ -145,6 +148,7 @@ SIMD_INLINE void store(Float16* p, F32x16 x) {
                       _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
 }
 SIMD_INLINE void store_first(Float16* p, F32x16 x, int n) {
+  show_to_sanitizer(p, n);
   _mm256_mask_storeu_epi16(p, first_lanes(n), _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
 }
 

@@ -10,7 +10,6 @@
 
 #include "../dtype.h"
 
-#define SIMD_INLINE static inline __attribute__((always_inline))
 #define SIMD_EACH_LANE for (int i = 0; i < kLanes; ++i)
 
 namespace lora_serve::LORA_SERVE_PATH {

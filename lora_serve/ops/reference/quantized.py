@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lora_serve.ops.quantization import QuantizedWeight
+from lora_serve.ops.quantization import CodeFormat, quantize
 from lora_serve.ops.reference import projections
 from lora_serve.ops.reference.projections import PackedWeight, pack_linear
 
@@ -32,15 +32,16 @@ class PackedCodes:
 
 
 def pack_quantized(
-    weight: QuantizedWeight, bias: Tensor | None, quantize_activations: bool
+    weight: Tensor, code_format: CodeFormat, bias: Tensor | None, quantize_activations: bool
 ) -> PackedWeight | PackedCodes:
+    quantized = quantize(weight, code_format)
     if not quantize_activations:
-        return pack_linear(weight.dequantized(), bias)
+        return pack_linear(quantized.dequantized(), bias)
     return PackedCodes(
-        weight.codes.to(torch.float32),
-        weight.scales.to(torch.float32),
+        quantized.codes.to(torch.float32),
+        quantized.scales.to(torch.float32),
         None if bias is None else bias.to(torch.float32),
-        weight.format.group,
+        code_format.group,
     )
 
 

@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 
 from lora_serve.ops import GraphPlans, LoRAPart, Ops
-from lora_serve.ops.triton.attention import attention_launches
+from lora_serve.ops.triton.attention_launch import attention_launches
 from lora_serve.ops.triton.attention_plan import (
     AttentionPlan,
     fill_attention_plan,

@@ -19,8 +19,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lora_serve.host_copies import to_device
 from lora_serve.ops.triton.launch import Machine
-from lora_serve.ops.triton.plan_words import overwrite, to_device
+from lora_serve.ops.triton.plan_words import overwrite
 
 SPAN = 256  # keys that are summed by themselves
 TILE_TOKENS = 128  # of a wide tile; a single one has one token
@@ -70,7 +71,7 @@ def plan_attention(
     tables = _tables(query_start_loc.numpy(), seq_lens.numpy())
     num_wide = int(tables.is_wide.sum())
     return AttentionPlan(
-        to_device(_words(tables, block_tables.numpy()), device),
+        to_device(torch.from_numpy(_words(tables, block_tables.numpy())), device),
         num_single=len(tables.tiles) - num_wide,
         num_wide=num_wide,
         num_folds=len(tables.folds),

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from lora_serve.errors import AdapterError
+from lora_serve.host_copies import to_device
 from lora_serve.ops import LoRAPart
-from lora_serve.ops.triton.plan_words import overwrite, to_device
+from lora_serve.ops.triton.plan_words import overwrite
 
 MAX_PARTS = 4  # of one linear layer: q, k and v are three
 LAYER_WORDS = 32
@@ -102,14 +103,16 @@ def pack_adapter(linears: Sequence[Sequence[LoRAPart]], device: torch.device) ->
             )
         weights += [a, *(b for _, b in padded)]
     columns = tuple(int(count) for count in table[:, 1])
-    return PackedAdapter(to_device(table, device), columns, tuple(weights))
+    on_device = to_device(torch.from_numpy(table), device)
+    return PackedAdapter(on_device, columns, tuple(weights))
 
 
 def plan_lora(segments: Segments, num_tokens: int, device: torch.device) -> LoRAPlan:
     assert not segments or segments[-1][1] <= num_tokens, f"{segments[-1]} of {num_tokens} rows"
     words = _words(segments)
     columns = zip(*(adapter.columns for _, _, adapter in segments), strict=True)
-    return LoRAPlan(to_device(words, device), int(words[0]), tuple(map(max, columns)))
+    on_device = to_device(torch.from_numpy(words), device)
+    return LoRAPlan(on_device, int(words[0]), tuple(map(max, columns)))
 
 
 def new_lora_plan(num_rows: int, device: torch.device) -> LoRAPlan:

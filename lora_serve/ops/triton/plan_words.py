@@ -12,15 +12,6 @@ import torch
 from torch import Tensor
 
 
-def to_device(words: npt.NDArray[np.int32] | npt.NDArray[np.int64], device: torch.device) -> Tensor:
-    """A copy on the device, which the host does not wait for."""
-    if device.type != "cuda":
-        return torch.from_numpy(words).to(device)
-    # torch reuses pinned memory only when the copies out of it are done.
-    pinned = torch.from_numpy(words).pin_memory()
-    return pinned.to(device, non_blocking=True)
-
-
 def overwrite(table: Tensor, words: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> None:
     """Write `words` to the head of `table`, in the order of the current stream."""
     assert len(words) <= len(table), f"{len(words)} words for a reserved table of {len(table)}"

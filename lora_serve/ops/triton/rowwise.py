@@ -70,8 +70,9 @@ def norm_launch(
     eps: float,
     machine: Machine,
 ) -> Launch:
-    """x, residual, y: (N, D), contiguous. Without a residual, the norm of x itself."""
-    num_rows, width = x.shape
+    """x, residual, y: (..., D), contiguous. Without a residual, the norm of x itself."""
+    width = x.shape[-1]
+    num_rows = x.numel() // width
     assert width <= MAX_WIDTH, f"rows of {width} elements; these kernels take {MAX_WIDTH}"
     block = triton.next_power_of_2(width)
     rows = max(1, machine.row_elements // block)

@@ -9,6 +9,7 @@ block on the way changes it.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Sequence
 
 from lora_serve.identity import AdapterRef
@@ -29,7 +30,7 @@ CONTENT_BYTES = 32
 UNWRITTEN = b"nobody wrote this".ljust(CONTENT_BYTES)
 
 
-def fake_model(num_blocks: int, block_size: int = 16) -> ModelInfo:
+def oracle_model(num_blocks: int, block_size: int = 16) -> ModelInfo:
     return ModelInfo(
         fingerprint=b"m" * 32,
         dtype="float32",
@@ -71,7 +72,10 @@ def lone_answer(
 
 
 class OracleExecutor:
-    """An Executor with real bookkeeping: it refuses adapters it was not given."""
+    """An Executor with real bookkeeping: it refuses adapters it was not given.
+
+    A step runs as late as can be, when it is collected: what was planned meanwhile must not matter.
+    """
 
     def __init__(self, block_size: int, row_bytes: int = 8) -> None:
         self._block_size = block_size
@@ -79,6 +83,8 @@ class OracleExecutor:
         self._slots: dict[tuple[int, int], bytes] = {}
         self._prepared: set[bytes] = set()
         self._active: set[bytes] = set()
+        self._submitted: deque[SchedulerOutput] = deque()
+        self._drawn: tuple[RequestStepOutput, ...] = ()  # by the last step with requests
         self.num_computed_tokens = 0
         self.steps: list[SchedulerOutput] = []
 
@@ -88,7 +94,15 @@ class OracleExecutor:
     def prepare_adapter(self, checkpoint: AdapterCheckpoint) -> None:
         self._prepared.add(checkpoint.digest)
 
+    def submit(self, step: SchedulerOutput) -> None:
+        assert len(self._submitted) < 2, "a third step before the first was collected"
+        self._submitted.append(step)
+
+    def collect(self) -> ModelRunnerOutput:
+        return self.execute(self._submitted.popleft())
+
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Run a step, all of its parts in their order."""
         self.steps.append(step)
         self._active -= set(step.drop_adapters)
         for digest in step.add_adapters:
@@ -101,6 +115,7 @@ class OracleExecutor:
         written: dict[tuple[int, int], bytes] = {}
         outputs = tuple(self._run(request, written) for request in step.requests)
         self._slots.update(written)
+        self._drawn = outputs or self._drawn
         return ModelRunnerOutput(step.step_id, outputs, saved)
 
     def gather(self, block_id: int) -> bytes:
@@ -117,17 +132,24 @@ class OracleExecutor:
     ) -> RequestStepOutput:
         digest = self._digest(request.adapter)
         content = self._before(request)
-        for index, token_id in enumerate(request.token_ids):
+        for index, token_id in enumerate(self._token_ids(request)):
             row = request.embeds[index * self._row_bytes : (index + 1) * self._row_bytes]
             content = slot_content(content, token_id, row, digest)
             slot = self._slot(request, request.start + index)
             assert written.setdefault(slot, content) == content, "two requests write one slot"
         self.num_computed_tokens += request.num_tokens
-        token_id = drawn_token(content) if request.sample else None
+        drawn = drawn_token(content) if request.sample else None
         prompt_logprobs = tuple(
             TokenLogprobs(target, -1.0, 1) for target in request.prompt_logprob_targets
         )
-        return RequestStepOutput(token_id, None, prompt_logprobs)
+        return RequestStepOutput(drawn, None, prompt_logprobs)
+
+    def _token_ids(self, request: ScheduledRequest) -> Sequence[int]:
+        if request.token_from is None:
+            return request.token_ids
+        drawn = self._drawn[request.token_from].token_id
+        assert drawn is not None, f"{request.request_id} waits for a token that nobody drew"
+        return (drawn,)
 
     def _before(self, request: ScheduledRequest) -> bytes:
         """The content of the position before the chunk, read through the block table.

@@ -7,11 +7,11 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+from lora_serve.fuzz.oracle.engine import ROW_BYTES, OracleEngine
+from lora_serve.fuzz.oracle.executor import VOCAB_SIZE, OracleExecutor, lone_answer
 from lora_serve.identity import BlockHasher
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.messages import AbortRequests, ErrorInfo, ResetPrefixCache, UnloadAdapter
-from tests.fakes.executor import VOCAB_SIZE, lone_answer
-from tests.fakes.oracle_engine import BLOCK_SIZE, ROW_BYTES, OracleEngine
 
 NAMES = ("red", "green", "blue", "grey")
 
@@ -37,7 +37,7 @@ class TraceResult:
     wrong: list[str] = field(default_factory=list)
 
 
-class Trace:
+class OracleTrace:
     """One engine and the random operations on it."""
 
     def __init__(
@@ -45,6 +45,8 @@ class Trace:
         seed: int,
         kv_class: type[KVCacheManager] = KVCacheManager,
         hasher_class: type[BlockHasher] = BlockHasher,
+        executor_class: type[OracleExecutor] = OracleExecutor,
+        async_scheduling: bool = False,
     ) -> None:
         self.rng = rng = random.Random(seed)
         self.other_rng = random.Random(f"shares {seed}")
@@ -59,6 +61,8 @@ class Trace:
             "load_delay": rng.choice((0, 3)),
             "kv_class": kv_class,
             "hasher_class": hasher_class,
+            "executor_class": executor_class,
+            "async_scheduling": async_scheduling,
         }
         self.engine = self._new_engine()
         self.prefixes = [self._tokens(rng.choice((20, 50, 100))) for _ in range(3)]
@@ -198,6 +202,3 @@ class Trace:
                 result.wrong.append(request_id)
             result.num_hit_tokens += outputs[-1].num_cached_tokens if outputs else 0
         result.num_requests += len(self.expected)
-
-
-__all__ = ["BLOCK_SIZE", "Trace", "TraceResult"]

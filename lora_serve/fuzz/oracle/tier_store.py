@@ -13,12 +13,14 @@ from dataclasses import dataclass, field, replace
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import (
     Cause,
+    Drop,
     FetchResult,
     TierContents,
     TierFigures,
     TierNamespace,
     TierStats,
 )
+from lora_serve.kv_tiers.forgetting import Forgetting
 
 TIERS = ("ram", "disk")
 
@@ -41,7 +43,7 @@ class _Pending:
 
 
 @dataclass
-class FakeTierStore:
+class OracleTierStore:
     """Blocks by root and hash, as they were saved; the second half of a run counts as on disk.
 
     holds_drops: forget nothing yet when told to, as a store may that is busy.
@@ -53,6 +55,7 @@ class FakeTierStore:
     namespaces: dict[bytes, TierNamespace] = field(default_factory=dict)
     pending: dict[int, _Pending] = field(default_factory=dict)
     fetched: list[tuple[BlockHash, ...]] = field(default_factory=list)
+    touched: list[tuple[BlockHash, ...]] = field(default_factory=list)
     num_cancelled: int = 0
     holds_drops: bool = False
     is_closed: bool = False
@@ -90,14 +93,18 @@ class FakeTierStore:
                 self.namespaces[namespace.root] = namespace
                 self.blocks.setdefault(namespace.root, {})[block_hash] = data
 
-    def drop_adapter(self, lora_name: str, keep: tuple[bytes, int] | None = None) -> None:
-        for root, namespace in list(self.namespaces.items()):
-            if namespace.is_dropped_with(lora_name, keep) and not self.holds_drops:
-                del self.namespaces[root], self.blocks[root]
+    def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
+        self.touched.append(tuple(hashes))
 
-    def clear(self) -> None:
-        self.namespaces.clear()
-        self.blocks.clear()
+    def drop(self, drop: Drop) -> Forgetting:
+        if self.holds_drops:
+            forgetting = Forgetting(("disk",))
+            forgetting.failed("disk", "it is busy")
+            return forgetting
+        for root, namespace in list(self.namespaces.items()):
+            if drop.takes(namespace):
+                del self.namespaces[root], self.blocks[root]
+        return Forgetting()
 
     def stats(self) -> TierStats:
         return TierStats(tuple(_figures(tier, self.num_blocks) for tier in TIERS))
@@ -109,9 +116,9 @@ class FakeTierStore:
     def num_blocks(self) -> int:
         return sum(map(len, self.blocks.values()))
 
-    def restarted(self) -> FakeTierStore:
+    def restarted(self) -> OracleTierStore:
         """The same blocks before another engine."""
-        return replace(self, pending={}, fetched=[], num_cancelled=0, is_closed=False)
+        return replace(self, pending={}, fetched=[], touched=[], num_cancelled=0, is_closed=False)
 
     def _result(
         self, ticket: int, namespace: TierNamespace, hashes: Sequence[BlockHash]
@@ -131,20 +138,21 @@ class FakeTierStore:
 
 
 def _figures(tier: str, num_blocks: int) -> TierFigures:
+    """Names the tier; nobody reads more of them here."""
     return TierFigures(
         tier=tier,
         contents=TierContents(num_blocks=num_blocks),
-        hits=3,
-        hit_bytes=300,
-        misses={"absent": 2},
-        num_saved=num_blocks,
-        saved_bytes=100 * num_blocks,
-        unsaved={"queue_full": 1},
-        load_seconds=(1, 2, *([0] * 10)),
-        load_seconds_sum=0.5,
-        save_seconds=(0, 1, *([0] * 10)),
-        save_seconds_sum=0.25,
+        hits=0,
+        hit_bytes=0,
+        misses={},
+        num_saved=0,
+        saved_bytes=0,
+        unsaved={},
+        load_seconds=(),
+        load_seconds_sum=0.0,
+        save_seconds=(),
+        save_seconds_sum=0.0,
         load_breaker="closed",
-        save_breaker="open",
-        num_trips=1,
+        save_breaker="closed",
+        num_trips=0,
     )

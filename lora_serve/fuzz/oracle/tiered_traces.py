@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lora_serve.config import KVTierConfig
+from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, OracleEngine
+from lora_serve.fuzz.oracle.executor import OracleExecutor
+from lora_serve.fuzz.oracle.tier_store import Faults, OracleTierStore
+from lora_serve.fuzz.oracle.traces import OracleTrace, TraceResult
 from lora_serve.identity import BlockHasher
 from lora_serve.kv.connector import TieredConnector
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.messages import ErrorInfo
 from lora_serve.scheduler.request import Request
-from tests.fakes.executor import OracleExecutor
-from tests.fakes.oracle_engine import BLOCK_SIZE, OracleEngine
-from tests.fakes.tier_store import FakeTierStore, Faults
-from tests.fakes.traces import Trace, TraceResult
 
 FEW_BLOCKS = 4 * BLOCK_SIZE * 32  # bytes of the oracle's KV: no more may be fetched at once
 
@@ -26,7 +26,7 @@ class TieredResult(TraceResult):
     num_failed: int = 0
 
 
-class TieredTrace(Trace):
+class TieredTrace(OracleTrace):
     """A trace with tiers, in which the engine is killed or stopped now and then."""
 
     def __init__(
@@ -36,9 +36,10 @@ class TieredTrace(Trace):
         hasher_class: type[BlockHasher] = BlockHasher,
         connector_class: type[TieredConnector[Request]] = TieredConnector,
         executor_class: type[OracleExecutor] = OracleExecutor,
+        async_scheduling: bool = False,
     ) -> None:
-        self.store = FakeTierStore()
-        super().__init__(seed, kv_class, hasher_class)
+        self.store = OracleTierStore()
+        super().__init__(seed, kv_class, hasher_class, executor_class, async_scheduling)
         rng = self.rng
         self.store.rng = rng
         self.store.faults = Faults(
@@ -57,7 +58,6 @@ class TieredTrace(Trace):
             ),
             "max_fetched_bytes": rng.choice((FEW_BLOCKS, 2**20)),
             "connector_class": connector_class,
-            "executor_class": executor_class,
         }
         self.tiered = TieredResult()
         self.result = self.tiered

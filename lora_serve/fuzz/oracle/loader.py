@@ -1,4 +1,4 @@
-"""A loader without files or threads: a path's content is whatever the test put there."""
+"""A loader without files or threads: a path's content is what was put there."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from lora_serve.errors import AdapterNotFoundError
 from lora_serve.step import AdapterCheckpoint
 
 
-def fake_checkpoint(path: str, content: str) -> AdapterCheckpoint:
+def oracle_checkpoint(path: str, content: str) -> AdapterCheckpoint:
     digest = hashlib.sha256(content.encode()).digest()
     return AdapterCheckpoint(path, digest, rank=8, num_bytes=100, base_model="m", modules=())
 
 
-class FakeLoader:
+class OracleLoader:
     """Finishes each job after `delay` looks at the results, in order."""
 
     def __init__(self, executor: Executor, delay: int = 0) -> None:
@@ -30,7 +30,7 @@ class FakeLoader:
             error = AdapterNotFoundError(f"No adapter found for {job.path}")
             self._jobs.append((self.delay, LoadResult(job, error=error)))
             return
-        checkpoint = fake_checkpoint(job.path, content)
+        checkpoint = oracle_checkpoint(job.path, content)
         self._executor.prepare_adapter(checkpoint)
         self._jobs.append((self.delay, LoadResult(job, checkpoint)))
 

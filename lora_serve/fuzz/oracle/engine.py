@@ -14,6 +14,8 @@ from lora_serve.config import (
 from lora_serve.engine.adapters import EngineAdapters
 from lora_serve.engine.core import EngineCore
 from lora_serve.engine.kv_tiers import StaleVersions
+from lora_serve.fuzz.oracle.executor import EOS, OracleExecutor, oracle_model
+from lora_serve.fuzz.oracle.loader import OracleLoader
 from lora_serve.identity import BlockHasher, embeds_digest
 from lora_serve.kv.connector import KVConnector, TieredConnector, TierStore, tier_namespaces
 from lora_serve.kv.manager import KVCacheManager
@@ -27,15 +29,13 @@ from lora_serve.messages import (
 )
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.scheduler.request import Request
-from tests.fakes.executor import EOS, OracleExecutor, fake_model
-from tests.fakes.loader import FakeLoader
 
 BLOCK_SIZE = 16
 ROW_BYTES = 8
 SECONDS_A_STEP = 0.05
 
 
-class FakeClock:
+class OracleClock:
     """Seconds that pass when they are told to."""
 
     def __init__(self) -> None:
@@ -71,6 +71,7 @@ class OracleEngine:
         max_fetched_bytes: int = 2**20,
         connector_class: type[TieredConnector[Request]] = TieredConnector,
         executor_class: type[OracleExecutor] = OracleExecutor,
+        async_scheduling: bool = False,
     ) -> None:
         config = EngineConfig(
             cache=CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=enable_prefix_caching),
@@ -79,16 +80,17 @@ class OracleEngine:
                 max_num_batched_tokens=max_num_batched_tokens,
                 scheduling_policy=policy,
                 fair_share=fair_share,
+                async_scheduling=async_scheduling,
             ),
             lora=LoRAConfig(
                 enable_lora=enable_lora, max_loras=max_loras, max_cpu_loras=max_cpu_loras
             ),
         )
         self.executor = executor_class(BLOCK_SIZE, ROW_BYTES)
-        self.clock = FakeClock()
-        self.loader = FakeLoader(self.executor, load_delay)
+        self.clock = OracleClock()
+        self.loader = OracleLoader(self.executor, load_delay)
         self.kv = kv_class(num_blocks, BLOCK_SIZE, enable_prefix_caching)
-        model, hasher = fake_model(num_blocks, BLOCK_SIZE), hasher_class()
+        model, hasher = oracle_model(num_blocks, BLOCK_SIZE), hasher_class()
         tiers = kv_tiers or KVTierConfig()
         connector: KVConnector[Request] = KVConnector()
         if store is not None:
@@ -164,7 +166,8 @@ class OracleEngine:
         for _ in range(max_steps):
             self.step()
             if not self.core.has_requests and not self.core.awaits_threads:
-                self.step()  # what was computed last goes to the tiers
+                while self.step():
+                    pass  # what is in flight ends, and what was computed last goes to the tiers
                 return
         raise AssertionError(f"requests still wait after {max_steps} steps")
 

@@ -1,0 +1,123 @@
+// Weights into codes and scales, each group of a row by itself, packed as in quantized_weight.h.
+//
+//   8 bits: scale = max |w| / 127       4 bits: scale = w / -8, w the one that is farthest from 0
+//   code = w / scale, rounded to whole numbers, ties to even, and cut to what the bits hold
+//
+// scale is rounded to bfloat16 before it divides. A group that holds an infinity or a NaN has the
+// scale NaN; where a scale is zero or not finite, codes are 0. Every number comes from one operation
+// of IEEE 754 after another, so every path finds the bits that lora_serve/ops/quantization.py does.
+
+#pragma once
+
+#include <cmath>
+
+#include "integers.h"
+#include "kernels.h"
+#include "vectors.h"
+
+namespace lora_serve::LORA_SERVE_PATH {
+
+// By whole numbers: vcvtneps2bf16 would take denormals for zero.
+static inline Bfloat16 nearest_bfloat16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  if (x != x) return {0x7fc0};
+  return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+}
+
+static inline float widened(Bfloat16 x) {
+  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+  float wide;
+  std::memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+
+// Of width weights.
+template <class T>
+static Bfloat16 group_scale(const T* weight, size_t width, int bits) {
+  F32x16 high = zero(), low = zero(), poison = zero();
+  for_each_vector(width, [&](size_t k, auto n) {
+    const F32x16 w = load_lanes(weight + k, n);
+    high = at_least(w, high);
+    low = at_least(sub(zero(), w), low);
+    poison = fma(w, zero(), poison);  // NaN from here on if w is not finite
+  });
+  if (reduce_add(poison) != 0.0f) return {0x7fc0};
+  const float highest = reduce_max(high), lowest = -reduce_max(low);
+  const float largest = -lowest > highest ? lowest : highest;
+  return nearest_bfloat16(bits == 8 ? std::fabs(largest) / 127.0f : largest / -8.0f);
+}
+
+// What a byte is larger by than its code.
+static constexpr int byte_offset(int bits) { return bits == 8 ? 0 : 8; }
+
+// Bytes of the codes of one group; those after its end are of code 0.
+template <class T>
+static void group_bytes(const T* weight, size_t width, int bits, float scale,
+                        int8_t (&bytes)[kMaxGroup]) {
+  std::memset(bytes, byte_offset(bits), sizeof bytes);
+  if (scale == 0.0f || !std::isfinite(scale)) return;
+  const F32x16 step = broadcast(scale), offset = broadcast(static_cast<float>(byte_offset(bits))),
+               least = broadcast(bits == 8 ? -127.0f : -8.0f),
+               most = broadcast(bits == 8 ? 127.0f : 7.0f);
+  for_each_vector(width, [&](size_t k, auto n) {
+    const F32x16 code = round_to_integer(div(load_lanes(weight + k, n), step));
+    store_bytes(bytes + k, add(at_most(at_least(code, least), most), offset));
+  });
+}
+
+// Eight bytes below 16 as nibbles in the order of quantized_weight.h.
+SIMD_INLINE uint32_t nibbles_of(uint64_t bytes) {
+  const auto every_other = [](uint64_t x) {
+    x &= 0x000f000f000f000full;
+    x = (x | x >> 12) & 0x000000ff000000ffull;
+    return static_cast<uint32_t>(x | x >> 24) & 0xffffu;
+  };
+  return every_other(bytes) | every_other(bytes >> 8) << 16;
+}
+
+// One lane's words.
+static inline void pack_bytes(const int8_t* bytes, size_t num_words, int bits, uint32_t* to) {
+  for (size_t w = 0; w < num_words; ++w) {
+    if (bits == 8) {
+      std::memcpy(to + w * kLanes, bytes + 4 * w, 4);
+    } else {
+      uint64_t eight;
+      std::memcpy(&eight, bytes + 8 * w, 8);
+      to[w * kLanes] = nibbles_of(eight);
+    }
+  }
+}
+
+template <class T>
+static void quantize_panel(const QuantizeCall& call, size_t panel) {
+  const QuantizedShape& shape = call.shape;
+  const size_t words_per_group = shape.group / shape.per_word(), width = shape.in_features;
+  uint32_t* scales_to = call.packed + panel * shape.panel_words();
+  std::memset(scales_to, 0, shape.scale_words() * sizeof(uint32_t));
+  Bfloat16* scales = reinterpret_cast<Bfloat16*>(scales_to);
+  uint32_t* words = scales_to + shape.scale_words();
+  for (size_t g = 0; g < shape.groups(); ++g, words += words_per_group * kLanes) {
+    const size_t begin = g * shape.group;
+    const size_t count = begin + shape.group < width ? shape.group : width - begin;
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const size_t row = panel * kLanes + lane;
+      const bool is_row = row < shape.out_features;
+      const T* weight = static_cast<const T*>(call.weight) + (is_row ? row * width + begin : 0);
+      const size_t here = is_row ? count : 0;
+      const Bfloat16 scale = group_scale(weight, here, shape.bits);
+      scales[g * kLanes + lane] = scale;
+      int8_t bytes[kMaxGroup];
+      group_bytes(weight, here, shape.bits, widened(scale), bytes);
+      pack_bytes(bytes, ceil_div(count, shape.per_word()), shape.bits, words + lane);
+    }
+  }
+}
+
+template <class T>
+static void quantize_of(const QuantizeCall& call, Workers& workers) {
+  for_each_task(workers.team(true), call.shape.panels(),
+                [&](size_t panel, int) { quantize_panel<T>(call, panel); });
+}
+
+}  // namespace lora_serve::LORA_SERVE_PATH

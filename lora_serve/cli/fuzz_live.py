@@ -1,0 +1,260 @@
+"""`lora-serve fuzz` on real kernels: servers, a cold engine beside them, a table at the end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import msgspec
+
+from lora_serve.bench.catalog import served_models
+from lora_serve.bench.http_stream import Origin
+from lora_serve.bench.machine import describe_machine
+from lora_serve.cli.arguments import OneLineParser, add_config_arguments, engine_config
+from lora_serve.config import EngineConfig
+from lora_serve.demo.model import ensure_demo
+from lora_serve.errors import ConfigError
+from lora_serve.fuzz.fuzzer import Fuzzer, Verdict
+from lora_serve.fuzz.generate import Scope, make_trace
+from lora_serve.fuzz.ground import FreshServers, Ground, RunningServer
+from lora_serve.fuzz.progress import ProgressLine
+from lora_serve.fuzz.tally import Kind, Tally
+from lora_serve.fuzz.trace import Trace, load_trace, save_trace
+from lora_serve.fuzz.versions import write_versions
+
+EXIT_WRONG = 1
+DEFAULT_NUM_REQUESTS = 1000
+FAULTS = ("kill", "tier")
+BASE_MODEL = "base"
+SERVER_FLAGS = (
+    *("--served-model-name", BASE_MODEL, "--max-model-len", "512"),
+    *("--enable-lora", "--enable-prompt-embeds", "--validate"),
+)
+MOST_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    fuzzer: Fuzzer
+    scope: Scope
+
+
+def run_live(args: argparse.Namespace) -> int:
+    """0 if every answer was the lone one; else 1, a small trace, and how to repeat it."""
+    with _stage(args) as stage:
+        if args.replay is not None:
+            return _replay(args, stage)
+        return _fuzz(args, stage)
+
+
+def _fuzz(args: argparse.Namespace, stage: _Stage) -> int:
+    started = time.monotonic()
+    limit = args.num_requests or (DEFAULT_NUM_REQUESTS if args.duration is None else None)
+    progress, tally, failed = ProgressLine(sys.stderr), Tally(args.seed), None
+    for seed in count(args.seed):
+        trace = make_trace(seed, stage.scope)
+        verdict = stage.fuzzer.check(trace)
+        tally.add(trace, verdict.played, verdict.findings)
+        seconds = time.monotonic() - started
+        done = f"{tally.num_requests:,}" + (f" of {limit:,}" if limit else "")
+        progress.show(
+            f"{done} requests in {tally.traces} traces, {tally.num_wrong} wrong answers, "
+            f"{tally.num_requests / seconds:.1f}/s"
+        )
+        if not verdict.is_clean:
+            failed = trace, verdict
+            break
+        is_late = args.duration is not None and seconds >= args.duration
+        if is_late or (limit is not None and tally.num_requests >= limit):
+            break
+    progress.close()
+    print(_table(tally, time.monotonic() - started))
+    _save(args.json, tally, failed[1] if failed else None)
+    if failed is None:
+        return 0
+    _explain(args, stage, *failed)
+    return EXIT_WRONG
+
+
+def _replay(args: argparse.Namespace, stage: _Stage) -> int:
+    """Play one trace until it fails, at most --times."""
+    trace = load_trace(args.replay)
+    for number in range(args.times):
+        verdict = stage.fuzzer.check(trace)
+        if not verdict.is_clean:
+            print(f"failed the {_ordinal(number + 1)} time")
+            _show(verdict)
+            return EXIT_WRONG
+    print(f"{args.replay}: {trace.num_requests} requests, {args.times} times, all as if alone")
+    return 0
+
+
+def _explain(args: argparse.Namespace, stage: _Stage, trace: Trace, verdict: Verdict) -> None:
+    print(f"\nthe trace of seed {trace.seed} fails:")
+    _show(verdict)
+    path = args.failure or Path(f"fuzz-{trace.seed}.json")
+    save_trace(trace, path)
+    progress = ProgressLine(sys.stderr)
+    if args.shrink_seconds > 0:
+        small = stage.fuzzer.shrink(
+            trace,
+            args.shrink_seconds,
+            lambda found: progress.show(f"still fails with {len(found.events)} events"),
+        )
+        progress.close()
+        save_trace(small, path)
+        print(f"made small: {len(small.events)} of {len(trace.events)} events")
+    print(f"repeat it with: {_command(args, path)}")
+
+
+def _show(verdict: Verdict) -> None:
+    lines = verdict.lines()
+    for line in lines[:MOST_SHOWN]:
+        print(f"  {line}")
+    if len(lines) > MOST_SHOWN:
+        print(f"  … and {len(lines) - MOST_SHOWN} more")
+
+
+def _command(args: argparse.Namespace, path: Path) -> str:
+    words = ["lora-serve", "fuzz", "--replay", str(path)]
+    for flag in ("model", "url", "redis_url"):
+        if getattr(args, flag) is not None:
+            words += [f"--{flag.replace('_', '-')}", getattr(args, flag)]
+    if args.adapters:
+        words += ["--adapters", *map(str, args.adapters)]
+    if args.serve_args:
+        words += ["--serve-args", *args.serve_args]
+    return shlex.join(words)
+
+
+# ── what is played on ───────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
+    """The versions, the cold engine and the server that traces are played on."""
+    model, sources = _model(args)
+    config = _config(model, args)
+    with tempfile.TemporaryDirectory(prefix="lora-serve-fuzz-") as name:
+        versions = write_versions(sources, Path(name) / "versions")
+        from lora_serve.fuzz.reference import ColdEngine  # slow to import; not for --help
+
+        cold = ColdEngine(config, versions)
+        ground: Ground
+        if args.url:
+            ground = RunningServer(
+                url=args.url,
+                api_key=args.api_key,
+                base_model=_served_model(args.url, args.api_key),
+                versions=versions,
+                hidden_size=cold.hidden_size,
+            )
+        else:
+            ground = FreshServers(
+                model=Path(model),
+                base_model=BASE_MODEL,
+                flags=(*SERVER_FLAGS, *args.serve_args),
+                versions=versions,
+                hidden_size=cold.hidden_size,
+                redis_url=args.redis_url,
+            )
+        scope = Scope(
+            vocab_size=cold.vocab_size,
+            num_versions=len(versions),
+            num_requests=args.requests_per_trace,
+            concurrency=args.concurrency,
+            faults=() if args.url else _faults(args.faults),
+            tiers=("ram", "disk", *(("redis",) if args.redis_url else ())),
+            has_chat=cold.has_chat,
+            has_embeds=config.model.enable_prompt_embeds,
+            fixed_flags=bool(args.url),
+        )
+        try:
+            yield _Stage(Fuzzer(ground, cold, config.cache.block_size), scope)
+        finally:
+            cold.close()
+
+
+def _model(args: argparse.Namespace) -> tuple[str, list[Path]]:
+    if args.model is None:
+        if args.adapters:
+            raise ConfigError("--adapters needs --model, the model that they are for")
+        demo = ensure_demo(lambda line: print(line, file=sys.stderr))
+        return str(demo.model), [demo.alpha, demo.beta]
+    if not args.adapters:
+        raise ConfigError("--model needs --adapters, one or more directories of adapters for it")
+    return args.model, args.adapters
+
+
+def _config(model: str, args: argparse.Namespace) -> EngineConfig:
+    """What the server is started with, or, at a URL, has been: it decides the reference's bits."""
+    parser = OneLineParser(prog="lora-serve fuzz --serve-args")
+    add_config_arguments(parser)
+    flags = args.serve_args if args.url else [*SERVER_FLAGS, *args.serve_args]
+    return engine_config(parser.parse_args([model, *flags]))
+
+
+def _served_model(url: str, api_key: str | None) -> str:
+    return asyncio.run(served_models(Origin.parse(url), api_key)).models[0]
+
+
+def _faults(text: str) -> tuple[str, ...]:
+    chosen = tuple(name for name in text.split(",") if name not in ("", "none"))
+    for name in chosen:
+        if name not in FAULTS:
+            raise ConfigError(f"--faults {name} is not one of {', '.join(FAULTS)} or none")
+    return chosen
+
+
+# ── what came of it ─────────────────────────────────────────────────────────────────────────
+
+
+def _table(tally: Tally, seconds: float) -> str:
+    columns = ("requests", "whole", "begun", "left", "refused", "answers", "tokens", "wrong")
+    lines = [f"{'':<16}" + "".join(f"{name:>10}" for name in columns)]
+    total = Kind()
+    for name, kind in sorted(tally.kinds.items()):
+        lines.append(_row(name, kind))
+        for field in Kind.__struct_fields__:
+            setattr(total, field, getattr(total, field) + getattr(kind, field))
+    lines.append(_row("all", total))
+    share = tally.cached_tokens / max(1, tally.prompt_tokens)
+    facts = {
+        "traces": f"{tally.traces:,}",
+        "cached": f"{tally.cached_tokens:,} of {tally.prompt_tokens:,} prompt tokens ({share:.0%})",
+        **{name.replace("_", " "): f"{number:,}" for name, number in tally.counts.items()},
+        **{name: f"{number:,}" for name, number in sorted(tally.events.items())},
+        "seconds": f"{seconds:,.0f}",
+        "wrong answers": f"{tally.num_wrong:,}",
+    }
+    return "\n".join([*lines, "", *(f"{name:<20}{value}" for name, value in facts.items())])
+
+
+def _row(name: str, kind: Kind) -> str:
+    numbers = (kind.requests, kind.whole, kind.begun, kind.left, kind.refused, kind.choices,
+               kind.tokens, kind.wrong)  # fmt: skip
+    return f"{name:<16}" + "".join(f"{number:>10,}" for number in numbers)
+
+
+def _save(path: Path | None, tally: Tally, failed: Verdict | None) -> None:
+    if path is None:
+        return
+    document = {
+        "machine": describe_machine(),
+        "tally": tally,
+        "failures": failed.lines() if failed else [],
+    }
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+
+
+def _ordinal(number: int) -> str:
+    return {1: "first", 2: "second", 3: "third"}.get(number, f"{number}th")

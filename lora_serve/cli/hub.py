@@ -1,0 +1,64 @@
+"""Whether the Hugging Face Hub can be reached, found out once and before anything needs it.
+
+Its client library tries for three quarters of a minute, and every library that builds on it anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+
+from lora_serve.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+PROBE_SECONDS = 5.0
+OFFLINE = "HF_HUB_OFFLINE"  # read when the client library is imported, here and in child processes
+
+
+def prepare_hub(models: Sequence[str], revision: str | None) -> None:
+    """Without the hub, have its client use only what it has on this machine.
+
+    models: directories, which need no hub, or hub ids.
+
+    Raises:
+        ConfigError: the hub cannot be reached, and one of them is not here.
+    """
+    hub_ids = [model for model in models if model.count("/") == 1 and not is_directory(model)]
+    if not hub_ids or os.environ.get(OFFLINE):
+        return
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    reason = unreachable(endpoint)
+    if reason is None:
+        return
+    os.environ[OFFLINE] = "1"
+    from huggingface_hub import try_to_load_from_cache
+
+    for model in hub_ids:
+        if not isinstance(try_to_load_from_cache(model, "config.json", revision=revision), str):
+            raise ConfigError(
+                f"model {model!r} is not a directory here, and the hub at {endpoint} cannot be "
+                f"reached ({reason}); name a directory, or check the network"
+            )
+    logger.warning(
+        "the hub at %s cannot be reached (%s); serving what was downloaded before",
+        endpoint,
+        reason,
+    )
+
+
+def is_directory(model: str) -> bool:
+    return Path(model).expanduser().is_dir()
+
+
+def unreachable(endpoint: str) -> str | None:
+    """Why nobody answers at a URL; None if somebody does."""
+    try:
+        httpx.head(endpoint, timeout=PROBE_SECONDS)
+    except (httpx.TransportError, httpx.InvalidURL) as error:
+        return str(error) or type(error).__name__
+    return None

@@ -1,0 +1,25 @@
+"""What the user asked for: frozen parts, each the source of its command-line flags and their help.
+
+What we found out (how many blocks, which end tokens) has its own types; nothing here changes.
+A field's metadata holds the one sentence of help; `cli/arguments.py` makes the flags.
+"""
+
+from lora_serve.config.cache import CacheConfig
+from lora_serve.config.engine import EngineConfig
+from lora_serve.config.kv_tiers import KVTierConfig
+from lora_serve.config.limits import LimitsConfig
+from lora_serve.config.lora import LoRAConfig
+from lora_serve.config.model import ModelConfig
+from lora_serve.config.scheduler import SchedulerConfig
+from lora_serve.config.server import ServerConfig
+
+__all__ = [
+    "CacheConfig",
+    "EngineConfig",
+    "KVTierConfig",
+    "LimitsConfig",
+    "LoRAConfig",
+    "ModelConfig",
+    "SchedulerConfig",
+    "ServerConfig",
+]

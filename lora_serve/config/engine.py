@@ -1,0 +1,34 @@
+"""All that an engine needs, in one value, and what no part of it can check alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lora_serve.config.cache import CacheConfig
+from lora_serve.config.kv_tiers import KVTierConfig
+from lora_serve.config.limits import LimitsConfig
+from lora_serve.config.lora import LoRAConfig
+from lora_serve.config.model import ModelConfig
+from lora_serve.config.scheduler import SchedulerConfig
+from lora_serve.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """All that an engine needs; the server has its own part."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    kv_tiers: KVTierConfig = field(default_factory=KVTierConfig)
+
+    def __post_init__(self) -> None:
+        served = self.model.served_model_name or (self.model.model,)
+        for name, _ in self.lora.modules:
+            if any(name == base or name.startswith(f"{base}:") for base in served):
+                raise ConfigError(
+                    f"--lora-modules {name}: the model itself is served as {', '.join(served)}; "
+                    "choose another name"
+                )

@@ -1,0 +1,104 @@
+"""Where KV lives beyond the device cache, as flags or as JSON in vLLM's form."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from lora_serve.config.setting import require_at_least, require_one_of, setting
+from lora_serve.errors import ConfigError
+
+KV_STORE_POLICIES = ("all", "prompt-only", "after-n-hits")
+KV_LOAD_FAILURE_POLICIES = ("recompute", "fail")
+KV_CONNECTOR = "TieredConnector"  # what --kv-transfer-config may call it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVTierConfig:
+    """Where KV lives beyond the device cache. No tier is used unless it is named here."""
+
+    kv_ram_bytes: int | None = setting(
+        "Keep KV in this many bytes of memory after it has left the device cache.", None
+    )
+    kv_disk_path: str | None = setting(
+        "Keep KV in this directory, across restarts; several servers may share it.",
+        None,
+        metavar="DIR",
+    )
+    kv_disk_bytes: int = setting("Most bytes of KV below --kv-disk-path.", 16 * 2**30)
+    kv_redis_url: str | None = setting(
+        "Keep KV in this Redis or Valkey, which replicas share, as in redis://host:6379/0.",
+        None,
+        metavar="URL",
+    )
+    kv_store_policy: str = setting(
+        "Which KV goes to the tiers: all, only that of prompts, or what requests asked for again.",
+        "all",
+        choices=KV_STORE_POLICIES,
+    )
+    kv_store_min_hits: int = setting(
+        "With after-n-hits: how often KV must be asked for again before it is stored.", 1
+    )
+    kv_load_deadline_ms: int = setting(
+        "Longest wait for KV from the tiers, in milliseconds; then it is recomputed.", 1000
+    )
+    kv_load_failure_policy: str = setting(
+        "When a tier has KV but cannot give it: recompute it, or fail the request.",
+        "recompute",
+        choices=KV_LOAD_FAILURE_POLICIES,
+    )
+    kv_stale_version_seconds: int = setting(
+        "How long the tiers keep the KV of an adapter version that was replaced.", 24 * 3600
+    )
+    kv_transfer_config: str | None = setting(
+        "The settings above as JSON in vLLM's form, with kv_connector, kv_role and "
+        "kv_connector_extra_config.",
+        None,
+        metavar="JSON",
+    )
+
+    def __post_init__(self) -> None:
+        require_at_least(1, "--kv-ram-bytes", self.kv_ram_bytes)
+        require_at_least(1, "--kv-disk-bytes", self.kv_disk_bytes)
+        require_at_least(1, "--kv-store-min-hits", self.kv_store_min_hits)
+        require_at_least(1, "--kv-load-deadline-ms", self.kv_load_deadline_ms)
+        require_at_least(0, "--kv-stale-version-seconds", self.kv_stale_version_seconds)
+        require_one_of(KV_STORE_POLICIES, "--kv-store-policy", self.kv_store_policy)
+        require_one_of(
+            KV_LOAD_FAILURE_POLICIES, "--kv-load-failure-policy", self.kv_load_failure_policy
+        )
+        self.expanded()  # tells at once what is wrong with the JSON
+
+    def expanded(self) -> KVTierConfig:
+        """These settings with those of the JSON, and without the JSON.
+
+        Raises:
+            ConfigError: for JSON that says what is not known, or what a flag says as well.
+        """
+        if self.kv_transfer_config is None:
+            return self
+        given = _transfer_settings(self.kv_transfer_config)
+        settings = {f.name: f for f in fields(self) if f.name != "kv_transfer_config"}
+        for name, value in given.items():
+            if name not in settings:
+                raise ConfigError(f"--kv-transfer-config: no setting {name}; have {[*settings]}")
+            kind = int if str(settings[name].type).startswith("int") else str
+            if type(value) is not kind:
+                raise ConfigError(f"--kv-transfer-config: {name} {value!r} is no {kind.__name__}")
+            if getattr(self, name) != settings[name].default:
+                raise ConfigError(f"--kv-transfer-config: {name} is given as a flag, too")
+        return replace(self, kv_transfer_config=None, **given)
+
+
+def _transfer_settings(text: str) -> dict[str, Any]:
+    """The settings that vLLM-style JSON holds. Raises ConfigError for what it cannot mean here."""
+    try:
+        given = json.loads(text)
+        settings = dict(given.pop("kv_connector_extra_config", {}))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"--kv-transfer-config {text}: want a JSON object") from error
+    for key, known in (("kv_connector", KV_CONNECTOR), ("kv_role", "kv_both")):
+        if given.pop(key, known) != known:
+            raise ConfigError(f'--kv-transfer-config: {key} must be "{known}"')
+    return {**settings, **given}

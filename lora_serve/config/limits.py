@@ -1,0 +1,39 @@
+"""How much is taken on before requests are refused, and how long an engine may stand still."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lora_serve.config.setting import require_at_least, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsConfig:
+    """How much is taken on before requests are refused, and how long an engine may stand still."""
+
+    max_num_queued_reqs: int | None = setting(
+        "Most requests that may wait beyond the --max-num-seqs that run; more are refused with "
+        "503.",
+        None,
+    )
+    max_num_queued_tokens: int | None = setting(
+        "Most prompt tokens of all requests that wait for their first output; more are refused "
+        "with 503.",
+        None,
+    )
+    max_stream_backlog: int = setting(
+        "Pieces of a streamed answer that may wait for a slow reader; with more the answer is "
+        "given up.",
+        4096,
+    )
+    step_timeout: float = setting(
+        "Seconds without a finished step, while requests wait, after which /health fails; 0 for "
+        "never.",
+        120.0,
+    )
+
+    def __post_init__(self) -> None:
+        require_at_least(0, "--max-num-queued-reqs", self.max_num_queued_reqs)
+        require_at_least(1, "--max-num-queued-tokens", self.max_num_queued_tokens)
+        require_at_least(1, "--max-stream-backlog", self.max_stream_backlog)
+        require_at_least(0, "--step-timeout", self.step_timeout)

@@ -1,0 +1,76 @@
+"""Adapters: how many, how large, from where."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from lora_serve.config.setting import require_at_least, setting
+from lora_serve.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoRAConfig:
+    """Adapters: how many, how large, from where."""
+
+    enable_lora: bool = setting("Serve LoRA adapters, and allow loading them at run time.", False)
+    max_loras: int = setting("Most different adapters in one step.", 8)
+    max_cpu_loras: int | None = setting(
+        "Most adapters kept in memory; the rest is read again when needed. 8 x max-loras if left "
+        "out.",
+        None,
+    )
+    max_lora_rank: int = setting("Highest rank an adapter may have.", 64)
+    lora_modules: tuple[str, ...] = setting(
+        'Adapters to load at start, as NAME=PATH or {"name": …, "path": …}.',
+        (),
+        repeat="nargs",
+        metavar="NAME=PATH",
+    )
+    lora_allowed_roots: tuple[str, ...] = setting(
+        "Only load adapters below these directories; anywhere if left out.",
+        (),
+        repeat="nargs",
+        metavar="DIR",
+    )
+
+    def __post_init__(self) -> None:
+        require_at_least(1, "--max-loras", self.max_loras)
+        require_at_least(1, "--max-lora-rank", self.max_lora_rank)
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ConfigError(
+                f"--max-cpu-loras {self.max_cpu_loras} is below --max-loras {self.max_loras}; "
+                "adapters of one step must all be in memory"
+            )
+        names = [name for name, _ in self.modules]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"--lora-modules names {name!r} {names.count(name)} times")
+        if self.lora_modules and not self.enable_lora:
+            raise ConfigError("--lora-modules needs --enable-lora")
+
+    @property
+    def modules(self) -> list[tuple[str, str]]:
+        """(name, path) of each of `lora_modules`.
+
+        Raises:
+            ConfigError: for one that is neither NAME=PATH nor such JSON.
+        """
+        return [_name_and_path(module) for module in self.lora_modules]
+
+    @property
+    def max_resident(self) -> int:
+        return self.max_cpu_loras if self.max_cpu_loras is not None else 8 * self.max_loras
+
+
+def _name_and_path(module: str) -> tuple[str, str]:
+    name, _, path = module.partition("=")
+    if module.startswith("{"):
+        try:
+            entry = json.loads(module)
+            name, path = entry["name"], entry["path"]
+        except (ValueError, KeyError):
+            name = path = ""
+    if not (name and path):
+        raise ConfigError(f'--lora-modules {module}: want NAME=PATH or {{"name": …, "path": …}}')
+    return name, path

@@ -1,0 +1,101 @@
+"""Which model is served, and in which arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lora_serve.config.setting import require_at_least, setting
+from lora_serve.errors import ConfigError
+
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("int8", "int4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model, in which arithmetic."""
+
+    model: str = setting("Directory or hub id of the model; the demo's own if left out.", "")
+    tokenizer: str | None = setting(
+        "Directory or hub id of the tokenizer, if it is not the model's.", None, metavar="MODEL"
+    )
+    revision: str | None = setting("Branch, tag or commit of a hub model.", None, metavar="REV")
+    served_model_name: tuple[str, ...] = setting(
+        "Names the model answers to in the API; the model's path if left out.",
+        (),
+        repeat="nargs",
+        metavar="NAME",
+    )
+    device: str = setting(
+        "Where to compute; auto takes an NVIDIA GPU if torch sees one.", "auto", choices=DEVICES
+    )
+    dtype: str = setting(
+        "Type of weights, activations and KV; auto takes the checkpoint's.", "auto", choices=DTYPES
+    )
+    quantization: str | None = setting(
+        "Keep the weights of linear layers in 8 or 4 bits, quantised as they are loaded; adapters "
+        "keep full precision.",
+        None,
+        choices=QUANTIZATIONS,
+    )
+    quantize_activations: bool = setting(
+        "With --quantization, give linear layers their inputs in 8 bits, too: faster prompts, less "
+        "precise.",
+        False,
+    )
+    seed: int = setting("Seed of what has none of its own, such as dummy weights.", 0)
+    max_model_len: int | None = setting(
+        "Longest prompt and answer together, in tokens; the model's own limit if left out.", None
+    )
+    load_format: str = setting(
+        "Where weights come from: the checkpoint's safetensors, or seeded random numbers.",
+        "safetensors",
+        choices=("safetensors", "dummy"),
+    )
+    generation_config: str = setting(
+        "Take default sampling settings from the model's generation_config.json, or none.",
+        "auto",
+        choices=("auto", "none"),
+    )
+    enforce_eager: bool = setting(
+        "Never record decode steps (on GPUs: CUDA graphs); run kernel by kernel.", False
+    )
+    batch_invariant: bool = setting(
+        "On GPUs, sum in one order whatever the batch, so that answers are exact to the bit there, "
+        "too; CPUs always do.",
+        False,
+    )
+    enable_prompt_embeds: bool = setting(
+        "Accept prompts as embedding tensors (prompt_embeds); off because they bypass the "
+        "tokenizer.",
+        False,
+    )
+    max_logprobs: int = setting("Most alternatives a request may ask logprobs for.", 20)
+    override_op: tuple[str, ...] = setting(
+        "Swap a kernel for another backend's, as in paged_attention=reference; repeatable.",
+        (),
+        repeat="append",
+        metavar="OP=BACKEND",
+    )
+    cpu_threads: int | None = setting(
+        "Threads for CPU kernels; if left out, one for each physical core that affinity and the "
+        "container's quota allow, or OMP_NUM_THREADS if that is less.",
+        None,
+    )
+    pin_cpu_threads: bool = setting(
+        "Give each of these threads a core of its own, if they are as many as the cores.", True
+    )
+
+    def __post_init__(self) -> None:
+        require_at_least(1, "--max-model-len", self.max_model_len)
+        require_at_least(0, "--max-logprobs", self.max_logprobs)
+        require_at_least(1, "--cpu-threads", self.cpu_threads)
+        if self.quantization not in (None, *QUANTIZATIONS):
+            raise ConfigError(
+                f"--quantization {self.quantization} must be one of {', '.join(QUANTIZATIONS)}"
+            )
+        if self.quantize_activations and self.quantization is None:
+            raise ConfigError(
+                "--quantize-activations needs --quantization, which says how weights are kept"
+            )

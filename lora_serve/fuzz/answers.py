@@ -1,0 +1,131 @@
+"""What is compared: answers as clients see them, whole or as far as they came.
+
+Floats are kept as JSON had them, which is to the bit. Knows nothing of what is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Choice:
+    """claims: the versions that gave it, as `system_fingerprint` called them.
+
+    logprobs: one entry a token, in the words of its route.
+    """
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[object] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: object = None
+    claims: set[str] = field(default_factory=set)
+
+    def add(self, piece: Mapping[str, Any]) -> None:
+        """One choice of an answer, or of a chunk, of either route."""
+        message = piece.get("message") or piece.get("delta") or {}
+        self.text += piece.get("text") or message.get("content") or ""
+        self.token_ids.extend(piece.get("token_ids") or ())
+        self.logprobs.extend(_logprobs(piece.get("logprobs")))
+        self.finish_reason = piece.get("finish_reason") or self.finish_reason
+        if piece.get("stop_reason") is not None:
+            self.stop_reason = piece["stop_reason"]
+
+    def difference(self, right: Choice, *, is_part: bool) -> str:
+        """How this differs from what is right, or nothing. is_part: it may end earlier."""
+        count = len(self.token_ids)
+        if self.token_ids != right.token_ids[:count]:
+            at = _first_difference(self.token_ids, right.token_ids)
+            return f"token {at} is {self.token_ids[at]}, not {_at(right.token_ids, at)}"
+        if self.logprobs != right.logprobs[: len(self.logprobs)]:
+            at = _first_difference(self.logprobs, right.logprobs)
+            return f"logprob {at} is {self.logprobs[at]}, not {_at(right.logprobs, at)}"
+        if is_part:
+            is_start = right.text.startswith(self.text)
+            return "" if is_start else f"text {self.text!r} is no start of {right.text!r}"
+        for name in ("token_ids", "logprobs", "text", "finish_reason", "stop_reason"):
+            if getattr(self, name) != getattr(right, name):
+                return f"{name} is {getattr(self, name)!r}, not {getattr(right, name)!r}"
+        return ""
+
+
+@dataclass(slots=True)
+class Heard:
+    """What came of a request. Times are of one clock. status: 0 if none came.
+
+    status, message: of the answer, or of the error that ended it. is_whole: it ended as it should.
+    has_left: the client hung up first.
+    """
+
+    begin: float
+    end: float = 0.0
+    status: int = 0
+    message: str = ""
+    is_whole: bool = False
+    has_left: bool = False
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_cached_by_tier: dict[str, int] = field(default_factory=dict)
+    prompt_logprobs: object = None
+    choices: dict[int, Choice] = field(default_factory=dict)
+
+    def add(self, document: Mapping[str, Any]) -> None:
+        """An answer, a chunk of one, or an error in either's place."""
+        if "error" in document:
+            error = document["error"]
+            self.status, self.message = error["code"], error["message"]
+            return
+        for piece in document["choices"]:
+            choice = self.choices.setdefault(piece["index"], Choice())
+            choice.add(piece)
+            choice.claims |= set(document["system_fingerprint"].split(","))
+            self.prompt_logprobs = piece.get("prompt_logprobs") or self.prompt_logprobs
+        self.prompt_logprobs = document.get("prompt_logprobs") or self.prompt_logprobs
+        if usage := document.get("usage"):
+            details = usage["prompt_tokens_details"]
+            self.num_prompt_tokens = usage["prompt_tokens"]
+            self.num_cached_tokens = details["cached_tokens"]
+            self.num_cached_by_tier = details.get("cached_tokens_by_tier", {})
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(choice.token_ids) for choice in self.choices.values())
+
+    @property
+    def claims(self) -> set[str]:
+        return {claim for choice in self.choices.values() for claim in choice.claims}
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """What came of an operator's call. Times as of `Heard`."""
+
+    begin: float
+    end: float
+    status: int = 200
+    message: str = ""
+
+    @property
+    def is_done(self) -> bool:
+        return self.status == 200
+
+
+def _logprobs(logprobs: Mapping[str, Any] | None) -> list[object]:
+    if logprobs is None:
+        return []
+    if "content" in logprobs:
+        return list(logprobs["content"])
+    columns = (logprobs[name] for name in ("tokens", "token_logprobs", "top_logprobs"))
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _first_difference(these: Sequence[object], those: Sequence[object]) -> int:
+    pairs = zip(these, those, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(these), len(those)))
+
+
+def _at(values: Sequence[object], index: int) -> object:
+    return values[index] if index < len(values) else "the end"

@@ -1,0 +1,71 @@
+"""An `Ask` as a body of HTTP. Every setting is written out, so that no server's defaults matter."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from lora_serve.fuzz.trace import Ask, Chat, Embeds, Text, Tokens
+from lora_serve.sampling_params import SamplingParams
+
+Json = dict[str, Any]
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+_CONVERTED = ("logprobs", "prompt_logprobs", "logit_bias")
+
+
+def route(ask: Ask) -> str:
+    return CHAT if isinstance(ask.prompt, Chat) else COMPLETIONS
+
+
+def body(ask: Ask, model: str, cache_salt: str, hidden_size: int) -> Json:
+    """model: as the server calls it. hidden_size: of the rows of embeddings."""
+    fields = _settings(ask.params)
+    fields |= {"model": model, "priority": ask.priority, "return_token_ids": True}
+    fields |= {"stream": ask.is_streamed}
+    if ask.is_streamed:
+        fields["stream_options"] = {"include_usage": True}
+    if cache_salt:
+        fields["cache_salt"] = cache_salt
+    num_top = ask.params.logprobs
+    match ask.prompt:
+        case Tokens(token_ids):
+            fields |= {"prompt": list(token_ids), "logprobs": num_top}
+        case Text(text):
+            fields |= {"prompt": text, "logprobs": num_top}
+        case Embeds():
+            fields |= {"prompt_embeds": _payload(ask.prompt, hidden_size), "logprobs": num_top}
+        case Chat(messages):
+            fields["messages"] = [{"role": role, "content": text} for role, text in messages]
+            if num_top is not None:
+                fields |= {"logprobs": True, "top_logprobs": num_top}
+    return fields
+
+
+def rows(prompt: Embeds, hidden_size: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """(number of rows, hidden_size)."""
+    runs = [
+        np.random.default_rng(seed).standard_normal((count, hidden_size), dtype=np.float32)
+        for seed, count in prompt.runs
+    ]
+    return np.concatenate(runs)
+
+
+def _settings(params: SamplingParams) -> Json:
+    settings: Json = msgspec.to_builtins(params)
+    for name in _CONVERTED:
+        settings.pop(name)
+    if params.prompt_logprobs is not None:
+        settings["prompt_logprobs"] = params.prompt_logprobs
+    if params.logit_bias:
+        settings["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
+    return settings
+
+
+def _payload(prompt: Embeds, hidden_size: int) -> str:
+    from safetensors.numpy import save
+
+    return base64.b64encode(save({"rows": rows(prompt, hidden_size)})).decode()

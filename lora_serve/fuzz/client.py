@@ -1,0 +1,99 @@
+"""Asks one thing over HTTP, and keeps what came of it, whatever that is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+
+from lora_serve.bench.http_stream import HttpFault, Origin, Response, request
+from lora_serve.fuzz.answers import Called, Heard
+
+PATIENCE_SECONDS = 300.0  # an answer that is not there by then counts as one that never comes
+
+
+class FuzzClient:
+    """One server, asked by as many at once as like to."""
+
+    def __init__(self, origin: Origin, api_key: str | None = None) -> None:
+        self._origin = origin
+        key = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = {"Content-Type": "application/json", **key}
+
+    async def ask(
+        self,
+        path: str,
+        body: Mapping[str, object],
+        *,
+        leaves_after_tokens: int | None = None,
+        leaves_after_seconds: float | None = None,
+    ) -> Heard:
+        """The answer to a body that may say "stream", as far as whoever asks stays for it."""
+        heard = Heard(time.monotonic())
+        data = json.dumps(body).encode()
+        try:
+            async with (
+                asyncio.timeout(leaves_after_seconds or PATIENCE_SECONDS),
+                request(self._origin, "POST", path, self._headers, data) as response,
+            ):
+                await _hear(response, heard, bool(body["stream"]), leaves_after_tokens)
+        except TimeoutError:
+            heard.has_left = leaves_after_seconds is not None
+            heard.message = "no answer came"
+        except (OSError, HttpFault, ValueError) as error:
+            heard.status, heard.message = 0, f"{type(error).__name__}: {error}"
+        heard.end = time.monotonic()
+        return heard
+
+    async def call(self, path: str, body: Mapping[str, object]) -> Called:
+        begin = time.monotonic()
+        status, message = await self._text("POST", path, json.dumps(body).encode())
+        return Called(begin, time.monotonic(), status, message)
+
+    async def metrics(self) -> dict[str, float]:
+        """By name, summed over labels."""
+        status, text = await self._text("GET", "/metrics")
+        if status != 200:
+            raise HttpFault(f"/metrics: {status}: {text}")
+        sums: dict[str, float] = {}
+        for line in text.splitlines():
+            if line and not line.startswith("#"):
+                name, _, value = line.partition(" ") if "{" not in line else _labelled(line)
+                sums[name] = sums.get(name, 0.0) + float(value.split()[0])
+        return sums
+
+    async def _text(self, method: str, path: str, body: bytes = b"") -> tuple[int, str]:
+        """Status and body; status 0 if nobody answers."""
+        try:
+            async with (
+                asyncio.timeout(PATIENCE_SECONDS),
+                request(self._origin, method, path, self._headers, body) as response,
+            ):
+                return response.status, (await response.read()).decode()
+        except (OSError, HttpFault, TimeoutError) as error:
+            return 0, f"{type(error).__name__}: {error}"
+
+
+async def _hear(
+    response: Response, heard: Heard, is_streamed: bool, leaves_after_tokens: int | None
+) -> None:
+    heard.status = response.status
+    if not is_streamed or response.status != 200:
+        heard.add(json.loads(await response.read()))
+        heard.is_whole = heard.status == 200
+        return
+    async for data in response.events():
+        if data == b"[DONE]":
+            heard.is_whole = heard.status == 200
+            return
+        heard.add(json.loads(data))
+        if leaves_after_tokens is not None and heard.num_tokens >= leaves_after_tokens:
+            heard.has_left = True
+            return
+    raise HttpFault("the stream ended without [DONE]")
+
+
+def _labelled(line: str) -> tuple[str, str, str]:
+    name, _, rest = line.partition("{")
+    return name, "", rest.rpartition("}")[2].strip()

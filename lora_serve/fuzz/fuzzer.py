@@ -1,0 +1,59 @@
+"""One trace after the other: play, judge, and make a failing one small."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lora_serve.fuzz.ground import Ground, Played
+from lora_serve.fuzz.judge import Finding, Judge
+from lora_serve.fuzz.reference import ColdEngine
+from lora_serve.fuzz.shrink import shrink
+from lora_serve.fuzz.trace import Trace
+
+TRIES = 2  # a trace that passes when shrunk may have been lucky
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    played: Played
+    findings: list[Finding]
+
+    @property
+    def is_clean(self) -> bool:
+        return not (self.findings or self.played.troubles)
+
+    def lines(self) -> list[str]:
+        """What is wrong, a line each."""
+        wrong = [
+            f"event {finding.event}: {finding.what}" if finding.event is not None else finding.what
+            for finding in self.findings
+        ]
+        return wrong + [f"server: {trouble}" for trouble in self.played.troubles]
+
+
+@dataclass(frozen=True, slots=True)
+class Fuzzer:
+    ground: Ground
+    cold: ColdEngine
+    block_size: int
+
+    def check(self, trace: Trace) -> Verdict:
+        played = self.ground.play(trace)
+        if len(played.records) < len(trace.events):  # the server never stood
+            return Verdict(played, [])
+        return Verdict(played, Judge(trace, played.records, self.cold, self.block_size).findings())
+
+    def shrink(self, trace: Trace, seconds: float, on_smaller: Callable[[Trace], None]) -> Trace:
+        """A small trace that fails like `trace`, found within so many seconds."""
+        deadline = time.monotonic() + seconds
+
+        def fails(candidate: Trace) -> bool:
+            for _ in range(TRIES):
+                if not self.check(candidate).is_clean:
+                    on_smaller(candidate)
+                    return True
+            return False
+
+        return shrink(trace, fails, lambda: time.monotonic() < deadline)

@@ -1,0 +1,223 @@
+"""Traces from seeds: every mean thing that clients and operators do, close together.
+
+Prompts share beginnings, versions come back, pools are small. Knows the model by its vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from lora_serve.demo.corpus import LABEL_REQUESTS, sentence
+from lora_serve.fuzz.trace import (
+    Ask,
+    Chat,
+    Damage,
+    Embeds,
+    Event,
+    Kill,
+    Load,
+    Prompt,
+    Reset,
+    Text,
+    Tokens,
+    Trace,
+    Unload,
+)
+from lora_serve.sampling_params import SamplingParams
+
+NAMES = ("red", "green", "blue", "grey")
+PLACES = ("", "one", "other")
+SALTS = ("", "", "", "salt", "pepper")
+STOPS = (("e",), (" the", "\n"), ("er", "A", "zz"))
+LONGEST_PREFIX = 200  # with what follows it and the answer a prompt fits the smallest pool
+RESERVED_TOKENS = 3  # the first ids are often special
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What a trace may use. vocab_size: ids below it are all known to the model.
+
+    fixed_flags: the server runs already, so that traces cannot choose how it is set up.
+    """
+
+    vocab_size: int
+    num_versions: int
+    num_requests: int = 100
+    concurrency: int = 16
+    faults: tuple[str, ...] = ()
+    tiers: tuple[str, ...] = ()
+    has_chat: bool = True
+    has_embeds: bool = True
+    fixed_flags: bool = False
+
+
+def make_trace(seed: int, scope: Scope) -> Trace:
+    rng = Random(seed)
+    tiers = () if scope.fixed_flags else _tiers(rng, scope)
+    return Trace(
+        seed=seed,
+        flags=() if scope.fixed_flags else _flags(rng, tiers),
+        tiers=tiers,
+        concurrency=rng.choice((max(1, scope.concurrency // 4), scope.concurrency)),
+        events=tuple(_Writer(rng, scope, tiers).events()),
+    )
+
+
+def _tiers(rng: Random, scope: Scope) -> tuple[str, ...]:
+    return tuple(tier for tier in scope.tiers if rng.random() < 0.4)
+
+
+def _flags(rng: Random, tiers: tuple[str, ...]) -> tuple[str, ...]:
+    max_loras = rng.choice((1, 2, 8))
+    flags = [
+        *("--num-gpu-blocks-override", str(rng.choice((32, 48, 96, 1000)))),
+        *("--max-num-seqs", str(rng.choice((2, 5, 16)))),
+        *("--max-num-batched-tokens", str(rng.choice((32, 100, 2048)))),
+        *("--max-loras", str(max_loras), "--max-cpu-loras", str(max_loras + rng.choice((0, 1, 8)))),
+        *("--scheduling-policy", rng.choice(("fcfs", "priority"))),
+        *("--fair-share", rng.choice(("none", "none", "adapter"))),
+        *("--prefix-caching-hash-algo", rng.choice(("sha256", "xxh3_128"))),
+    ]
+    if rng.random() < (0.3 if tiers else 0.1):
+        flags.append("--no-enable-prefix-caching")
+    if rng.random() < 0.2:
+        flags.append("--enforce-eager")
+    if tiers:
+        flags += ["--kv-store-policy", rng.choice(("all", "all", "prompt-only", "after-n-hits"))]
+    return tuple(flags)
+
+
+class _Writer:
+    """Writes one trace's events."""
+
+    def __init__(self, rng: Random, scope: Scope, tiers: tuple[str, ...]) -> None:
+        self._rng = rng
+        self._scope = scope
+        self._damages = "tier" in scope.faults and "disk" in tiers
+        self._kill_at = -1
+        if "kill" in scope.faults and rng.random() < 0.4:
+            self._kill_at = rng.randrange(scope.num_requests // 4, scope.num_requests)
+        self._prefixes = [self._token_ids(rng.choice((30, 90, LONGEST_PREFIX))) for _ in range(3)]
+        self._row_seeds = [rng.randrange(2**31) for _ in range(3)]
+        self._named: set[str] = set()
+        kinds: list[Callable[[], Prompt]] = [self._tokens, self._tokens, self._text]
+        kinds += [self._chat] * scope.has_chat + [self._embeds] * scope.has_embeds
+        self._kinds = kinds
+
+    def events(self) -> list[Event]:
+        events: list[Event] = [self._load(name) for name in NAMES[:2]]
+        num_asked = 0
+        while num_asked < self._scope.num_requests:
+            if num_asked == self._kill_at:
+                events.append(Kill(wait_ms=self._rng.randrange(30)))
+                self._kill_at = -1
+            event = self._event()
+            num_asked += isinstance(event, Ask)
+            events.append(event)
+        return events
+
+    def _event(self) -> Event:
+        rng = self._rng
+        choice = rng.random()
+        if choice < 0.08:
+            return self._load(rng.choice(NAMES))
+        if choice < 0.1 and len(self._named) > 1:
+            name = rng.choice(sorted(self._named))
+            self._named.discard(name)
+            return Unload(lora_name=name, wait_ms=self._wait_ms())
+        if choice < 0.115:
+            chosen = rng.choice((None, *sorted(self._named)))
+            return Reset(lora_name=chosen, wait_ms=self._wait_ms())
+        if choice < 0.125 and self._damages:
+            return Damage(seed=rng.randrange(2**31))
+        return self._ask()
+
+    def _wait_ms(self) -> int:
+        """Mostly at once; now and then long enough for answers to end."""
+        return self._rng.choice((0, 0, 0, 1, 5, 20, 60))
+
+    def _load(self, name: str) -> Load:
+        self._named.add(name)
+        return Load(
+            lora_name=name,
+            version=self._rng.randrange(self._scope.num_versions),
+            place=self._rng.choice(PLACES),
+            wait_ms=self._wait_ms(),
+        )
+
+    def _ask(self) -> Ask:
+        rng = self._rng
+        prompt = rng.choice(self._kinds)()
+        params = self._params(prompt)
+        is_streamed = rng.random() < 0.5 and params.prompt_logprobs is None
+        leaves_early = is_streamed and rng.random() < 0.25
+        leaves_anyhow = rng.random() < 0.07
+        return Ask(
+            prompt=prompt,
+            params=params,
+            lora_name=rng.choice((None, *sorted(self._named))),
+            cache_salt=rng.choice(SALTS),
+            priority=rng.randrange(3),
+            is_streamed=is_streamed,
+            leaves_after_tokens=rng.randrange(12) if leaves_early else None,
+            leaves_after_ms=rng.choice((1, 5, 20, 100)) if leaves_anyhow else None,
+            wait_ms=self._wait_ms(),
+        )
+
+    # ── prompts ─────────────────────────────────────────────────────────────────────────────
+
+    def _token_ids(self, count: int) -> tuple[int, ...]:
+        ids = range(RESERVED_TOKENS, self._scope.vocab_size)
+        return tuple(self._rng.choice(ids) for _ in range(count))
+
+    def _tokens(self) -> Prompt:
+        rng = self._rng
+        if rng.random() < 0.3:
+            return Tokens((*self._prefixes[0], RESERVED_TOKENS))  # the very same, again and again
+        prefix = rng.choice(self._prefixes)
+        return Tokens(prefix[: rng.randrange(len(prefix) + 1)] + self._token_ids(rng.randint(1, 9)))
+
+    def _text(self) -> Prompt:
+        shared = "The keeper reads every letter once more. " * self._rng.randrange(3)
+        return Text(shared + sentence(self._rng) + " " + self._rng.choice(LABEL_REQUESTS))
+
+    def _chat(self) -> Prompt:
+        messages = [
+            (role, text)
+            for _ in range(self._rng.randrange(2))
+            for role, text in (("user", LABEL_REQUESTS[0]), ("assistant", sentence(self._rng)))
+        ]
+        return Chat((*messages, ("user", self._rng.choice(LABEL_REQUESTS))))
+
+    def _embeds(self) -> Prompt:
+        shared = (self._rng.choice(self._row_seeds), self._rng.randrange(1, 70))
+        return Embeds((shared, (self._rng.randrange(2**31), self._rng.randint(1, 5))))
+
+    # ── settings ────────────────────────────────────────────────────────────────────────────
+
+    def _params(self, prompt: Prompt) -> SamplingParams:
+        rng = self._rng
+        is_greedy = rng.random() < 0.5
+        return SamplingParams(
+            n=rng.choice((1, 1, 1, 1, 2, 3)),
+            max_tokens=rng.choice((1, 2, 8, 20, 48)),
+            temperature=0.0 if is_greedy else rng.choice((0.5, 1.0, 1.5)),
+            top_p=rng.choice((1.0, 0.9)),
+            top_k=rng.choice((0, 0, 20)),
+            min_p=rng.choice((0.0, 0.0, 0.05)),
+            presence_penalty=rng.choice((0.0, 0.0, 0.5)),
+            frequency_penalty=rng.choice((0.0, 0.0, 0.7)),
+            repetition_penalty=1.0 if isinstance(prompt, Embeds) else rng.choice((1.0, 1.0, 1.2)),
+            seed=rng.randrange(2**31),
+            stop=rng.choice(STOPS) if rng.random() < 0.2 else (),
+            ignore_eos=rng.random() < 0.5,
+            logprobs=rng.choice((None, 0, 2, 5)),
+            prompt_logprobs=self._prompt_logprobs(prompt),
+            logit_bias={self._token_ids(1)[0]: 3.0} if rng.random() < 0.1 else {},
+        )
+
+    def _prompt_logprobs(self, prompt: Prompt) -> int | None:
+        is_chosen = self._rng.random() < 0.1
+        return 1 if is_chosen and not isinstance(prompt, Embeds) else None

@@ -1,0 +1,180 @@
+"""What is wrong with a trace that was played: answers, claims, hits, refusals.
+
+An answer must be that of the version which it claims, to the bit, and the claim must be one that
+the name can have stood for meanwhile. A request may be refused only for what was done to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+from lora_serve.fuzz.answers import Called, Choice, Heard
+from lora_serve.fuzz.player import Record
+from lora_serve.fuzz.reference import ColdEngine
+from lora_serve.fuzz.timeline import ABSENT, Timeline
+from lora_serve.fuzz.trace import Ask, Event, Kill, Load, Reset, Trace, Unload
+
+SETTLED = (400, 404)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """event: its index in the trace, or None for the server itself."""
+
+    event: int | None
+    what: str
+
+
+class Judge:
+    """Of one trace that was played. block_size: hits come in such steps."""
+
+    def __init__(
+        self, trace: Trace, records: Sequence[Record], cold: ColdEngine, block_size: int
+    ) -> None:
+        self._trace = trace
+        self._records = records
+        self._cold = cold
+        self._block_size = block_size
+        self._timeline = Timeline(trace, records)
+        self._asked = [
+            (index, event, record)
+            for index, (event, record) in enumerate(zip(trace.events, records, strict=True))
+            if isinstance(event, Ask) and isinstance(record, Heard)
+        ]
+        self._units = {index: self._computed_units(ask, heard) for index, ask, heard in self._asked}
+
+    def findings(self) -> list[Finding]:
+        found = [
+            Finding(index, what)
+            for index, ask, heard in self._asked
+            for what in self._faults(index, ask, heard)
+        ]
+        for index, (event, record) in enumerate(
+            zip(self._trace.events, self._records, strict=True)
+        ):
+            if isinstance(record, Called) and not self._may_fail(event, record):
+                found.append(Finding(index, f"refused: {record.status}: {record.message[:300]}"))
+        return found
+
+    # ── requests ────────────────────────────────────────────────────────────────────────────
+
+    def _faults(self, index: int, ask: Ask, heard: Heard) -> Iterator[str]:
+        if not (heard.is_whole or heard.has_left or self._may_break(ask, heard)):
+            yield f"refused: {heard.status}: {heard.message[:300]}"
+        for number, choice in sorted(heard.choices.items()):
+            what = self._wrong(ask, heard, number, choice)
+            if what:
+                yield f"choice {number}: {what}"
+        if heard.is_whole:
+            if len(heard.choices) != ask.params.n:
+                yield f"{len(heard.choices)} choices, not {ask.params.n}"
+            yield from self._wrong_hits(index, ask, heard)
+
+    def _may_break(self, ask: Ask, heard: Heard) -> bool:
+        """Whether this error is what had to come of what was done meanwhile."""
+        begin, end = heard.begin, heard.end
+        if heard.status == 503:
+            return self._timeline.num_kills(begin, end) > 0
+        if heard.status == 500:  # a request that was there when two engines died
+            return self._timeline.num_kills(begin, end) > 1
+        if ask.lora_name is None:
+            return False
+        if heard.status == 404:
+            return ABSENT in self._timeline.versions(ask.lora_name, begin, end)
+        return heard.status == 400 and self._timeline.may_have_changed(ask.lora_name, begin, end)
+
+    def _wrong(self, ask: Ask, heard: Heard, number: int, choice: Choice) -> str:
+        """What is wrong with a choice, or nothing: it must be right for a version it claims."""
+        possible: set[int | None] = {None}
+        if ask.lora_name is not None:
+            possible = set(self._timeline.versions(ask.lora_name, heard.begin, heard.end))
+        version, wrong = None, "it claims no version"
+        if not choice.token_ids and not choice.claims:
+            return ""
+        for claim in sorted(choice.claims):
+            try:
+                version = self._cold.version_claimed(claim)
+            except ValueError:
+                return f"claims to come from {claim}, which nobody loaded"
+            if version not in possible:
+                shown = sorted(one for one in possible if one is not None)
+                return f"claims version {version}, but {ask.lora_name} can only have been {shown}"
+            right = self._cold.answer(ask, version)
+            wrong = choice.difference(right.choices[number], is_part=not heard.is_whole)
+            if not wrong and heard.is_whole and heard.prompt_logprobs != right.prompt_logprobs:
+                wrong = "other logprobs of the prompt"
+            if not wrong:
+                return ""
+        return (
+            f"not what version {version} answers: {wrong}{self._true_source(ask, number, choice)}"
+        )
+
+    def _true_source(self, ask: Ask, number: int, choice: Choice) -> str:
+        """A hint: which version's answer it is, if it is one's."""
+        for version in (None, *range(self._cold.num_versions)):
+            right = self._cold.answer(ask, version).choices[number]
+            if not choice.difference(right, is_part=True):
+                name = "the base model" if version is None else f"version {version}"
+                return f"; it is the answer of {name}"
+        return ""
+
+    # ── hits ────────────────────────────────────────────────────────────────────────────────
+
+    def _wrong_hits(self, index: int, ask: Ask, heard: Heard) -> Iterator[str]:
+        num_cached, by_tier = heard.num_cached_tokens, heard.num_cached_by_tier
+        if num_cached > max(0, heard.num_prompt_tokens - 1) or num_cached % self._block_size:
+            yield f"{num_cached} of {heard.num_prompt_tokens} tokens cannot have been cached"
+        if by_tier and sum(by_tier.values()) != num_cached:
+            yield f"{num_cached} cached tokens, but by tier {by_tier}"
+        if num_cached > (most := self._most_hits(index, ask, heard)):
+            yield f"{num_cached} cached tokens, but no more than {most} were ever computed before"
+
+    def _most_hits(self, index: int, ask: Ask, heard: Heard) -> int:
+        """Tokens that others' KV can have given: their common beginnings, in the same namespace.
+
+        A request finds blocks of its own when its engine was killed, or by its other choices.
+        """
+        kills = any(isinstance(event, Kill) for event in self._trace.events)
+        most = 0
+        for other, asked, other_heard in self._asked:
+            is_own = other == index
+            if (is_own and ask.params.n == 1 and not kills) or other_heard.begin > heard.end:
+                continue
+            if self._may_share(ask, heard, asked, other_heard):
+                most = max(most, _common(self._units[index], self._units[other]))
+        return most // self._block_size * self._block_size
+
+    def _may_share(self, ask: Ask, heard: Heard, other: Ask, other_heard: Heard) -> bool:
+        if (ask.lora_name, ask.cache_salt) != (other.lora_name, other.cache_salt):
+            return False
+        if other_heard.claims and not other_heard.claims & heard.claims:
+            return False
+        return not self._timeline.was_reset_between(
+            ask.lora_name, other_heard.end, heard.begin
+        ) or bool(other_heard.has_left)  # one that was left may run on for a moment
+
+    def _computed_units(self, ask: Ask, heard: Heard) -> list[Hashable]:
+        """The prompt, and what was told of its first choice."""
+        told = heard.choices[0].token_ids if 0 in heard.choices else []
+        return [*self._cold.units(ask), *told]
+
+    # ── operators' calls ────────────────────────────────────────────────────────────────────
+
+    def _may_fail(self, event: Event, called: Called) -> bool:
+        if called.is_done:
+            return True
+        if called.status == 503:
+            return self._timeline.num_kills(called.begin, called.end) > 0
+        if not isinstance(event, Load | Unload | Reset) or event.lora_name is None:
+            return False
+        is_absent = ABSENT in self._timeline.versions(event.lora_name, called.begin, called.end)
+        return called.status in SETTLED and is_absent
+
+
+def _common(these: Sequence[Hashable], those: Sequence[Hashable]) -> int:
+    """How long their common beginning is."""
+    for index, (one, other) in enumerate(zip(these, those, strict=False)):
+        if one != other:
+            return index
+    return min(len(these), len(those))

@@ -1,0 +1,143 @@
+"""Plays a trace against one server and writes down what came of each event. Judges nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lora_serve.errors import ConfigError
+from lora_serve.fuzz.answers import Called, Heard
+from lora_serve.fuzz.bodies import body, route
+from lora_serve.fuzz.client import FuzzClient
+from lora_serve.fuzz.faults import damage_files, kill_engine
+from lora_serve.fuzz.trace import Ask, Damage, Event, Kill, Load, Reset, Trace, Unload
+from lora_serve.fuzz.versions import overwrite
+
+RESTART_SECONDS = 120.0
+POLL_SECONDS = 0.1
+RESTARTS = "lora_serve:engine_restarts_total"
+
+Record = Heard | Called
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stand:
+    """Where a trace is played.
+
+    versions: the library's directories. workspace: for adapters that overwrite each other.
+    prefix: of names and salts, so that traces on one server have nothing in common.
+    server_pid, disk: what faults need; None where the trace has none.
+    """
+
+    client: FuzzClient
+    base_model: str
+    hidden_size: int
+    versions: Sequence[Path]
+    workspace: Path
+    prefix: str = ""
+    server_pid: int | None = None
+    disk: Path | None = None
+
+
+class Player:
+    """Plays one trace, once."""
+
+    def __init__(self, stand: Stand) -> None:
+        self._stand = stand
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def play(self, trace: Trace) -> list[Record]:
+        """What came of each event, in their order."""
+        places = asyncio.Semaphore(trace.concurrency)
+        tasks: list[asyncio.Task[Record]] = []
+        async with asyncio.TaskGroup() as group:
+            for event in trace.events:
+                await asyncio.sleep(event.wait_ms / 1000)
+                await places.acquire()
+                task = group.create_task(self._take(event))
+                task.add_done_callback(lambda _: places.release())
+                tasks.append(task)
+                if isinstance(event, Kill):
+                    await task
+                else:
+                    await asyncio.sleep(0)  # it begins now, so operators' calls keep their order
+        return [task.result() for task in tasks]
+
+    async def _take(self, event: Event) -> Record:
+        match event:
+            case Ask():
+                return await self._ask(event)
+            case Load() | Unload():
+                async with self._locks[event.lora_name]:
+                    return await self._change(event)
+            case Reset():
+                name = {"lora_name": self._named(event.lora_name)} if event.lora_name else {}
+                return await self._stand.client.call("/reset_prefix_cache", name)
+            case Kill():
+                return await self._kill()
+            case Damage():
+                return self._damage(event)
+
+    async def _ask(self, ask: Ask) -> Heard:
+        stand = self._stand
+        model = self._named(ask.lora_name) if ask.lora_name else stand.base_model
+        salt = f"{stand.prefix}{ask.cache_salt}"
+        leaves_ms = ask.leaves_after_ms
+        return await stand.client.ask(
+            route(ask),
+            body(ask, model, salt, stand.hidden_size),
+            leaves_after_tokens=ask.leaves_after_tokens,
+            leaves_after_seconds=leaves_ms / 1000 if leaves_ms is not None else None,
+        )
+
+    async def _change(self, event: Load | Unload) -> Called:
+        name = self._named(event.lora_name)
+        if isinstance(event, Unload):
+            return await self._stand.client.call("/v1/unload_lora_adapter", {"lora_name": name})
+        begin = time.monotonic()
+        path = self._stand.versions[event.version]
+        if event.place:
+            version, path = path, self._stand.workspace / event.lora_name / event.place
+            overwrite(path, version)
+        fields = {"lora_name": name, "lora_path": str(path), "load_inplace": True}
+        called = await self._stand.client.call("/v1/load_lora_adapter", fields)
+        return Called(begin, called.end, called.status, called.message)
+
+    async def _kill(self) -> Called:
+        begin = time.monotonic()
+        assert self._stand.server_pid is not None, "a server at a URL is not killed"
+        client = self._stand.client
+        num_before = (await client.metrics()).get(RESTARTS, 0.0)
+        kill_engine(self._stand.server_pid)
+        # The server may take a while to notice, and is healthy until then.
+        while (await client.metrics()).get(RESTARTS, 0.0) <= num_before:
+            if time.monotonic() - begin > RESTART_SECONDS:
+                message = f"no new engine after {RESTART_SECONDS:.0f} s"
+                return Called(begin, time.monotonic(), 0, message)
+            await asyncio.sleep(POLL_SECONDS)
+        return Called(begin, time.monotonic())
+
+    def _damage(self, event: Damage) -> Called:
+        begin = time.monotonic()
+        assert self._stand.disk is not None, "only the disk tier's files are damaged"
+        damage_files(self._stand.disk, event.seed)
+        return Called(begin, time.monotonic())
+
+    def _named(self, lora_name: str) -> str:
+        return f"{self._stand.prefix}{lora_name}"
+
+
+def check_playable(trace: Trace, stand: Stand) -> None:
+    """Raises ConfigError for a trace whose faults or versions this stand cannot play."""
+    for event in trace.events:
+        if isinstance(event, Kill) and stand.server_pid is None:
+            raise ConfigError("the trace kills engines; a server at --url is not the fuzzer's own")
+        if isinstance(event, Load) and event.version >= len(stand.versions):
+            raise ConfigError(
+                f"the trace has a version {event.version}, here are {len(stand.versions)}; give "
+                "the same --adapters"
+            )

@@ -1,0 +1,150 @@
+"""What is right: a cold engine in this process, without caches, asked one thing at a time.
+
+It shares with servers the kernels and the text, and nothing of what a fuzzer doubts: one request
+fills the batch, prompts are computed in one piece, nothing is looked up or recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from lora_serve.config import EngineConfig
+from lora_serve.errors import InvalidRequestError
+from lora_serve.fuzz.answers import Choice
+from lora_serve.fuzz.bodies import rows
+from lora_serve.fuzz.trace import Ask, Chat, Embeds, Text, Tokens
+from lora_serve.llm import LLM
+from lora_serve.outputs import CompletionOutput, RequestOutput
+from lora_serve.prompts import EmbedsPrompt, Prompt, TokensPrompt
+from lora_serve.server.logprobs import CompletionLogprobsWriter, chat_logprobs, prompt_logprobs
+from lora_serve.server.models import SHORT_HEX
+
+NUM_BLOCKS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """The right answer of one version: its choices, and the logprobs of the prompt as told."""
+
+    choices: tuple[Choice, ...]
+    prompt_logprobs: object
+
+
+class ColdEngine:
+    """Answers of every version, each computed once. `versions` lie where nobody writes to them."""
+
+    def __init__(self, config: EngineConfig, versions: Sequence[Path]) -> None:
+        model = {name: getattr(config.model, name) for name in config.model.__slots__}
+        self._llm = LLM(
+            **{**model, "enforce_eager": True},
+            block_size=config.cache.block_size,
+            enable_prefix_caching=False,
+            num_gpu_blocks_override=NUM_BLOCKS,
+            max_num_seqs=1,
+            enable_lora=True,
+            max_loras=1,
+            max_cpu_loras=len(versions),
+            max_lora_rank=config.lora.max_lora_rank,
+        )
+        infos = [self._llm.load_lora_adapter(f"v{i}", str(p)) for i, p in enumerate(versions)]
+        self.num_versions = len(versions)
+        self.digests = [info.digest[:SHORT_HEX] for info in infos]
+        self._memo: dict[Hashable, Right] = {}
+        self.fingerprint = self._llm.model_info.fingerprint.hex()[:SHORT_HEX]
+        self.hidden_size = self._llm.model_info.hidden_size
+        self.vocab_size = self._llm.model_info.vocab_size
+
+    def close(self) -> None:
+        self._llm.close()
+
+    @property
+    def has_chat(self) -> bool:
+        """Whether the model's tokenizer knows how a chat is written."""
+        try:
+            self._llm.tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}])
+        except InvalidRequestError:
+            return False
+        return True
+
+    def version_claimed(self, claim: str) -> int | None:
+        """Which version a `system_fingerprint` claims; None for the base model.
+
+        Raises:
+            ValueError: another model, or an adapter that nobody loaded.
+        """
+        model, _, adapter = claim.partition("-")
+        if model != self.fingerprint:
+            raise ValueError(f"{model} is another model than {self.fingerprint}")
+        return self.digests.index(adapter.partition("-")[0]) if adapter else None
+
+    def answer(self, ask: Ask, version: int | None) -> Right:
+        encode = msgspec.json.encode
+        key = (version, encode(ask.prompt), encode(ask.params))
+        if key not in self._memo:
+            lora_name = None if version is None else f"v{version}"
+            (output,) = self._llm.generate(self._prompt(ask), ask.params, lora_name=lora_name)
+            self._memo[key] = self._right(ask, output)
+        return self._memo[key]
+
+    def units(self, ask: Ask) -> list[Hashable]:
+        """The prompt, token by token or row by row: equal units have equal KV before them."""
+        if isinstance(ask.prompt, Embeds):
+            return [(seed, row) for seed, count in ask.prompt.runs for row in range(count)]
+        prompt = self._prompt(ask)
+        assert isinstance(prompt, TokensPrompt), "all but embeddings are token ids by now"
+        return list(prompt.token_ids)
+
+    def _prompt(self, ask: Ask) -> Prompt:
+        tokenizer = self._llm.tokenizer
+        match ask.prompt:
+            case Tokens(token_ids):
+                return TokensPrompt(token_ids)
+            case Text(text):
+                return TokensPrompt(tuple(tokenizer.encode(text)))
+            case Chat(messages):
+                turns = [{"role": role, "content": text} for role, text in messages]
+                return TokensPrompt(tuple(tokenizer.apply_chat_template(turns)))
+            case Embeds():
+                return self._rows(ask.prompt)
+
+    def _rows(self, prompt: Embeds) -> EmbedsPrompt:
+        import torch  # slow to import; not for --help
+
+        values = torch.from_numpy(rows(prompt, self.hidden_size))
+        values = values.to(getattr(torch, self._llm.model_info.dtype))
+        return EmbedsPrompt(len(values), values.view(torch.uint8).numpy().tobytes())
+
+    def _right(self, ask: Ask, output: RequestOutput) -> Right:
+        told: object = None
+        if ask.params.prompt_logprobs is not None:
+            told = _as_json(prompt_logprobs(self._llm.tokenizer, output.prompt_logprobs))
+        return Right(tuple(self._choice(ask, choice) for choice in output.outputs), told)
+
+    def _choice(self, ask: Ask, choice: CompletionOutput) -> Choice:
+        return Choice(
+            text=choice.text,
+            token_ids=choice.token_ids,
+            logprobs=self._logprobs(ask, choice),
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+        )
+
+    def _logprobs(self, ask: Ask, choice: CompletionOutput) -> list[object]:
+        if ask.params.logprobs is None:
+            return []
+        tokenizer = self._llm.tokenizer
+        if isinstance(ask.prompt, Chat):
+            return [_as_json(one) for one in chat_logprobs(tokenizer, choice.logprobs).content]
+        told = CompletionLogprobsWriter(tokenizer).write(choice.logprobs)
+        columns = (told.tokens, told.token_logprobs, told.top_logprobs)
+        return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _as_json(value: object) -> object:
+    """As it reads after a way through JSON."""
+    decoded: object = msgspec.json.decode(msgspec.json.encode(value))
+    return decoded

@@ -1,0 +1,108 @@
+"""What a run of the fuzzer came to, for its table and its JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from lora_serve.fuzz.answers import Called, Heard
+from lora_serve.fuzz.ground import Played
+from lora_serve.fuzz.judge import Finding
+from lora_serve.fuzz.player import RESTARTS
+from lora_serve.fuzz.trace import Ask, Chat, Damage, Embeds, Event, Load, Reset, Text, Trace, Unload
+
+METRICS = {
+    "tokens_hit": "vllm:prefix_cache_hits_total",
+    "tokens_from_tiers": "vllm:external_prefix_cache_hits_total",
+    "preemptions": "vllm:num_preemptions_total",
+    "adapter_evictions": "lora_serve:adapter_evictions_total",
+    "engines_killed": RESTARTS,
+}
+
+
+class Kind(msgspec.Struct):
+    """One kind of requests: how many, and what became of them. refused: as they had to be."""
+
+    requests: int = 0
+    whole: int = 0
+    begun: int = 0
+    left: int = 0
+    refused: int = 0
+    wrong: int = 0
+    choices: int = 0
+    tokens: int = 0
+
+    def add(self, heard: Heard, is_wrong: bool) -> None:
+        self.requests += 1
+        self.wrong += is_wrong
+        self.choices += len(heard.choices)
+        self.tokens += heard.num_tokens
+        if heard.is_whole:
+            self.whole += 1
+        elif heard.num_tokens:
+            self.begun += 1
+        elif heard.has_left:
+            self.left += 1
+        else:
+            self.refused += 1
+
+
+class Tally(msgspec.Struct):
+    """first_seed: of the first trace. events, counts: by name, of all traces."""
+
+    first_seed: int
+    traces: int = 0
+    kinds: dict[str, Kind] = {}
+    events: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    cached_tokens: int = 0
+    prompt_tokens: int = 0
+    troubles: int = 0
+
+    def add(self, trace: Trace, played: Played, findings: Sequence[Finding]) -> None:
+        self.traces += 1
+        self.troubles += len(played.troubles)
+        wrong = {finding.event for finding in findings}
+        for index, (event, record) in enumerate(zip(trace.events, played.records, strict=False)):
+            if isinstance(event, Ask) and isinstance(record, Heard):
+                self.kinds.setdefault(_kind(event), Kind()).add(record, index in wrong)
+                self.cached_tokens += record.num_cached_tokens
+                self.prompt_tokens += record.num_prompt_tokens
+            elif isinstance(record, Called) and record.is_done:
+                name = _event_name(event)
+                self.events[name] = self.events.get(name, 0) + 1
+        for name, metric in METRICS.items():
+            self.counts[name] = self.counts.get(name, 0) + int(played.metrics.get(metric, 0))
+
+    @property
+    def num_requests(self) -> int:
+        return sum(kind.requests for kind in self.kinds.values())
+
+    @property
+    def num_wrong(self) -> int:
+        return sum(kind.wrong for kind in self.kinds.values())
+
+
+def _kind(ask: Ask) -> str:
+    match ask.prompt:
+        case Embeds():
+            return "prompt_embeds"
+        case Chat():
+            return "chat"
+        case Text():
+            return "text"
+    return "token ids"
+
+
+def _event_name(event: Event) -> str:
+    match event:
+        case Load():
+            return "loads"
+        case Unload():
+            return "unloads"
+        case Reset():
+            return "cache resets"
+        case Damage():
+            return "damages to disk"
+    return "kills"

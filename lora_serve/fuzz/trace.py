@@ -1,0 +1,122 @@
+"""A trace: how a server is set up, and what is done to it, in order. Plain data, kept as JSON.
+
+Everything that an answer depends on is in it, so that the same trace asks the same questions of
+another server. When things happen depends on the server, too: events begin in order, each
+`wait_ms` after the one before, and not before one of the trace's `concurrency` places is free.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from lora_serve.errors import ConfigError
+from lora_serve.sampling_params import SamplingParams
+
+
+class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
+    token_ids: tuple[int, ...]
+
+
+class Text(msgspec.Struct, frozen=True, tag="text"):
+    text: str
+
+
+class Embeds(msgspec.Struct, frozen=True, tag="embeds"):
+    """Runs of random rows, each the first of those that its seed gives: (seed, number of rows)."""
+
+    runs: tuple[tuple[int, int], ...]
+
+
+class Chat(msgspec.Struct, frozen=True, tag="chat"):
+    """(role, content) of each message."""
+
+    messages: tuple[tuple[str, str], ...]
+
+
+Prompt = Tokens | Text | Embeds | Chat
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
+    """One request.
+
+    leaves_after_tokens: the client hangs up once so many have been streamed; leaves_after_ms: or
+        after so long, whether anything has come or not.
+    """
+
+    prompt: Prompt
+    params: SamplingParams
+    lora_name: str | None = None
+    cache_salt: str = ""
+    priority: int = 0
+    is_streamed: bool = False
+    leaves_after_tokens: int | None = None
+    leaves_after_ms: int | None = None
+    wait_ms: int = 0
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
+    """Let a name stand for a version. place: whose bytes are written first; none for the library's.
+
+    A place is a path of the name's own: at one place versions overwrite each other.
+    """
+
+    lora_name: str
+    version: int
+    place: str = ""
+    wait_ms: int = 0
+
+
+class Unload(msgspec.Struct, frozen=True, kw_only=True, tag="unload"):
+    lora_name: str
+    wait_ms: int = 0
+
+
+class Reset(msgspec.Struct, frozen=True, kw_only=True, tag="reset"):
+    """Of the prefix cache: all of it, or one adapter's."""
+
+    lora_name: str | None = None
+    wait_ms: int = 0
+
+
+class Kill(msgspec.Struct, frozen=True, kw_only=True, tag="kill"):
+    """kill -9 of the engine process; the next event waits until there is another."""
+
+    wait_ms: int = 0
+
+
+class Damage(msgspec.Struct, frozen=True, kw_only=True, tag="damage"):
+    """Flip, cut off or delete some of the disk tier's files, chosen by the seed."""
+
+    seed: int
+    wait_ms: int = 0
+
+
+Event = Ask | Load | Unload | Reset | Kill | Damage
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """flags: of the server. tiers: those of ram, disk and redis it has, at paths of the run."""
+
+    seed: int
+    flags: tuple[str, ...] = ()
+    tiers: tuple[str, ...] = ()
+    concurrency: int = 16
+    events: tuple[Event, ...]
+
+    @property
+    def num_requests(self) -> int:
+        return sum(isinstance(event, Ask) for event in self.events)
+
+
+def save_trace(trace: Trace, path: Path) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(trace), indent=1) + b"\n")
+
+
+def load_trace(path: Path) -> Trace:
+    """Raises ConfigError for a file that is no trace."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Trace)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{path} holds no trace: {error}") from error

@@ -1,0 +1,51 @@
+"""Adapter versions: the given adapters, and copies of them whose deltas are scaled.
+
+Each lies in a directory that nobody writes to again; `overwrite` puts one's bytes where an adapter
+lies, as a training loop does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from lora_serve.errors import ConfigError
+
+SCALES = (1.0, 0.5, 1.5)
+WEIGHTS = "adapter_model.safetensors"
+
+
+def write_versions(sources: Sequence[Path], directory: Path) -> tuple[Path, ...]:
+    """A directory for each version. Raises ConfigError for a source that holds no adapter."""
+    return tuple(
+        _scaled_copy(source, scale, directory / f"{index}-{scale:g}")
+        for index, source in enumerate(sources)
+        for scale in SCALES
+    )
+
+
+def overwrite(target: Path, version: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for source in version.iterdir():
+        staged = target / f"{source.name}.new"
+        shutil.copyfile(source, staged)
+        os.replace(staged, target / source.name)
+
+
+def _scaled_copy(source: Path, scale: float, target: Path) -> Path:
+    from safetensors import SafetensorError  # with torch, slow to import; not for --help
+    from safetensors.torch import load_file, save_file
+
+    target.mkdir(parents=True)
+    try:
+        tensors = load_file(source / WEIGHTS)
+        shutil.copyfile(source / "adapter_config.json", target / "adapter_config.json")
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"--adapters {source}: no adapter can be read there: {error}") from error
+    scaled = {
+        name: tensor * scale if ".lora_B." in name else tensor for name, tensor in tensors.items()
+    }
+    save_file(scaled, target / WEIGHTS, metadata={"format": "pt"})
+    return target

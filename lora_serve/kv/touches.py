@@ -1,0 +1,38 @@
+"""Which prefixes the tiers were told of lately. A hit on the device is no use to them otherwise.
+
+A prefix that lives in the device cache is not asked of the tiers, grows old there, and would be
+gone when the device forgets it. Telling is cheap, and once in a while is enough.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from lora_serve.identity import BlockHash
+
+TOUCH_SECONDS = 30.0
+MAX_REMEMBERED = 4096
+
+
+class RecentTouches:
+    """By the last block of each prefix, which stands for all before it."""
+
+    def __init__(
+        self, clock: Callable[[], float], seconds: float = TOUCH_SECONDS, most: int = MAX_REMEMBERED
+    ) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._most = most
+        self._told: OrderedDict[BlockHash, float] = OrderedDict()  # when; the oldest first
+
+    def is_due(self, last: BlockHash) -> bool:
+        """Whether the tiers shall be told of this prefix now; then it is not due for a while."""
+        now = self._clock()
+        if now - self._told.get(last, -self._seconds) < self._seconds:
+            return False
+        self._told[last] = now
+        self._told.move_to_end(last)
+        if len(self._told) > self._most:
+            self._told.popitem(last=False)
+        return True

@@ -1,0 +1,58 @@
+"""Steps that were planned and have not been reported. At most two, oldest first.
+
+The one rule: what a step in flight will have done is on its requests the moment it is planned
+(num_planned_tokens, num_awaited_tokens), so that the next step can go on from there. What it has
+done is written only when it is reported. Knows no blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lora_serve.scheduler.request import Request
+from lora_serve.step import ScheduledRequest
+
+Share = tuple[Request, ScheduledRequest]
+
+
+class StepsInFlight:
+    """By step_id. A step without requests changes nobody's progress and is not held here."""
+
+    def __init__(self) -> None:
+        self._num_planned = 0
+        self._steps: dict[int, Sequence[Share]] = {}
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def launch(self, shares: Sequence[Share]) -> int:
+        """Take on a step of these shares, in the order of SchedulerOutput.requests; its step_id."""
+        self._num_planned += 1
+        if shares:
+            self._steps[self._num_planned] = shares
+        for index, (request, chunk) in enumerate(shares):
+            request.num_planned_tokens = chunk.end
+            request.num_awaited_tokens += chunk.sample is not None
+            request.step_index = index
+        return self._num_planned
+
+    def land(self, step_id: int) -> Sequence[Share]:
+        """The shares of a step that is reported."""
+        assert not self._steps or step_id <= min(self._steps), "an older step was not reported"
+        return self._steps.pop(step_id, ())
+
+    def check_invariants(self, running: Sequence[Request]) -> None:
+        """Assert that a running request's shares are what it has planned, and not offered yet."""
+        chunks: dict[Request, list[ScheduledRequest]] = {request: [] for request in running}
+        for shares in self._steps.values():
+            for request, chunk in shares:
+                chunks.setdefault(request, []).append(chunk)
+        for request in running:
+            name, planned = request.request_id, chunks[request]
+            starts = [*(chunk.start for chunk in planned), request.num_planned_tokens]
+            ends = [request.num_computed_tokens, *(chunk.end for chunk in planned)]
+            assert starts == ends, f"{name} has a gap in flight"
+            num_drawn = sum(chunk.sample is not None for chunk in planned)
+            assert request.num_awaited_tokens == num_drawn, f"{name} awaits other tokens"
+            num_offered = request.num_committed_blocks * request.block_size
+            assert num_offered <= request.num_computed_tokens, f"{name} offers what is in flight"

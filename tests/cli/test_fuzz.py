@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from lora_serve.cli.main import main
+from lora_serve.errors import ConfigError
+from lora_serve.fuzz.oracle.campaign import OracleTotals
+from lora_serve.fuzz.trace import load_trace
+
+
+def test_the_oracle_repeats_one_trace_and_writes_its_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = tmp_path / "figures.json"
+    command = f"fuzz --oracle --seed 6 --num-operations 30 --json {figures}"
+    assert main(command.split()) == 0
+    assert "all as if alone" in capsys.readouterr().out
+    totals = msgspec.json.decode(figures.read_bytes(), type=OracleTotals)
+    assert (totals.first_seed, totals.num_traces, totals.failures) == (6, 1, [])
+    assert totals.num_requests > 0
+
+
+def test_a_trace_has_at_least_one_operation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("fuzz --oracle --num-operations 0".split()) == 2
+    assert "--num-operations 0 is below 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--num-operations 3", "--num-operations needs --oracle"),
+        ("--adapters a", "--adapters needs --model"),
+        ("--model m", "--model needs --adapters"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(
+    flags: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fuzz", *flags.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text("{}")
+    with pytest.raises(ConfigError, match="holds no trace"):
+        load_trace(path)

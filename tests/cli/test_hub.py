@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lora_serve.cli.hub import OFFLINE, prepare_hub, unreachable
+from lora_serve.demo.server_process import free_port
+from tests.fakes.hub import serve_hub
+
+
+def run_serve(model: str, home: Path) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": f"http://127.0.0.1:{free_port()}",
+        "HF_HOME": str(home),
+    }
+    command = [sys.executable, "-m", "lora_serve.cli.main", "serve", model, "--port", "0"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def test_serve_says_at_once_that_the_hub_cannot_be_reached(tmp_path: Path) -> None:
+    done = run_serve("nobody/nothing", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "lora-serve: error: model 'nobody/nothing' is not a directory here, and the hub at http"
+    )
+    assert "check the network" in done.stderr
+    assert done.stderr.count("\n") == 1, "no library has tried in vain before"
+
+
+def test_somebody_answers_or_nobody_does() -> None:
+    with serve_hub("org/name", {}) as endpoint:
+        assert unreachable(endpoint) is None
+    assert "refused" in (unreachable(endpoint) or "")
+    assert unreachable("http://") is not None
+
+
+def test_directories_need_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(OFFLINE, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    prepare_hub([str(tmp_path), "not-an-id"], None)
+    assert OFFLINE not in os.environ

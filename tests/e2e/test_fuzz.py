@@ -1,0 +1,36 @@
+"""`lora-serve fuzz` as a user runs it: a server, a table, a trace that can be replayed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lora_serve.cli.main import main
+from lora_serve.fuzz.generate import Scope, make_trace
+from lora_serve.fuzz.trace import save_trace
+
+SERVE_ARGS = ("--serve-args", "--cpu-threads", "1")
+
+
+def test_a_mini_run_compares_every_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = tmp_path / "figures.json"
+    flags = ("--num-requests", "60", "--requests-per-trace", "60", "--faults", "tier")
+    assert main(["fuzz", "--seed", "2", *flags, "--json", str(figures), *SERVE_ARGS]) == 0
+    shown = capsys.readouterr().out
+    assert "wrong answers       0" in shown
+    tally = json.loads(figures.read_text())["tally"]
+    assert sum(kind["requests"] for kind in tally["kinds"].values()) == 60
+    assert sum(kind["whole"] for kind in tally["kinds"].values()) > 30
+    assert tally["cached_tokens"] > 0
+    assert set(tally["kinds"]) == {"chat", "prompt_embeds", "text", "token ids"}
+
+
+def test_a_kept_trace_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.json"
+    save_trace(make_trace(1, Scope(vocab_size=300, num_versions=6, num_requests=10)), path)
+    assert main(["fuzz", "--replay", str(path), "--times", "1", *SERVE_ARGS]) == 0
+    assert "10 requests, 1 times, all as if alone" in capsys.readouterr().out

@@ -1,0 +1,60 @@
+"""A ground without a server: answers requests alone, and may have the bug of the stale cache."""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass, field
+
+from lora_serve.fuzz.answers import Called, Heard
+from lora_serve.fuzz.ground import Played
+from lora_serve.fuzz.reference import ColdEngine
+from lora_serve.fuzz.trace import Ask, Load, Trace, Unload
+
+
+@dataclass
+class LoneGround:
+    """is_stale: a prompt asked again under an adapter's name gets the first version's answer."""
+
+    cold: ColdEngine
+    fingerprints: list[str]
+    is_stale: bool = False
+    num_played: int = field(default=0, init=False)
+
+    def play(self, trace: Trace) -> Played:
+        self.num_played += 1
+        named: dict[str, int] = {}
+        first: dict[object, int | None] = {}
+        played = Played()
+        for event in trace.events:
+            begin = time.monotonic()
+            if isinstance(event, Ask):
+                played.records.append(self._ask(event, named, first, begin))
+                continue
+            if isinstance(event, Load):
+                named[event.lora_name] = event.version
+            elif isinstance(event, Unload):
+                named.pop(event.lora_name, None)
+            played.records.append(Called(begin, time.monotonic()))
+        return played
+
+    def _ask(
+        self, ask: Ask, named: dict[str, int], first: dict[object, int | None], begin: float
+    ) -> Heard:
+        heard = Heard(begin, status=404)
+        if ask.lora_name is None or ask.lora_name in named:
+            version = named[ask.lora_name] if ask.lora_name is not None else None
+            used = first.setdefault((ask.lora_name, ask.prompt), version)
+            right = self.cold.answer(ask, used if self.is_stale else version)
+            heard.status, heard.is_whole = 200, True
+            heard.prompt_logprobs = right.prompt_logprobs
+            heard.choices = {i: copy.deepcopy(one) for i, one in enumerate(right.choices)}
+            for choice in heard.choices.values():
+                choice.claims = {self._claim(version)}
+        heard.end = time.monotonic()
+        return heard
+
+    def _claim(self, version: int | None) -> str:
+        if version is None:
+            return self.cold.fingerprint
+        return f"{self.cold.fingerprint}-{self.fingerprints[version]}-g0"

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from lora_serve.fuzz.answers import Called
+from lora_serve.fuzz.timeline import ABSENT, Timeline
+from lora_serve.fuzz.trace import Event, Kill, Load, Reset, Trace, Unload
+
+Step = tuple[Event, float, float, int]
+
+
+def timeline(*steps: Step) -> Timeline:
+    trace = Trace(seed=0, events=tuple(step[0] for step in steps))
+    return Timeline(trace, [Called(begin, end, status) for _, begin, end, status in steps])
+
+
+def load(version: int, begin: float, end: float, status: int = 200, place: str = "one") -> Step:
+    return Load(lora_name="red", version=version, place=place), begin, end, status
+
+
+def test_a_name_stands_for_the_old_or_the_new_version_while_a_load_lasts() -> None:
+    line = timeline(load(0, 10, 20), load(1, 30, 40))
+    assert line.versions("red", 1, 2) == {ABSENT}
+    assert line.versions("red", 12, 13) == {ABSENT, 0}
+    assert line.versions("red", 25, 26) == {0}
+    assert line.versions("red", 25, 31) == {0, 1}
+    assert line.versions("red", 41, 99) == {1}
+    assert line.versions("blue", 0, 99) == {ABSENT}
+
+
+def test_a_load_that_failed_may_have_taken_effect_and_may_not() -> None:
+    line = timeline(load(0, 10, 20), load(1, 30, 40, 503))
+    assert line.versions("red", 50, 60) == {0, 1}
+
+
+def test_an_unloaded_name_is_absent() -> None:
+    line = timeline(load(0, 10, 20), (Unload(lora_name="red"), 30, 40, 200))
+    assert line.versions("red", 35, 36) == {0, ABSENT}
+    assert line.versions("red", 50, 60) == {ABSENT}
+
+
+def test_files_have_changed_only_if_they_were_written_again() -> None:
+    same, other = load(1, 30, 40), load(1, 30, 40, place="other")
+    assert timeline(load(0, 10, 20), same).may_have_changed("red", 32, 33)
+    assert not timeline(load(0, 10, 20), same).may_have_changed("red", 25, 26)
+    assert not timeline(load(0, 10, 20), same).may_have_changed("red", 50, 60)
+    assert not timeline(load(0, 10, 20), other).may_have_changed("red", 32, 33)
+
+
+def test_kills_count_until_there_is_another_engine() -> None:
+    line = timeline((Kill(), 10, 20, 200))
+    assert [line.num_kills(*span) for span in ((1, 2), (1, 11), (19, 30), (21, 30))] == [0, 1, 1, 0]
+
+
+def test_a_reset_divides_those_before_it_from_those_after_it() -> None:
+    line = timeline((Reset(lora_name="red"), 10, 20, 200))
+    assert line.was_reset_between("red", 5, 25)
+    assert not line.was_reset_between("red", 15, 25)
+    assert not line.was_reset_between("red", 5, 15)
+    assert not line.was_reset_between("blue", 5, 25)

@@ -1,0 +1,227 @@
+"""Clients that open connections and do not say what they want, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from lora_serve.config import ServerConfig
+from lora_serve.server.connections import MAX_HEAD_BYTES
+from tests.fakes.engine import FakeEngine
+from tests.server.clients import eventually, serving
+
+HALF = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-"
+VERSION = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+COMPLETION = json.dumps({"prompt": "hi", "max_tokens": 3}).encode()
+GENERATE = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(COMPLETION), COMPLETION)
+)
+
+Wire = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+both = pytest.mark.parametrize("http_protocol", sorted({AutoHTTPProtocol, H11Protocol}, key=repr))
+
+
+async def connect(url: str, sent: bytes = b"") -> Wire:
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(sent)
+    return reader, writer
+
+
+async def rest_of(reader: asyncio.StreamReader) -> bytes:
+    """What comes before the server closes the connection."""
+    return await asyncio.wait_for(reader.read(), 10)
+
+
+async def answer_on(wire: Wire, request: bytes) -> bytes:
+    """Status line, head and a JSON body."""
+    reader, writer = wire
+    writer.write(request)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    length = int(head.lower().partition(b"content-length: ")[2].split()[0])
+    return head + await reader.readexactly(length)
+
+
+@both
+async def test_half_a_head_is_answered_when_its_time_is_over(
+    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
+) -> None:
+    config = ServerConfig(request_head_timeout=0.2)
+    async with serving(engine, config, http_protocol) as url:
+        reader, writer = await connect(url, HALF)
+        answer = await rest_of(reader)
+        assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+        error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+        assert "0.2 s" in error["message"]
+        assert "--request-head-timeout" in error["message"]
+        assert (error["type"], error["code"]) == ("RequestTimeoutError", 408)
+        writer.close()
+
+
+@both
+async def test_a_byte_now_and_then_gains_no_time(
+    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
+) -> None:
+    config = ServerConfig(request_head_timeout=0.3)
+    async with serving(engine, config, http_protocol) as url:
+        reader, writer = await connect(url, HALF)
+        started = time.monotonic()
+        answer = asyncio.create_task(rest_of(reader))
+        while not answer.done():
+            writer.write(b"a")
+            await asyncio.sleep(0.05)
+        assert (await answer).startswith(b"HTTP/1.1 408 ")
+        assert time.monotonic() - started < 5
+        writer.close()
+
+
+@both
+async def test_a_connection_that_says_nothing_is_closed_without_a_word(
+    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
+) -> None:
+    config = ServerConfig(request_head_timeout=0.1)
+    async with serving(engine, config, http_protocol) as url:
+        reader, writer = await connect(url)
+        assert await rest_of(reader) == b""
+        writer.close()
+
+
+@both
+async def test_the_second_head_on_a_connection_has_its_time_too(
+    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
+) -> None:
+    config = ServerConfig(request_head_timeout=0.2)
+    async with serving(engine, config, http_protocol) as url:
+        wire = await connect(url)
+        for _ in range(3):  # each in time
+            assert (await answer_on(wire, VERSION)).startswith(b"HTTP/1.1 200 ")
+            await asyncio.sleep(0.1)
+        wire[1].write(HALF)
+        await rest_of(wire[0])
+        wire[1].close()
+
+
+@both
+async def test_an_answer_may_take_longer_than_a_head(
+    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
+) -> None:
+    engine.gate.clear()
+    config = ServerConfig(request_head_timeout=0.1)
+    async with serving(engine, config, http_protocol) as url:
+        wire = await connect(url)
+        answer = asyncio.create_task(answer_on(wire, GENERATE))
+        await eventually(lambda: engine.growing)
+        wire[1].write(HALF)  # the next one, in advance
+        await asyncio.sleep(0.3)
+        engine.gate.set()
+        assert (await answer).startswith(b"HTTP/1.1 200 ")
+        wire[1].write(b"b: c\r\n")
+        await rest_of(wire[0])
+        wire[1].close()
+
+
+@both
+async def test_zero_waits_for_any_head(
+    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
+) -> None:
+    config = ServerConfig(request_head_timeout=0)
+    async with serving(engine, config, http_protocol) as url:
+        reader, writer = await connect(url, VERSION[:20])
+        await asyncio.sleep(0.2)
+        writer.write(VERSION[20:])
+        assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
+@both
+async def test_a_head_without_end_is_not_kept(
+    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
+) -> None:
+    async with serving(engine, ServerConfig(), http_protocol) as url:
+        reader, writer = await connect(url, HALF)
+        answer = asyncio.create_task(rest_of(reader))
+        sent = 0
+        while not answer.done() and sent < 100 * MAX_HEAD_BYTES:
+            writer.write(b"a: b\r\n" * 1000)
+            sent += 6000
+            await asyncio.sleep(0.002)
+        assert (await answer)[:12] in (b"HTTP/1.1 431", b"HTTP/1.1 400"), "h11 says 400 itself"
+        assert sent < 10 * MAX_HEAD_BYTES
+        writer.close()
+
+
+@both
+async def test_with_too_many_connections_the_one_goes_that_waits_the_longest(
+    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
+) -> None:
+    engine.gate.clear()
+    async with serving(engine, ServerConfig(max_connections=3), http_protocol) as url:
+        busy = await connect(url)
+        answer = asyncio.create_task(answer_on(busy, GENERATE))
+        await eventually(lambda: engine.growing)
+        idle = [await connect(url, HALF) for _ in range(2)]
+        fourth = await connect(url)
+        assert (await answer_on(fourth, VERSION)).startswith(b"HTTP/1.1 200 ")
+        assert await rest_of(idle[0][0]) == b"", "the first of those that ask nothing"
+        assert (await answer_on(idle[1], b"a: b\r\nContent-Length: 0\r\n\r\n"))[9:12] == b"400"
+        engine.gate.set()
+        assert (await answer).startswith(b"HTTP/1.1 200 "), "a request keeps its connection"
+        for _, writer in (busy, *idle, fourth):
+            writer.close()
+
+
+@both
+async def test_when_all_connections_are_in_use_a_further_one_is_told_so(
+    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
+) -> None:
+    engine.gate.clear()
+    async with serving(engine, ServerConfig(max_connections=2), http_protocol) as url:
+        busy = [await connect(url, GENERATE) for _ in range(2)]
+        await eventually(lambda: len(engine.growing) == 2)
+        async with httpx.AsyncClient(base_url=url) as client:
+            refused = await client.get("/version")
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "1"
+        assert "--max-connections" in refused.json()["error"]["message"]
+        silent = await connect(url)
+        assert (await rest_of(silent[0])).startswith(b"HTTP/1.1 503 ")
+        engine.gate.set()
+        for reader, _ in busy:
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        for _, writer in (*busy, silent):
+            writer.close()
+
+
+async def test_a_thousand_half_sent_heads_leave_requests_as_they_were(engine: FakeEngine) -> None:
+    config = ServerConfig(max_connections=500, request_head_timeout=60)
+    async with serving(engine, config) as url:
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+            half_sent = []
+            for count in range(1000):
+                half_sent.append(await connect(url, HALF))
+                if count % 100 == 0:
+                    body = {"prompt": "hi", "max_tokens": 3}
+                    assert (await client.post("/v1/completions", json=body)).status_code == 200
+        for _, writer in half_sent:
+            writer.transport.abort()
+
+
+def test_a_low_limit_of_files_lowers_that_of_connections_with_a_warning() -> None:
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 400)); "
+        "from lora_serve.server.connections import allowed_connections as allowed; "
+        "print(allowed(100), allowed(250), allowed(1000), "
+        "resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "100 250 272 (400, 400)\n", done.stderr
+    assert "--max-connections 1000" in done.stderr

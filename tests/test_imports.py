@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import sys
+from lora_serve.llm import LLM
+
+with LLM(sys.argv[1], num_gpu_blocks_override=20) as llm:
+    print([name for name in ("torch._dynamo", "triton") if name in sys.modules])
+"""
+
+
+def test_an_engine_on_a_cpu_imports_no_compiler_and_no_triton(model_path: Path) -> None:
+    """They take seconds of a start and memory, and tell of leaks when the process ends."""
+    command = [sys.executable, "-c", SCRIPT, str(model_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"
