@@ -24,7 +24,7 @@ from benchmarks.busy import busy_cores
 from lora_serve.bench.machine import describe_machine
 from lora_serve.bench.report import text_table
 from lora_serve.identity import BlockHash
-from lora_serve.kv_tiers.base import Tier, TierNamespace
+from lora_serve.kv_tiers.base import Drop, Tier, TierNamespace
 from lora_serve.kv_tiers.disk import DiskTier
 from lora_serve.kv_tiers.ram import RamTier
 from lora_serve.kv_tiers.redis import RedisTier
@@ -130,7 +130,7 @@ def disk_rates(bench: Bench, directory: Path) -> list[Rate]:
 
     def save() -> float:
         tier = open_tier()
-        tier.clear()
+        tier.drop(Drop())
         return bench.save(tier)
 
     saved, written = bench.best(save, lambda: plain_write(bench, directory / "plain"))
@@ -154,7 +154,7 @@ def redis_rates(bench: Bench, url: str) -> list[Rate]:
     save = bench.save(RedisTier(url, DEADLINE_SECONDS))
     (load,) = bench.best(lambda: bench.load(RedisTier(url, DEADLINE_SECONDS)))
     cleaner = RedisTier(url, DEADLINE_SECONDS)
-    cleaner.drop(bench.namespace.lora_name, None)
+    cleaner.drop(Drop(bench.namespace.lora_name))
     cleaner.close()
     return [
         Rate(what="Redis, save", gb_per_second=save),

@@ -1,7 +1,8 @@
 """What is measured on every engine, and which figure each run gives.
 
-A phase is one server and the measurements made on it. A measurement repeats, each time with a
-new seed, so that no prompt was seen before; its figure is the median.
+A phase is a server, or some, and the measurements made on them. A measurement repeats, each time
+with a new seed, so that no prompt was seen before; its figure is the median. Measurements that
+are compared make a round: they take turns, as engines do.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
 from lora_serve.bench.client import Endpoint, send
@@ -53,32 +55,48 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One workload and the rows that its runs give. needs: what an engine must be able to do."""
+    """One workload and the rows that its runs give. needs: what an engine must be able to do.
+
+    server: on which of the phase's. new_prefixes: whether each repeat has shared prefixes of its
+    own; if not, all repeats have those of the first.
+    """
 
     spec: WorkloadSpec
     max_concurrency: int
     rows: tuple[Row, ...]
     needs: tuple[Need, ...] = ()
+    server: int = 0
+    new_prefixes: bool = True
     warm_up: bool = True
     run_seconds: float = RUN_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """adapters: how many of which kind the server has; see run_peers. needs: or it is left out.
+    """rounds: one after another; the measurements of one take turns. needs: or it is left out.
 
+    num_adapters: how many each of the phase's servers has; all of small_adapters' kind.
     quantize_activations: where that is a choice; llama.cpp and OpenVINO do so in every such phase.
     is_of_ours: compares lora-serve with itself; others are not asked.
     """
 
     name: str
-    num_adapters: int = 0
+    num_adapters: tuple[int, ...] = (0,)
     small_adapters: bool = False
     quantization: str = ""
     quantize_activations: bool = False
     is_of_ours: bool = False
     needs: tuple[Need, ...] = ()
-    measurements: tuple[Measurement, ...]
+    rounds: tuple[tuple[Measurement, ...], ...]
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        return tuple(chain.from_iterable(self.rounds))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Of its rows."""
+        return tuple(row.key for measurement in self.measurements for row in measurement.rows)
 
 
 class MeasurementFailedError(Exception):
@@ -138,7 +156,9 @@ async def adapter_changes_answers(endpoint: Endpoint, adapter: str) -> bool:
 
 def _repeat(measurement: Measurement, number: int) -> WorkloadSpec:
     spec = measurement.spec
-    prefix_seed = None if spec.prefix_seed is None else spec.prefix_seed + number
+    prefix_seed = spec.prefix_seed
+    if prefix_seed is not None and measurement.new_prefixes:
+        prefix_seed += number
     return replace(spec, seed=spec.seed + number, prefix_seed=prefix_seed)
 
 
@@ -205,6 +225,17 @@ def _decode_8(key: str, what: str, adapters: tuple[str, ...]) -> Measurement:
     return _decode(key, what, RUNNING, adapters, ("adapter_batching",))
 
 
+def _quantized(
+    kind: str, what: str, running: int | None = None
+) -> tuple[tuple[Measurement, ...], ...]:
+    """The rounds of a phase in fewer bits; `running`: how many decode at once, if any do."""
+    alone = (_prefill(f"{kind}-prefill", what),), (_decode(f"{kind}-decode-1", what, 1),)
+    if running is None:
+        return alone
+    key = f"{kind}-decode-{running}"
+    return *alone, (_decode(key, f" at once{what}", running, needs=("batching",)),)
+
+
 def _closed_loop() -> Measurement:
     key = "closed-loop"
     spec = WorkloadSpec(seed=_seed(key), num_requests=16, input_tokens=128, output_tokens=64)
@@ -214,7 +245,10 @@ def _closed_loop() -> Measurement:
 
 
 def _four_adapters(temperature: str, seed: int) -> Measurement:
-    """Cold and hot differ by the seed of own tokens; the prefixes of hot are those of cold."""
+    """Cold and hot differ by the seed of own tokens; the prefixes of hot are those of cold.
+
+    Of its first run, which every engine has made.
+    """
     spec = WorkloadSpec(
         seed=seed, prefix_seed=400, num_requests=16, shared_prefix_tokens=512, input_tokens=64,
         output_tokens=32, adapters=names("r16", 4), popularity="round-robin",
@@ -222,17 +256,20 @@ def _four_adapters(temperature: str, seed: int) -> Measurement:
     title = f"4 adapters, 16 requests, 8 at a time, 512 shared + 64 in, 32 out, {temperature}"
     row = Row(f"four-{temperature}", title, "tok/s", _tokens_per_second)
     is_cold = temperature == "cold"
-    return Measurement(spec=spec, max_concurrency=RUNNING, rows=(row,), warm_up=is_cold)
+    return Measurement(
+        spec=spec, max_concurrency=RUNNING, rows=(row,), warm_up=is_cold, new_prefixes=is_cold
+    )
 
 
-def _zipf(key: str, count: int) -> Measurement:
+def _zipf(server: int, count: int) -> Measurement:
+    key = f"zipf-{count}"
     spec = WorkloadSpec(
         seed=_seed(key), num_requests=48, input_tokens=64, output_tokens=32,
         adapters=names("r8", count), popularity="zipf",
     )  # fmt: skip
     title = f"{count:,} adapters registered, Zipf, 48 requests, 8 at a time, 64 in, 32 out"
     row = Row(key, title, "tok/s", _tokens_per_second)
-    return Measurement(spec=spec, max_concurrency=RUNNING, rows=(row,))
+    return Measurement(spec=spec, max_concurrency=RUNNING, rows=(row,), server=server)
 
 
 def _seed(key: str) -> int:
@@ -246,76 +283,64 @@ def names(kind: str, count: int) -> tuple[str, ...]:
 
 
 ONE = names("r16", 1)
+MANY = (4, 1000)
 PHASES = (
     Phase(
         name="base",
-        measurements=(
-            _prefill("prefill", ""),
-            _decode("decode-1", "", 1),
-            _decode("decode-8", " at once", RUNNING, needs=("batching",)),
-            _closed_loop(),
+        rounds=(
+            (_prefill("prefill", ""),),
+            (_decode("decode-1", "", 1),),
+            (_decode("decode-8", " at once", RUNNING, needs=("batching",)),),
+            (_closed_loop(),),
         ),
     ),
     Phase(
         name="adapters",
-        num_adapters=8,
+        num_adapters=(8,),
         needs=("adapters",),
-        measurements=(
-            _prefill("prefill-adapter", ", one adapter", ONE),
-            _decode("decode-adapter", ", one adapter", 1, ONE),
-            _decode_8("decode-8-of-1", " at once, all of one adapter", ONE),
-            _decode_8("decode-8-of-8", " at once, of 8 adapters", names("r16", 8)),
-            _four_adapters("cold", 400),
-            _four_adapters("hot", 450),
+        rounds=(
+            (
+                _prefill("prefill-base", ", none of 8 adapters"),
+                _prefill("prefill-adapter", ", one adapter", ONE),
+            ),
+            (
+                _decode("decode-base", ", none of 8 adapters", 1),
+                _decode("decode-adapter", ", one adapter", 1, ONE),
+            ),
+            (
+                _decode_8("decode-8-base", " at once, none of 8 adapters", ()),
+                _decode_8("decode-8-of-1", " at once, all of one adapter", ONE),
+                _decode_8("decode-8-of-8", " at once, of 8 adapters", names("r16", 8)),
+            ),
+            (_four_adapters("cold", 400),),
+            (_four_adapters("hot", 450),),
         ),
     ),
     Phase(
-        name="few",
-        num_adapters=4,
+        name="zipf",
+        num_adapters=MANY,
         small_adapters=True,
         is_of_ours=True,
         needs=("many_adapters",),
-        measurements=(_zipf("zipf-4", 4),),
-    ),
-    Phase(
-        name="many",
-        num_adapters=1000,
-        small_adapters=True,
-        is_of_ours=True,
-        needs=("many_adapters",),
-        measurements=(_zipf("zipf-1000", 1000),),
+        rounds=(tuple(_zipf(server, count) for server, count in enumerate(MANY)),),
     ),
     Phase(
         name="int8",
         quantization="int8",
         needs=("int8",),
-        measurements=(
-            _prefill("int8-prefill", ", int8 weights"),
-            _decode("int8-decode-1", ", int8 weights", 1),
-            _decode("int8-decode-8", " at once, int8 weights", RUNNING, needs=("batching",)),
-        ),
+        rounds=_quantized("int8", ", int8 weights", RUNNING),
     ),
     Phase(
         name="int8-activations",
         quantization="int8",
         quantize_activations=True,
         needs=("int8",),
-        measurements=(
-            _prefill("int8-activations-prefill", ", int8 weights and activations"),
-            _decode("int8-activations-decode-1", ", int8 weights and activations", 1),
-            _decode(
-                "int8-activations-decode-8", " at once, int8 weights and activations", RUNNING,
-                needs=("batching",),
-            ),
-        ),
+        rounds=_quantized("int8-activations", ", int8 weights and activations", RUNNING),
     ),
     Phase(
         name="int4",
         quantization="int4",
         needs=("int4",),
-        measurements=(
-            _prefill("int4-prefill", ", int4 weights"),
-            _decode("int4-decode-1", ", int4 weights", 1),
-        ),
+        rounds=_quantized("int4", ", int4 weights"),
     ),
-)  # fmt: skip
+)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
 from benchmarks.limits import MachineLimits
 from benchmarks.make_checkpoint import QWEN_0_5B
-from benchmarks.measurements import PHASES, RUNNING, Figure, Row, figure_of
+from benchmarks.measurements import PHASES, RUNNING, Figure, Phase, Row, figure_of
 from lora_serve.bench.machine import Machine
 from lora_serve.bench.plots import NO_PLOTS, can_plot, plot_bars
 
-FORMAT = "lora-serve/peers/1"
+FORMAT = "lora-serve/peers/2"
 OURS = "lora-serve"
 BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
 DISTURBED_CORES = 0.2
@@ -30,23 +30,53 @@ class EngineResult:
     figures: dict[str, Figure] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
+    def without(self, keys: Container[str]) -> EngineResult:
+        return replace(
+            self,
+            figures={key: figure for key, figure in self.figures.items() if key not in keys},
+            reasons={key: reason for key, reason in self.reasons.items() if key not in keys},
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerRun:
-    """date: of its begin, as YYYY-MM-DD.
+class PhaseFacts:
+    """When a phase was measured, on what.
 
-    limits: by row, the most the machine was capable of between the engines' turns.
-    busy_cores: by phase, what was used of the machine while all its servers were idle.
+    date: of its begin, as YYYY-MM-DD. load_average: over the minute before.
+    busy_cores: what was used of the machine while all its servers were idle.
     """
 
     date: str
+    commit: str
+    load_average: float
+    busy_cores: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRun:
+    """Phases measured on one machine. Engines are compared within a phase, so it is one run.
+
+    limits: by row, the most the machine was capable of between the engines' turns.
+    """
+
     machine: Machine
     engines: tuple[EngineResult, ...]
+    phases: dict[str, PhaseFacts] = field(default_factory=dict)
     limits: dict[str, MachineLimits] = field(default_factory=dict)
-    busy_cores: dict[str, float] = field(default_factory=dict)
 
     def engine(self, name: str) -> EngineResult:
         return next(engine for engine in self.engines if engine.name == name)
+
+    def without(self, phases: Iterable[Phase]) -> PeerRun:
+        """What was measured in all others."""
+        names = {phase.name for phase in phases}
+        keys = {key for phase in phases for key in phase.keys}
+        return PeerRun(
+            machine=self.machine,
+            engines=tuple(engine.without(keys) for engine in self.engines),
+            phases={name: facts for name, facts in self.phases.items() if name not in names},
+            limits={key: limits for key, limits in self.limits.items() if key not in keys},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +89,25 @@ class Cost:
 
 
 COSTS = (
-    Cost("prefill with one rank-16 adapter, of the base's speed", "prefill-adapter", "prefill"),
-    Cost("decode with one rank-16 adapter, of the base's speed", "decode-adapter", "decode-1"),
+    Cost("prefill with one adapter, of the base's speed", "prefill-adapter", "prefill-base"),
+    Cost("decode with one adapter, of the base's speed", "decode-adapter", "decode-base"),
+    Cost("8 requests of one adapter, of the base's speed", "decode-8-of-1", "decode-8-base"),
     Cost("8 requests of 8 adapters, of the speed of 8 of one", "decode-8-of-8", "decode-8-of-1"),
     Cost("4 adapters with hot prefixes, of the cold speed", "four-hot", "four-cold"),
     Cost("1,000 registered adapters, of the speed with 4", "zipf-1000", "zipf-4"),
 )
+
+
+def read_run(stem: Path) -> PeerRun:
+    """What `write_report` wrote.
+
+    Raises:
+        ValueError: the file holds something else.
+    """
+    document = msgspec.json.decode(stem.with_suffix(".json").read_bytes())
+    if document.get("format") != FORMAT:
+        raise ValueError(f"{stem}.json is of format {document.get('format')}, not {FORMAT}")
+    return msgspec.convert(document["run"], PeerRun)
 
 
 def write_report(run: PeerRun, stem: Path, page: Path | None) -> None:
@@ -124,11 +167,19 @@ def _machine(run: PeerRun) -> str:
     machine = run.machine
     packages = ", ".join(f"{name} {version}" for name, version in machine.packages.items())
     return (
-        f"{run.date}, commit {machine.commit}: {machine.cpu}, {machine.num_cores} cores, "
-        f"{machine.memory_gib:g} GiB, {machine.system}, Python {machine.python}, {packages}; "
-        f"load average {machine.load_average:g} before the run."
-        f"{_limits_seen(run)}{_disturbance(run)}"
+        f"{machine.cpu}, {machine.num_cores} cores, {machine.memory_gib:g} GiB, {machine.system}, "
+        f"Python {machine.python}, {packages}; {_when(run)}.{_limits_seen(run)}{_disturbance(run)}"
     )
+
+
+def _when(run: PeerRun) -> str:
+    """Date and commit, of each phase if they differ."""
+    by_commit: dict[str, list[str]] = {}
+    for name, facts in run.phases.items():
+        by_commit.setdefault(f"{facts.date}, commit {facts.commit}", []).append(name)
+    if len(by_commit) == 1:
+        return next(iter(by_commit))
+    return "; ".join(f"{when} ({', '.join(names)})" for when, names in by_commit.items())
 
 
 def _limits_seen(run: PeerRun) -> str:
@@ -208,7 +259,7 @@ def _notes(run: PeerRun) -> str:
 
 
 def _disturbance(run: PeerRun) -> str:
-    worst = max(run.busy_cores.values(), default=0.0)
+    worst = max((facts.busy_cores for facts in run.phases.values()), default=0.0)
     if worst < DISTURBED_CORES:
         return ""
     return f" **Disturbed: up to {worst:.1f} cores were in use while all servers were idle.**"

@@ -14,8 +14,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,7 +32,6 @@ from benchmarks.make_checkpoint import (
     ensure_checkpoint,
 )
 from benchmarks.measurements import (
-    ONE,
     PHASES,
     Measurement,
     MeasurementFailedError,
@@ -39,8 +39,16 @@ from benchmarks.measurements import (
     Phase,
     Turns,
     adapter_changes_answers,
+    names,
 )
-from benchmarks.peer_report import OURS, EngineResult, PeerRun, write_report
+from benchmarks.peer_report import (
+    OURS,
+    EngineResult,
+    PeerRun,
+    PhaseFacts,
+    read_run,
+    write_report,
+)
 from benchmarks.peers.environment import (
     Environment,
     InstallError,
@@ -77,32 +85,45 @@ class Bench:
     create_venv: Callable[[Path], None] = create_venv
     measure_limits: Callable[[], MachineLimits] = measure_limits_briefly
 
-    def deployment(self, phase: Phase) -> Deployment:
+    def deployment(self, phase: Phase, num_adapters: int) -> Deployment:
         small = phase.small_adapters
         kind, adapter = ("r8", ATTENTION_ONLY) if small else ("r16", ALL_PROJECTIONS)
         return Deployment(
             checkpoint=ensure_checkpoint(self.data / "model", self.shape),
-            adapters=ensure_adapters(self.data / kind, phase.num_adapters, adapter, self.shape),
+            adapters=ensure_adapters(self.data / kind, num_adapters, adapter, self.shape),
             quantization=phase.quantization,
             quantize_activations=phase.quantize_activations,
             num_threads=torch.get_num_threads(),
         )
 
-    async def measure_phase(self, peers: Sequence[Peer], phase: Phase, run: PeerRun) -> None:
-        """Serve the phase with all engines that can, and let them take turns; adds to `run`."""
+    async def measure_phase(
+        self, peers: Sequence[Peer], phase: Phase, run: PeerRun, note: Callable[[], None]
+    ) -> None:
+        """Serve the phase with all engines that can, and let them take turns.
+
+        Adds to `run`, and notes whenever a round is in it.
+        """
+        start, load_average = datetime.now(UTC), round(os.getloadavg()[0], 2)
         async with AsyncExitStack() as stack:
             served = [
-                Served(peer, endpoint, run.engine(peer.name))
+                one
                 for peer in peers
-                if (endpoint := await self._serve(stack, peer, phase, run.engine(peer.name)))
+                for server in range(len(phase.num_adapters))
+                if (one := await self._serve(stack, peer, phase, server, run.engine(peer.name)))
             ]
-            run.busy_cores[phase.name] = round(busy_cores(), 2)
-            for measurement in phase.measurements:
-                await self._take_turns(served, measurement, run)
+            run.phases[phase.name] = PhaseFacts(
+                date=start.strftime("%Y-%m-%d"),
+                commit=describe_machine().commit,
+                load_average=load_average,
+                busy_cores=round(busy_cores(), 2),
+            )
+            for measurements in phase.rounds:
+                await self._take_turns(served, measurements, run)
+                note()
 
     async def _serve(
-        self, stack: AsyncExitStack, peer: Peer, phase: Phase, result: EngineResult
-    ) -> Endpoint | None:
+        self, stack: AsyncExitStack, peer: Peer, phase: Phase, server: int, result: EngineResult
+    ) -> Served | None:
         """The engine's server, running until the stack ends; None with reasons in `result`."""
         if reason := _cannot(peer, phase.needs):
             return _give_reason(result, phase, reason)
@@ -113,22 +134,27 @@ class Bench:
         except InstallError as error:
             return _give_reason(result, phase, f"not installed: {error}")
         try:
-            endpoint = await self._start(stack, peer, environment, phase)
-            if phase.num_adapters and not await adapter_changes_answers(endpoint, *_one(phase)):
+            endpoint = await self._start(stack, peer, environment, phase, server)
+            if any(phase.num_adapters) and not await adapter_changes_answers(endpoint, _one(phase)):
                 return _give_reason(result, phase, "answers as the base, whatever the adapter")
         except (InstallError, ServerFailedError, MeasurementFailedError) as error:
             return _give_reason(result, phase, str(error))
-        return endpoint
+        return Served(peer, endpoint, server, result)
 
     async def _start(
-        self, stack: AsyncExitStack, peer: Peer, environment: Environment, phase: Phase
+        self,
+        stack: AsyncExitStack,
+        peer: Peer,
+        environment: Environment,
+        phase: Phase,
+        server: int,
     ) -> Endpoint:
-        deployment = self.deployment(phase)
+        deployment = self.deployment(phase, phase.num_adapters[server])
         peer.prepare(environment, deployment)
         port = free_port()
         launch = peer.launch(environment, deployment, port)
         url = f"http://127.0.0.1:{port}"
-        log = self.environments / f"{peer.name}-{phase.name}.log"
+        log = self.environments / f"{peer.name}-{phase.name}-{server}.log"
         start = time.monotonic()
         variables = {**os.environ, **launch.variables}
         await stack.enter_async_context(
@@ -138,19 +164,19 @@ class Bench:
         return Endpoint(Origin.parse(url), MODEL_NAME, adapter_fields=launch.adapter_fields)
 
     async def _take_turns(
-        self, served: Sequence[Served], measurement: Measurement, run: PeerRun
+        self, served: Sequence[Served], measurements: Sequence[Measurement], run: PeerRun
     ) -> None:
-        taking: list[tuple[Served, Turns]] = []
-        for one in served:
-            if reason := _cannot(one.peer, measurement.needs):
-                one.fail(measurement, reason)
-            else:
-                taking.append((one, Turns(one.endpoint, measurement)))
+        taking = [
+            (one, measurement, Turns(one.endpoint, measurement))
+            for one in served
+            for measurement in measurements
+            if one.takes(measurement)
+        ]
         while taking:
             limits = self.measure_limits()
-            for row in measurement.rows:
+            for row in (row for measurement in measurements for row in measurement.rows):
                 run.limits[row.key] = limits.best_of(run.limits.get(row.key, limits))
-            taking = [pair for pair in taking if await _take_turn(*pair, measurement)]
+            taking = [turn for turn in taking if await _take_turn(*turn)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +185,16 @@ class Served:
 
     peer: Peer
     endpoint: Endpoint
+    server: int
     result: EngineResult
+
+    def takes(self, measurement: Measurement) -> bool:
+        """Whether it does; if it cannot, its result says why."""
+        if measurement.server != self.server:
+            return False
+        if reason := _cannot(self.peer, measurement.needs):
+            self.fail(measurement, reason)
+        return not reason
 
     def fail(self, measurement: Measurement, reason: str) -> None:
         for row in measurement.rows:
@@ -167,7 +202,7 @@ class Served:
             _say(f"  {self.peer.name}, {row.key}: {reason}")
 
 
-async def _take_turn(one: Served, turns: Turns, measurement: Measurement) -> bool:
+async def _take_turn(one: Served, measurement: Measurement, turns: Turns) -> bool:
     """Whether the engine is to take another turn."""
     try:
         await turns.take()
@@ -182,8 +217,9 @@ async def _take_turn(one: Served, turns: Turns, measurement: Measurement) -> boo
     return False
 
 
-def _one(phase: Phase) -> tuple[str, ...]:
-    return ("r8-0",) if phase.small_adapters else ONE
+def _one(phase: Phase) -> str:
+    (name,) = names("r8" if phase.small_adapters else "r16", 1)
+    return name
 
 
 def _cannot(peer: Peer, needs: Sequence[Need]) -> str:
@@ -193,9 +229,8 @@ def _cannot(peer: Peer, needs: Sequence[Need]) -> str:
 
 def _give_reason(result: EngineResult, phase: Phase, reason: str) -> None:
     _say(f"{result.name}, {phase.name}: {reason}")
-    for measurement in phase.measurements:
-        for row in measurement.rows:
-            result.reasons.setdefault(row.key, reason)
+    for key in phase.keys:
+        result.reasons.setdefault(key, reason)
 
 
 def _say(line: str) -> None:
@@ -203,15 +238,34 @@ def _say(line: str) -> None:
 
 
 async def run(bench: Bench, peers: Sequence[Peer], report: Path, page: Path | None) -> None:
-    """Measure all, and write after each phase, so that a run cut short leaves what it has."""
-    engines = tuple(EngineResult(name=peer.name, notes=peer.notes) for peer in peers)
-    today = datetime.now(UTC).strftime("%Y-%m-%d")
-    done = PeerRun(date=today, machine=describe_machine(), engines=engines)
+    """Measure all, and write after each round, so that a run cut short leaves what it has.
+
+    Phases of an earlier run on such a machine that are not measured now stay in the report.
+    """
+    done = _begun(bench, peers, report)
     _say(f"{done.machine}")
     ours = [peer for peer in peers if peer.name == OURS]
+    note = partial(write_report, done, report, page)
     for phase in bench.phases:
-        await bench.measure_phase(ours if phase.is_of_ours else peers, phase, done)
-        write_report(done, report, page)
+        await bench.measure_phase(ours if phase.is_of_ours else peers, phase, done, note)
+        note()
+
+
+def _begun(bench: Bench, peers: Sequence[Peer], report: Path) -> PeerRun:
+    """The earlier run without what is measured now; a new one if it was another machine's."""
+    new = PeerRun(
+        machine=describe_machine(),
+        engines=tuple(EngineResult(name=peer.name, notes=peer.notes) for peer in peers),
+    )
+    try:
+        old = read_run(report).without(bench.phases)
+    except (FileNotFoundError, ValueError):
+        return new
+    if not old.machine.is_like(new.machine) or not old.phases:
+        return new
+    known = {engine.name: engine for engine in old.engines}
+    engines = {engine.name: engine for engine in new.engines} | known
+    return replace(old, machine=new.machine, engines=tuple(engines.values()))
 
 
 def main() -> None:
@@ -228,7 +282,7 @@ def main() -> None:
         nargs="+",
         choices=[phase.name for phase in PHASES],
         default=[phase.name for phase in PHASES],
-        help="in this order",
+        help="in this order; those left out keep what was measured on this machine before",
     )
     parser.add_argument(
         "--environments",

@@ -10,6 +10,7 @@ import argparse
 import random
 import statistics
 import time
+from collections import deque
 from dataclasses import dataclass
 
 from lora_serve.bench.machine import describe_machine
@@ -21,7 +22,7 @@ from lora_serve.kv.manager import KVCacheManager
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.scheduler.request import Request
 from lora_serve.scheduler.scheduler import Scheduler
-from lora_serve.step import ModelRunnerOutput, RequestStepOutput
+from lora_serve.step import ModelRunnerOutput, RequestStepOutput, SchedulerOutput
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 200
@@ -53,7 +54,16 @@ class Times:
 class Load:
     """A scheduler with `num_running` seats, all taken, and `num_waiting` requests in its queue."""
 
-    def __init__(self, num_running: int, num_waiting: int, num_adapters: int, fair_share: str):
+    def __init__(
+        self,
+        num_running: int,
+        num_waiting: int,
+        num_adapters: int,
+        fair_share: str,
+        is_overlapped: bool = False,
+    ) -> None:
+        self._num_ahead = int(is_overlapped)
+        self._in_flight: deque[SchedulerOutput] = deque()
         self._rng = random.Random(0)
         self._num_waiting = num_waiting
         self._adapters = [
@@ -77,8 +87,11 @@ class Load:
 
     def step(self, times: Times) -> None:
         begin = time.perf_counter()
-        step = self.scheduler.schedule()
+        self._in_flight.append(self.scheduler.schedule())
         scheduled = time.perf_counter()
+        if len(self._in_flight) <= self._num_ahead:
+            return
+        step = self._in_flight.popleft()
         outputs = tuple(RequestStepOutput(5 if r.sample else None) for r in step.requests)
         sampled = time.perf_counter()
         self.scheduler.update_from_output(ModelRunnerOutput(step.step_id, outputs))
@@ -146,6 +159,8 @@ def main() -> None:
                 load = Load(args.num_running, args.num_waiting, num_adapters, fair_share)
                 name = f"{num_adapters} adapters, --fair-share {fair_share}"
                 print(show(name, measure(load, args.num_steps)), flush=True)
+    load = Load(args.num_running, args.num_waiting, 64, "none", is_overlapped=True)
+    print(show("64 adapters, --async-scheduling", measure(load, args.num_steps)), flush=True)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from lora_serve.messages import (
     EngineOutput,
     EngineReady,
     EngineReply,
-    EngineRequest,
+    EngineRequests,
     StepOutputs,
 )
 from lora_serve.observability.metrics import EngineMetrics
@@ -55,8 +55,9 @@ class InstantEngine:
         return READY
 
     async def send(self, message: EngineMessage) -> None:
-        if isinstance(message, EngineRequest):
-            self._growing[message.request_id] = message.sampling_params.max_tokens or 0
+        if isinstance(message, EngineRequests):
+            for request in message.requests:
+                self._growing[request.request_id] = request.sampling_params.max_tokens or 0
             self._arrived.set()
 
     async def receive(self) -> EngineReply:

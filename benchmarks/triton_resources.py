@@ -133,7 +133,7 @@ def _run_layer(ops: Ops, model: ModelShape, work: Work) -> None:
         y = ops.linear(x, ops.pack_linear(empty(out_features, in_features), bias))
         ops.lora(y, x, lora, index)
     q, k, v = empty(work.num_rows, sum(heads), head).split(heads, dim=1)
-    ops.rms_norm(q.reshape(-1, head), empty(head), 1e-6)
+    ops.rms_norm(q, empty(head), 1e-6)
     cache = ops.new_kv_cache(4096, BLOCK_SIZE, model.num_kv_heads, head, model.dtype)
     rows = empty(work.num_rows, dtype=torch.int64)
     ops.rotary_and_write_kv(

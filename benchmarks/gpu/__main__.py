@@ -81,7 +81,7 @@ class Measurement:
         self.report.write(self._out)
 
     def measure_shape(self, name: str) -> None:
-        """The engine as it is served, then its kernels, then with --batch-invariant."""
+        """The engine as it is served, its kernels, then the engine with other settings."""
         shape = SHAPES[name]
         layers, vocabulary = layer_weights(shape), vocabulary_weights(shape)
         result = ShapeReport(name, 0.0, 0, BF16_BYTES * (layers + vocabulary), 2.0 * layers)
@@ -89,6 +89,7 @@ class Measurement:
         self.attempt(f"{name}: engine", lambda: self._measure_engine(result))
         self.attempt(f"{name}: kernels", lambda: self._measure_kernels(result))
         self.attempt(f"{name}: --batch-invariant", lambda: self._measure_exact(result))
+        self.attempt(f"{name}: --no-async-scheduling", lambda: self._measure_serial(result))
 
     def measure_peers(self, name: str) -> None:
         def measure() -> None:
@@ -125,6 +126,17 @@ class Measurement:
         finally:
             engine.close()
 
+    def _measure_serial(self, result: ShapeReport) -> None:
+        """What overlapping hides: the host's time between two steps."""
+        engine = self._open(result.name, replace(self._settings(), async_scheduling=False))
+        try:
+            for num_requests, num_adapters in self._cases():
+                if num_adapters in (0, 32):
+                    timing = self._decode(engine, num_requests, num_adapters)
+                    result.serial_decode.append(timing)
+        finally:
+            engine.close()
+
     def _measure_kernels(self, result: ShapeReport) -> None:
         works = Works(choose_ops((), self._device), SHAPES[result.name], torch.bfloat16)
         rows = ((1, 8, 32, 256), 2048) if self._is_card else ((1, 4), 32)
@@ -140,7 +152,7 @@ class Measurement:
     def _settings(self) -> Settings:
         if self._is_card:
             return Settings("cuda", 256, 8192, 4096, max_adapters=256)
-        return Settings("cpu", 8, 64, 256, max_adapters=4, num_blocks=128)
+        return Settings("cpu", 8, 64, 256, 4, num_blocks=128, async_scheduling=True)
 
     def _prompt_lengths(self) -> tuple[int, ...]:
         return (128, 1024, 4000) if self._is_card else (32,)

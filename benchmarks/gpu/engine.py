@@ -36,7 +36,10 @@ RANK = 16
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What an engine is made for. num_blocks: of KV; by what memory is left if None."""
+    """What an engine is made for.
+
+    num_blocks: of KV; by what memory is left if None. async_scheduling: the device's way if None.
+    """
 
     device: str
     max_num_seqs: int
@@ -45,17 +48,18 @@ class Settings:
     max_adapters: int
     batch_invariant: bool = False
     num_blocks: int | None = None
+    async_scheduling: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeTiming:
-    """busy_share: of the time, the part in which the card computed; None where nobody knows."""
+    """idle_share: of the time, the part in which the card had no work; None where nobody knows."""
 
     num_requests: int
     num_adapters: int
     step_ms: float
     tokens_per_second: float
-    busy_share: float | None
+    idle_share: float | None
 
 
 class MeasuredEngine:
@@ -107,10 +111,10 @@ class MeasuredEngine:
             for _ in range(4):
                 self._step()
             times = [self._step() for _ in range(num_steps)]
-            busy_share = self._busy_share(num_steps)
+            idle_share = self._idle_share(num_steps)
         seconds = statistics.median(times)
         return DecodeTiming(
-            num_requests, num_adapters, 1e3 * seconds, num_requests / seconds, busy_share
+            num_requests, num_adapters, 1e3 * seconds, num_requests / seconds, idle_share
         )
 
     def prefill_tokens_per_second(self, prompt_len: int, num_prompts: int) -> float:
@@ -154,13 +158,13 @@ class MeasuredEngine:
         self._core.take_replies()
         return time.perf_counter() - begun
 
-    def _busy_share(self, num_steps: int) -> float | None:
+    def _idle_share(self, num_steps: int) -> float | None:
         if self._settings.device != "cuda":
             return None
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             seconds = sum(self._step() for _ in range(num_steps))
         busy = sum(event.self_device_time_total for event in profile.key_averages())
-        return busy / 1e6 / seconds
+        return 1.0 - busy / 1e6 / seconds
 
     def _checkpoint(self, path: str) -> AdapterCheckpoint:
         """Adapter number `path`: on all projections; all are of the same numbers."""
@@ -201,6 +205,7 @@ def engine_config(directory: Path, settings: Settings) -> EngineConfig:
         scheduler=SchedulerConfig(
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
+            async_scheduling=settings.async_scheduling,
         ),
         lora=LoRAConfig(
             enable_lora=settings.max_adapters > 0,

@@ -19,6 +19,7 @@ class ShapeReport:
     """One shape. weight_bytes: what a decode step reads at least; flops_per_token: of prefill.
 
     exact_decode, exact_prefill: the same with --batch-invariant, where it was measured.
+    serial_decode: with --no-async-scheduling, likewise.
     """
 
     name: str
@@ -31,6 +32,7 @@ class ShapeReport:
     prefill: dict[int, float] = field(default_factory=dict)  # tokens per second by prompt length
     exact_decode: list[DecodeTiming] = field(default_factory=list)
     exact_prefill: dict[int, float] = field(default_factory=dict)
+    serial_decode: list[DecodeTiming] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -76,12 +78,13 @@ def _shape_sections(shape: ShapeReport, ceilings: Ceilings) -> Iterable[str]:
     yield f"## {shape.name}: loaded in {shape.load_seconds:.1f} s, {shape.num_blocks} KV blocks"
     yield "Decode. Limit: reading every weight once at the rate of the ceilings."
     limit_ms = shape.weight_bytes / ceilings.gb_per_second / 1e6
-    exact = {(t.num_requests, t.num_adapters): t.step_ms for t in shape.exact_decode}
+    exact = {(t.num_requests, t.num_adapters): t for t in shape.exact_decode}
+    serial = {(t.num_requests, t.num_adapters): t for t in shape.serial_decode}
     base = {t.num_requests: t.step_ms for t in shape.decode if not t.num_adapters}
     yield _table(
         (
             *("requests", "adapters", "ms a step", "tokens/s", "of the limit", "of base"),
-            *("card busy", "batch-invariant, ms"),
+            *("card idle", "not overlapped, ms", "card idle", "batch-invariant, ms"),
         ),
         [
             (
@@ -91,8 +94,10 @@ def _shape_sections(shape: ShapeReport, ceilings: Ceilings) -> Iterable[str]:
                 f"{t.tokens_per_second:.0f}",
                 f"{limit_ms / t.step_ms:.0%}",
                 _share(base.get(t.num_requests), t.step_ms),
-                f"{t.busy_share:.0%}" if t.busy_share is not None else "",
-                _number(exact.get((t.num_requests, t.num_adapters))),
+                _idle(t),
+                _step_ms(serial.get((t.num_requests, t.num_adapters))),
+                _idle(serial.get((t.num_requests, t.num_adapters))),
+                _step_ms(exact.get((t.num_requests, t.num_adapters))),
             )
             for t in shape.decode
         ],
@@ -128,6 +133,14 @@ def _shape_sections(shape: ShapeReport, ceilings: Ceilings) -> Iterable[str]:
 
 def _share(whole: float | None, part: float) -> str:
     return f"{whole / part:.0%}" if whole is not None else ""
+
+
+def _step_ms(timing: DecodeTiming | None) -> str:
+    return _number(timing.step_ms if timing else None)
+
+
+def _idle(timing: DecodeTiming | None) -> str:
+    return f"{timing.idle_share:.1%}" if timing and timing.idle_share is not None else ""
 
 
 def _number(value: float | None) -> str:

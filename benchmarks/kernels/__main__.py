@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,19 +15,21 @@ import torch
 
 from benchmarks.kernels.measure import Timing, huge_buffer, measure
 from benchmarks.kernels.works import all_works
+from lora_serve.bench.machine import describe_machine
 from lora_serve.ops._cpu import usable_paths
 from lora_serve.ops.cpu import CpuKernels, dtype_code
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 HEAD = (
-    "| kernel | us | GFLOP/s | of | GB/s | of | share of the limit |\n|---|--:|--:|--:|--:|--:|--:|"
+    "| kernel | threads | us | GFLOP/s | of | GB/s | of | share of the limit |\n"
+    "|---|--:|--:|--:|--:|--:|--:|--:|"
 )
 
 
-def table_row(timing: Timing) -> str:
+def table_row(timing: Timing, num_threads: int) -> str:
     return (
-        f"| {timing.name} | {timing.microseconds:.1f} | {timing.gflops:.0f} | "
+        f"| {timing.name} | {num_threads} | {timing.microseconds:.1f} | {timing.gflops:.0f} | "
         f"{timing.limit_gflops:.0f} | {timing.gb_per_second:.1f} | "
         f"{timing.limit_gb_per_second:.1f} | {timing.share:.0%} |"
     )
@@ -36,32 +38,37 @@ def table_row(timing: Timing) -> str:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--path", choices=usable_paths(), default=usable_paths()[0])
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, nargs="+", default=[torch.get_num_threads()])
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--only", default="", help="works whose name contains this")
     parser.add_argument("--out", type=Path, help="where to write the JSON")
     return parser.parse_args()
 
 
+def measure_all(arguments: argparse.Namespace, num_threads: int) -> Iterator[Timing]:
+    kernels = CpuKernels(arguments.path, num_threads)
+    dtype = DTYPES[arguments.dtype]
+    buffer = huge_buffer()
+    for work in all_works(kernels.ops(), dtype):
+        if arguments.only in work.name:
+            yield measure(work, kernels.native, dtype_code(dtype), buffer)
+
+
 def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(1)  # no other pool beside the kernels' own
-    kernels = CpuKernels(arguments.path, arguments.threads)
-    dtype = DTYPES[arguments.dtype]
-    buffer = huge_buffer()
     timings = []
     print(HEAD, flush=True)
-    for work in all_works(kernels.ops(), dtype):
-        if arguments.only in work.name:
-            timings.append(measure(work, kernels.native, dtype_code(dtype), buffer))
-            print(table_row(timings[-1]), flush=True)
+    for num_threads in arguments.threads:
+        for timing in measure_all(arguments, num_threads):
+            timings.append({"threads": num_threads, **asdict(timing)})
+            print(table_row(timing, num_threads), flush=True)
     if arguments.out is not None:
         facts = {
             "path": arguments.path,
-            "threads": arguments.threads,
             "dtype": arguments.dtype,
-            "machine": platform.processor() or platform.machine(),
-            "timings": [asdict(timing) for timing in timings],
+            "machine": asdict(describe_machine()),
+            "timings": timings,
         }
         arguments.out.write_text(json.dumps(facts, indent=1) + "\n")
 

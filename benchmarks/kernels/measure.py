@@ -6,9 +6,11 @@ counts, so that a neighbour on the machine slows both or neither.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 import torch
 
@@ -16,6 +18,7 @@ from lora_serve.ops._cpu import Backend, use_huge_pages
 
 MULTIPLY_ROUNDS = 20_000  # 2 ms
 READ_BYTES = 256 << 20  # beyond every cache
+BEYOND_CACHES = 96 << 20  # three times the largest cache of what this was written on
 TURNS = 8
 CALLS_A_TURN = 4
 
@@ -34,8 +37,8 @@ class Work:
 class Timing:
     """Against what the limits would allow: arithmetic at full rate or memory read once.
 
-    share: the time that the nearer limit asks for, of the time taken. Above 1 where the weights
-    of a small layer stay in a cache from one call to the next.
+    share: the time that the nearer limit asks for, of the time taken. Above 1 where what is not a
+    weight, such as the KV of short prompts, stays in a cache from one call to the next.
     """
 
     name: str
@@ -52,6 +55,17 @@ def huge_buffer() -> torch.Tensor:
     buffer = torch.empty(READ_BYTES // 4)
     use_huge_pages(buffer.data_ptr(), READ_BYTES)
     return buffer.zero_()
+
+
+def num_copies(num_bytes: float) -> int:
+    """How many weights of a size must take turns for none to be found in a cache."""
+    return max(1, math.ceil(BEYOND_CACHES / num_bytes))
+
+
+def in_turns(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    """One call that does the next of `calls` each time, as a model's layers follow each other."""
+    following = cycle(calls)
+    return lambda: next(following)()
 
 
 def measure(work: Work, backend: Backend, dtype_code: int, buffer: torch.Tensor) -> Timing:

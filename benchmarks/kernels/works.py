@@ -1,6 +1,7 @@
 """The kernels' work in serving Qwen2.5-0.5B: its layers, at the sizes that steps have.
 
-H hidden, I intermediate, V vocabulary, Hq and Hkv heads of D.
+H hidden, I intermediate, V vocabulary, Hq and Hkv heads of D. Weights lie in as many copies as it
+takes for each call to read its own from memory, as in a model of many layers.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.kernels.measure import Work
+from benchmarks.kernels.measure import Work, in_turns, num_copies
 from lora_serve.ops import LoRAPart, Ops
 
 H, I, V = 896, 4864, 151_936  # noqa: E741
@@ -30,12 +31,13 @@ def linear_works(ops: Ops, dtype: torch.dtype) -> Iterator[Work]:
     layers = {"q k v": (QKV, H), "o": (H, H), "gate up": (2 * I, H), "down": (H, I), "head": (V, H)}
     for name, (outputs, inputs) in layers.items():
         weight = torch.randn(outputs, inputs).to(dtype)
-        packed = ops.pack_linear(weight, None)
+        copies = num_copies(weight.nbytes)
+        packed = [ops.pack_linear(weight, None) for _ in range(copies)]
         for rows in (1, 8, 32) if name == "head" else (1, 4, 8, 32, 128, 512, 2048):
             x = torch.randn(rows, inputs).to(dtype)
             yield Work(
                 f"linear {name} ({inputs} to {outputs}), {rows} rows",
-                partial(ops.linear, x, packed),
+                in_turns([partial(ops.linear, x, copy) for copy in packed]),
                 2.0 * rows * outputs * inputs,
                 weight.element_size() * (outputs * inputs + rows * (outputs + inputs)),
             )
@@ -45,12 +47,15 @@ def lora_works(ops: Ops, dtype: torch.dtype) -> Iterator[Work]:
     layers = {"q k v": (H, (HQ * D, HKV * D, HKV * D)), "gate up": (H, (I, I)), "down": (I, (H,))}
     for name, (inputs, outputs) in layers.items():
         for rank, rows, adapters in ((16, 1, 1), (16, 8, 1), (16, 8, 8), (64, 8, 8), (16, 1024, 1)):
+            weights = rank * (len(outputs) * inputs + sum(outputs))
+            copies = num_copies(adapters * weights * dtype.itemsize)
+            linears = [lora_parts(inputs, outputs, rank, dtype)] * copies
             plan = ops.plan_lora(
                 [
                     (
                         index * rows // adapters,
                         (index + 1) * rows // adapters,
-                        ops.pack_adapter([lora_parts(inputs, outputs, rank, dtype)]),
+                        ops.pack_adapter(linears),
                     )
                     for index in range(adapters)
                 ],
@@ -58,10 +63,9 @@ def lora_works(ops: Ops, dtype: torch.dtype) -> Iterator[Work]:
             )
             x = torch.randn(rows, inputs).to(dtype)
             y = torch.randn(rows, sum(outputs)).to(dtype)
-            weights = rank * (len(outputs) * inputs + sum(outputs))
             yield Work(
                 f"lora {name}, rank {rank}, {rows} rows of {adapters} adapters",
-                partial(ops.lora, y, x, plan, 0),
+                in_turns([partial(ops.lora, y, x, plan, copy) for copy in range(copies)]),
                 2.0 * rows * weights,
                 x.element_size() * (adapters * weights + x.numel() + 2 * y.numel()),
             )

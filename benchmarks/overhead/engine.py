@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +32,7 @@ from lora_serve.worker.cuda_graphs import DecodeGraphs, exact_sizes
 from lora_serve.worker.device import CpuDevice
 from lora_serve.worker.kv_cache import allocate_kv_caches
 from lora_serve.worker.lora_slots import LoRASlots
-from lora_serve.worker.model_runner import ModelRunner
+from lora_serve.worker.model_runner import ModelRunner, SubmittedBatch
 
 Parts = dict[str, float]
 
@@ -134,6 +135,7 @@ class TimedExecutor:
             ops,
             Timed(graphs, watch, {"run": "forward"}),  # type: ignore
         )
+        self._submitted: deque[tuple[int, SubmittedBatch]] = deque()
         self._info = ModelInfo(
             fingerprint=b"",
             dtype="bfloat16",
@@ -151,8 +153,12 @@ class TimedExecutor:
         raise NotImplementedError(f"no adapter is measured here, not {checkpoint.path} either")
 
     @torch.inference_mode()
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        return ModelRunnerOutput(step.step_id, self._runner.run(step.requests))
+    def submit(self, step: SchedulerOutput) -> None:
+        self._submitted.append((step.step_id, self._runner.submit(step.requests)))
+
+    def collect(self) -> ModelRunnerOutput:
+        step_id, batch = self._submitted.popleft()
+        return ModelRunnerOutput(step_id, batch.results())
 
 
 def _timed_replays(plans: GraphPlans | None, watch: Stopwatch) -> GraphPlans:

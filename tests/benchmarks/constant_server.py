@@ -1,4 +1,7 @@
-"""Says the same tokens to everybody: python constant_server.py PORT."""
+"""Says the same tokens to everybody, or with "adapted" other ones to those who name an adapter.
+
+Called as python constant_server.py PORT [adapted].
+"""
 
 import sys
 
@@ -9,7 +12,8 @@ class Constant:
     def generate(
         self, token_ids: list[int], max_tokens: int, adapter: str | None, emit: Emit
     ) -> None:
-        for token in range(max_tokens):
+        first = 7 if adapter and "adapted" in sys.argv else 0
+        for token in range(first, first + max_tokens):
             emit(token)
 
 

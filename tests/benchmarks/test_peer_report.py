@@ -13,6 +13,7 @@ from benchmarks.peer_report import (
     END,
     EngineResult,
     PeerRun,
+    PhaseFacts,
     limit_of,
     markdown,
     replace_between_marks,
@@ -30,7 +31,12 @@ def figure(value: float) -> Figure:
 OURS = EngineResult(
     name="lora-serve",
     notes="exact",
-    figures={"prefill": figure(500), "decode-1": figure(25), "prefill-adapter": figure(450)},
+    figures={
+        "prefill": figure(500),
+        "decode-1": figure(25),
+        "prefill-base": figure(500),
+        "prefill-adapter": figure(450),
+    },
 )
 PEER = EngineResult(
     name="other",
@@ -39,7 +45,10 @@ PEER = EngineResult(
     reasons={"prefill-adapter": "knows no adapters", "decode-adapter": "knows no adapters"},
 )
 ALL_LIMITS = {"prefill": LIMITS, "decode-1": LIMITS}
-RUN = PeerRun(date="2026-01-02", machine=MACHINE, engines=(OURS, PEER), limits=ALL_LIMITS)
+FACTS = PhaseFacts(date="2026-01-02", commit="abc", load_average=0.5, busy_cores=0.0)
+RUN = PeerRun(
+    machine=MACHINE, engines=(OURS, PEER), phases={"base": FACTS}, limits=ALL_LIMITS
+)  # fmt: skip
 
 
 def test_a_ratio_says_how_many_times_as_fast_ours_is_whichever_way_is_better() -> None:
@@ -67,7 +76,8 @@ def test_without_ours_there_are_no_ratios() -> None:
 
 def test_the_page_says_on_which_machine_and_what_its_limits_are() -> None:
     text = markdown(RUN)
-    assert "2026-01-02, commit abc: Some CPU, 2 cores, 8 GiB" in text
+    assert "Some CPU, 2 cores, 8 GiB" in text
+    assert "; 2026-01-02, commit abc. What the machine" in text
     assert "50 GB/s read from memory, 450 GFLOP/s of bf16 products (torch's own: 400)" in text
 
 
@@ -79,7 +89,7 @@ def test_limits_that_changed_in_the_run_are_told_as_a_range() -> None:
 
 def test_a_disturbed_run_is_marked() -> None:
     assert "Disturbed" not in markdown(RUN)
-    disturbed = replace(RUN, busy_cores={"base": 0.0, "few": 1.3})
+    disturbed = replace(RUN, phases={"base": FACTS, "zipf": replace(FACTS, busy_cores=1.3)})
     assert "up to 1.3 cores were in use" in markdown(disturbed)
 
 
@@ -107,7 +117,13 @@ def test_a_run_is_written_for_people_and_for_machines(tmp_path: Path) -> None:
     assert "2.00×" in page.read_text()
     assert "2.00×" in (tmp_path / "results" / "peers.md").read_text()
     document = json.loads((tmp_path / "results" / "peers.json").read_text())
-    assert document["format"] == "lora-serve/peers/1"
+    assert document["format"] == "lora-serve/peers/2"
     assert document["run"]["engines"][0]["figures"]["prefill"]["value"] == 500
     assert document["rows"]["prefill"]["unit"] == "tok/s"
     assert (tmp_path / "results" / "peers.svg").stat().st_size
+
+
+def test_phases_of_several_commits_say_which() -> None:
+    phases = {"base": FACTS, "adapters": FACTS, "int8": replace(FACTS, commit="def")}
+    text = markdown(replace(RUN, phases=phases))
+    assert "2026-01-02, commit abc (base, adapters); 2026-01-02, commit def (int8)." in text

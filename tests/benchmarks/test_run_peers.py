@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.measurements import PHASES, REPEATS, Measurement, Phase
-from benchmarks.peer_report import EngineResult, PeerRun
+from benchmarks.measurements import PHASES, REPEATS, Measurement, Phase, figure_of, names
+from benchmarks.peer_report import EngineResult, PeerRun, PhaseFacts, read_run, write_report
 from benchmarks.peers.environment import Environment, InstallError
 from benchmarks.peers.peer import Deployment, Launch, Limits
 from benchmarks.run_peers import Bench, run
@@ -20,7 +20,7 @@ SERVER = Path(__file__).with_name("constant_server.py")
 
 
 class ConstantPeer:
-    """Answers every request with the same tokens; `faults` says what goes wrong."""
+    """Answers every request with the same tokens; `fault` says what goes wrong, or is "adapted"."""
 
     name = "constant"
     recipe = ""
@@ -39,14 +39,14 @@ class ConstantPeer:
 
     def launch(self, environment: Environment, deployment: Deployment, port: int) -> Launch:
         script = "raise SystemExit('no memory')" if self.fault == "launch" else SERVER.read_text()
-        return Launch(command=(sys.executable, "-c", script, str(port)))
+        return Launch(command=(sys.executable, "-c", script, str(port), self.fault))
 
 
 def phase(name: str) -> Phase:
     """The phase with short workloads."""
     found = next(phase for phase in PHASES if phase.name == name)
-    measurements = tuple(shortened(m) for m in found.measurements)
-    return replace(found, measurements=measurements)
+    rounds = tuple(tuple(shortened(m) for m in round) for round in found.rounds)
+    return replace(found, rounds=rounds)
 
 
 def shortened(measurement: Measurement) -> Measurement:
@@ -61,8 +61,8 @@ def bench_of(directory: Path, name: str) -> Bench:
 async def measured(directory: Path, name: str, *peers: ConstantPeer) -> PeerRun:
     bench = bench_of(directory, name)
     engines = tuple(EngineResult(name=peer.name, notes=peer.notes) for peer in peers)
-    run = PeerRun(date="2026-01-02", machine=MACHINE, engines=engines)
-    await bench.measure_phase(peers, bench.phases[0], run)
+    run = PeerRun(machine=MACHINE, engines=engines)
+    await bench.measure_phase(peers, bench.phases[0], run, lambda: None)
     return run
 
 
@@ -71,7 +71,7 @@ async def test_all_rows_of_a_phase_get_figures(tmp_path: Path) -> None:
     (result,) = run.engines
     assert set(result.figures) == {"prefill", "decode-1", "decode-8", "closed-loop"}
     assert not result.reasons
-    assert set(run.busy_cores) == {"base"}
+    assert set(run.phases) == {"base"}
     assert set(run.limits) == set(result.figures)
 
 
@@ -111,9 +111,47 @@ async def test_engines_that_fail_leave_the_others_their_turns(tmp_path: Path) ->
     sound, broken = ConstantPeer(), ConstantPeer("launch")
     broken.name = "broken"
     bench = bench_of(tmp_path, "base")
-    short = replace(bench.phases[0], measurements=bench.phases[0].measurements[1:2])
+    short = replace(bench.phases[0], rounds=bench.phases[0].rounds[1:2])
     await run(replace(bench, phases=(short,)), [sound, broken], tmp_path / "peers", None)
     first, second = json.loads((tmp_path / "peers.json").read_text())["run"]["engines"]
     assert len(first["figures"]["decode-1"]["values"]) == REPEATS
     assert not second["figures"]
     assert "no memory" in second["reasons"]["decode-1"]
+
+
+async def test_phases_that_are_not_measured_again_stay_in_the_report(tmp_path: Path) -> None:
+    bench, report = bench_of(tmp_path, "base"), tmp_path / "peers"
+    base = replace(bench.phases[0], rounds=bench.phases[0].rounds[1:2])
+    await run(replace(bench, phases=(base,)), [ConstantPeer()], report, None)
+    first = read_run(report)
+    await run(bench_of(tmp_path, "int8"), [ConstantPeer()], report, None)
+    both = read_run(report)
+    assert set(both.phases) == {"base", "int8"}
+    assert both.engines[0].figures == first.engines[0].figures
+    assert set(both.engines[0].reasons) > set(first.engines[0].reasons)
+
+
+async def test_another_machines_figures_are_not_kept(tmp_path: Path) -> None:
+    bench, report = bench_of(tmp_path, "int8"), tmp_path / "peers"
+    facts = PhaseFacts(date="2026-01-02", commit="abc", load_average=0.0, busy_cores=0.0)
+    engine = EngineResult(name="constant", notes="", figures={"prefill": figure_of([1.0])})
+    write_report(PeerRun(machine=MACHINE, engines=(engine,), phases={"base": facts}), report, None)
+    await run(bench, [ConstantPeer()], report, None)
+    assert set(read_run(report).phases) == {"int8"}
+
+
+async def test_measurements_of_one_round_take_turns_each_on_its_server(tmp_path: Path) -> None:
+    bench = bench_of(tmp_path, "zipf")
+    few = replace(bench.phases[0], num_adapters=(4, 5), is_of_ours=False, rounds=zipf_of(4, 5))
+    await run(replace(bench, phases=(few,)), [ConstantPeer("adapted")], tmp_path / "peers", None)
+    (engine,) = read_run(tmp_path / "peers").engines
+    assert set(engine.figures) == {"zipf-4", "zipf-1000"}
+
+
+def zipf_of(*counts: int) -> tuple[tuple[Measurement, ...], ...]:
+    """The phase's round for servers that have so many adapters."""
+    (measurements,) = phase("zipf").rounds
+    specs = [
+        replace(m.spec, adapters=names("r8", n)) for m, n in zip(measurements, counts, strict=True)
+    ]
+    return (tuple(replace(m, spec=s) for m, s in zip(measurements, specs, strict=True)),)

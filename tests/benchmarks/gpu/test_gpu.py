@@ -41,7 +41,8 @@ def test_the_json_holds_every_figure(page: Path) -> None:
         (4, 1),
         (4, 4),
     }
-    for timing in (*shape["decode"], *shape["exact_decode"]):
+    assert [t["num_adapters"] for t in shape["serial_decode"]] == [0, 0]
+    for timing in (*shape["decode"], *shape["exact_decode"], *shape["serial_decode"]):
         assert timing["tokens_per_second"] == pytest.approx(
             1e3 * timing["num_requests"] / timing["step_ms"]
         )
@@ -55,6 +56,7 @@ def test_what_there_is_no_time_for_is_named(tmp_path: Path) -> None:
         "Left out, for want of time: tiny: engine.",
         "Left out, for want of time: tiny: kernels.",
         "Left out, for want of time: tiny: --batch-invariant.",
+        "Left out, for want of time: tiny: --no-async-scheduling.",
     ]
 
 

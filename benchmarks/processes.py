@@ -1,0 +1,55 @@
+"""What a process holds of the machine, read off /proc: memory, descriptors, threads."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """rss_bytes: resident memory, that of mapped files included."""
+
+    rss_bytes: int
+    num_descriptors: int
+    num_threads: int
+
+
+def footprint(pid: int) -> Footprint | None:
+    """Of this moment; None if there is no such process any more."""
+    process = Path(f"/proc/{pid}")
+    try:
+        resident = int((process / "statm").read_text().split()[1])
+        return Footprint(
+            rss_bytes=resident * PAGE_BYTES,
+            num_descriptors=len(os.listdir(process / "fd")),
+            num_threads=len(os.listdir(process / "task")),
+        )
+    except (OSError, IndexError):  # it ended, or is about to: then there is nothing left to read
+        return None
+
+
+def engine_pid(server_pid: int) -> int | None:
+    """The server's child that runs an engine; None between two of them."""
+    children = Path(f"/proc/{server_pid}/task/{server_pid}/children").read_text().split()
+    return next((int(pid) for pid in children if b"spawn_main" in _command(pid)), None)
+
+
+def _command(pid: str) -> bytes:
+    """Empty for a process that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time that the process has used, its ended children left out; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,114 @@
+"""Bodies that no client should send, what each must be told, and readers who hardly read."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import io
+import json
+import socket
+from dataclasses import dataclass
+
+import torch
+
+from lora_serve.bench.http_stream import Origin, request
+
+# Long enough not to fit the buffers that the kernel keeps for a connection.
+SLOW_READER: dict[str, object] = {
+    "prompt": [5] * 20,
+    "max_tokens": 600,
+    "n": 5,
+    "temperature": 1,
+    "seed": 1,
+    "ignore_eos": True,
+    "logprobs": 20,
+    "stream": True,
+    "request_id": "slow" * 64,
+}
+SMALL_BUFFER = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class HostileBody:
+    """statuses: of the answers that it may get."""
+
+    title: str
+    path: str
+    body: bytes
+    statuses: tuple[int, ...] = (400,)
+
+    async def send(self, origin: Origin) -> tuple[int, str]:
+        headers = {"Content-Type": "application/json"}
+        async with request(origin, "POST", self.path, headers, self.body) as response:
+            return response.status, (await response.read()).decode()
+
+
+async def read_slowly(origin: Origin, seconds: float) -> bool:
+    """Ask for a long stream and leave it unread for a while; whether the server gave it up."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
+    client.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(client, (origin.host, origin.port))
+    reader, writer = await asyncio.open_connection(sock=client, limit=SMALL_BUFFER)
+    body = json.dumps(SLOW_READER).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: soak\r\nContent-Length: {len(body)}\r\n"
+    try:
+        writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+        await writer.drain()
+        await asyncio.sleep(seconds)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(30):
+                text = b""
+                while piece := await reader.read(2**16):
+                    text = text[-8192:] + piece
+                    if b"data: [DONE]" in text:
+                        break
+                return b"--max-stream-backlog" in text
+        return False
+    except OSError:
+        return False
+    finally:
+        writer.close()
+
+
+def _completion(**fields: object) -> bytes:
+    return json.dumps({"prompt": "x", "max_tokens": 1} | fields).encode()
+
+
+def _sparse_embeds() -> str:
+    """1.5 kB that would be 4 TiB of rows."""
+    place = torch.zeros(2, 1, dtype=torch.int64)
+    rows = torch.sparse_coo_tensor(place, torch.ones(1), (2**30, 1024), check_invariants=True)
+    file = io.BytesIO()
+    torch.save(rows, file)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+HOSTILE_BODIES = (
+    HostileBody("no JSON", "/v1/completions", b'{"prompt": "x'),
+    HostileBody("JSON that is no object", "/v1/completions", b"[1, 2, 3]"),
+    HostileBody("nesting without end", "/v1/completions", b'{"prompt": ' + b"[" * 20_000),
+    HostileBody("a token beyond the vocabulary", "/v1/completions", _completion(prompt=[10**9])),
+    HostileBody("a negative token", "/v1/completions", _completion(prompt=[-1])),
+    HostileBody("an empty prompt", "/v1/completions", _completion(prompt=[])),
+    HostileBody("an answer that can never fit", "/v1/completions", _completion(max_tokens=10**9)),
+    HostileBody("ten billion choices", "/v1/completions", _completion(n=10**10)),
+    HostileBody("infinite heat", "/v1/completions", b'{"prompt": "x", "temperature": 1e999}'),
+    HostileBody("a number as text", "/v1/completions", _completion(max_tokens="1")),
+    HostileBody("an unknown field", "/v1/completions", _completion(surprise=1)),
+    HostileBody("an unknown model", "/v1/completions", _completion(model="nobody"), (404,)),
+    HostileBody("embeds that are no base64", "/v1/completions",
+                b'{"prompt_embeds": "%%%", "max_tokens": 1}'),
+    HostileBody("embeds that would fill the memory", "/v1/completions",
+                json.dumps({"prompt_embeds": _sparse_embeds(), "max_tokens": 1}).encode()),
+    HostileBody("no messages", "/v1/chat/completions", b'{"messages": []}'),
+    HostileBody("a chat with a strange role", "/v1/chat/completions",
+                b'{"messages": [{"role": 7, "content": "x"}]}'),
+    HostileBody("an adapter from nowhere", "/v1/load_lora_adapter",
+                b'{"lora_name": "ghost", "lora_path": "/nowhere"}', (404,)),
+    HostileBody("an adapter that is a device", "/v1/load_lora_adapter",
+                b'{"lora_name": "ghost", "lora_path": "/dev"}', (400, 404)),
+    HostileBody("unloading nobody", "/v1/unload_lora_adapter", b'{"lora_name": "ghost"}', (404,)),
+    HostileBody("a deleted token", "/detokenize", b'{"tokens": [1000000000]}'),
+)  # fmt: skip

@@ -1,0 +1,129 @@
+"""Whether all was well: what must hold at the end of a soak, each with the figures that say so.
+
+A soak in which nothing went wrong on purpose proves nothing, so what it must have met is checked
+as well.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.soak.journal import ANSWERED, GIVEN_UP, LEFT, QUEUE_FULL, UNEXPECTED, WRONG
+from benchmarks.soak.samples import Sample
+
+MOST_GROWTH = 0.05
+MORE_DESCRIPTORS = MORE_THREADS = 8  # connections and threads that are kept for the next
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    title: str
+    passed: bool
+    figures: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """idle_before, idle_after: with no traffic, once all is warm, and when all has ended."""
+
+    counts: Mapping[str, int]
+    totals: Mapping[str, float]
+    samples: Sequence[Sample]
+    idle_before: Sample
+    idle_after: Sample
+    num_kills: int
+    num_loads: int
+    disk_bound: int
+
+
+def checks(record: Record) -> list[Check]:
+    return [
+        *_of_answers(record),
+        *_of_the_end(record),
+        *_of_memory(record.samples),
+        _of_the_disk(record),
+        *_of_what_was_met(record),
+    ]
+
+
+def _of_answers(record: Record) -> list[Check]:
+    counts = record.counts
+    return [
+        Check("no wrong answer", not counts.get(WRONG), f"{counts.get(WRONG, 0)} of "
+              f"{counts.get(ANSWERED, 0) + counts.get(LEFT, 0):,}"),
+        Check("no unexpected error", not counts.get(UNEXPECTED), f"{counts.get(UNEXPECTED, 0)}"),
+    ]  # fmt: skip
+
+
+def _of_the_end(record: Record) -> list[Check]:
+    before, after = record.idle_before, record.idle_after
+    found = [
+        Check("all blocks free at the end", after.used_blocks == 0 and after.num_blocks > 0,
+              f"{after.used_blocks:g} of {after.num_blocks:g} used"),
+        Check("no request and no lease left", not (after.num_running or after.num_waiting
+              or after.num_leases), f"{after.num_running:g} running, {after.num_waiting:g} "
+              f"waiting, {after.num_leases} leases"),
+    ]  # fmt: skip
+    for name, then, now in (
+        ("API", before.api, after.api),
+        ("engine", before.engine, after.engine),
+    ):
+        descriptors = now.num_descriptors - then.num_descriptors
+        threads = now.num_threads - then.num_threads
+        found += [
+            Check(f"descriptors of the {name} process are back", descriptors <= MORE_DESCRIPTORS,
+                  f"{then.num_descriptors} before, {now.num_descriptors} after"),
+            Check(f"threads of the {name} process are back", threads <= MORE_THREADS,
+                  f"{then.num_threads} before, {now.num_threads} after"),
+        ]  # fmt: skip
+    return found
+
+
+def _of_memory(samples: Sequence[Sample]) -> list[Check]:
+    """Medians of quarters; the engine's only as far as it is one process."""
+    quarter = len(samples) // 4
+    second, last = samples[quarter : 2 * quarter], samples[-quarter:]
+    living = last[-1].engine_pid
+    return [
+        _growth("API", [s.api.rss_bytes for s in second], [s.api.rss_bytes for s in last]),
+        _growth(
+            "engine",
+            [s.engine.rss_bytes for s in second if s.engine_pid == living],
+            [s.engine.rss_bytes for s in last if s.engine_pid == living],
+        ),
+    ]
+
+
+def _growth(name: str, second: Sequence[int], last: Sequence[int]) -> Check:
+    title = f"memory of the {name} process keeps its level"
+    if not (second and last):
+        return Check(title, False, "it did not live through both quarters")
+    before, after = statistics.median(second), statistics.median(last)
+    growth = after / before - 1
+    return Check(title, growth <= MOST_GROWTH, f"{before / 2**20:.0f} MiB in the second quarter, "
+                 f"{after / 2**20:.0f} in the last, {growth:+.1%}")  # fmt: skip
+
+
+def _of_the_disk(record: Record) -> Check:
+    most = max(sample.disk_bytes for sample in record.samples)
+    return Check("the disk tier keeps its bound", most <= record.disk_bound,
+                 f"{most / 2**20:.1f} of {record.disk_bound / 2**20:.1f} MiB")  # fmt: skip
+
+
+def _of_what_was_met(record: Record) -> list[Check]:
+    counts, totals = record.counts, record.totals
+    met = {
+        "engines killed": record.num_kills,
+        "adapters loaded": record.num_loads,
+        "adapters evicted": totals.get("lora_serve:adapter_evictions_total", 0),
+        "preemptions": totals.get("vllm:num_preemptions_total", 0),
+        "refused for a full queue": counts.get(QUEUE_FULL, 0),
+        "left by the client": counts.get(LEFT, 0),
+        "slow readers given up": counts.get(GIVEN_UP, 0),
+        "blocks from RAM": totals.get("lora_serve:kv_tier_hit_blocks_total{ram}", 0),
+        "blocks from disk": totals.get("lora_serve:kv_tier_hit_blocks_total{disk}", 0),
+        "blocks from Redis": totals.get("lora_serve:kv_tier_hit_blocks_total{redis}", 0),
+    }
+    return [Check(f"met: {what}", count > 0, f"{count:,.0f}") for what, count in met.items()]

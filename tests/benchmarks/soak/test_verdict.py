@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.processes import Footprint
+from benchmarks.soak.journal import ANSWERED, GIVEN_UP, LEFT, QUEUE_FULL, UNEXPECTED, WRONG
+from benchmarks.soak.samples import Sample
+from benchmarks.soak.verdict import Record, checks
+
+MIB = 2**20
+IDLE = Sample(
+    seconds=0.0, api=Footprint(300 * MIB, 20, 10), engine=Footprint(400 * MIB, 20, 10),
+    engine_pid=7, num_blocks=90, used_blocks=0, num_running=0, num_waiting=0, num_leases=0,
+    disk_bytes=1000, answers_per_second=5.0, p50_ms=10.0, p99_ms=20.0, outcomes={},
+)  # fmt: skip
+TOTALS = dict.fromkeys(
+    (
+        "lora_serve:adapter_evictions_total",
+        "vllm:num_preemptions_total",
+        *(f"lora_serve:kv_tier_hit_blocks_total{{{tier}}}" for tier in ("ram", "disk", "redis")),
+    ),
+    1.0,
+)
+WELL = Record(
+    counts={ANSWERED: 100, LEFT: 5, QUEUE_FULL: 3, GIVEN_UP: 1}, totals=TOTALS,
+    samples=[IDLE] * 40, idle_before=IDLE, idle_after=IDLE, num_kills=2, num_loads=9,
+    disk_bound=1000,
+)  # fmt: skip
+
+
+def failed(record: Record) -> list[str]:
+    return [check.title for check in checks(record) if not check.passed]
+
+
+def test_a_soak_in_which_all_went_well_passes() -> None:
+    assert failed(WELL) == []
+
+
+@pytest.mark.parametrize(
+    ("title", "worse"),
+    [
+        ("no wrong answer", replace(WELL, counts={**WELL.counts, WRONG: 1})),
+        ("no unexpected error", replace(WELL, counts={**WELL.counts, UNEXPECTED: 1})),
+        ("all blocks free at the end", replace(WELL, idle_after=replace(IDLE, used_blocks=1))),
+        ("no request and no lease left", replace(WELL, idle_after=replace(IDLE, num_leases=1))),
+        (
+            "descriptors of the engine process are back",
+            replace(WELL, idle_after=replace(IDLE, engine=Footprint(400 * MIB, 40, 10))),
+        ),
+        (
+            "threads of the API process are back",
+            replace(WELL, idle_after=replace(IDLE, api=Footprint(300 * MIB, 20, 30))),
+        ),
+        (
+            "memory of the API process keeps its level",
+            replace(
+                WELL, samples=[replace(IDLE, api=Footprint(i * MIB, 9, 9)) for i in range(90, 130)]
+            ),
+        ),
+        (
+            "memory of the engine process keeps its level",
+            replace(WELL, samples=[replace(IDLE, engine_pid=i // 20) for i in range(40)]),
+        ),
+        ("the disk tier keeps its bound", replace(WELL, disk_bound=999)),
+        ("met: engines killed", replace(WELL, num_kills=0)),
+        ("met: preemptions", replace(WELL, totals={**TOTALS, "vllm:num_preemptions_total": 0.0})),
+    ],
+)
+def test_each_fault_fails_its_own_check(title: str, worse: Record) -> None:
+    assert failed(worse) == [title]
