@@ -16,3 +16,7 @@ if importlib.util.find_spec("triton") and not Path("/dev/nvidiactl").exists():
     del os.environ["TRITON_INTERPRET"]
     knobs.propagate_env = False
     knobs.runtime.interpret = True
+
+    from tests.fakes import ordered_dot
+
+    ordered_dot.install()
