@@ -268,13 +268,10 @@ class AsyncEngine:
 
     async def _advance(self) -> None:
         """Send the engine whatever may be sent to it by now."""
-        if not self.is_alive or self._trials.are_over:
+        if self._trials.are_over:
             return
-        for flight in self._trials.next_flights():
-            if not self.is_alive:  # it has died meanwhile
-                self._trials.add(flight)
-                continue
-            with contextlib.suppress(EngineDeadError):  # as `engine_died` will tell
+        with contextlib.suppress(EngineDeadError):  # as `engine_died` will tell
+            while self.is_alive and (flight := self._trials.next_flight()) is not None:
                 await self._take_off(flight)
 
     async def _take_off(self, flight: Flight) -> None:

@@ -4,7 +4,7 @@ Answers do not depend on who else is there, so a request that kills does it agai
 token. Whoever gets past the token at which it stood is cleared and goes on beside the next one. So
 a second death names one request, each further killer costs one more, and nobody else pays more
 than time. Most deaths are no request's fault, so the first trials end after PATIENCE_SECONDS for
-all at once. Knows no engine: `next_flights` says who may be sent to it.
+all at once. Knows no engine: `next_flight` says who may be sent to it.
 """
 
 from __future__ import annotations
@@ -29,28 +29,32 @@ class Trials:
         self._clock = clock
         self._suspects: deque[Flight] = deque()  # the shortest trial first
         self._accused: Flight | None = None  # is being tried
-        self._newcomers: deque[Flight] = deque()  # in the order in which they came
+        self._free: deque[Flight] = deque()  # suspected of too little to be tried, and newcomers
         self._patient_until = 0.0
 
     @property
     def are_over(self) -> bool:
-        """Whether nobody waits, and `next_flights` has nobody to name."""
-        return self._accused is None and not self._suspects and not self._newcomers
+        """Whether nobody waits, and `next_flight` has nobody to name."""
+        return self._accused is None and not self._suspects and not self._free
 
     def add(self, flight: Flight) -> None:
-        """A new one; `next_flights` names it when it may take off."""
-        self._newcomers.append(flight)
+        """A new one; `next_flight` names it when it may take off."""
+        self._free.append(flight)
 
-    def next_flights(self) -> list[Flight]:
-        """Who may take off now. Ask again whenever anything has happened."""
-        flights = []
+    def next_flight(self) -> Flight | None:
+        """Who may take off now. One at a time: each may change who is next, or all may die.
+
+        Ask until it is nobody, and again whenever anything has happened.
+        """
         if self._accused is None or self._accused.is_over or self._accused.is_past_its_death:
-            self._accused = self._next_suspect()
+            self._accused = _take(self._suspects)
             if self._accused is not None:
-                flights.append(self._accused)
-        if self._accused is None or self._clock() >= self._patient_until:
-            flights += self._release()
-        return flights
+                return self._accused
+        if self._accused is not None:
+            if self._clock() < self._patient_until:
+                return None
+            self._release()
+        return _take(self._free)
 
     def engine_is_back(self) -> None:
         self._patient_until = self._clock() + PATIENCE_SECONDS
@@ -75,6 +79,7 @@ class Trials:
         suspects = [f for f in flights if f.num_deaths and not f.is_over]
         suspects.sort(key=lambda flight: flight.num_tokens_at_death)
         self._suspects = deque(suspects)
+        self._free = deque(f for f in self._free if not f.num_deaths)  # the others are suspects
 
     def _named(self, aboard: Iterable[Flight]) -> Flight | None:
         """The accused, if nobody else can have been the cause, or if it has had its chances."""
@@ -83,19 +88,19 @@ class Trials:
             return self._accused
         return self._accused if self._accused.num_deaths + 1 >= MAX_DEATHS else None
 
-    def _next_suspect(self) -> Flight | None:
-        while self._suspects:
-            flight = self._suspects.popleft()
-            if not flight.is_over:
-                return flight
-        return None
+    def _release(self) -> None:
+        """Who was there at one death alone need not wait for a trial any longer."""
+        self._free.extendleft(f for f in reversed(self._suspects) if f.num_deaths == 1)
+        self._suspects = deque(f for f in self._suspects if f.num_deaths > 1)
 
-    def _release(self) -> list[Flight]:
-        """Those who need not wait for a trial any longer."""
-        free = [flight for flight in self._suspects if flight.num_deaths == 1] + [*self._newcomers]
-        self._suspects = deque(flight for flight in self._suspects if flight.num_deaths > 1)
-        self._newcomers.clear()
-        return [flight for flight in free if not flight.is_over]
+
+def _take(flights: deque[Flight]) -> Flight | None:
+    """The first that is not over, and leave those before it out."""
+    while flights:
+        flight = flights.popleft()
+        if not flight.is_over:
+            return flight
+    return None
 
 
 def _refusal(flight: Flight) -> RequestFailedError:

@@ -16,7 +16,13 @@ from lora_serve.errors import (
     RequestFailedError,
     SlowReaderError,
 )
-from lora_serve.messages import AbortRequests, CallReply, EngineRequests, RestoreAdapters
+from lora_serve.messages import (
+    AbortRequests,
+    CallReply,
+    EngineMessage,
+    EngineRequests,
+    RestoreAdapters,
+)
 from lora_serve.observability.metrics import EngineMetrics
 from lora_serve.outputs import OutputDelta
 from lora_serve.prompts import TokensPrompt
@@ -193,6 +199,44 @@ async def test_a_suspect_whose_caller_leaves_does_not_hold_the_others() -> None:
     suspect.cancel()
     assert len(await asyncio.wait_for(other, 5)) == 3
     assert AbortRequests(("suspect-0",)) in second.sent
+    await engine.shutdown()
+
+
+class GatedClient(FakeClient):
+    """Takes messages in only while its gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def send(self, message: EngineMessage) -> None:
+        await self.gate.wait()
+        await super().send(message)
+
+
+async def test_who_leaves_while_others_are_being_sent_is_not_sent() -> None:
+    first, second = FakeClient(0), GatedClient()
+    engine = make(first, second)
+    suspect = asyncio.create_task(generate(engine, "suspect"))
+    await settle()
+    first.die()
+    while not second.requests:
+        await asyncio.sleep(0)
+    a, b, leaver = (asyncio.create_task(generate(engine, name)) for name in ("a", "b", "leaver"))
+    await settle()
+    second.gate.clear()
+    second.give_tokens(second.requests[0], 3)  # the trial is over
+    await settle()  # the reply's reader sends a, the suspect's caller sends b
+    leaver.cancel()
+    await settle()
+    second.num_tokens = 3
+    second.gate.set()
+    for answer in (suspect, a, b):
+        assert len(await asyncio.wait_for(answer, 5)) == 3
+    await settle()
+    assert [request.request_id for request in second.requests] == ["suspect-0", "a-0", "b-0"]
+    assert engine.num_unfinished == 0, "nobody waits for who has left"
     await engine.shutdown()
 
 

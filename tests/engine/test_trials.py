@@ -56,7 +56,8 @@ class World:
         return flight
 
     def advance(self) -> None:
-        for flight in self.trials.next_flights():
+        while (flight := self.trials.next_flight()) is not None:
+            assert not flight.is_aboard, "sent twice"
             flight.is_aboard = True
 
     def aboard(self) -> set[str]:
@@ -195,6 +196,25 @@ def test_a_long_trial_does_not_hold_everybody_for_ever() -> None:
         assert world.aboard() == {"one"}
         world.step(lengths)
     assert world.aboard() == {"one", "two", "new"}
+
+
+def test_who_was_about_to_take_off_at_a_death_is_a_suspect_once() -> None:
+    world = World()
+    for name in "abc":
+        world.come(name)
+    world.die()
+    world.come("d")
+    world.now += PATIENCE_SECONDS
+    b = world.trials.next_flight()
+    assert b is world.by_name["b"]
+    b.is_aboard = True
+    world.die()
+    assert world.aboard() == {"a"}
+    world.now += PATIENCE_SECONDS
+    world.advance()
+    assert world.aboard() == {"a", "c", "d"}, "b saw two deaths, and waits for its trial"
+    world.run(dict.fromkeys("abcd", 99))
+    assert world.refused() == set()
 
 
 def test_a_killer_whose_trial_is_long_is_found_at_its_third_death() -> None:
