@@ -29,6 +29,7 @@ from lora_serve.messages import (
     EngineMessage,
     EngineReady,
     EngineRequest,
+    EngineRequests,
     EngineStats,
     ListAdapters,
     LoadAdapter,
@@ -160,8 +161,7 @@ class LLM:
         try:
             for job in jobs:
                 self._outputs.add(job.requests)
-                for request in job.requests:
-                    self._core.handle(request)
+                self._core.handle(EngineRequests(tuple(job.requests)))
             while self._outputs.num_unfinished:
                 self._step(owners)
         finally:

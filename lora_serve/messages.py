@@ -24,7 +24,7 @@ class PromptEmbeds(msgspec.Struct, frozen=True):
     block_digests: tuple[bytes, ...]
 
 
-class EngineRequest(msgspec.Struct, frozen=True, tag=True):
+class EngineRequest(msgspec.Struct, frozen=True):
     """One prompt to be continued once (the API splits n > 1 into n of these).
 
     sampling_params: with max_tokens and seed resolved, so that a request sent again, to another
@@ -118,8 +118,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 
 EngineMessage = (
-    EngineRequest
-    | EngineRequests
+    EngineRequests
     | AbortRequests
     | LoadAdapter
     | UnloadAdapter

@@ -27,7 +27,7 @@ from lora_serve.engine.executor import make_executor
 from lora_serve.engine.kv_tiers import StaleVersions, make_connector
 from lora_serve.identity import BlockHasher
 from lora_serve.kv.manager import KVCacheManager
-from lora_serve.messages import AbortRequests, EngineRequest, LoadAdapter
+from lora_serve.messages import AbortRequests, EngineRequest, EngineRequests, LoadAdapter
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
 
@@ -138,17 +138,16 @@ class MeasuredEngine:
         self._num_requests += 1
         request_id = str(self._num_requests)
         first = 7 * self._num_requests
-        self._core.handle(
-            EngineRequest(
-                request_id=request_id,
-                token_ids=tuple((first + i) % self._shape.vocab_size for i in range(prompt_len)),
-                sampling_params=SamplingParams(
-                    temperature=0, max_tokens=max_tokens, seed=0, ignore_eos=True
-                ),
-                eos_token_ids=(),
-                lora_name=lora_name,
-            )
+        request = EngineRequest(
+            request_id=request_id,
+            token_ids=tuple((first + i) % self._shape.vocab_size for i in range(prompt_len)),
+            sampling_params=SamplingParams(
+                temperature=0, max_tokens=max_tokens, seed=0, ignore_eos=True
+            ),
+            eos_token_ids=(),
+            lora_name=lora_name,
         )
+        self._core.handle(EngineRequests((request,)))
         return request_id
 
     def _step(self) -> float:

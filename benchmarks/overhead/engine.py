@@ -16,7 +16,7 @@ from benchmarks.overhead.stopwatch import Stopwatch, Timed
 from lora_serve.config import EngineConfig, SchedulerConfig
 from lora_serve.engine.core import EngineCore
 from lora_serve.layers.rotary import RopeSpec, rotary_table
-from lora_serve.messages import EngineRequest
+from lora_serve.messages import EngineRequest, EngineRequests
 from lora_serve.models.decoder import build_decoder
 from lora_serve.models.layout import tensor_shapes
 from lora_serve.models.spec import DecoderSpec
@@ -186,7 +186,8 @@ def decode_steps(shape: Shape, threads: Threads, num_requests: int, num_steps: i
     executor: Any = TimedExecutor(shape, threads, num_requests, num_blocks, watch)
     core = _build_core(executor, watch)
     for index in range(num_requests):
-        core.handle(_request(index, num_tokens - PROMPT_TOKENS, shape.vocab_size))
+        request = _request(index, num_tokens - PROMPT_TOKENS, shape.vocab_size)
+        core.handle(EngineRequests((request,)))
     encode = msgspec.msgpack.Encoder().encode
 
     def step() -> None:

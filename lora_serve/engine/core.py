@@ -144,8 +144,6 @@ class EngineCore:
     def handle(self, message: EngineMessage) -> None:
         """Take in one message. Errors of the caller become replies; none escapes."""
         match message:
-            case EngineRequest():
-                self._add(message)
             case EngineRequests():
                 for request in message.requests:
                     self._add(request)

@@ -23,6 +23,7 @@ from lora_serve.messages import (
     CallReply,
     EngineOutput,
     EngineRequest,
+    EngineRequests,
     LoadAdapter,
     PromptEmbeds,
     StepOutputs,
@@ -130,19 +131,18 @@ class OracleEngine:
         params: SamplingParams | None = None,
     ) -> None:
         params = params or SamplingParams(max_tokens=max_tokens, seed=1)
-        self.core.handle(
-            EngineRequest(
-                request_id=request_id,
-                token_ids=() if embeds_rows else tuple(prompt),
-                sampling_params=params,
-                eos_token_ids=(EOS,),
-                prompt_embeds=prompt_embeds(embeds_rows) if embeds_rows else None,
-                lora_name=lora_name,
-                cache_salt=salt,
-                priority=priority,
-                tenant=tenant,
-            )
+        request = EngineRequest(
+            request_id=request_id,
+            token_ids=() if embeds_rows else tuple(prompt),
+            sampling_params=params,
+            eos_token_ids=(EOS,),
+            prompt_embeds=prompt_embeds(embeds_rows) if embeds_rows else None,
+            lora_name=lora_name,
+            cache_salt=salt,
+            priority=priority,
+            tenant=tenant,
         )
+        self.core.handle(EngineRequests((request,)))
         self._sort_replies()
 
     def load(self, name: str, path: str, content: str | None = None, inplace: bool = False) -> int:
