@@ -3,8 +3,8 @@
     python -m benchmarks.triton_resources
 
 compiles all that the models below launch, for sm_80 and sm_90, and writes registers, spills and
-shared memory to benchmarks/results/triton-resources.json and .md; with --check it compares instead,
-and fails on differences. The launches are those that the
+shared memory to benchmarks/results/triton-VERSION-resources.json and .md; with --check it compares
+with what the same version of Triton gave, and fails on differences. The launches are those that the
 `Ops` record makes: it is called with tensors that have shapes and no memory, and its launches are
 compiled instead of run. A spill is a mistake in a tile's shape.
 """
@@ -33,7 +33,7 @@ from lora_serve.ops import LoRAPart, Ops
 from lora_serve.ops.triton import TritonKernels
 from lora_serve.ops.triton.launch import A100, FUSES, H200, Launch, Machine
 
-RESULTS = Path(__file__).parent / "results" / "triton-resources.json"
+RESULTS = Path(__file__).parent / "results"
 META = torch.device("meta")
 BLOCK_SIZE = 16
 _TYPES = {
@@ -272,12 +272,15 @@ def compile_all(
                         yield replace(found, model=model.name, work=work.name)
 
 
+def record_path(version: str) -> Path:
+    """Each version of Triton compiles in its own way, so each has its own record."""
+    return RESULTS / f"triton-{version}-resources.json"
+
+
 def faults(found: Sequence[Resources], record: Mapping[str, Any]) -> list[str]:
     """What spills, and what differs from a record of the same version of Triton."""
     told = [f"{r.model}, {r.work}: {r.kernel} spills {r.spill_bytes} bytes on sm_{r.capability}"
             for r in found if r.spill_bytes]  # fmt: skip
-    if record["triton"] != triton.__version__:
-        return told
     # What several works launch stands there once, under the first of those that were compiled.
     recorded = [Resources(**{**entry, "work": ""}) for entry in record["kernels"]]
     return told + [f"not in the record: {r}" for r in found if replace(r, work="") not in recorded]
@@ -307,6 +310,9 @@ def main() -> None:
     parser.add_argument("--works", nargs="*", default=[work.name for work in WORKS])
     parser.add_argument("--capabilities", nargs="*", type=int, default=[80, 90])
     chosen = parser.parse_args()
+    path = record_path(triton.__version__)
+    if chosen.check and not path.is_file():
+        sys.exit(f"{path} is not there: run this without --check, and read what it wrote")
     found = []
     for resources in compile_all(
         [model for model in MODELS if model.name in chosen.models],
@@ -316,11 +322,10 @@ def main() -> None:
         found.append(resources)
         print(resources, file=sys.stderr, flush=True)
     if chosen.check:
-        sys.exit("\n".join(faults(found, json.loads(RESULTS.read_text()))) or None)
+        sys.exit("\n".join(faults(found, json.loads(path.read_text()))) or None)
     record = {"triton": triton.__version__, "kernels": [asdict(resources) for resources in found]}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(record, indent=1) + "\n")
-    RESULTS.with_suffix(".md").write_text(page(record))
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    path.with_suffix(".md").write_text(page(record))
 
 
 if __name__ == "__main__":

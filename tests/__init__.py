@@ -17,6 +17,7 @@ if importlib.util.find_spec("triton") and not Path("/dev/nvidiactl").exists():
     knobs.propagate_env = False
     knobs.runtime.interpret = True
 
-    from tests.fakes import ordered_dot
+    from tests.fakes import interpreted_indices, ordered_dot
 
+    interpreted_indices.install()
     ordered_dot.install()

@@ -8,13 +8,20 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-pytest.importorskip("triton", reason="Triton is installed on Linux x86-64 only")
+triton = pytest.importorskip("triton", reason="Triton is installed on Linux x86-64 only")
 
 ROOT = Path(__file__).parents[2]
-RECORD = json.loads((ROOT / "benchmarks" / "results" / "triton-resources.json").read_text())
+RESULTS = ROOT / "benchmarks" / "results"
+RECORDS = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("triton-*.json"))]
+HAS_RECORD = pytest.mark.skipif(
+    triton.__version__ not in [record["triton"] for record in RECORDS],
+    reason=f"nothing is recorded of Triton {triton.__version__}",
+)
+EVERY_RECORD = pytest.mark.parametrize("record", RECORDS, ids=lambda record: record["triton"])
 
 
 def check(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -23,25 +30,36 @@ def check(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
-def test_no_kernel_spills_registers() -> None:
-    assert len(RECORD["kernels"]) > 100
-    assert [entry for entry in RECORD["kernels"] if entry["spill_bytes"]] == []
+@EVERY_RECORD
+def test_no_kernel_spills_registers(record: dict[str, Any]) -> None:
+    assert len(record["kernels"]) > 100
+    assert [entry for entry in record["kernels"] if entry["spill_bytes"]] == []
 
 
-def test_tiles_of_one_kernel_take_one_instruction() -> None:
+@EVERY_RECORD
+def test_tiles_of_one_kernel_take_one_instruction(record: dict[str, Any]) -> None:
     """Then a row's bits do not tell in which of them it was."""
     instructions = defaultdict(set)
-    for entry in RECORD["kernels"]:
+    for entry in record["kernels"]:
         key = (entry["model"], entry["kernel"], entry["capability"])
         instructions[key].add(entry["instruction"])
     assert {key: found for key, found in instructions.items() if len(found) > 1} == {}
 
 
+def test_every_version_recorded_is_of_the_same_launches() -> None:
+    """So a version that was not compiled again since kernels changed is told."""
+    names = ("model", "work", "kernel", "capability", "num_warps", "num_stages", "tile")
+    first, *others = ([[entry[name] for name in names] for entry in r["kernels"]] for r in RECORDS)
+    assert all(other == first for other in others)
+
+
+@HAS_RECORD
 def test_captured_decode_takes_what_was_recorded() -> None:
     done = check("--models", "0.5B", "--works", "captured decode of 256", "--capabilities", "90")
     assert done.returncode == 0, done.stderr
 
 
+@HAS_RECORD
 @pytest.mark.slow
 def test_every_kernel_takes_what_was_recorded() -> None:
     done = check()

@@ -30,7 +30,7 @@ def test_the_environment_forces_a_path() -> None:
     code = "from lora_serve.ops.cpu import load; print(load().numerics)"
     told = subprocess.run(
         [sys.executable, "-c", code],
-        env={cpu.PATH_VARIABLE: slowest},
+        env={**os.environ, cpu.PATH_VARIABLE: slowest},
         capture_output=True,
         text=True,
         check=True,
