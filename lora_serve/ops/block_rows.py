@@ -1,8 +1,8 @@
 """KV blocks of all layers as rows of bytes on the host, and back.
 
 A row is one block's share of each layer, layer after layer. torch's indexing does it on any
-device; on GPUs with the extension one launch copies all layers straight to and from pinned memory.
-Knows nothing of what the bytes mean.
+device. On CPUs bytes are copied once, by one thread; on GPUs with the extension one launch copies
+all layers straight to and from pinned memory. Knows nothing of what the bytes mean.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,33 +25,86 @@ logger = logging.getLogger(__name__)
 _WORD_BYTES = 16  # csrc/cuda/block_copy.h
 
 
+Row: TypeAlias = bytes | bytearray | memoryview
+
+
+class RowsRead(Protocol):
+    """Rows that may still be on their way."""
+
+    def rows(self) -> tuple[bytes, ...]:
+        """One for each block, once they are there."""
+
+
 class BlockRows(Protocol):
-    """Of layers (num_blocks, B_l) of uint8, which it keeps."""
+    """Of layers (num_blocks, B_l) of uint8, which it keeps. A row has sum of B_l bytes."""
 
-    def read(self, block_ids: Sequence[int]) -> HostCopy:
-        """(N, sum of B_l), uint8, as the blocks are when what was asked for before is done."""
+    def read(self, block_ids: Sequence[int]) -> RowsRead:
+        """As the blocks are when what was asked for before is done."""
 
-    def write(self, block_ids: Sequence[int], rows: Tensor) -> None:
+    def write(self, block_ids: Sequence[int], rows: Sequence[Row]) -> None:
         """Fill distinct blocks with rows as `read` gives them, before what next runs there."""
 
 
+@dataclass(frozen=True, slots=True)
+class KnownRows:
+    """Rows that are here."""
+
+    known: tuple[bytes, ...]
+
+    def rows(self) -> tuple[bytes, ...]:
+        return self.known
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedRows:
+    """copy: of (N, sum of B_l), uint8."""
+
+    copy: HostCopy
+
+    def rows(self) -> tuple[bytes, ...]:
+        return tuple(row.tobytes() for row in self.copy.wait().numpy())
+
+
 class TorchBlockRows:
-    """The specification, and what serves on CPUs."""
+    """The specification, and what serves on GPUs without the extension."""
 
     def __init__(self, layers: Sequence[Tensor]) -> None:
         self._layers = layers
         self._device = layers[0].device
 
-    def read(self, block_ids: Sequence[int]) -> HostCopy:
+    def read(self, block_ids: Sequence[int]) -> CopiedRows:
         index = to_device(torch.tensor(block_ids, dtype=torch.int64), self._device)
-        return to_host(torch.cat([layer.index_select(0, index) for layer in self._layers], dim=1))
+        rows = torch.cat([layer.index_select(0, index) for layer in self._layers], dim=1)
+        return CopiedRows(to_host(rows))
 
-    def write(self, block_ids: Sequence[int], rows: Tensor) -> None:
+    def write(self, block_ids: Sequence[int], rows: Sequence[Row]) -> None:
         index = to_device(torch.tensor(block_ids, dtype=torch.int64), self._device)
         sizes = [layer.shape[1] for layer in self._layers]
-        parts = to_device(rows, self._device).split(sizes, dim=1)
+        parts = to_device(_stacked(rows), self._device).split(sizes, dim=1)
         for layer, part in zip(self._layers, parts, strict=True):
             layer.index_copy_(0, index, part)
+
+
+class HostBlockRows:
+    """On CPUs: each byte is copied once, in the caller's thread.
+
+    torch's indexing would wake its own threads for each layer, and they spin for milliseconds
+    after it where the kernels' threads want to compute.
+    """
+
+    def __init__(self, layers: Sequence[Tensor]) -> None:
+        self._layers = [layer.numpy() for layer in layers]
+
+    def read(self, block_ids: Sequence[int]) -> KnownRows:
+        return KnownRows(
+            tuple(b"".join([layer[block_id] for layer in self._layers]) for block_id in block_ids)
+        )
+
+    def write(self, block_ids: Sequence[int], rows: Sequence[Row]) -> None:
+        for block_id, row in zip(block_ids, rows, strict=True):
+            rest = np.frombuffer(row, np.uint8)
+            for layer in self._layers:
+                layer[block_id], rest = rest[: layer.shape[1]], rest[layer.shape[1] :]
 
 
 class CudaBlockRows:
@@ -66,14 +121,14 @@ class CudaBlockRows:
         # Pinned rows that kernels may be reading: torch's allocator knows nothing of that.
         self._lent: list[HostCopy] = []
 
-    def read(self, block_ids: Sequence[int]) -> HostCopy:
+    def read(self, block_ids: Sequence[int]) -> CopiedRows:
         shape = (len(block_ids), len(self._layers) * self._block_bytes)
         rows = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
         self._copy(self._kernels.gather_blocks, block_ids, rows)
-        return in_use(rows)
+        return CopiedRows(in_use(rows))
 
-    def write(self, block_ids: Sequence[int], rows: Tensor) -> None:
-        pinned = rows.contiguous().pin_memory()
+    def write(self, block_ids: Sequence[int], rows: Sequence[Row]) -> None:
+        pinned = _stacked(rows).pin_memory()
         self._copy(self._kernels.scatter_blocks, block_ids, pinned)
         self._lent = [lent for lent in self._lent if not lent.is_there]
         self._lent.append(in_use(pinned))
@@ -91,6 +146,12 @@ class CudaBlockRows:
         )
 
 
+def _stacked(rows: Sequence[Row]) -> Tensor:
+    """(N, bytes of a row), uint8."""
+    joined = torch.frombuffer(bytearray().join(rows), dtype=torch.uint8)
+    return joined.view(len(rows), -1)
+
+
 def can_copy_natively(layers: Sequence[Tensor]) -> bool:
     sizes = {layer.shape[1] for layer in layers}
     return len(sizes) == 1 and sizes.pop() % _WORD_BYTES == 0
@@ -102,7 +163,9 @@ def open_block_rows(layers: Sequence[Tensor]) -> BlockRows:
     Args:
         layers: (num_blocks, B_l), uint8, contiguous, all on one device.
     """
-    if layers[0].device.type != "cuda" or not can_copy_natively(layers):
+    if layers[0].device.type == "cpu":
+        return HostBlockRows(layers)
+    if not can_copy_natively(layers):
         return TorchBlockRows(layers)
     try:
         return CudaBlockRows(layers, importlib.import_module("lora_serve.ops._cuda"))

@@ -58,6 +58,11 @@ class BatchRows:
         """Whether each request has one row, a token's."""
         return len(self.order) == self.num_rows and self.is_embeds is None
 
+    @property
+    def all_sample(self) -> bool:
+        """Whether logits_indices are all rows, in their order."""
+        return len(self.logits_indices) == self.num_rows
+
 
 @dataclass(frozen=True, slots=True)
 class AwaitedTokens:

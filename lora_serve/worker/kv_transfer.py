@@ -12,25 +12,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lora_serve.host_copies import HostCopy
 from lora_serve.identity import framed
-from lora_serve.ops.block_rows import open_block_rows
+from lora_serve.ops.block_rows import KnownRows, RowsRead, open_block_rows
 from lora_serve.step import KVLoad
 
+NO_ROWS = KnownRows(())
 _SCHEME = b"lora-serve/kv-bytes/1"
-
-
-class Gathered:
-    """Blocks on their way to the host; rows: None if there are none."""
-
-    def __init__(self, rows: HostCopy | None) -> None:
-        self._rows = rows
-
-    def blobs(self) -> tuple[bytes, ...]:
-        """One for each block, once they are there."""
-        if self._rows is None:
-            return ()
-        return tuple(row.tobytes() for row in self._rows.wait().numpy())
 
 
 class KVTransfer:
@@ -41,18 +28,16 @@ class KVTransfer:
         self._rows = open_block_rows(layers)
         self.block_bytes = sum(layer.shape[1] for layer in layers)
 
-    def gather(self, block_ids: Sequence[int]) -> Gathered:
+    def gather(self, block_ids: Sequence[int]) -> RowsRead:
         """Begin to copy blocks out, in the order asked for."""
-        return Gathered(self._rows.read(block_ids) if block_ids else None)
+        return self._rows.read(block_ids) if block_ids else NO_ROWS
 
     def scatter(self, loads: Sequence[KVLoad]) -> None:
         """Fill blocks. Every load has `block_bytes` bytes."""
         if not loads:
             return
         assert all(len(load.data) == self.block_bytes for load in loads), "a load of another size"
-        joined = torch.frombuffer(bytearray().join(load.data for load in loads), dtype=torch.uint8)
-        rows = joined.view(len(loads), self.block_bytes)
-        self._rows.write([load.block_id for load in loads], rows)
+        self._rows.write([load.block_id for load in loads], [load.data for load in loads])
 
 
 def layout_fingerprint(kv_caches: Sequence[Tensor], numerics: str) -> bytes:

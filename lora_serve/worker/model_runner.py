@@ -83,7 +83,10 @@ class ModelRunner:
             return SubmittedBatch({}, NOTHING_DRAWN, ())
         rows = self._builder.lay_out(requests, self._adapters.__getitem__)
         hidden, logits_indices = self._forward(rows)
-        drawn = self._draw(requests, rows.samplers, hidden[logits_indices])
+        # Where all rows sample, as in decode steps, there is nothing to pick out. On CPUs torch's
+        # indexing would wake its own threads, which spin where the kernels' threads compute.
+        wanted = hidden if rows.all_sample else hidden.index_select(0, logits_indices)
+        drawn = self._draw(requests, rows.samplers, wanted)
         first_row = dict(zip(rows.order, rows.first_row, strict=False))
         prompt_logprobs = [
             self._prompt_logprobs(request, hidden[first_row[index] :])

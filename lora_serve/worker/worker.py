@@ -14,13 +14,14 @@ from torch import Tensor
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.models.layout import lora_modules
 from lora_serve.ops import GraphPlans, NotRecordableError, PackedAdapter
+from lora_serve.ops.block_rows import RowsRead
 from lora_serve.ops.cpu_threads import default_num_threads
 from lora_serve.step import AdapterCheckpoint, ModelInfo, ModelRunnerOutput, SchedulerOutput
 from lora_serve.worker.batch_builder import BatchBuilder
 from lora_serve.worker.cuda_graphs import DecodeGraphs, exact_sizes, graph_sizes
 from lora_serve.worker.device import Device, Mark, open_device
 from lora_serve.worker.kv_cache import allocate_kv_caches, kv_block_bytes, num_kv_blocks
-from lora_serve.worker.kv_transfer import Gathered, KVTransfer, layout_fingerprint
+from lora_serve.worker.kv_transfer import KVTransfer, layout_fingerprint
 from lora_serve.worker.largest_steps import largest_steps
 from lora_serve.worker.loaded_model import LoadedModel, load_model
 from lora_serve.worker.lora_slots import LoRASlots
@@ -36,7 +37,7 @@ class SubmittedStep:
 
     step_id: int
     batch: SubmittedBatch
-    saved: Gathered
+    saved: RowsRead
     dropped: tuple[PackedAdapter, ...]
     end: Mark
 
@@ -124,7 +125,7 @@ class Worker:
         """What came out of the oldest step that was not collected yet; waits for all of it."""
         step = self._submitted.popleft()
         step.end.wait()
-        return ModelRunnerOutput(step.step_id, step.batch.results(), step.saved.blobs())
+        return ModelRunnerOutput(step.step_id, step.batch.results(), step.saved.rows())
 
     def _check(self, step: SchedulerOutput) -> None:
         num_loras = len({request.adapter.digest for request in step.requests if request.adapter})

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 
 from lora_serve.ops.block_rows import (
+    BlockRows,
+    HostBlockRows,
     TorchBlockRows,
     can_copy_natively,
     open_block_rows,
@@ -22,26 +25,48 @@ def random_layers(*sizes: int, device: str = "cpu") -> list[Tensor]:
     return [torch.randint(256, (9, size), dtype=torch.uint8, device=device) for size in sizes]
 
 
-def test_a_row_is_a_blocks_share_of_each_layer_in_turn() -> None:
+ON_CPUS = pytest.mark.parametrize("opened", [TorchBlockRows, HostBlockRows])
+
+
+@ON_CPUS
+def test_a_row_is_a_blocks_share_of_each_layer_in_turn(
+    opened: Callable[[list[Tensor]], BlockRows],
+) -> None:
     layers = random_layers(32, 48)
-    rows = TorchBlockRows(layers).read([7, 0, 7]).wait()
-    assert torch.equal(rows[1], torch.cat([layer[0] for layer in layers]))
-    assert torch.equal(rows[0], rows[2])
+    rows = opened(layers).read([7, 0, 7]).rows()
+    assert rows[1] == b"".join(layer[0].numpy().tobytes() for layer in layers)
+    assert rows[0] == rows[2]
 
 
-def test_rows_written_to_other_blocks_leave_all_the_rest_alone() -> None:
+@ON_CPUS
+def test_rows_that_were_read_stay_as_they_were(
+    opened: Callable[[list[Tensor]], BlockRows],
+) -> None:
+    layers = random_layers(32, 48)
+    read = opened(layers).read([3])
+    before = b"".join(layer[3].numpy().tobytes() for layer in layers)
+    for layer in layers:
+        layer.bitwise_not_()
+    assert read.rows() == (before,)
+
+
+@ON_CPUS
+def test_rows_written_to_other_blocks_leave_all_the_rest_alone(
+    opened: Callable[[list[Tensor]], BlockRows],
+) -> None:
     layers = random_layers(32, 48)
     before = [layer.clone() for layer in layers]
-    copier = TorchBlockRows(layers)
-    copier.write([5, 2], copier.read([1, 8]).wait())
+    copier = opened(layers)
+    first, second = copier.read([1, 8]).rows()
+    copier.write([5, 2], [memoryview(first), second])
     for layer, old in zip(layers, before, strict=True):
         expected = old.clone()
         expected[5], expected[2] = old[1], old[8]
         assert torch.equal(layer, expected)
 
 
-def test_cpus_copy_by_torch() -> None:
-    assert isinstance(open_block_rows(random_layers(32, 32)), TorchBlockRows)
+def test_cpus_copy_bytes_without_torch() -> None:
+    assert isinstance(open_block_rows(random_layers(32, 32)), HostBlockRows)
 
 
 def test_the_native_copy_takes_whole_words_of_equal_layers() -> None:
@@ -82,8 +107,8 @@ def test_the_native_copy_is_torchs(block_bytes: int) -> None:
     layers = random_layers(block_bytes, block_bytes, block_bytes, device="cuda")
     native, plain = open_block_rows(layers), TorchBlockRows(layers)
     assert type(native) is not type(plain), "the CUDA extension was not built"
-    rows = plain.read([8, 0, 3]).wait()
-    assert torch.equal(native.read([8, 0, 3]).wait(), rows)
+    rows = plain.read([8, 0, 3]).rows()
+    assert native.read([8, 0, 3]).rows() == rows
     expected = [layer.clone() for layer in layers]
     TorchBlockRows(expected).write([1, 5, 2], rows)
     native.write([1, 5, 2], rows)

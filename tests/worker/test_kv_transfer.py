@@ -24,7 +24,7 @@ def test_what_was_gathered_from_one_pool_is_scattered_into_another(backend: str)
     source, target = random_caches(backend), random_caches(backend)
     before = [cache.clone() for cache in target]
     transfer = KVTransfer(source)
-    blobs = transfer.gather((5, 2)).blobs()
+    blobs = transfer.gather((5, 2)).rows()
     assert [len(blob) for blob in blobs] == [transfer.block_bytes] * 2
     KVTransfer(target).scatter([KVLoad(0, blobs[0]), KVLoad(7, memoryview(blobs[1]))])
     for ours, theirs, old in zip(target, source, before, strict=True):
@@ -36,7 +36,7 @@ def test_what_was_gathered_from_one_pool_is_scattered_into_another(backend: str)
 def test_gathered_bytes_stay_as_they_were_when_the_block_is_written_again() -> None:
     caches = random_caches("reference")
     transfer = KVTransfer(caches)
-    (blob,) = transfer.gather((1,)).blobs()
+    (blob,) = transfer.gather((1,)).rows()
     for cache in caches:
         cache.zero_()
     transfer.scatter([KVLoad(3, blob)])
@@ -47,7 +47,7 @@ def test_nothing_to_move_costs_nothing_and_touches_nothing() -> None:
     caches = random_caches("reference")
     before = [cache.clone() for cache in caches]
     transfer = KVTransfer(caches)
-    assert transfer.gather(()).blobs() == ()
+    assert transfer.gather(()).rows() == ()
     transfer.scatter(())
     assert all(torch.equal(cache, old) for cache, old in zip(caches, before, strict=True))
 

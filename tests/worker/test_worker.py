@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.errors import ConfigError
@@ -186,6 +187,37 @@ def test_results_come_in_the_steps_order_and_as_if_alone(model: Path, backend: s
     together = run(worker, *requests)
     assert together == tuple(alone)
     assert len({output.logprobs for output in alone}) == 4
+
+
+def test_torch_picks_and_copies_nothing_in_native_steps_of_decodes(model: Path) -> None:
+    """Its threads would spin for milliseconds where the kernels' threads compute."""
+    pytest.importorskip("lora_serve.ops._cpu", reason="NOT BUILT: the native kernels")
+    worker = make_worker(model, "cpu", dtype="bfloat16")
+    worker.load()
+    prompts = [PROMPT[i:] for i in range(4)]
+    for i, prompt in enumerate(prompts):
+        run(worker, request(prompt[:-1], first_block=8 * i, samples=False))
+    decodes = [
+        request(prompt, len(prompt) - 1, first_block=8 * i) for i, prompt in enumerate(prompts)
+    ]
+    with CalledOps() as called:
+        worker.submit(SchedulerOutput(5, tuple(decodes), kv_saves=(0, 8, 16, 24)))
+        worker.collect()
+    assert not called.names & {"aten::index", "aten::index_select", "aten::cat"}
+
+
+class CalledOps(TorchDispatchMode):
+    """names: of the torch operations that were called meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
+        self.names.add(func._schema.name)
+        return func(*args, **(kwargs or {}))
 
 
 @BACKENDS
