@@ -194,7 +194,7 @@ class KVTierStats(msgspec.Struct, frozen=True):
     num_bytes: int
     capacity_bytes: int
     num_evicted: int
-    num_quarantined: int
+    quarantined: dict[str, int]
     hits: int
     hit_bytes: int
     misses: dict[str, int]

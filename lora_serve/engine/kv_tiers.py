@@ -118,7 +118,7 @@ def tier_stats(stats: TierStats) -> tuple[KVTierStats, ...]:
             num_bytes=figures.contents.num_bytes,
             capacity_bytes=figures.contents.capacity_bytes,
             num_evicted=figures.contents.num_evicted,
-            num_quarantined=figures.contents.num_quarantined,
+            quarantined=dict(figures.contents.quarantined),
             hits=figures.hits,
             hit_bytes=figures.hit_bytes,
             misses=dict(figures.misses),

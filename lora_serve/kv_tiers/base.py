@@ -148,13 +148,16 @@ class TierError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TierContents:
-    """What a tier holds, as far as it knows without asking anyone. 0 bytes: not bounded here."""
+    """What a tier holds, as far as it knows without asking anyone. 0 bytes: not bounded here.
+
+    quarantined: files or records that were refused and set aside since start, by Cause.
+    """
 
     num_blocks: int = 0
     num_bytes: int = 0
     capacity_bytes: int = 0
     num_evicted: int = 0
-    num_quarantined: int = 0
+    quarantined: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

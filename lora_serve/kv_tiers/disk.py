@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -63,7 +64,7 @@ class DiskTier:
         self._index = DiskIndex()
         self._buffers = ReadBuffers(LOAD_BYTES, NUM_KEPT_BUFFERS)
         self._num_evicted = 0
-        self._num_quarantined = 0
+        self._quarantined: Counter[str] = Counter()
         self._count_lock = threading.Lock()
         self._scan = DiskScan(self._directory, self._index, self._quarantine_file, poll_seconds)
 
@@ -222,18 +223,20 @@ class DiskTier:
         else:
             logger.warning("%s was refused (%s) and set aside", path, cause.value)
         with self._count_lock:
-            self._num_quarantined += 1
+            self._quarantined[cause.value] += 1
 
     def _path(self, group: Group) -> Path:
         return self._directory.of(group.namespace.root) / group.file_name
 
     def contents(self) -> TierContents:
+        with self._count_lock:
+            quarantined = dict(self._quarantined)
         return TierContents(
             num_blocks=self._index.num_blocks,
             num_bytes=self._index.num_bytes,
             capacity_bytes=self._capacity_bytes,
             num_evicted=self._num_evicted,
-            num_quarantined=self._num_quarantined,
+            quarantined=quarantined,
         )
 
     def close(self) -> None:

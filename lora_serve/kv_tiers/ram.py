@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -31,7 +31,7 @@ class RamTier:
         self._by_root: dict[bytes, _Entries] = {}
         self._num_bytes = 0
         self._num_evicted = 0
-        self._num_quarantined = 0
+        self._quarantined: Counter[str] = Counter()
 
     def holds(self, namespace: TierNamespace, block_hash: BlockHash) -> bool:
         return block_hash in self._records
@@ -44,7 +44,7 @@ class RamTier:
         for record in self._lookup(hashes):
             cause = refusal(namespace, record)
             if cause is not None:
-                self._refuse(record)
+                self._refuse(record, cause)
                 return Loaded(tuple(good), cause)
             good.append(record)
         return Loaded(tuple(good), None if len(good) == len(hashes) else Cause.ABSENT)
@@ -92,17 +92,17 @@ class RamTier:
                 num_bytes=self._num_bytes,
                 capacity_bytes=self._capacity_bytes,
                 num_evicted=self._num_evicted,
-                num_quarantined=self._num_quarantined,
+                quarantined=dict(self._quarantined),
             )
 
     def close(self) -> None:
         self.drop(Drop())
 
-    def _refuse(self, record: Record) -> None:
+    def _refuse(self, record: Record, cause: Cause) -> None:
         """Forget a record that went bad in memory; there is nothing to set aside."""
         with self._lock:
             self._remove(record.block_hash)
-            self._num_quarantined += 1
+            self._quarantined[cause.value] += 1
 
     def _insert(self, namespace: TierNamespace, record: Record) -> None:
         entries = self._by_root.setdefault(namespace.root, _Entries(namespace))

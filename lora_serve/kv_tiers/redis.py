@@ -7,6 +7,7 @@ Nothing of what it says is believed: each record is checked like a file's.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
 
 from lora_serve.identity import BlockHash
@@ -26,7 +27,7 @@ class RedisTier:
         self.name = "redis"
         self._loads = RedisKeyspace(url, load_timeout_seconds)
         self._saves = RedisKeyspace(url, max(SAVE_TIMEOUT_SECONDS, load_timeout_seconds))
-        self._num_quarantined = 0
+        self._quarantined: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def holds(self, namespace: TierNamespace, block_hash: BlockHash) -> bool:
@@ -47,7 +48,7 @@ class RedisTier:
             record = as_record(block_hash, value)
             cause = refusal(namespace, record)
             if cause is not None:
-                self._refuse(entry, block_hash)
+                self._refuse(entry, block_hash, cause)
                 return Loaded(tuple(records), cause)
             records.append(record)
         is_short = len(records) < len(asked)
@@ -73,15 +74,16 @@ class RedisTier:
                 self._saves.forget(entry)
 
     def contents(self) -> TierContents:
-        return TierContents(num_quarantined=self._num_quarantined)
+        with self._lock:
+            return TierContents(quarantined=dict(self._quarantined))
 
     def close(self) -> None:
         self._loads.close()
         self._saves.close()
 
-    def _refuse(self, entry: Entry, block_hash: BlockHash) -> None:
+    def _refuse(self, entry: Entry, block_hash: BlockHash, cause: Cause) -> None:
         with self._lock:
-            self._num_quarantined += 1
+            self._quarantined[cause.value] += 1
         self._loads.remove(entry, [block_hash])
 
 

@@ -31,13 +31,13 @@ COUNTERS: dict[str, tuple[str, Callable[[KVTierStats], float]]] = {
     "saved_blocks": ("KV blocks stored in it.", lambda t: t.num_saved),
     "saved_bytes": ("Bytes of them.", lambda t: t.saved_bytes),
     "evicted_blocks": ("KV blocks evicted to keep to its bound.", lambda t: t.num_evicted),
-    "quarantined_files": ("What was refused and set aside.", lambda t: t.num_quarantined),
     "breaker_trips": ("Times it was left alone after failures.", lambda t: t.num_trips),
 }
 
 BY_CAUSE: dict[str, tuple[str, Callable[[KVTierStats], dict[str, int]]]] = {
     "missed_blocks": ("KV blocks it was asked for and did not give.", lambda t: t.misses),
     "unsaved_blocks": ("KV blocks it was offered and did not keep.", lambda t: t.unsaved),
+    "quarantined_files": ("What was refused and set aside.", lambda t: t.quarantined),
 }
 
 SECONDS: dict[str, tuple[str, Callable[[KVTierStats], tuple[Sequence[int], float]]]] = {

@@ -309,7 +309,7 @@ def test_a_damaged_file_is_never_believed_and_set_aside(
     assert cause is not None
     eventually(lambda: len(quarantined(tiers.path)) == 1)
     assert load(tier, NS, HASHES) == (0, Cause.ABSENT)
-    assert tier.contents().num_quarantined == 1
+    assert sum(tier.contents().quarantined.values()) == 1
     save(tier, NS, HASHES)
     assert load(tier, NS, HASHES) == (24, None)
 
@@ -352,7 +352,7 @@ def test_the_quarantine_is_bounded(tiers: Tiers) -> None:
         flip(-1)(file)
         assert load(tier, NS, hashes) == (1, Cause.CHECKSUM)
     assert len(quarantined(tiers.path)) == MAX_QUARANTINED
-    assert tier.contents().num_quarantined == MAX_QUARANTINED + 4
+    assert tier.contents().quarantined == {"checksum": MAX_QUARANTINED + 4}
 
 
 def test_a_full_disk_is_an_error_of_the_tier_and_leaves_nothing_behind(tiers: Tiers) -> None:

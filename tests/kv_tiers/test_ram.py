@@ -49,7 +49,7 @@ def test_a_record_that_went_bad_in_memory_is_refused_and_forgotten() -> None:
     tier.save(NS, [Record(HASHES[0], record.header, flipped)])
     assert tier.load(NS, HASHES[:1]).cause == Cause.CHECKSUM
     assert tier.load(NS, HASHES[:1]).cause == Cause.ABSENT
-    assert tier.contents().num_quarantined == 1
+    assert tier.contents().quarantined == {"checksum": 1}
 
 
 def test_records_keep_nothing_alive_but_their_own_bytes() -> None:

@@ -267,7 +267,7 @@ def test_a_lying_server_is_not_believed_and_the_record_deleted(
     assert cause is not None
     assert cause.is_refusal
     assert key not in all_keys(redis_server)
-    assert tier.contents().num_quarantined == 1
+    assert tier.contents().quarantined == {cause.value: 1}
     assert save(tier, NS, HASHES) == 1
     assert load(tier, NS, HASHES) == (24, None)
 
