@@ -65,7 +65,7 @@ static void tile_scores(const TileState<Dot>& state, const TileGroups& groups, R
     for_each_block(rows, kTileRows, [&](Range block) {
       with_count<kTileRows>(block.end - block.begin, [&](auto count) {
         product_block<Dot, decltype(count)::value, kTileVectors>(
-            state.q + block.begin * state.head_size, state.head_size, right, words,
+            state.q + block.begin * state.head_size, state.head_size, right, words, FetchNothing{},
             state.scores + block.begin * kTile + g * kLanes, kTile);
       });
     });
@@ -152,7 +152,8 @@ SIMD_INLINE void add_group(const typename Dot::Left* weights, RightView<kVectors
   if (whole > word) {
     RightView<kVectors> rest = values;
     for (int v = 0; v < kVectors; ++v) rest.vectors[v] += word * values.step;
-    multiply<Dot>(weights + word * kPer, kTile, rest, static_cast<size_t>(whole - word), acc);
+    multiply<Dot>(weights + word * kPer, kTile, rest, static_cast<size_t>(whole - word),
+                  FetchNothing{}, acc);
   }
   if (end % kPer != 0) masked(whole, 0x0000ffffu);
 }

@@ -11,14 +11,14 @@
 namespace lora_serve::LORA_SERVE_PATH {
 
 // sums[r][16 v + lane] for kRows rows, `sums_stride` floats apart.
-template <class Dot, int kRows, int kVectors>
+template <class Dot, int kRows, int kVectors, class Fetch>
 static __attribute__((noinline)) void product_block(const typename Dot::Left* left,
                                                     size_t left_stride, RightView<kVectors> right,
-                                                    size_t num_words, float* sums,
+                                                    size_t num_words, Fetch fetch, float* sums,
                                                     size_t sums_stride) {
   F32x16 acc[kRows][kVectors];
   clear(acc);
-  multiply<Dot>(left, left_stride, right, num_words, acc);
+  multiply<Dot>(left, left_stride, right, num_words, fetch, acc);
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 16
@@ -72,19 +72,36 @@ SIMD_INLINE RightView<kVectors> view_of_panels(const PanelProduct<Dot>& product,
   return right;
 }
 
+// Words that are asked for before they are due: 8 KiB of a pair of panels.
+constexpr size_t kWordsAhead = 64;
+
+// One block of rows finds its panel in memory, and asks for what it will need shortly. Several find
+// it in a cache, and ask for the next one, each for its share.
+template <int kVectors>
+SIMD_INLINE FetchAhead ahead_of(RightView<kVectors> right, size_t num_words, size_t block,
+                                size_t num_blocks) {
+  const char* panel = reinterpret_cast<const char*>(right.vectors[0]);
+  const size_t step = right.step * sizeof(uint32_t), bytes = num_words * step;
+  if (num_blocks == 1) return {panel + kWordsAhead * step, step};
+  return {panel + bytes + part_of(bytes, num_blocks, block).begin, ceil_div(step, num_blocks)};
+}
+
 // All rows times kVectors panels from `panel` on, at most kMost rows at once.
 // finish(row, panel, sums) takes 16 sums.
 template <int kVectors, int kMost, class Dot, class Finish>
 static void product_of_panels(const PanelProduct<Dot>& product, Range rows, size_t panel,
                               const Finish& finish) {
   const RightView<kVectors> right = view_of_panels<kVectors>(product, panel);
+  const size_t num_blocks = ceil_div(rows.end - rows.begin, kMost);
+  size_t index = 0;
   for_each_block(rows, kMost, [&](Range block) {
+    const FetchAhead fetch = ahead_of(right, product.num_words, index++, num_blocks);
     alignas(64) float sums[kMost][kVectors * kLanes];
     const size_t count = block.end - block.begin;
     with_count<kMost>(count, [&](auto num_rows) {
       product_block<Dot, decltype(num_rows)::value, kVectors>(
           product.left + block.begin * product.left_stride, product.left_stride, right,
-          product.num_words, sums[0], kVectors * kLanes);
+          product.num_words, fetch, sums[0], kVectors * kLanes);
     });
     for (size_t r = 0; r < count; ++r) {
       for (int v = 0; v < kVectors; ++v) {

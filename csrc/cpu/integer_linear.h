@@ -30,6 +30,7 @@ SIMD_INLINE void multiply_bytes(const IntegerProduct& product, size_t row, size_
   }
   const int8_t* left = x.codes + row * x.stride;
   for (size_t w = words.begin; w < words.end; ++w) {
+    view.fetch_ahead(w);
     U32x16 packed[kVectors];
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) packed[v] = load_words(view.codes[v] + w * kLanes);

@@ -30,17 +30,32 @@ struct DecodedWordFor<Bfloat16> {
 };
 #endif
 
-// Several panels' codes and scales side by side.
+// Words of all panels at once that are asked for before they are due: 8 KiB.
+constexpr size_t kCodeWordsAhead = 128;
+
+// Several panels' codes and scales side by side; after them the next as many panels are due.
 template <int kVectors>
 struct CodeView {
   const uint32_t* codes[kVectors];
   const Bfloat16* scales[kVectors];
+  size_t num_words;     // of each panel
+  size_t to_following;  // from the end of a panel's codes to the codes that are due then
 
-  CodeView(const QuantizedWeight& weight, size_t panel) {
+  CodeView(const QuantizedWeight& weight, size_t panel)
+      : num_words(weight.shape.words()),
+        to_following(kVectors * weight.shape.panel_words() - num_words * kLanes) {
     for (int v = 0; v < kVectors; ++v) {
       codes[v] = weight.codes(panel + v);
       scales[v] = weight.scales(panel + v);
     }
+  }
+
+  // Asks memory for what is due some time after word w. It may lie behind the end of what there is.
+  void fetch_ahead(size_t w) const {
+    const size_t due = w + kCodeWordsAhead / kVectors;
+    const size_t at = due * kLanes + (due < num_words ? 0 : to_following);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) __builtin_prefetch(codes[v] + at);
   }
 };
 
@@ -80,6 +95,7 @@ static __attribute__((noinline)) void multiply_codes(const typename Dot::Left* l
     F32x16 acc[kRows][kVectors];
     clear(acc);
     for (size_t w = words.begin; w < words.end; ++w) {
+      view.fetch_ahead(w);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
         const auto decoded = Decoded<Codes, Word>::of(load_words(view.codes[v] + w * kLanes));
@@ -121,17 +137,15 @@ static size_t decoded_panel_words(const QuantizedShape& shape) {
 }
 
 // Decodes words [words.begin, words.end) of kVectors panels side by side: kVectors vectors to a
-// word. As many words again are asked for meanwhile, to be there after the products with these.
+// word.
 template <class Codes, class Word, int kVectors>
 static void decode_words(const CodeView<kVectors>& view, Range words, uint32_t* to) {
   using Decode = Decoded<Codes, Word>;
-  const size_t ahead = (words.end - words.begin) * kLanes;
   for (size_t w = words.begin; w < words.end; ++w) {
+    view.fetch_ahead(w);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      const uint32_t* codes = view.codes[v] + w * kLanes;
-      __builtin_prefetch(codes + ahead);
-      const Decode decoded = Decode::of(load_words(codes));
+      const Decode decoded = Decode::of(load_words(view.codes[v] + w * kLanes));
 #pragma GCC unroll 8
       for (int i = 0; i < Decode::kWords; ++i) {
         store_words(to + (i * kVectors + v) * kLanes, decoded.words[i]);
@@ -151,7 +165,7 @@ static __attribute__((noinline)) void multiply_decoded(const typename Dot::Left*
   for (int v = 0; v < kVectors; ++v) right.vectors[v] = decoded + v * kLanes;
   F32x16 acc[kRows][kVectors];
   clear(acc);
-  multiply<Dot>(left, stride, right, num_words, acc);
+  multiply<Dot>(left, stride, right, num_words, FetchNothing{}, acc);
   add_group(view, g, acc, sums);
 }
 
