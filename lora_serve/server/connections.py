@@ -12,6 +12,7 @@ import asyncio
 import http
 import logging
 import resource
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -45,10 +46,13 @@ class HTTPConnection(Protocol):
 
     cycle: the latest request whose head was complete; None before the first one.
     scope: of the request that is being read, which with httptools is not yet cycle's.
+    on_response_complete: called when a cycle's last bytes were written; begins with the request
+    that has come meanwhile.
     """
 
     cycle: Cycle | None
     scope: Scope
+    on_response_complete: Callable[[], None]
 
     def connection_made(self, transport: asyncio.Transport) -> None: ...
 
@@ -71,7 +75,10 @@ class Connections:
         self.head_timeout = config.request_head_timeout
         self._limit = allowed_connections(config.max_connections)
         self._http_protocol = http_protocol
-        self._open: dict[GuardedConnection, None] = {}  # the latest request's head last
+        self._open: set[GuardedConnection] = set()
+        # of the open ones those without a request, the longest first; no dict, whose first key is
+        # behind the places of all that were deleted
+        self._idle: OrderedDict[GuardedConnection, None] = OrderedDict()
 
     def protocol(self, **of_uvicorn: Any) -> asyncio.Protocol:
         return GuardedConnection(self._http_protocol(**of_uvicorn), self)
@@ -83,24 +90,29 @@ class Connections:
             TooManyConnectionsError: all others have requests that are being answered.
         """
         if len(self._open) >= self._limit:
-            idle = next((other for other in self._open if not other.is_answering), None)
-            if idle is None:
+            if not self._idle:
                 raise TooManyConnectionsError(
                     f"connections in use: {self._limit}, and no more are allowed "
                     "(--max-connections, or the system's limit of open files); retry later"
                 )
+            idle = next(iter(self._idle))
             self.forget(idle)
             idle.close()
-        self._open[connection] = None
+        self._open.add(connection)
+        self._idle[connection] = None
 
-    def note_head(self, connection: GuardedConnection) -> None:
+    def note_request(self, connection: GuardedConnection) -> None:
         """A request has come."""
-        if connection in self._open:
-            del self._open[connection]
-            self._open[connection] = None
+        self._idle.pop(connection, None)
+
+    def note_idle(self, connection: GuardedConnection) -> None:
+        """All its requests are answered. uvicorn tells of none whose connection was lost."""
+        assert connection in self._open, "an answer on a connection that is gone"
+        self._idle[connection] = None
 
     def forget(self, connection: GuardedConnection) -> None:
-        self._open.pop(connection, None)
+        self._open.discard(connection)
+        self._idle.pop(connection, None)
 
 
 class GuardedConnection(asyncio.Protocol):
@@ -108,6 +120,8 @@ class GuardedConnection(asyncio.Protocol):
 
     def __init__(self, inner: HTTPConnection, connections: Connections) -> None:
         self._inner = inner
+        self._inner_has_answered = inner.on_response_complete
+        inner.on_response_complete = self._has_answered
         self._connections = connections
         self._transport: asyncio.Transport | None = None
         self._clock: asyncio.TimerHandle | None = None  # runs while a head is waited for
@@ -183,7 +197,12 @@ class GuardedConnection(asyncio.Protocol):
     def _head_has_come(self) -> None:
         self._stop_clock()
         self._num_head_bytes = 0
-        self._connections.note_head(self)
+        self._connections.note_request(self)
+
+    def _has_answered(self) -> None:
+        self._inner_has_answered()
+        if not self.is_answering:
+            self._connections.note_idle(self)
 
     def _head_is_late(self) -> None:
         if not self._num_head_bytes:

@@ -180,6 +180,63 @@ async def test_with_too_many_connections_the_one_goes_that_waits_the_longest(
 
 
 @both
+async def test_the_one_goes_whose_last_answer_ended_first(
+    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
+) -> None:
+    engine.gate.clear()
+    async with serving(engine, ServerConfig(max_connections=2), http_protocol) as url:
+        first, second = await connect(url), await connect(url)
+        answer = asyncio.create_task(answer_on(first, GENERATE))
+        await eventually(lambda: engine.growing)
+        await answer_on(second, VERSION)
+        engine.gate.set()
+        await answer  # its request came first, and it is idle for a shorter time
+        third = await connect(url)
+        assert (await answer_on(third, VERSION)).startswith(b"HTTP/1.1 200 ")
+        assert await rest_of(second[0]) == b""
+        assert (await answer_on(first, VERSION)).startswith(b"HTTP/1.1 200 ")
+        for _, writer in (first, second, third):
+            writer.close()
+
+
+@both
+async def test_a_request_that_came_during_another_answer_keeps_its_connection(
+    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
+) -> None:
+    engine.gate.clear()
+    async with serving(engine, ServerConfig(max_connections=1), http_protocol) as url:
+        busy = await connect(url)
+        assert (await answer_on(busy, VERSION + GENERATE)).startswith(b"HTTP/1.1 200 ")
+        await eventually(lambda: engine.growing)
+        refused = await connect(url)
+        assert (await rest_of(refused[0])).startswith(b"HTTP/1.1 503 ")
+        engine.gate.set()
+        assert (await answer_on(busy, b"")).startswith(b"HTTP/1.1 200 ")
+        await eventually(lambda: not engine.growing)
+        other = await connect(url)
+        assert (await answer_on(other, VERSION)).startswith(b"HTTP/1.1 200 "), "it is idle now"
+        assert await rest_of(busy[0]) == b""
+        for _, writer in (busy, refused, other):
+            writer.close()
+
+
+@both
+async def test_a_connection_that_its_client_closed_makes_no_room_twice(
+    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
+) -> None:
+    config = ServerConfig(max_connections=2, request_head_timeout=60)
+    async with serving(engine, config, http_protocol) as url:
+        closed, idle = await connect(url), await connect(url)
+        closed[1].close()
+        others = [await connect(url) for _ in range(2)]
+        for other in others:
+            assert (await answer_on(other, VERSION)).startswith(b"HTTP/1.1 200 ")
+        assert await rest_of(idle[0]) == b""
+        for _, writer in (idle, *others):
+            writer.close()
+
+
+@both
 async def test_when_all_connections_are_in_use_a_further_one_is_told_so(
     engine: FakeEngine, http_protocol: type[asyncio.Protocol]
 ) -> None:
