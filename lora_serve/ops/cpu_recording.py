@@ -8,22 +8,21 @@ takes 2.7 ms (Zen 4, November 2026), a tenth of what the kernels take.
 
 from __future__ import annotations
 
-import bisect
-import weakref
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lora_serve.ops import NotRecordableError
 from lora_serve.ops._cpu import Backend, Recording
+from lora_serve.ops.cpu_memory import ChunkMemory
 
-_ALIGNMENT = 64
+# Smaller tensors are torch's own: its allocator has their memory at hand.
+_LARGE_BYTES = 1 << 20
 
 _VIEWS = frozenset(
     f"aten::{name}"
@@ -33,8 +32,6 @@ _VIEWS = frozenset(
     )
 )
 _CONSTANTS = frozenset({"aten::zeros", "aten::zeros_like"})
-
-_Chunk = npt.NDArray[np.uint8]
 
 
 class RecordedCalls:
@@ -57,15 +54,17 @@ class Recorder:
 
     def __init__(self, native: Backend) -> None:
         self._native = native
-        self._memory = _Memory()
+        self._recorded = ChunkMemory(keeps_all=True)
+        self._passing = ChunkMemory(keeps_all=False)
         self._watch: _NothingComputed | None = None  # while recording
 
     def new(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """An uninitialised tensor: torch's own, but of the recorder's memory while it records."""
+        """An uninitialised tensor, whose memory no later replay writes to while it lives."""
         if self._watch is None:
-            return torch.empty(shape, dtype=dtype)
+            is_large = math.prod(shape) * dtype.itemsize >= _LARGE_BYTES
+            return (self._passing.take if is_large else torch.empty)(shape, dtype=dtype)
         with self._watch.looking_away():
-            return self._memory.take(shape, dtype)
+            return self._recorded.take(shape, dtype)
 
     def record(self, forward: Callable[[], Tensor]) -> RecordedCalls:
         """Note what `forward` would do, without doing it.
@@ -120,28 +119,3 @@ class _NothingComputed(TorchDispatchMode):
         elif self._is_looking and name not in _VIEWS:
             raise NotRecordableError(f"torch computes {func} between the kernels")
         return result
-
-
-class _Memory:
-    """Chunks that tensors take while they live: a tensor's death makes room for later ones."""
-
-    def __init__(self) -> None:
-        self._free: list[_Chunk] = []  # by ascending size
-        self._all: list[_Chunk] = []  # recorded calls point here
-
-    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        num_bytes = int(np.prod(shape)) * dtype.itemsize
-        index = bisect.bisect_left(self._free, num_bytes, key=len)
-        chunk = self._free.pop(index) if index < len(self._free) else self._grow(num_bytes)
-        lent = chunk[:num_bytes]
-        weakref.finalize(lent, self._give_back, chunk)  # when no view of the tensor is left
-        return torch.from_numpy(lent).view(dtype).view(*shape)
-
-    def _grow(self, num_bytes: int) -> _Chunk:
-        memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
-        begin = -memory.ctypes.data % _ALIGNMENT
-        self._all.append(memory[begin : begin + num_bytes])
-        return self._all[-1]
-
-    def _give_back(self, chunk: _Chunk) -> None:
-        bisect.insort(self._free, chunk, key=len)
