@@ -32,6 +32,7 @@ from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
 
 RANK = 16
+PROFILED_STEPS = 8  # to read what was profiled takes longer than the steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class MeasuredEngine:
             for _ in range(4):
                 self._step()
             times = [self._step() for _ in range(num_steps)]
-            idle_share = self._idle_share(num_steps)
+            idle_share = self._idle_share(min(num_steps, PROFILED_STEPS))
         seconds = statistics.median(times)
         return DecodeTiming(
             num_requests, num_adapters, 1e3 * seconds, num_requests / seconds, idle_share
@@ -158,12 +159,13 @@ class MeasuredEngine:
         return time.perf_counter() - begun
 
     def _idle_share(self, num_steps: int) -> float | None:
+        """None where nobody counts what the device does."""
         if self._settings.device != "cuda":
             return None
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             seconds = sum(self._step() for _ in range(num_steps))
         busy = sum(event.self_device_time_total for event in profile.key_averages())
-        return 1.0 - busy / 1e6 / seconds
+        return 1.0 - busy / 1e6 / seconds if busy else None
 
     def _checkpoint(self, path: str) -> AdapterCheckpoint:
         """Adapter number `path`: on all projections; all are of the same numbers."""

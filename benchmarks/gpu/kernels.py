@@ -42,20 +42,15 @@ class KernelTiming:
     share: float
 
 
-def time_works(works: Iterator[Work], watch: Stopwatch, ceilings: Ceilings) -> list[KernelTiming]:
-    timings = []
-    for work in works:
-        seconds = watch.seconds(work.run)
-        timings.append(
-            KernelTiming(
-                name=work.name,
-                microseconds=seconds * 1e6,
-                tflops=work.flops / seconds / 1e12,
-                gb_per_second=work.num_bytes / seconds / 1e9,
-                share=ceilings.seconds(work.flops, work.num_bytes) / seconds,
-            )
-        )
-    return timings
+def time_work(work: Work, watch: Stopwatch, ceilings: Ceilings) -> KernelTiming:
+    seconds = watch.seconds(work.run)
+    return KernelTiming(
+        name=work.name,
+        microseconds=seconds * 1e6,
+        tflops=work.flops / seconds / 1e12,
+        gb_per_second=work.num_bytes / seconds / 1e9,
+        share=ceilings.seconds(work.flops, work.num_bytes) / seconds,
+    )
 
 
 class Works:

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 RANK = 16
+BARE, ADAPTED = PEERS = ("transformers", "transformers + PEFT, an adapter each")
 
 
 class Generator(Protocol):
@@ -29,28 +30,26 @@ class PeerTiming:
     tokens_per_second: float
 
 
-def time_peers(
-    directory: Path, device: torch.device, num_requests: int, prompt_len: int, num_tokens: int
-) -> tuple[list[PeerTiming], str]:
-    """One batch without adapters, and one in which every request has an adapter of its own.
-
-    Returns:
-        The timings, and a line for each that could not be made.
-    """
+def time_peer(
+    name: str,
+    directory: Path,
+    device: torch.device,
+    num_requests: int,
+    prompt_len: int,
+    num_tokens: int,
+) -> PeerTiming:
+    """One batch of one of PEERS."""
     config = AutoConfig.from_pretrained(directory)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     size = (num_requests, prompt_len)
     prompts = torch.randint(0, config.vocab_size, size, device=device)
-    rate = _tokens_per_second(model, prompts, num_tokens)
-    timings = [PeerTiming("transformers", num_requests, rate)]
-    try:
-        adapted, names = _with_adapters(model, num_requests)
-    except ImportError as error:
-        return timings, f"PEFT was not measured: {error}"
-    rate = _tokens_per_second(adapted, prompts, num_tokens, names)
-    timings.append(PeerTiming("transformers + PEFT, an adapter each", num_requests, rate))
-    return timings, ""
+    if name == ADAPTED:
+        model, names = _with_adapters(model, num_requests)
+        rate = _tokens_per_second(model, prompts, num_tokens, names)
+    else:
+        rate = _tokens_per_second(model, prompts, num_tokens)
+    return PeerTiming(name, num_requests, rate)
 
 
 def _with_adapters(model: PreTrainedModel, count: int) -> tuple[Generator, list[str]]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+
+import msgspec
 
 from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.engine import DecodeTiming
@@ -15,29 +17,35 @@ from lora_serve.bench.machine import Machine
 
 
 @dataclass(slots=True)
+class EngineTimings:
+    """Of one shape with one choice of settings. prefill: tokens per second by prompt length."""
+
+    load_seconds: float = 0.0
+    num_blocks: int = 0
+    decode: list[DecodeTiming] = field(default_factory=list)
+    prefill: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class ShapeReport:
     """One shape. weight_bytes: what a decode step reads at least; flops_per_token: of prefill.
 
-    exact_decode, exact_prefill: the same with --batch-invariant, where it was measured.
-    serial_decode: with --no-async-scheduling, likewise.
+    served: by the settings of a server. exact: with --batch-invariant. serial: with
+    --no-async-scheduling.
     """
 
     name: str
-    load_seconds: float
-    num_blocks: int
     weight_bytes: float
     flops_per_token: float
+    served: EngineTimings = field(default_factory=EngineTimings)
+    exact: EngineTimings = field(default_factory=EngineTimings)
+    serial: EngineTimings = field(default_factory=EngineTimings)
     kernels: list[KernelTiming] = field(default_factory=list)
-    decode: list[DecodeTiming] = field(default_factory=list)
-    prefill: dict[int, float] = field(default_factory=dict)  # tokens per second by prompt length
-    exact_decode: list[DecodeTiming] = field(default_factory=list)
-    exact_prefill: dict[int, float] = field(default_factory=dict)
-    serial_decode: list[DecodeTiming] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Report:
-    """notes: what was left out, and why."""
+    """finished: the parts that are complete. notes: what was left out, and why."""
 
     device: str
     machine: Machine
@@ -45,15 +53,16 @@ class Report:
     shapes: list[ShapeReport] = field(default_factory=list)
     peers: list[PeerTiming] = field(default_factory=list)
     peer_shape: str = ""
+    finished: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def write(self, directory: Path) -> Path:
-        """gpu-<name of the card>.json and .md; the path of the second."""
+        """<stem>.json and .md, each whole at any time; the path of the second."""
         directory.mkdir(parents=True, exist_ok=True)
-        stem = directory / ("gpu-" + "-".join(self.device.lower().split()))
-        stem.with_suffix(".json").write_text(json.dumps(asdict(self), indent=1) + "\n")
+        stem = directory / stem_of(self.device)
+        _replace(stem.with_suffix(".json"), json.dumps(asdict(self), indent=1) + "\n")
         page = stem.with_suffix(".md")
-        page.write_text("\n\n".join(self.sections()) + "\n")
+        _replace(page, "\n\n".join(self.sections()) + "\n")
         return page
 
     def sections(self) -> Iterable[str]:
@@ -74,13 +83,42 @@ class Report:
         yield from self.notes
 
 
+def stem_of(device: str) -> str:
+    """gpu-<name of the card>."""
+    return "gpu-" + "-".join(device.lower().split())
+
+
+def begin_report(directory: Path, device: str, machine: Machine, ceilings: Ceilings) -> Report:
+    """The report that an earlier run of the same code began there, or a new one."""
+    new = Report(device, machine, ceilings)
+    path = directory / f"{stem_of(device)}.json"
+    if not path.is_file():
+        return new
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Report)
+    except msgspec.DecodeError:  # of an earlier form
+        return new
+    # The results that an earlier run wrote may be changes themselves.
+    commits = {each.commit.removesuffix("+changes") for each in (found.machine, machine)}
+    if found.device != device or len(commits) > 1 or not found.machine.is_like(machine):
+        return new
+    return replace(found, ceilings=ceilings, notes=[])
+
+
+def _replace(path: Path, text: str) -> None:
+    written = path.with_name(f"{path.name}.new")
+    written.write_text(text)
+    written.replace(path)
+
+
 def _shape_sections(shape: ShapeReport, ceilings: Ceilings) -> Iterable[str]:
-    yield f"## {shape.name}: loaded in {shape.load_seconds:.1f} s, {shape.num_blocks} KV blocks"
+    served = shape.served
+    yield f"## {shape.name}: loaded in {served.load_seconds:.1f} s, {served.num_blocks} KV blocks"
     yield "Decode. Limit: reading every weight once at the rate of the ceilings."
     limit_ms = shape.weight_bytes / ceilings.gb_per_second / 1e6
-    exact = {(t.num_requests, t.num_adapters): t for t in shape.exact_decode}
-    serial = {(t.num_requests, t.num_adapters): t for t in shape.serial_decode}
-    base = {t.num_requests: t.step_ms for t in shape.decode if not t.num_adapters}
+    exact = {(t.num_requests, t.num_adapters): t for t in shape.exact.decode}
+    serial = {(t.num_requests, t.num_adapters): t for t in shape.serial.decode}
+    base = {t.num_requests: t.step_ms for t in served.decode if not t.num_adapters}
     yield _table(
         (
             *("requests", "adapters", "ms a step", "tokens/s", "of the limit", "of base"),
@@ -99,7 +137,7 @@ def _shape_sections(shape: ShapeReport, ceilings: Ceilings) -> Iterable[str]:
                 _idle(serial.get((t.num_requests, t.num_adapters))),
                 _step_ms(exact.get((t.num_requests, t.num_adapters))),
             )
-            for t in shape.decode
+            for t in served.decode
         ],
     )
     yield "Prefill. Limit: the products at the rate of the ceilings."
@@ -110,9 +148,9 @@ def _shape_sections(shape: ShapeReport, ceilings: Ceilings) -> Iterable[str]:
                 length,
                 f"{rate:.0f}",
                 f"{rate * shape.flops_per_token / ceilings.bf16_tflops / 1e12:.0%}",
-                _number(shape.exact_prefill.get(length)),
+                _number(shape.exact.prefill.get(length)),
             )
-            for length, rate in shape.prefill.items()
+            for length, rate in served.prefill.items()
         ],
     )
     yield "Kernels. Limit: the nearer ceiling."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -43,7 +43,7 @@ class Machine:
         )
 
 
-def describe_machine() -> Machine:
+def describe_machine(packages: Sequence[str] = PACKAGES) -> Machine:
     facts = _cpu_facts()
     flags = facts.get("flags", "").split()
     wanted = [flag for flag in flags if flag.startswith(("avx", "amx")) or flag == "fma"]
@@ -54,7 +54,7 @@ def describe_machine() -> Machine:
         cpu_features=tuple(sorted(wanted)),
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
-        packages={name: found for name in PACKAGES if (found := _version(name))},
+        packages={name: found for name in packages if (found := _version(name))},
         commit=_commit(),
         load_average=round(os.getloadavg()[0], 2),
     )

@@ -7,66 +7,141 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.__main__ import Measurement
+from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.ceilings import Ceilings
+from benchmarks.gpu.engine import DecodeTiming, MeasuredEngine
+from benchmarks.gpu.measurement import Measurement
 from benchmarks.gpu.shapes import SHAPES, model_config
 from lora_serve.models.families import read_spec
+
+FLAGS = ("--device", "cpu", "--shapes", "tiny", "--out")
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("gpu")
-    measurement = Measurement("cpu", 60.0, directory, directory)
-    measurement.measure_shape("tiny")
-    measurement.measure_peers("tiny")
-    assert measurement.failed == []
-    return measurement.report.write(directory)
+    main((*FLAGS, str(directory)))
+    return directory / "gpu-cpu.md"
+
+
+def begin(out: Path, minutes: float = 60.0) -> Measurement:
+    return Measurement("cpu", minutes, out, out)
 
 
 def test_every_part_is_measured_and_told(page: Path) -> None:
     text = page.read_text()
-    assert page.name == "gpu-cpu.md"
     for told in ("| 4 | 4 |", "attention, 1 x 32 tokens", "lora gate up", "PEFT, an adapter each"):
         assert told in text
     assert "Left out" not in text
     assert "Failed" not in text
+    assert [path.name for path in sorted(page.parent.iterdir())] == ["gpu-cpu.json", "gpu-cpu.md"]
 
 
 def test_the_json_holds_every_figure(page: Path) -> None:
     report = json.loads(page.with_suffix(".json").read_text())
     (shape,) = report["shapes"]
-    assert {(t["num_requests"], t["num_adapters"]) for t in shape["decode"]} == {
+    assert {(t["num_requests"], t["num_adapters"]) for t in shape["served"]["decode"]} == {
         (1, 0),
         (4, 0),
         (4, 1),
         (4, 4),
     }
-    assert [t["num_adapters"] for t in shape["serial_decode"]] == [0, 0]
-    for timing in (*shape["decode"], *shape["exact_decode"], *shape["serial_decode"]):
-        assert timing["tokens_per_second"] == pytest.approx(
-            1e3 * timing["num_requests"] / timing["step_ms"]
-        )
+    assert [t["num_adapters"] for t in shape["serial"]["decode"]] == [0, 0]
+    for settings in ("served", "exact", "serial"):
+        for timing in shape[settings]["decode"]:
+            assert timing["tokens_per_second"] == pytest.approx(
+                1e3 * timing["num_requests"] / timing["step_ms"]
+            )
     assert {"torch", "transformers"} <= report["machine"]["packages"].keys()
 
 
 def test_what_there_is_no_time_for_is_named(tmp_path: Path) -> None:
-    measurement = Measurement("cpu", 0.0, tmp_path, tmp_path)
-    measurement.measure_shape("tiny")
+    measurement = begin(tmp_path, minutes=0.0)
+    measurement.measure(["tiny"])
     assert measurement.report.notes == [
-        "Left out, for want of time: tiny: engine.",
-        "Left out, for want of time: tiny: kernels.",
-        "Left out, for want of time: tiny: --batch-invariant.",
-        "Left out, for want of time: tiny: --no-async-scheduling.",
+        f"Left out, for want of time: tiny: {part}."
+        for part in (
+            *("engine", "--batch-invariant", "--no-async-scheduling"),
+            *("transformers", "transformers + PEFT, an adapter each", "kernels"),
+        )
     ]
 
 
 def test_a_part_that_fails_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
-    measurement = Measurement("cpu", 60.0, tmp_path, tmp_path)
+    measurement = begin(tmp_path)
     done: list[str] = []
     measurement.attempt("this", lambda: done.append(str(1 // 0)))
     measurement.attempt("that", lambda: done.append("that"))
     assert (measurement.failed, done) == (["this"], ["that"])
     assert "Failed: this: ZeroDivisionError" in (tmp_path / "gpu-cpu.md").read_text()
+
+
+class KilledError(BaseException):
+    """Nobody who handles errors sees it."""
+
+
+def test_a_run_that_is_killed_has_written_what_it_found_and_the_next_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = MeasuredEngine.decode
+    asked: list[tuple[int, int]] = []
+
+    def counted(engine: MeasuredEngine, *case: int) -> DecodeTiming:
+        asked.append(case[:2])
+        if len(asked) == 3:
+            raise KilledError
+        return decode(engine, *case)
+
+    monkeypatch.setattr(MeasuredEngine, "decode", counted)
+    with pytest.raises(KilledError):
+        begin(tmp_path).measure(["tiny"])
+    kept = begin(tmp_path).report.shapes[0].served
+    assert [(t.num_requests, t.num_adapters) for t in kept.decode] == asked[:2]
+    assert list(kept.prefill) == [32]
+    resumed = begin(tmp_path)
+    resumed.measure(["tiny"])
+    assert resumed.report.shapes[0].served.decode[:2] == kept.decode
+    few = [(1, 0), (4, 0)]  # with other settings
+    assert asked == [(1, 0), (4, 0), (4, 1), (4, 1), (4, 4), *few, *few]
+    idle = begin(tmp_path, minutes=0.0)
+    idle.measure(["tiny"])
+    assert (idle.report.shapes, idle.report.notes) == (resumed.report.shapes, [])
+
+
+def test_time_that_ends_within_a_part_keeps_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill = MeasuredEngine.prefill_tokens_per_second
+    measurement = begin(tmp_path)
+
+    def last(engine: MeasuredEngine, *case: int) -> float:
+        monkeypatch.setattr(measurement, "_until", 0.0)
+        return prefill(engine, *case)
+
+    monkeypatch.setattr(MeasuredEngine, "prefill_tokens_per_second", last)
+    measurement.measure(["tiny"])
+    assert measurement.report.notes[0] == "Cut short, for want of time: tiny: engine."
+    assert list(measurement.report.shapes[0].served.prefill) == [32]
+    assert measurement.report.finished == measurement.failed == []
+
+
+@pytest.mark.parametrize("change", ["commit", "torch"])
+def test_figures_of_other_code_are_not_gone_on_with(
+    page: Path, tmp_path: Path, change: str
+) -> None:
+    report = json.loads(page.with_suffix(".json").read_text())
+    assert report["finished"]
+    if change == "commit":
+        report["machine"]["commit"] = "0000000"
+    else:
+        report["machine"]["packages"]["torch"] = "1.0"
+    (tmp_path / "gpu-cpu.json").write_text(json.dumps(report))
+    assert begin(tmp_path).report.finished == []
+
+
+def test_a_report_of_an_earlier_form_is_begun_anew(tmp_path: Path) -> None:
+    (tmp_path / "gpu-cpu.json").write_text('{"device": "cpu"}')
+    assert begin(tmp_path).report.finished == []
 
 
 def test_the_nearer_ceiling_is_the_limit() -> None:
