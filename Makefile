@@ -6,7 +6,8 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install redis-server demo test sanitize test-gpu bench-gpu lint format bench-peers clean
+.PHONY: install redis-server demo test sanitize gpu-python gpu-wheels test-gpu test-gpu-kernels \
+  test-gpu-servers bench-gpu lint format bench-peers clean
 
 install: $(VENV)/.installed
 
@@ -36,19 +37,58 @@ sanitize: install
 	then CXX='$(CXX)' $(BIN)/cmake --workflow --preset address; \
 	else echo '*** NO SANITIZERS: the kernels are not watched; install g++ or clang++ with libasan and libubsan ***'; fi
 
-# On a machine with an NVIDIA GPU: kernels, families, exactness, and the failures over HTTP.
-# PYTHON_GPU names another Python that has torch and Triton, where nothing can be installed.
+# On a machine with an NVIDIA GPU: kernels, families, exactness, and the failures over HTTP. Each of
+# the two targets ends by itself before $(GPU_SECONDS) are over, and fails if tests are left then.
+# PYTHON_GPU names another Python that has torch and Triton, where nothing can be installed: what
+# else it needs comes from $(GPU_WHEELS), and csrc is built into the tree.
 PYTHON_GPU ?= $(BIN)/python
-GPU_FLAGS := --device cuda --batch-invariant --kv-cache-memory-bytes 2000000000
-test-gpu bench-gpu: $(if $(findstring $(BIN),$(PYTHON_GPU)),install)
+GPU_FLAGS := --device cuda --batch-invariant --kv-cache-memory-bytes 200000000
+GPU_JOBS ?= 4
+GPU_SECONDS ?= 540
+GPU_WHEELS := dist/gpu-wheels
+GPU_SITE := $(CURDIR)/build/gpu-site
 
-test-gpu:
-	$(PYTHON_GPU) -m pytest -m gpu
-	$(PYTHON_GPU) -m pytest -m 'not slow' tests/e2e --server-flags '$(GPU_FLAGS)'
+ifeq ($(PYTHON_GPU),$(BIN)/python)
+RUN_GPU := $(PYTHON_GPU)
+gpu-python: install
+else
+RUN_GPU := PYTHONPATH=$(GPU_SITE):$$PYTHONPATH $(PYTHON_GPU)
+gpu-python: $(GPU_SITE)/.installed
+	cmake -S . -B build/gpu -DCMAKE_BUILD_TYPE=Release \
+	  -DPython_EXECUTABLE="$$($(RUN_GPU) -c 'import sys; print(sys.executable)')" \
+	  -Dnanobind_DIR="$$($(RUN_GPU) -m nanobind --cmake_dir)" >/dev/null \
+	&& cmake --build build/gpu --parallel && cmake --install build/gpu --prefix . \
+	|| echo '*** CSRC WAS NOT BUILT: KV is copied by torch, and the CPU has reference kernels only ***'
+endif
 
-# Under ten minutes; writes benchmarks/results/gpu-<card>.json and .md.
-bench-gpu:
-	$(PYTHON_GPU) -m benchmarks.gpu
+$(GPU_SITE)/.installed: $(wildcard $(GPU_WHEELS)/*.whl)
+	rm -rf $(GPU_SITE) && mkdir -p $(GPU_SITE)
+	$(if $^,$(PYTHON_GPU) -m pip install --quiet --no-index --no-deps --target $(GPU_SITE) $^)
+	touch $@
+
+# Where there is a network: what a machine of this Python that has these packages lacks.
+PYTHON_GPU_VERSION ?= 3.12
+PYTHON_GPU_HAS ?= torch==2.11.0 triton==3.6.0 transformers==5.17.0 numpy==2.5.2 \
+  safetensors==0.8.0 tokenizers==0.23.2 huggingface_hub==1.33.0 accelerate==1.15.0
+gpu-wheels:
+	$(PYTHON) -m benchmarks.gpu.wheels --out $(GPU_WHEELS) \
+	  --python $(PYTHON_GPU_VERSION) --has $(PYTHON_GPU_HAS)
+
+test-gpu: test-gpu-kernels test-gpu-servers
+
+GPU_PYTEST = $(RUN_GPU) -m pytest -vv --session-timeout=$(GPU_SECONDS)
+test-gpu-kernels: gpu-python
+	$(GPU_PYTEST) -m gpu tests/gpu/test_device.py
+	$(GPU_PYTEST) -m gpu --ignore tests/gpu/test_device.py -n $(GPU_JOBS) --dist loadfile
+
+test-gpu-servers: gpu-python
+	$(GPU_PYTEST) -m 'not slow' -n $(GPU_JOBS) --dist loadfile tests/e2e --server-flags '$(GPU_FLAGS)'
+
+# Under ten minutes; writes $(GPU_OUT)/gpu-<card>.json and .md as figures come. Again, it goes on with
+# what is missing there.
+GPU_OUT ?= benchmarks/results
+bench-gpu: gpu-python
+	$(RUN_GPU) -m benchmarks.gpu --out $(GPU_OUT)
 
 lint: install
 	$(BIN)/ruff format --check .

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -11,6 +13,13 @@ from lora_serve.demo.model import DemoPaths, ensure_demo
 from lora_serve.demo.scenarios import Server, server_flags
 from lora_serve.demo.server_process import ServerProcess
 from lora_serve.demo.stage import Stage
+
+
+class StartServer(Protocol):
+    """Starts a server with flags of its own and those of --server-flags; waits for nothing."""
+
+    def __call__(self, model: Path, log_path: Path, *flags: str) -> ServerProcess: ...
+
 
 TIGHT_NUM_BLOCKS = 120  # of 16 tokens: the trace's requests need some 40 each
 
@@ -24,6 +33,14 @@ def demo_paths() -> DemoPaths:
 def more_flags(request: pytest.FixtureRequest) -> list[str]:
     flags: str = request.config.getoption("--server-flags")
     return flags.split()
+
+
+@pytest.fixture(scope="session")
+def start_server(more_flags: list[str]) -> StartServer:
+    def start(model: Path, log_path: Path, *flags: str) -> ServerProcess:
+        return ServerProcess(model, (*flags, *more_flags), log_path)
+
+    return start
 
 
 @pytest.fixture(scope="session")
@@ -48,28 +65,27 @@ def cold_server(stage: Stage) -> ServerProcess:
 
 @pytest.fixture(scope="session")
 def tight_server(
-    demo_paths: DemoPaths, tmp_path_factory: pytest.TempPathFactory, more_flags: list[str]
+    demo_paths: DemoPaths, tmp_path_factory: pytest.TempPathFactory, start_server: StartServer
 ) -> Iterator[ServerProcess]:
     """With so few blocks that requests preempt each other, its invariants checked every step."""
     flags = (
         *server_flags(Server.CACHED),
         *("--num-gpu-blocks-override", str(TIGHT_NUM_BLOCKS)),
         *("--max-num-seqs", "16", "--max-model-len", "1024", "--validate"),
-        *more_flags,
     )
     log_path = tmp_path_factory.mktemp("logs") / "tight.log"
-    with ServerProcess(demo_paths.model, flags, log_path) as process:
+    with start_server(demo_paths.model, log_path, *flags) as process:
         yield ready(process)
 
 
 @pytest.fixture(scope="session")
 def overlapped_server(
-    demo_paths: DemoPaths, tmp_path_factory: pytest.TempPathFactory, more_flags: list[str]
+    demo_paths: DemoPaths, tmp_path_factory: pytest.TempPathFactory, start_server: StartServer
 ) -> Iterator[ServerProcess]:
     """Plans each step while the one before it runs, as on a GPU."""
-    flags = (*server_flags(Server.CACHED), "--async-scheduling", "--validate", *more_flags)
+    flags = (*server_flags(Server.CACHED), "--async-scheduling", "--validate")
     log_path = tmp_path_factory.mktemp("logs") / "overlapped.log"
-    with ServerProcess(demo_paths.model, flags, log_path) as process:
+    with start_server(demo_paths.model, log_path, *flags) as process:
         yield ready(process)
 
 

@@ -9,6 +9,7 @@ import pytest
 from lora_serve.cli.main import main
 from lora_serve.demo.model import DemoPaths
 from lora_serve.demo.server_process import ServerProcess
+from tests.e2e.conftest import StartServer
 from tests.e2e.metrics import metric
 from tests.e2e.recording import Prompted, record_alone, record_together
 from tests.e2e.test_identical_requests import NUM_CACHED, NUM_TOKENS
@@ -17,9 +18,9 @@ from tests.e2e.test_trace import random_ids
 NUM_BLOCKS = 44  # of 16 tokens: the prompt's 38 and a few tails
 
 
-def crowd_server(model: Path, log: Path, *flags: str) -> ServerProcess:
+def crowd_server(start: StartServer, model: Path, log: Path, *flags: str) -> ServerProcess:
     tight = ("--num-gpu-blocks-override", str(NUM_BLOCKS), "--max-model-len", "1024", "--validate")
-    return ServerProcess(model, (*tight, *flags), log)
+    return start(model, log, *tight, *flags)
 
 
 async def answer_a_crowd(server: ServerProcess, request: Prompted, count: int) -> None:
@@ -35,11 +36,12 @@ async def answer_a_crowd(server: ServerProcess, request: Prompted, count: int) -
 
 
 async def test_merged_weights_answer_a_crowd_through_a_pool_smaller_than_the_context(
-    demo_paths: DemoPaths, tmp_path: Path
+    demo_paths: DemoPaths, start_server: StartServer, tmp_path: Path
 ) -> None:
     merged = tmp_path / "merged"
     assert main(["merge", str(demo_paths.model), str(demo_paths.alpha), str(merged)]) == 0
-    with crowd_server(merged, tmp_path / "log", "--served-model-name", "merged") as server:
+    named = ("--served-model-name", "merged")
+    with crowd_server(start_server, merged, tmp_path / "log", *named) as server:
         request = Prompted("merged", random_ids("merged crowd", NUM_TOKENS), 4)
         await answer_a_crowd(server, request, 100)
         assert f"the KV cache holds {16 * NUM_BLOCKS} tokens" in server.log_path.read_text()
@@ -48,10 +50,10 @@ async def test_merged_weights_answer_a_crowd_through_a_pool_smaller_than_the_con
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["base", "alpha"])
 async def test_thousands_of_equal_prompts_at_once(
-    demo_paths: DemoPaths, tmp_path: Path, model: str
+    demo_paths: DemoPaths, start_server: StartServer, tmp_path: Path, model: str
 ) -> None:
-    flags = ("--served-model-name", "base", "--enable-lora")
-    modules = ("--lora-modules", f"alpha={demo_paths.alpha}")
-    with crowd_server(demo_paths.model, tmp_path / "log", *flags, *modules) as server:
+    named = ("--served-model-name", "base")
+    flags = (*named, "--enable-lora", "--lora-modules", f"alpha={demo_paths.alpha}")
+    with crowd_server(start_server, demo_paths.model, tmp_path / "log", *flags) as server:
         request = Prompted(model, random_ids("thousands", NUM_TOKENS), 4)
         await answer_a_crowd(server, request, 3000)

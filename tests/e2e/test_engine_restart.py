@@ -16,19 +16,22 @@ import pytest
 from lora_serve.demo.model import DemoPaths
 from lora_serve.demo.scenarios import Server, server_flags
 from lora_serve.demo.server_process import ServerProcess
+from tests.e2e.conftest import StartServer
 from tests.e2e.metrics import metric, wait_for
 from tests.e2e.recording import Prompted, Recorded, client_for, record_alone
 from tests.e2e.test_trace import random_ids
 
 
 @pytest.fixture
-def mortal_server(demo_paths: DemoPaths, tmp_path: Path) -> Iterator[ServerProcess]:
+def mortal_server(
+    demo_paths: DemoPaths, start_server: StartServer, tmp_path: Path
+) -> Iterator[ServerProcess]:
     flags = (
         *server_flags(Server.CACHED),
         *("--lora-modules", f"alpha={demo_paths.alpha}", f"beta={demo_paths.beta}"),
         *("--max-num-seqs", "4", "--max-num-queued-reqs", "40", "--drain-timeout", "1"),
     )
-    with ServerProcess(demo_paths.model, flags, tmp_path / "log") as process:
+    with start_server(demo_paths.model, tmp_path / "log", *flags) as process:
         process.wait_until_healthy()
         yield process
 

@@ -15,11 +15,12 @@ SERVE_ARGS = ("--serve-args", "--cpu-threads", "1")
 
 
 def test_a_mini_run_compares_every_answer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more_flags: list[str]
 ) -> None:
     figures = tmp_path / "figures.json"
     flags = ("--num-requests", "60", "--requests-per-trace", "60", "--faults", "tier")
-    assert main(["fuzz", "--seed", "2", *flags, "--json", str(figures), *SERVE_ARGS]) == 0
+    flags = (*flags, "--json", str(figures), *SERVE_ARGS, *more_flags)
+    assert main(["fuzz", "--seed", "2", *flags]) == 0
     shown = capsys.readouterr().out
     assert "wrong answers       0" in shown
     tally = json.loads(figures.read_text())["tally"]
@@ -29,8 +30,10 @@ def test_a_mini_run_compares_every_answer(
     assert set(tally["kinds"]) == {"chat", "prompt_embeds", "text", "token ids"}
 
 
-def test_a_kept_trace_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_kept_trace_is_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more_flags: list[str]
+) -> None:
     path = tmp_path / "trace.json"
     save_trace(make_trace(1, Scope(vocab_size=300, num_versions=6, num_requests=10)), path)
-    assert main(["fuzz", "--replay", str(path), "--times", "1", *SERVE_ARGS]) == 0
+    assert main(["fuzz", "--replay", str(path), "--times", "1", *SERVE_ARGS, *more_flags]) == 0
     assert "10 requests, 1 times, all as if alone" in capsys.readouterr().out

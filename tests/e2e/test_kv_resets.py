@@ -8,6 +8,7 @@ import httpx
 
 from lora_serve.demo.model import DemoPaths
 from lora_serve.demo.server_process import ServerProcess
+from tests.e2e.conftest import StartServer
 from tests.e2e.metrics import metric, wait_for
 from tests.e2e.test_kv_tiers import BLOCK_SIZE, ask, end_it, num_findable, serving
 from tests.fakes.redis_server import RedisServer, redis_server
@@ -36,13 +37,13 @@ def allow_to_forget(redis: RedisServer, is_allowed: bool) -> None:
 
 
 def test_a_reset_is_confirmed_when_no_kill_can_undo_it(
-    demo_paths: DemoPaths, redis_server: RedisServer, tmp_path: Path
+    demo_paths: DemoPaths, start_server: StartServer, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     flags = (
         *("--kv-disk-path", str(tmp_path / "kv"), "--kv-redis-url", redis_server.url),
         *("--lora-modules", f"tenant={demo_paths.alpha}"),
     )
-    with serving(demo_paths, tmp_path / "first.log", *flags) as server:
+    with serving(start_server, demo_paths, tmp_path / "first.log", *flags) as server:
         cold = ask(server, **PROMPT)
         assert cold.found == 0
         store_in_both(server)
@@ -60,7 +61,7 @@ def test_a_reset_is_confirmed_when_no_kill_can_undo_it(
         confirmed = reset(server)
         end_it(server)
         assert confirmed.json() == {"success": True}
-    with serving(demo_paths, tmp_path / "second.log", *flags) as server:
+    with serving(start_server, demo_paths, tmp_path / "second.log", *flags) as server:
         answer = ask(server, **PROMPT)
         assert answer.same_as(cold)
         assert answer.found == 0

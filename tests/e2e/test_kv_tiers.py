@@ -21,7 +21,7 @@ import torch
 
 from lora_serve.demo.model import DemoPaths
 from lora_serve.demo.server_process import ServerProcess
-from tests.e2e.conftest import ready
+from tests.e2e.conftest import StartServer, ready
 from tests.e2e.metrics import metric, wait_for
 from tests.fakes.redis_server import RedisServer, redis_server
 
@@ -88,15 +88,18 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def without_tiers(
-    demo_paths: DemoPaths, tmp_path_factory: pytest.TempPathFactory
+    demo_paths: DemoPaths, start_server: StartServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    with serving(demo_paths, tmp_path_factory.mktemp("logs") / "off.log") as process:
+    log = tmp_path_factory.mktemp("logs") / "off.log"
+    with serving(start_server, demo_paths, log) as process:
         yield process
 
 
 @contextmanager
-def serving(paths: DemoPaths, log: Path, *flags: str) -> Iterator[ServerProcess]:
-    with ServerProcess(paths.model, (*FLAGS, *flags), log) as process:
+def serving(
+    start: StartServer, paths: DemoPaths, log: Path, *flags: str
+) -> Iterator[ServerProcess]:
+    with start(paths.model, log, *FLAGS, *flags) as process:
         ready(process)
         yield process
 
@@ -118,6 +121,7 @@ def end_it(process: ServerProcess) -> None:
 @pytest.mark.parametrize("num_tokens", [LONG, pytest.param(LONGER, marks=pytest.mark.slow)])
 def test_embeddings_of_one_length_never_share_kv_across_a_restart(
     demo_paths: DemoPaths,
+    start_server: StartServer,
     without_tiers: ServerProcess,
     place: tuple[str, str],
     tmp_path: Path,
@@ -130,14 +134,14 @@ def test_embeddings_of_one_length_never_share_kv_across_a_restart(
     assert cold_a.same_as(again)  # row 1
     assert not cold_a.same_as(cold_b)
     assert cold_a.found == again.found == cold_b.found == 0  # row 5
-    with serving(demo_paths, tmp_path / "first.log", *place) as server:
+    with serving(start_server, demo_paths, tmp_path / "first.log", *place) as server:
         empty = ask(server, **{**b, "cache_salt": "before anything is stored"})  # row 4
         assert empty.same_as(cold_b)
         assert empty.found == 0
         assert ask(server, **a).same_as(cold_a)
         store_all(server, 2 * num_tokens)
         end_it(server)
-    with serving(demo_paths, tmp_path / "second.log", *place) as server:
+    with serving(start_server, demo_paths, tmp_path / "second.log", *place) as server:
         for answer, cold in (
             (ask(server, **b), cold_b),  # row 2
             (ask(server, **{**b, "cache_salt": "another"}), cold_b),  # row 3
@@ -155,7 +159,7 @@ def test_embeddings_of_one_length_never_share_kv_across_a_restart(
     "place", ["disk", pytest.param("redis", marks=pytest.mark.slow)], indirect=True
 )
 def test_an_adapter_retrained_in_place_between_two_starts_finds_its_own_kv_only(
-    demo_paths: DemoPaths, place: tuple[str, str], tmp_path: Path
+    demo_paths: DemoPaths, start_server: StartServer, place: tuple[str, str], tmp_path: Path
 ) -> None:
     adapter = tmp_path / "adapter"
     prompt = {"model": "tenant", "prompt": [3 + i % 700 for i in range(LONG)]}
@@ -166,7 +170,7 @@ def test_an_adapter_retrained_in_place_between_two_starts_finds_its_own_kv_only(
         adapter.unlink(missing_ok=True)
         adapter.symlink_to(source)
         flags = (*place, "--lora-modules", f"tenant={adapter}")
-        with serving(demo_paths, tmp_path / f"{number}.log", *flags) as server:
+        with serving(start_server, demo_paths, tmp_path / f"{number}.log", *flags) as server:
             answer = ask(server, **prompt)
             assert answer.found == (num_findable(LONG) if is_warm else 0)
             assert answer.same_as(colds.setdefault(source, answer))

@@ -8,21 +8,24 @@ import httpx
 import pytest
 
 from lora_serve.demo.model import DemoPaths
-from lora_serve.demo.server_process import ServerDiedError, ServerProcess
+from lora_serve.demo.server_process import ServerDiedError
+from tests.e2e.conftest import StartServer
 
 
-def test_a_server_that_cannot_start_shows_why(tmp_path: Path) -> None:
+def test_a_server_that_cannot_start_shows_why(start_server: StartServer, tmp_path: Path) -> None:
     missing = tmp_path / "no-such-model"
     with (
-        ServerProcess(missing, (), tmp_path / "log") as process,
+        start_server(missing, tmp_path / "log") as process,
         pytest.raises(ServerDiedError, match="no-such-model") as death,
     ):
         process.wait_until_healthy()
     assert "ended with code" in str(death.value)
 
 
-def test_a_server_ends_by_itself_when_asked_to(demo_paths: DemoPaths, tmp_path: Path) -> None:
-    with ServerProcess(demo_paths.model, ("--max-num-seqs", "2"), tmp_path / "log") as process:
+def test_a_server_ends_by_itself_when_asked_to(
+    demo_paths: DemoPaths, start_server: StartServer, tmp_path: Path
+) -> None:
+    with start_server(demo_paths.model, tmp_path / "log", "--max-num-seqs", "2") as process:
         process.wait_until_healthy()
         assert process.is_running
         process.stop()

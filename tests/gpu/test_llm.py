@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from lora_serve.llm import LLM
+from lora_serve.prompts import TokensPrompt
+from lora_serve.sampling_params import SamplingParams
 from tests.test_llm import (
     LoneServer,
     test_company_chunks_cache_and_preemption_change_no_bit,
@@ -21,7 +25,13 @@ __all__ = [
 
 pytestmark = pytest.mark.gpu
 
-EXACT: dict[str, Any] = {"device": "cuda", "batch_invariant": True}
+# Tiny models' blocks are so small that a card has room for millions: `validate` counts them all.
+KV_BYTES = 16 << 20
+EXACT: dict[str, Any] = {
+    "device": "cuda",
+    "batch_invariant": True,
+    "kv_cache_memory_bytes": KV_BYTES,
+}
 ARITHMETIC: dict[str, dict[str, Any]] = {
     "float32": {**EXACT, "dtype": "float32"},
     "bfloat16": {**EXACT, "dtype": "bfloat16"},
@@ -37,3 +47,12 @@ def lone(
     server = LoneServer(model_path, adapter_paths, {**arithmetic, "enforce_eager": True})
     yield arithmetic, server
     server.close()
+
+
+def test_kv_gets_what_the_budget_leaves(model_path: Path) -> None:
+    settings = {"device": "cuda", "gpu_memory_utilization": 0.02, "max_num_batched_tokens": 512}
+    budget = 0.02 * torch.cuda.get_device_properties(0).total_memory
+    with LLM(str(model_path), **settings) as llm:
+        assert 0.3 * budget < torch.cuda.memory_allocated() < budget
+        (output,) = llm.generate(TokensPrompt((1, 2, 3)), SamplingParams(max_tokens=2))
+    assert len(output.outputs[0].token_ids) > 0
