@@ -33,6 +33,7 @@ NAMESPACES = PREFIX + b"namespaces"
 BATCH_BYTES = 4 * 2**20  # of one pipeline: neither side buffers more
 BATCH_KEYS = 512
 SOCKET_READ_BYTES = 2**20
+MAX_REASON_CHARS = 200
 EXPIRE_SECONDS = 7 * 24 * 3600  # after it was written; frees what nothing leads to any more, too
 
 
@@ -220,5 +221,10 @@ def _tier_errors() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """What the server said. redis-py puts a pipeline's command before it, with its raw bytes."""
-    return str(error).rpartition("of pipeline caused error: ")[2] or type(error).__name__
+    """What the server said, as one line that can be read, whatever it said.
+
+    redis-py puts a pipeline's command before it, with its raw bytes.
+    """
+    said = str(error).rpartition("of pipeline caused error: ")[2] or type(error).__name__
+    line = "".join(char if char.isprintable() else "?" for char in said[:MAX_REASON_CHARS])
+    return line + "..." if len(said) > MAX_REASON_CHARS else line

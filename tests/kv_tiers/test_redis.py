@@ -298,6 +298,20 @@ def test_a_server_that_speaks_something_else_is_an_error(answer: bytes) -> None:
         thread.join()
 
 
+def test_what_a_server_says_of_an_error_is_one_short_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answer = b"-ERR no\x1b[2J\x00\xff" + b"x" * 10_000 + b"\r\n"
+        thread = threading.Thread(target=answer_all, args=(listener, answer))
+        thread.start()
+        url = f"redis://127.0.0.1:{listener.getsockname()[1]}"
+        with open_tier(url, 0.5) as tier, pytest.raises(TierError, match="Redis: no") as refused:
+            tier.save(NS, records(NS, HASHES))
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 300
+
+
 def answer_all(listener: socket.socket, answer: bytes) -> None:
     """Answer whatever is said with the same, until the listener is shut down."""
     while True:
