@@ -31,7 +31,13 @@ from lora_serve.kv_tiers.codec import record_bytes, refusal
 from lora_serve.kv_tiers.disk_directory import GROUP_SUFFIX, DiskDirectory
 from lora_serve.kv_tiers.disk_index import DiskIndex, Group, Run
 from lora_serve.kv_tiers.disk_scan import DiskScan
-from lora_serve.kv_tiers.group_file import MAX_RECORDS, GroupTable, read_records, write_group
+from lora_serve.kv_tiers.group_file import (
+    MAX_RECORDS,
+    GroupTable,
+    group_bytes,
+    read_records,
+    write_group,
+)
 from lora_serve.kv_tiers.read_buffers import ReadBuffers
 
 logger = logging.getLogger(__name__)
@@ -65,6 +71,7 @@ class DiskTier:
         self._buffers = ReadBuffers(LOAD_BYTES, NUM_KEPT_BUFFERS)
         self._num_evicted = 0
         self._quarantined: Counter[str] = Counter()
+        self._is_alone = False  # while no other process reserves, the index knows all there is
         self._count_lock = threading.Lock()
         self._scan = DiskScan(self._directory, self._index, self._quarantine_file, poll_seconds)
 
@@ -153,8 +160,8 @@ class DiskTier:
 
     def _save_group(self, namespace: TierNamespace, records: Sequence[Record]) -> None:
         self._directory.check_in_place()
-        self._make_room(sum(record.num_bytes for record in records))
-        staged = self._directory.stage()
+        self._directory.empty_trash()  # before more is written: what was dropped takes room, too
+        staged = self._reserve(group_bytes(namespace, records))
         try:
             num_bytes = self._write(staged, namespace, records)
             file_name = uuid4().hex + GROUP_SUFFIX
@@ -164,6 +171,19 @@ class DiskTier:
             raise
         hashes = tuple(record.block_hash for record in records)
         self._index.add(Group(namespace, file_name, GroupTable(hashes, num_bytes), time.time()))
+
+    def _reserve(self, num_bytes: int) -> Path:
+        """A staged file of this size, within the bound whatever other processes do meanwhile."""
+        with self._directory.writers_turn() as was_ours:
+            reserved_elsewhere = 0
+            if not (was_ours and self._is_alone):
+                self._is_alone = False
+                # before looking: what is moved into its place meanwhile shall rather count twice
+                reserved_elsewhere = self._directory.bytes_reserved_elsewhere()
+                self._scan.look_everywhere()
+                self._is_alone = not reserved_elsewhere
+            self._make_room(reserved_elsewhere + num_bytes)
+            return self._directory.reserve(num_bytes)
 
     def _make_room(self, num_bytes: int) -> None:
         limit = self._capacity_bytes - self._quarantine_bytes

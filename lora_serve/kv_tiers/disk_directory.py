@@ -41,6 +41,7 @@ class DiskDirectory:
         self._staging: Path | None = None
         self._staging_lock = -1
         self._mutex = threading.Lock()
+        self._writer_id = uuid4().bytes
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._itself = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -137,6 +138,39 @@ class DiskDirectory:
                 self._open_staging()
             assert self._staging is not None, "just opened"
             return self._staging / uuid4().hex
+
+    @contextmanager
+    def writers_turn(self) -> Iterator[bool]:
+        """One process at a time makes room and reserves it; whether the last one was this."""
+        (self.path / "staging").mkdir(exist_ok=True)
+        with (self.path / "staging" / "writer").open("a+b", buffering=0) as last:
+            fcntl.flock(last, fcntl.LOCK_EX)
+            last.seek(0)
+            was_ours = last.read() == self._writer_id
+            if not was_ours:
+                last.truncate(0)
+                last.write(self._writer_id)
+            yield was_ours
+
+    def reserve(self, num_bytes: int) -> Path:
+        """Stage a file that takes as much of the bound from now on, whatever is written to it."""
+        staged = self.stage()
+        try:
+            with staged.open("xb") as file:
+                file.truncate(num_bytes)
+        except OSError:
+            staged.unlink(missing_ok=True)
+            raise
+        return staged
+
+    def bytes_reserved_elsewhere(self) -> int:
+        """By other processes, and by those that were killed over it."""
+        with self._mutex:
+            own = self._staging
+        directories = [entry for entry in _listed(self.path / "staging") if entry != own]
+        return sum(
+            _size(file) for entry in directories if entry.is_dir() for file in _listed(entry)
+        )
 
     def quarantine(self, group: Path, max_files: int, max_bytes: int) -> bool:
         """Move a file aside for whoever wants to know; of those, only the newest are kept.

@@ -69,6 +69,16 @@ class DiskScan:
         self._look(root)
         return True
 
+    def look_everywhere(self) -> None:
+        """Bring the index up to date with the whole directory."""
+        roots = self._directory.roots()
+        for root in set(self._index.roots()) - set(roots):
+            self._forget(root)
+        for root in roots:
+            if self._is_closed:
+                return
+            self._guarded(partial(self._look, root))
+
     def empty_trash_soon(self) -> None:
         self._wake.set()
 
@@ -107,13 +117,7 @@ class DiskScan:
             logger.exception("looking into %s failed", self._directory.path)
 
     def _poll(self) -> None:
-        roots = self._directory.roots()
-        for root in set(self._index.roots()) - set(roots):
-            self._forget(root)
-        for root in roots:
-            if self._is_closed:
-                return
-            self._guarded(partial(self._look, root))
+        self.look_everywhere()
         self._remove_retired()
 
     def _remove_retired(self) -> None:

@@ -47,13 +47,19 @@ class GroupTable:
     num_bytes: int
 
 
+def group_bytes(namespace: TierNamespace, records: Sequence[Record]) -> int:
+    """Size of the file that `write_group` writes."""
+    table_bytes = _FIELDS.size + sum(len(record.block_hash) for record in records) + _CHECKSUM_BYTES
+    return table_bytes + len(records) * record_bytes(namespace)
+
+
 def write_group(path: Path, namespace: TierNamespace, records: Sequence[Record]) -> int:
-    """Write a new file, down to the disk; its size in bytes. Raises OSError."""
+    """Write a file, new or reserved, down to the disk; its size in bytes. Raises OSError."""
     assert 0 < len(records) <= MAX_RECORDS, f"{len(records)} records are no group"
     buffers: list[Buffer] = [_table([record.block_hash for record in records], namespace)]
     for record in records:
         buffers += (record.header, record.payload)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
     try:
         num_bytes = _write_all(descriptor, buffers)
         os.fsync(descriptor)
