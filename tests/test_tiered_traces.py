@@ -9,11 +9,16 @@ import pytest
 
 from lora_serve.fuzz.oracle.executor import OracleExecutor
 from lora_serve.fuzz.oracle.tiered_traces import TieredResult, TieredTrace
-from lora_serve.identity import BlockHash, BlockHasher, CacheNamespace
+from lora_serve.identity import BlockHasher
 from lora_serve.kv.connector import TieredConnector
 from lora_serve.kv.fetches import Fetch
 from lora_serve.scheduler.request import Request
 from lora_serve.step import KVLoad, ModelRunnerOutput, SchedulerOutput
+from tests.fakes.mutant_hashers import (
+    KeyHoldsOnlyTheName,
+    KeyIgnoresEmbeds,
+    KeyIgnoresTheAdapter,
+)
 
 NUM_TRACES = 20
 NUM_OPERATIONS = 200
@@ -49,29 +54,6 @@ def test_every_answer_over_failing_tiers_is_the_lone_answer() -> None:
 @pytest.mark.slow
 def test_every_answer_of_many_traces_over_failing_tiers_is_the_lone_answer() -> None:
     assert run_traces(range(10_000, 20_000)).wrong == []
-
-
-class KeyHoldsOnlyTheName(BlockHasher):
-    def root(self, namespace: CacheNamespace) -> BlockHash:
-        adapter = namespace.adapter
-        named = replace(adapter, digest=b"", generation=0) if adapter else None
-        return super().root(replace(namespace, adapter=named))
-
-
-class KeyIgnoresTheAdapter(BlockHasher):
-    def root(self, namespace: CacheNamespace) -> BlockHash:
-        return super().root(replace(namespace, adapter=None))
-
-
-class KeyIgnoresEmbeds(BlockHasher):
-    def extend(
-        self,
-        parent: BlockHash,
-        token_ids: Sequence[int],
-        embeds_digest: bytes = b"",
-        extra: bytes = b"",
-    ) -> BlockHash:
-        return super().extend(parent, token_ids, b"", extra)
 
 
 class LoadsAfterCompute(OracleExecutor):

@@ -6,14 +6,19 @@ Each mutant puts a known bug back. A guard that no mutant tests is no guard.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
 from lora_serve.fuzz.oracle.traces import OracleTrace, TraceResult
-from lora_serve.identity import BlockHash, BlockHasher, CacheNamespace
+from lora_serve.identity import BlockHash, BlockHasher
 from lora_serve.kv.blocks import BlockPool, KVCacheBlock
 from lora_serve.kv.manager import BlockHolder, CacheHit, KVCacheManager
+from tests.fakes.mutant_hashers import (
+    KeyHoldsOnlyTheName,
+    KeyIgnoresEmbeds,
+    KeyIgnoresTheAdapter,
+    KeyIgnoresTheParent,
+)
 
 NUM_TRACES = 100
 
@@ -77,40 +82,6 @@ class ForgetsToUnname(KVCacheManager):
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
         super().__init__(num_blocks, block_size, enable_prefix_caching)
         self.pool = _ForgetfulPool(num_blocks)
-
-
-class KeyHoldsOnlyTheName(BlockHasher):
-    def root(self, namespace: CacheNamespace) -> BlockHash:
-        adapter = namespace.adapter
-        named = replace(adapter, digest=b"", generation=0) if adapter else None
-        return super().root(replace(namespace, adapter=named))
-
-
-class KeyIgnoresTheAdapter(BlockHasher):
-    def root(self, namespace: CacheNamespace) -> BlockHash:
-        return super().root(replace(namespace, adapter=None))
-
-
-class KeyIgnoresEmbeds(BlockHasher):
-    def extend(
-        self,
-        parent: BlockHash,
-        token_ids: Sequence[int],
-        embeds_digest: bytes = b"",
-        extra: bytes = b"",
-    ) -> BlockHash:
-        return super().extend(parent, token_ids, b"", extra)
-
-
-class KeyIgnoresTheParent(BlockHasher):
-    def extend(
-        self,
-        parent: BlockHash,
-        token_ids: Sequence[int],
-        embeds_digest: bytes = b"",
-        extra: bytes = b"",
-    ) -> BlockHash:
-        return super().extend(BlockHash(b""), token_ids, embeds_digest, extra)
 
 
 def is_caught(

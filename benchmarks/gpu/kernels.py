@@ -5,7 +5,7 @@ H hidden, I intermediate, V vocabulary, Hq and Hkv heads of D, N rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,21 +14,12 @@ from torch import Tensor
 
 from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.timing import Stopwatch
+from benchmarks.kernels.work import Work
 from benchmarks.make_checkpoint import ModelShape
 from lora_serve.ops import LoRAPart, Ops
 
 BLOCK_SIZE = 16
 RANK = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """One kernel call. flops, num_bytes: what the task asks for at least, whoever does it."""
-
-    name: str
-    run: Callable[[], object]
-    flops: float
-    num_bytes: float
 
 
 @dataclass(frozen=True, slots=True)

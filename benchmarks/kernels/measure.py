@@ -14,6 +14,7 @@ from itertools import cycle
 
 import torch
 
+from benchmarks.kernels.work import Work
 from lora_serve.ops._cpu import Backend, use_huge_pages
 
 MULTIPLY_ROUNDS = 20_000  # 2 ms
@@ -21,16 +22,6 @@ READ_BYTES = 256 << 20  # beyond every cache
 BEYOND_CACHES = 96 << 20  # three times the largest cache of what this was written on
 TURNS = 8
 CALLS_A_TURN = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """One kernel call. flops and num_bytes: what the task asks for at least, whoever does it."""
-
-    name: str
-    run: Callable[[], object]
-    flops: float
-    num_bytes: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from functools import partial
 
 import torch
 
-from benchmarks.kernels.measure import Work, in_turns, num_copies
+from benchmarks.kernels.measure import in_turns, num_copies
+from benchmarks.kernels.work import Work
 from lora_serve.ops import LoRAPart, Ops
 
 H, I, V = 896, 4864, 151_936  # noqa: E741

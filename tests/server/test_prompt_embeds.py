@@ -221,9 +221,8 @@ def peak_bytes(data: bytes) -> int:
 
 def test_a_small_sparse_tensor_of_24_tib_is_refused_before_it_grows() -> None:
     indices = torch.tensor([[0], [0]])
-    tensor = torch.sparse_coo_tensor(
-        indices, torch.ones(1), (2**40, HIDDEN_SIZE), check_invariants=True
-    )
+    with torch.sparse.check_sparse_tensor_invariants():
+        tensor = torch.sparse_coo_tensor(indices, torch.ones(1), (2**40, HIDDEN_SIZE))
     data = torch_saved(tensor)
     assert len(data) < 3000
     assert "sparse" in refusal(data)
