@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lora_serve.layers.batch import ForwardBatch
+from lora_serve.layers.batch import ForwardBatch, OutputRows
 from lora_serve.layers.linear import Linear
 from lora_serve.layers.norm import RMSNorm
 from lora_serve.ops import Ops
@@ -52,15 +52,19 @@ class Attention:
         self._scale = heads.head_size**-0.5
         self._sliding_window = sliding_window
 
-    def __call__(self, x: Tensor, batch: ForwardBatch, kv_cache: Tensor) -> Tensor:
-        """x: (T, H) -> (T, H). Writes the rows' K and V before it reads any."""
+    def queries(self, x: Tensor, batch: ForwardBatch, kv_cache: Tensor) -> Tensor:
+        """x: (T, H) -> (T, Hq, D). Writes the rows' K and V."""
         q, k, v = self._heads.split(self._qkv(x, batch))
         if self._q_norm is not None and self._k_norm is not None:
             q, k = self._q_norm(q), self._k_norm(k)
         self._ops.rotary_and_write_kv(
             q, k, v, self._cos_sin, batch.positions, kv_cache, batch.slot_mapping
         )
+        return q
+
+    def attend(self, q: Tensor, rows: ForwardBatch | OutputRows, kv_cache: Tensor) -> Tensor:
+        """q: (T, Hq, D), of `rows` -> (T, H). All that they see has been written."""
         attended = self._ops.paged_attention(
-            q, kv_cache, batch.attention, self._scale, self._sliding_window
+            q, kv_cache, rows.attention, self._scale, self._sliding_window
         )
-        return self._output(attended.view(x.shape[0], -1), batch)
+        return self._output(attended.view(q.shape[0], -1), rows)

@@ -10,6 +10,20 @@ from lora_serve.ops import AttentionPlan, LoRAPlan
 
 
 @dataclass(frozen=True, slots=True)
+class OutputRows:
+    """The rows whose hidden states are asked for, where that is not all: N of R' requests.
+
+    The last layer goes on with them alone, once it has written the KV of all rows.
+
+    rows: (N), int64, ascending; of each request its last ones. attention, lora: plans of these N.
+    """
+
+    rows: Tensor
+    attention: AttentionPlan
+    lora: LoRAPlan | None
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """T rows of R requests, concatenated in order.
 
@@ -17,7 +31,8 @@ class ForwardBatch:
         token; `is_embeds` (T), bool, then says which rows it supplies.
     positions: (T), int64, absolute. slot_mapping: (T), int64, block_id * block_size + offset.
     attention: from Ops.plan_attention. lora: from Ops.plan_lora, None when no row has an adapter.
-    logits_indices: (N), int64, the rows whose logits are wanted.
+    logits_indices: (S), int64, which of the hidden states that come out are sampled from.
+    outputs: None if all rows' hidden states are asked for.
     """
 
     input_ids: Tensor
@@ -28,3 +43,4 @@ class ForwardBatch:
     lora: LoRAPlan | None = None
     inputs_embeds: Tensor | None = None
     is_embeds: Tensor | None = None
+    outputs: OutputRows | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lora_serve.layers.batch import ForwardBatch
+from lora_serve.layers.batch import ForwardBatch, OutputRows
 from lora_serve.ops import Ops
 
 
@@ -23,9 +23,9 @@ class Linear:
         self._packed = ops.pack_linear(weight, bias)
         self._index = index
 
-    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """x: (T, in) -> (T, out)."""
+    def __call__(self, x: Tensor, rows: ForwardBatch | OutputRows) -> Tensor:
+        """x: (T, in), of `rows` -> (T, out)."""
         y = self._ops.linear(x, self._packed)
-        if batch.lora is not None:
-            self._ops.lora(y, x, batch.lora, self._index)
+        if rows.lora is not None:
+            self._ops.lora(y, x, rows.lora, self._index)
         return y

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.layers.attention import Attention, HeadLayout
-from lora_serve.layers.batch import ForwardBatch
+from lora_serve.layers.batch import ForwardBatch, OutputRows
 from lora_serve.layers.embedding import Embedding, LMHead
 from lora_serve.layers.linear import Linear
 from lora_serve.layers.norm import RMSNorm
@@ -33,8 +33,8 @@ class MLP:
         self._gate_up = gate_up
         self._down = down
 
-    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        return self._down(self._ops.silu_and_mul(self._gate_up(x, batch)), batch)
+    def __call__(self, x: Tensor, rows: ForwardBatch | OutputRows) -> Tensor:
+        return self._down(self._ops.silu_and_mul(self._gate_up(x, rows)), rows)
 
 
 class DecoderLayer:
@@ -47,11 +47,24 @@ class DecoderLayer:
         self.input_norm = input_norm
 
     def __call__(
-        self, x: Tensor, residual: Tensor, batch: ForwardBatch, kv_cache: Tensor
-    ) -> Tensor:
-        """x: what input_norm gave. Returns what is to be added to the residual next."""
-        attended = self._attention(x, batch, kv_cache)
-        return self._mlp(self._post_attention_norm.add(attended, residual), batch)
+        self,
+        x: Tensor,
+        residual: Tensor,
+        batch: ForwardBatch,
+        kv_cache: Tensor,
+        outputs: OutputRows | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """What is to be added next, and the residual to add it to.
+
+        x: what input_norm gave. outputs: go on with these rows alone, once KV is written.
+        """
+        q = self._attention.queries(x, batch, kv_cache)
+        rows: ForwardBatch | OutputRows = batch
+        if outputs is not None:
+            rows = outputs
+            q, residual = (each.index_select(0, outputs.rows) for each in (q, residual))
+        attended = self._attention.attend(q, rows, kv_cache)
+        return self._mlp(self._post_attention_norm.add(attended, residual), rows), residual
 
 
 class Decoder:
@@ -68,11 +81,16 @@ class Decoder:
         self._lm_head = lm_head
 
     def forward(self, batch: ForwardBatch, kv_caches: Sequence[Tensor]) -> Tensor:
-        """The normed hidden states (T, H) of all rows. Writes their KV, one cache a layer."""
+        """The normed hidden states (N, H) of the rows that are asked for.
+
+        Writes the KV of all rows, one cache a layer.
+        """
         residual = self._embedding(batch)
         x = torch.zeros_like(residual)  # so that every layer begins by adding the one before
         for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
-            x = layer(layer.input_norm.add(x, residual), residual, batch, kv_cache)
+            outputs = batch.outputs if layer is self._layers[-1] else None
+            x = layer.input_norm.add(x, residual)
+            x, residual = layer(x, residual, batch, kv_cache, outputs)
         return self._final_norm.add(x, residual)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -11,10 +11,25 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lora_serve.layers.batch import ForwardBatch
-from lora_serve.ops import Ops, PackedAdapter
+from lora_serve.layers.batch import ForwardBatch, OutputRows
+from lora_serve.ops import AttentionPlan, LoRAPlan, Ops, PackedAdapter
 from lora_serve.step import ScheduledRequest
 from lora_serve.worker.device import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The N rows whose hidden states are asked for, of R' requests, where that is not all.
+
+    rows: (N), int64, ascending: of each request its last. first_row (R' + 1), seq_lens,
+    block_tables, segments: as of BatchRows, of these rows alone.
+    """
+
+    rows: npt.NDArray[np.int64]
+    first_row: tuple[int, ...]
+    seq_lens: Tensor
+    block_tables: Tensor
+    segments: tuple[tuple[int, int, PackedAdapter], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +38,10 @@ class BatchRows:
 
     order[i]: index in the step of the request whose rows stand i-th. first_row (R + 1): where its
         rows begin; the last entry is T.
-    samplers: indices in the step of the requests that sample. logits_indices (N), int64: the last
-        row of each.
+    outputs: None if the hidden states of all rows are asked for. first_output (R): where those
+        of a request begin among all that come out.
+    samplers: indices in the step of the S requests that sample. logits_indices (S), int64: the
+        last hidden state of each.
     input_ids, positions, slot_mapping: (T), int64.
     awaited_rows: (K), int64, whose input ids are not known yet, and token_sources: (K) whose share
         of the step before draws them, by its index in that step.
@@ -36,6 +53,8 @@ class BatchRows:
 
     order: tuple[int, ...]
     first_row: tuple[int, ...]
+    outputs: Outputs | None
+    first_output: tuple[int, ...]
     samplers: tuple[int, ...]
     logits_indices: npt.NDArray[np.int64]
     input_ids: npt.NDArray[np.int64]
@@ -60,8 +79,9 @@ class BatchRows:
 
     @property
     def all_sample(self) -> bool:
-        """Whether logits_indices are all rows, in their order."""
-        return len(self.logits_indices) == self.num_rows
+        """Whether logits_indices are all hidden states that come out, in their order."""
+        num_outputs = self.num_rows if self.outputs is None else self.outputs.first_row[-1]
+        return len(self.logits_indices) == num_outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +116,8 @@ class BatchBuilder:
         order = sorted(range(len(requests)), key=lambda index: _adapter_key(requests[index]))
         members = [requests[index] for index in order]
         starts = tuple(accumulate((request.num_tokens for request in members), initial=0))
+        num_outputs = _num_outputs(members)
+        ends = tuple(accumulate(num_outputs, initial=0))
         samplers = [i for i, request in enumerate(members) if request.sample is not None]
         awaiting = [i for i, request in enumerate(members) if request.token_from is not None]
         block_tables = _block_tables(members)
@@ -104,14 +126,16 @@ class BatchBuilder:
         return BatchRows(
             order=tuple(order),
             first_row=starts,
+            outputs=self._outputs(members, starts, num_outputs, adapter_of),
+            first_output=ends[:-1],
             samplers=tuple(order[i] for i in samplers),
-            logits_indices=np.array([starts[i + 1] - 1 for i in samplers], np.int64),
+            logits_indices=np.array([ends[i + 1] - 1 for i in samplers], np.int64),
             input_ids=np.array([t for member in members for t in member.token_ids], np.int64),
             positions=positions,
             slot_mapping=slot_mapping,
             awaited_rows=np.array([starts[i] for i in awaiting], np.int64),
             token_sources=tuple(members[i].token_from or 0 for i in awaiting),
-            seq_lens=torch.tensor([member.end for member in members], dtype=torch.int32),
+            seq_lens=_seq_lens(members),
             block_tables=torch.from_numpy(block_tables),
             segments=_segments(members, starts, adapter_of),
             is_embeds=is_embeds,
@@ -120,8 +144,10 @@ class BatchBuilder:
 
     def to_device(self, rows: BatchRows, awaited: AwaitedTokens | None = None) -> ForwardBatch:
         """The rows as the model takes them."""
-        count = rows.num_rows
-        columns = (rows.input_ids, rows.positions, rows.slot_mapping, rows.logits_indices)
+        count, num_samplers = rows.num_rows, len(rows.samplers)
+        columns = [rows.input_ids, rows.positions, rows.slot_mapping, rows.logits_indices]
+        if rows.outputs is not None:
+            columns.append(rows.outputs.rows)
         table = self._device.upload(torch.from_numpy(np.concatenate(columns)))
         input_ids = table[:count]
         if awaited is not None:
@@ -130,17 +156,27 @@ class BatchBuilder:
             input_ids=input_ids,
             positions=table[count : 2 * count],
             slot_mapping=table[2 * count : 3 * count],
-            attention=self._ops.plan_attention(
-                torch.tensor(rows.first_row, dtype=torch.int32),
-                rows.seq_lens,
-                rows.block_tables,
-                self._block_size,
-            ),
-            logits_indices=table[3 * count :],
-            lora=self._ops.plan_lora(rows.segments, count) if rows.segments else None,
+            attention=self._attention_of(rows),
+            logits_indices=table[3 * count : 3 * count + num_samplers],
+            lora=self._lora_of(rows),
             inputs_embeds=self._upload(rows.inputs_embeds),
             is_embeds=self._upload(rows.is_embeds),
+            outputs=self._outputs_to_device(rows.outputs, table[3 * count + num_samplers :]),
         )
+
+    def _attention_of(self, rows: BatchRows | Outputs) -> AttentionPlan:
+        first_row = torch.tensor(rows.first_row, dtype=torch.int32)
+        return self._ops.plan_attention(
+            first_row, rows.seq_lens, rows.block_tables, self._block_size
+        )
+
+    def _lora_of(self, rows: BatchRows | Outputs) -> LoRAPlan | None:
+        return self._ops.plan_lora(rows.segments, rows.first_row[-1]) if rows.segments else None
+
+    def _outputs_to_device(self, outputs: Outputs | None, indices: Tensor) -> OutputRows | None:
+        if outputs is None:
+            return None
+        return OutputRows(indices, self._attention_of(outputs), self._lora_of(outputs))
 
     def _places(
         self, members: Sequence[ScheduledRequest]
@@ -160,6 +196,28 @@ class BatchBuilder:
             for member, at in zip(members, positions, strict=True)
         ]
         return np.concatenate(positions), np.concatenate(slots)
+
+    def _outputs(
+        self,
+        members: Sequence[ScheduledRequest],
+        starts: Sequence[int],
+        num_outputs: Sequence[int],
+        adapter_of: Callable[[bytes], PackedAdapter],
+    ) -> Outputs | None:
+        if sum(num_outputs) == starts[-1]:
+            return None
+        asked = [i for i, count in enumerate(num_outputs) if count]
+        first_row = tuple(accumulate((num_outputs[i] for i in asked), initial=0))
+        some = [members[i] for i in asked]
+        return Outputs(
+            rows=np.concatenate(
+                [np.arange(starts[i + 1] - num_outputs[i], starts[i + 1]) for i in asked]
+            ),
+            first_row=first_row,
+            seq_lens=_seq_lens(some),
+            block_tables=torch.from_numpy(_block_tables(some)),
+            segments=_segments(some, first_row, adapter_of),
+        )
 
     def _upload(self, host: Tensor | None) -> Tensor | None:
         return self._device.upload(host) if host is not None else None
@@ -181,9 +239,27 @@ class BatchBuilder:
         return is_embeds, values
 
 
+def _num_outputs(members: Sequence[ScheduledRequest]) -> list[int]:
+    """How many hidden states are asked for of each request: none, the last, or all.
+
+    All where that costs nothing, and one at least in all, since no kernel is made for none.
+    """
+    if all(member.num_tokens == 1 for member in members):
+        return [1] * len(members)
+    counts = [
+        member.num_tokens if member.prompt_logprob_targets else int(member.sample is not None)
+        for member in members
+    ]
+    return counts if any(counts) else [1, *counts[1:]]
+
+
 def _adapter_key(request: ScheduledRequest) -> bytes:
     """The adapter's digest; empty for the base model."""
     return request.adapter.digest if request.adapter is not None else b""
+
+
+def _seq_lens(members: Sequence[ScheduledRequest]) -> Tensor:
+    return torch.tensor([member.end for member in members], dtype=torch.int32)
 
 
 def _segments(

@@ -87,9 +87,9 @@ class ModelRunner:
         # indexing would wake its own threads, which spin where the kernels' threads compute.
         wanted = hidden if rows.all_sample else hidden.index_select(0, logits_indices)
         drawn = self._draw(requests, rows.samplers, wanted)
-        first_row = dict(zip(rows.order, rows.first_row, strict=False))
+        first_output = dict(zip(rows.order, rows.first_output, strict=True))
         prompt_logprobs = [
-            self._prompt_logprobs(request, hidden[first_row[index] :])
+            self._prompt_logprobs(request, hidden[first_output[index] :])
             for index, request in enumerate(requests)
         ]
         places = {index: place for place, index in enumerate(rows.samplers)}
@@ -97,7 +97,7 @@ class ModelRunner:
         return self._last
 
     def _forward(self, rows: BatchRows) -> tuple[Tensor, Tensor]:
-        """The rows' hidden states, and the indices of those whose logits are wanted."""
+        """The hidden states asked for, and the indices of those whose logits are wanted."""
         awaited = self._awaited_tokens(rows)
         if self._graphs is not None and self._graphs.can_run(rows):
             logits_indices = self._device.upload(torch.from_numpy(rows.logits_indices))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,13 +15,15 @@ from lora_serve.models.decoder import build_decoder
 from lora_serve.models.source import load_spec
 from lora_serve.models.weights import WeightReader, open_weights
 from lora_serve.ops import Ops
-from lora_serve.step import AdapterCheckpoint, ScheduledRequest
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.step import AdapterCheckpoint, SampleInput, ScheduledRequest
 from lora_serve.worker.batch_builder import BatchBuilder
 from lora_serve.worker.device import CpuDevice, Device
 from lora_serve.worker.kv_cache import allocate_kv_caches
 from lora_serve.worker.lora_slots import LoRASlots
 
 BLOCK_SIZE = 16
+SAMPLE = SampleInput(SamplingParams(), seed=0, position=0)
 
 
 class BareModel:
@@ -54,15 +57,22 @@ class BareModel:
         self.adapters.change((), (checkpoint.digest,))
         return AdapterRef(checkpoint.path, checkpoint.digest)
 
-    @torch.inference_mode()
     def step(self, requests: Sequence[ScheduledRequest]) -> list[Tensor]:
         """The logits (num_tokens, V) of each request's rows."""
+        asking = [replace(r, prompt_logprob_targets=r.token_ids) for r in requests]
+        return self.asked_logits(asking)
+
+    @torch.inference_mode()
+    def asked_logits(self, requests: Sequence[ScheduledRequest]) -> list[Tensor]:
+        """Of each request the logits of the rows that it asks for: none, the last, or all."""
         rows = self.builder.lay_out(requests, self.adapters.__getitem__)
-        logits = self.decoder.logits(
-            self.decoder.forward(self.builder.to_device(rows), self.kv_caches)
-        )
-        first_row = dict(zip(rows.order, rows.first_row, strict=False))
-        return [logits[first_row[i] :][: r.num_tokens] for i, r in enumerate(requests)]
+        hidden = self.decoder.forward(self.builder.to_device(rows), self.kv_caches)
+        ends = (*rows.first_output[1:], len(hidden))
+        logits = {
+            index: self.decoder.logits(hidden[start:end])
+            for index, start, end in zip(rows.order, rows.first_output, ends, strict=True)
+        }
+        return [logits[index] for index in range(len(requests))]
 
 
 class Prompt:

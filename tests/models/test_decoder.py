@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from transformers import PreTrainedModel
 
 from lora_serve.ops import Ops
 from lora_serve.ops.backends import available_ops
-from tests.fakes.bare_model import BareModel, Prompt
+from tests.fakes.bare_model import SAMPLE, BareModel, Prompt
 from tests.fakes.tiny_models import TINY_MODELS, VOCAB_SIZE
 
 FAMILIES = pytest.mark.parametrize("family", TINY_MODELS)
@@ -118,3 +119,33 @@ def test_other_requests_in_the_batch_change_no_bit(
     assert torch.equal(mixed[2], alone[0][39:])
     assert torch.equal(mixed[3], alone[4])
     assert torch.equal(mixed[4], alone[3])
+
+
+@FAMILIES
+@BACKENDS
+@DTYPES
+def test_rows_that_nobody_asks_for_change_no_bit_of_the_others(
+    build: Build, family: str, ops: Ops, dtype: torch.dtype
+) -> None:
+    """The last layer computes only those that somebody asks for, and the KV of all."""
+    model = build(family, ops, dtype)
+    silent, sampling, scoring = (
+        Prompt(tokens(length, seed=length), range(10 * i, 10 * i + 8))
+        for i, length in enumerate((70, 33, 20))
+    )
+    alone = {prompt: prompt.alone(model) for prompt in (silent, sampling, scoring)}
+    model.poison()
+    of_none, of_last, of_all = model.asked_logits(
+        [
+            silent.chunk(0, 60),
+            replace(sampling.chunk(0, 33), sample=SAMPLE),
+            replace(scoring.chunk(0, 20), prompt_logprob_targets=scoring.token_ids),
+        ]
+    )
+    assert len(of_none) == 0
+    assert torch.equal(of_last, alone[sampling][-1:])
+    assert torch.equal(of_all, alone[scoring])
+    assert torch.equal(model.step([silent.chunk(60, 70)])[0], alone[silent][60:])
+    model.poison()
+    model.asked_logits([silent.chunk(0, 60)])  # not one row is asked for
+    assert torch.equal(model.step([silent.chunk(60, 70)])[0], alone[silent][60:])

@@ -9,13 +9,12 @@ from lora_serve.identity import AdapterRef
 from lora_serve.layers.batch import ForwardBatch
 from lora_serve.ops import PackedAdapter
 from lora_serve.ops.reference import REFERENCE
-from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput, ScheduledRequest
 from lora_serve.worker.batch_builder import BatchBuilder, BatchRows
 from lora_serve.worker.device import CpuDevice
+from tests.fakes.bare_model import SAMPLE
 
 A, B = AdapterRef("a", b"A" * 32), AdapterRef("b", b"B" * 32)
-SAMPLE = SampleInput(SamplingParams(), seed=0, position=0)
 
 
 def request(
@@ -75,7 +74,38 @@ def test_samplers_are_found_by_their_last_row() -> None:
     rows = lay_out(first, request(0, 3, 2), replace(request(4, 1, 3), sample=SAMPLE))
     assert rows.order == (1, 2, 0)
     assert rows.samplers == (2, 0)
-    assert BUILDER.to_device(rows).logits_indices.tolist() == [3, 5]
+    batch = BUILDER.to_device(rows)
+    assert batch.outputs is not None
+    assert batch.outputs.rows[batch.logits_indices].tolist() == [3, 5]
+
+
+def test_hidden_states_come_out_only_of_rows_that_are_asked_for() -> None:
+    sampling = replace(request(0, 4, 1, B), sample=SAMPLE)
+    scoring = replace(request(6, 3, 2, A), prompt_logprob_targets=(1, 2, 3))
+    rows = lay_out(request(2, 5, 3, A), sampling, scoring, request(0, 2, 4))
+    assert rows.order == (3, 0, 2, 1)
+    assert rows.outputs is not None
+    assert rows.outputs.rows.tolist() == [7, 8, 9, 13]
+    assert rows.outputs.first_row == (0, 3, 4)
+    assert rows.outputs.seq_lens.tolist() == [9, 4]
+    assert rows.outputs.segments == ((0, 3, "A"), (3, 4, "B"))
+    assert rows.first_output == (0, 0, 0, 3)
+    assert rows.logits_indices.tolist() == [3]
+
+
+def test_a_step_that_asks_for_nothing_has_one_row_come_out() -> None:
+    rows = lay_out(request(0, 4, 1), request(0, 3, 2))
+    assert rows.outputs is not None
+    assert rows.outputs.rows.tolist() == [3]
+    assert not rows.samplers
+
+
+@pytest.mark.parametrize("sample", [None, SAMPLE])
+def test_all_rows_come_out_of_a_decode_step(sample: SampleInput | None) -> None:
+    """Also where a prompt's chunk happens to be a token: recorded steps compute all rows."""
+    rows = lay_out(request(5, 1, 1), replace(request(7, 1, 2), sample=sample))
+    assert rows.outputs is None
+    assert rows.logits_indices.tolist() == ([] if sample is None else [1])
 
 
 def test_a_decode_step_has_one_token_of_each_request() -> None:

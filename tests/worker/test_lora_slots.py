@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from lora_serve.ops.reference import REFERENCE
 from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
 from lora_serve.worker.device import CpuDevice
 from lora_serve.worker.lora_slots import LoRASlots
-from tests.fakes.bare_model import BareModel, Prompt
+from tests.fakes.bare_model import SAMPLE, BareModel, Prompt
 from tests.fakes.device import RecordingDevice
 from tests.fakes.peft_adapters import make_peft, read_saved
 from tests.fakes.tiny_models import TINY_MODELS, VOCAB_SIZE
@@ -75,6 +76,14 @@ def test_other_adapters_in_the_batch_change_no_bit(
     mixed = model.step([p.chunk(*chunk) for p, chunk in zip(prompts, chunks, strict=True)])
     for got, expected, (start, _) in zip(mixed, alone, chunks, strict=True):
         assert torch.equal(got, expected[start:])
+    model.poison()
+    model.step([prompts[0].chunk(0, 50), prompts[4].chunk(0, 17)])
+    asking = [p.chunk(*chunk) for p, chunk in zip(prompts, chunks, strict=True)]
+    asking[1:4] = [replace(asked, sample=SAMPLE) for asked in asking[1:4]]
+    nothing, *sampled, also_nothing = model.asked_logits(asking)
+    assert len(nothing) == len(also_nothing) == 0
+    for got, expected in zip(sampled, alone[1:4], strict=True):
+        assert torch.equal(got, expected[-1:])
 
 
 def checkpoint(digest: bytes) -> AdapterCheckpoint:
