@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import os
+import shutil
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -29,7 +32,8 @@ __all__ = ["redis_server"]
 
 HIDDEN_SIZE = 128
 BLOCK_SIZE = 16
-LONG, LONGER = 512, 2048
+LONG, LONGER, LONGEST = 512, 2048, 8192
+NUM_POSITIONS = 8448
 FLAGS = (
     *("--no-enable-prefix-caching", "--enable-prompt-embeds", "--enable-lora"),
     *("--served-model-name", "lora-serve-demo"),
@@ -104,6 +108,16 @@ def serving(
         yield process
 
 
+@pytest.fixture
+def long_model(demo_paths: DemoPaths, tmp_path: Path) -> DemoPaths:
+    """The demo's model with room for answers to LONGEST rows; it needs not be good at them."""
+    model = shutil.copytree(demo_paths.model, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    config["max_position_embeddings"] = NUM_POSITIONS
+    (model / "config.json").write_text(json.dumps(config))
+    return replace(demo_paths, model=model)
+
+
 def store_all(process: ServerProcess, num_tokens: int) -> None:
     """Wait until the blocks of so many tokens lie in the tier."""
     name = "lora_serve:kv_tier_saved_blocks_total"
@@ -127,6 +141,31 @@ def test_embeddings_of_one_length_never_share_kv_across_a_restart(
     tmp_path: Path,
     num_tokens: int,
 ) -> None:
+    start = partial(serving, start_server, demo_paths)
+    play_the_table(start, without_tiers, place, tmp_path, num_tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES, indirect=True)
+def test_the_longest_embeddings_never_share_kv_across_a_restart(
+    long_model: DemoPaths, start_server: StartServer, place: tuple[str, str], tmp_path: Path
+) -> None:
+    def start(log: Path, *flags: str) -> AbstractContextManager[ServerProcess]:
+        longer = ("--max-model-len", str(NUM_POSITIONS))
+        return serving(start_server, long_model, log, *flags, *longer)
+
+    with start(tmp_path / "off.log") as without_tiers:
+        play_the_table(start, without_tiers, place, tmp_path, LONGEST)
+
+
+def play_the_table(
+    start: Callable[..., AbstractContextManager[ServerProcess]],
+    without_tiers: ServerProcess,
+    place: tuple[str, str],
+    tmp_path: Path,
+    num_tokens: int,
+) -> None:
+    """start: (log, *flags) to a server."""
     a = {"prompt_embeds": embeddings("a", num_tokens), "cache_salt": "tenant"}
     b = {"prompt_embeds": embeddings("b", num_tokens), "cache_salt": "tenant"}
     ids = {"prompt": [0] * num_tokens, "cache_salt": "tenant"}  # what stands for embeddings
@@ -134,14 +173,14 @@ def test_embeddings_of_one_length_never_share_kv_across_a_restart(
     assert cold_a.same_as(again)  # row 1
     assert not cold_a.same_as(cold_b)
     assert cold_a.found == again.found == cold_b.found == 0  # row 5
-    with serving(start_server, demo_paths, tmp_path / "first.log", *place) as server:
+    with start(tmp_path / "first.log", *place) as server:
         empty = ask(server, **{**b, "cache_salt": "before anything is stored"})  # row 4
         assert empty.same_as(cold_b)
         assert empty.found == 0
         assert ask(server, **a).same_as(cold_a)
         store_all(server, 2 * num_tokens)
         end_it(server)
-    with serving(start_server, demo_paths, tmp_path / "second.log", *place) as server:
+    with start(tmp_path / "second.log", *place) as server:
         for answer, cold in (
             (ask(server, **b), cold_b),  # row 2
             (ask(server, **{**b, "cache_salt": "another"}), cold_b),  # row 3
