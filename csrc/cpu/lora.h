@@ -18,6 +18,10 @@ constexpr size_t kRowsPerLoraTask = 8 * kMaxRows;
 constexpr size_t kShrinkPanelsPerTask = kPair;
 constexpr size_t kExpandPanelsPerTask = 64;
 
+// Columns of y that are asked for before they are due: a block's rows lie far apart, and the columns
+// that it adds to next are in none of its caches where there are many rows.
+constexpr size_t kColumnsAhead = 64;
+
 // Finds (segment, rows, item) of the n-th task, where each segment has `items(segment)` of them per
 // chunk of rows.
 struct LoraTask {
@@ -126,8 +130,9 @@ static void expand_part(const LoraCall& call, const LoraSizes& sizes, const Lora
   for_each_block(local, kMaxRows, [&](Range block) {
     product_of(product, block, panels, [&](size_t row, size_t panel, const float* sums) {
       const size_t column = panel * kLanes;
-      add_delta(y + (sizes.first_row + row) * call.out_features + column,
-                part.out_features - column, scale, load(sums));
+      T* at = y + (sizes.first_row + row) * call.out_features + column;
+      __builtin_prefetch(at + kColumnsAhead, 1);
+      add_delta(at, part.out_features - column, scale, load(sums));
     });
   });
 }
