@@ -97,7 +97,7 @@ class Connections:
                 )
             idle = next(iter(self._idle))
             self.forget(idle)
-            idle.close()
+            idle.abort()
         self._open.add(connection)
         self._idle[connection] = None
 
@@ -188,6 +188,11 @@ class GuardedConnection(asyncio.Protocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+
+    def abort(self) -> None:
+        """Close it at once: an answer that its client does not read would keep it open for ever."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def _await_head(self) -> None:
         """From the first byte on, or the connection's beginning: later bytes add no time."""

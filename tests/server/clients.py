@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 import uvicorn
@@ -31,7 +31,7 @@ def client_for(engine: FakeEngine, config: ServerConfig | None = None) -> httpx.
 async def serving(
     engine: FakeEngine,
     config: ServerConfig | None = None,
-    http_protocol: type[asyncio.Protocol] = AutoHTTPProtocol,
+    http_protocol: Callable[..., Any] = AutoHTTPProtocol,
 ) -> AsyncIterator[str]:
     """A real server on a free port of this machine; its address."""
     listener = socket.create_server(("127.0.0.1", 0))
