@@ -1,4 +1,4 @@
-"""`lora-serve fuzz --oracle`: the control plane alone, a thousand requests a second and core."""
+"""`lora-serve fuzz --oracle`: the control plane alone, no model and no server."""
 
 from __future__ import annotations
 
