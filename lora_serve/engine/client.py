@@ -7,6 +7,7 @@ import multiprocessing
 import signal
 from collections.abc import Generator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 
 import msgspec
 import zmq
@@ -61,6 +62,7 @@ class EngineClient:
         self._process = multiprocessing.get_context("spawn").Process(
             target=run_engine, args=(config, message_address, reply_address), name="engine"
         )
+        resource_tracker.ensure_running()  # else start() does it, and lets SIGINT through again
         with _sigint_blocked():
             self._process.start()
         asyncio.get_running_loop().add_reader(self._process.sentinel, self._note_death)

@@ -69,6 +69,42 @@ def test_ctrl_c_during_the_start_ends_all_processes_quietly(
     assert list(short_path.iterdir()) == []
 
 
+SCRIPT = """
+import asyncio, signal
+from multiprocessing import util
+from lora_serve.config import EngineConfig, ModelConfig
+from lora_serve.engine.client import EngineClient
+
+spawn = util.spawnv_passfds
+
+def noted(path, args, fds):
+    print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    return spawn(path, args, fds)
+
+async def start():
+    client = EngineClient()
+    start = asyncio.ensure_future(client.start(EngineConfig(model=ModelConfig(model="none"))))
+    while client.pid is None:
+        await asyncio.sleep(0.01)
+    start.cancel()
+    await client.close()
+
+if __name__ == "__main__":  # the engine's process imports this file, too
+    util.spawnv_passfds = noted
+    asyncio.run(start())
+"""
+
+
+def test_no_process_begins_where_ctrl_c_would_reach_it(tmp_path: Path, short_path: Path) -> None:
+    """Before Python itself is ready it would tell of it, at length."""
+    script = tmp_path / "start.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "TMPDIR": str(short_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["True", "True"], done.stderr  # multiprocessing's own, and ours
+
+
 def test_a_temporary_directory_too_long_for_sockets_is_told(
     model_path: Path, tmp_path: Path
 ) -> None:
