@@ -6,12 +6,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.soak.asking import Choice, Heard, ask
+from benchmarks.soak.asking import ask, versions_of
 from benchmarks.soak.questions import Question
 from benchmarks.soak.versions import Version
 from lora_serve.bench.http_stream import Origin, request
 from lora_serve.demo.model import DemoPaths
 from lora_serve.demo.server_process import ServerProcess
+from lora_serve.fuzz.answers import Choice, Heard
 
 MODEL_NAME = "lora-serve-demo"
 COLD_FLAGS = (
@@ -28,16 +29,16 @@ class ColdAnswers:
 
     def put(self, question: Question, version: str, heard: Heard) -> None:
         assert heard.status == 200, f"question {question.index}, cold: {heard.message}"
-        found = {one for choice in heard.choices.values() for one in choice.versions}
+        found = {one for choice in heard.choices.values() for one in versions_of(choice)}
         assert found == {version}, f"question {question.index}: {found} instead of {version}"
         self._choices[question.index, version] = heard.choices
 
     def fault_of(self, question: Question, heard: Heard, *, is_part: bool) -> str | None:
         """How an answer, or the start of one, differs from that of the version it claims."""
         for index, choice in heard.choices.items():
-            if not any(self._agrees(question, index, choice, version, is_part)
-                       for version in choice.versions):  # fmt: skip
-                return f"choice {index} is not what {sorted(choice.versions)} answer"
+            versions = sorted(versions_of(choice))
+            if not any(self._agrees(question, index, choice, one, is_part) for one in versions):
+                return f"choice {index} is not what {versions} answer"
         if not is_part and len(heard.choices) != question.fields["n"]:
             return f"{len(heard.choices)} choices instead of {question.fields['n']}"
         return None
@@ -46,9 +47,7 @@ class ColdAnswers:
         self, question: Question, index: int, choice: Choice, version: str, is_part: bool
     ) -> bool:
         expected = self._choices.get((question.index, version), {}).get(index)
-        if expected is None:
-            return False
-        return choice.is_start_of(expected) if is_part else choice.equals(expected)
+        return expected is not None and not choice.difference(expected, is_part=is_part)
 
 
 async def ask_cold(

@@ -10,10 +10,11 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from benchmarks.soak.asking import Heard
+from benchmarks.soak.asking import versions_of
 from benchmarks.soak.cold_answers import ColdAnswers
 from benchmarks.soak.questions import BASE, Question
 from benchmarks.soak.tenants import Span, Tenant
+from lora_serve.fuzz.answers import Heard
 
 MAX_INCIDENTS = 50
 ANSWERED, LEFT, WRONG, UNEXPECTED = "answered", "left by the client", "wrong", "unexpected"
@@ -120,7 +121,7 @@ def is_full(status: int, text: str) -> bool:
 def _fault_of_version(tenant: Tenant | None, heard: Heard) -> str | None:
     """Whether somebody answered who was not there then."""
     for choice in heard.choices.values():
-        for version in choice.versions:
+        for version in versions_of(choice):
             if tenant is None and version:
                 return f"the base model answered as {version}"
             if tenant and not tenant.may_answer(version, heard.begin, heard.end):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.soak.asking import Heard
 from benchmarks.soak.cold_answers import ColdAnswers
 from benchmarks.soak.journal import (
     ABSENT,
@@ -17,6 +16,7 @@ from benchmarks.soak.journal import (
 )
 from benchmarks.soak.questions import Question
 from benchmarks.soak.tenants import Span, Tenant
+from lora_serve.fuzz.answers import Heard
 
 QUESTION = Question(0, "/v1/completions", {"n": 1})
 RED, BLUE = "aaaaaaaaaaaa", "bbbbbbbbbbbb"
