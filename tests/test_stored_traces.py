@@ -84,7 +84,7 @@ class PatientEngine(OracleEngine):
 
     def step(self) -> bool:
         has_run = super().step()
-        if not has_run and self.core.scheduler.num_fetching:
+        if not has_run and self.core.awaits_threads:  # for KV, or to forget it
             self.news.wait(0.05)
             self.news.clear()
         return has_run
