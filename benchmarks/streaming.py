@@ -2,23 +2,31 @@
 
 An engine that answers at once stands for the real one; its messages are encoded and decoded as they
 would be. Each stream is a whole request to the application, from its body to its last event; only
-the sockets are left out. Run it on an idle machine.
+the sockets are left out. With --sockets they are not, and clients ask from another process: through
+each of uvicorn's HTTP parsers that is installed. Run it on an idle machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import json
+import socket
+import sys
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import uvicorn
+from uvicorn.config import HTTP_PROTOCOLS
+from uvicorn.importer import import_from_string
 
 from benchmarks.make_checkpoint import ensure_checkpoint
+from benchmarks.streaming_client import request_body
 from lora_serve.bench.machine import describe_machine
 from lora_serve.config import EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
 from lora_serve.engine.async_engine import AsyncEngine
@@ -31,7 +39,7 @@ from lora_serve.messages import (
     StepOutputs,
 )
 from lora_serve.observability.metrics import EngineMetrics
-from lora_serve.server.app import create_app
+from lora_serve.server.app import create_app, http_config
 from lora_serve.text.tokenizer import Tokenizer
 
 DEFAULT_MODEL = Path("~/.cache/lora-serve/bench/model").expanduser()
@@ -84,8 +92,9 @@ class InstantEngine:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one run: how many streams at once, and what a token costs."""
+    """Of one run: how many streams at once, through what, and what a token costs."""
 
+    way: str
     num_streams: int
     num_tokens: int
     num_events: int
@@ -95,12 +104,16 @@ class Result:
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
-async def measure(model: Path, num_streams: int, num_tokens: int) -> Result:
-    """The processor time of this process, over all tokens of all streams."""
+def make_engine(model: Path, num_streams: int) -> AsyncEngine:
     scheduler = SchedulerConfig(max_num_seqs=num_streams)
     config = EngineConfig(model=ModelConfig(model=str(model)), scheduler=scheduler)
     tokenizer = Tokenizer(str(model))
-    engine = AsyncEngine(config, InstantEngine(), READY, tokenizer, EngineMetrics("bench", config))
+    return AsyncEngine(config, InstantEngine(), READY, tokenizer, EngineMetrics("bench", config))
+
+
+async def measure(model: Path, num_streams: int, num_tokens: int) -> Result:
+    """The processor time of this process, over all tokens of all streams."""
+    engine = make_engine(model, num_streams)
     app: Any = create_app(engine, ServerConfig())
     await asyncio.gather(*(_stream(app, str(model), 8) for _ in range(num_streams)))  # warm up
     begin = time.process_time()
@@ -110,13 +123,44 @@ async def measure(model: Path, num_streams: int, num_tokens: int) -> Result:
     seconds = time.process_time() - begin
     await engine.shutdown()
     total = num_streams * num_tokens
-    return Result(num_streams, num_tokens, sum(counts), seconds / total * 1e6)
+    return Result("no sockets", num_streams, num_tokens, sum(counts), seconds / total * 1e6)
+
+
+async def measure_sockets(model: Path, num_streams: int, num_tokens: int, http: str) -> Result:
+    """The same with a connection for each stream, from clients in another process."""
+    engine = make_engine(model, num_streams)
+    config = ServerConfig()
+    protocol = import_from_string(HTTP_PROTOCOLS[http])
+    server = uvicorn.Server(http_config(create_app(engine, config), config, protocol))
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        await _ask_from_elsewhere(url, model, num_streams, 8)  # warm up
+        begin = time.process_time()
+        num_events = await _ask_from_elsewhere(url, model, num_streams, num_tokens)
+        seconds = time.process_time() - begin
+        server.should_exit = True
+        await serving
+    await engine.shutdown()
+    return Result(
+        http, num_streams, num_tokens, num_events, seconds / num_streams / num_tokens * 1e6
+    )
+
+
+async def _ask_from_elsewhere(url: str, model: Path, num_streams: int, num_tokens: int) -> int:
+    """How many events came."""
+    command = (sys.executable, "-m", "benchmarks.streaming_client", url, str(model))
+    client = await asyncio.create_subprocess_exec(
+        *command, str(num_streams), str(num_tokens), stdout=asyncio.subprocess.PIPE
+    )
+    told, _ = await client.communicate()
+    assert client.returncode == 0, "the clients failed"
+    return int(told)
 
 
 async def _stream(app: App, model: str, num_tokens: int) -> int:
     """One streamed completion; returns how many events came."""
-    settings = {"max_tokens": num_tokens, "ignore_eos": True, "temperature": 0, "stream": True}
-    body = json.dumps({"model": model, "prompt": [1, 2, 3], **settings}).encode()
+    body = request_body(model, num_tokens)
     messages = [{"type": "http.request", "body": body, "more_body": False}]
     num_events = 0
     is_over = asyncio.Event()
@@ -152,21 +196,33 @@ async def _stream(app: App, model: str, num_tokens: int) -> int:
     return num_events
 
 
+def runs(
+    model: Path, streams: Sequence[int], num_tokens: int, *, sockets: bool
+) -> Iterator[Coroutine[None, None, Result]]:
+    for num_streams in streams:
+        yield measure(model, num_streams, num_tokens)
+        for http in ("h11", "httptools"):
+            if sockets and importlib.util.find_spec(http) is not None:
+                yield measure_sockets(model, num_streams, num_tokens, http)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--sockets", action="store_true", help="measure with them, too")
     parser.add_argument("--out", type=Path, help="where to write the JSON")
     arguments = parser.parse_args()
     model = ensure_checkpoint(arguments.model)
-    print("| streams | us a token | tokens a second of one core |\n|--:|--:|--:|")
+    print("| through | streams | us a token | tokens a second of one core |\n|---|--:|--:|--:|")
     results = []
-    for num_streams in arguments.streams:
-        result = asyncio.run(measure(model, num_streams, arguments.tokens))
+    for run in runs(model, arguments.streams, arguments.tokens, sockets=arguments.sockets):
+        result = asyncio.run(run)
         results.append(result)
         cost = result.microseconds_per_token
-        print(f"| {num_streams} | {cost:.0f} | {1e6 / cost:.0f} |", flush=True)
+        row = (result.way, result.num_streams, f"{cost:.0f}", f"{1e6 / cost:.0f}")
+        print(f"| {' | '.join(map(str, row))} |", flush=True)
     if arguments.out is not None:
         facts = {"machine": asdict(describe_machine()), "rows": [asdict(row) for row in results]}
         arguments.out.write_text(json.dumps(facts, indent=1, default=list) + "\n")
