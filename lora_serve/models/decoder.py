@@ -86,11 +86,13 @@ class Decoder:
         Writes the KV of all rows, one cache a layer.
         """
         residual = self._embedding(batch)
-        x = torch.zeros_like(residual)  # so that every layer begins by adding the one before
+        x = None  # what is to be added to it
         for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
             outputs = batch.outputs if layer is self._layers[-1] else None
-            x = layer.input_norm.add(x, residual)
-            x, residual = layer(x, residual, batch, kv_cache, outputs)
+            norm = layer.input_norm
+            normed = norm(residual) if x is None else norm.add(x, residual)
+            x, residual = layer(normed, residual, batch, kv_cache, outputs)
+        assert x is not None, "a model has layers"
         return self._final_norm.add(x, residual)
 
     def logits(self, hidden: Tensor) -> Tensor:

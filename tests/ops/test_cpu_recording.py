@@ -36,11 +36,11 @@ class Layers:
 
     def __call__(self) -> Tensor:
         residual = self.ops.embed(self.weight, self.input_ids)
-        x = torch.zeros_like(residual)
+        normed = self.ops.rms_norm(residual, self.ones, 1e-6)
         for packed in self.packed:
-            normed = self.ops.add_rms_norm(x, residual, self.ones, 1e-6)
             x = self.ops.silu_and_mul(self.ops.linear(normed, packed))
-        return self.ops.add_rms_norm(x, residual, self.ones, 1e-6)
+            normed = self.ops.add_rms_norm(x, residual, self.ones, 1e-6)
+        return normed
 
 
 @torch.inference_mode()
