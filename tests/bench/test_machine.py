@@ -12,5 +12,6 @@ def test_the_machine_is_described_by_what_decides_its_speed() -> None:
     assert machine.cpu
     assert machine.num_cores == len(os.sched_getaffinity(0))
     assert machine.memory_gib > 0.5
-    assert machine.packages["torch"] == torch.__version__
+    # a build's own name may be known to torch alone: 2.11.0+cu130
+    assert torch.__version__.startswith(machine.packages["torch"])
     assert machine.commit

@@ -104,6 +104,7 @@ def test_the_native_copy_tells_what_the_card_said() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("block_bytes", [16, 16 * 255, 16 * 4096])
 def test_the_native_copy_is_torchs(block_bytes: int) -> None:
+    pytest.importorskip("lora_serve.ops._cuda", reason="built where nvcc is")
     layers = random_layers(block_bytes, block_bytes, block_bytes, device="cuda")
     native, plain = open_block_rows(layers), TorchBlockRows(layers)
     assert type(native) is not type(plain), "the CUDA extension was not built"
