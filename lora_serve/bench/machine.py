@@ -48,7 +48,7 @@ def describe_machine(packages: Sequence[str] = PACKAGES) -> Machine:
     flags = facts.get("flags", "").split()
     wanted = [flag for flag in flags if flag.startswith(("avx", "amx")) or flag == "fma"]
     return Machine(
-        cpu=facts.get("model name", platform.processor() or "unknown"),
+        cpu=_cpu_name(facts),
         num_cores=len(os.sched_getaffinity(0)),
         memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         cpu_features=tuple(sorted(wanted)),
@@ -68,6 +68,14 @@ def _cpu_facts() -> dict[str, str]:
     first = path.read_text().partition("\n\n")[0]
     pairs = (line.partition(":") for line in first.splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _cpu_name(facts: Mapping[str, str]) -> str:
+    """With the generation where it can be told: a virtual machine's is often a brand alone."""
+    name = facts.get("model name", platform.processor() or "unknown")
+    if "cpu family" not in facts:
+        return name
+    return f"{name} (family {facts['cpu family']}, model {facts.get('model', 'unknown')})"
 
 
 def _version(package: str) -> str | None:
