@@ -22,7 +22,7 @@ from lora_serve.demo.server_process import ServerProcess
 from tests.e2e.conftest import StartServer
 from tests.e2e.metrics import metric, wait_for
 from tests.e2e.test_kv_tiers import BLOCK_SIZE, Answer, ask, serving
-from tests.e2e.tier_faults import DISK_FAULTS, REDIS_FAULTS, Fault, mounted
+from tests.e2e.tier_faults import DISK_FAULTS, REDIS_FAULTS, Fault, groups, mounted
 from tests.fakes.redis_server import RedisServer, running_redis
 
 NUM_TOKENS = 192
@@ -60,14 +60,22 @@ class Place:
         return sum(answer.found for answer in answers)
 
     def store(self, *salts: str) -> None:
-        """So that nothing else lies in the tier."""
+        """So that nothing else lies in the tier, and on disk each salt's KV in other files."""
         reply = httpx.post(f"{self.server.base_url}/reset_prefix_cache", timeout=30)
         assert reply.status_code == 200, reply.text
-        before = metric(self.server.base_url, SAVED)
         for salt in salts:
-            self.check(self.ask_all(salt))
-        wanted = before + len(salts) * len(PROMPTS) * (NUM_TOKENS // BLOCK_SIZE)
+            self._store(salt)
+
+    def _store(self, salt: str) -> None:
+        wanted = metric(self.server.base_url, SAVED) + len(PROMPTS) * (NUM_TOKENS // BLOCK_SIZE)
+        num_files = self._num_files()
+        self.check(self.ask_all(salt))
         wait_for(lambda: metric(self.server.base_url, SAVED) >= wanted, "the KV to be stored")
+        if isinstance(self.tier, Path):
+            wait_for(lambda: self._num_files() > num_files, "a file of its own")
+
+    def _num_files(self) -> int:
+        return len(groups(self.tier)) if isinstance(self.tier, Path) else 0
 
     def count(self, causes: Sequence[str]) -> float:
         """How often the tier, or what lay in it, was blamed with one of these."""
