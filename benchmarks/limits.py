@@ -58,8 +58,8 @@ def vocabulary_weights(shape: ModelShape) -> int:
 
 
 def measure_limits_briefly() -> MachineLimits:
-    """In two seconds, for those who measure them again and again."""
-    return measure_limits(0.5)
+    """In a second, for those who measure them again and again."""
+    return measure_limits(0.25)
 
 
 def measure_limits(patience_seconds: float = 2.0) -> MachineLimits:

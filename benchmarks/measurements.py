@@ -25,7 +25,7 @@ Unit = Literal["tok/s", "ms"]
 Need = Literal["batching", "adapter_batching", "adapters", "many_adapters", "int8", "int4"]
 
 RUNNING = 8
-REPEATS = 3
+REPEATS = 5
 PATIENCE_SECONDS = 25.0  # no further repeat once a measurement has taken this long
 RUN_SECONDS = 200.0  # an engine that needs longer for one run is told to be too slow for it
 WARMUP_SEED = 9_999

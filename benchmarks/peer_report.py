@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from benchmarks.measurements import PHASES, RUNNING, Figure, Phase, Row, figure_
 from lora_serve.bench.machine import Machine
 from lora_serve.bench.plots import NO_PLOTS, can_plot, plot_bars
 
-FORMAT = "lora-serve/peers/2"
+FORMAT = "lora-serve/peers/3"
 OURS = "lora-serve"
 BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
 DISTURBED_CORES = 0.2
@@ -23,17 +24,22 @@ ROWS = {row.key: row for phase in PHASES for m in phase.measurements for row in 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineResult:
-    """One engine's figures, by row; and for what has none, the reason."""
+    """One engine's figures, by row; and for what has none, the reason.
+
+    limits: by row, what the machine was capable of around each run of the row's figure.
+    """
 
     name: str
     notes: str
     figures: dict[str, Figure] = field(default_factory=dict)
+    limits: dict[str, tuple[MachineLimits, ...]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
     def without(self, keys: Container[str]) -> EngineResult:
         return replace(
             self,
             figures={key: figure for key, figure in self.figures.items() if key not in keys},
+            limits={key: limits for key, limits in self.limits.items() if key not in keys},
             reasons={key: reason for key, reason in self.reasons.items() if key not in keys},
         )
 
@@ -54,15 +60,11 @@ class PhaseFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRun:
-    """Phases measured on one machine. Engines are compared within a phase, so it is one run.
-
-    limits: by row, the most the machine was capable of between the engines' turns.
-    """
+    """Phases measured on one machine. Engines are compared within a phase, so it is one run."""
 
     machine: Machine
     engines: tuple[EngineResult, ...]
     phases: dict[str, PhaseFacts] = field(default_factory=dict)
-    limits: dict[str, MachineLimits] = field(default_factory=dict)
 
     def engine(self, name: str) -> EngineResult:
         return next(engine for engine in self.engines if engine.name == name)
@@ -75,7 +77,6 @@ class PeerRun:
             machine=self.machine,
             engines=tuple(engine.without(keys) for engine in self.engines),
             phases={name: facts for name, facts in self.phases.items() if name not in names},
-            limits={key: limits for key, limits in self.limits.items() if key not in keys},
         )
 
 
@@ -183,14 +184,15 @@ def _when(run: PeerRun) -> str:
 
 
 def _limits_seen(run: PeerRun) -> str:
-    if not run.limits:
+    seen = [one for engine in run.engines for limits in engine.limits.values() for one in limits]
+    if not seen:
         return ""
     memory, products, library = (
-        _span([getattr(limits, name) for limits in run.limits.values()])
+        _span([getattr(limits, name) for limits in seen])
         for name in ("gb_per_second", "gflops", "library_gflops")
     )
     return (
-        f" What the machine was capable of between the engines' turns, by row: {memory} GB/s read "
+        f" What the machine was capable of between the engines' turns: {memory} GB/s read "
         f"from memory, {products} GFLOP/s of bf16 products (torch's own: {library})."
     )
 
@@ -212,15 +214,17 @@ def _figures(run: PeerRun) -> str:
 
 
 def _limit_cell(run: PeerRun, row: Row) -> str:
-    """The machine's limit when ours was measured, and how much of it ours reached."""
+    """The machine's limit around our runs, and how much of it they reached: medians of both."""
     ours = _ours(run)
-    if ours is None or row.key not in ours.figures or row.key not in run.limits:
+    if ours is None or row.key not in ours.figures:
         return ""
-    limit = limit_of(row.key, run.limits[row.key])
-    if limit is None:
+    limits = [limit_of(row.key, around) for around in ours.limits.get(row.key, ())]
+    allowed = [limit for limit in limits if limit is not None]
+    if not allowed:
         return ""
-    reached = speed_ratio(row, ours.figures[row.key], figure_of([limit]))
-    return f"{_number(limit)} ({reached:.0%})"
+    runs = zip(ours.figures[row.key].values, allowed, strict=True)
+    reached = [speed_ratio(row, figure_of([value]), figure_of([limit])) for value, limit in runs]
+    return f"{_number(statistics.median(allowed))} ({statistics.median(reached):.0%})"
 
 
 def _cell(run: PeerRun, row: Row, engine: EngineResult) -> str:

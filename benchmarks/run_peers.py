@@ -1,7 +1,7 @@
 """Measure lora-serve beside its peers: python -m benchmarks.run_peers [PEER …].
 
 Each engine gets the same prompts, token by token, on the same machine within the same run: phase
-by phase, the engines of a phase in turns, run by run, beside the machine's limits of that minute.
+by phase, the engines of a phase in turns, run by run, and the machine's limits between every two.
 What fails or cannot be done is in the table with its reason; the run goes on.
 """
 
@@ -118,7 +118,7 @@ class Bench:
                 busy_cores=round(busy_cores(), 2),
             )
             for measurements in phase.rounds:
-                await self._take_turns(served, measurements, run)
+                await self._take_turns(served, measurements)
                 note()
 
     async def _serve(
@@ -164,19 +164,25 @@ class Bench:
         return Endpoint(Origin.parse(url), MODEL_NAME, adapter_fields=launch.adapter_fields)
 
     async def _take_turns(
-        self, served: Sequence[Served], measurements: Sequence[Measurement], run: PeerRun
+        self, served: Sequence[Served], measurements: Sequence[Measurement]
     ) -> None:
+        """Between every two turns the machine's limits: what it is capable of changes."""
         taking = [
-            (one, measurement, Turns(one.endpoint, measurement))
+            Taking(one, measurement, Turns(one.endpoint, measurement), [])
             for one in served
             for measurement in measurements
             if one.takes(measurement)
         ]
+        before = self.measure_limits()
         while taking:
-            limits = self.measure_limits()
-            for row in (row for measurement in measurements for row in measurement.rows):
-                run.limits[row.key] = limits.best_of(run.limits.get(row.key, limits))
-            taking = [turn for turn in taking if await _take_turn(*turn)]
+            for turn in tuple(taking):
+                wants_more = await turn.take()
+                after = self.measure_limits()
+                turn.limits.append(before.best_of(after))
+                before = after
+                if not wants_more:
+                    taking.remove(turn)
+                    turn.note()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,19 +208,32 @@ class Served:
             _say(f"  {self.peer.name}, {row.key}: {reason}")
 
 
-async def _take_turn(one: Served, measurement: Measurement, turns: Turns) -> bool:
-    """Whether the engine is to take another turn."""
-    try:
-        await turns.take()
-    except MeasurementFailedError as error:
-        one.fail(measurement, str(error))
-        return False
-    if not turns.is_done:
-        return True
-    for key, figure in turns.figures().items():
-        one.result.figures[key] = figure
-        _say(f"  {one.peer.name}, {key}: {figure}")
-    return False
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """An engine at one measurement. limits: what the machine was capable of around each turn."""
+
+    one: Served
+    measurement: Measurement
+    turns: Turns
+    limits: list[MachineLimits]
+
+    async def take(self) -> bool:
+        """Whether the engine is to take another turn."""
+        try:
+            await self.turns.take()
+        except MeasurementFailedError as error:
+            self.one.fail(self.measurement, str(error))
+            return False
+        return not self.turns.is_done
+
+    def note(self) -> None:
+        """Put the figures, if it did not fail, where the engine's figures go."""
+        if not self.turns.is_done:
+            return
+        for key, figure in self.turns.figures().items():
+            self.one.result.figures[key] = figure
+            self.one.result.limits[key] = tuple(self.limits)
+            _say(f"  {self.one.peer.name}, {key}: {figure}")
 
 
 def _one(phase: Phase) -> str:

@@ -37,6 +37,7 @@ OURS = EngineResult(
         "prefill-base": figure(500),
         "prefill-adapter": figure(450),
     },
+    limits={"prefill": (LIMITS,), "decode-1": (LIMITS,)},
 )
 PEER = EngineResult(
     name="other",
@@ -44,11 +45,8 @@ PEER = EngineResult(
     figures={"prefill": figure(250), "decode-1": figure(75)},
     reasons={"prefill-adapter": "knows no adapters", "decode-adapter": "knows no adapters"},
 )
-ALL_LIMITS = {"prefill": LIMITS, "decode-1": LIMITS}
 FACTS = PhaseFacts(date="2026-01-02", commit="abc", load_average=0.5, busy_cores=0.0)
-RUN = PeerRun(
-    machine=MACHINE, engines=(OURS, PEER), phases={"base": FACTS}, limits=ALL_LIMITS
-)  # fmt: skip
+RUN = PeerRun(machine=MACHINE, engines=(OURS, PEER), phases={"base": FACTS})
 
 
 def test_a_ratio_says_how_many_times_as_fast_ours_is_whichever_way_is_better() -> None:
@@ -82,9 +80,21 @@ def test_the_page_says_on_which_machine_and_what_its_limits_are() -> None:
 
 
 def test_limits_that_changed_in_the_run_are_told_as_a_range() -> None:
-    slower = replace(LIMITS, gb_per_second=28.0)
-    text = markdown(replace(RUN, limits={**ALL_LIMITS, "decode-8": slower}))
+    slower = replace(PEER, limits={"decode-1": (replace(LIMITS, gb_per_second=28.0),)})
+    text = markdown(replace(RUN, engines=(OURS, slower)))
     assert "28 to 50 GB/s read from memory, 450 GFLOP/s" in text
+
+
+def test_each_run_is_held_against_what_the_machine_was_capable_of_around_it() -> None:
+    """The memory was twice as fast in the second run, and so were we: 79 % of it each time."""
+    fast = replace(LIMITS, gb_per_second=100.0)
+    ours = replace(
+        OURS,
+        figures={"decode-1": figure_of([25.0, 12.5, 25.0])},
+        limits={"decode-1": (LIMITS, fast, LIMITS)},
+    )
+    text = markdown(replace(RUN, engines=(ours, PEER)))
+    assert "| 25.0 | 75.0 (3.00×) | 19.8 (79%) |" in text
 
 
 def test_a_disturbed_run_is_marked() -> None:
@@ -117,7 +127,7 @@ def test_a_run_is_written_for_people_and_for_machines(tmp_path: Path) -> None:
     assert "2.00×" in page.read_text()
     assert "2.00×" in (tmp_path / "results" / "peers.md").read_text()
     document = json.loads((tmp_path / "results" / "peers.json").read_text())
-    assert document["format"] == "lora-serve/peers/2"
+    assert document["format"] == "lora-serve/peers/3"
     assert document["run"]["engines"][0]["figures"]["prefill"]["value"] == 500
     assert document["rows"]["prefill"]["unit"] == "tok/s"
     assert (tmp_path / "results" / "peers.svg").stat().st_size
