@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.make_checkpoint import ModelShape
+from lora_serve.ops.quantization import CodeFormat
 
 READ_BYTES = 512 * 2**20  # far above any cache
 ROWS, INNER, COLUMNS = 1024, 896, 4864  # the products that a 1,024-token prompt needs most
 BF16_BYTES = 2
+RANK = 16  # of the adapters that are measured, on all projections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,15 +39,30 @@ class MachineLimits:
             library_gflops=max(self.library_gflops, other.library_gflops),
         )
 
-    def prefill_seconds(self, shape: ModelShape, num_tokens: int) -> float:
+    def prefill_seconds(self, shape: ModelShape, num_tokens: int, with_adapter: bool) -> float:
         """Products of all layers for each token, and of the vocabulary once."""
-        flops = 2.0 * (num_tokens * layer_weights(shape) + vocabulary_weights(shape))
+        each = layer_weights(shape) + with_adapter * adapter_weights(shape)
+        flops = 2.0 * (num_tokens * each + vocabulary_weights(shape))
         return flops / (self.gflops * 1e9)
 
-    def step_seconds(self, shape: ModelShape) -> float:
-        """Reading every weight once: a decode step, as long as it is bound by memory."""
-        num_bytes = BF16_BYTES * (layer_weights(shape) + vocabulary_weights(shape))
+    def step_seconds(self, num_bytes: float) -> float:
+        """Reading all weights once: a decode step, as long as it is bound by memory."""
         return num_bytes / (self.gb_per_second * 1e9)
+
+
+def step_bytes(shape: ModelShape, code_format: CodeFormat | None, num_adapters: int) -> float:
+    """What a decode step reads: all weights, in bf16 or in codes, and adapters in bf16."""
+    base = layer_weights(shape) + vocabulary_weights(shape)
+    adapters = num_adapters * adapter_weights(shape)
+    each = BF16_BYTES
+    if code_format is not None:
+        each = code_format.bits / 8 + BF16_BYTES / code_format.group
+    return each * base + BF16_BYTES * adapters
+
+
+def adapter_weights(shape: ModelShape) -> int:
+    widths = sum(outputs + inputs for outputs, inputs in shape.projections.values())
+    return shape.num_hidden_layers * RANK * widths
 
 
 def layer_weights(shape: ModelShape) -> int:

@@ -16,10 +16,13 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
+from benchmarks.limits import MachineLimits, step_bytes
+from benchmarks.make_checkpoint import QWEN_0_5B
 from lora_serve.bench.client import Endpoint, send
 from lora_serve.bench.load import run_load
 from lora_serve.bench.summary import RunSummary, Spread, summarize
 from lora_serve.bench.workload import WorkloadSpec, make_workload
+from lora_serve.ops.quantization import FORMATS, CodeFormat
 
 Unit = Literal["tok/s", "ms"]
 Need = Literal["batching", "adapter_batching", "adapters", "many_adapters", "int8", "int4"]
@@ -45,12 +48,16 @@ def figure_of(values: Sequence[float]) -> Figure:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. tok/s is better high, ms is better low."""
+    """One line of the table. tok/s is better high, ms is better low.
+
+    limit: the best that the machine allows, in the row's unit, where that follows from its limits.
+    """
 
     key: str
     title: str
     unit: Unit
     figure: Callable[[RunSummary], float]
+    limit: Callable[[MachineLimits], float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,23 +208,40 @@ def _step_ms(summary: RunSummary) -> float:
     return itl.p50 / summary.total.tokens_per_event
 
 
-def _prefill(key: str, what: str, adapters: tuple[str, ...] = ()) -> Measurement:
+def _prefill(
+    key: str, what: str, adapters: tuple[str, ...] = (), in_bf16: bool = True
+) -> Measurement:
+    """in_bf16: whether its products are, whatever the weights are kept in."""
     spec = WorkloadSpec(
         seed=_seed(key), num_requests=1, input_tokens=1024, output_tokens=1, adapters=adapters
     )
-    row = Row(key, f"prefill of 1,024 tokens, 1 request{what}", "tok/s", _prefill_rate)
+
+    def limit(machine: MachineLimits) -> float:
+        return 1024 / machine.prefill_seconds(QWEN_0_5B, 1024, bool(adapters))
+
+    title = f"prefill of 1,024 tokens, 1 request{what}"
+    row = Row(key, title, "tok/s", _prefill_rate, limit if in_bf16 else None)
     return Measurement(spec=spec, max_concurrency=1, rows=(row,))
 
 
 def _decode(
-    key: str, what: str, running: int, adapters: tuple[str, ...] = (), needs: tuple[Need, ...] = ()
+    key: str,
+    what: str,
+    running: int,
+    adapters: tuple[str, ...] = (),
+    needs: tuple[Need, ...] = (),
+    code_format: CodeFormat | None = None,
 ) -> Measurement:
     spec = WorkloadSpec(
         seed=_seed(key), num_requests=running, input_tokens=32, output_tokens=64, adapters=adapters,
         popularity="round-robin",
     )  # fmt: skip
+
+    def limit(machine: MachineLimits) -> float:
+        return 1e3 * machine.step_seconds(step_bytes(QWEN_0_5B, code_format, len(adapters)))
+
     requests = "1 request" if running == 1 else f"{running} requests"
-    row = Row(key, f"decode step, {requests}{what}", "ms", _step_ms)
+    row = Row(key, f"decode step, {requests}{what}", "ms", _step_ms, limit)
     return Measurement(spec=spec, max_concurrency=running, rows=(row,), needs=needs)
 
 
@@ -229,18 +253,28 @@ def _quantized(
     kind: str, what: str, running: int | None = None
 ) -> tuple[tuple[Measurement, ...], ...]:
     """The rounds of a phase in fewer bits; `running`: how many decode at once, if any do."""
-    alone = (_prefill(f"{kind}-prefill", what),), (_decode(f"{kind}-decode-1", what, 1),)
+    weights, _, activations = kind.partition("-")
+    code_format = FORMATS[weights]
+    prefill = _prefill(f"{kind}-prefill", what, in_bf16=not activations)
+    alone = (prefill,), (_decode(f"{kind}-decode-1", what, 1, code_format=code_format),)
     if running is None:
         return alone
     key = f"{kind}-decode-{running}"
-    return *alone, (_decode(key, f" at once{what}", running, needs=("batching",)),)
+    together = _decode(key, f" at once{what}", running, (), ("batching",), code_format)
+    return *alone, (together,)
 
 
 def _closed_loop() -> Measurement:
     key = "closed-loop"
     spec = WorkloadSpec(seed=_seed(key), num_requests=16, input_tokens=128, output_tokens=64)
     title = "16 requests, 8 at a time, 128 in, 64 out"
-    rate = Row(key, title, "tok/s", _tokens_per_second)
+
+    def limit(machine: MachineLimits) -> float:
+        prompts = 16 * machine.prefill_seconds(QWEN_0_5B, 128, False)
+        steps = 2 * 63 * machine.step_seconds(step_bytes(QWEN_0_5B, None, 0))
+        return 16 * 64 / (prompts + steps)
+
+    rate = Row(key, title, "tok/s", _tokens_per_second, limit)
     return Measurement(spec=spec, max_concurrency=RUNNING, rows=(rate,))
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.limits import MachineLimits
-from benchmarks.make_checkpoint import QWEN_0_5B
 from benchmarks.measurements import PHASES, RUNNING, Figure, Phase, Row, figure_of
 from lora_serve.bench.machine import Machine
 from lora_serve.bench.plots import NO_PLOTS, can_plot, plot_bars
@@ -152,18 +151,6 @@ def speed_ratio(row: Row, ours: Figure, theirs: Figure) -> float:
     return ours.value / theirs.value
 
 
-def limit_of(key: str, limits: MachineLimits) -> float | None:
-    """The best that the machine allows in a row's unit, where that follows from its limits."""
-    prefill, step = limits.prefill_seconds, limits.step_seconds(QWEN_0_5B)
-    if key == "prefill":
-        return 1024 / prefill(QWEN_0_5B, 1024)
-    if key in ("decode-1", "decode-8"):
-        return 1e3 * step
-    if key == "closed-loop":
-        return 16 * 64 / (16 * prefill(QWEN_0_5B, 128) + 2 * 63 * step)
-    return None
-
-
 def _machine(run: PeerRun) -> str:
     machine = run.machine
     packages = ", ".join(f"{name} {version}" for name, version in machine.packages.items())
@@ -216,12 +203,9 @@ def _figures(run: PeerRun) -> str:
 def _limit_cell(run: PeerRun, row: Row) -> str:
     """The machine's limit around our runs, and how much of it they reached: medians of both."""
     ours = _ours(run)
-    if ours is None or row.key not in ours.figures:
+    if ours is None or row.key not in ours.limits or row.limit is None:
         return ""
-    limits = [limit_of(row.key, around) for around in ours.limits.get(row.key, ())]
-    allowed = [limit for limit in limits if limit is not None]
-    if not allowed:
-        return ""
+    allowed = [row.limit(around) for around in ours.limits[row.key]]
     runs = zip(ours.figures[row.key].values, allowed, strict=True)
     reached = [speed_ratio(row, figure_of([value]), figure_of([limit])) for value, limit in runs]
     return f"{_number(statistics.median(allowed))} ({statistics.median(reached):.0%})"
@@ -247,10 +231,16 @@ def _costs(run: PeerRun) -> str:
 
 
 def _cost(cost: Cost, engine: EngineResult) -> str:
+    """The median over pairs of runs that followed each other, where each had as many."""
     with_it, without = engine.figures.get(cost.with_it), engine.figures.get(cost.without)
     if with_it is None or without is None:
         return ""
-    return f"{speed_ratio(ROWS[cost.with_it], with_it, without):.0%}"
+    pairs = [(with_it, without)]
+    if len(with_it.values) == len(without.values):
+        runs = zip(with_it.values, without.values, strict=True)
+        pairs = [(figure_of([one]), figure_of([other])) for one, other in runs]
+    kept = [speed_ratio(ROWS[cost.with_it], one, other) for one, other in pairs]
+    return f"{statistics.median(kept):.0%}"
 
 
 def _notes(run: PeerRun) -> str:

@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.gpu.shapes import SHAPES
-from benchmarks.limits import layer_weights, vocabulary_weights
+from benchmarks.limits import BF16_BYTES, adapter_weights, layer_weights, vocabulary_weights
 from benchmarks.make_checkpoint import ModelShape
 
-BF16_BYTES = 2
-RANK = 16
 CONTEXT = 1024
 CASES = ((1, 0), (32, 0), (32, 32), (256, 0), (256, 256))  # (requests, adapters)
 
@@ -43,12 +41,6 @@ def decode_seconds(card: Card, shape: ModelShape, num_requests: int, num_adapter
 def prefill_tokens_per_second(card: Card, shape: ModelShape) -> float:
     """Of prompts short enough that attention does not count."""
     return card.flops / (2 * layer_weights(shape))
-
-
-def adapter_weights(shape: ModelShape) -> int:
-    """Of rank RANK on all projections."""
-    sizes = shape.projections.values()
-    return shape.num_hidden_layers * sum(RANK * (outputs + inputs) for outputs, inputs in sizes)
 
 
 def table(card: Card) -> str:

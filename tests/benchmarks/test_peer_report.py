@@ -11,10 +11,10 @@ from benchmarks.measurements import Figure, figure_of
 from benchmarks.peer_report import (
     BEGIN,
     END,
+    ROWS,
     EngineResult,
     PeerRun,
     PhaseFacts,
-    limit_of,
     markdown,
     replace_between_marks,
     write_report,
@@ -66,6 +66,18 @@ def test_what_an_adapter_costs_is_told_within_each_engine() -> None:
     assert "of the base's speed | 90% | not run |" in markdown(RUN)
 
 
+def test_what_an_adapter_costs_is_told_by_runs_that_followed_each_other() -> None:
+    """The machine became half as fast between the first pair of runs and the second."""
+    ours = replace(
+        OURS,
+        figures={
+            "decode-base": figure_of([10.0, 20.0, 20.0]),
+            "decode-adapter": figure_of([12.5, 12.5, 25.0]),
+        },
+    )
+    assert "of the base's speed | 80% |" in markdown(replace(RUN, engines=(ours,)))
+
+
 def test_without_ours_there_are_no_ratios() -> None:
     text = markdown(replace(RUN, engines=(PEER,)))
     assert ": prefill of 1,024 tokens, 1 request, tokens/s | 250 |" in text
@@ -103,12 +115,20 @@ def test_a_disturbed_run_is_marked() -> None:
     assert "up to 1.3 cores were in use" in markdown(disturbed)
 
 
+def limit_of(key: str) -> float | None:
+    limit = ROWS[key].limit
+    return limit(LIMITS) if limit else None
+
+
 def test_limits_follow_from_bandwidth_and_products() -> None:
-    prefill, decode = limit_of("prefill", LIMITS), limit_of("decode-1", LIMITS)
-    assert prefill == pytest.approx(450e9 / (2 * 357.8e6), rel=0.01)
-    assert decode == pytest.approx(1e3 * 988e6 / 50e9, rel=0.01)
-    assert limit_of("zipf-4", LIMITS) is None
-    loop = limit_of("closed-loop", LIMITS)
+    assert limit_of("prefill") == pytest.approx(450e9 / (2 * 357.8e6), rel=0.01)
+    assert limit_of("prefill-adapter") == pytest.approx(450e9 / (2 * 366.6e6), rel=0.01)
+    assert limit_of("decode-1") == pytest.approx(1e3 * 988e6 / 50e9, rel=0.01)
+    assert limit_of("decode-8-of-8") == pytest.approx(1e3 * 1129e6 / 50e9, rel=0.01)
+    assert limit_of("int8-decode-1") == pytest.approx(1e3 * 502e6 / 50e9, rel=0.01)
+    assert limit_of("int8-activations-prefill") is None
+    assert limit_of("zipf-4") is None
+    loop = limit_of("closed-loop")
     assert loop is not None
     assert 150 < loop < 190
 
