@@ -13,34 +13,47 @@ import torch
 
 from benchmarks.kernels.measure import in_turns, num_copies
 from benchmarks.kernels.work import Work
-from lora_serve.ops import LoRAPart, Ops
+from lora_serve.ops import LoRAPart, Ops, quantize_linears
+from lora_serve.ops.quantization import INT4, INT8, Quantization
 
 H, I, V = 896, 4864, 151_936  # noqa: E741
 HQ, HKV, D = 14, 2, 64
 QKV = (HQ + 2 * HKV) * D
 BLOCK_SIZE = 16
+SCALE_BYTES = 2  # of each group of codes
+
+
+QUANTIZATIONS = (Quantization(INT8), Quantization(INT8, activations=True), Quantization(INT4))
 
 
 def all_works(ops: Ops, dtype: torch.dtype) -> Iterator[Work]:
-    yield from linear_works(ops, dtype)
+    yield from linear_works("linear", ops, dtype, dtype.itemsize)
+    for quantization in QUANTIZATIONS:
+        quantized, codes = quantize_linears(ops, quantization), quantization.weights
+        yield from linear_works(
+            f"linear {quantization}", quantized, dtype, codes.bits / 8 + SCALE_BYTES / codes.group
+        )
     yield from lora_works(ops, dtype)
     yield from attention_works(ops, dtype)
     yield from row_works(ops, dtype)
 
 
-def linear_works(ops: Ops, dtype: torch.dtype) -> Iterator[Work]:
+def linear_works(
+    kind: str, ops: Ops, dtype: torch.dtype, bytes_per_weight: float
+) -> Iterator[Work]:
     layers = {"q k v": (QKV, H), "o": (H, H), "gate up": (2 * I, H), "down": (H, I), "head": (V, H)}
     for name, (outputs, inputs) in layers.items():
         weight = torch.randn(outputs, inputs).to(dtype)
-        copies = num_copies(weight.nbytes)
+        num_bytes = bytes_per_weight * outputs * inputs
+        copies = num_copies(num_bytes)
         packed = [ops.pack_linear(weight, None) for _ in range(copies)]
         for rows in (1, 8, 32) if name == "head" else (1, 4, 8, 32, 128, 512, 2048):
             x = torch.randn(rows, inputs).to(dtype)
             yield Work(
-                f"linear {name} ({inputs} to {outputs}), {rows} rows",
+                f"{kind} {name} ({inputs} to {outputs}), {rows} rows",
                 in_turns([partial(ops.linear, x, copy) for copy in packed]),
                 2.0 * rows * outputs * inputs,
-                weight.element_size() * (outputs * inputs + rows * (outputs + inputs)),
+                num_bytes + dtype.itemsize * rows * (outputs + inputs),
             )
 
 
