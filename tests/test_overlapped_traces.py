@@ -72,7 +72,7 @@ def test_every_answer_of_many_overlapped_traces_is_the_lone_answer() -> None:
         assert tiered.wrong == [], f"seed {seed}"
 
 
-def is_caught(make: Callable[[int], OracleTrace], num_traces: int = 150) -> bool:
+def is_caught(make: Callable[[int], OracleTrace], num_traces: int = 40) -> bool:
     """Whether some trace gives a wrong answer, breaks an invariant, or ends the engine."""
     for seed in range(num_traces):
         try:

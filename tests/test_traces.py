@@ -87,7 +87,7 @@ class ForgetsToUnname(KVCacheManager):
 def is_caught(
     kv_class: type[KVCacheManager] = KVCacheManager,
     hasher_class: type[BlockHasher] = BlockHasher,
-    num_traces: int = 150,
+    num_traces: int = 40,
 ) -> bool:
     """Whether some trace gives a wrong answer or breaks an invariant."""
     for seed in range(num_traces):

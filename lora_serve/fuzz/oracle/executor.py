@@ -1,7 +1,8 @@
 """The oracle: an executor whose KV is a hash of all that shaped it.
 
-Each slot holds a hash of (the slot of the position before, as read through the block table, the
-token, the adapter's digest). A token is drawn from the last slot's content. So the right answer is
+A position's content is a hash of (the content before it, as read through the block table, the
+token, the adapter's digest). Its slot holds that, and the content before its block, so that blocks
+which do not follow each other show. A token is drawn from the last content. So the right answer is
 a pure function of prompt, adapter and settings (`lone_answer`), and any stale, foreign or unwritten
 block on the way changes it.
 """
@@ -26,8 +27,11 @@ from lora_serve.step import (
 
 VOCAB_SIZE = 500
 EOS = 7
-CONTENT_BYTES = 32
-UNWRITTEN = b"nobody wrote this".ljust(CONTENT_BYTES)
+CONTENT_BYTES = 16
+SLOT_BYTES = 2 * CONTENT_BYTES  # its own content, then that before its block
+START = b"start".ljust(CONTENT_BYTES)  # what the first position follows
+BROKEN = b"no chain".ljust(CONTENT_BYTES)  # what is read through blocks that are not one prefix
+UNWRITTEN = b"nobody wrote this".ljust(SLOT_BYTES)
 
 
 def oracle_model(num_blocks: int, block_size: int = 16) -> ModelInfo:
@@ -39,15 +43,14 @@ def oracle_model(num_blocks: int, block_size: int = 16) -> ModelInfo:
         max_model_len=4096,
         num_blocks=num_blocks,
         kernels="oracle",
-        kv_block_bytes=block_size * CONTENT_BYTES,
+        kv_block_bytes=block_size * SLOT_BYTES,
         kv_layout=b"l" * 32,
     )
 
 
-def slot_content(before: bytes, token_id: int, embeds_row: bytes, digest: bytes) -> bytes:
-    return hashlib.sha256(
-        before + token_id.to_bytes(4, "little") + embeds_row + b"|" + digest
-    ).digest()
+def next_content(before: bytes, token_id: int, embeds_row: bytes, digest: bytes) -> bytes:
+    hashed = hashlib.sha256(before + token_id.to_bytes(4, "little") + embeds_row + b"|" + digest)
+    return hashed.digest()[:CONTENT_BYTES]
 
 
 def drawn_token(content: bytes) -> int:
@@ -58,16 +61,16 @@ def lone_answer(
     prompt: Sequence[int], digest: bytes, max_tokens: int, embeds_rows: Sequence[bytes] = ()
 ) -> list[int]:
     """What a cold server, alone with this request, answers."""
-    content = b"start"
+    content = START
     for position, token_id in enumerate(prompt):
         row = embeds_rows[position] if position < len(embeds_rows) else b""
-        content = slot_content(content, token_id, row, digest)
+        content = next_content(content, token_id, row, digest)
     answer: list[int] = []
     while len(answer) < max_tokens:
         answer.append(drawn_token(content))
         if answer[-1] == EOS:
             break
-        content = slot_content(content, answer[-1], b"", digest)
+        content = next_content(content, answer[-1], b"", digest)
     return answer
 
 
@@ -124,19 +127,22 @@ class OracleExecutor:
 
     def scatter(self, load: KVLoad) -> None:
         for offset in range(self._block_size):
-            content = load.data[offset * CONTENT_BYTES : (offset + 1) * CONTENT_BYTES]
-            self._slots[load.block_id, offset] = bytes(content)
+            slot = load.data[offset * SLOT_BYTES : (offset + 1) * SLOT_BYTES]
+            self._slots[load.block_id, offset] = bytes(slot)
 
     def _run(
         self, request: ScheduledRequest, written: dict[tuple[int, int], bytes]
     ) -> RequestStepOutput:
         digest = self._digest(request.adapter)
-        content = self._before(request)
+        content, before_block = self._read(request)
         for index, token_id in enumerate(self._token_ids(request)):
+            position = request.start + index
+            if position % self._block_size == 0:
+                before_block = content
             row = request.embeds[index * self._row_bytes : (index + 1) * self._row_bytes]
-            content = slot_content(content, token_id, row, digest)
-            slot = self._slot(request, request.start + index)
-            assert written.setdefault(slot, content) == content, "two requests write one slot"
+            content = next_content(content, token_id, row, digest)
+            slot, written_now = self._slot(request, position), content + before_block
+            assert written.setdefault(slot, written_now) == written_now, "two write one slot"
         self.num_computed_tokens += request.num_tokens
         drawn = drawn_token(content) if request.sample else None
         prompt_logprobs = tuple(
@@ -151,17 +157,19 @@ class OracleExecutor:
         assert drawn is not None, f"{request.request_id} waits for a token that nobody drew"
         return (drawn,)
 
-    def _before(self, request: ScheduledRequest) -> bytes:
-        """The content of the position before the chunk, read through the block table.
+    def _read(self, request: ScheduledRequest) -> tuple[bytes, bytes]:
+        """The content before the chunk, and that before the block it is in.
 
         Every block of the prefix is looked at, so that one foreign block in its middle shows.
         """
-        if request.start == 0:
-            return b"start"
-        size = self._block_size
-        ends = [*range(size - 1, request.start, size), request.start - 1]
-        contents = [self._slots.get(self._slot(request, p), UNWRITTEN) for p in ends]
-        return contents[-1] if UNWRITTEN not in contents else UNWRITTEN
+        size, last = self._block_size, request.start - 1
+        content = before_block = START
+        for position in (*range(size - 1, last, size), last) if request.start else ():
+            slot = self._slots.get(self._slot(request, position), UNWRITTEN)
+            if slot[CONTENT_BYTES:] != content:
+                return BROKEN, BROKEN
+            content, before_block = slot[:CONTENT_BYTES], content
+        return content, before_block
 
     def _slot(self, request: ScheduledRequest, position: int) -> tuple[int, int]:
         return request.block_ids[position // self._block_size], position % self._block_size

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lora_serve.config import KVTierConfig
 from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, OracleEngine
-from lora_serve.fuzz.oracle.executor import OracleExecutor
+from lora_serve.fuzz.oracle.executor import SLOT_BYTES, OracleExecutor
 from lora_serve.fuzz.oracle.tier_store import Faults, OracleTierStore
 from lora_serve.fuzz.oracle.traces import OracleTrace, TraceResult
 from lora_serve.identity import BlockHasher
@@ -15,7 +15,7 @@ from lora_serve.kv.manager import KVCacheManager
 from lora_serve.messages import ErrorInfo
 from lora_serve.scheduler.request import Request
 
-FEW_BLOCKS = 4 * BLOCK_SIZE * 32  # bytes of the oracle's KV: no more may be fetched at once
+FEW_BLOCKS = 4 * BLOCK_SIZE * SLOT_BYTES  # bytes of the oracle's KV: no more may be fetched at once
 
 
 @dataclass
@@ -81,8 +81,16 @@ class TieredTrace(OracleTrace):
             for _ in range(30):  # long enough for answers to end and blocks to be used again
                 self.engine.step()
                 self._settle_loads()
+        elif choice < 0.36:
+            self._add_together()
         else:
             super()._operate()
+
+    def _add_together(self) -> None:
+        """Several at once who may wait for one fetch, and whose prompts part somewhere in it."""
+        namespace = self._namespace()
+        for _ in range(self.rng.randrange(2, 5)):
+            self._add(namespace)
 
     def _restart(self) -> None:
         """Another engine, whose adapters may be others; the store is as the last one left it."""

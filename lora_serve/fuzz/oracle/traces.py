@@ -14,6 +14,7 @@ from lora_serve.kv.manager import KVCacheManager
 from lora_serve.messages import AbortRequests, ErrorInfo, ResetPrefixCache, UnloadAdapter
 
 NAMES = ("red", "green", "blue", "grey")
+LATEST = 8  # requests, most of which have not ended yet
 
 
 @dataclass
@@ -50,12 +51,13 @@ class OracleTrace:
     ) -> None:
         self.rng = rng = random.Random(seed)
         self.other_rng = random.Random(f"shares {seed}")
+        max_loras = rng.choice((1, 2, 3))
         self.settings: dict[str, Any] = {
             "num_blocks": rng.choice((14, 24, 60)),
             "max_num_seqs": rng.choice((2, 4, 8)),
             "max_num_batched_tokens": rng.choice((7, 40, 200)),
-            "max_loras": rng.choice((1, 2, 3)),
-            "max_cpu_loras": rng.choice((3, 8)),
+            "max_loras": max_loras,
+            "max_cpu_loras": rng.choice((max_loras, 3, 8)),
             "policy": rng.choice(("fcfs", "priority")),
             "fair_share": self.other_rng.choice(("none", "none", "adapter", "key")),
             "load_delay": rng.choice((0, 3)),
@@ -92,8 +94,10 @@ class OracleTrace:
             self._add()
         elif choice < 0.55:
             self._abort()
-        elif choice < 0.63:
+        elif choice < 0.61:
             self._load(self.rng.choice(NAMES), inplace=True)
+        elif choice < 0.63:
+            self._replace_at_once()
         elif choice < 0.65:
             self._unload()
         elif choice < 0.66:
@@ -109,10 +113,14 @@ class OracleTrace:
     def _rows(self, count: int) -> list[bytes]:
         return [self.rng.randbytes(ROW_BYTES) for _ in range(count)]
 
-    def _add(self) -> None:
+    def _namespace(self) -> tuple[str | None, str]:
+        """An adapter's name, or none, and a salt."""
+        return self.rng.choice((None, *self.versions)), self.rng.choice(("", "", "salt"))
+
+    def _add(self, namespace: tuple[str | None, str] | None = None) -> None:
         rng, request_id = self.rng, f"r{len(self.expected)}"
-        name = rng.choice((None, *self.versions))
-        digest = hashlib.sha256(self.versions[name].encode()).digest() if name else None
+        name, salt = namespace or self._namespace()
+        digest = _digest(self.versions[name]) if name else None
         rows: list[bytes] = []
         if rng.random() < 0.2:
             rows = self.rng.choice(self.embeds)[: rng.randrange(1, 41)] + self._rows(1)
@@ -127,7 +135,7 @@ class OracleTrace:
             prompt,
             lora_name=name,
             max_tokens=max_tokens,
-            salt=rng.choice(("", "", "salt")),
+            salt=salt,
             priority=rng.randrange(3),
             tenant=self.other_rng.choice(("", "x", "y")),
             embeds_rows=rows,
@@ -139,9 +147,20 @@ class OracleTrace:
 
     def _abort(self) -> None:
         if self.expected:
-            request_id = self.rng.choice(list(self.expected))
+            self._leave(self.rng.choice(list(self.expected)[-LATEST:]))
+
+    def _replace_at_once(self) -> None:
+        """A name's requests leave and it gets new weights, while a step may still use the old."""
+        if self.versions:
+            name = self.rng.choice(list(self.versions))
+            digest = _digest(self.versions[name])
+            self._load(name, inplace=True)
+            self._leave(*(one for one, its in self.expected.items() if its.digest == digest))
+
+    def _leave(self, *request_ids: str) -> None:
+        for request_id in request_ids:
             self.expected[request_id].is_aborted = True
-            self.engine.core.handle(AbortRequests((request_id,)))
+        self.engine.core.handle(AbortRequests(request_ids))
 
     def _load(self, name: str, inplace: bool) -> None:
         content = f"{name}-{self.rng.randrange(3)}"  # few contents, so that traces roll back
@@ -157,7 +176,7 @@ class OracleTrace:
                 # The file may have been written again before the loader came to read it.
                 digest = bytes.fromhex(reply.adapters[0].digest)
                 contents = [f"{name}-{number}" for number in range(3)]
-                read = {hashlib.sha256(c.encode()).digest(): c for c in contents}[digest]
+                read = {_digest(content): content for content in contents}[digest]
                 assert read == content, "the fake loader reads when it is asked"
                 self.versions[name] = content
 
@@ -202,3 +221,7 @@ class OracleTrace:
                 result.wrong.append(request_id)
             result.num_hit_tokens += outputs[-1].num_cached_tokens if outputs else 0
         result.num_requests += len(self.expected)
+
+
+def _digest(content: str) -> bytes:
+    return hashlib.sha256(content.encode()).digest()
