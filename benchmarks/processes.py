@@ -32,6 +32,15 @@ def footprint(pid: int) -> Footprint | None:
         return None
 
 
+def server_footprints(server_pid: int) -> tuple[Footprint, Footprint]:
+    """The API process's and its engine's, both of which live."""
+    pid = engine_pid(server_pid)
+    api, engine = footprint(server_pid), footprint(pid) if pid else None
+    assert api is not None, "the server is gone"
+    assert engine is not None, "the engine is gone"
+    return api, engine
+
+
 def engine_pid(server_pid: int) -> int | None:
     """The server's child that runs an engine; None between two of them."""
     children = Path(f"/proc/{server_pid}/task/{server_pid}/children").read_text().split()

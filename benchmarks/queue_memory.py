@@ -21,7 +21,7 @@ from random import Random
 
 import msgspec
 
-from benchmarks.processes import engine_pid, footprint
+from benchmarks.processes import server_footprints
 from benchmarks.soak.samples import read_metrics
 from lora_serve.bench.http_stream import Origin
 from lora_serve.bench.machine import Machine, describe_machine
@@ -76,10 +76,7 @@ class Crowd:
 
     async def look(self, title: str) -> None:
         await asyncio.sleep(SETTLE_SECONDS)
-        pid = engine_pid(self._pid)
-        api, engine = footprint(self._pid), footprint(pid) if pid else None
-        assert api is not None, "the server is gone"
-        assert engine is not None, "the engine is gone"
+        api, engine = server_footprints(self._pid)
         moment = Moment(title, await self.num_requests(), api.rss_bytes, engine.rss_bytes,
                         self._num_connections)  # fmt: skip
         self.moments.append(moment)

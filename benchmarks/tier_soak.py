@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from statistics import median
 
 import msgspec
 
+from benchmarks.checks import Check, level, report
 from benchmarks.processes import Footprint, engine_pid, footprint
 from benchmarks.soak.asking import ask
 from benchmarks.soak.cold_answers import MODEL_NAME, ColdAnswers, ask_cold, post
@@ -31,14 +31,12 @@ from benchmarks.soak.questions import Question, make_questions
 from benchmarks.soak.samples import Totals, bytes_below, read_metrics
 from lora_serve.bench.http_stream import HttpFault, Origin
 from lora_serve.bench.machine import describe_machine
-from lora_serve.bench.report import text_table
 from lora_serve.demo.model import DemoPaths, ensure_demo
 from lora_serve.demo.recipe import Recipe
 from lora_serve.demo.server_process import ServerProcess
 
 NUM_SERVERS = 2
 PERIOD_SECONDS = 1.0
-MOST_GROWTH = 0.05
 KILLING_SHARE = 0.25  # of the time; then engines live on, so that their memory can be compared
 FLAGS = (
     *("--served-model-name", MODEL_NAME, "--enable-prompt-embeds", "--cpu-threads", "1"),
@@ -66,13 +64,6 @@ class Look:
     engines: list[Footprint]
     num_files: int
     num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    title: str
-    passed: bool
-    figures: str
 
 
 @dataclass(slots=True)
@@ -221,12 +212,10 @@ def checks(plan: Plan, diary: Diary, working_set: int, left: Mapping[str, int]) 
 
 
 def _level(what: str, values: Sequence[int], slack: int = 0) -> Check:
-    """Medians of the third quarter and the last: no engine is killed in either."""
+    """Of the third quarter and the last: no engine is killed in either."""
     quarter = len(values) // 4
-    before = median(values[2 * quarter : 3 * quarter])
-    after = median(values[-quarter:])
-    is_level = after <= before * (1 + MOST_GROWTH) + slack
-    return Check(f"{what} keep their level", is_level, f"{before:,.0f}, then {after:,.0f}")
+    third, last = values[2 * quarter : 3 * quarter], values[-quarter:]
+    return level(f"{what} keep their level", third, last, slack)
 
 
 def what_is_left(path: Path) -> dict[str, int]:
@@ -297,15 +286,11 @@ def main() -> None:
     machine = describe_machine()
     with tempfile.TemporaryDirectory(prefix="tier-soak-") as directory:
         found, diary = asyncio.run(soak(plan, Path(directory)))
-    rows = [(check.title, "yes" if check.passed else "NO", check.figures) for check in found]
-    print(text_table(("check", "holds", "figures"), rows))
-    for story in diary.stories:
-        print(story)
     if args.out:
         facts = {"machine": machine, "plan": plan, "flags": FLAGS, "checks": found,
                  "counts": diary.counts, "looks": diary.looks}  # fmt: skip
         args.out.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=0) + b"\n")
-    sys.exit(not all(check.passed for check in found))
+    report(found, diary.stories)
 
 
 if __name__ == "__main__":

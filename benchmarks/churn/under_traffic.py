@@ -11,7 +11,7 @@ from random import Random
 
 from benchmarks.churn.fleet import Fleet, draws
 from benchmarks.churn.server import Loaded, RefusedError, Server, random_prompt
-from benchmarks.processes import engine_pid, footprint
+from benchmarks.processes import server_footprints
 
 NUM_CLIENTS = 4
 NEW_NAME_EVERY = 5  # of so many changes one brings a new name and takes an old one
@@ -111,8 +111,5 @@ async def _watch(server_pid: int, churned: Churned) -> None:
 
 
 def memory_of(server_pid: int, seconds: float) -> Memory:
-    api, pid = footprint(server_pid), engine_pid(server_pid)
-    engine = footprint(pid) if pid else None
-    assert api is not None, "the server is gone"
-    assert engine is not None, "the engine is gone"
+    api, engine = server_footprints(server_pid)
     return Memory(round(seconds, 1), api.rss_bytes, engine.rss_bytes)

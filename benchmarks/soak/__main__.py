@@ -14,20 +14,21 @@ from random import Random
 
 import msgspec
 
+from benchmarks.checks import Check, report
 from benchmarks.processes import cpu_seconds, engine_pid
+from benchmarks.soak.asking import ask
 from benchmarks.soak.cold_answers import MODEL_NAME, ColdAnswers, ask_cold
 from benchmarks.soak.faults import Faults, bound_redis
 from benchmarks.soak.journal import Journal
 from benchmarks.soak.plot import plot_soak
-from benchmarks.soak.questions import make_questions
+from benchmarks.soak.questions import large_question, make_questions
 from benchmarks.soak.samples import PERIOD_SECONDS, Sample, Sampler
 from benchmarks.soak.tenants import Landlord
 from benchmarks.soak.traffic import Traffic
-from benchmarks.soak.verdict import Check, Record, checks
+from benchmarks.soak.verdict import Record, checks
 from benchmarks.soak.versions import Version, write_versions
 from lora_serve.bench.http_stream import Origin
 from lora_serve.bench.machine import Machine, describe_machine
-from lora_serve.bench.report import text_table
 from lora_serve.demo.model import ensure_demo
 from lora_serve.demo.recipe import Recipe
 from lora_serve.demo.server_process import ServerProcess
@@ -118,6 +119,8 @@ class Soak:
         traffic = Traffic(origin, self._questions, landlord.tenants, journal,
                           self._plan.pause_seconds)  # fmt: skip
         sampler = Sampler(origin, server.pid, kv, journal)
+        large = await ask(origin, large_question(Recipe().hidden_size), MODEL_NAME)
+        assert large.status == 200, large.message
         await traffic.crowd("warm", 60, equal=False)
         idle_before = await idle(sampler)
         faults = Faults(server, origin, redis, landlord, traffic, journal)
@@ -216,12 +219,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="soak-") as directory:
         result = asyncio.run(Soak(plan, Path(directory)).run())
     write(result, args.results, args.plot)
-    rows = [(check.title, "yes" if check.passed else "NO", check.figures)
-            for check in result.checks]  # fmt: skip
-    print(text_table(("check", "holds", "figures"), rows))
-    for incident in result.incidents:
-        print(incident)
-    sys.exit(not all(check.passed for check in result.checks))
+    report(result.checks, result.incidents)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from random import Random
 
 import numpy as np
+import zmq
 from safetensors.numpy import save
 
 from lora_serve.demo.corpus import LABEL_REQUESTS
@@ -20,6 +21,7 @@ NUM_TRUNKS = 10
 LONGEST_TRUNK = 320
 VOCABULARY = range(3, 700)
 BASE = "base"
+UNCOPIED_BYTES = zmq.COPY_THRESHOLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,13 @@ def make_questions(seed: int, count: int, hidden_size: int) -> list[Question]:
         path, fields = kinds[index % len(kinds)](rng)
         questions.append(Question(index, path, fields | _settings(rng)))
     return questions
+
+
+def large_question(hidden_size: int) -> Question:
+    """Its message to the engine is sent without being copied; the first such begins a thread."""
+    rows = np.zeros((1 + UNCOPIED_BYTES // (2 * hidden_size), hidden_size), dtype=np.float32)
+    payload = base64.b64encode(save({"rows": rows})).decode()
+    return Question(-1, "/v1/completions", {"prompt_embeds": payload, "max_tokens": 1})
 
 
 def _tokens(rng: Random, trunks: list[list[int]]) -> tuple[str, dict[str, object]]:

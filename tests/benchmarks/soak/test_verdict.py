@@ -54,13 +54,13 @@ def test_a_soak_in_which_all_went_well_passes() -> None:
             replace(WELL, idle_after=replace(IDLE, api=Footprint(300 * MIB, 20, 30))),
         ),
         (
-            "memory of the API process keeps its level",
+            "memory of the API process keeps its level, MiB",
             replace(
                 WELL, samples=[replace(IDLE, api=Footprint(i * MIB, 9, 9)) for i in range(90, 130)]
             ),
         ),
         (
-            "memory of the engine process keeps its level",
+            "memory of the engine process keeps its level, MiB",
             replace(WELL, samples=[replace(IDLE, engine_pid=i // 20) for i in range(40)]),
         ),
         ("the disk tier keeps its bound", replace(WELL, disk_bound=999)),
