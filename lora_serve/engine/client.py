@@ -36,7 +36,8 @@ class EngineClient:
             socket.set_hwm(0)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[EngineReply] = msgspec.msgpack.Decoder(EngineReply)
-        self._process: multiprocessing.process.BaseProcess | None = None
+        self._process: multiprocessing.process.BaseProcess | None = None  # from start to close
+        self._exit_code: int | None = None  # of one that was closed
         self._is_ready = False
         self._died = asyncio.Event()
 
@@ -106,13 +107,14 @@ class EngineClient:
                 await self.send(Shutdown())
                 await asyncio.to_thread(process.join, SHUTDOWN_SECONDS)
             await self.kill()
+            self._exit_code, self._process = process.exitcode, None
+            process.close()  # else its pipes stay open until it is collected
         self._context.destroy(linger=0)
         self._directory.close()
 
     def _story(self) -> str:
         """How the process ended, in a sentence."""
-        assert self._process is not None, "a process that never was has died"
-        code = self._process.exitcode
+        code = self._process.exitcode if self._process is not None else self._exit_code
         if code is not None and code < 0:
             how = f"was ended by signal {-code} ({signal.strsignal(-code)})"
         else:

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lora_serve.engine.client import EngineClient
+from lora_serve.errors import EngineDeadError, LoraServeError
+from lora_serve.llm import engine_config
+
+
+async def test_a_closed_client_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    clients, num_open = [], []
+    for _ in range(2):  # what a process opens once, the first opens
+        client = EngineClient()
+        clients.append(client)  # what is collected is closed anyhow
+        with pytest.raises(LoraServeError):
+            await client.start(engine_config(model=str(tmp_path)))
+        await client.close()
+        num_open.append(len(os.listdir("/proc/self/fd")))
+    assert num_open[0] == num_open[1]
+
+
+async def test_a_closed_client_still_tells_how_its_process_ended(tmp_path: Path) -> None:
+    client = EngineClient()
+    with pytest.raises(LoraServeError):
+        await client.start(engine_config(model=str(tmp_path)))
+    await client.close()
+    await client.close()
+    assert client.pid is None
+    assert not client.is_alive
+    with pytest.raises(EngineDeadError, match="engine process"):
+        await client.send(None)  # type: ignore[arg-type]
