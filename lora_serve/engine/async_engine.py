@@ -252,7 +252,7 @@ class AsyncEngine:
         self._fail_calls(error)
         self._trials.engine_died(error, self._flights)
 
-    def restart_failed(self, error: LoraServeError) -> None:
+    def restart_failed(self, error: Exception) -> None:
         self._flights.fail_all(EngineDeadError(f"the engine could not be started again: {error}"))
 
     def first_messages(self) -> Sequence[EngineMessage]:

@@ -60,12 +60,13 @@ class EngineClient:
         reply_address = f"ipc://{self._directory.path}/replies"
         self._messages.bind(message_address)
         self._replies.bind(reply_address)
-        self._process = multiprocessing.get_context("spawn").Process(
+        process = multiprocessing.get_context("spawn").Process(
             target=run_engine, args=(config, message_address, reply_address), name="engine"
         )
         resource_tracker.ensure_running()  # else start() does it, and lets SIGINT through again
         with _sigint_blocked():
-            self._process.start()
+            process.start()
+        self._process = process  # not before: there would be nothing to kill
         asyncio.get_running_loop().add_reader(self._process.sentinel, self._note_death)
         ready = await self.receive()
         assert isinstance(ready, EngineReady), f"first reply is {type(ready).__name__}"

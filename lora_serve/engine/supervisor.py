@@ -53,7 +53,7 @@ class EngineUser(Protocol):
     def engine_died(self, error: EngineDeadError) -> None:
         """No reply comes any more, and nothing can be sent until `engine_is_back`."""
 
-    def restart_failed(self, error: LoraServeError) -> None:
+    def restart_failed(self, error: Exception) -> None:
         """It could not be started again; that will be tried once more, later."""
 
     def first_messages(self) -> Sequence[EngineMessage]:
@@ -158,8 +158,11 @@ class EngineSupervisor:
             await asyncio.sleep(delay)
             try:
                 await self._start_next()
-            except LoraServeError as error:
-                logger.error("the engine could not be started again: %s", error)
+            except Exception as error:  # files or memory may be short now, and not for ever
+                is_told = isinstance(error, LoraServeError)
+                logger.error(
+                    "the engine could not be started again: %s", error, exc_info=not is_told
+                )
                 self._user.restart_failed(error)
             else:
                 break
@@ -179,7 +182,7 @@ class EngineSupervisor:
                 )
             for message in self._user.first_messages():
                 await client.send(message)
-        except LoraServeError:
+        except Exception:
             self._next = None
             await client.kill()
             await client.close()

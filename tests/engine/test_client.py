@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lora_serve.config import EngineConfig, ModelConfig
 from lora_serve.engine.client import EngineClient
 from lora_serve.errors import EngineDeadError, LoraServeError
 from lora_serve.llm import engine_config
@@ -32,3 +33,13 @@ async def test_a_closed_client_still_tells_how_its_process_ended(tmp_path: Path)
     assert not client.is_alive
     with pytest.raises(EngineDeadError, match="engine process"):
         await client.send(None)  # type: ignore[arg-type]
+
+
+async def test_a_client_whose_process_never_was_can_be_killed_and_closed() -> None:
+    client = EngineClient()
+    unsendable = ModelConfig(model=lambda: None)  # type: ignore[arg-type]  # so it cannot start
+    with pytest.raises(AttributeError, match="pickle"):
+        await client.start(EngineConfig(model=unsendable))
+    await client.kill()
+    await client.close()
+    assert not client.is_alive

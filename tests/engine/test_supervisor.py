@@ -11,7 +11,7 @@ from lora_serve.engine.supervisor import (
     Backoff,
     EngineSupervisor,
 )
-from lora_serve.errors import EngineDeadError, LoraServeError
+from lora_serve.errors import EngineDeadError
 from lora_serve.messages import EngineMessage, EngineReady, EngineReply
 from tests.fakes.engine_client import READY, FakeClient
 
@@ -55,7 +55,7 @@ class Diary:
     def engine_died(self, error: EngineDeadError) -> None:
         self.told.append("died")
 
-    def restart_failed(self, error: LoraServeError) -> None:
+    def restart_failed(self, error: Exception) -> None:
         self.told.append(f"failed: {error}")
 
     def first_messages(self) -> Sequence[EngineMessage]:
@@ -75,6 +75,39 @@ async def test_another_model_at_the_same_place_is_not_served_in_silence() -> Non
             await asyncio.sleep(0.01)
     assert [told.partition(":")[0] for told in user.told] == ["died", "failed", "back"]
     assert "the model's files have changed" in user.told[1]
+    assert supervisor.is_serving
+    await supervisor.close()
+
+
+class Eager(Backoff):
+    def next_delay(self) -> float:
+        return 0.0
+
+
+async def test_a_machine_short_of_files_or_processes_is_asked_again_until_it_has_some() -> None:
+    first, user = FakeClient(), Diary()
+    unborn = FakeClient(start_error=BlockingIOError("Resource temporarily unavailable"))
+    fit = FakeClient()
+    attempts: list[FakeClient | OSError] = [OSError("Too many open files"), unborn, fit]
+
+    def make_client() -> FakeClient:
+        attempt = attempts.pop(0)
+        if isinstance(attempt, OSError):
+            raise attempt
+        return attempt
+
+    supervisor = EngineSupervisor(EngineConfig(), first, READY, user, make_client, Eager())
+    first.die()
+    async with asyncio.timeout(5):
+        while "back" not in user.told:
+            await asyncio.sleep(0.01)
+    assert user.told == [
+        "died",
+        "failed: Too many open files",
+        "failed: Resource temporarily unavailable",
+        "back",
+    ]
+    assert unborn.was_closed
     assert supervisor.is_serving
     await supervisor.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from lora_serve.config import EngineConfig
-from lora_serve.errors import EngineDeadError, LoraServeError
+from lora_serve.errors import EngineDeadError
 from lora_serve.messages import (
     AdapterInfo,
     CallReply,
@@ -39,7 +39,7 @@ class FakeClient:
         num_tokens: int = 0,
         *,
         ready: EngineReady = READY,
-        start_error: LoraServeError | None = None,
+        start_error: Exception | None = None,
         deadly: int | None = None,
     ) -> None:
         self.num_tokens = num_tokens
