@@ -1,6 +1,7 @@
 """The pool of KV blocks: who refers to them, which are free, which can be found by hash.
 
-Every operation is O(1) a block. Knows nothing of requests, tokens or tensors.
+Every operation is O(1) a block, and only blocks that are needed are made: a card has room for
+millions of a small model's. Knows nothing of requests, tokens or tensors.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lora_serve.identity import BlockHash
+
+_MADE_AT_ONCE = 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -23,17 +26,23 @@ class KVCacheBlock:
 
 
 class BlockPool:
-    """`num_blocks` blocks, of which the least recently used free one is reused first."""
+    """`num_blocks` blocks, of which the least recently used free one is reused first.
+
+    blocks: those made so far, by id. The others are free, and go before any that can be found.
+    """
 
     def __init__(self, num_blocks: int) -> None:
-        self.blocks = [KVCacheBlock(block_id) for block_id in range(num_blocks)]
-        self._free = OrderedDict.fromkeys(range(num_blocks))  # least recently used first
+        self.num_blocks = num_blocks
+        self.blocks: list[KVCacheBlock] = []
+        # Those that nobody can find first, then the others, least recently used first.
+        self._free: OrderedDict[int, None] = OrderedDict()
         self._by_hash: dict[BlockHash, KVCacheBlock] = {}
         self._by_name: dict[str | None, dict[BlockHash, None]] = {}
+        self._make_blocks()
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._free) + self.num_blocks - len(self.blocks)
 
     @property
     def num_cached(self) -> int:
@@ -50,11 +59,27 @@ class BlockPool:
 
     def take(self) -> KVCacheBlock:
         """Give out the least recently used free block; whoever cached it is forgotten."""
+        if len(self.blocks) < self.num_blocks and not self._has_bare_free:
+            self._make_blocks()
         block_id, _ = self._free.popitem(last=False)
         block = self.blocks[block_id]
         self._forget(block)
         block.ref_cnt = 1
         return block
+
+    @property
+    def _has_bare_free(self) -> bool:
+        """Whether a free block, of those made, is one that nobody can find."""
+        first = next(iter(self._free), None)
+        return first is not None and self.blocks[first].block_hash is None
+
+    def _make_blocks(self) -> None:
+        begin = len(self.blocks)
+        end = min(begin + _MADE_AT_ONCE, self.num_blocks)
+        self.blocks += map(KVCacheBlock, range(begin, end))
+        for block_id in reversed(range(begin, end)):
+            self._free[block_id] = None
+            self._free.move_to_end(block_id, last=False)
 
     def release(self, block: KVCacheBlock) -> None:
         """Drop a reference. The last one frees: to the back if findable, to the front if not."""
@@ -102,6 +127,8 @@ class BlockPool:
         """Assert what must hold after every operation."""
         free = {block.block_id for block in self.blocks if block.ref_cnt == 0}
         assert free == set(self._free), "free list and reference counts disagree"
+        can_be_found = [self.blocks[i].block_hash is not None for i in self._free]
+        assert can_be_found == sorted(can_be_found), "a free block that can be found goes first"
         named = {b.block_hash: b for b in self.blocks if b.block_hash is not None}
         assert named == self._by_hash, "hash index and blocks disagree"
         indexed = {h: name for name, hashes in self._by_name.items() for h in hashes}

@@ -55,7 +55,7 @@ class KVCacheManager:
 
     @property
     def num_blocks(self) -> int:
-        return len(self.pool.blocks)
+        return self.pool.num_blocks
 
     @property
     def usage(self) -> float:

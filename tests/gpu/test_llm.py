@@ -25,7 +25,7 @@ __all__ = [
 
 pytestmark = pytest.mark.gpu
 
-# Tiny models' blocks are so small that a card has room for millions: `validate` counts them all.
+# Engines stand side by side here: the first must leave room for the next.
 KV_BYTES = 16 << 20
 EXACT: dict[str, Any] = {
     "device": "cuda",

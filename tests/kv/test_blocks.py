@@ -5,7 +5,8 @@ import random
 import pytest
 
 from lora_serve.identity import BlockHash
-from lora_serve.kv.blocks import BlockPool
+from lora_serve.kv import blocks
+from lora_serve.kv.blocks import BlockPool, KVCacheBlock
 
 
 def hash_of(number: int) -> BlockHash:
@@ -82,6 +83,46 @@ def test_releasing_a_free_block_is_a_bug_that_shows() -> None:
     pool.release(block)
     with pytest.raises(AssertionError, match="released more often"):
         pool.release(block)
+
+
+def test_blocks_are_made_when_they_are_needed() -> None:
+    pool = BlockPool(10**9)
+    assert pool.num_free == 10**9
+    taken = [pool.take() for _ in range(5000)]
+    assert [block.block_id for block in taken] == list(range(5000))
+    assert pool.num_free == 10**9 - 5000
+    assert len(pool.blocks) < 10_000
+    pool.check_invariants()
+
+
+@pytest.mark.parametrize("made_at_once", [1, 2, 5])
+def test_a_pool_that_grows_gives_out_what_a_whole_one_does(
+    made_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lives = [life_of_a_pool(seed) for seed in range(50)]
+    monkeypatch.setattr(blocks, "_MADE_AT_ONCE", made_at_once)
+    assert [life_of_a_pool(seed) for seed in range(50)] == lives
+
+
+def life_of_a_pool(seed: int) -> list[tuple[int, int]]:
+    """How many blocks of 12 were free when one was given out, and which that was."""
+    rng = random.Random(seed)
+    pool = BlockPool(12)
+    held: list[KVCacheBlock] = []
+    given: list[tuple[int, int]] = []
+    for number in range(60):
+        match rng.randrange(4):
+            case 0 | 1 if pool.num_free:
+                given.append((pool.num_free, (block := pool.take()).block_id))
+                held.append(block)
+                if rng.random() < 0.5:
+                    pool.name(block, hash_of(number), rng.choice("ab"))
+            case 2 if held:
+                pool.release(held.pop(rng.randrange(len(held))))
+            case 3 if rng.random() < 0.1:
+                pool.forget_adapter("a")
+        pool.check_invariants()
+    return given
 
 
 @pytest.mark.parametrize("seed", range(20))
