@@ -154,6 +154,8 @@ class EngineCore:
                 self._box.reply(CallReply(message.call_id, stats=self.stats()))
             case RestoreAdapters():
                 self.adapters.manager.restore(message.adapters, message.generations)
+                for info in message.adapters:  # each may have replaced others
+                    self._count_down_stale_versions(info.name)
             case ListAdapters() | LoadAdapter() | UnloadAdapter() | ResetPrefixCache():
                 self._handle_adapter_call(message)
 
@@ -283,7 +285,7 @@ class EngineCore:
                 reply = CallReply(call.call_id, error=error_info(outcome), success=False)
             else:
                 reply = CallReply(call.call_id, adapters=(outcome,))
-                self._stale_versions.published(call.lora_name)
+                self._count_down_stale_versions(call.lora_name)
             self._box.reply(reply)
         for ref in events.back:
             self.scheduler.adapter_loaded(ref)
@@ -306,11 +308,15 @@ class EngineCore:
             info = error_info(error) if error else None
             self._box.reply(CallReply(call_id, error=info, success=error is None))
 
+    def _count_down_stale_versions(self, lora_name: str) -> None:
+        ref = self.adapters.manager.current(lora_name)
+        assert ref is not None, f"{lora_name} was published and stands for nothing"
+        self._stale_versions.published(ref)
+
     def _drop_stale_versions(self) -> None:
-        for lora_name in self._stale_versions.take_due():
-            ref = self.adapters.manager.current(lora_name)
-            if ref is not None:
-                self._connector.drop_stale(lora_name, ref.digest, ref.generation)
+        for last in self._stale_versions.take_due():
+            ref = self.adapters.manager.current(last.name) or last  # a reset raises the generation
+            self._connector.drop_stale(ref.name, ref.digest, ref.generation)
 
     def _end(self, request: Request, finish_reason: str) -> None:
         """Settle what outlives a request: its adapter's lease, and its story for the metrics."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from lora_serve.config import KVTierConfig
 from lora_serve.errors import NotForgottenError
-from lora_serve.identity import BlockHasher
+from lora_serve.identity import AdapterRef, BlockHasher
 from lora_serve.kv.connector import KVConnector, TieredConnector, tier_namespaces
 from lora_serve.kv_tiers.base import LATENCY_BUCKETS, TierStats
 from lora_serve.kv_tiers.forgetting import Forgetting
@@ -82,7 +82,7 @@ def _not_forgotten(forgetting: Forgetting) -> NotForgottenError | None:
 
 
 class StaleVersions:
-    """Names whose version was published, and when the KV of their other versions may go.
+    """Which version each name was last published with, and when the KV of its others may go.
 
     Not at once: a name that goes back to a version it had finds that version's KV.
     """
@@ -90,23 +90,24 @@ class StaleVersions:
     def __init__(self, keep_seconds: float, clock: Clock = time.monotonic) -> None:
         self._keep_seconds = keep_seconds
         self._clock = clock
-        self._due: dict[str, float] = {}  # soonest first
+        self._due: dict[str, tuple[AdapterRef, float]] = {}  # soonest first
 
     @property
     def next_due(self) -> float | None:
-        """When `take_due` will next give a name."""
-        return next(iter(self._due.values()), None)
+        """When `take_due` will next give a version."""
+        return next((due for _, due in self._due.values()), None)
 
-    def published(self, lora_name: str) -> None:
-        self._due.pop(lora_name, None)
-        self._due[lora_name] = self._clock() + self._keep_seconds
+    def published(self, ref: AdapterRef) -> None:
+        self._due.pop(ref.name, None)
+        self._due[ref.name] = ref, self._clock() + self._keep_seconds
 
-    def take_due(self) -> list[str]:
+    def take_due(self) -> list[AdapterRef]:
+        """The latest versions of the names whose time has come, also of those unloaded since."""
         now = self._clock()
-        names = [name for name, due in self._due.items() if due <= now]
-        for name in names:
-            del self._due[name]
-        return names
+        refs = [ref for ref, due in self._due.values() if due <= now]
+        for ref in refs:
+            del self._due[ref.name]
+        return refs
 
 
 def tier_stats(stats: TierStats) -> tuple[KVTierStats, ...]:

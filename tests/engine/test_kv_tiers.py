@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import pytest
 
+from lora_serve.config import KVTierConfig
 from lora_serve.engine.kv_tiers import PendingResets
 from lora_serve.errors import NotForgottenError
 from lora_serve.fuzz.oracle.engine import OracleClock, OracleEngine
 from lora_serve.fuzz.oracle.tier_store import OracleTierStore
 from lora_serve.kv.connector import TieredConnector
 from lora_serve.kv_tiers.forgetting import Forgetting
-from lora_serve.messages import ResetPrefixCache
+from lora_serve.messages import ResetPrefixCache, RestoreAdapters, UnloadAdapter
 from lora_serve.scheduler.request import Request
+
+PROMPT = list(range(10, 110))
 
 
 @pytest.fixture
@@ -72,10 +75,9 @@ def test_a_reset_that_was_answered_is_not_undone_by_a_kill(
     """Generations begin at 0 again with every server, so the tiers must have forgotten."""
     store = OracleTierStore()
     engine = OracleEngine(store=store, connector_class=connector)
-    prompt = list(range(10, 110))
     engine.load("a", "/a", "one")
     engine.run()
-    engine.add("before", prompt, lora_name="a")
+    engine.add("before", PROMPT, lora_name="a")
     engine.run()
     store.holds_drops = True
     engine.core.handle(ResetPrefixCache(901, lora_name))
@@ -85,7 +87,7 @@ def test_a_reset_that_was_answered_is_not_undone_by_a_kill(
     restarted = OracleEngine(store=store.restarted())
     restarted.load("a", "/a", "one")
     restarted.run()
-    restarted.add("after", prompt, lora_name="a")
+    restarted.add("after", PROMPT, lora_name="a")
     restarted.run()
     is_undone = restarted.num_cached("after") > 0
     assert (is_answered and is_undone) == (connector is AnswersBeforeTheTiers)
@@ -97,3 +99,50 @@ def test_a_reset_is_answered_when_the_store_has_forgotten() -> None:
     engine.step()
     assert engine.calls[901].success
     assert engine.core.idle_seconds is None
+
+
+def digests(store: OracleTierStore) -> set[bytes]:
+    return {namespace.digest for namespace in store.namespaces.values()}
+
+
+def replace_a_version(engine: OracleEngine) -> bytes:
+    """Have "a" answer as one version and then as another, whose digest is returned."""
+    for content in ("one", "two"):
+        engine.load("a", "/a", content, inplace=True)
+        engine.run()
+        engine.add(content, PROMPT, lora_name="a")
+        engine.run()
+    current = engine.core.adapters.manager.current("a")
+    assert current is not None
+    return current.digest
+
+
+KEEPS_100_SECONDS = KVTierConfig(kv_stale_version_seconds=100)
+
+
+@pytest.mark.parametrize("is_unloaded", [False, True])
+def test_the_kv_of_replaced_versions_leaves_the_tiers_after_a_while(is_unloaded: bool) -> None:
+    store = OracleTierStore()
+    engine = OracleEngine(store=store, kv_tiers=KEEPS_100_SECONDS)
+    latest = replace_a_version(engine)
+    if is_unloaded:
+        engine.core.handle(UnloadAdapter(902, "a"))
+    engine.clock.now += 90
+    engine.step()
+    assert len(digests(store)) == 2
+    engine.clock.now += 20
+    engine.step()
+    assert digests(store) == {latest}
+
+
+def test_an_engine_that_replaces_a_dead_one_drops_the_kv_of_replaced_versions() -> None:
+    store = OracleTierStore()
+    dead = OracleEngine(store=store, kv_tiers=KEEPS_100_SECONDS)
+    latest = replace_a_version(dead)
+    store = store.restarted()
+    engine = OracleEngine(store=store, kv_tiers=KEEPS_100_SECONDS)
+    engine.core.handle(RestoreAdapters(tuple(dead.core.adapters.manager.infos()), {}))
+    assert len(digests(store)) == 2
+    engine.clock.now += 110
+    engine.step()
+    assert digests(store) == {latest}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -480,23 +479,3 @@ def test_an_adapters_reset_drops_its_kv_from_the_tiers() -> None:
     assert {one.lora_name for one in store.namespaces.values()} == {"a", ""}
     engine.core.handle(ResetPrefixCache(1, "a"))
     assert {one.lora_name for one in store.namespaces.values()} == {""}
-
-
-def test_the_kv_of_replaced_versions_leaves_the_tiers_after_a_while() -> None:
-    store = OracleTierStore()
-    engine = OracleEngine(store=store, kv_tiers=KVTierConfig(kv_stale_version_seconds=100))
-    digests: Callable[[], set[bytes]] = lambda: {one.digest for one in store.namespaces.values()}  # noqa: E731
-    for content in ("one", "two"):
-        engine.load("a", "/a", content, inplace=True)
-        engine.run()
-        engine.add(content, LONG, lora_name="a")
-        engine.run()
-    assert len(digests()) == 2
-    engine.clock.now += 90
-    engine.step()
-    assert len(digests()) == 2
-    engine.clock.now += 20
-    engine.step()
-    current = engine.core.adapters.manager.current("a")
-    assert current is not None
-    assert digests() == {current.digest}
