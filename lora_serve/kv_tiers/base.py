@@ -129,7 +129,7 @@ class Tier(Protocol):
         """
 
     def save(self, namespace: TierNamespace, records: Sequence[Record]) -> int:
-        """Keep records, in the order of the chain; how many were not here before."""
+        """Keep records, each once, in the order of the chain; how many were not here before."""
 
     def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
         """These blocks are in use elsewhere: let others be evicted before them."""

@@ -173,8 +173,10 @@ class TierLane:
             self.counters.unsaved(Cause.ERROR, len(batch.items))
 
     def _save_batch(self, batch: Batch[Record]) -> None:
+        # requests that computed one block at once have each offered it
+        records = list({record.block_hash: record for record in batch.items}.values())
         start = time.monotonic()
-        num_saved = self._tier.save(batch.namespace, batch.items)
+        num_saved = self._tier.save(batch.namespace, records)
         self.counters.save_took(time.monotonic() - start)
         self.counters.saved(num_saved, batch.namespace.block_bytes)
 

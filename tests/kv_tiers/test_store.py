@@ -160,6 +160,16 @@ def test_saves_beyond_the_queue_are_lost_and_counted() -> None:
         disk.release()
 
 
+def test_a_block_that_several_requests_computed_at_once_is_saved_once(tmp_path: Path) -> None:
+    with calling(RamTier(2**20), DiskTier(tmp_path, 2**20)) as caller:
+        for _ in range(3):
+            caller.store.save(NS, blocks(NS, HASHES))
+        assert caller.store.flush(10)
+        assert figures(caller, "disk").num_saved == len(HASHES)
+        num_bytes = figures(caller, "disk").contents.num_bytes
+    assert num_bytes < 1.5 * len(HASHES) * record_bytes(NS)
+
+
 def test_what_is_used_elsewhere_outlives_what_is_not(tmp_path: Path) -> None:
     size = record_bytes(NS)
     tiers = (RamTier(45 * size), DiskTier(tmp_path, 60 * size))
