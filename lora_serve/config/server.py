@@ -42,6 +42,11 @@ class ServerConfig:
     request_body_timeout: float = setting(
         "Seconds in which a request's body must have been sent; 0 for any.", 60.0
     )
+    response_read_timeout: float = setting(
+        "Seconds in which a client must take some of the answer that waits for it; 0 for any. Only "
+        "Linux can tell.",
+        60.0,
+    )
     drain_timeout: float = setting(
         "Seconds that answers may still take after SIGTERM before they are ended.", 30.0
     )
@@ -55,4 +60,5 @@ class ServerConfig:
         require_at_least(1, "--max-connections", self.max_connections)
         require_at_least(0, "--request-head-timeout", self.request_head_timeout)
         require_at_least(0, "--request-body-timeout", self.request_body_timeout)
+        require_at_least(0, "--response-read-timeout", self.response_read_timeout)
         require_at_least(0, "--drain-timeout", self.drain_timeout)

@@ -1,9 +1,11 @@
 """How many connections there may be, and how long each may take to say what it wants.
 
 uvicorn waits for ever for a request's head, so clients that send half of one, or a byte a second,
-could take all of the system's files. Each of its connections is wrapped here: the head must come
-in --request-head-timeout, and when there are too many connections, the one goes that has been
-without a request for the longest. Knows nothing of requests but when their heads are complete.
+could take all of the system's files; so could those that read nothing of their answers. Each of its
+connections is wrapped here: the head must come in --request-head-timeout, of an answer something
+must be taken in --response-read-timeout, and when there are too many connections, the one goes that
+has been without a request for the longest. Knows nothing of requests but when their heads are
+complete.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import asyncio
 import http
 import logging
 import resource
+import socket
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -73,6 +76,7 @@ class Connections:
     def __init__(self, config: ServerConfig, http_protocol: Callable[..., Any]) -> None:
         """http_protocol: makes an HTTPConnection of uvicorn's arguments."""
         self.head_timeout = config.request_head_timeout
+        self.read_timeout = config.response_read_timeout
         self._limit = allowed_connections(config.max_connections)
         self._http_protocol = http_protocol
         self._open: set[GuardedConnection] = set()
@@ -143,6 +147,7 @@ class GuardedConnection(asyncio.Protocol):
             transport.write(as_http(error_response(error)))
             self._start_clock(REFUSAL_SECONDS, self.close)
             return
+        _limit_unread(transport, self._connections.read_timeout)
         self._inner.connection_made(transport)
         self._await_head()
 
@@ -235,6 +240,17 @@ class GuardedConnection(asyncio.Protocol):
         if self._clock is not None:
             self._clock.cancel()
             self._clock = None
+
+
+def _limit_unread(transport: asyncio.Transport, seconds: float) -> None:
+    """Have the system end the connection once nothing of what waits was taken for so long.
+
+    It sees each byte that is taken; from here only whole buffers of megabytes can be seen to go.
+    """
+    if seconds and hasattr(socket, "TCP_USER_TIMEOUT"):
+        connection = transport.get_extra_info("socket")
+        milliseconds = max(1, round(1000 * seconds))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
 def allowed_connections(wanted: int) -> int:

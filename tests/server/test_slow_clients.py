@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 import time
 
 import pytest
 
 from lora_serve.config import ServerConfig
 from tests.fakes.engine import FakeEngine
-from tests.server.clients import serving
+from tests.server.clients import eventually, serving
 
 HEAD = (
     b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -57,3 +59,18 @@ async def test_zero_waits_for_any_body(engine: FakeEngine) -> None:
         writer.write(b'{"prompt": "hi", "max_tokens": 1}'.ljust(100))
         assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 200 ")
         writer.close()
+
+
+async def test_an_answer_of_which_nothing_is_taken_is_given_up_with_its_connection(
+    engine: FakeEngine,
+) -> None:
+    large = {"prompt": "x" * 250, "max_tokens": 250, "n": 32, "logprobs": 20, "stream": True}
+    body = json.dumps(large).encode()
+    async with serving(engine, ServerConfig(response_read_timeout=0.5)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as deaf:
+            head = HEAD.replace(b"Length: 100", b"Length: %d" % len(body))
+            deaf.sendall(head + body)
+            await eventually(lambda: engine.growing)
+            await eventually(lambda: engine.ended_early, 30)
+    assert not engine.growing
