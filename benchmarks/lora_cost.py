@@ -144,7 +144,6 @@ class Model:
                 tables.view(step.num_requests, -1),
                 BLOCK_SIZE,
             ),
-            logits_indices=torch.arange(step.num_requests),
             lora=self._ops.plan_lora(self._segments(step), step.num_rows),
         )
 

@@ -31,7 +31,6 @@ class ForwardBatch:
         token; `is_embeds` (T), bool, then says which rows it supplies.
     positions: (T), int64, absolute. slot_mapping: (T), int64, block_id * block_size + offset.
     attention: from Ops.plan_attention. lora: from Ops.plan_lora, None when no row has an adapter.
-    logits_indices: (S), int64, which of the hidden states that come out are sampled from.
     outputs: None if all rows' hidden states are asked for.
     """
 
@@ -39,7 +38,6 @@ class ForwardBatch:
     positions: Tensor
     slot_mapping: Tensor
     attention: AttentionPlan
-    logits_indices: Tensor
     lora: LoRAPlan | None = None
     inputs_embeds: Tensor | None = None
     is_embeds: Tensor | None = None

@@ -144,8 +144,8 @@ class BatchBuilder:
 
     def to_device(self, rows: BatchRows, awaited: AwaitedTokens | None = None) -> ForwardBatch:
         """The rows as the model takes them."""
-        count, num_samplers = rows.num_rows, len(rows.samplers)
-        columns = [rows.input_ids, rows.positions, rows.slot_mapping, rows.logits_indices]
+        count = rows.num_rows
+        columns = [rows.input_ids, rows.positions, rows.slot_mapping]
         if rows.outputs is not None:
             columns.append(rows.outputs.rows)
         table = self._device.upload(torch.from_numpy(np.concatenate(columns)))
@@ -157,11 +157,10 @@ class BatchBuilder:
             positions=table[count : 2 * count],
             slot_mapping=table[2 * count : 3 * count],
             attention=self._attention_of(rows),
-            logits_indices=table[3 * count : 3 * count + num_samplers],
             lora=self._lora_of(rows),
             inputs_embeds=self._upload(rows.inputs_embeds),
             is_embeds=self._upload(rows.is_embeds),
-            outputs=self._outputs_to_device(rows.outputs, table[3 * count + num_samplers :]),
+            outputs=self._outputs_to_device(rows.outputs, table[3 * count :]),
         )
 
     def _attention_of(self, rows: BatchRows | Outputs) -> AttentionPlan:

@@ -115,7 +115,6 @@ class GraphBuffers:
             positions=positions,
             slot_mapping=slot_mapping,
             attention=self._attention,
-            logits_indices=torch.empty(0, dtype=torch.int64, device=self._columns.device),
             lora=self._lora,
         )
         return lambda: forward(batch)

@@ -82,11 +82,8 @@ class ModelRunner:
         if not requests:
             return SubmittedBatch({}, NOTHING_DRAWN, ())
         rows = self._builder.lay_out(requests, self._adapters.__getitem__)
-        hidden, logits_indices = self._forward(rows)
-        # Where all rows sample, as in decode steps, there is nothing to pick out. On CPUs torch's
-        # indexing would wake its own threads, which spin where the kernels' threads compute.
-        wanted = hidden if rows.all_sample else hidden.index_select(0, logits_indices)
-        drawn = self._draw(requests, rows.samplers, wanted)
+        hidden = self._forward(rows)
+        drawn = self._draw(requests, rows.samplers, self._sampled(rows, hidden))
         first_output = dict(zip(rows.order, rows.first_output, strict=True))
         prompt_logprobs = [
             self._prompt_logprobs(request, hidden[first_output[index] :])
@@ -96,14 +93,23 @@ class ModelRunner:
         self._last = SubmittedBatch(places, drawn, prompt_logprobs)
         return self._last
 
-    def _forward(self, rows: BatchRows) -> tuple[Tensor, Tensor]:
-        """The hidden states asked for, and the indices of those whose logits are wanted."""
+    def _forward(self, rows: BatchRows) -> Tensor:
+        """The hidden states asked for."""
         awaited = self._awaited_tokens(rows)
         if self._graphs is not None and self._graphs.can_run(rows):
-            logits_indices = self._device.upload(torch.from_numpy(rows.logits_indices))
-            return self._graphs.run(rows, awaited), logits_indices
-        batch = self._builder.to_device(rows, awaited)
-        return self._decoder.forward(batch, self._kv_caches), batch.logits_indices
+            return self._graphs.run(rows, awaited)
+        return self._decoder.forward(self._builder.to_device(rows, awaited), self._kv_caches)
+
+    def _sampled(self, rows: BatchRows, hidden: Tensor) -> Tensor:
+        """Of these hidden states, those that are sampled from.
+
+        All in most steps, so nothing is picked out: on CPUs torch's indexing would wake its own
+        threads, which spin where the kernels' threads compute; a GPU would wait for the indices.
+        """
+        if rows.all_sample:
+            return hidden
+        indices = self._device.upload(torch.from_numpy(rows.logits_indices))
+        return hidden.index_select(0, indices)
 
     def _awaited_tokens(self, rows: BatchRows) -> AwaitedTokens | None:
         """Of the rows whose tokens the batch before draws, or drew."""

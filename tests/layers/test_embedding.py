@@ -18,7 +18,6 @@ def batch(input_ids: list[int], embeds: torch.Tensor | None = None) -> ForwardBa
         positions=nothing,
         slot_mapping=nothing,
         attention=None,
-        logits_indices=nothing,
         inputs_embeds=embeds,
         is_embeds=None if embeds is None else embeds[:, 0] != 0,
     )

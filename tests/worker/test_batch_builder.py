@@ -76,7 +76,7 @@ def test_samplers_are_found_by_their_last_row() -> None:
     assert rows.samplers == (2, 0)
     batch = BUILDER.to_device(rows)
     assert batch.outputs is not None
-    assert batch.outputs.rows[batch.logits_indices].tolist() == [3, 5]
+    assert batch.outputs.rows[rows.logits_indices].tolist() == [3, 5]
 
 
 def test_hidden_states_come_out_only_of_rows_that_are_asked_for() -> None:
