@@ -10,7 +10,9 @@ from lora_serve.step import SampleInput, ScheduledRequest
 from lora_serve.worker.model_runner import LOGITS_ROWS_AT_ONCE
 
 # Every step of sampling, with as many alternatives as a request may ask for.
-_PARAMS = SamplingParams(temperature=1.0, top_p=0.9, top_k=1000, min_p=0.01, logprobs=20)
+_PARAMS = SamplingParams(
+    temperature=1.0, top_p=0.9, top_k=1000, min_p=0.01, presence_penalty=0.1, logprobs=20
+)
 
 
 def largest_steps(

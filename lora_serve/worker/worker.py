@@ -198,7 +198,8 @@ class Worker:
             step=max(peaks),
             # All of them share the memory of the largest, a step of decodes.
             graphs=peaks[-1] if self._graph_plans(model) else 0,
-            adapters=self._lora.max_resident * adapter_bytes if self._lora.enable_lora else 0,
+            # While one is packed, its tensors are there a second time.
+            adapters=(self._lora.max_resident + 1) * adapter_bytes if self._lora.enable_lora else 0,
         )
         room = memory.room()
         logger.info("%s: %s leaves %d bytes for KV", model.device.name, memory, room.num_bytes)

@@ -144,7 +144,7 @@ def test_the_fingerprint_follows_the_weights_and_the_dtype(
 def test_a_gpus_memory_is_divided_by_what_its_largest_steps_take(model: Path) -> None:
     """What a step takes is the device's to tell; here the tests' own makes it up."""
     weights, step, room = 7_000_000, 1_000_000, 90_000_000
-    adapters = 8 * 2 * largest_adapter_bytes(load_spec(model), 64, 4)
+    adapters = (8 * 2 + 1) * largest_adapter_bytes(load_spec(model), 64, 4)
     free = weights + step + adapters + room
     device = CountingDevice(2 * free, weights, peaks=[step // 2, step])
     worker = Worker(
