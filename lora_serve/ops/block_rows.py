@@ -80,7 +80,7 @@ class TorchBlockRows:
     def write(self, block_ids: Sequence[int], rows: Sequence[Row]) -> None:
         index = to_device(torch.tensor(block_ids, dtype=torch.int64), self._device)
         sizes = [layer.shape[1] for layer in self._layers]
-        parts = to_device(_stacked(rows), self._device).split(sizes, dim=1)
+        parts = to_device(_stacked(rows, self._device), self._device).split(sizes, dim=1)
         for layer, part in zip(self._layers, parts, strict=True):
             layer.index_copy_(0, index, part)
 
@@ -128,7 +128,7 @@ class CudaBlockRows:
         return CopiedRows(in_use(rows))
 
     def write(self, block_ids: Sequence[int], rows: Sequence[Row]) -> None:
-        pinned = _stacked(rows).pin_memory()
+        pinned = _stacked(rows, self._device)
         self._copy(self._kernels.scatter_blocks, block_ids, pinned)
         self._lent = [lent for lent in self._lent if not lent.is_there]
         self._lent.append(in_use(pinned))
@@ -146,10 +146,13 @@ class CudaBlockRows:
         )
 
 
-def _stacked(rows: Sequence[Row]) -> Tensor:
-    """(N, bytes of a row), uint8."""
-    joined = torch.frombuffer(bytearray().join(rows), dtype=torch.uint8)
-    return joined.view(len(rows), -1)
+def _stacked(rows: Sequence[Row], device: torch.device) -> Tensor:
+    """(N, bytes of a row), uint8, on the host; pinned if it is for a GPU."""
+    shape, is_pinned = (len(rows), len(rows[0])), device.type == "cuda"
+    stacked = torch.empty(shape, dtype=torch.uint8, pin_memory=is_pinned)
+    for target, row in zip(stacked.numpy(), rows, strict=True):
+        target[:] = np.frombuffer(row, np.uint8)
+    return stacked
 
 
 def can_copy_natively(layers: Sequence[Tensor]) -> bool:
