@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.limits import MachineLimits
-from benchmarks.measurements import PHASES, RUNNING, Figure, Phase, Row, figure_of
+from benchmarks.measurements import RUNNING, Figure, Phase, Row, figure_of
+from benchmarks.phases import PHASES
 from lora_serve.bench.machine import Machine
 from lora_serve.bench.plots import NO_PLOTS, can_plot, plot_bars
 

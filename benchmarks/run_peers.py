@@ -32,14 +32,12 @@ from benchmarks.make_checkpoint import (
     ensure_checkpoint,
 )
 from benchmarks.measurements import (
-    PHASES,
     Measurement,
     MeasurementFailedError,
     Need,
     Phase,
     Turns,
     adapter_changes_answers,
-    names,
 )
 from benchmarks.peer_report import (
     OURS,
@@ -61,6 +59,7 @@ from benchmarks.peers.ours import LoraServe
 from benchmarks.peers.peer import MODEL_NAME, Deployment, Peer
 from benchmarks.peers.transformers import Transformers, TransformersBatching
 from benchmarks.peers.vllm import Vllm
+from benchmarks.phases import PHASES, names
 from lora_serve.bench.client import Endpoint
 from lora_serve.bench.http_stream import Origin
 from lora_serve.bench.machine import describe_machine

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.measurements import (
-    PHASES,
     REPEATS,
     Measurement,
     MeasurementFailedError,
     adapter_changes_answers,
     measure,
 )
+from benchmarks.phases import PHASES
 from lora_serve.bench.client import Endpoint
 from lora_serve.bench.http_stream import Origin
 from lora_serve.bench.workload import make_workload

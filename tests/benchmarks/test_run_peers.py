@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.measurements import PHASES, REPEATS, Measurement, Phase, figure_of, names
+from benchmarks.measurements import REPEATS, Measurement, Phase, figure_of
 from benchmarks.peer_report import EngineResult, PeerRun, PhaseFacts, read_run, write_report
 from benchmarks.peers.environment import Environment, InstallError
 from benchmarks.peers.peer import Deployment, Launch, Limits
+from benchmarks.phases import PHASES, names
 from benchmarks.run_peers import Bench, run
 from tests.bench.records import MACHINE
 from tests.benchmarks.test_make_checkpoint import TINY
