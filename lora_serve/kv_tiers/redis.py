@@ -60,8 +60,13 @@ class RedisTier:
         new = [record for record in records if record.block_hash in missing]
         if new:
             self._saves.write(entry, new)
-            self._saves.trim_members(entry, 2 * len(new))
+            self._trim(entry, len(new))
         return len(new)
+
+    def _trim(self, entry: Entry, num_written: int) -> None:
+        """Twice as much is looked at as was written: so at most half of what there is is dead."""
+        for one in (entry, *self._saves.some_entries(2)):
+            self._saves.trim(one, 2 * num_written)
 
     def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
         entry = self._saves.entry(namespace)

@@ -1,13 +1,14 @@
 """How KV lies in Redis or Valkey, and the few commands that reach it. Checks no record.
 
     lora-serve:kv:1:namespaces              hash: root → descriptor with the namespace's epoch
-    lora-serve:kv:1:block:EPOCH:HASH        string: one record (codec.py); the only keys that expire
+    lora-serve:kv:1:block:EPOCH:HASH        string: one record (codec.py); it expires
     lora-serve:kv:1:members:EPOCH           sorted set: hashes, by when they were written
 
 An epoch is drawn when a namespace is first written to, and is part of its blocks' keys. So
 forgetting its field makes all its blocks unreachable at once, for all replicas, also if the server
-has evicted other keys of ours; what is unreachable is then unlinked through the members. As only
-blocks expire, a maxmemory-policy of volatile-lru evicts blocks alone.
+has evicted other keys of ours; what is unreachable is then unlinked through the members. As of what
+can be found only blocks expire, a maxmemory-policy of volatile-lru evicts blocks alone; what led to
+them is trimmed by whoever writes (`trim`).
 """
 
 from __future__ import annotations
@@ -99,10 +100,23 @@ class RedisKeyspace:
                 self._redis.hdel(NAMESPACES, *broken)
         return [entry for entry in found.values() if entry is not None]
 
+    def some_entries(self, count: int) -> list[Entry]:
+        """Namespaces drawn at random, at most so many."""
+        with _tier_errors():
+            roots = self._redis.hrandfield(NAMESPACES, count)
+            texts = self._redis.hmget(NAMESPACES, roots) if roots else []
+        found = (_entry(root, text) for root, text in zip(roots, texts, strict=True))
+        return [entry for entry in found if entry is not None]
+
     def forget(self, entry: Entry) -> None:
         """Make a namespace's blocks unreachable, then free their memory in small turns."""
         with _tier_errors():
+            self._redis.expire(entry.members, EXPIRE_SECONDS)  # should this process end half-way
             self._redis.hdel(NAMESPACES, entry.namespace.root)
+        self._free(entry)
+
+    def _free(self, entry: Entry) -> None:
+        with _tier_errors():
             while popped := self._redis.zpopmin(entry.members, BATCH_KEYS):
                 self._redis.unlink(*(entry.block(block_hash) for block_hash, _ in popped))
 
@@ -152,6 +166,8 @@ class RedisKeyspace:
                     value = b"".join((record.header, record.payload))
                     pipeline.set(entry.block(record.block_hash), value, ex=EXPIRE_SECONDS)
                 pipeline.execute()
+        if self.entry(entry.namespace) != entry:  # forgotten meanwhile: nobody will find these
+            self._free(entry)
 
     def touch(self, entry: Entry, hashes: Sequence[BlockHash]) -> None:
         """Let blocks live as if they had been written now; the server counts it as a use, too."""
@@ -167,17 +183,21 @@ class RedisKeyspace:
             pipeline.zrem(entry.members, *hashes)
             pipeline.execute()
 
-    def trim_members(self, entry: Entry, count: int) -> None:
-        """Look at some members; those whose blocks the server has evicted leave the set.
+    def trim(self, entry: Entry, count: int) -> None:
+        """Look at some members; those whose blocks are evicted or expired leave the set.
 
-        Called with twice as many as were written, so that at most half of a set is dead.
+        The namespace goes with the last of them.
         """
         with _tier_errors():
             some = list(dict.fromkeys(self._redis.zrandmember(entry.members, count)))
         dead = self.missing(entry, some)
-        if dead:
-            with _tier_errors():
-                self._redis.zrem(entry.members, *dead)
+        if not dead:
+            return
+        with _tier_errors():
+            self._redis.zrem(entry.members, *dead)
+            is_empty = not self._redis.exists(entry.members)
+        if is_empty:
+            self.forget(entry)
 
     def members(self, entry: Entry) -> Iterator[list[tuple[BlockHash, float]]]:
         """Hashes of a namespace's blocks and when they were written, some at a time."""

@@ -15,7 +15,7 @@ from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import Cause, Drop, TierError, TierNamespace
 from lora_serve.kv_tiers.codec import record_bytes
 from lora_serve.kv_tiers.redis import RedisTier
-from lora_serve.kv_tiers.redis_keyspace import PREFIX, Entry, RedisKeyspace
+from lora_serve.kv_tiers.redis_keyspace import NAMESPACES, PREFIX, Entry, RedisKeyspace
 from tests.fakes.kv_blocks import a_namespace, chain, content, records
 from tests.fakes.redis_server import RedisServer, redis_server
 
@@ -163,6 +163,29 @@ def test_a_drop_reaches_blocks_that_no_set_leads_to(
     assert load(tier, NS, HASHES) == (1, Cause.ABSENT)
 
 
+def test_what_is_written_while_its_namespace_is_dropped_leaves_nothing_behind(
+    redis_server: RedisServer,
+) -> None:
+    keyspace = RedisKeyspace(redis_server.url, 5.0)
+    found = keyspace.ensure_entry(NS)
+    keyspace.forget(found)
+    keyspace.write(found, records(NS, HASHES))
+    assert all_keys(redis_server) == set()
+    keyspace.close()
+
+
+def test_a_drop_that_ends_half_way_leaves_only_what_expires(
+    tier: RedisTier, redis_server: RedisServer
+) -> None:
+    save(tier, NS, HASHES)
+    with redis_server.client() as client:
+        client.execute_command("ACL", "SETUSER", "default", "-zpopmin")
+        with pytest.raises(TierError, match="zpopmin"):
+            tier.drop(Drop("n"))
+        assert load(tier, NS, HASHES) == (0, Cause.ABSENT)
+        assert all(client.ttl(key) > 0 for key in all_keys(redis_server))
+
+
 def test_a_descriptor_that_cannot_be_read_makes_its_blocks_unreachable(
     tier: RedisTier, redis_server: RedisServer
 ) -> None:
@@ -241,6 +264,25 @@ def test_an_evicting_server_gives_only_right_blocks(
         num_members = client.zcard(entry(redis_server, large).members)
         num_blocks = sum(key.startswith(PREFIX + b"block:") for key in client.scan_iter())
     assert num_members <= 3 * num_blocks
+
+
+def test_namespaces_whose_blocks_were_evicted_do_not_pile_up(
+    tier: RedisTier, redis_server: RedisServer
+) -> None:
+    with redis_server.client() as client:
+        used = int(client.info("memory")["used_memory"])
+        client.config_set("maxmemory-policy", "volatile-lru")
+        client.config_set("maxmemory", used + 4 * 2**20)
+    for i in range(300):
+        space = a_namespace(salt=f"of one session, {i}", block_bytes=64 * 2**10)
+        save(tier, space, chain(space, "p", 2))
+    assert load(tier, space, chain(space, "p", 2)) == (2, None)
+    keys = all_keys(redis_server)
+    num_blocks = sum(key.startswith(PREFIX + b"block:") for key in keys)
+    num_members = sum(key.startswith(PREFIX + b"members:") for key in keys)
+    assert 0 < num_blocks < 2 * 64
+    with redis_server.client() as client:
+        assert client.hlen(NAMESPACES) == num_members <= 3 * num_blocks
 
 
 LIES = {
