@@ -31,7 +31,11 @@ NAMES = ("red", "green", "blue", "grey")
 PLACES = ("", "one", "other")
 SALTS = ("", "", "", "salt", "pepper")
 STOPS = (("e",), (" the", "\n"), ("er", "A", "zz"))
-LONGEST_PREFIX = 200  # with what follows it and the answer a prompt fits the smallest pool
+PREFIX_LENGTHS = (60, 120, 200)
+ANSWER_LENGTHS = (1, 2, 12, 48, 96, 96)
+# A prompt, at most 9 tokens longer than its prefix, and its answer just fit the smallest pool; two
+# that share nothing do not, so that whoever grows last is preempted.
+POOLS = (20, 20, 24, 32, 1000)  # blocks, of 16 tokens or more
 RESERVED_TOKENS = 3  # the first ids are often special
 
 
@@ -60,20 +64,20 @@ def make_trace(seed: int, scope: Scope) -> Trace:
         seed=seed,
         flags=() if scope.fixed_flags else _flags(rng, tiers),
         tiers=tiers,
-        concurrency=rng.choice((max(1, scope.concurrency // 4), scope.concurrency)),
+        concurrency=rng.choice((max(1, scope.concurrency // 2), scope.concurrency)),
         events=tuple(_Writer(rng, scope, tiers).events()),
     )
 
 
 def _tiers(rng: Random, scope: Scope) -> tuple[str, ...]:
-    return tuple(tier for tier in scope.tiers if rng.random() < 0.4)
+    return tuple(tier for tier in scope.tiers if rng.random() < 0.5)
 
 
 def _flags(rng: Random, tiers: tuple[str, ...]) -> tuple[str, ...]:
     max_loras = rng.choice((1, 2, 8))
     flags = [
-        *("--num-gpu-blocks-override", str(rng.choice((32, 48, 96, 1000)))),
-        *("--max-num-seqs", str(rng.choice((2, 5, 16)))),
+        *("--num-gpu-blocks-override", str(rng.choice(POOLS))),
+        *("--max-num-seqs", str(rng.choice((2, 8, 16, 16)))),
         *("--max-num-batched-tokens", str(rng.choice((32, 100, 2048)))),
         *("--max-loras", str(max_loras), "--max-cpu-loras", str(max_loras + rng.choice((0, 1, 8)))),
         *("--scheduling-policy", rng.choice(("fcfs", "priority"))),
@@ -99,7 +103,7 @@ class _Writer:
         self._kill_at = -1
         if "kill" in scope.faults and rng.random() < 0.4:
             self._kill_at = rng.randrange(scope.num_requests // 4, scope.num_requests)
-        self._prefixes = [self._token_ids(rng.choice((30, 90, LONGEST_PREFIX))) for _ in range(3)]
+        self._prefixes = [self._token_ids(rng.choice(PREFIX_LENGTHS)) for _ in range(3)]
         self._row_seeds = [rng.randrange(2**31) for _ in range(3)]
         self._named: set[str] = set()
         kinds: list[Callable[[], Prompt]] = [self._tokens, self._tokens, self._text]
@@ -177,7 +181,8 @@ class _Writer:
         if rng.random() < 0.3:
             return Tokens((*self._prefixes[0], RESERVED_TOKENS))  # the very same, again and again
         prefix = rng.choice(self._prefixes)
-        return Tokens(prefix[: rng.randrange(len(prefix) + 1)] + self._token_ids(rng.randint(1, 9)))
+        kept = rng.choice((len(prefix), rng.randrange(len(prefix) + 1)))
+        return Tokens(prefix[:kept] + self._token_ids(rng.randint(1, 9)))
 
     def _text(self) -> Prompt:
         shared = "The keeper reads every letter once more. " * self._rng.randrange(3)
@@ -192,7 +197,7 @@ class _Writer:
         return Chat((*messages, ("user", self._rng.choice(LABEL_REQUESTS))))
 
     def _embeds(self) -> Prompt:
-        shared = (self._rng.choice(self._row_seeds), self._rng.randrange(1, 70))
+        shared = (self._rng.choice(self._row_seeds), self._rng.randrange(1, 150))
         return Embeds((shared, (self._rng.randrange(2**31), self._rng.randint(1, 5))))
 
     # ── settings ────────────────────────────────────────────────────────────────────────────
@@ -201,8 +206,8 @@ class _Writer:
         rng = self._rng
         is_greedy = rng.random() < 0.5
         return SamplingParams(
-            n=rng.choice((1, 1, 1, 1, 2, 3)),
-            max_tokens=rng.choice((1, 2, 8, 20, 48)),
+            n=rng.choice((1, 1, 1, 1, 2, 4)),
+            max_tokens=rng.choice(ANSWER_LENGTHS),
             temperature=0.0 if is_greedy else rng.choice((0.5, 1.0, 1.5)),
             top_p=rng.choice((1.0, 0.9)),
             top_k=rng.choice((0, 0, 20)),

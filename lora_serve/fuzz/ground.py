@@ -21,7 +21,7 @@ SETTLE_SECONDS = 60.0
 POLL_SECONDS = 0.05
 RUNNING = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 RAM_BYTES = 2 * 2**20  # small, so that blocks leave it for the next tier
-DISK_BYTES = 64 * 2**20
+DISK_BYTES = 4 * 2**20
 
 
 @dataclass(slots=True)

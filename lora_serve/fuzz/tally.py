@@ -15,6 +15,7 @@ from lora_serve.fuzz.trace import Ask, Chat, Damage, Embeds, Event, Load, Reset,
 METRICS = {
     "tokens_hit": "vllm:prefix_cache_hits_total",
     "tokens_from_tiers": "vllm:external_prefix_cache_hits_total",
+    "tier_blocks_evicted": "lora_serve:kv_tier_evicted_blocks_total",
     "preemptions": "vllm:num_preemptions_total",
     "adapter_evictions": "lora_serve:adapter_evictions_total",
     "engines_killed": RESTARTS,
