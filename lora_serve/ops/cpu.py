@@ -8,22 +8,14 @@ of how the kernels work; a number is summed in the same order on any number of t
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from lora_serve.errors import ConfigError
-from lora_serve.ops import GraphPlans, LoRAPart, Ops
-from lora_serve.ops._cpu import (
-    Backend,
-    LoraAdapter,
-    PackedQuantized,
-    PackedWeight,
-    usable_paths,
-    use_huge_pages,
-)
+from lora_serve.ops import GraphPlans, Ops
+from lora_serve.ops._cpu import Backend, usable_paths, use_huge_pages
 from lora_serve.ops.cpu_plans import (
     AttentionStep,
     LoraStep,
@@ -37,7 +29,15 @@ from lora_serve.ops.cpu_plans import (
 from lora_serve.ops.cpu_recording import Recorder
 from lora_serve.ops.cpu_sampling import CpuSampling
 from lora_serve.ops.cpu_threads import pin_threads
-from lora_serve.ops.quantization import CodeFormat
+from lora_serve.ops.cpu_weights import (
+    DTYPE_CODES,
+    PackedLinear,
+    QuantizedLinear,
+    dtype_code,
+    pack_adapter,
+    pack_linear,
+    pack_quantized,
+)
 
 PATH_VARIABLE = "LORA_SERVE_CPU_PATH"
 
@@ -47,48 +47,11 @@ NUMERICS_VERSION = 3
 GROUP = 16  # tokens that lie side by side in the KV cache, see csrc/cpu/kv_layout.h
 MAX_HEAD_SIZE = 256
 
-# csrc/cpu/dtype.h
-_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-
-
-def dtype_code(dtype: torch.dtype) -> int:
-    code = _CODES.get(dtype)
-    if code is None:
-        raise ConfigError(
-            f"dtype {dtype} has no CPU kernels; choose one of {', '.join(map(str, _CODES))}"
-        )
-    return code
-
-
-@dataclass(frozen=True, slots=True)
-class PackedLinear:
-    """weight holds the native copy; address and bias_address are what a call passes on."""
-
-    weight: PackedWeight
-    bias: Tensor | None
-    code: int
-    address: int
-    bias_address: int
-    in_features: int
-    out_features: int
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedLinear:
-    """weight holds codes and scales; the bias is in the dtype of activations."""
-
-    weight: PackedQuantized
-    bias: Tensor | None
-    bias_address: int
-    quantize_activations: bool
-    in_features: int
-    out_features: int
-
 
 class CpuKernels:
     """The members of an `Ops` record on one path.
 
-    One thread calls at a time; but any may call `pack_adapter` meanwhile.
+    One thread calls at a time; but any may pack an adapter meanwhile.
     """
 
     def __init__(self, path: str, num_threads: int) -> None:
@@ -96,16 +59,16 @@ class CpuKernels:
         self._recorder = Recorder(self.native)
 
     def ops(self) -> Ops:
-        sampling = CpuSampling(self.native, _CODES)
+        sampling = CpuSampling(self.native, DTYPE_CODES)
         return Ops(
             name="cpu",
             numerics=f"cpu-{self.native.path}-{NUMERICS_VERSION}",
             device=torch.device("cpu"),
             embed=self.embed,
-            pack_linear=self.pack_linear,
-            pack_quantized=self.pack_quantized,
+            pack_linear=partial(pack_linear, self.native),
+            pack_quantized=partial(pack_quantized, self.native),
             linear=self.linear,
-            pack_adapter=self.pack_adapter,
+            pack_adapter=pack_adapter,
             plan_lora=plan_lora,
             lora=self.lora,
             rms_norm=self.rms_norm,
@@ -140,44 +103,6 @@ class CpuKernels:
             vocab_size,
         )
         return y
-
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        """Copies the weight into the kernels' order; the source is not kept."""
-        weight = weight.detach().contiguous()
-        out_features, in_features = weight.shape
-        if bias is not None:
-            bias = bias.detach().to(weight.dtype).contiguous()
-            assert bias.shape == (out_features,), f"bias {tuple(bias.shape)}, out {out_features}"
-        code = dtype_code(weight.dtype)
-        packed = self.native.pack_weight(code, weight.data_ptr(), out_features, in_features)
-        bias_address = 0 if bias is None else bias.data_ptr()
-        return PackedLinear(
-            packed, bias, code, packed.address, bias_address, in_features, out_features
-        )
-
-    def pack_quantized(
-        self,
-        weight: Tensor,
-        code_format: CodeFormat,
-        bias: Tensor | None,
-        quantize_activations: bool,
-    ) -> QuantizedLinear:
-        """Finds codes and scales in the kernels' order; the weight is not kept."""
-        weight = weight.detach().contiguous()
-        out_features, in_features = weight.shape
-        packed = self.native.pack_quantized(
-            dtype_code(weight.dtype),
-            weight.data_ptr(),
-            code_format.bits,
-            code_format.group,
-            out_features,
-            in_features,
-        )
-        bias = None if bias is None else bias.detach().contiguous()
-        bias_address = 0 if bias is None else bias.data_ptr()
-        return QuantizedLinear(
-            packed, bias, bias_address, quantize_activations, in_features, out_features
-        )
 
     def linear(self, x: Tensor, packed: PackedLinear | QuantizedLinear) -> Tensor:
         if isinstance(packed, QuantizedLinear):
@@ -216,43 +141,13 @@ class CpuKernels:
         )
         return y
 
-    def pack_adapter(self, linears: Sequence[Sequence[LoRAPart]]) -> LoraAdapter:
-        """Copies all parts into the kernels' order; the sources are not kept."""
-        parts = [part for linear in linears for part in linear]
-        dtype = parts[0].a.dtype if parts else torch.float32
-        kept: list[Tensor] = []  # what contiguous() made, alive until it is copied
-
-        def address(tensor: Tensor) -> int:
-            assert tensor.dtype == dtype, f"{tensor.dtype} in an adapter of {dtype}"
-            kept.append(tensor.detach().contiguous())
-            return kept[-1].data_ptr()
-
-        return LoraAdapter(
-            dtype_code(dtype),
-            [
-                [
-                    (
-                        address(part.a),
-                        address(part.b),
-                        part.a.shape[0],
-                        part.a.shape[1],
-                        part.b.shape[0],
-                        part.out_start,
-                        part.scale,
-                    )
-                    for part in linear
-                ]
-                for linear in linears
-            ],
-        )
-
     def lora(self, y: Tensor, x: Tensor, plan: LoraStep, linear_index: int) -> None:
         if plan.native is None:
             return
         x = x.contiguous()
         assert y.is_contiguous(), "lora adds in place: y must be contiguous"
         self.native.lora(
-            _CODES[x.dtype],
+            DTYPE_CODES[x.dtype],
             x.data_ptr(),
             y.data_ptr(),
             plan.native,
@@ -265,7 +160,7 @@ class CpuKernels:
         tokens, heads, width = x.shape if x.dim() == 3 else (len(x), 1, x.shape[1])
         y = self._recorder.new(*x.shape, dtype=x.dtype)
         self.native.norm(
-            _CODES[x.dtype],
+            DTYPE_CODES[x.dtype],
             x.data_ptr(),
             _token_stride(x.view(tokens, heads, width), width),
             heads,
@@ -284,7 +179,7 @@ class CpuKernels:
         rows, width = x.shape
         y = self._recorder.new(rows, width, dtype=x.dtype)
         self.native.norm(
-            _CODES[x.dtype],
+            DTYPE_CODES[x.dtype],
             x.data_ptr(),
             width,
             1,
@@ -301,7 +196,7 @@ class CpuKernels:
         x = x.contiguous()
         rows, width = x.shape
         y = self._recorder.new(rows, width // 2, dtype=x.dtype)
-        self.native.silu_and_mul(_CODES[x.dtype], x.data_ptr(), y.data_ptr(), rows, width // 2)
+        self.native.silu_and_mul(DTYPE_CODES[x.dtype], x.data_ptr(), y.data_ptr(), rows, width // 2)
         return y
 
     def new_kv_cache(
@@ -345,7 +240,7 @@ class CpuKernels:
         tokens, num_heads, head_size = q.shape
         _, _, num_kv_heads, groups, _ = kv_cache.shape
         self.native.rotary_and_write_kv(
-            _CODES[q.dtype],
+            DTYPE_CODES[q.dtype],
             q.data_ptr(),
             _token_stride(q, head_size),
             k.data_ptr(),
@@ -375,7 +270,7 @@ class CpuKernels:
         _, _, num_kv_heads, groups, _ = kv_cache.shape
         out = self._recorder.new(tokens, num_heads, head_size, dtype=q.dtype)
         self.native.attention(
-            _CODES[q.dtype],
+            DTYPE_CODES[q.dtype],
             q.data_ptr(),
             _token_stride(q, head_size),
             out.data_ptr(),

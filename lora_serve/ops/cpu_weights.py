@@ -1,0 +1,120 @@
+"""Weights and adapters in the order of the native CPU kernels, copied from torch's once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lora_serve.errors import ConfigError
+from lora_serve.ops import LoRAPart
+from lora_serve.ops._cpu import Backend, LoraAdapter, PackedQuantized, PackedWeight
+from lora_serve.ops.quantization import CodeFormat
+
+# csrc/cpu/dtype.h
+DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+
+def dtype_code(dtype: torch.dtype) -> int:
+    code = DTYPE_CODES.get(dtype)
+    if code is None:
+        raise ConfigError(
+            f"dtype {dtype} has no CPU kernels; choose one of {', '.join(map(str, DTYPE_CODES))}"
+        )
+    return code
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """weight holds the native copy; address and bias_address are what a call passes on."""
+
+    weight: PackedWeight
+    bias: Tensor | None
+    code: int
+    address: int
+    bias_address: int
+    in_features: int
+    out_features: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedLinear:
+    """weight holds codes and scales; the bias is in the dtype of activations."""
+
+    weight: PackedQuantized
+    bias: Tensor | None
+    bias_address: int
+    quantize_activations: bool
+    in_features: int
+    out_features: int
+
+
+def pack_linear(native: Backend, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+    """Copies the weight into the kernels' order; the source is not kept."""
+    weight = weight.detach().contiguous()
+    out_features, in_features = weight.shape
+    if bias is not None:
+        bias = bias.detach().to(weight.dtype).contiguous()
+        assert bias.shape == (out_features,), f"bias {tuple(bias.shape)}, out {out_features}"
+    code = dtype_code(weight.dtype)
+    packed = native.pack_weight(code, weight.data_ptr(), out_features, in_features)
+    bias_address = 0 if bias is None else bias.data_ptr()
+    return PackedLinear(packed, bias, code, packed.address, bias_address, in_features, out_features)
+
+
+def pack_quantized(
+    native: Backend,
+    weight: Tensor,
+    code_format: CodeFormat,
+    bias: Tensor | None,
+    quantize_activations: bool,
+) -> QuantizedLinear:
+    """Finds codes and scales in the kernels' order; the weight is not kept."""
+    weight = weight.detach().contiguous()
+    out_features, in_features = weight.shape
+    packed = native.pack_quantized(
+        dtype_code(weight.dtype),
+        weight.data_ptr(),
+        code_format.bits,
+        code_format.group,
+        out_features,
+        in_features,
+    )
+    bias = None if bias is None else bias.detach().contiguous()
+    bias_address = 0 if bias is None else bias.data_ptr()
+    return QuantizedLinear(
+        packed, bias, bias_address, quantize_activations, in_features, out_features
+    )
+
+
+def pack_adapter(linears: Sequence[Sequence[LoRAPart]]) -> LoraAdapter:
+    """Copies all parts into the kernels' order; the sources are not kept."""
+    parts = [part for linear in linears for part in linear]
+    dtype = parts[0].a.dtype if parts else torch.float32
+    kept: list[Tensor] = []  # what contiguous() made, alive until it is copied
+
+    def address(tensor: Tensor) -> int:
+        assert tensor.dtype == dtype, f"{tensor.dtype} in an adapter of {dtype}"
+        kept.append(tensor.detach().contiguous())
+        return kept[-1].data_ptr()
+
+    return LoraAdapter(
+        dtype_code(dtype),
+        [
+            [
+                (
+                    address(part.a),
+                    address(part.b),
+                    part.a.shape[0],
+                    part.a.shape[1],
+                    part.b.shape[0],
+                    part.out_start,
+                    part.scale,
+                )
+                for part in linear
+            ]
+            for linear in linears
+        ],
+    )
