@@ -12,11 +12,22 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from lora_serve.config import LimitsConfig
-from lora_serve.errors import InvalidRequestError, OverloadedError
+from lora_serve.errors import InvalidRequestError, LoraServeError, OverloadedError
 from lora_serve.messages import EngineRequest
 
 WINDOW = 64  # first outputs over which their rate is taken
 MAX_RETRY_SECONDS = 60
+
+
+class Company:
+    """Requests of one body, which come one after the other: all are taken, or none is."""
+
+    def __init__(self, num_requests: int, num_tokens: int) -> None:
+        """num_tokens: of their prompts."""
+        self.num_requests = num_requests
+        self.num_tokens = num_tokens
+        self.is_taken = False
+        self.refusal: LoraServeError | None = None
 
 
 class AdmissionControl:
@@ -47,16 +58,18 @@ class AdmissionControl:
         """Prompt tokens of requests that wait for their first output."""
         return self._num_waiting_tokens
 
-    def admit(self, requests: Sequence[EngineRequest]) -> None:
+    def admit(self, requests: Sequence[EngineRequest], company: Company | None = None) -> None:
         """Count requests that arrive together.
 
+        Args:
+            company: that they belong to, unless they are all of it.
+
         Raises:
-            OverloadedError: they would exceed a limit; none is counted.
-            InvalidRequestError: they exceed it by themselves, however often they are retried.
+            OverloadedError: the company would exceed a limit; none of it is counted.
+            InvalidRequestError: it exceeds one by itself, however often it is retried.
         """
         num_tokens = sum(num_prompt_tokens(request) for request in requests)
-        self._check_requests(len(requests))
-        self._check_tokens(num_tokens)
+        self._take(company or Company(len(requests), num_tokens))
         for request in requests:
             self._growing.add(request.request_id)
             self._waiting[request.request_id] = num_prompt_tokens(request)
@@ -78,6 +91,20 @@ class AdmissionControl:
             return False
         self._num_waiting_tokens -= num_tokens
         return True
+
+    def _take(self, company: Company) -> None:
+        """Decide for the first one of a company, and keep to that for the others."""
+        if company.refusal is not None:
+            raise company.refusal
+        if company.is_taken:
+            return
+        try:
+            self._check_requests(company.num_requests)
+            self._check_tokens(company.num_tokens)
+        except LoraServeError as error:
+            company.refusal = error
+            raise
+        company.is_taken = True
 
     def _check_requests(self, num_new: int) -> None:
         limit = self._limits.max_num_queued_reqs

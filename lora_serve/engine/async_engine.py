@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from lora_serve.config import EngineConfig
 from lora_serve.engine.adapter_journal import AdapterJournal
-from lora_serve.engine.admission import AdmissionControl
+from lora_serve.engine.admission import AdmissionControl, Company
 from lora_serve.engine.base_model import other_base_model
 from lora_serve.engine.client import EngineClient
 from lora_serve.engine.flights import Flight, Flights
@@ -152,6 +152,7 @@ class AsyncEngine:
         priority: int = 0,
         tenant: str = "",
         is_streamed: bool = True,
+        company: Company | None = None,
     ) -> AsyncGenerator[OutputDelta, None]:
         """Continue a prompt params.n times; deltas of all choices as they come.
 
@@ -161,6 +162,7 @@ class AsyncEngine:
             tenant: whose share it counts to, with --fair-share key.
             is_streamed: False for a caller who tells nobody before the end. He gets all deltas
                 then, and an engine that dies in the middle costs him only time.
+            company: of prompts that are admitted together with this one, or refused with it.
 
         Raises:
             InvalidRequestError, AdapterNotFoundError, OverloadedError: before the first delta.
@@ -178,7 +180,7 @@ class AsyncEngine:
             tenant=tenant,
         )
         self._require_engine()
-        self._admission.admit(requests)
+        self._admission.admit(requests, company)
         flight = Flight(requests, is_streamed, self.config.limits.max_stream_backlog)
         self._flights.add(flight)
         self._watchdog.note_request(self.num_unfinished)

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
 from lora_serve.config import EngineConfig
+from lora_serve.engine.admission import Company
 from lora_serve.messages import AdapterInfo, EngineReady, EngineStats
 from lora_serve.observability.metrics import EngineMetrics
 from lora_serve.outputs import OutputDelta
@@ -73,6 +74,7 @@ class Engine(Protocol):
         priority: int = 0,
         tenant: str = "",
         is_streamed: bool = True,
+        company: Company | None = None,
     ) -> AsyncGenerator[OutputDelta, None]: ...
 
     async def load_lora_adapter(

@@ -15,6 +15,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lora_serve.engine.admission import Company
 from lora_serve.errors import AdapterNotFoundError, InvalidRequestError
 from lora_serve.outputs import OutputDelta, RequestOutput
 from lora_serve.sampling_params import SamplingParams
@@ -59,6 +60,8 @@ class Generation:
         self._inputs = inputs
         self._num_choices = params.n
         self._first: PromptDelta | None = None
+        num_tokens = sum(item.num_tokens for item in inputs)
+        company = Company(params.n * len(inputs), params.n * num_tokens)
         unique = uuid.uuid4().hex  # clients may well repeat the id that they choose
         self._deltas = _merged(
             [
@@ -71,6 +74,7 @@ class Generation:
                     priority=priority,
                     tenant=tenant,
                     is_streamed=is_streamed,
+                    company=company,
                 )
                 for index, item in enumerate(inputs)
             ]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lora_serve.config import LimitsConfig
-from lora_serve.engine.admission import MAX_RETRY_SECONDS, AdmissionControl
+from lora_serve.engine.admission import MAX_RETRY_SECONDS, AdmissionControl, Company
 from lora_serve.errors import InvalidRequestError, OverloadedError
 from lora_serve.messages import EngineRequest
 from lora_serve.sampling_params import SamplingParams
@@ -58,6 +58,28 @@ def test_more_choices_than_can_ever_be_taken_are_no_matter_of_retrying() -> None
         admission.admit([request(f"a-{number}") for number in range(4)])
     assert admission.num_refused["max_num_queued_reqs"] == 0
     admission.admit([request(f"a-{number}") for number in range(3)])
+
+
+def test_the_prompts_of_a_body_are_taken_together_or_not_at_all() -> None:
+    admission = control(max_num_queued_reqs=2, max_num_queued_tokens=25)
+    large = Company(num_requests=3, num_tokens=30)
+    for number in range(3):  # more tokens than may be queued, but nobody else is there
+        admission.admit([request(f"large-{number}")], large)
+    small = Company(num_requests=2, num_tokens=2)
+    for number in range(2):
+        with pytest.raises(OverloadedError, match="2 more would exceed the limit of 2 "):
+            admission.admit([request(f"small-{number}", 1)], small)
+    assert admission.num_refused == {"max_num_queued_reqs": 1, "max_num_queued_tokens": 0}
+    assert admission.num_queued == 1
+
+
+def test_a_body_of_too_many_prompts_is_no_matter_of_retrying() -> None:
+    admission = control(max_num_queued_reqs=1)
+    body = Company(num_requests=4, num_tokens=4)
+    for number in range(4):
+        with pytest.raises(InvalidRequestError, match="4 answers at once, and at most 3 may"):
+            admission.admit([request(f"a-{number}", 1)], body)
+    assert admission.num_queued == 0
 
 
 def test_prompts_count_by_their_tokens_until_their_first_output() -> None:

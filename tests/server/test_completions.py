@@ -78,6 +78,15 @@ async def test_every_prompt_has_n_choices_with_indices_of_their_own(
     assert answer["usage"]["prompt_tokens"] == 4
 
 
+async def test_the_prompts_of_a_body_ask_for_admission_together(
+    engine: FakeEngine, client: httpx.AsyncClient
+) -> None:
+    await complete(client, prompt=[[5] * 40, [6] * 20], n=3, max_tokens=1)
+    assert len(engine.companies) == 2
+    (company,) = set(engine.companies)
+    assert (company.num_requests, company.num_tokens) == (6, 180)
+
+
 async def test_cached_tokens_are_summed_over_prompts(client: httpx.AsyncClient) -> None:
     prompts = ["x" * 40, "y" * 20]
     first = await complete(client, prompt=prompts)
