@@ -20,6 +20,7 @@ from lora_serve.cli.arguments import (
 )
 from lora_serve.cli.hub import prepare_hub
 from lora_serve.config import EngineConfig, ServerConfig
+from lora_serve.errors import ConfigError
 
 Started = TypeVar("Started")
 
@@ -42,6 +43,8 @@ def run_serve(args: argparse.Namespace) -> int:
     """Serve until told to stop. Raises ConfigError for what cannot be served."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     engine, server = engine_config(args), server_config(args)
+    if engine.scheduler.fair_share == "key" and not (server.api_key or server.admin_api_key):
+        raise ConfigError("--fair-share key needs --api-key: without keys there is one share")
     if not engine.model.model:
         engine = with_demo_model(engine)
     names = (engine.model.model, engine.model.tokenizer or engine.model.model)

@@ -36,6 +36,13 @@ def test_a_taken_port_is_told_in_one_line_before_any_model_is_looked_for() -> No
     assert told.count("\n") == 1
 
 
+def test_shares_by_key_need_keys() -> None:
+    server = start("/no/model/here", "--port", "0", "--fair-share", "key")
+    _, told = server.communicate(timeout=60)
+    assert server.returncode == 2
+    assert told.startswith("lora-serve: error: --fair-share key needs --api-key")
+
+
 def group_of(server: subprocess.Popen[str]) -> list[str]:
     """Names of the processes in the server's group."""
     names = []
