@@ -60,8 +60,13 @@ def step_bytes(shape: ModelShape, code_format: CodeFormat | None, num_adapters: 
     return each * base + BF16_BYTES * adapters
 
 
-def adapter_weights(shape: ModelShape) -> int:
-    widths = sum(outputs + inputs for outputs, inputs in shape.projections.values())
+def adapter_weights(shape: ModelShape, targets: tuple[str, ...] = ()) -> int:
+    """On the projections of these last names; none means all."""
+    widths = sum(
+        sum(sizes)
+        for name, sizes in shape.projections.items()
+        if not targets or name.rpartition(".")[2] in targets
+    )
     return shape.num_hidden_layers * RANK * widths
 
 

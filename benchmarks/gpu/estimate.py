@@ -2,10 +2,12 @@
 
 A decode step reads every weight once, each request's KV, and each adapter in the step; a prefill
 multiplies every weight with every token. No engine is faster than the slower of bytes and products.
+The second table is what adapters leave of the base model's decode rate, by the same bytes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.gpu.shapes import SHAPES
@@ -14,6 +16,12 @@ from benchmarks.make_checkpoint import ModelShape
 
 CONTEXT = 1024
 CASES = ((1, 0), (32, 0), (32, 32), (256, 0), (256, 256))  # (requests, adapters)
+NAMES = ("0.5B", "3B", "7B")
+TARGETS: Mapping[str, tuple[str, ...]] = {
+    "all projections": (),
+    "q, k, v, o": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "q, v": ("q_proj", "v_proj"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +36,17 @@ class Card:
 H200 = Card("H200", 4.8e12, 989e12)
 
 
-def decode_seconds(card: Card, shape: ModelShape, num_requests: int, num_adapters: int) -> float:
-    """One step of requests that have CONTEXT tokens each."""
+def decode_seconds(
+    card: Card,
+    shape: ModelShape,
+    num_requests: int,
+    num_adapters: int,
+    targets: tuple[str, ...] = (),
+) -> float:
+    """One step of requests that have CONTEXT tokens each; targets: as of limits.adapter_weights."""
     weights = layer_weights(shape) + vocabulary_weights(shape)
     kv_values = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * CONTEXT
-    values = weights + num_requests * kv_values + num_adapters * adapter_weights(shape)
+    values = weights + num_requests * kv_values + num_adapters * adapter_weights(shape, targets)
     attention = 2 * num_requests * kv_values * shape.num_attention_heads
     flops = 2 * num_requests * weights + attention / shape.num_key_value_heads
     return max(BF16_BYTES * values / card.bytes_per_second, flops / card.flops)
@@ -46,12 +60,32 @@ def prefill_tokens_per_second(card: Card, shape: ModelShape) -> float:
 def table(card: Card) -> str:
     heads = [f"{n} request{'s' * (n > 1)}" + (f", {a} adapters" if a else "") for n, a in CASES]
     lines = [["shape", *heads, "prefill, tokens/s"], ["---", *["--:"] * (len(heads) + 1)]]
-    for name in ("0.5B", "3B", "7B"):
+    for name in NAMES:
         shape = SHAPES[name]
         steps = [f"{1e3 * decode_seconds(card, shape, n, a):.2f} ms" for n, a in CASES]
         lines.append([name, *steps, f"{prefill_tokens_per_second(card, shape):,.0f}"])
+    return _joined(lines)
+
+
+def shares_left(card: Card) -> str:
+    """Of the base model's decode rate, when each request has an adapter of its own."""
+    counts = [adapters for _, adapters in CASES if adapters]
+    heads = [f"{count} adapters on {which}" for which in TARGETS for count in counts]
+    lines = [["shape", *heads], ["---", *["--:"] * len(heads)]]
+    for name in NAMES:
+        shape = SHAPES[name]
+        shares = [
+            decode_seconds(card, shape, n, 0) / decode_seconds(card, shape, n, n, targets)
+            for targets in TARGETS.values()
+            for n in counts
+        ]
+        lines.append([name, *(f"{share:.0%}" for share in shares)])
+    return _joined(lines)
+
+
+def _joined(lines: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 if __name__ == "__main__":
-    print(table(H200))
+    print(table(H200), shares_left(H200), sep="\n\n")
