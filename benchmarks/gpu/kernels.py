@@ -47,8 +47,10 @@ def time_work(work: Work, watch: Stopwatch, ceilings: Ceilings) -> KernelTiming:
 class Works:
     """The works of one shape. rows: how many of decode and of prefill."""
 
-    def __init__(self, ops: Ops, shape: ModelShape, dtype: torch.dtype) -> None:
+    def __init__(self, ops: Ops, exact_ops: Ops, shape: ModelShape, dtype: torch.dtype) -> None:
+        """exact_ops: with --batch-invariant, which has linear layers of its own."""
         self._ops = ops
+        self._exact_ops = exact_ops
         self._shape = shape
         self._dtype = dtype
 
@@ -70,12 +72,13 @@ class Works:
             packed = self._ops.pack_linear(self._random(outputs, inputs), None)
             for count in rows:
                 x = self._random(count, inputs)
-                yield Work(
-                    f"linear {name}, {count} rows",
-                    partial(self._ops.linear, x, packed),
-                    2.0 * count * outputs * inputs,
-                    self._bytes(outputs * inputs + count * (inputs + outputs)),
-                )
+                for how, ops in (("", self._ops), (", batch-invariant", self._exact_ops)):
+                    yield Work(
+                        f"linear {name}, {count} rows{how}",
+                        partial(ops.linear, x, packed),
+                        2.0 * count * outputs * inputs,
+                        self._bytes(outputs * inputs + count * (inputs + outputs)),
+                    )
 
     def lora(self, decode_rows: tuple[int, ...], prefill_rows: int) -> Iterator[Work]:
         hidden, inner = self._shape.hidden_size, self._shape.intermediate_size
@@ -143,6 +146,28 @@ class Works:
                 0.0,
                 self._bytes(1.5 * gate_up.numel()),
             )
+
+            yield self._rotary(count)
+
+    def _rotary(self, count: int) -> Work:
+        shape, ops = self._shape, self._ops
+        heads, kv_heads, size = (
+            shape.num_attention_heads,
+            shape.num_key_value_heads,
+            shape.head_dim,
+        )
+        qkv = self._random(count, heads + 2 * kv_heads, size)
+        q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+        angles = torch.zeros(count, size, device=ops.device)
+        blocks = -(-count // BLOCK_SIZE)
+        cache = ops.new_kv_cache(blocks, BLOCK_SIZE, kv_heads, size, self._dtype)
+        rows = torch.arange(count, device=ops.device)
+        return Work(
+            f"rotary and KV write, {count} rows",
+            partial(ops.rotary_and_write_kv, q, k, v, angles, rows, cache, rows),
+            0.0,
+            self._bytes(2 * qkv.numel()) + angles.nbytes,
+        )
 
     def _adapter(self) -> object:
         hidden, inner = self._shape.hidden_size, self._shape.intermediate_size

@@ -20,7 +20,7 @@ import torch
 from benchmarks.gpu.ceilings import measure_ceilings
 from benchmarks.gpu.engine import MeasuredEngine, Settings
 from benchmarks.gpu.kernels import Works, time_work
-from benchmarks.gpu.peer import PEERS, time_peer
+from benchmarks.gpu.peer import OURSELVES, PEERS, PeerTiming, time_peer
 from benchmarks.gpu.report import EngineTimings, Report, ShapeReport, begin_report
 from benchmarks.gpu.shapes import SHAPES, write_config
 from benchmarks.gpu.timing import Stopwatch
@@ -102,12 +102,13 @@ class Measurement:
         """As it is served, then with other settings, where the adapters are none or 32."""
         served, lengths, cases = self._settings(), self._prompt_lengths(), self._cases()
         few = [(requests, adapters) for requests, adapters in cases if adapters in (0, 32)]
+        counts = self._adapter_counts()
         exact = replace(served, batch_invariant=True)
         serial = replace(served, async_scheduling=False)
         for what, *arguments in (
-            ("engine", shape.served, served, lengths, cases),
-            ("--batch-invariant", shape.exact, exact, lengths, few),
-            ("--no-async-scheduling", shape.serial, serial, (), few),
+            ("engine", shape.served, served, lengths, cases, counts),
+            ("--batch-invariant", shape.exact, exact, lengths, few, ()),
+            ("--no-async-scheduling", shape.serial, serial, (), few, ()),
         ):
             part = partial(self._time_engine, shape.name, *arguments)
             self.attempt(f"{shape.name}: {what}", part)
@@ -119,6 +120,7 @@ class Measurement:
         settings: Settings,
         lengths: Iterable[int],
         cases: Iterable[tuple[int, int]],
+        adapter_counts: Iterable[int],
     ) -> None:
         engine = MeasuredEngine(write_config(name, self._directory / name), SHAPES[name], settings)
         try:
@@ -130,21 +132,42 @@ class Measurement:
             found = {(timing.num_requests, timing.num_adapters) for timing in timings.decode}
             for case in self._while_time([case for case in cases if case not in found]):
                 timings.decode.append(engine.decode(*case, prompt_len, num_steps))
+            told = {timing.num_adapters for timing in timings.first_token}
+            for count in self._while_time([n for n in adapter_counts if n not in told]):
+                timings.first_token.append(engine.first_token(count, prompt_len))
         finally:
             engine.close()
 
     def _measure_peers(self, name: str) -> None:
         self.report.peer_shape = name
+        self.attempt(f"{name}: lora-serve beside peers", partial(self._time_ourselves, name))
         for peer in PEERS:
             self.attempt(f"{name}: {peer}", partial(self._time_peer, peer, name))
 
     def _time_peer(self, peer: str, name: str) -> None:
         config = write_config(name, self._directory / name)
-        sizes = (32, 128, 64) if self._is_card else (2, 8, 4)
-        self.report.peers.append(time_peer(peer, config, self._device, *sizes))
+        self.report.peers.append(time_peer(peer, config, self._device, *self._peer_sizes()))
+
+    def _time_ourselves(self, name: str) -> None:
+        """The same batch as the peers'."""
+        num_requests, *lengths = self._peer_sizes()
+        settings = replace(self._settings(), max_adapters=num_requests)
+        engine = MeasuredEngine(write_config(name, self._directory / name), SHAPES[name], settings)
+        try:
+            rates = [
+                engine.answered_tokens_per_second(num_requests, num_adapters, *lengths)
+                for num_adapters in (0, num_requests)
+            ]
+        finally:
+            engine.close()
+        self.report.peers += [
+            PeerTiming(who, num_requests, rate) for who, rate in zip(OURSELVES, rates, strict=True)
+        ]
 
     def _time_kernels(self, shape: ShapeReport) -> None:
-        works = Works(choose_ops((), self._device), SHAPES[shape.name], torch.bfloat16)
+        exact_ops = choose_ops((), self._device, batch_invariant=True)
+        ops = choose_ops((), self._device)
+        works = Works(ops, exact_ops, SHAPES[shape.name], torch.bfloat16)
         rows = ((1, 8, 32, 256), 2048) if self._is_card else ((1, 4), 32)
         found = {timing.name for timing in shape.kernels}
         for work in self._while_time(works.all(*rows)):
@@ -163,6 +186,14 @@ class Measurement:
         if self._is_card:
             return Settings("cuda", 256, 8192, 4096, max_adapters=256)
         return Settings("cpu", 8, 64, 256, 4, num_blocks=128, async_scheduling=True)
+
+    def _peer_sizes(self) -> tuple[int, int, int]:
+        """Requests, tokens of a prompt, tokens of an answer."""
+        return (32, 128, 64) if self._is_card else (2, 8, 4)
+
+    def _adapter_counts(self) -> tuple[int, ...]:
+        """Around what others have slots for, and up to all."""
+        return (1, 8, 9, 32, 64, 65, 256) if self._is_card else (1, 4)
 
     def _prompt_lengths(self) -> tuple[int, ...]:
         return (128, 1024, 4000) if self._is_card else (32,)

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 RANK = 16
 BARE, ADAPTED = PEERS = ("transformers", "transformers + PEFT, an adapter each")
+OURSELVES = ("lora-serve", "lora-serve, an adapter each")
 
 
 class Generator(Protocol):

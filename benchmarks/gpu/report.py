@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.gpu.ceilings import Ceilings
-from benchmarks.gpu.engine import DecodeTiming
+from benchmarks.gpu.engine import DecodeTiming, FirstTokenTiming
 from benchmarks.gpu.kernels import KernelTiming
 from benchmarks.gpu.peer import PeerTiming
 from lora_serve.bench.machine import Machine
@@ -24,6 +24,7 @@ class EngineTimings:
     num_blocks: int = 0
     decode: list[DecodeTiming] = field(default_factory=list)
     prefill: dict[int, float] = field(default_factory=dict)
+    first_token: list[FirstTokenTiming] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -151,6 +152,14 @@ def _shape_sections(shape: ShapeReport, ceilings: Ceilings) -> Iterable[str]:
                 _number(shape.exact.prefill.get(length)),
             )
             for length, rate in served.prefill.items()
+        ],
+    )
+    yield "First token of a lone request; each asks for the next of so many adapters."
+    yield _table(
+        ("adapters", "median ms", "worst ms"),
+        [
+            (t.num_adapters, f"{t.median_ms:.2f}", f"{t.worst_ms:.2f}")
+            for t in shape.served.first_token
         ],
     )
     yield "Kernels. Limit: the nearer ceiling."

@@ -30,7 +30,11 @@ def begin(out: Path, minutes: float = 60.0) -> Measurement:
 
 def test_every_part_is_measured_and_told(page: Path) -> None:
     text = page.read_text()
-    for told in ("| 4 | 4 |", "attention, 1 x 32 tokens", "lora gate up", "PEFT, an adapter each"):
+    for told in (
+        *("| 4 | 4 |", "attention, 1 x 32 tokens", "lora gate up", "rotary and KV write, 32 rows"),
+        *("linear down, 4 rows |", "linear down, 4 rows, batch-invariant |"),
+        *("| lora-serve |", "lora-serve, an adapter each", "PEFT, an adapter each"),
+    ):
         assert told in text
     assert "Left out" not in text
     assert "Failed" not in text
@@ -47,6 +51,8 @@ def test_the_json_holds_every_figure(page: Path) -> None:
         (4, 4),
     }
     assert [t["num_adapters"] for t in shape["serial"]["decode"]] == [0, 0]
+    assert [t["num_adapters"] for t in shape["served"]["first_token"]] == [1, 4]
+    assert all(0 < t["median_ms"] <= t["worst_ms"] for t in shape["served"]["first_token"])
     for settings in ("served", "exact", "serial"):
         for timing in shape[settings]["decode"]:
             assert timing["tokens_per_second"] == pytest.approx(
@@ -61,7 +67,7 @@ def test_what_there_is_no_time_for_is_named(tmp_path: Path) -> None:
     assert measurement.report.notes == [
         f"Left out, for want of time: tiny: {part}."
         for part in (
-            *("engine", "--batch-invariant", "--no-async-scheduling"),
+            *("engine", "--batch-invariant", "--no-async-scheduling", "lora-serve beside peers"),
             *("transformers", "transformers + PEFT, an adapter each", "kernels"),
         )
     ]
