@@ -8,6 +8,7 @@ import pytest
 
 from lora_serve.fuzz.oracle.engine import OracleEngine
 from lora_serve.fuzz.oracle.executor import lone_answer
+from lora_serve.scheduler.queue import OVERTAKE_LIMIT
 from lora_serve.scheduler.shares import FairShares
 
 MAX_PROMPT, MAX_ANSWER, MAX_RUNNING = 60, 30, 3
@@ -69,6 +70,12 @@ def test_competing_shares_stay_within_a_few_requests_of_each_other(fair_share: s
 
 def test_without_shares_the_order_of_arrival_rules() -> None:
     assert largest_gap(0, "none") > 5 * BOUND
+
+
+def test_adapters_without_a_seat_wait_for_a_turn_of_bounded_length() -> None:
+    turn = OVERTAKE_LIMIT * (MAX_PROMPT + MAX_ANSWER)
+    assert largest_gap(0, "adapter", max_loras=1) <= BOUND + turn
+    assert largest_gap(0, "none", max_loras=1) > BOUND + turn, "it is not the seats that do it"
 
 
 class NeverCharges(FairShares):
