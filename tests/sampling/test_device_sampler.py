@@ -31,6 +31,7 @@ PARAMS = (
     SamplingParams(temperature=1.0, repetition_penalty=1.7),
     SamplingParams(temperature=0.9, frequency_penalty=0.8, presence_penalty=-0.5, top_p=0.95),
 )
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 VOCABULARIES = pytest.mark.parametrize("vocab_size", [1, 2, 37, 513, 3000])
 
 
@@ -54,22 +55,26 @@ def random_logits(count: int, vocab_size: int, seed: int) -> Tensor:
 
 
 @VOCABULARIES
+@DEVICES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_tokens_and_logprobs_are_those_of_the_specification(
-    vocab_size: int, dtype: torch.dtype
+    vocab_size: int, dtype: torch.dtype, device: str
 ) -> None:
     inputs = random_inputs(40, vocab_size, seed=1)
     logits = random_logits(40, vocab_size, seed=2).to(dtype)
-    before = logits.clone()
-    assert sample_on_device(logits, inputs) == sample(logits, inputs)
-    assert torch.equal(logits, before)
+    there = logits.to(device, copy=True)
+    assert sample_on_device(there, inputs) == sample(logits, inputs)
+    assert torch.equal(there.cpu(), logits)
 
 
 @VOCABULARIES
-def test_logprobs_of_given_tokens_are_those_of_the_specification(vocab_size: int) -> None:
+@DEVICES
+def test_logprobs_of_given_tokens_are_those_of_the_specification(
+    vocab_size: int, device: str
+) -> None:
     logits = random_logits(70, vocab_size, seed=7)
     tokens = [i % vocab_size for i in range(70)]
-    got = token_logprobs_on_device(logits, tokens, 5)
+    got = token_logprobs_on_device(logits.to(device), tokens, 5)
     assert got == token_logprobs(logits, tokens, 5)
 
 
@@ -81,12 +86,13 @@ def test_a_row_gives_the_same_bits_alone_and_in_company() -> None:
         assert sample_on_device(logits[index : index + 1], inputs[index : index + 1]) == [result]
 
 
-def test_what_a_broken_model_gives_never_stops_the_step() -> None:
+@DEVICES
+def test_what_a_broken_model_gives_never_stops_the_step(device: str) -> None:
     bad, fine = (math.nan, math.inf, -math.inf), [0.5] * 7
     rows = torch.tensor([[x] * 7 for x in bad] + [[x, *fine[1:]] for x in bad] + [fine])
     for params in PARAMS:
         inputs = [SampleInput(replace(params, logprobs=2), seed=4, position=3)] * len(rows)
-        got = sample_on_device(rows, inputs)
+        got = sample_on_device(rows.to(device), inputs)
         assert got == sample(rows, inputs)
 
 
@@ -99,10 +105,11 @@ def test_the_largest_come_by_value_and_then_by_id() -> None:
 # ── weights ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_weights_have_the_bits_of_the_specification() -> None:
+@DEVICES
+def test_weights_have_the_bits_of_the_specification(device: str) -> None:
     rows = 30 * torch.randn(5, 2000, generator=torch.Generator().manual_seed(1))
     scales = torch.tensor([[1.0], [1 / 0.7], [0.01], [50.0], [1 / 3]])
-    got = relative_weights(rows, scales)
+    got = relative_weights(rows.to(device), scales.to(device)).cpu()
     for row, (scale,), weights in zip(rows.numpy(), scales.numpy(), got, strict=True):
         expected = weights_module.relative_weights(row, scale)
         assert np.array_equal(weights.numpy(), expected)
