@@ -35,6 +35,8 @@ class Totals:
     num_salts: int
     num_blocks: int
     num_bytes: int
+    oldest: float | None
+    newest: float | None
 
 
 def add_kv_parser(commands: Any) -> None:
@@ -47,18 +49,34 @@ def add_kv_parser(commands: Any) -> None:
     for name, act, what in (
         ("ls", list_namespaces, "what is stored: by adapter, version and salt"),
         ("verify", verify, "read everything, and check every block; exit code 1 if one is bad"),
-        ("clear", clear, "delete everything, or one adapter's KV"),
+        ("clear", clear, "delete everything, or what the options choose"),
         ("stats", show_stats, "totals, by adapter and over all"),
     ):
         one = actions.add_parser(name, help=what, description=what[0].upper() + what[1:] + ".")
         one.add_argument("where", metavar="PATH|URL", help="a --kv-disk-path, or a --kv-redis-url")
         if name == "clear":
-            one.add_argument("--adapter", metavar="NAME", help="only this adapter's KV")
+            _add_choices(one)
         else:
             one.add_argument(
                 "--json", action="store_true", help="for machines: JSON, digests whole"
             )
         one.set_defaults(run=run_kv, act=act, parser=one)
+
+
+def _add_choices(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--adapter", metavar="NAME", help="only this adapter's KV; \"\": the base model's"
+    )
+    parser.add_argument(
+        "--version", metavar="HEX", help="only of adapter versions whose digest begins so"
+    )
+    parser.add_argument("--salt", metavar="HEX", help="only of salts whose digest begins so")
+    parser.add_argument(
+        "--older-than",
+        metavar="SECONDS",
+        type=float,
+        help="only where the newest block was written so long ago",
+    )
 
 
 def run_kv(args: argparse.Namespace) -> int:
@@ -113,6 +131,7 @@ def list_namespaces(inspection: Inspection, args: argparse.Namespace) -> int:
 def verify(inspection: Inspection, args: argparse.Namespace) -> int:
     verdicts = sorted(inspection.verify(), key=lambda one: _order(one.namespace))
     num_refused = sum(one.refused.total() for one in verdicts)
+    num_broken = inspection.num_broken()
     if args.json:
         _print_json([_as_json(one.namespace) | _judgement(one) for one in verdicts])
     else:
@@ -129,17 +148,35 @@ def verify(inspection: Inspection, args: argparse.Namespace) -> int:
                 "asked for, and then set aside",
                 file=sys.stderr,
             )
-    return EXIT_REFUSED if num_refused else 0
+    if num_broken:
+        print(
+            f"{num_broken:,} with a damaged descriptor: nobody can tell whose KV that is, and "
+            "no server will use it",
+            file=sys.stderr,
+        )
+    return EXIT_REFUSED if num_refused or num_broken else 0
 
 
 def clear(inspection: Inspection, args: argparse.Namespace) -> int:
-    found = [
-        one for one in inspection.summaries() if args.adapter in (None, one.namespace.lora_name)
-    ]
-    inspection.clear(args.adapter)
+    now = time.time()
+    found = [one for one in inspection.summaries() if _is_chosen(one, args, now)]
+    if all(one is None for one in (args.adapter, args.version, args.salt, args.older_than)):
+        inspection.clear_everything()
+    else:
+        inspection.clear([one.namespace for one in found])
     num_blocks = sum(one.num_blocks for one in found)
     print(f"deleted {num_blocks:,} blocks, {size_text(sum(one.num_bytes for one in found))}")
     return 0
+
+
+def _is_chosen(summary: Summary, args: argparse.Namespace, now: float) -> bool:
+    namespace, newest = summary.namespace, summary.newest or 0.0
+    return (
+        args.adapter in (None, namespace.lora_name)
+        and namespace.digest.hex().startswith(args.version or "")
+        and namespace.salt_digest.hex().startswith(args.salt or "")
+        and (args.older_than is None or now - newest >= args.older_than)
+    )
 
 
 def show_stats(inspection: Inspection, args: argparse.Namespace) -> int:
@@ -151,9 +188,10 @@ def show_stats(inspection: Inspection, args: argparse.Namespace) -> int:
     if args.json:
         _print_json({"adapters": totals, "tier": facts})
         return 0
-    rows = [_totals_row(one, one.adapter or BASE_MODEL) for one in totals]
-    rows += [_totals_row(_totals("", summaries), "all")] * (len(rows) > 1)
-    _print_table(("adapter", "versions", "salts", "blocks", "size"), rows)
+    now = time.time()
+    rows = [_totals_row(one, one.adapter or BASE_MODEL, now) for one in totals]
+    rows += [_totals_row(_totals("", summaries), "all", now)] * (len(rows) > 1)
+    _print_table(("adapter", "versions", "salts", "blocks", "size", "oldest", "newest"), rows)
     print()
     for name, value in facts.items():
         title, is_size = name.removesuffix("_bytes").replace("_", " "), name.endswith("_bytes")
@@ -235,12 +273,15 @@ def _totals(name: str, summaries: Sequence[Summary]) -> Totals:
         num_salts=len({one.salt_digest for one in spaces if one.salt_digest}),
         num_blocks=sum(one.num_blocks for one in summaries),
         num_bytes=sum(one.num_bytes for one in summaries),
+        oldest=min((one.oldest for one in summaries if one.oldest is not None), default=None),
+        newest=max((one.newest for one in summaries if one.newest is not None), default=None),
     )
 
 
-def _totals_row(totals: Totals, title: str) -> tuple[str, ...]:
+def _totals_row(totals: Totals, title: str, now: float) -> tuple[str, ...]:
     counts = (totals.num_versions, totals.num_salts, totals.num_blocks)
-    return (title, *(f"{count:,}" for count in counts), size_text(totals.num_bytes))
+    ages = (age_text(totals.oldest, now), age_text(totals.newest, now))
+    return (title, *(f"{count:,}" for count in counts), size_text(totals.num_bytes), *ages)
 
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

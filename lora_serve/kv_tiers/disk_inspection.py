@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -52,13 +52,20 @@ class DiskInspection:
                     _verify_file(path, namespace, verdict)
             yield verdict
 
-    def clear(self, lora_name: str | None) -> None:
-        for namespace in self._namespaces():
-            if lora_name is None or namespace.lora_name == lora_name:
-                self._directory.trash(namespace.root)
-        if lora_name is None:
-            for file in self._quarantined():
-                file.unlink(missing_ok=True)
+    def num_broken(self) -> int:
+        undescribed = (r for r in self._directory.roots() if self._directory.describe(r) is None)
+        return sum(self._directory.of(root).exists() for root in undescribed)  # else just dropped
+
+    def clear(self, namespaces: Sequence[TierNamespace]) -> None:
+        for namespace in namespaces:
+            self._directory.trash(namespace.root)
+        self._directory.empty_trash()
+
+    def clear_everything(self) -> None:
+        for root in self._directory.roots():
+            self._directory.trash(root)
+        for file in self._quarantined():
+            file.unlink(missing_ok=True)
         self._directory.empty_trash()
 
     def facts(self) -> Mapping[str, int | str]:

@@ -6,7 +6,7 @@ Nothing is changed but by `clear`, and nothing is believed: `verify` reads every
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -60,8 +60,14 @@ class Inspection(Protocol):
     def verify(self) -> Iterator[Verdict]:
         """One for each namespace, as they are read."""
 
-    def clear(self, lora_name: str | None) -> None:
-        """Delete an adapter's namespaces ("": the base model's), or everything."""
+    def num_broken(self) -> int:
+        """Namespaces whose descriptor is damaged: nobody can tell whose KV they hold, or use it."""
+
+    def clear(self, namespaces: Sequence[TierNamespace]) -> None:
+        """Delete these."""
+
+    def clear_everything(self) -> None:
+        """Delete also what is broken or set aside."""
 
     def facts(self) -> Mapping[str, int | str]:
         """What there is to say of the tier as a whole; sizes are named …_bytes."""

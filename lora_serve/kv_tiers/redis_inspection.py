@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from lora_serve.identity import BlockHash
+from lora_serve.kv_tiers.base import TierNamespace
 from lora_serve.kv_tiers.codec import record_bytes
 from lora_serve.kv_tiers.inspection import Summary, Verdict
 from lora_serve.kv_tiers.redis import as_record
@@ -48,13 +49,17 @@ class RedisInspection:
                 if value is not None:  # else the server has evicted it
                     verdict.judge(as_record(block_hash, value))
 
-    def clear(self, lora_name: str | None) -> None:
-        if lora_name is None:
-            self._keyspace.forget_everything()
-            return
+    def num_broken(self) -> int:
+        return len(self._keyspace.broken_roots())
+
+    def clear(self, namespaces: Sequence[TierNamespace]) -> None:
+        roots = {namespace.root for namespace in namespaces}
         for entry in self._keyspace.entries():
-            if entry.namespace.lora_name == lora_name:
+            if entry.namespace.root in roots:
                 self._keyspace.forget(entry)
+
+    def clear_everything(self) -> None:
+        self._keyspace.forget_everything()
 
     def facts(self) -> Mapping[str, int | str]:
         server = self._keyspace.server_facts()

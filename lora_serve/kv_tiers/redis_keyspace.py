@@ -82,23 +82,29 @@ class RedisKeyspace:
             return _entry(namespace.root, self._redis.hget(NAMESPACES, namespace.root))
 
     def ensure_entry(self, namespace: TierNamespace) -> Entry:
-        found = self.entry(namespace)
-        if found is not None:
-            return found
-        made = Entry(namespace, uuid4().hex)
         with _tier_errors():
-            self._redis.hsetnx(NAMESPACES, namespace.root, msgspec.json.encode(made))
-        return self.entry(namespace) or made  # another replica's, if it was first
+            text = self._redis.hget(NAMESPACES, namespace.root)
+            found = _entry(namespace.root, text)
+            if found is not None:
+                return found
+            made = Entry(namespace, uuid4().hex)
+            # another replica may be first; but what cannot be read leads to nothing
+            put = self._redis.hsetnx if text is None else self._redis.hset
+            put(NAMESPACES, namespace.root, msgspec.json.encode(made))
+        return self.entry(namespace) or made
 
     def entries(self) -> list[Entry]:
-        """All namespaces, of any replica. Fields that cannot be read are forgotten."""
+        """All namespaces, of any replica, whose fields can be read."""
+        return [entry for entry in self._fields().values() if entry is not None]
+
+    def broken_roots(self) -> list[bytes]:
+        """Fields that cannot be read: nobody finds what they led to."""
+        return [root for root, entry in self._fields().items() if entry is None]
+
+    def _fields(self) -> dict[bytes, Entry | None]:
         with _tier_errors():
             fields = self._redis.hgetall(NAMESPACES)
-            found = {root: _entry(root, text) for root, text in fields.items()}
-            broken = [root for root, entry in found.items() if entry is None]
-            if broken:
-                self._redis.hdel(NAMESPACES, *broken)
-        return [entry for entry in found.values() if entry is not None]
+        return {root: _entry(root, text) for root, text in fields.items()}
 
     def some_entries(self, count: int) -> list[Entry]:
         """Namespaces drawn at random, at most so many."""

@@ -8,10 +8,11 @@ import pytest
 
 from lora_serve.cli.kv import age_text, size_text
 from lora_serve.cli.main import main
-from lora_serve.kv_tiers.base import Tier, TierNamespace
+from lora_serve.kv_tiers.base import Record, Tier, TierNamespace
 from lora_serve.kv_tiers.codec import make_record
 from lora_serve.kv_tiers.disk import DiskTier
 from lora_serve.kv_tiers.redis import RedisTier
+from lora_serve.kv_tiers.redis_keyspace import NAMESPACES
 from tests.fakes.kv_blocks import a_namespace, blocks, chain
 from tests.fakes.redis_server import RedisServer, redis_server
 
@@ -110,6 +111,48 @@ def test_verify_of_redis_names_the_bad_and_fails(
     assert "1 bad: no server will use them" in captured.err
 
 
+def test_verify_fails_where_nobody_can_tell_whose_kv_it_is(
+    path: Path, url: str, redis_server: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path / "namespaces" / A.root.hex() / "namespace.json").write_bytes(b"{}")
+    with redis_server.client() as client:
+        client.hset(NAMESPACES, A.root, b"{}")
+    for where in (str(path), url):
+        assert main(["kv", "verify", where]) == 1
+        assert "1 with a damaged descriptor" in capsys.readouterr().err
+        assert main(["kv", "verify", where]) == 1  # it only looks
+        assert main(["kv", "clear", where]) == 0
+        assert main(["kv", "verify", where]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        (("--adapter", "b"), [None, "a"]),
+        (("--adapter", ""), ["a", "b"]),
+        (("--version", A.digest.hex()[:12]), [None, "b"]),
+        (("--salt", B.salt_digest.hex()), [None, "a"]),
+        (("--adapter", "a", "--salt", B.salt_digest.hex()), [None, "a", "b"]),
+        (("--older-than", "1800"), ["b"]),
+    ],
+)
+def test_clear_deletes_what_the_options_choose(
+    path: Path, options: tuple[str, ...], left: list[str | None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tier = DiskTier(path, 2**20)
+    tier.save(B, records_of_now(B))
+    tier.close()
+    assert main(["kv", "clear", str(path), *options]) == 0
+    capsys.readouterr()
+    assert main(["kv", "ls", str(path), "--json"]) == 0
+    assert [one["adapter"] for one in json.loads(capsys.readouterr().out)] == left
+
+
+def records_of_now(namespace: TierNamespace) -> list[Record]:
+    hashes = chain(namespace, "of now", 2)
+    return [make_record(namespace, h, block, time.time()) for h, block in blocks(namespace, hashes)]
+
+
 def test_clear_deletes_one_adapter_or_everything(
     path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,7 +183,9 @@ def test_stats_add_up(path: Path, url: str, capsys: pytest.CaptureFixture[str]) 
         assert "all                  3      1      18" in out
         assert fact in out
     assert main(["kv", "stats", str(path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["tier"]["files"] == 3
+    stats = json.loads(capsys.readouterr().out)
+    assert stats["tier"]["files"] == 3
+    assert all(3600 <= time.time() - one["newest"] < 4000 for one in stats["adapters"])
 
 
 @pytest.mark.parametrize(

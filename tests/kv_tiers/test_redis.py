@@ -193,7 +193,6 @@ def test_a_descriptor_that_cannot_be_read_makes_its_blocks_unreachable(
     with redis_server.client() as client:
         client.hset(PREFIX + b"namespaces", NS.root, b"{")
     assert load(tier, NS, HASHES) == (0, Cause.ABSENT)
-    tier.drop(Drop("n"))
     assert save(tier, NS, HASHES) == 24
     assert load(tier, NS, HASHES) == (24, None)
 
