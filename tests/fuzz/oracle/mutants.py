@@ -9,13 +9,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+from lora_serve.fuzz.oracle.campaign import NUM_OPERATIONS, NUM_TIERED_OPERATIONS
 from lora_serve.fuzz.oracle.tiered_traces import TieredTrace
 from lora_serve.fuzz.oracle.traces import OracleTrace
 from tests import test_overlapped_traces as overlapped
 from tests import test_tiered_traces as tiered
 from tests import test_traces as plain
-
-NUM_TIERED_OPERATIONS = 200
 
 MakeTrace = Callable[[int], OracleTrace]
 
@@ -74,17 +73,17 @@ def is_caught(trace: OracleTrace, num_operations: int) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--num-traces", type=int, default=100, help="of each; tiered ones a fifth")
+    parser.add_argument("--num-traces", type=int, default=100, help="of each")
     count = parser.parse_args().num_traces
     print("| bug that is put back | traces | caught by |\n|---|--:|--:|")
-    for mutants, num_traces, num_operations in (
-        (plain_mutants(), count, 60),
-        (overlapped_mutants(), count, 60),
-        (tiered_mutants(), count // 5, NUM_TIERED_OPERATIONS),
+    for mutants, num_operations in (
+        (plain_mutants(), NUM_OPERATIONS),
+        (overlapped_mutants(), NUM_OPERATIONS),
+        (tiered_mutants(), NUM_TIERED_OPERATIONS),
     ):
         for name, make in mutants.items():
-            caught = sum(is_caught(make(seed), num_operations) for seed in range(num_traces))
-            print(f"| `{name}` | {num_traces} | {caught} |", flush=True)
+            caught = sum(is_caught(make(seed), num_operations) for seed in range(count))
+            print(f"| `{name}` | {count} | {caught} |", flush=True)
 
 
 if __name__ == "__main__":
