@@ -14,6 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
+from lora_serve.errors import ConfigError
 from lora_serve.ops import GraphPlans, LoRAPart, Ops
 from lora_serve.ops.triton.attention_launch import attention_launches
 from lora_serve.ops.triton.attention_plan import (
@@ -39,6 +40,7 @@ from lora_serve.ops.triton.rowwise import norm_launch, silu_and_mul_launch
 
 # Raised whenever any kernel's results may change in a bit.
 NUMERICS_VERSION = 1
+LEAST_CAPABILITY = 80  # whose tensor cores multiply bfloat16
 
 
 class TritonKernels:
@@ -179,9 +181,19 @@ class TritonKernels:
 
 
 def load(device: torch.device, *, batch_invariant: bool) -> Ops:
-    """The kernels for a card; or for the CPU, where TRITON_INTERPRET=1 has them interpreted."""
+    """The kernels for a card; or for the CPU, where TRITON_INTERPRET=1 has them interpreted.
+
+    Raises:
+        ConfigError: for a card that they cannot run on.
+    """
+    machine = machine_of(device)
+    if machine.capability < LEAST_CAPABILITY:
+        raise ConfigError(
+            f"--device {device}: this card has compute capability {machine.capability / 10:.1f}, and "
+            f"the kernels need {LEAST_CAPABILITY / 10:.1f} (A100, H100 or newer); use --device cpu"
+        )
     if device.type == "cuda":
         # Else cuBLAS may add the parts of a sum in the model's dtype.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    return TritonKernels(device, machine_of(device), batch_invariant=batch_invariant).ops()
+    return TritonKernels(device, machine, batch_invariant=batch_invariant).ops()
