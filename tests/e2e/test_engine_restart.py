@@ -21,6 +21,8 @@ from tests.e2e.metrics import metric, wait_for
 from tests.e2e.recording import Prompted, Recorded, client_for, record_alone
 from tests.e2e.test_trace import random_ids
 
+NUM_STORED_BLOCKS = 12
+
 
 @pytest.fixture
 def mortal_server(
@@ -30,6 +32,7 @@ def mortal_server(
         *server_flags(Server.CACHED),
         *("--lora-modules", f"alpha={demo_paths.alpha}", f"beta={demo_paths.beta}"),
         *("--max-num-seqs", "4", "--max-num-queued-reqs", "40", "--drain-timeout", "1"),
+        *("--kv-disk-path", str(tmp_path / "kv")),
     )
     with start_server(demo_paths.model, tmp_path / "log", *flags) as process:
         process.wait_until_healthy()
@@ -44,6 +47,10 @@ def engine_pid(server: ServerProcess) -> int:
     )
 
 
+def num_saved(server: ServerProcess) -> float:
+    return metric(server.base_url, "lora_serve:kv_tier_saved_blocks_total")
+
+
 async def whole(http: httpx.AsyncClient, request: Prompted) -> Recorded:
     response = await http.post("/v1/completions", json=request.body(stream=False))
     assert response.status_code == 200, response.text
@@ -52,10 +59,20 @@ async def whole(http: httpx.AsyncClient, request: Prompted) -> Recorded:
     return recorded
 
 
-async def stream_until_error(http: httpx.AsyncClient, request: Prompted) -> dict[str, object]:
+async def num_active(http: httpx.AsyncClient) -> int:
+    """Requests that are being answered."""
+    return int((await http.get("/load")).json()["server_load"])
+
+
+async def stream_until_error(
+    http: httpx.AsyncClient, request: Prompted, has_begun: asyncio.Event
+) -> dict[str, object]:
     """The error that ended a stream, which then ended as every stream does."""
+    lines = []
     async with http.stream("POST", "/v1/completions", json=request.body()) as response:
-        lines = [line async for line in response.aiter_lines() if line]
+        async for line in response.aiter_lines():
+            has_begun.set()
+            lines += [line] if line else []
     assert lines[-1] == "data: [DONE]"
     error = json.loads(lines[-2].removeprefix("data: "))["error"]
     assert isinstance(error, dict)
@@ -70,13 +87,19 @@ async def test_a_killed_engine_costs_begun_streams_and_nobody_else(
     # Adapters of the same files have one digest, so base requests are compared with a cold server.
     requests = [Prompted(names[i % 3], random_ids(f"restart {i}", 200), 24) for i in range(12)]
     long = Prompted("lora-serve-demo", random_ids("long", 50), 6000)
+    stored = Prompted("alpha", random_ids("stored", 16 * NUM_STORED_BLOCKS + 1), 8)
     (expected,) = await record_alone(cold_server.base_url, requests[:1])
+    has_begun = asyncio.Event()
     async with client_for(server.base_url) as http:
+        cold = await whole(http, stored)
+        wait_for(lambda: num_saved(server) >= NUM_STORED_BLOCKS, "blocks on the disk")
         before = [await whole(http, request) for request in requests]
-        stream = asyncio.create_task(stream_until_error(http, long))
-        await asyncio.sleep(0.5)  # it has begun
-        answers = [asyncio.create_task(whole(http, request.salted(""))) for request in requests]
-        await asyncio.sleep(0.02)
+        stream = asyncio.create_task(stream_until_error(http, long, has_begun))
+        await has_begun.wait()
+        os.kill(engine_pid(server), signal.SIGSTOP)  # so that it finishes none of what comes now
+        answers = [asyncio.create_task(whole(http, request)) for request in requests]
+        while await num_active(http) <= len(answers):
+            await asyncio.sleep(0.01)
         os.kill(engine_pid(server), signal.SIGKILL)
         error = await stream
         assert (error["code"], error["type"]) == (503, "ServiceUnavailableError")
@@ -87,6 +110,9 @@ async def test_a_killed_engine_costs_begun_streams_and_nobody_else(
         refused = await http.post("/v1/completions", json=requests[0].body(stream=False))
         assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
         after = await asyncio.gather(*answers)
+        warm = await whole(http, stored)
+    assert warm.equals(cold)
+    assert warm.num_cached_tokens == 16 * NUM_STORED_BLOCKS, "an engine that has just begun"
     assert all(one.equals(other) for one, other in zip(after, before, strict=True))
     assert before[0].equals(expected)
     assert [one.fingerprints for one in after] == [one.fingerprints for one in before]
@@ -100,14 +126,17 @@ async def test_sigterm_lets_answers_end_and_refuses_new_ones(mortal_server: Serv
     long = replace(short, max_tokens=7000)
     async with client_for(server.base_url) as http, client_for(server.base_url) as late:
         await late.get("/version")  # it has a connection
-        answers = [asyncio.create_task(whole(http, short))]
-        stream = asyncio.create_task(stream_until_error(http, long))
-        await asyncio.sleep(0.1)
+        has_begun = asyncio.Event()
+        stream = asyncio.create_task(stream_until_error(http, long, has_begun))
+        await has_begun.wait()
+        answer = asyncio.create_task(whole(http, short))
+        while await num_active(http) < 2 and not answer.done():
+            await asyncio.sleep(0.01)
         server.begin_to_stop()
         async with asyncio.timeout(10):  # signals take a moment
             while (await late.get("/health")).status_code == 200:
                 await asyncio.sleep(0.01)
-        assert (await answers[0]).is_finished
+        assert (await answer).is_finished
         refused = await late.post("/v1/completions", json=short.body(stream=False))
         assert refused.status_code == 503
         assert "shutting down" in refused.text
