@@ -188,9 +188,10 @@ def load(device: torch.device, *, batch_invariant: bool) -> Ops:
     """
     machine = machine_of(device)
     if machine.capability < LEAST_CAPABILITY:
+        found, least = machine.capability / 10, LEAST_CAPABILITY / 10
         raise ConfigError(
-            f"--device {device}: this card has compute capability {machine.capability / 10:.1f}, and "
-            f"the kernels need {LEAST_CAPABILITY / 10:.1f} (A100, H100 or newer); use --device cpu"
+            f"--device {device}: this card has compute capability {found}, and the kernels need "
+            f"{least} (A100, H100 or newer); use --device cpu"
         )
     if device.type == "cuda":
         # Else cuBLAS may add the parts of a sum in the model's dtype.
