@@ -30,6 +30,7 @@ from lora_serve.kv_tiers.base import (
 from lora_serve.kv_tiers.codec import record_bytes, refusal
 from lora_serve.kv_tiers.disk_directory import GROUP_SUFFIX, DiskDirectory
 from lora_serve.kv_tiers.disk_index import DiskIndex, Group, Run
+from lora_serve.kv_tiers.disk_news import Place
 from lora_serve.kv_tiers.disk_scan import DiskScan
 from lora_serve.kv_tiers.group_file import (
     MAX_RECORDS,
@@ -71,7 +72,7 @@ class DiskTier:
         self._buffers = ReadBuffers(LOAD_BYTES, NUM_KEPT_BUFFERS)
         self._num_evicted = 0
         self._quarantined: Counter[str] = Counter()
-        self._is_alone = False  # while no other process reserves, the index knows all there is
+        self._reserved_elsewhere: dict[Place, int] = {}  # when this process last looked
         self._count_lock = threading.Lock()
         self._scan = DiskScan(self._directory, self._index, self._quarantine_file, poll_seconds)
 
@@ -161,38 +162,48 @@ class DiskTier:
     def _save_group(self, namespace: TierNamespace, records: Sequence[Record]) -> None:
         self._directory.check_in_place()
         self._directory.empty_trash()  # before more is written: what was dropped takes room, too
-        staged = self._reserve(group_bytes(namespace, records))
+        place = Place(namespace.root, uuid4().hex + GROUP_SUFFIX)
+        staged = self._reserve(place, group_bytes(namespace, records))
         try:
             num_bytes = self._write(staged, namespace, records)
-            file_name = uuid4().hex + GROUP_SUFFIX
-            staged.rename(self._directory.ensure(namespace) / file_name)
+            staged.rename(self._directory.ensure(namespace) / place.name)
         except OSError:
             staged.unlink(missing_ok=True)
             raise
         hashes = tuple(record.block_hash for record in records)
-        self._index.add(Group(namespace, file_name, GroupTable(hashes, num_bytes), time.time()))
+        self._index.add(Group(namespace, place.name, GroupTable(hashes, num_bytes), time.time()))
 
-    def _reserve(self, num_bytes: int) -> Path:
+    def _reserve(self, place: Place, num_bytes: int) -> Path:
         """A staged file of this size, within the bound whatever other processes do meanwhile."""
-        with self._directory.writers_turn() as was_ours:
-            reserved_elsewhere = 0
-            if not (was_ours and self._is_alone):
-                self._is_alone = False
-                # before looking: what is moved into its place meanwhile shall rather count twice
-                reserved_elsewhere = self._directory.bytes_reserved_elsewhere()
-                self._scan.look_everywhere()
-                self._is_alone = not reserved_elsewhere
-            self._make_room(reserved_elsewhere + num_bytes)
-            return self._directory.reserve(num_bytes)
+        with self._directory.writers_turn() as turn:
+            if turn.news is None or turn.news or self._reserved_elsewhere:
+                self._look_at(turn.news)
+            evicted = self._make_room(sum(self._reserved_elsewhere.values()) + num_bytes)
+            turn.tell([*evicted, place])  # before it is there: rather for nothing than too late
+            return self._directory.reserve(place, num_bytes)
 
-    def _make_room(self, num_bytes: int) -> None:
+    def _look_at(self, news: Sequence[Place] | None) -> None:
+        """Bring the index up to date with what other processes have changed, and may have."""
+        staged = self._reserved_elsewhere
+        # before looking: what is moved into its place meanwhile shall rather count twice
+        self._reserved_elsewhere = self._directory.reserved_elsewhere()
+        if news is None:
+            self._scan.look_everywhere()
+        else:
+            self._scan.look_at(dict.fromkeys((*staged, *news)))
+
+    def _make_room(self, num_bytes: int) -> list[Place]:
+        """Where files were evicted for it."""
+        evicted: list[Place] = []
         limit = self._capacity_bytes - self._quarantine_bytes
         while self._index.num_bytes + num_bytes > limit:
             group = self._index.oldest()
             if group is None:
-                return
+                break
             if not self._was_used_elsewhere(group):
                 self._evict(group)
+                evicted.append(Place(group.namespace.root, group.file_name))
+        return evicted
 
     def _was_used_elsewhere(self, group: Group) -> bool:
         """Whether another process has used it since; then it is not the oldest."""

@@ -3,6 +3,7 @@
     PATH/namespaces/ROOT/namespace.json   who shares this KV, in words; two lines: JSON, checksum
     PATH/namespaces/ROOT/*.kv             groups of blocks (group_file.py), complete or not there
     PATH/staging/…                        files being written, by process; gone with their process
+    PATH/staging/writer                   whose turn it is to write, and what writers have changed
     PATH/trash/…                          dropped namespaces, until they are deleted
     PATH/quarantine/…                     files that were refused; few, the newest
 
@@ -18,7 +19,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -27,9 +28,11 @@ import xxhash
 
 from lora_serve.errors import ConfigError
 from lora_serve.kv_tiers.base import TierNamespace
+from lora_serve.kv_tiers.disk_news import DiskNews, Place, Turn, place_of
 
 DESCRIPTOR = "namespace.json"
 GROUP_SUFFIX = ".kv"
+BETWEEN = "-"  # a staged file's namespace and its name
 
 
 class DiskDirectory:
@@ -41,7 +44,7 @@ class DiskDirectory:
         self._staging: Path | None = None
         self._staging_lock = -1
         self._mutex = threading.Lock()
-        self._writer_id = uuid4().bytes
+        self._news = DiskNews(path / "staging" / "writer")
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._itself = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -118,6 +121,7 @@ class DiskDirectory:
         (self.path / "trash").mkdir(exist_ok=True)
         with suppress(FileNotFoundError):  # another process took it
             self.of(root).rename(self.path / "trash" / uuid4().hex)
+            self._news.tell(Place(root))
 
     def sync_trash(self) -> None:
         """Bring down to the disk what `trash` has moved, so that no failure of power undoes it."""
@@ -139,22 +143,13 @@ class DiskDirectory:
             assert self._staging is not None, "just opened"
             return self._staging / uuid4().hex
 
-    @contextmanager
-    def writers_turn(self) -> Iterator[bool]:
-        """One process at a time makes room and reserves it; whether the last one was this."""
-        (self.path / "staging").mkdir(exist_ok=True)
-        with (self.path / "staging" / "writer").open("a+b", buffering=0) as last:
-            fcntl.flock(last, fcntl.LOCK_EX)
-            last.seek(0)
-            was_ours = last.read() == self._writer_id
-            if not was_ours:
-                last.truncate(0)
-                last.write(self._writer_id)
-            yield was_ours
+    def writers_turn(self) -> AbstractContextManager[Turn]:
+        """One process at a time makes room and reserves it."""
+        return self._news.turn()
 
-    def reserve(self, num_bytes: int) -> Path:
+    def reserve(self, place: Place, num_bytes: int) -> Path:
         """Stage a file that takes as much of the bound from now on, whatever is written to it."""
-        staged = self.stage()
+        staged = self.stage().with_name(f"{place.root.hex()}{BETWEEN}{place.name}")
         try:
             with staged.open("xb") as file:
                 file.truncate(num_bytes)
@@ -163,14 +158,13 @@ class DiskDirectory:
             raise
         return staged
 
-    def bytes_reserved_elsewhere(self) -> int:
-        """By other processes, and by those that were killed over it."""
+    def reserved_elsewhere(self) -> dict[Place, int]:
+        """Bytes by the place they are for: by other processes, and by those killed over it."""
         with self._mutex:
             own = self._staging
         directories = [entry for entry in _listed(self.path / "staging") if entry != own]
-        return sum(
-            _size(file) for entry in directories if entry.is_dir() for file in _listed(entry)
-        )
+        files = [file for entry in directories if entry.is_dir() for file in _listed(entry)]
+        return {place: _size(file) for file in files if (place := _place(file.name))}
 
     def quarantine(self, group: Path, max_files: int, max_bytes: int) -> bool:
         """Move a file aside for whoever wants to know; of those, only the newest are kept.
@@ -238,6 +232,12 @@ def _is_abandoned(staging: Path) -> bool:
     except FileNotFoundError:
         return True
     return True
+
+
+def _place(staged: str) -> Place | None:
+    """What a staged file is to become; None for what is no group of blocks."""
+    root, _, name = staged.partition(BETWEEN)
+    return place_of(root, name) if name else None
 
 
 def _root(name: str) -> bytes | None:

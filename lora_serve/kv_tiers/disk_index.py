@@ -75,6 +75,10 @@ class DiskIndex:
             found = (self._where.get(block_hash) for block_hash in hashes)
             return list(dict.fromkeys(place[0] for place in found if place is not None))
 
+    def knows(self, root: bytes, file_name: str) -> bool:
+        with self._lock:
+            return file_name in self._by_root.get(root, ())
+
     def file_names(self, root: bytes) -> set[str]:
         with self._lock:
             return set(self._by_root.get(root, ()))

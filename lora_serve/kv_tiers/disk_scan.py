@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
 from lora_serve.kv_tiers.base import Cause
-from lora_serve.kv_tiers.disk_directory import DiskDirectory
+from lora_serve.kv_tiers.disk_directory import GROUP_SUFFIX, DiskDirectory
 from lora_serve.kv_tiers.disk_index import DiskIndex, Group
+from lora_serve.kv_tiers.disk_news import Place
 from lora_serve.kv_tiers.group_file import RefusedGroupError, read_table
 
 logger = logging.getLogger(__name__)
@@ -78,6 +79,13 @@ class DiskScan:
             if self._is_closed:
                 return
             self._guarded(partial(self._look, root))
+
+    def look_at(self, places: Iterable[Place]) -> None:
+        """Bring the index up to date with these places alone."""
+        for place in places:
+            if self._is_closed:
+                return
+            self._guarded(partial(self._look_at, place))
 
     def empty_trash_soon(self) -> None:
         self._wake.set()
@@ -144,6 +152,21 @@ class DiskScan:
             self._add(root, found - known)
             is_settled = time.time_ns() - modified > MTIME_GRAIN_NS
             self._seen[root] = modified if is_settled else 0
+
+    def _look_at(self, place: Place) -> None:
+        if not place.name:
+            with self._lock:
+                self._seen.pop(place.root, None)
+            self._look(place.root)
+            return
+        with self._lock:
+            path = self._directory.of(place.root) / place.name
+            is_there = path.suffix == GROUP_SUFFIX and path.exists()
+            is_known = self._index.knows(place.root, place.name)
+            if is_known and not is_there:
+                self._index.remove_file(place.root, place.name)
+            elif is_there and not is_known:
+                self._add(place.root, {place.name})
 
     def _add(self, root: bytes, names: set[str]) -> None:
         namespace = self._directory.describe(root)

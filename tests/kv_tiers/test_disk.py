@@ -5,6 +5,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import Cause, Drop, Record, TierError, TierNamespace
 from lora_serve.kv_tiers.codec import HEADER_BYTES, record_bytes
 from lora_serve.kv_tiers.disk import MAX_QUARANTINED, DiskTier
+from lora_serve.kv_tiers.disk_directory import DiskDirectory
 from lora_serve.kv_tiers.group_file import write_group
 from tests.fakes.kv_blocks import a_namespace, chain, content, records
 
@@ -529,6 +531,85 @@ def test_what_another_process_is_writing_counts_towards_the_bound(tiers: Tiers) 
         save(tier, NS, chain(NS, f"one's {i}", 4))
         save(other, NS, chain(NS, f"the other's {i}", 4))
         assert bytes_of_kv(tiers.path) <= bound * 15 // 16
+
+
+@pytest.mark.parametrize("lost", [lambda text: b"", lambda text: text[:-40], lambda text: b"x"])
+def test_the_bound_holds_where_writers_lose_each_others_news(
+    tiers: Tiers, lost: Callable[[bytes], bytes]
+) -> None:
+    bound = 32 * record_bytes(NS)
+    both = [tiers.open(bound, poll_seconds=60.0) for _ in range(2)]
+    news = tiers.path / "staging" / "writer"
+    for i in range(24):
+        save(both[i % 2], NS, chain(NS, f"{i}", 4))
+        assert bytes_of_kv(tiers.path) <= bound * 15 // 16
+        if i % 3 == 0:
+            news.write_bytes(lost(news.read_bytes()))
+
+
+def looks_in_a_save(
+    tiers: Tiers, num_namespaces: int, monkeypatch: pytest.MonkeyPatch
+) -> list[int]:
+    """How often savers in turn look for a directory, where so many lie."""
+    places: list[int] = []
+    of = DiskDirectory.of
+
+    def counted(directory: DiskDirectory, root: bytes) -> Path:
+        places.append(threading.get_ident())
+        return of(directory, root)
+
+    for i in range(num_namespaces):
+        namespace = a_namespace(f"{i}")
+        save(tiers.open(poll_seconds=60.0), namespace, chain(namespace, "p", 2))
+    both = [tiers.open(poll_seconds=60.0) for _ in range(2)]
+    for tier in both:
+        save(tier, NS, chain(NS, f"its first {id(tier)}", 2))
+    monkeypatch.setattr(DiskDirectory, "of", counted)
+    counts = []
+    for i in range(8):
+        namespace = a_namespace(f"{i % 4}")
+        places.clear()
+        save(both[i % 2], namespace, chain(namespace, f"{i} of {num_namespaces}", 2))
+        counts.append(places.count(threading.get_ident()))
+    monkeypatch.undo()
+    return counts
+
+
+def test_savers_in_turn_look_only_where_the_other_has_written(
+    tiers: Tiers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = looks_in_a_save(tiers, 4, monkeypatch)
+    assert looks_in_a_save(tiers, 40, monkeypatch) == few
+
+
+def test_what_another_process_wrote_or_dropped_is_known_at_the_next_save(
+    tiers: Tiers,
+) -> None:
+    one, two = (tiers.open(poll_seconds=60.0) for _ in range(2))
+    salted = a_namespace(salt="s")
+    for tier in (one, two):
+        save(tier, NS, chain(NS, f"first of {id(tier)}", 2))
+    save(one, salted, chain(salted, "p", 8))
+    save(two, NS, chain(NS, "p", 2))
+    assert two.holds(salted, chain(salted, "p", 8)[0])
+    one.drop(Drop("n", keep=None))
+    save(two, a_namespace("m"), chain(a_namespace("m"), "p", 2))
+    assert not two.holds(salted, chain(salted, "p", 8)[0])
+    assert two.contents().num_blocks == 2
+
+
+def test_what_another_process_evicted_takes_no_room_at_the_next_save(tiers: Tiers) -> None:
+    one, two = (tiers.open(32 * record_bytes(NS), poll_seconds=60.0) for _ in range(2))
+    oldest = chain(NS, "the oldest", 4)
+    save(one, NS, oldest)
+    for i in range(4):  # so that there is room for two's, and for no more
+        save(one, NS, chain(NS, f"{i}", 4))
+    save(two, NS, chain(NS, "two's first", 4))
+    assert load(two, NS, oldest) == (4, None)  # for two it is the youngest now
+    save(one, NS, chain(NS, "one's last", 4))
+    save(two, NS, chain(NS, "two's last", 4))
+    assert not two.holds(NS, oldest[0])
+    assert two.contents().num_bytes == bytes_of_kv(tiers.path)
 
 
 def bytes_of_kv(path: Path) -> int:
