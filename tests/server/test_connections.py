@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx
@@ -29,7 +31,19 @@ GENERATE = (
 )
 
 Wire = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-both = pytest.mark.parametrize("http_protocol", sorted({AutoHTTPProtocol, H11Protocol}, key=repr))
+Serve = Callable[..., AbstractAsyncContextManager[str]]
+
+
+@pytest.fixture(params=sorted({AutoHTTPProtocol, H11Protocol}, key=repr))
+def http_protocol(request: pytest.FixtureRequest) -> type[H11Protocol]:
+    """Each of uvicorn's that may be installed."""
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def serve(engine: FakeEngine, http_protocol: type[H11Protocol]) -> Serve:
+    """Over the fake engine, with these settings; gives the URL."""
+    return lambda **settings: serving(engine, ServerConfig(**settings), http_protocol)
 
 
 async def connect(url: str, sent: bytes = b"") -> Wire:
@@ -53,12 +67,8 @@ async def answer_on(wire: Wire, request: bytes) -> bytes:
     return head + await reader.readexactly(length)
 
 
-@both
-async def test_half_a_head_is_answered_when_its_time_is_over(
-    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
-) -> None:
-    config = ServerConfig(request_head_timeout=0.2)
-    async with serving(engine, config, http_protocol) as url:
+async def test_half_a_head_is_answered_when_its_time_is_over(serve: Serve) -> None:
+    async with serve(request_head_timeout=0.2) as url:
         reader, writer = await connect(url, HALF)
         answer = await rest_of(reader)
         assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
@@ -69,12 +79,8 @@ async def test_half_a_head_is_answered_when_its_time_is_over(
         writer.close()
 
 
-@both
-async def test_a_byte_now_and_then_gains_no_time(
-    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
-) -> None:
-    config = ServerConfig(request_head_timeout=0.3)
-    async with serving(engine, config, http_protocol) as url:
+async def test_a_byte_now_and_then_gains_no_time(serve: Serve) -> None:
+    async with serve(request_head_timeout=0.3) as url:
         reader, writer = await connect(url, HALF)
         started = time.monotonic()
         # one line: the last byte that is sent, to a closed connection, may cost the others
@@ -87,23 +93,15 @@ async def test_a_byte_now_and_then_gains_no_time(
         writer.close()
 
 
-@both
-async def test_a_connection_that_says_nothing_is_closed_without_a_word(
-    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
-) -> None:
-    config = ServerConfig(request_head_timeout=0.1)
-    async with serving(engine, config, http_protocol) as url:
+async def test_a_connection_that_says_nothing_is_closed_without_a_word(serve: Serve) -> None:
+    async with serve(request_head_timeout=0.1) as url:
         reader, writer = await connect(url)
         assert await rest_of(reader) == b""
         writer.close()
 
 
-@both
-async def test_the_second_head_on_a_connection_has_its_time_too(
-    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
-) -> None:
-    config = ServerConfig(request_head_timeout=0.2)
-    async with serving(engine, config, http_protocol) as url:
+async def test_the_second_head_on_a_connection_has_its_time_too(serve: Serve) -> None:
+    async with serve(request_head_timeout=0.2) as url:
         wire = await connect(url)
         for _ in range(3):  # each in time
             assert (await answer_on(wire, VERSION)).startswith(b"HTTP/1.1 200 ")
@@ -113,13 +111,9 @@ async def test_the_second_head_on_a_connection_has_its_time_too(
         wire[1].close()
 
 
-@both
-async def test_an_answer_may_take_longer_than_a_head(
-    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
-) -> None:
+async def test_an_answer_may_take_longer_than_a_head(engine: FakeEngine, serve: Serve) -> None:
     engine.gate.clear()
-    config = ServerConfig(request_head_timeout=0.1)
-    async with serving(engine, config, http_protocol) as url:
+    async with serve(request_head_timeout=0.1) as url:
         wire = await connect(url)
         answer = asyncio.create_task(answer_on(wire, GENERATE))
         await eventually(lambda: engine.growing)
@@ -132,12 +126,8 @@ async def test_an_answer_may_take_longer_than_a_head(
         wire[1].close()
 
 
-@both
-async def test_zero_waits_for_any_head(
-    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
-) -> None:
-    config = ServerConfig(request_head_timeout=0)
-    async with serving(engine, config, http_protocol) as url:
+async def test_zero_waits_for_any_head(serve: Serve) -> None:
+    async with serve(request_head_timeout=0) as url:
         reader, writer = await connect(url, VERSION[:20])
         await asyncio.sleep(0.2)
         writer.write(VERSION[20:])
@@ -145,11 +135,8 @@ async def test_zero_waits_for_any_head(
         writer.close()
 
 
-@both
-async def test_a_head_without_end_is_not_kept(
-    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
-) -> None:
-    async with serving(engine, ServerConfig(), http_protocol) as url:
+async def test_a_head_without_end_is_not_kept(serve: Serve) -> None:
+    async with serve() as url:
         reader, writer = await connect(url, HALF)
         answer = asyncio.create_task(rest_of(reader))
         sent = 0
@@ -162,12 +149,11 @@ async def test_a_head_without_end_is_not_kept(
         writer.close()
 
 
-@both
 async def test_with_too_many_connections_the_one_goes_that_waits_the_longest(
-    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
+    engine: FakeEngine, serve: Serve
 ) -> None:
     engine.gate.clear()
-    async with serving(engine, ServerConfig(max_connections=3), http_protocol) as url:
+    async with serve(max_connections=3) as url:
         busy = await connect(url)
         answer = asyncio.create_task(answer_on(busy, GENERATE))
         await eventually(lambda: engine.growing)
@@ -182,12 +168,9 @@ async def test_with_too_many_connections_the_one_goes_that_waits_the_longest(
             writer.close()
 
 
-@both
-async def test_the_one_goes_whose_last_answer_ended_first(
-    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
-) -> None:
+async def test_the_one_goes_whose_last_answer_ended_first(engine: FakeEngine, serve: Serve) -> None:
     engine.gate.clear()
-    async with serving(engine, ServerConfig(max_connections=2), http_protocol) as url:
+    async with serve(max_connections=2) as url:
         first, second = await connect(url), await connect(url)
         answer = asyncio.create_task(answer_on(first, GENERATE))
         await eventually(lambda: engine.growing)
@@ -202,12 +185,11 @@ async def test_the_one_goes_whose_last_answer_ended_first(
             writer.close()
 
 
-@both
 async def test_a_request_that_came_during_another_answer_keeps_its_connection(
-    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
+    engine: FakeEngine, serve: Serve
 ) -> None:
     engine.gate.clear()
-    async with serving(engine, ServerConfig(max_connections=1), http_protocol) as url:
+    async with serve(max_connections=1) as url:
         busy = await connect(url)
         assert (await answer_on(busy, VERSION + GENERATE)).startswith(b"HTTP/1.1 200 ")
         await eventually(lambda: engine.growing)
@@ -223,12 +205,8 @@ async def test_a_request_that_came_during_another_answer_keeps_its_connection(
             writer.close()
 
 
-@both
-async def test_a_connection_that_its_client_closed_makes_no_room_twice(
-    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
-) -> None:
-    config = ServerConfig(max_connections=2, request_head_timeout=60)
-    async with serving(engine, config, http_protocol) as url:
+async def test_a_connection_that_its_client_closed_makes_no_room_twice(serve: Serve) -> None:
+    async with serve(max_connections=2, request_head_timeout=60) as url:
         closed, idle = await connect(url), await connect(url)
         closed[1].close()
         others = [await connect(url) for _ in range(2)]
@@ -239,7 +217,6 @@ async def test_a_connection_that_its_client_closed_makes_no_room_twice(
             writer.close()
 
 
-@both
 async def test_an_answer_that_is_not_read_does_not_keep_a_connection_beyond_the_limit(
     engine: FakeEngine, http_protocol: type[H11Protocol]
 ) -> None:
@@ -268,12 +245,11 @@ async def test_an_answer_that_is_not_read_does_not_keep_a_connection_beyond_the_
         other[1].close()
 
 
-@both
 async def test_when_all_connections_are_in_use_a_further_one_is_told_so(
-    engine: FakeEngine, http_protocol: type[asyncio.Protocol]
+    engine: FakeEngine, serve: Serve
 ) -> None:
     engine.gate.clear()
-    async with serving(engine, ServerConfig(max_connections=2), http_protocol) as url:
+    async with serve(max_connections=2) as url:
         busy = [await connect(url, GENERATE) for _ in range(2)]
         await eventually(lambda: len(engine.growing) == 2)
         async with httpx.AsyncClient(base_url=url) as client:
