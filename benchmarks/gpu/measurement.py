@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import torch
 
+from benchmarks.gpu.block_copies import time_block_copies
 from benchmarks.gpu.ceilings import measure_ceilings
 from benchmarks.gpu.engine import MeasuredEngine, Settings
 from benchmarks.gpu.kernels import Works, time_work
@@ -173,6 +174,7 @@ class Measurement:
         for work in self._while_time(works.all(*rows)):
             if work.name not in found:
                 shape.kernels.append(time_work(work, self._watch, self.report.ceilings))
+        shape.kernels += time_block_copies(ops, SHAPES[shape.name], torch.bfloat16)
 
     def _while_time(self, works: Iterable[T]) -> Iterator[T]:
         """One by one, and what was found of each is written before the next."""

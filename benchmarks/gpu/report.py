@@ -162,7 +162,7 @@ def _shape_sections(shape: ShapeReport, ceilings: Ceilings) -> Iterable[str]:
             for t in shape.served.first_token
         ],
     )
-    yield "Kernels. Limit: the nearer ceiling."
+    yield "Kernels. Limit: the nearer ceiling; of KV blocks, one plain copy of as many bytes."
     yield _table(
         ("kernel", "us", "TFLOP/s", "GB/s", "of the limit"),
         [

@@ -32,6 +32,7 @@ def test_every_part_is_measured_and_told(page: Path) -> None:
     text = page.read_text()
     for told in (
         *("| 4 | 4 |", "attention, 1 x 32 tokens", "lora gate up", "rotary and KV write, 32 rows"),
+        *("| 64 KV blocks to the host |", "| 64 KV blocks from the host |"),
         *("linear down, 4 rows |", "linear down, 4 rows, batch-invariant |"),
         *("| lora-serve |", "lora-serve, an adapter each", "PEFT, an adapter each"),
     ):
