@@ -23,7 +23,7 @@ class SchedulerConfig:
     )
     fair_share: str = setting(
         "Give adapters, or API keys, equal shares of the tokens computed while they wait for each "
-        "other; none serves in the order above alone.",
+        "other, and let none fill a bounded queue alone; none serves in the order above alone.",
         "none",
         choices=FAIR_SHARES,
     )

@@ -76,7 +76,9 @@ class AsyncEngine:
             config.model.max_logprobs,
         )
         self._outputs = OutputProcessor(tokenizer)
-        self._admission = AdmissionControl(config.limits, config.scheduler.max_num_seqs)
+        self._admission = AdmissionControl(
+            config.limits, config.scheduler.max_num_seqs, config.scheduler.fair_share
+        )
         metrics.watch_refusals(self._admission.num_refused)
         self._watchdog = Watchdog(config.limits.step_timeout, time.monotonic)
         self._flights = Flights()

@@ -16,6 +16,7 @@ from lora_serve.engine.adapters import EngineAdapters, make_loader
 from lora_serve.engine.executor import Executor
 from lora_serve.engine.kv_tiers import PendingResets, StaleVersions, make_connector, tier_stats
 from lora_serve.engine.replies import ReplyBox, error_info, progress_output, request_times
+from lora_serve.engine.share import share_of
 from lora_serve.errors import KVLoadError, LoraServeError
 from lora_serve.identity import BlockHasher, CacheNamespace
 from lora_serve.kv.connector import KVConnector
@@ -197,17 +198,9 @@ class EngineCore:
                 hasher=self._hasher,
                 block_size=self._config.cache.block_size,
                 sort_key=(message.priority if is_ranked else 0, self._num_arrived),
-                share=self._share(message),
+                share=share_of(message, self._config.scheduler.fair_share),
             )
         )
-
-    def _share(self, message: EngineRequest) -> str:
-        match self._config.scheduler.fair_share:
-            case "adapter":
-                return message.lora_name or ""
-            case "key":
-                return message.tenant
-        return ""
 
     def _abort(self, request_id: str) -> None:
         request = self.scheduler.abort(request_id)

@@ -17,12 +17,25 @@ class Clock:
         return self.now
 
 
-def request(request_id: str, num_tokens: int = 10) -> EngineRequest:
-    return EngineRequest(request_id, (1,) * num_tokens, SamplingParams())
+def request(request_id: str, num_tokens: int = 10, tenant: str = "") -> EngineRequest:
+    return EngineRequest(request_id, (1,) * num_tokens, SamplingParams(), tenant=tenant)
 
 
-def control(clock: Clock | None = None, **limits: int) -> AdmissionControl:
-    return AdmissionControl(LimitsConfig(**limits), max_num_seqs=2, clock=clock or Clock())
+def control(
+    clock: Clock | None = None, fair_share: str = "none", **limits: int
+) -> AdmissionControl:
+    clock = clock or Clock()
+    return AdmissionControl(LimitsConfig(**limits), 2, fair_share=fair_share, clock=clock)
+
+
+def num_taken(admission: AdmissionControl, tenant: str) -> int:
+    """How many more of a tenant's requests are taken before the first is refused."""
+    for number in range(100):
+        try:
+            admission.admit([request(f"{tenant}{number}", tenant=tenant)])
+        except OverloadedError:
+            return number
+    return 100
 
 
 def fill(admission: AdmissionControl, count: int) -> None:
@@ -80,6 +93,32 @@ def test_a_body_of_too_many_prompts_is_no_matter_of_retrying() -> None:
         with pytest.raises(InvalidRequestError, match="4 answers at once, and at most 3 may"):
             admission.admit([request(f"a-{number}", 1)], body)
     assert admission.num_queued == 0
+
+
+def test_with_fair_shares_a_flood_leaves_room_in_the_queue_for_others() -> None:
+    admission = control(fair_share="key", max_num_queued_reqs=8)
+    assert num_taken(admission, "flood") == 2 + 4  # seats, and as many as are left free
+    with pytest.raises(OverloadedError, match="queued for this key: 4; the 4 that may still"):
+        admission.admit([request("late", tenant="flood")])
+    assert [num_taken(admission, tenant) for tenant in ("a", "b", "c")] == [2, 1, 1]
+    with pytest.raises(OverloadedError, match="requests queued: 8; 1 more would exceed"):
+        admission.admit([request("too late", tenant="d")])
+    for number in range(6):
+        admission.note_gone(f"flood{number}")
+    assert num_taken(admission, "d") == 3  # 2 of the others' 4 are in the queue; 3 are left
+
+
+def test_without_shares_a_flood_has_the_whole_queue() -> None:
+    admission = control(max_num_queued_reqs=8)
+    assert [num_taken(admission, tenant) for tenant in ("flood", "a")] == [2 + 8, 0]
+
+
+def test_with_fair_shares_a_flood_leaves_room_for_others_prompt_tokens() -> None:
+    admission = control(fair_share="key", max_num_queued_tokens=100)
+    assert num_taken(admission, "flood") == 5
+    with pytest.raises(OverloadedError, match="tokens queued for this key: 50; the 50 that"):
+        admission.admit([request("late", tenant="flood")])
+    assert num_taken(admission, "a") == 3  # of 30 in 50, and 20 are free
 
 
 def test_prompts_count_by_their_tokens_until_their_first_output() -> None:
