@@ -106,7 +106,9 @@ class DiskDirectory:
         made.mkdir()
         text = msgspec.json.encode(namespace)
         checksum = xxhash.xxh3_128_hexdigest(text).encode()
-        (made / DESCRIPTOR).write_bytes(text + b"\n" + checksum + b"\n")
+        with (made / DESCRIPTOR).open("wb", buffering=0) as file:
+            file.write(text + b"\n" + checksum + b"\n")
+            os.fsync(file.fileno())  # without it, synced groups would be lost with the power
         directory.parent.mkdir(exist_ok=True)
         try:
             made.rename(directory)

@@ -170,8 +170,10 @@ class DiskScan:
 
     def _add(self, root: bytes, names: set[str]) -> None:
         namespace = self._directory.describe(root)
-        if namespace is None:
-            self._directory.trash(root)  # nobody could drop it by name
+        if namespace is None:  # nobody could drop it by name
+            for name in names:
+                self._refuse(self._directory.of(root) / name, Cause.FOREIGN)
+            self._directory.trash(root)
             return
         for name in names:
             path = self._directory.of(root) / name

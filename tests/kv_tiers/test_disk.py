@@ -249,13 +249,15 @@ def test_what_is_dropped_by_another_process_is_a_miss(tiers: Tiers) -> None:
     assert load(tier, NS, HASHES) == (24, None)
 
 
-def test_a_namespace_whose_descriptor_cannot_be_read_is_deleted(tiers: Tiers) -> None:
+def test_a_namespace_whose_descriptor_cannot_be_read_is_set_aside(tiers: Tiers) -> None:
     save(tiers.open(), NS, HASHES)
     (descriptor,) = tiers.path.glob("namespaces/*/namespace.json")
     descriptor.write_bytes(descriptor.read_bytes().replace(b'"n"', b'"m"'))
     tier = tiers.reopen()  # else dropping "n" would leave it
-    eventually(lambda: not group_files(tiers.path))
+    eventually(lambda: tier.contents().quarantined == {"foreign": 1})
+    assert group_files(tiers.path) == []
     assert load(tier, NS, HASHES) == (0, Cause.ABSENT)
+    assert len(quarantined(tiers.path)) == 1
 
 
 # ── faults ──────────────────────────────────────────────────────────────────────────────────
