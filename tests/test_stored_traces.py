@@ -58,6 +58,9 @@ class StoredTiers(OracleTierStore):
     def take_results(self) -> list[FetchResult]:
         return self._store.take_results()
 
+    def not_asked(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
+        self._store.not_asked(namespace, hashes)
+
     def save(self, namespace: TierNamespace, blocks: Sequence[tuple[BlockHash, bytes]]) -> None:
         self._store.save(namespace, blocks)
 

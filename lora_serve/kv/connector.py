@@ -44,6 +44,8 @@ class TierStore(Protocol):
 
     def take_results(self) -> list[FetchResult]: ...
 
+    def not_asked(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None: ...
+
     def save(self, namespace: TierNamespace, blocks: Sequence[tuple[BlockHash, bytes]]) -> None: ...
 
     def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None: ...
@@ -62,6 +64,12 @@ class TieredRequest(StoredRequest, Hashable, Protocol):
     namespace: CacheNamespace
     block_ids: list[int]
     num_committed_blocks: int
+
+    @property
+    def num_sharable_blocks(self) -> int: ...
+
+    @property
+    def needs_whole_prompt(self) -> bool: ...
 
 
 R = TypeVar("R", bound=TieredRequest)
@@ -224,6 +232,8 @@ class TieredConnector(KVConnector[R]):
             block_ids = request.block_ids[num_hit_blocks : num_hit_blocks + num_loaded]
             self._loads += map(KVLoad, block_ids, blocks)
             num_by_tier |= fetch.tiers_of(num_loaded)
+        else:
+            self._note_not_asked(request, num_hit_blocks)
         self.forget(request)
         self._save(request, self._policy.admitted(request, num_hit_blocks))
         return num_by_tier
@@ -268,6 +278,11 @@ class TieredConnector(KVConnector[R]):
         hashes = request.block_hashes[:num_hit_blocks]
         if hashes and self._touches.is_due(hashes[-1]):
             self._store.touch(self._namespace(request.namespace), hashes)
+
+    def _note_not_asked(self, request: R, num_hit_blocks: int) -> None:
+        hashes = request.block_hashes[num_hit_blocks : request.num_sharable_blocks]
+        if hashes and not request.needs_whole_prompt:
+            self._store.not_asked(self._namespace(request.namespace), hashes)
 
     def _save(self, request: R, blocks: Sequence[int]) -> None:
         if blocks:

@@ -115,6 +115,15 @@ class TieredStore:
             results, self._results = self._results, []
             return results
 
+    def not_asked(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
+        """Blocks were computed that no fetch had asked for: tiers that are left alone missed them.
+
+        What a tier is known not to have was not missed.
+        """
+        for lane in self._lanes:
+            if lane.obstacle(namespace, hashes[0]) is Cause.BREAKER:
+                lane.counters.miss(Cause.BREAKER, len(hashes))
+
     def _advance(self, fetch: Fetch, stage: int) -> bool:
         """Hand the fetch to the next tier that may have more of it; False if there is none."""
         if not fetch.wanted:

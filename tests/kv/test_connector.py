@@ -6,6 +6,9 @@ from lora_serve.fuzz.oracle.tier_store import OracleTierStore
 from lora_serve.identity import AdapterRef, BlockHasher, CacheNamespace
 from lora_serve.kv.connector import KVConnector, TransferPlan, tier_namespaces
 from lora_serve.kv_tiers.base import TierStats
+from lora_serve.sampling_params import SamplingParams
+
+TELLS_ALL = SamplingParams(max_tokens=1, seed=1, prompt_logprobs=0)
 
 
 def test_without_tiers_nothing_is_asked_stored_or_waited_for() -> None:
@@ -30,6 +33,24 @@ def test_an_engine_that_closes_stores_what_it_computed_last() -> None:
     engine.core.close()
     assert store.is_closed
     assert store.num_blocks == 6
+
+
+def test_what_no_fetch_asked_for_is_told_once_for_each_admission() -> None:
+    store = OracleTierStore()
+    engine = OracleEngine(store=store)
+    prompt = list(range(10, 110))
+    engine.add("first", prompt)
+    engine.run()
+    assert store.num_not_asked == 6  # full blocks before the last token
+    engine.add("found on the device", prompt)
+    engine.add("bypasses the cache", prompt, params=TELLS_ALL)
+    engine.run()
+    assert store.num_not_asked == 6
+    engine = OracleEngine(store=store)
+    engine.add("found in a tier", prompt)
+    engine.run()
+    assert engine.num_cached("found in a tier") == 96
+    assert store.num_not_asked == 6
 
 
 def test_a_namespace_tells_the_tiers_whose_kv_it_is_but_no_salt() -> None:

@@ -215,12 +215,16 @@ def test_a_tier_that_fails_is_a_miss_and_is_left_alone_until_it_works(fault: str
         assert not caller.store.may_have(NS, HASHES[0])
         assert disk.num_calls == num_calls
         assert figures(caller, "disk").misses == {"error": 60, "breaker_open": 20}
+        caller.store.not_asked(NS, HASHES[:5])
+        assert figures(caller, "disk").misses == {"error": 60, "breaker_open": 25}
         assert figures(caller, "disk").load_breaker == "open"
         assert figures(caller, "disk").num_trips == 1
         disk.fault = ""
         eventually(lambda: caller.store.may_have(NS, HASHES[0]))
         assert caller.fetch(NS, HASHES).blocks == tuple(contents(NS, HASHES))
         assert figures(caller, "disk").load_breaker == "closed"
+        caller.store.not_asked(NS, HASHES)
+        assert figures(caller, "disk").misses == {"error": 60, "breaker_open": 25}
 
 
 def test_a_tier_that_cannot_save_still_gives_what_it_has() -> None:

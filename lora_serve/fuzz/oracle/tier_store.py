@@ -58,6 +58,7 @@ class OracleTierStore:
     touched: list[tuple[BlockHash, ...]] = field(default_factory=list)
     num_cancelled: int = 0
     holds_drops: bool = False
+    num_not_asked: int = 0
     is_closed: bool = False
 
     def may_have(self, namespace: TierNamespace, first: BlockHash) -> bool:
@@ -85,6 +86,10 @@ class OracleTierStore:
         for pending in self.pending.values():
             pending.wait -= 1
         return [self.pending.pop(ticket).result for ticket in ready]
+
+    def not_asked(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
+        assert hashes, "a note of nothing"
+        self.num_not_asked += len(hashes)
 
     def save(self, namespace: TierNamespace, blocks: Sequence[tuple[BlockHash, bytes]]) -> None:
         for block_hash, data in blocks:
