@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import takewhile
 
 from lora_serve.config import KVTierConfig
 from lora_serve.errors import NotForgottenError
@@ -102,9 +103,12 @@ class StaleVersions:
         self._due[ref.name] = ref, self._clock() + self._keep_seconds
 
     def take_due(self) -> list[AdapterRef]:
-        """The latest versions of the names whose time has come, also of those unloaded since."""
+        """The latest versions of the names whose time has come, also of those unloaded since.
+
+        Every step asks, so it looks no further than the first whose time has not come.
+        """
         now = self._clock()
-        refs = [ref for ref, due in self._due.values() if due <= now]
+        refs = [ref for ref, _ in takewhile(lambda entry: entry[1] <= now, self._due.values())]
         for ref in refs:
             del self._due[ref.name]
         return refs

@@ -3,10 +3,11 @@ from __future__ import annotations
 import pytest
 
 from lora_serve.config import KVTierConfig
-from lora_serve.engine.kv_tiers import PendingResets
+from lora_serve.engine.kv_tiers import PendingResets, StaleVersions
 from lora_serve.errors import NotForgottenError
 from lora_serve.fuzz.oracle.engine import OracleClock, OracleEngine
 from lora_serve.fuzz.oracle.tier_store import OracleTierStore
+from lora_serve.identity import AdapterRef
 from lora_serve.kv.connector import TieredConnector
 from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.messages import ResetPrefixCache, RestoreAdapters, UnloadAdapter
@@ -146,3 +147,30 @@ def test_an_engine_that_replaces_a_dead_one_drops_the_kv_of_replaced_versions() 
     engine.clock.now += 110
     engine.step()
     assert digests(store) == {latest}
+
+
+class Moment(float):
+    """Knows how often moments were compared."""
+
+    num_compared = 0
+
+    def __add__(self, seconds: float) -> Moment:
+        return Moment(float(self) + seconds)
+
+    def __le__(self, other: float) -> bool:
+        Moment.num_compared += 1
+        return float(self) <= other
+
+
+def test_a_step_does_not_look_through_all_names_for_stale_versions(clock: OracleClock) -> None:
+    stale = StaleVersions(100, lambda: Moment(clock.now))
+    refs = [AdapterRef(f"name {number}", b"d") for number in range(1000)]
+    begin = clock.now
+    for number, ref in enumerate(refs):
+        clock.now = begin + number
+        stale.published(ref)
+    clock.now = begin + 102
+    Moment.num_compared = 0
+    assert stale.take_due() == refs[:3]
+    assert stale.take_due() == []
+    assert Moment.num_compared == 5
