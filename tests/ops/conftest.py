@@ -6,6 +6,8 @@ because the cases ask for equal bits.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from _pytest.mark import ParameterSet
@@ -15,7 +17,7 @@ from lora_serve.ops.backends import available_ops, choose_ops
 from tests.fakes.hosted_ops import HostedOps
 from tests.fakes.threads import one_thread
 
-__all__ = ["dtype", "one_thread", "ops"]
+__all__ = ["dtype", "one_thread", "ops", "poisoned_memory"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -26,6 +28,17 @@ def backends() -> list[ParameterSet]:
         hosted = HostedOps(choose_ops((), torch.device("cuda"), batch_invariant=True)).ops()
         found.append(pytest.param(hosted, id="cuda", marks=pytest.mark.gpu))
     return found
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    """New memory of torch's is full of NaN, so that an output which nobody wrote shows.
+
+    Not on a card, where the same setting forbids operations.
+    """
+    torch.use_deterministic_algorithms(not torch.cuda.is_available())
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(params=backends())
