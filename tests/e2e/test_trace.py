@@ -7,7 +7,7 @@ a cold server; so must be what the two had heard before they left.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
@@ -158,3 +158,15 @@ async def test_ten_runs_of_the_trace_are_as_if_alone(
     for run in range(NUM_REPORTED_RUNS):
         requests = [request.salted(f"run {run // 2}") for request in trace_requests()]
         check(await replay(server.base_url, requests), alone)
+
+
+@pytest.mark.slow
+async def test_ten_runs_of_the_trace_without_adapters_are_as_if_alone(
+    server: ServerProcess, cold_server: ServerProcess
+) -> None:
+    """On the base model alone the report saw five of ten runs differ."""
+    requests = [replace(request, model="lora-serve-demo") for request in trace_requests()]
+    alone = await record_alone(cold_server.base_url, requests)
+    for run in range(NUM_REPORTED_RUNS):
+        salted = [request.salted(f"base run {run // 2}") for request in requests]
+        check(await replay(server.base_url, salted), alone)
