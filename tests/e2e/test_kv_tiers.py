@@ -169,10 +169,13 @@ def play_the_table(
     a = {"prompt_embeds": embeddings("a", num_tokens), "cache_salt": "tenant"}
     b = {"prompt_embeds": embeddings("b", num_tokens), "cache_salt": "tenant"}
     ids = {"prompt": [0] * num_tokens, "cache_salt": "tenant"}  # what stands for embeddings
-    cold_a, again, cold_b, cold_ids = (ask(without_tiers, **each) for each in (a, a, b, ids))
-    assert cold_a.same_as(again)  # row 1
+    num_times = 10 if num_tokens == LONG else 2  # as reported; longer ones take seconds each
+    cold_a, cold_b, cold_ids = (ask(without_tiers, **each) for each in (a, b, ids))
     assert not cold_a.same_as(cold_b)
-    assert cold_a.found == again.found == cold_b.found == 0  # row 5
+    for body, cold in ((a, cold_a), (b, cold_b)):
+        again = [ask(without_tiers, **body) for _ in range(num_times - 1)]
+        assert all(answer.same_as(cold) for answer in again)  # row 1
+        assert not any(answer.found for answer in (cold, *again))  # row 5
     with start(tmp_path / "first.log", *place) as server:
         empty = ask(server, **{**b, "cache_salt": "before anything is stored"})  # row 4
         assert empty.same_as(cold_b)
