@@ -8,6 +8,7 @@ them apart that decides what can happen.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 
@@ -21,6 +22,8 @@ from lora_serve.scheduler.request import Request
 from lora_serve.scheduler.seats import AdapterSeats
 from tests.scheduler.small_world import Asked, World, frozen, thawed
 from tests.scheduler.world_states import essence, everything
+
+logger = logging.getLogger(__name__)
 
 MOST_STEPS = 40  # from any state to the end of all requests in it
 
@@ -166,7 +169,9 @@ def test_nobody_waits_for_ever_in_a_larger_world(is_overlapped: bool) -> None:
     adapters = [Asked(RED, SHARED), Asked(BLUE, SHARED), Asked(RED, OTHER, 3)]
     asked = [*adapters, *[Asked(None, SHARED)] * 2]
     world = World(asked, num_blocks=4, max_num_seqs=3, budget=4, is_overlapped=is_overlapped)
-    assert explore(world) > 5_000
+    num_states = explore(world)
+    logger.info("%d states", num_states)
+    assert num_states > 5_000
 
 
 @pytest.mark.slow
