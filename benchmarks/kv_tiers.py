@@ -18,10 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from benchmarks.busy import busy_cores
-from lora_serve.bench.machine import describe_machine
+from benchmarks.facts import write_facts
 from lora_serve.bench.report import text_table
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import Drop, Tier, TierNamespace
@@ -220,15 +218,13 @@ def main() -> None:
     if arguments.redis_url:
         rates += redis_rates(bench, arguments.redis_url)
     print(f"{arguments.tokens:,} tokens, {bench.num_bytes / GB:.2f} GB\n{table(rates)}")
-    if arguments.out:
-        facts = {
-            "machine": describe_machine(),
-            "busy_cores_before": busy,
-            "tokens": arguments.tokens,
-            "num_bytes": bench.num_bytes,
-            "rates": rates,
-        }
-        arguments.out.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=1) + b"\n")
+    write_facts(
+        arguments.out,
+        busy_cores_before=busy,
+        tokens=arguments.tokens,
+        num_bytes=bench.num_bytes,
+        rates=rates,
+    )
 
 
 if __name__ == "__main__":

@@ -8,18 +8,17 @@ so that a neighbour on the machine slows both or neither.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import torch
 from torch import Tensor
 
+from benchmarks.facts import write_facts
 from benchmarks.overhead.engine import SHAPES, Shape
-from lora_serve.bench.machine import describe_machine
 from lora_serve.layers.batch import ForwardBatch
 from lora_serve.layers.rotary import rotary_table
 from lora_serve.models.decoder import Decoder, build_decoder
@@ -243,14 +242,7 @@ def main() -> None:
         if arguments.only in step.name:
             costs.append(measure(model, step, against, arguments.seconds))
             print(table_line(costs[-1]), flush=True)
-    if arguments.out is not None:
-        facts = {
-            "machine": asdict(describe_machine()),
-            "threads": arguments.threads,
-            "rank": arguments.rank,
-            "costs": [asdict(cost) for cost in costs],
-        }
-        arguments.out.write_text(json.dumps(facts, indent=1, default=list) + "\n")
+    write_facts(arguments.out, threads=arguments.threads, rank=arguments.rank, costs=costs)
 
 
 if __name__ == "__main__":

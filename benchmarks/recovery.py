@@ -16,8 +16,8 @@ from pathlib import Path
 
 import httpx
 
+from benchmarks.facts import write_facts
 from benchmarks.make_checkpoint import ensure_checkpoint
-from lora_serve.bench.machine import describe_machine
 from lora_serve.bench.server import lora_serve_command, running_server
 from lora_serve.demo.server_process import free_port
 
@@ -75,10 +75,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkpoint", type=Path, required=True, help="made if it is not there")
     parser.add_argument("--num-kills", type=int, default=1, help="from the second on they back off")
+    parser.add_argument("--out", type=Path, help="where to write the JSON")
     args = parser.parse_args()
     seconds = asyncio.run(measure(ensure_checkpoint(args.checkpoint), args.num_kills))
-    machine = describe_machine()
-    print(f"{machine.cpu}, {machine.num_cores} cores, load average {machine.load_average}")
+    write_facts(args.out, seconds_to_the_next_token=seconds)
     print("seconds from the kill to the next token:", ", ".join(f"{s:.1f}" for s in seconds))
 
 

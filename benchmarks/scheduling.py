@@ -11,9 +11,11 @@ import random
 import statistics
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from lora_serve.bench.machine import describe_machine
+from benchmarks.facts import write_facts
 from lora_serve.config import SchedulerConfig
 from lora_serve.engine.process import spare_long_collections
 from lora_serve.identity import AdapterRef, BlockHasher, CacheNamespace
@@ -49,6 +51,27 @@ class Times:
 
     schedule: list[float]
     update: list[float]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Medians in milliseconds, and what 99 of 100 steps took at most."""
+
+    queue: str
+    schedule: float
+    update: float
+    both: float
+    both_p99: float
+
+    @classmethod
+    def of(cls, queue: str, times: Times) -> Row:
+        both = sorted(s + u for s, u in zip(times.schedule, times.update, strict=True))
+        schedule, update = statistics.median(times.schedule), statistics.median(times.update)
+        return cls(queue, schedule, update, statistics.median(both), both[int(0.99 * len(both))])
+
+    def __str__(self) -> str:
+        figures = (self.schedule, self.update, self.both, self.both_p99)
+        return f"| {self.queue} | " + " | ".join(f"{figure:.2f}" for figure in figures) + " |"
 
 
 class Load:
@@ -130,15 +153,15 @@ def measure(load: Load, num_steps: int) -> Times:
     return times
 
 
-def show(name: str, times: Times) -> str:
-    both = sorted(s + u for s, u in zip(times.schedule, times.update, strict=True))
-    figures = (
-        statistics.median(times.schedule),
-        statistics.median(times.update),
-        statistics.median(both),
-        both[int(0.99 * len(both))],
-    )
-    return f"| {name} | " + " | ".join(f"{figure:.2f}" for figure in figures) + " |"
+def rows(num_running: int, num_waiting: int, num_steps: int) -> Iterator[Row]:
+    """One for each way to queue."""
+    ways = ((0, "none"), (64, "none"), (64, "adapter"))
+    for num_adapters, fair_share in ways:
+        load = Load(num_running, num_waiting, num_adapters, fair_share)
+        name = f"{num_adapters} adapters, --fair-share {fair_share}"
+        yield Row.of(name, measure(load, num_steps))
+    load = Load(num_running, num_waiting, 64, "none", is_overlapped=True)
+    yield Row.of("64 adapters, --async-scheduling", measure(load, num_steps))
 
 
 def main() -> None:
@@ -146,21 +169,19 @@ def main() -> None:
     parser.add_argument("--num-running", type=int, default=256)
     parser.add_argument("--num-waiting", type=int, default=10_000)
     parser.add_argument("--num-steps", type=int, default=300)
+    parser.add_argument("--out", type=Path, help="where to write the JSON")
     args = parser.parse_args()
     spare_long_collections()  # as the engine's process does
-    machine = describe_machine()
-    print(f"{args.num_running} running, {args.num_waiting} waiting; {machine.cpu}, ", end="")
-    print(f"Python {machine.python}, load average {machine.load_average}\n")
+    print(f"{args.num_running} running, {args.num_waiting} waiting\n")
     print("| queue | schedule ms | update ms | both, median | both, p99 |")
     print("|---|--:|--:|--:|--:|")
-    for num_adapters in (0, 64):
-        for fair_share in ("none", "adapter"):
-            if num_adapters or fair_share == "none":
-                load = Load(args.num_running, args.num_waiting, num_adapters, fair_share)
-                name = f"{num_adapters} adapters, --fair-share {fair_share}"
-                print(show(name, measure(load, args.num_steps)), flush=True)
-    load = Load(args.num_running, args.num_waiting, 64, "none", is_overlapped=True)
-    print(show("64 adapters, --async-scheduling", measure(load, args.num_steps)), flush=True)
+    done = []
+    for row in rows(args.num_running, args.num_waiting, args.num_steps):
+        done.append(row)
+        print(row, flush=True)
+    write_facts(
+        args.out, num_running=args.num_running, num_waiting=args.num_waiting, milliseconds=done
+    )
 
 
 if __name__ == "__main__":

@@ -11,12 +11,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
-import json
 import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableMapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,9 @@ import uvicorn
 from uvicorn.config import HTTP_PROTOCOLS
 from uvicorn.importer import import_from_string
 
+from benchmarks.facts import write_facts
 from benchmarks.make_checkpoint import ensure_checkpoint
 from benchmarks.streaming_client import request_body
-from lora_serve.bench.machine import describe_machine
 from lora_serve.config import EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
 from lora_serve.engine.async_engine import AsyncEngine
 from lora_serve.messages import (
@@ -223,9 +222,7 @@ def main() -> None:
         cost = result.microseconds_per_token
         row = (result.way, result.num_streams, f"{cost:.0f}", f"{1e6 / cost:.0f}")
         print(f"| {' | '.join(map(str, row))} |", flush=True)
-    if arguments.out is not None:
-        facts = {"machine": asdict(describe_machine()), "rows": [asdict(row) for row in results]}
-        arguments.out.write_text(json.dumps(facts, indent=1, default=list) + "\n")
+    write_facts(arguments.out, rows=results)
 
 
 if __name__ == "__main__":

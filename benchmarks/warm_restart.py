@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-import msgspec
-
 from benchmarks.busy import busy_cores
+from benchmarks.facts import write_facts
 from benchmarks.make_checkpoint import ensure_checkpoint
-from lora_serve.bench.machine import describe_machine
 from lora_serve.bench.report import text_table
 from lora_serve.llm import LLM
 from lora_serve.outputs import RequestOutput
@@ -159,13 +157,7 @@ def main() -> None:
         bench = Bench(arguments.model, Path(directory), arguments.tokens, arguments.turns)
         figures = bench.restart() if arguments.part == "restart" else bench.storing()
     print(text_table(("", ""), figures.rows()))
-    if arguments.out:
-        facts = {
-            "machine": describe_machine(),
-            "busy_cores_before": busy,
-            "figures": figures,
-        }
-        arguments.out.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=1) + b"\n")
+    write_facts(arguments.out, busy_cores_before=busy, figures=figures)
 
 
 if __name__ == "__main__":

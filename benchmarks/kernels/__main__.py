@@ -6,16 +6,15 @@ Run it on an idle machine; limits are measured in turns with the kernels all the
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
+from benchmarks.facts import write_facts
 from benchmarks.kernels.measure import Timing, huge_buffer, measure
 from benchmarks.kernels.works import all_works
-from lora_serve.bench.machine import describe_machine
 from lora_serve.ops._cpu import usable_paths
 from lora_serve.ops.cpu import CpuKernels
 from lora_serve.ops.cpu_weights import dtype_code
@@ -64,14 +63,7 @@ def main() -> None:
         for timing in measure_all(arguments, num_threads):
             timings.append({"threads": num_threads, **asdict(timing)})
             print(table_row(timing, num_threads), flush=True)
-    if arguments.out is not None:
-        facts = {
-            "path": arguments.path,
-            "dtype": arguments.dtype,
-            "machine": asdict(describe_machine()),
-            "timings": timings,
-        }
-        arguments.out.write_text(json.dumps(facts, indent=1) + "\n")
+    write_facts(arguments.out, path=arguments.path, dtype=arguments.dtype, timings=timings)
 
 
 if __name__ == "__main__":

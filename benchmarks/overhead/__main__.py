@@ -6,16 +6,15 @@ Run it on an idle machine. "Python" is the step without what the native code tak
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from benchmarks.facts import write_facts
 from benchmarks.overhead.engine import SHAPES, Parts, Threads, decode_steps
 from benchmarks.overhead.stopwatch import medians
-from lora_serve.bench.machine import describe_machine
 from lora_serve.ops.cpu_threads import default_num_threads
 
 COLUMNS = ("schedule", "batch", "forward", "kernels", "sample", "update", "rest", "reply")
@@ -83,10 +82,7 @@ def main() -> None:
             steps = decode_steps(SHAPES[model], threads, num_requests, arguments.steps)
             rows.append(row_of(model, num_requests, steps))
             print(table_line(rows[-1]), flush=True)
-    if arguments.out is not None:
-        facts = {"machine": asdict(describe_machine()), "threads": asdict(threads)}
-        facts["rows"] = [asdict(row) for row in rows]
-        arguments.out.write_text(json.dumps(facts, indent=1, default=list) + "\n")
+    write_facts(arguments.out, threads=threads, rows=rows)
 
 
 if __name__ == "__main__":
