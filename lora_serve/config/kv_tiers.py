@@ -49,7 +49,9 @@ class KVTierConfig:
         choices=KV_LOAD_FAILURE_POLICIES,
     )
     kv_stale_version_seconds: int = setting(
-        "How long the tiers keep the KV of an adapter version that was replaced.", 24 * 3600
+        "Seconds for which the tiers keep an adapter's KV of other versions than the one that was "
+        "loaded last, counted from that load; 0 drops it at once.",
+        24 * 3600,
     )
     kv_transfer_config: str | None = setting(
         "The settings above as JSON in vLLM's form, with kv_connector, kv_role and "
