@@ -56,12 +56,15 @@ class ModelShape:
     num_kv_heads: int
     head_size: int
     dtype: torch.dtype = torch.bfloat16
+    window: int | None = None
 
 
 MODELS = (
     ModelShape("0.5B", 896, 4864, 14, 2, 64),
     ModelShape("3B", 2048, 11008, 16, 2, 128),
     ModelShape("7B", 3584, 18944, 28, 4, 128),
+    ModelShape("heads of 96", 3072, 8192, 32, 32, 96, window=2048),
+    ModelShape("heads of 256", 2048, 16384, 8, 4, 256, window=4096),
 )
 
 
@@ -140,7 +143,7 @@ def _run_layer(ops: Ops, model: ModelShape, work: Work) -> None:
         q, k, v, empty(work.context, head, dtype=torch.float32), rows, cache, rows
     )
     plan = _plan_attention(ops, work)
-    ops.paged_attention(q, cache, plan, head**-0.5, None)
+    ops.paged_attention(q, cache, plan, head**-0.5, model.window)
     ops.silu_and_mul(empty(residual.shape[0], 2 * inner))
 
 
