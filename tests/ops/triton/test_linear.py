@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from lora_serve.ops import Ops
 from lora_serve.ops.triton import load
+from lora_serve.ops.triton.launch import INTERPRETER
+from lora_serve.ops.triton.linear import IN_STEP, linear_launch, pack_linear
 from tests.ops.cases import assert_close, exact_linear, normal
 from tests.ops.test_linear import (
     test_a_row_beside_nan_is_untouched,
@@ -27,6 +31,23 @@ def test_linear_is_the_product_plus_the_bias(
     bias = normal(out_features, dtype=dtype, seed=3) if has_bias else None
     got = ops.linear(x, ops.pack_linear(weight, bias))
     assert_close(got, exact_linear(x, weight, bias), dtype)
+
+
+@pytest.mark.parametrize(
+    ("capability", "shared_bytes"), [(80, 166_912), (89, 101_376), (90, 232_448), (120, 101_376)]
+)
+@pytest.mark.parametrize("num_rows", [1, 64, 65, 8192])
+def test_the_stages_of_a_tile_fit_a_cards_shared_memory(
+    capability: int, shared_bytes: int, num_rows: int
+) -> None:
+    """Of x and of the weight, for each stage."""
+    meta = torch.device("meta")
+    packed = pack_linear(torch.empty(4096, 512, dtype=torch.bfloat16, device=meta), None, meta)
+    x = torch.empty(num_rows, 512, dtype=torch.bfloat16, device=meta)
+    y = torch.empty(num_rows, 4096, dtype=torch.bfloat16, device=meta)
+    launch = linear_launch(x, packed, y, replace(INTERPRETER, capability=capability))
+    rows, outs = launch.constants["ROWS"], launch.constants["OUTS"]
+    assert 2 * (rows + outs) * IN_STEP * launch.num_stages <= shared_bytes
 
 
 def test_a_row_has_the_same_bits_alone_and_among_others(ops: Ops, dtype: torch.dtype) -> None:
