@@ -50,6 +50,10 @@ def test_a_soak_in_which_all_went_well_passes() -> None:
             replace(WELL, idle_after=replace(IDLE, engine=Footprint(400 * MIB, 40, 10))),
         ),
         (
+            "descriptors of the API process are back",
+            replace(WELL, idle_after=replace(IDLE, api=Footprint(300 * MIB, 24, 10))),
+        ),
+        (
             "threads of the API process are back",
             replace(WELL, idle_after=replace(IDLE, api=Footprint(300 * MIB, 20, 30))),
         ),
