@@ -66,8 +66,8 @@ class EngineClient:
         resource_tracker.ensure_running()  # else start() does it, and lets SIGINT through again
         with _sigint_blocked():
             process.start()
-        self._process = process  # not before: there would be nothing to kill
-        asyncio.get_running_loop().add_reader(self._process.sentinel, self._note_death)
+            self._process = process  # not before: there would be nothing to kill
+        asyncio.get_running_loop().add_reader(process.sentinel, self._note_death)
         ready = await self.receive()
         assert isinstance(ready, EngineReady), f"first reply is {type(ready).__name__}"
         if ready.error is not None:

@@ -44,14 +44,18 @@ def test_shares_by_key_need_keys() -> None:
 
 
 def group_of(server: subprocess.Popen[str]) -> list[str]:
-    """Names of the processes in the server's group."""
+    """Names of the processes in the server's group.
+
+    One that is ending has no command line any more; it closes its files after that.
+    """
     names = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             name, fields = path.read_text().rsplit(")", 1)
+            is_alive = path.with_name("cmdline").read_bytes() != b""
         except OSError:  # it has just ended
             continue
-        if int(fields.split()[2]) == server.pid and fields.split()[0] != "Z":
+        if int(fields.split()[2]) == server.pid and is_alive:
             names.append(name)
     return names
 

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from lora_serve.config import EngineConfig, ModelConfig
+from lora_serve.engine import client as client_module
 from lora_serve.engine.client import EngineClient
 from lora_serve.errors import EngineDeadError, LoraServeError
 from lora_serve.llm import engine_config
@@ -41,6 +44,24 @@ async def test_a_client_whose_process_never_was_can_be_killed_and_closed() -> No
     unsendable = ModelConfig(model=threading.Lock())  # type: ignore[arg-type]  # so it cannot start
     with pytest.raises(TypeError, match="pickle"):
         await client.start(EngineConfig(model=unsendable))
+    await client.kill()
+    await client.close()
+    assert not client.is_alive
+
+
+async def test_a_process_whose_start_was_interrupted_can_be_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def interrupted_at_its_end() -> Iterator[None]:
+        yield
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client_module, "_sigint_blocked", interrupted_at_its_end)
+    client = EngineClient()
+    with pytest.raises(KeyboardInterrupt):
+        await client.start(engine_config(model=str(tmp_path)))
+    assert client.is_alive
     await client.kill()
     await client.close()
     assert not client.is_alive
