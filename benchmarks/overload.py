@@ -1,4 +1,4 @@
-"""Goodput under overload: `python -m benchmarks.overload`. Serves the demo's tiny model.
+"""Goodput under overload: `python -m benchmarks.overload`. Client and server share the machine.
 
 A closed loop that keeps every seat taken gives the peak. Then twice as many requests a second come
 as were answered then, whether or not they are answered; a bounded queue refuses the rest. Then the
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.facts import write_facts
+from benchmarks.make_checkpoint import ensure_checkpoint
 from lora_serve.bench.client import Endpoint
 from lora_serve.bench.http_stream import Origin
 from lora_serve.bench.load import LoadResult, run_load
@@ -41,13 +42,13 @@ class Goodput:
         return max(self.before, self.after)
 
 
-async def measure(num_requests: int, overload: float) -> Goodput:
+async def measure(model: Path, num_requests: int, overload: float) -> Goodput:
     port = free_port()
     flags = ("--max-num-seqs", str(NUM_SEATS), "--max-num-queued-reqs", str(NUM_SEATS))
-    command = lora_serve_command(str(ensure_demo(print).model), port, flags)
+    command = lora_serve_command(str(model), port, flags)
     log = Path(tempfile.mkdtemp(prefix="overload-")) / "server.log"
     url = f"http://127.0.0.1:{port}"
-    endpoint = Endpoint(Origin.parse(url), str(ensure_demo(print).model))
+    endpoint = Endpoint(Origin.parse(url), str(model))
     async with running_server(command, url, log):
         warmup = make_workload(WorkloadSpec(seed=1, num_requests=2 * NUM_SEATS, **SHAPE))
         await run_load(endpoint, warmup, NUM_SEATS)
@@ -76,11 +77,15 @@ def goodput(result: LoadResult) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--checkpoint", type=Path, help="of 0.5B, made if it is not there; else the demo's model"
+    )
     parser.add_argument("--num-requests", type=int, default=300)
     parser.add_argument("--overload", type=float, default=2.0)
     parser.add_argument("--out", type=Path, help="where to write the JSON")
     args = parser.parse_args()
-    found = asyncio.run(measure(args.num_requests, args.overload))
+    model = ensure_checkpoint(args.checkpoint) if args.checkpoint else ensure_demo(print).model
+    found = asyncio.run(measure(model, args.num_requests, args.overload))
     print(f"peak {found.peak:.0f} tokens/s with {2 * NUM_SEATS} requests in a closed loop")
     share = f"{found.above / found.peak:.0%}"
     print(f"at {args.overload:g} times that rate {found.above:.0f} tokens/s, {share} of it")
