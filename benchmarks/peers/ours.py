@@ -8,8 +8,12 @@ from benchmarks.peers.environment import Environment
 from benchmarks.peers.peer import MODEL_NAME, Deployment, Launch, Limits
 from lora_serve.bench.server import lora_serve_command
 
+MAX_LORAS = 8  # in one step
+
 
 class LoraServe:
+    """All adapters stay in memory, as in S-LoRA's measurements."""
+
     name = "lora-serve"
     recipe = ""
     notes = "exact: every answer is bit for bit that of a cold server, alone"
@@ -35,6 +39,8 @@ class LoraServe:
             arguments.append("--quantize-activations")
         if deployment.adapters:
             modules = (f"{name}={path}" for name, path in deployment.adapters.items())
-            arguments += ["--enable-lora", "--max-loras", "8", "--lora-modules", *modules]
+            in_memory = str(max(MAX_LORAS, len(deployment.adapters)))
+            arguments += ["--enable-lora", "--max-loras", str(MAX_LORAS)]
+            arguments += ["--max-cpu-loras", in_memory, "--lora-modules", *modules]
         command = lora_serve_command(str(deployment.checkpoint), port, arguments)
         return Launch(command=tuple(command))
