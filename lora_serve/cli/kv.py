@@ -68,15 +68,35 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
         "--adapter", metavar="NAME", help="only this adapter's KV; \"\": the base model's"
     )
     parser.add_argument(
-        "--version", metavar="HEX", help="only of adapter versions whose digest begins so"
+        "--version",
+        metavar="HEX",
+        type=digest_start,
+        help="only of adapter versions whose digest begins so",
     )
-    parser.add_argument("--salt", metavar="HEX", help="only of salts whose digest begins so")
+    parser.add_argument(
+        "--salt", metavar="HEX", type=digest_start, help="only of salts whose digest begins so"
+    )
     parser.add_argument(
         "--older-than",
         metavar="SECONDS",
-        type=float,
+        type=age,
         help="only where the newest block was written so long ago",
     )
+
+
+def digest_start(text: str) -> str:
+    """Nothing would choose everything, as an unset variable of a script does."""
+    start = text.lower()
+    if not start or set(start) - set("0123456789abcdef"):
+        raise argparse.ArgumentTypeError(f"{text!r} does not begin a digest; see `kv ls --json`")
+    return start
+
+
+def age(text: str) -> float:
+    seconds = float(text)
+    if not seconds >= 0:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 0 seconds")
+    return seconds
 
 
 def run_kv(args: argparse.Namespace) -> int:

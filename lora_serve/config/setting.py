@@ -14,7 +14,7 @@ def setting(help: str, default: Any, **metadata: Any) -> Any:
 
 
 def require_at_least(low: float, flag: str, value: float | None) -> None:
-    if value is not None and value < low:
+    if value is not None and not value >= low:  # nor is NaN
         raise ConfigError(f"{flag} {value} must be at least {low}")
 
 

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
 RESERVED_FILES = 128  # that a server opens besides connections: tokenizers, sockets, logs
+LONGEST_USER_TIMEOUT = 2**31 - 1  # milliseconds that the system can be told, 24 days
 REFUSAL_SECONDS = 1.0  # in which a refused client may send something, and so read why
 
 
@@ -249,7 +250,7 @@ def _limit_unread(transport: asyncio.Transport, seconds: float) -> None:
     """
     if seconds and hasattr(socket, "TCP_USER_TIMEOUT"):
         connection = transport.get_extra_info("socket")
-        milliseconds = max(1, round(1000 * seconds))
+        milliseconds = max(1, round(min(1000 * seconds, LONGEST_USER_TIMEOUT)))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 

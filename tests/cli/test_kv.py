@@ -148,6 +148,20 @@ def test_clear_deletes_what_the_options_choose(
     assert [one["adapter"] for one in json.loads(capsys.readouterr().out)] == left
 
 
+@pytest.mark.parametrize(
+    "option", ["--version=", "--salt=", "--version=xyz", "--older-than=-1", "--older-than=nan"]
+)
+def test_clear_refuses_what_chooses_nothing_in_particular(
+    path: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["kv", "clear", str(path), option])
+    assert ended.value.code == 2
+    assert option.partition("=")[0] in capsys.readouterr().err
+    assert main(["kv", "ls", str(path), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 3
+
+
 def records_of_now(namespace: TierNamespace) -> list[Record]:
     hashes = chain(namespace, "of now", 2)
     return [make_record(namespace, h, block, time.time()) for h, block in blocks(namespace, hashes)]

@@ -15,6 +15,10 @@ from lora_serve.errors import ConfigError
         (lambda: ModelConfig(cpu_threads=-1), "--cpu-threads -1 must be at least 1"),
         (lambda: ModelConfig(max_logprobs=-1), "--max-logprobs -1 must be at least 0"),
         (lambda: ServerConfig(max_body_bytes=0), "--max-body-bytes 0 must be at least 1"),
+        (
+            lambda: ServerConfig(drain_timeout=float("nan")),
+            "--drain-timeout nan must be at least 0",
+        ),
     ],
 )
 def test_a_number_that_cannot_be_is_refused_with_its_limit(

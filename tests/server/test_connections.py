@@ -290,3 +290,9 @@ def test_a_low_limit_of_files_lowers_that_of_connections_with_a_warning() -> Non
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "100 250 272 (400, 400)\n", done.stderr
     assert "--max-connections 1000" in done.stderr
+
+
+@pytest.mark.parametrize("seconds", [1e12, float("inf"), 1e-9])
+async def test_any_time_to_read_an_answer_can_be_set(serve: Serve, seconds: float) -> None:
+    async with serve(response_read_timeout=seconds) as url, httpx.AsyncClient() as http:
+        assert (await http.get(f"{url}/version")).status_code == 200
