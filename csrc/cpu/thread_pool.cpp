@@ -22,9 +22,35 @@ void pause() {
 #endif
 }
 
+constexpr size_t first_of(uint64_t range) { return range & UINT32_MAX; }
+constexpr size_t end_of(uint64_t range) { return range >> 32; }
+
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads) : owner_(getpid()) {
+void ThreadPool::Part::fill(size_t first, size_t end) {
+  range_.store(uint64_t{end} << 32 | first, std::memory_order_relaxed);
+}
+
+bool ThreadPool::Part::take_first(size_t& task) {
+  uint64_t range = range_.load(std::memory_order_relaxed);
+  while (first_of(range) < end_of(range)) {
+    task = first_of(range);
+    if (range_.compare_exchange_weak(range, range + 1, std::memory_order_relaxed)) return true;
+  }
+  return false;
+}
+
+bool ThreadPool::Part::take_last(size_t& task) {
+  constexpr uint64_t kOne = uint64_t{1} << 32;
+  uint64_t range = range_.load(std::memory_order_relaxed);
+  while (first_of(range) < end_of(range)) {
+    task = end_of(range) - 1;
+    if (range_.compare_exchange_weak(range, range - kOne, std::memory_order_relaxed)) return true;
+  }
+  return false;
+}
+
+ThreadPool::ThreadPool(int num_threads) : parts_(num_threads), owner_(getpid()) {
   for (int thread = 1; thread < num_threads; ++thread) {
     threads_.emplace_back([this, thread] { serve(thread); });
   }
@@ -47,7 +73,9 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::run(size_t num_tasks, Body body, const void* context) {
   assert(num_tasks <= kCountMask);
-  num_tasks_ = num_tasks;
+  for (size_t part = 0; part < parts_.size(); ++part) {
+    parts_[part].fill(num_tasks * part / parts_.size(), num_tasks * (part + 1) / parts_.size());
+  }
   body_ = body;
   context_ = context;
   num_finished_.store(0, std::memory_order_relaxed);
@@ -69,15 +97,25 @@ void ThreadPool::run(size_t num_tasks, Body body, const void* context) {
   }
 }
 
-// Takes a task if `ticket`, as last seen, is still current; either way brings it up to date.
+// Runs a task if `ticket`, as last seen, is still current; either way brings it up to date.
 void ThreadPool::run_one_task(uint64_t& ticket, int thread) {
   if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel,
                                      std::memory_order_acquire)) {
     return;
   }
-  body_(context_, num_tasks_ - (ticket & kCountMask), thread);
+  body_(context_, take_task(thread), thread);
   num_finished_.fetch_add(1, std::memory_order_release);
   ticket = ticket_.load(std::memory_order_acquire);
+}
+
+// The task of a claim.
+size_t ThreadPool::take_task(int thread) {
+  size_t task;
+  if (parts_[thread].take_first(task)) return task;
+  // A part that was seen empty stays empty, so one round finds a task.
+  for (size_t next = thread + 1;; ++next) {
+    if (parts_[next % parts_.size()].take_last(task)) return task;
+  }
 }
 
 void ThreadPool::serve(int thread) {

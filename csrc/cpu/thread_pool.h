@@ -30,25 +30,43 @@ class ThreadPool {
 
   using Body = void (*)(const void* context, size_t task, int thread);
 
-  // Calls body(context, task, thread) once for every task in [0, num_tasks), in ascending order of
-  // start, with thread in [0, num_threads); returns when all have finished. One caller at a time.
+  // Calls body(context, task, thread) once for every task in [0, num_tasks), with thread in
+  // [0, num_threads); returns when all have finished. One caller at a time.
+  //
+  // Each thread has a part of the tasks, which it takes in ascending order: what lies behind a
+  // task's memory is then for the same core, so it pays to ask for it early. A thread that has none
+  // left takes the last one of another's.
   void run(size_t num_tasks, Body body, const void* context);
 
  private:
   void serve(int thread);
   void run_one_task(uint64_t& ticket, int thread);
+  size_t take_task(int thread);
   uint64_t wait_for_tasks();
 
-  // The call's number, and how many of its tasks nobody has taken yet. A task is taken by lowering
-  // the count, which succeeds only while the call is the current one: then, and only then, the
-  // fields below belong to that call until the task is counted as finished.
+  // The call's number, and how many of its tasks nobody has claimed yet. A task is claimed by
+  // lowering the count, which succeeds only while the call is the current one: then, and only then,
+  // the fields below and the parts belong to that call until the task is counted as finished, and
+  // the parts hold a task for every claim.
   static constexpr int kCountBits = 24;
   static constexpr uint64_t kCountMask = (uint64_t{1} << kCountBits) - 1;
   alignas(64) std::atomic<uint64_t> ticket_{0};
-  size_t num_tasks_ = 0;
   Body body_ = nullptr;
   const void* context_ = nullptr;
   alignas(64) std::atomic<size_t> num_finished_{0};
+
+  // The tasks of one thread that nobody has taken.
+  class Part {
+   public:
+    void fill(size_t first, size_t end);
+    // False, and no task, if there is none.
+    bool take_first(size_t& task);
+    bool take_last(size_t& task);
+
+   private:
+    alignas(64) std::atomic<uint64_t> range_{0};  // end << 32 | first
+  };
+  std::vector<Part> parts_;
 
   alignas(64) std::atomic<int> num_sleeping_{0};
   std::mutex mutex_;
