@@ -39,6 +39,7 @@ from lora_serve.messages import (
 )
 from lora_serve.observability.metrics import EngineMetrics
 from lora_serve.server.app import create_app, http_config
+from lora_serve.server.connections import Connections
 from lora_serve.text.tokenizer import Tokenizer
 
 DEFAULT_MODEL = Path("~/.cache/lora-serve/bench/model").expanduser()
@@ -129,8 +130,8 @@ async def measure_sockets(model: Path, num_streams: int, num_tokens: int, http: 
     """The same with a connection for each stream, from clients in another process."""
     engine = make_engine(model, num_streams)
     config = ServerConfig()
-    protocol = import_from_string(HTTP_PROTOCOLS[http])
-    server = uvicorn.Server(http_config(create_app(engine, config), config, protocol))
+    connections = Connections(config, import_from_string(HTTP_PROTOCOLS[http]))
+    server = uvicorn.Server(http_config(create_app(engine, config), connections))
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Generator
 
 import uvicorn
 from fastapi import FastAPI
@@ -33,6 +31,7 @@ from lora_serve.server.completions import completions_router
 from lora_serve.server.connections import Connections
 from lora_serve.server.context import ServerContext
 from lora_serve.server.drain import Drain, Draining
+from lora_serve.server.ending import LAST_WORDS_SECONDS, Ending
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.entrance import read_template
 from lora_serve.server.errors import ErrorBoundary, answer_error, answer_http_error
@@ -41,10 +40,7 @@ from lora_serve.server.models import ServedModels, models_router
 from lora_serve.server.openapi import openapi_document
 from lora_serve.server.operations import operations_router, tokens_router
 
-logger = logging.getLogger(__name__)
-
 BACKLOG = 2048  # connections that the system holds until they are accepted
-LAST_WORDS_SECONDS = 5  # in which a reader has to take the end of an answer that was ended
 
 
 def create_app(engine: Engine, config: ServerConfig, drain: Drain | None = None) -> FastAPI:
@@ -87,7 +83,7 @@ def create_app(engine: Engine, config: ServerConfig, drain: Drain | None = None)
 async def run_server(engine: Engine, config: ServerConfig, listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT: finish what runs, refuse what comes, shut the engine down.
 
-    What still runs after --drain-timeout, or at a second signal, is ended with an error.
+    What still runs after --drain-timeout, or at a second signal, is cut off.
 
     Args:
         listener: from `open_entrance`; closed at the end.
@@ -97,10 +93,10 @@ async def run_server(engine: Engine, config: ServerConfig, listener: socket.sock
     """
     try:
         _listen(listener)
-        drain = Drain()
+        drain, connections = Drain(), Connections(config, AutoHTTPProtocol)
         server = _Server(
-            http_config(create_app(engine, config, drain), config),
-            Ending(engine, drain, config.drain_timeout),
+            http_config(create_app(engine, config, drain), connections),
+            Ending(engine, drain, connections, config.drain_timeout),
         )
         with contextlib.closing(listener):
             await server.serve(sockets=[listener])
@@ -108,13 +104,11 @@ async def run_server(engine: Engine, config: ServerConfig, listener: socket.sock
         await engine.shutdown()
 
 
-def http_config(
-    app: FastAPI, config: ServerConfig, http_protocol: Callable[..., Any] = AutoHTTPProtocol
-) -> uvicorn.Config:
+def http_config(app: FastAPI, connections: Connections) -> uvicorn.Config:
     """How uvicorn serves the application: on connections that are watched."""
     return uvicorn.Config(
         app,
-        http=Connections(config, http_protocol).protocol,  # type: ignore[arg-type]  # it calls what it is given
+        http=connections.protocol,  # type: ignore[arg-type]  # it calls what it is given
         ws="none",
         log_level="warning",
         access_log=False,
@@ -122,39 +116,6 @@ def http_config(
         server_header=False,
         timeout_graceful_shutdown=LAST_WORDS_SECONDS,
     )
-
-
-class Ending:
-    """How a server ends: in its own time at the first signal, at once at the second."""
-
-    def __init__(self, engine: Engine, drain: Drain, timeout_seconds: float) -> None:
-        self._engine = engine
-        self._drain = drain
-        self._timeout = timeout_seconds
-        self._is_urgent = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    def begin(self, then: Callable[[], None]) -> None:
-        """Do so, and call `then` when nothing more has to be answered."""
-        if self._task is not None:
-            self._is_urgent.set()
-            return
-        self._task = asyncio.get_running_loop().create_task(self._end(then), name="ending")
-
-    async def _end(self, then: Callable[[], None]) -> None:
-        self._drain.begin()
-        logger.info("stopping: %d requests are still being answered", self._drain.num_active)
-        waits = [
-            asyncio.ensure_future(self._drain.wait_until_idle()),
-            asyncio.ensure_future(self._is_urgent.wait()),
-        ]
-        await asyncio.wait(waits, timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-        if self._drain.num_active:
-            logger.warning("%d requests are not finished and are ended", self._drain.num_active)
-        await self._engine.shutdown()  # which tells whoever still waits
-        then()
 
 
 class _Server(uvicorn.Server):

@@ -4,8 +4,7 @@ uvicorn waits for ever for a request's head, so clients that send half of one, o
 could take all of the system's files; so could those that read nothing of their answers. Each of its
 connections is wrapped here: the head must come in --request-head-timeout, of an answer something
 must be taken in --response-read-timeout, and when there are too many connections, the one goes that
-has been without a request for the longest. Knows nothing of requests but when their heads are
-complete.
+has been without a request for the longest. Knows nothing of requests but how far they have come.
 """
 
 from __future__ import annotations
@@ -42,6 +41,7 @@ class Cycle(Protocol):
     """One request and its answer, as uvicorn keeps them."""
 
     scope: Scope
+    more_body: bool  # of the request, which is still to come
     response_complete: bool
 
 
@@ -84,6 +84,17 @@ class Connections:
         # of the open ones those without a request, the longest first; no dict, whose first key is
         # behind the places of all that were deleted
         self._idle: OrderedDict[GuardedConnection, None] = OrderedDict()
+
+    @property
+    def has_unsent(self) -> bool:
+        """There are bytes that no client, nor the system for it, has taken yet."""
+        return any(connection.has_unsent for connection in self._open)
+
+    def unfinished(self) -> tuple[list[GuardedConnection], list[GuardedConnection]]:
+        """Those whose answers the server still makes, and those that wait for their clients."""
+        stalled = [connection for connection in self._open if connection.is_stalled]
+        answering = {connection for connection in self._open if connection.is_answering}
+        return list(answering.difference(stalled)), stalled
 
     def protocol(self, **of_uvicorn: Any) -> asyncio.Protocol:
         return GuardedConnection(self._http_protocol(**of_uvicorn), self)
@@ -137,6 +148,16 @@ class GuardedConnection(asyncio.Protocol):
     def is_answering(self) -> bool:
         cycle = self._inner.cycle
         return cycle is not None and not cycle.response_complete
+
+    @property
+    def has_unsent(self) -> bool:
+        return self._transport is not None and self._transport.get_write_buffer_size() > 0
+
+    @property
+    def is_stalled(self) -> bool:
+        """Its client has not taken all that was written, or not sent all of its request."""
+        cycle = self._inner.cycle
+        return self.has_unsent or (self.is_answering and cycle is not None and cycle.more_body)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport), f"{transport!r} is no stream"

@@ -1,11 +1,9 @@
 """The end of a server: it answers what it has begun, and refuses what comes late.
 
-Knows no engine and no signal; `app.py` tells it when to begin.
+Knows no engine and no signal; `ending.py` tells it when to begin.
 """
 
 from __future__ import annotations
-
-import asyncio
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -20,8 +18,6 @@ class Drain:
     def __init__(self) -> None:
         self._has_begun = False
         self._num_active = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     @property
     def num_active(self) -> int:
@@ -36,17 +32,11 @@ class Drain:
         if self._has_begun:
             raise EngineDeadError("the server is shutting down; send this to another one")
 
-    async def wait_until_idle(self) -> None:
-        await self._idle.wait()
-
     def enter(self) -> None:
         self._num_active += 1
-        self._idle.clear()
 
     def leave(self) -> None:
         self._num_active -= 1
-        if not self._num_active:
-            self._idle.set()
 
 
 class Draining:

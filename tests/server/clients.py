@@ -15,6 +15,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from lora_serve.config import ServerConfig
 from lora_serve.server.app import create_app, http_config
+from lora_serve.server.connections import Connections
 from tests.fakes.engine import FakeEngine
 
 Json = dict[str, object]
@@ -36,7 +37,8 @@ async def serving(
     """A real server on a free port of this machine; its address."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = config or ServerConfig()
-    server = uvicorn.Server(http_config(create_app(engine, config), config, http_protocol))
+    connections = Connections(config, http_protocol)
+    server = uvicorn.Server(http_config(create_app(engine, config), connections))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:
         await asyncio.sleep(0.005)
