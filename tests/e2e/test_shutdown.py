@@ -18,6 +18,7 @@ import pytest
 
 from lora_serve.demo.model import DemoPaths
 from lora_serve.demo.server_process import ServerProcess
+from lora_serve.server.ending import LAST_WORDS_SECONDS
 from tests.e2e.conftest import StartServer
 
 MAX_SYSTEM_BYTES = 4 * 2**20 + 2**16  # of Linux's buffers, sender's and a small receiver's
@@ -143,7 +144,7 @@ def test_an_answer_that_is_taken_slowly_is_waited_for(
     with httpx.Client(base_url=server.base_url) as client:
         while client.get("/health").status_code == 200:
             time.sleep(0.01)
-    time.sleep(0.5)  # a server that does not wait has ended now
+    time.sleep(LAST_WORDS_SECONDS + 1)  # which is all that an answer had once
     assert len(wires[0].rest()) == num_left
     assert server.wait() == 0
     assert last_words(server) == ["stopping: 0 requests are still being answered"]
