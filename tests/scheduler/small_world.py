@@ -1,9 +1,9 @@
 """A scheduler small enough to visit every state of it, and all that can happen to it.
 
-The scheduler, the KV manager, the queue, the seats and the writers are the real ones. What the
-world may do at any moment: a request arrives, in any order; any request is aborted; an adapter's
-weights arrive or turn out to be lost; a step runs, or, where steps overlap, the next one is
-planned or the oldest one reported.
+The scheduler, the KV manager, the queue, the seats, the writers and the connector are the real
+ones. What the world may do at any moment: a request arrives, in any order; any request is aborted;
+KV is reset; an adapter's weights arrive or turn out to be lost; a fetch ends, well or badly; a step
+runs, or, where steps overlap, the next one is planned or the oldest one reported.
 """
 
 from __future__ import annotations
@@ -13,25 +13,28 @@ import io
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import ClassVar
 
 from lora_serve.config import SchedulerConfig
 from lora_serve.identity import AdapterRef, BlockHash, BlockHasher, CacheNamespace
-from lora_serve.kv.connector import KVConnector
+from lora_serve.kv.connector import KVConnector, TieredConnector
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.kv.writers import PendingWrites
+from lora_serve.kv_tiers.base import TierNamespace
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.scheduler.queue import WaitingQueue
 from lora_serve.scheduler.request import Request
 from lora_serve.scheduler.scheduler import Scheduler
 from lora_serve.scheduler.seats import AdapterSeats
 from lora_serve.step import ModelRunnerOutput, RequestStepOutput, SchedulerOutput
+from tests.scheduler.small_store import HASHER, SmallStore, connector_over
 
 BLOCK_SIZE = 2
 DRAWN = 9  # the token that every draw gives
-HASHER = BlockHasher("xxh3_128")
+
+Happening = tuple[str, Callable[["World"], None]]
 
 
 @dataclass(frozen=True)
@@ -77,16 +80,26 @@ class Asked:
         )
 
 
+@cache
+def renewed(asked: Asked) -> Asked:
+    """The same of the adapter's next generation, as who asks after a reset gets it."""
+    assert asked.adapter is not None, "the base model has no generation"
+    return replace(asked, adapter=replace(asked.adapter, generation=asked.adapter.generation + 1))
+
+
 class Memory:
-    """Room for the weights of one adapter that nobody runs on; loads take as long as they like."""
+    """Room for the weights of one adapter that nobody runs on; loads take as long as they like.
+
+    resident, num_running: by digest, which all generations of a version share.
+    """
 
     def __init__(self) -> None:
-        self.resident: set[AdapterRef] = set()
+        self.resident: set[bytes] = set()
         self.loading: list[AdapterRef] = []
-        self.num_running: dict[AdapterRef, int] = {}
+        self.num_running: dict[bytes, int] = {}
 
     def is_resident(self, ref: AdapterRef) -> bool:
-        return ref in self.resident
+        return ref.digest in self.resident
 
     def request_load(self, ref: AdapterRef) -> None:
         assert ref not in self.loading, "asked for twice"
@@ -94,20 +107,21 @@ class Memory:
 
     def finish_load(self, ref: AdapterRef) -> None:
         self.loading.remove(ref)
-        self.resident = {r for r in self.resident if self.num_running.get(r)} | {ref}
+        in_use = {digest for digest in self.resident if self.num_running.get(digest)}
+        self.resident = in_use | {ref.digest}
 
     def on_running(self, ref: AdapterRef) -> None:
-        self.num_running[ref] = self.num_running.get(ref, 0) + 1
+        self.num_running[ref.digest] = self.num_running.get(ref.digest, 0) + 1
 
     def on_idle(self, ref: AdapterRef) -> None:
-        self.num_running[ref] -= 1
+        self.num_running[ref.digest] -= 1
 
 
 class World:
     """A scheduler and all that can happen to it.
 
-    left_to_ask: indices into asked, which name the requests. kinds: which of asked is the first
-    that is equal to each.
+    left_to_ask: indices into asked, which name the requests. resets: whose KV may be reset: that of
+    an adapter once, because its next generation begins then; everyone's (None) again and again.
     """
 
     def __init__(
@@ -119,6 +133,11 @@ class World:
         budget: int = 3,
         fair_share: str = "none",
         is_overlapped: bool = False,
+        resets: Sequence[str | None] = (),
+        has_tiers: bool = False,
+        failure_policy: str = "recompute",
+        max_fetched_blocks: int = 2,
+        connector_class: type[TieredConnector[Request]] = TieredConnector,
         seats_class: type[AdapterSeats] = AdapterSeats,
         writers_class: type[PendingWrites[Request]] = PendingWrites,
         queue_class: type[WaitingQueue] = WaitingQueue,
@@ -128,7 +147,16 @@ class World:
         )
         self.memory = Memory()
         self.kv = KVCacheManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=True)
-        self.scheduler = scheduler = Scheduler(config, 1, self.kv, self.memory, KVConnector())
+        self.store = SmallStore() if has_tiers else None
+        self.connector: KVConnector[Request] = KVConnector()
+        if self.store is not None:
+            self.connector = connector_over(
+                self.store,
+                failure_policy=failure_policy,
+                max_fetched_blocks=max_fetched_blocks,
+                connector_class=connector_class,
+            )
+        self.scheduler = scheduler = Scheduler(config, 1, self.kv, self.memory, self.connector)
         if queue_class is not WaitingQueue:
             scheduler._queue = queue_class()
         scheduler._seats = seats_class(1, scheduler._queue, self.memory)
@@ -136,8 +164,8 @@ class World:
         self.is_overlapped = is_overlapped
         self.in_flight: deque[SchedulerOutput] = deque()
         self.asked = tuple(asked)
-        self.kinds = tuple(map(asked.index, asked))
         self.left_to_ask = list(range(len(asked)))
+        self.resets = tuple(resets)
         self.num_arrived = 0
 
     @property
@@ -145,22 +173,51 @@ class World:
         """Oldest first."""
         return list(self.scheduler._requests.values())
 
-    def happenings(self) -> Iterator[tuple[str, Callable[[World], None]]]:
+    def asked_of(self, request: Request) -> Asked:
+        return self.asked[int(request.request_id)]
+
+    def happenings(self) -> Iterator[Happening]:
         """Everything that can happen now; each is done to a copy of this world."""
+        yield from self.steps()
+        yield from self.endings()
+        yield from self.disturbances()
+
+    def steps(self) -> Iterator[Happening]:
+        """What the engine does by itself, over and over."""
         if not self.is_overlapped:
             yield "step", World.step
         if self.is_overlapped and len(self.in_flight) < 2:
             yield "plan", World.plan
         if self.in_flight:
             yield "report", World.report
+
+    def endings(self) -> Iterator[Happening]:
+        """How what was begun elsewhere may end; in one of these ways it does."""
+        for ref in self.memory.loading:
+            yield f"{ref.name} is loaded", lambda world, ref=ref: world.finish_load(ref)
+            yield f"{ref.name} is lost", lambda world, ref=ref: world.lose(ref)
+        if self.store is None:
+            return
+        for ticket, num_blocks in self.store.asked.items():
+            for count in range(num_blocks + 1):
+                yield (
+                    f"fetch {ticket} gives {count}",
+                    lambda world, ticket=ticket, count=count: world.store.give(ticket, count),
+                )
+            yield f"fetch {ticket} fails", lambda world, ticket=ticket: world.store.fail(ticket)
+            yield f"fetch {ticket} hangs", lambda world, ticket=ticket: world.store.hang(ticket)
+
+    def disturbances(self) -> Iterator[Happening]:
+        """What may happen or not."""
         for number in self.left_to_ask:
             yield f"ask {number}", lambda world, number=number: world.ask(number)
         for request in self.requests:
             name = request.request_id
             yield f"abort {name}", lambda world, name=name: world.abort(name)
-        for ref in self.memory.loading:
-            yield f"{ref.name} is loaded", lambda world, ref=ref: world.finish_load(ref)
-            yield f"{ref.name} is lost", lambda world, ref=ref: world.lose(ref)
+        for name in self.resets:
+            yield f"reset {name}", lambda world, name=name: world.reset(name)
+        if self.store is not None and self.store.cancelled is not None:
+            yield "late result", lambda world: world.store.give_late()
 
     def ask(self, number: int) -> None:
         self.left_to_ask.remove(number)
@@ -169,6 +226,18 @@ class World:
 
     def abort(self, request_id: str) -> None:
         self.scheduler.abort(request_id)
+
+    def reset(self, lora_name: str | None) -> None:
+        if lora_name is not None:
+            self.resets = tuple(name for name in self.resets if name != lora_name)
+            self.asked = tuple(
+                renewed(asked)
+                if number in self.left_to_ask and asked.adapter and asked.adapter.name == lora_name
+                else asked
+                for number, asked in enumerate(self.asked)
+            )
+        self.scheduler.reset_prefix_cache(lora_name)
+        self.scheduler.check_invariants()
 
     def finish_load(self, ref: AdapterRef) -> None:
         self.memory.finish_load(ref)
@@ -179,15 +248,13 @@ class World:
         self.scheduler.adapter_failed(ref)
 
     def step(self) -> None:
-        """As the engine does it: report what was planned, or else what was planned before."""
-        num_in_flight = len(self.in_flight)
-        if num_in_flight < 2:
-            self.plan()
-        is_first = self.is_overlapped and num_in_flight == 0
-        if self.in_flight and not is_first:
+        """As the engine does it where steps do not overlap."""
+        self.plan()
+        if self.in_flight:
             self.report()
 
     def plan(self) -> None:
+        self.scheduler.take_in_fetches()
         step = self.scheduler.schedule()
         if step.requests:
             self.in_flight.append(step)
@@ -201,12 +268,6 @@ class World:
         self.scheduler.update_from_output(ModelRunnerOutput(step.step_id, outputs))
         self.scheduler.check_invariants()
 
-    def go_on(self) -> None:
-        """What happens when nobody comes or leaves: loads end, and a step runs."""
-        for ref in sorted(self.memory.loading, key=lambda ref: ref.name):
-            self.finish_load(ref)
-        self.step()
-
 
 class _Pickler(pickle.Pickler):
     """Copies through bytes take a fraction of deepcopy's time, if what never changes stays out."""
@@ -215,6 +276,7 @@ class _Pickler(pickle.Pickler):
         never_changes: lambda thing: (_constant, (_number_of(thing),))
         for never_changes in (
             AdapterRef, Asked, BlockHasher, CacheNamespace, SamplingParams, SchedulerConfig,
+            TierNamespace,
         )
     }  # fmt: skip
 

@@ -11,15 +11,21 @@ alike. Past these, it drops
 - a share's place in the last step, which workers alone ask for,
 - shares of requests that have ended, of a step in flight: its report passes over them,
 - weights in memory of adapters that nobody wants any more,
-- where served tokens are counted from.
+- where served tokens are counted from,
+- why a fetch failed, unless its requests must fail with it, and which of two ended first,
+- what a result held that nobody waited for any more.
+Both leave out tickets, and the time but for whose is up: nothing compares more of them.
 `test_liveness.py` checks it: worlds of one essence look alike, and go on alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 
-from lora_serve.identity import AdapterRef, BlockHash
+from lora_serve.identity import BlockHash
+from lora_serve.kv.fetches import Fetch
+from lora_serve.kv_tiers.base import Cause
 from lora_serve.scheduler.request import Request
 from tests.scheduler.small_world import World
 
@@ -39,7 +45,7 @@ def everything(world: World) -> Hashable:
     shares = scheduler._queue._shares
     return (
         requests,
-        tuple(world.left_to_ask),
+        *(world.asked, tuple(world.left_to_ask), world.resets),
         tuple(pool._free),
         tuple((block.ref_cnt, block.block_hash) for block in pool.blocks),
         tuple((h, who.request_id) for h, who in writers._writer.items()),
@@ -54,6 +60,7 @@ def everything(world: World) -> Hashable:
             tuple((chunk.request_id, chunk.start, chunk.end) for chunk in step.requests)
             for step in world.in_flight
         ),
+        _everything_of_fetches(world),
     )
 
 
@@ -71,7 +78,8 @@ def essence(world: World) -> Hashable:
     shares = scheduler._queue._shares
     return (
         requests,
-        tuple(sorted(world.kinds[number] for number in world.left_to_ask)),
+        frozenset(Counter(world.asked[number] for number in world.left_to_ask).items()),
+        world.resets,
         tuple(hash_of[block_id] for block_id in pool._free),
         tuple(hash_of[block_id] for block_id in blocks),
         frozenset((h, place.get(who)) for h, who in writers._writer.items()),
@@ -90,13 +98,14 @@ def essence(world: World) -> Hashable:
             )
             for step in world.in_flight
         ),
+        _essence_of_fetches(world, place),
     )
 
 
 def _essence_of_request(world: World, request: Request, blocks: dict[int, int]) -> Hashable:
     """`blocks` gets the numbers of those that it is the first to hold."""
     return (
-        world.kinds[int(request.request_id)],
+        world.asked_of(request),
         request.status.name,
         request.num_tokens,
         request.num_computed_tokens,
@@ -110,11 +119,77 @@ def _essence_of_request(world: World, request: Request, blocks: dict[int, int]) 
     )
 
 
+def _fetches(world: World) -> Sequence[Fetch[Request]]:
+    """Those in flight, oldest first, and those in hand."""
+    fetches = world.connector._fetches
+    return list(dict.fromkeys((*fetches._in_flight.values(), *fetches._of.values())))
+
+
+def _everything_of_fetches(world: World) -> Hashable:
+    if world.store is None:
+        return ()
+    fetches = _fetches(world)
+    place = {fetch.ticket: index for index, fetch in enumerate(fetches)}
+    return (
+        tuple(
+            (
+                *(fetch.first_block, fetch.hashes, len(fetch.blocks), fetch.failure),
+                tuple(who.request_id for who in fetch.members),
+                *_progress_of_fetch(world, fetch),
+            )
+            for fetch in fetches
+        ),
+        tuple((who.request_id, r) for who, r in world.connector._fetches._asked.items()),
+        tuple(
+            (place.get(result.ticket), len(result.blocks), tuple(result.causes.values()))
+            for result in world.store.results
+        ),
+        world.store.cancelled is not None,
+    )
+
+
+def _essence_of_fetches(world: World, place: Mapping[Request, int]) -> Hashable:
+    if world.store is None:
+        return ()
+    of_ticket = {result.ticket: result for result in world.store.results}
+    unwanted = of_ticket.keys() - world.connector._fetches._in_flight
+    must_fail = world.connector._must_fail
+    results = {
+        ticket: (len(result.blocks), must_fail and Cause.ERROR in result.causes.values())
+        for ticket, result in of_ticket.items()
+        if ticket not in unwanted
+    }
+    return (
+        frozenset(
+            (
+                fetch.first_block,
+                fetch.hashes if is_flying else fetch.hashes[: len(fetch.blocks)],
+                frozenset(place.get(who) for who in fetch.members),
+                *(is_flying, is_late),
+                results.get(fetch.ticket),
+            )
+            for fetch in _fetches(world)
+            for is_flying, is_late in [_progress_of_fetch(world, fetch)]
+        ),
+        frozenset((place.get(who), r) for who, r in world.connector._fetches._asked.items()),
+        bool(unwanted),
+        world.store.cancelled is not None,
+    )
+
+
+def _progress_of_fetch(world: World, fetch: Fetch[Request]) -> tuple[bool, bool]:
+    """Whether it is in flight, and whether its time is up meanwhile."""
+    assert world.store is not None, "a fetch without tiers"
+    is_flying = fetch.ticket in world.connector._fetches._in_flight
+    return is_flying, is_flying and fetch.give_up_time <= world.store.now
+
+
 def _wanted_hashes(world: World) -> frozenset[BlockHash]:
     numbers = (*world.left_to_ask, *(int(request.request_id) for request in world.requests))
     return frozenset().union(*(world.asked[number].chain for number in numbers))
 
 
-def _wanted_adapters(world: World) -> set[AdapterRef]:
+def _wanted_adapters(world: World) -> set[bytes]:
+    """By digest."""
     numbers = (*world.left_to_ask, *(int(request.request_id) for request in world.requests))
-    return {ref for number in numbers if (ref := world.asked[number].adapter) is not None}
+    return {ref.digest for number in numbers if (ref := world.asked[number].adapter) is not None}

@@ -1,0 +1,224 @@
+"""Every state that a small scheduler can reach with tiers and resets, and from each its end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from lora_serve.identity import AdapterRef, BlockHash
+from lora_serve.kv.blocks import BlockPool
+from lora_serve.kv.connector import FetchesEnded, TieredConnector
+from lora_serve.kv.fetches import Fetches
+from lora_serve.kv_tiers.forgetting import Forgetting
+from lora_serve.scheduler.queue import WaitingQueue
+from lora_serve.scheduler.request import Request, RequestStatus
+from tests.scheduler.exploration import assert_what_is_alike_goes_on_alike, explore
+from tests.scheduler.small_world import Asked, World
+
+logger = logging.getLogger(__name__)
+
+RED, BLUE = AdapterRef("red", b"r" * 32), AdapterRef("blue", b"b" * 32)
+TWO_BLOCKS, ONE_BLOCK = (1, 2, 3, 4, 5), (1, 2, 3)  # to be found, but for the last token
+EQUAL = [Asked(None, TWO_BLOCKS, 1)] * 2
+PARTING = [Asked(None, TWO_BLOCKS, 1), Asked(None, (1, 2, 5, 6, 7), 1)]
+STRANGERS = [Asked(None, TWO_BLOCKS, 1), Asked(None, (5, 6, 7), 1)]
+OUTGROWING = [Asked(None, (n, n), 4) for n in range(2)]
+ADAPTERS = [Asked(RED, ONE_BLOCK), Asked(BLUE, ONE_BLOCK)]
+
+
+def tiered(asked: list[Asked], **settings: Any) -> World:
+    return World(asked, num_blocks=3, has_tiers=True, **settings)
+
+
+WORLDS: dict[str, Callable[..., World]] = {
+    "equal prompts share a fetch": lambda **more: tiered(EQUAL, **more),
+    "prompts part in a fetch": lambda **more: tiered(PARTING, **more),
+    "a failed fetch ends its requests": lambda **more: tiered(EQUAL, failure_policy="fail", **more),
+    "memory for one fetched block": lambda **more: tiered(STRANGERS, max_fetched_blocks=1, **more),
+    "answers that outgrow the pool": lambda **more: tiered(OUTGROWING, **more),
+    "two adapters and one seat": lambda **more: tiered(ADAPTERS, **more),
+}
+
+
+@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("is_overlapped", [False, True])
+def test_nobody_waits_for_ever_for_a_fetch(name: str, is_overlapped: bool) -> None:
+    assert explore(WORLDS[name](is_overlapped=is_overlapped)) > 50
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_nobody_waits_for_ever_for_what_is_reset(name: str) -> None:
+    assert explore(WORLDS[name](resets=[None])) > 70
+
+
+@pytest.mark.parametrize("has_tiers", [False, True])
+def test_nobody_waits_for_ever_where_an_adapter_is_reset(has_tiers: bool) -> None:
+    assert explore(World(ADAPTERS, num_blocks=3, resets=["red"], has_tiers=has_tiers)) > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WORLDS)
+def test_nobody_waits_for_ever_for_what_is_reset_under_steps_that_overlap(name: str) -> None:
+    num_states = explore(WORLDS[name](resets=[None], is_overlapped=True))
+    logger.info("%d states", num_states)
+    assert num_states > 500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings", [{}, {"is_overlapped": True}, {"resets": ["red", None]}], ids=str
+)
+def test_nobody_waits_for_ever_in_a_larger_world_with_tiers(settings: dict[str, Any]) -> None:
+    num_states = explore(tiered([*ADAPTERS, Asked(RED, (1, 2, 4))], **settings))
+    logger.info("%d states", num_states)
+    assert num_states > 5_000
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        tiered(EQUAL),
+        tiered(EQUAL, failure_policy="fail", is_overlapped=True),
+        tiered(PARTING, resets=[None]),
+        tiered([Asked(RED, ONE_BLOCK, 1)] * 2, resets=["red"]),
+    ],
+    ids=["equal prompts", "failed fetches, overlapped", "parting prompts, reset", "adapter, reset"],
+)
+def test_worlds_of_one_essence_look_alike_and_go_on_alike(first: World) -> None:
+    assert_what_is_alike_goes_on_alike(first)
+
+
+# ── bugs that are put back ──────────────────────────────────────────────────────────────────
+
+
+class SleepsThroughMisses(TieredConnector[Request]):
+    """A fetch that gives nothing wakes nobody."""
+
+    def take_fetched(self) -> FetchesEnded[Request]:
+        ended = super().take_fetched()
+        lucky = [request for request in ended.ready if self._fetches.in_hand(request).blocks]
+        return FetchesEnded(lucky, ended.failed)
+
+
+class WakesTheFirst(TieredConnector[Request]):
+    """Of those that share a fetch, one goes on."""
+
+    def take_fetched(self) -> FetchesEnded[Request]:
+        ended = super().take_fetched()
+        return FetchesEnded(ended.ready[:1], ended.failed)
+
+
+class ForgetsWhatFailed(TieredConnector[Request]):
+    def take_fetched(self) -> FetchesEnded[Request]:
+        return FetchesEnded(super().take_fetched().ready)
+
+
+class WaitsForMemory(TieredConnector[Request]):
+    """A request waits where there is no memory for what it would fetch, and nobody wakes it."""
+
+    def fetch(self, request: Request, first_block: int, last_block: int) -> bool:
+        is_asked = first_block < last_block and not self._fetches.has_asked(request, first_block)
+        return super().fetch(request, first_block, last_block) or is_asked
+
+
+class FetchesForTheGone(TieredConnector[Request]):
+    """An aborted request's fetch goes on, and what it gives is kept."""
+
+    def forget(self, request: Request) -> None:
+        if request.status is not RequestStatus.FETCHING:
+            super().forget(request)
+
+
+class FetchesForTheGoneThatWerePreempted(TieredConnector[Request]):
+    def forget(self, request: Request) -> None:
+        if not (request.num_preemptions and request.status is RequestStatus.FETCHING):
+            super().forget(request)
+
+
+class ResetWakesNobody(TieredConnector[Request]):
+    def reset(self, lora_name: str | None) -> tuple[list[Request], Forgetting]:
+        _, forgetting = super().reset(lora_name)
+        return [], forgetting
+
+
+FOR_EVER, LEAKS = "someone waits for ever", r"block \d: 1 of 0"
+
+
+@pytest.mark.parametrize(
+    ("name", "connector", "shows_as"),
+    [
+        ("equal prompts share a fetch", SleepsThroughMisses, FOR_EVER),
+        ("equal prompts share a fetch", FetchesForTheGone, LEAKS),
+        ("prompts part in a fetch", WakesTheFirst, FOR_EVER),
+        ("a failed fetch ends its requests", ForgetsWhatFailed, FOR_EVER),
+        ("memory for one fetched block", WaitsForMemory, FOR_EVER),
+        ("answers that outgrow the pool", FetchesForTheGoneThatWerePreempted, LEAKS),
+        ("two adapters and one seat", ResetWakesNobody, FOR_EVER),
+    ],
+)
+def test_exploration_finds_a_connector_that(
+    name: str, connector: type[TieredConnector[Request]], shows_as: str
+) -> None:
+    with pytest.raises(AssertionError, match=shows_as):
+        explore(WORLDS[name](resets=[None], connector_class=connector))
+
+
+class AsksAgain(Fetches[Request]):
+    """A request that missed a block asks for it again, and misses it again."""
+
+    def has_asked(self, who: Request, block: int) -> bool:
+        return False
+
+
+def test_exploration_finds_a_request_that_goes_in_circles() -> None:
+    world = tiered(EQUAL)
+    world.connector._fetches = AsksAgain(1, 2)
+    with pytest.raises(AssertionError, match=FOR_EVER):
+        explore(world)
+
+
+class CountsTheParked(WaitingQueue):
+    """An adapter keeps its seat while a request of it waits for a fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._popped: list[Request] = []
+
+    def pop(self, request: Request) -> None:
+        super().pop(request)
+        self._popped.append(request)
+
+    def has_waiting(self, adapter: AdapterRef) -> bool:
+        is_parked = any(
+            request.status is RequestStatus.FETCHING and request.namespace.adapter == adapter
+            for request in self._popped
+        )
+        return is_parked or super().has_waiting(adapter)
+
+
+def test_exploration_finds_a_fetch_that_keeps_a_seat() -> None:
+    with pytest.raises(AssertionError, match="someone waits for another's fetch"):
+        explore(tiered(ADAPTERS, queue_class=CountsTheParked))
+
+
+class FreesBlocksInUse(BlockPool):
+    """A reset takes the blocks that it forgets from whoever holds them."""
+
+    def _forget_all(self, hashes: Iterable[BlockHash]) -> None:
+        held = [self._by_hash[block_hash] for block_hash in hashes]
+        for block in held:
+            self._forget(block)
+            block.ref_cnt = 0
+            self._free[block.block_id] = None
+            self._free.move_to_end(block.block_id, last=False)
+
+
+@pytest.mark.parametrize("lora_name", [None, "red"])
+def test_exploration_finds_a_reset_that_frees_blocks_in_use(lora_name: str | None) -> None:
+    world = tiered(ADAPTERS, resets=[lora_name])
+    world.kv.pool = FreesBlocksInUse(world.kv.num_blocks)
+    with pytest.raises(AssertionError, match="block 0: 0 of 1"):
+        explore(world)
