@@ -67,12 +67,21 @@ def test_nobody_waits_for_ever_for_what_is_reset_under_steps_that_overlap(name: 
     assert num_states > 500
 
 
+THREE_OF_ADAPTERS = [*ADAPTERS, Asked(RED, (1, 2, 4))]
+LARGER_WORLDS = {
+    "three of adapters": tiered(THREE_OF_ADAPTERS),
+    "three of adapters, overlapped": tiered(THREE_OF_ADAPTERS, is_overlapped=True),
+    "three of adapters, reset": tiered(THREE_OF_ADAPTERS, resets=["red", None]),
+    "three that outgrow the pool": tiered(
+        [Asked(None, (n, n), 4) for n in range(3)], resets=[None], is_overlapped=True
+    ),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings", [{}, {"is_overlapped": True}, {"resets": ["red", None]}], ids=str
-)
-def test_nobody_waits_for_ever_in_a_larger_world_with_tiers(settings: dict[str, Any]) -> None:
-    num_states = explore(tiered([*ADAPTERS, Asked(RED, (1, 2, 4))], **settings))
+@pytest.mark.parametrize("name", LARGER_WORLDS)
+def test_nobody_waits_for_ever_in_a_larger_world_with_tiers(name: str) -> None:
+    num_states = explore(LARGER_WORLDS[name])
     logger.info("%d states", num_states)
     assert num_states > 5_000
 
