@@ -29,6 +29,13 @@ class SampleInput(msgspec.Struct, frozen=True, gc=False):
     output_token_ids: Sequence[int] = ()
     banned_token_ids: Sequence[int] = ()
 
+    @property
+    def takes_the_likeliest(self) -> bool:
+        """Whether the largest logit decides, and nothing else is asked of the logits."""
+        params = self.params
+        changes_logits = self.banned_token_ids or params.logit_bias or params.has_penalties
+        return params.is_greedy and params.logprobs is None and not changes_logits
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:

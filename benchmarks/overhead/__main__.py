@@ -39,7 +39,8 @@ class Row:
 
 def row_of(model: str, num_requests: int, steps: Sequence[Parts]) -> Row:
     seconds = [_without_overlap(step) for step in steps]
-    parts = {part: time * 1e6 for part, time in medians(seconds).items()}
+    found = {part: time * 1e6 for part, time in medians(seconds).items()}
+    parts = {**dict.fromkeys(COLUMNS, 0.0), **found}  # a greedy step may sample nothing
     step = parts.pop("step")
     native = parts["kernels"] + parts["sample"]
     return Row(model, num_requests, step, parts, 1 - native / step)

@@ -21,7 +21,7 @@ from lora_serve.models.decoder import build_decoder
 from lora_serve.models.layout import tensor_shapes
 from lora_serve.models.spec import DecoderSpec
 from lora_serve.models.weights import RandomWeights, WeightReader
-from lora_serve.ops import GraphPlans, RecordedWork
+from lora_serve.ops import GraphPlans, RecordedWork, screen_heads
 from lora_serve.ops._cpu import usable_paths
 from lora_serve.ops.cpu import CpuKernels
 from lora_serve.ops.cpu_threads import pin_threads
@@ -40,7 +40,8 @@ PROMPT_TOKENS = 128
 WARM_UP_STEPS = 5
 BLOCK_SIZE = 16
 DTYPE = torch.bfloat16
-KERNELS = ("linear", "lora", "norm", "silu_and_mul", "rotary_and_write_kv", "attention")
+FORWARD = ("forward", "logits", "likeliest")
+KERNELS = ("linear", "lora", "norm", "silu_and_mul", "rotary_and_write_kv", "attention", "greedy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class TimedExecutor:
         if threads.are_pinned:
             pin_threads(kernels.native.thread_ids())
         kernels.native = Timed(kernels.native, watch, dict.fromkeys(KERNELS, "kernels"))
-        ops = kernels.ops()
+        ops = screen_heads(kernels.ops())
         ops = replace(
             ops,
             sample=watch.timed("sample", ops.sample),
@@ -128,7 +129,9 @@ class TimedExecutor:
         )
         self._runner = ModelRunner(
             device,
-            Timed(decoder, watch, {"forward": "forward", "logits": "forward"}),  # type: ignore
+            Timed(
+                decoder, watch, {"forward": "forward", "logits": "forward", "likeliest": "forward"}
+            ),  # type: ignore
             kv_caches,
             Timed(builder, watch, {"lay_out": "batch", "to_device": "batch"}),  # type: ignore
             LoRASlots(spec, ops, device, DTYPE),

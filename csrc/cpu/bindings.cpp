@@ -13,6 +13,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -70,6 +71,33 @@ class PackedQuantized {
  private:
   WordBuffer buffer_;
   QuantizedWeight weight_;
+};
+
+class PackedScreen {
+ public:
+  explicit PackedScreen(const QuantizedShape& shape)
+      : codes_(shape),
+        weight_norms_(shape.panels() * kLanes),
+        error_norms_(shape.panels() * kLanes) {}
+
+  void fill(Dtype dtype, const void* weight, const Kernels& kernels, Workers& workers) {
+    const QuantizedWeight& codes = codes_.weight();
+    kernels.quantize({dtype, weight, codes.shape, codes_.words()}, workers);
+    kernels.screen_norms({dtype, weight, codes, weight_norms_.data(), error_norms_.data()},
+                         workers);
+  }
+  bool is_usable() const {
+    return std::all_of(weight_norms_.begin(), weight_norms_.end(),
+                       [](float norm) { return std::isfinite(norm); });
+  }
+  Screen screen() const { return {codes_.weight(), weight_norms_.data(), error_norms_.data()}; }
+  size_t num_bytes() const {
+    return codes_.num_bytes() + 2 * weight_norms_.size() * sizeof(float);
+  }
+
+ private:
+  PackedQuantized codes_;
+  std::vector<float> weight_norms_, error_norms_;
 };
 
 std::shared_ptr<LoraAdapter> make_adapter(
@@ -215,6 +243,28 @@ class Backend {
                                  quantize_activations});
   }
 
+  // Null where the weight's numbers are too large to be screened, or not finite.
+  std::unique_ptr<PackedScreen> pack_screen(int dtype, Address weight, size_t group,
+                                            size_t out_features, size_t in_features) {
+    auto packed = std::make_unique<PackedScreen>(
+        QuantizedShape{8, group, out_features, in_features});
+    packed->fill(Dtype(dtype), pointer(weight), kernels_, workers());
+    return packed->is_usable() ? std::move(packed) : nullptr;
+  }
+
+  std::vector<int64_t> greedy(int dtype, Address x, Address weight, const PackedScreen& packed,
+                              size_t rows) {
+    const Screen screen = packed.screen();
+    const QuantizedShape& shape = screen.codes.shape;
+    std::vector<int64_t> tokens(rows);
+    kernels_.greedy({{Dtype(dtype), pointer(x), pointer_to<uint32_t>(weight), nullptr, nullptr,
+                      rows, shape.in_features, shape.out_features},
+                     screen,
+                     tokens.data()},
+                    workers());
+    return tokens;
+  }
+
   void lora(int dtype, Address x, Address y, const StepLora& step, size_t linear_index,
             size_t in_features, size_t out_features) {
     submit<LoraCall>(kernels_.lora, {Dtype(dtype), pointer(x), pointer(y), &step.plan(),
@@ -350,6 +400,8 @@ NB_MODULE(_cpu, m) {
   nb::class_<PackedQuantized>(m, "PackedQuantized")
       .def_prop_ro("num_bytes", &PackedQuantized::num_bytes);
 
+  nb::class_<PackedScreen>(m, "PackedScreen").def_prop_ro("num_bytes", &PackedScreen::num_bytes);
+
   nb::class_<LoraAdapter>(m, "LoraAdapter")
       .def(nb::new_(&make_adapter))
       .def_prop_ro("num_bytes", &LoraAdapter::num_bytes)
@@ -380,6 +432,8 @@ NB_MODULE(_cpu, m) {
       .def("linear", &Backend::linear)
       .def("pack_quantized", &Backend::pack_quantized)
       .def("quantized_linear", &Backend::quantized_linear)
+      .def("pack_screen", &Backend::pack_screen)
+      .def("greedy", &Backend::greedy)
       .def("lora", &Backend::lora)
       .def("norm", &Backend::norm)
       .def("silu_and_mul", &Backend::silu_and_mul)

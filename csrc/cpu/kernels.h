@@ -41,6 +41,32 @@ struct QuantizeCall {
   uint32_t* packed;  // shape.packed_words()
 };
 
+// An LM head's copy in bytes, see screening.h. Norms are those of whole panels' rows, rounded up.
+struct Screen {
+  QuantizedWeight codes;      // of 8 bits
+  const float* weight_norms;  // |weight[n]|
+  const float* error_norms;   // |weight[n] - codes[n]|
+};
+
+// The norms of a screen whose codes are there. weight (out, in), contiguous. A weight norm is
+// infinite where nothing can be screened.
+struct ScreenNormsCall {
+  Dtype dtype;
+  const void* weight;
+  QuantizedWeight codes;
+  float* weight_norms;
+  float* error_norms;
+};
+
+constexpr int64_t kUndecided = -1;
+
+// The first of the largest outputs of each row of `linear`, which has no bias; y is not looked at.
+struct GreedyCall {
+  LinearCall linear;
+  Screen screen;
+  int64_t* tokens;  // (rows), or kUndecided
+};
+
 // y[segment rows] += delta of each segment's adapter.   x (rows, in), y (rows, out), contiguous.
 struct LoraCall {
   Dtype dtype;
@@ -120,6 +146,8 @@ struct Kernels {
   void (*linear)(const LinearCall&, Workers&);
   void (*quantize)(const QuantizeCall&, Workers&);
   void (*quantized_linear)(const QuantizedLinearCall&, Workers&);
+  void (*screen_norms)(const ScreenNormsCall&, Workers&);
+  void (*greedy)(const GreedyCall&, Workers&);
   void (*lora)(const LoraCall&, Workers&);
   void (*norm)(const NormCall&, Workers&);
   void (*silu_and_mul)(const SiluCall&, Workers&);

@@ -19,6 +19,7 @@
 #include "quantize.h"
 #include "rotary.h"
 #include "sampling.h"
+#include "screening.h"
 
 namespace lora_serve::LORA_SERVE_PATH {
 
@@ -42,6 +43,7 @@ LORA_SERVE_BY_DTYPE(silu_and_mul, SiluCall)
 LORA_SERVE_BY_DTYPE(rotary_and_write_kv, RotaryCall)
 LORA_SERVE_BY_DTYPE(attention, AttentionCall)
 LORA_SERVE_BY_DTYPE(sample, SampleCall)
+LORA_SERVE_BY_DTYPE(screen_norms, ScreenNormsCall)
 
 #undef LORA_SERVE_BY_DTYPE
 
@@ -56,11 +58,24 @@ static void quantized_linear(const QuantizedLinearCall& call, Workers& workers) 
   }
 }
 
+static void greedy(const GreedyCall& call, Workers& workers) {
+  switch (call.linear.dtype) {
+    case Dtype::kFloat32:
+      return greedy_of<float>(call, workers);
+    case Dtype::kFloat16:
+      return greedy_of<Float16>(call, workers);
+    case Dtype::kBfloat16:
+      return greedy_of<Bfloat16>(call, workers);
+  }
+}
+
 static constexpr Kernels table(const char* path) {
   return {path,
           linear,
           quantize,
           quantized_linear,
+          screen_norms,
+          greedy,
           lora,
           norm,
           silu_and_mul,

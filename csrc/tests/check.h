@@ -60,5 +60,6 @@ void test_lora(const Kernels& kernels, Dtype dtype);
 void test_rowwise(const Kernels& kernels, Dtype dtype);
 void test_attention(const Kernels& kernels, Dtype dtype);
 void test_sampling(const Kernels& kernels, Dtype dtype);
+void test_screening(const Kernels& kernels, Dtype dtype);
 
 }  // namespace lora_serve::tests

@@ -19,6 +19,7 @@ int main() {
       tests::test_rowwise(*paths[i], dtype);
       tests::test_attention(*paths[i], dtype);
       tests::test_sampling(*paths[i], dtype);
+      tests::test_screening(*paths[i], dtype);
     }
     std::printf("%s: done\n", paths[i]->path);
   }

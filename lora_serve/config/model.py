@@ -10,6 +10,7 @@ from lora_serve.errors import ConfigError
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4")
+SCREENS = ("auto", "on", "off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,13 @@ class ModelConfig:
         "With --quantization, give linear layers their inputs in 8 bits, too: faster prompts, less "
         "precise.",
         False,
+    )
+    lm_head_screen: str = setting(
+        "Keep a copy of the LM head in 8 bits, by which greedy steps find out which few of its "
+        "rows to read; answers stay the same to the bit. auto: on CPUs that multiply bytes fast, "
+        "if it has 16 MiB or more.",
+        "auto",
+        choices=SCREENS,
     )
     seed: int = setting("Seed of what has none of its own, such as dummy weights.", 0)
     max_model_len: int | None = setting(
@@ -94,6 +102,10 @@ class ModelConfig:
         if self.quantization not in (None, *QUANTIZATIONS):
             raise ConfigError(
                 f"--quantization {self.quantization} must be one of {', '.join(QUANTIZATIONS)}"
+            )
+        if self.lm_head_screen not in SCREENS:
+            raise ConfigError(
+                f"--lm-head-screen {self.lm_head_screen} must be one of {', '.join(SCREENS)}"
             )
         if self.quantize_activations and self.quantization is None:
             raise ConfigError(

@@ -99,6 +99,10 @@ class Decoder:
         """(N, H) -> (N, V), in the model's dtype."""
         return self._lm_head(hidden)
 
+    def likeliest(self, hidden: Tensor) -> list[int] | None:
+        """(N, H) -> N tokens, those of the largest logits; None where only all logits tell."""
+        return self._lm_head.likeliest(hidden)
+
 
 def build_decoder(spec: DecoderSpec, weights: WeightReader, ops: Ops, cos_sin: Tensor) -> Decoder:
     """Read a model layer by layer, so that unpacked weights of one layer at most are alive.

@@ -24,6 +24,7 @@ from lora_serve.step import SampleInput, TokenLogprobs
 PackedLinear = Any
 PackedAdapter = Any
 LoRAPlan = Any
+Screen = Any
 AttentionPlan = Any
 
 
@@ -101,6 +102,11 @@ class Ops:
     pack_quantized(weight, code_format, bias or None, quantize_activations) -> PackedLinear, for
         `linear`, of the codes and scales that ops/quantization.py has for the weight, to the bit.
         None where the backend has no kernels for that.
+    pack_screen(weight (V, H)) -> Screen, for `greedy`; or None where there can be none, or it does
+        not pay.
+    greedy(x (N, H), packed, screen) -> N token ids: of each row the first of the largest outputs
+        that `linear` gives, without computing all; -1 for a row where too few could be left out.
+        pack_screen goes with the packed weight, and greedy with how tokens are sampled.
     pack_adapter(linears) -> PackedAdapter. linears[i]: the LoRAParts of linear layer i.
     plan_lora(segments, num_tokens) -> LoRAPlan, once a step. segments: (start, end, PackedAdapter),
         disjoint row ranges in ascending order; rows outside them have no adapter.
@@ -154,12 +160,14 @@ class Ops:
     graph_plans: GraphPlans | None = None
     pack_quantized: Callable[[Tensor, CodeFormat, Tensor | None, bool], PackedLinear] | None = None
     embed: Callable[[Tensor, Tensor], Tensor] = _rows_of
+    pack_screen: Callable[[Tensor], Screen | None] | None = None
+    greedy: Callable[[Tensor, PackedLinear, Screen], list[int]] | None = None
 
 
 # Kernels that share a private format can only be swapped together.
 OP_GROUPS: dict[str, tuple[str, ...]] = {
     "embed": ("embed",),
-    "linear": ("pack_linear", "pack_quantized", "linear"),
+    "linear": ("pack_linear", "pack_quantized", "linear", "pack_screen"),
     "lora": ("pack_adapter", "plan_lora", "lora"),
     "rms_norm": ("rms_norm",),
     "add_rms_norm": ("add_rms_norm",),
@@ -170,7 +178,7 @@ OP_GROUPS: dict[str, tuple[str, ...]] = {
         "plan_attention",
         "paged_attention",
     ),
-    "sampling": ("sample", "token_logprobs", "begin_sampling"),
+    "sampling": ("sample", "token_logprobs", "begin_sampling", "greedy"),
 }
 
 
@@ -224,4 +232,20 @@ def quantize_linears(ops: Ops, quantization: Quantization) -> Ops:
     def pack_linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:
         return pack_quantized(weight, quantization.weights, bias, quantization.activations)
 
-    return replace(ops, numerics=f"{ops.numerics},{quantization}", pack_linear=pack_linear)
+    numerics = f"{ops.numerics},{quantization}"
+    return replace(ops, numerics=numerics, pack_linear=pack_linear, pack_screen=None)
+
+
+LEAST_SCREENED_BYTES = 16 << 20
+
+
+def screen_heads(ops: Ops, least_bytes: int = LEAST_SCREENED_BYTES) -> Ops:
+    """`ops` that screen LM heads of at least so many bytes: smaller ones lie in a cache anyway."""
+    pack_screen = ops.pack_screen
+    if pack_screen is None:
+        return ops
+
+    def pack(weight: Tensor) -> Screen | None:
+        return pack_screen(weight) if weight.nbytes >= least_bytes else None
+
+    return replace(ops, pack_screen=pack)

@@ -18,6 +18,10 @@ class PackedQuantized:
     @property
     def num_bytes(self) -> int: ...
 
+class PackedScreen:
+    @property
+    def num_bytes(self) -> int: ...
+
 class LoraAdapter:
     def __init__(self, dtype: int, linears: Sequence[Sequence[_Part]], /) -> None: ...
     @property
@@ -110,6 +114,12 @@ class Backend:
         quantize_activations: bool,
         /,
     ) -> None: ...
+    def pack_screen(
+        self, dtype: int, weight: int, group: int, out_features: int, in_features: int, /
+    ) -> PackedScreen | None: ...
+    def greedy(
+        self, dtype: int, x: int, weight: int, screen: PackedScreen, rows: int, /
+    ) -> list[int]: ...
     def lora(
         self,
         dtype: int,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lora_serve.errors import ConfigError
 from lora_serve.ops import GraphPlans, Ops
-from lora_serve.ops._cpu import Backend, usable_paths, use_huge_pages
+from lora_serve.ops._cpu import Backend, PackedScreen, usable_paths, use_huge_pages
 from lora_serve.ops.cpu_plans import (
     AttentionStep,
     LoraStep,
@@ -37,12 +37,16 @@ from lora_serve.ops.cpu_weights import (
     pack_adapter,
     pack_linear,
     pack_quantized,
+    pack_screen,
 )
 
 PATH_VARIABLE = "LORA_SERVE_CPU_PATH"
 
 # Raised whenever any path's results may change in a bit.
 NUMERICS_VERSION = 3
+
+# Those that multiply bytes faster than memory brings them.
+SCREENING_PATHS = ("avx512bf16", "avx512vnni")
 
 GROUP = 16  # tokens that lie side by side in the KV cache, see csrc/cpu/kv_layout.h
 MAX_HEAD_SIZE = 256
@@ -60,6 +64,7 @@ class CpuKernels:
 
     def ops(self) -> Ops:
         sampling = CpuSampling(self.native, DTYPE_CODES)
+        screens = self.native.path in SCREENING_PATHS
         return Ops(
             name="cpu",
             numerics=f"cpu-{self.native.path}-{NUMERICS_VERSION}",
@@ -68,6 +73,8 @@ class CpuKernels:
             pack_linear=partial(pack_linear, self.native),
             pack_quantized=partial(pack_quantized, self.native),
             linear=self.linear,
+            pack_screen=partial(pack_screen, self.native) if screens else None,
+            greedy=self.greedy,
             pack_adapter=pack_adapter,
             plan_lora=plan_lora,
             lora=self.lora,
@@ -140,6 +147,11 @@ class CpuKernels:
             packed.quantize_activations,
         )
         return y
+
+    def greedy(self, x: Tensor, packed: PackedLinear, screen: PackedScreen) -> list[int]:
+        assert packed.bias is None, "a screen is of a weight alone"
+        x = x.contiguous()
+        return self.native.greedy(packed.code, x.data_ptr(), packed.address, screen, len(x))
 
     def lora(self, y: Tensor, x: Tensor, plan: LoraStep, linear_index: int) -> None:
         if plan.native is None:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lora_serve.errors import ConfigError
 from lora_serve.ops import LoRAPart
-from lora_serve.ops._cpu import Backend, LoraAdapter, PackedQuantized, PackedWeight
-from lora_serve.ops.quantization import CodeFormat
+from lora_serve.ops._cpu import Backend, LoraAdapter, PackedQuantized, PackedScreen, PackedWeight
+from lora_serve.ops.quantization import INT8, CodeFormat
 
 # csrc/cpu/dtype.h
 DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -86,6 +86,14 @@ def pack_quantized(
     bias_address = 0 if bias is None else bias.data_ptr()
     return QuantizedLinear(
         packed, bias, bias_address, quantize_activations, in_features, out_features
+    )
+
+
+def pack_screen(native: Backend, weight: Tensor) -> PackedScreen | None:
+    """The weight in bytes, and how far off they are; None for numbers that cannot be screened."""
+    weight = weight.detach().contiguous()
+    return native.pack_screen(
+        dtype_code(weight.dtype), weight.data_ptr(), INT8.group, *weight.shape
     )
 
 

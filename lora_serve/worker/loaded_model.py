@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,7 +15,7 @@ from lora_serve.models.fingerprint import model_fingerprint
 from lora_serve.models.source import load_spec, model_directory
 from lora_serve.models.spec import DecoderSpec
 from lora_serve.models.weights import WeightReader, open_weights
-from lora_serve.ops import Ops, quantize_linears
+from lora_serve.ops import Ops, quantize_linears, screen_heads
 from lora_serve.ops.backends import choose_ops, machine_numerics
 from lora_serve.ops.quantization import FORMATS, Quantization
 from lora_serve.worker.device import Device
@@ -67,6 +67,10 @@ def load_model(config: ModelConfig, device: Device, block_size: int) -> LoadedMo
 
 def _chosen_ops(config: ModelConfig, device: torch.device) -> Ops:
     ops = choose_ops(config.override_op, device, config.batch_invariant, config.pin_cpu_threads)
+    if config.lm_head_screen == "off":
+        ops = replace(ops, pack_screen=None)
+    elif config.lm_head_screen == "auto":
+        ops = screen_heads(ops)
     if config.quantization is None:
         return ops
     quantization = Quantization(FORMATS[config.quantization], config.quantize_activations)

@@ -130,6 +130,10 @@ class ModelRunner:
             inputs.append(sample_input)
         if not inputs:
             return NOTHING_DRAWN
+        if all(item.takes_the_likeliest for item in inputs):
+            tokens = self._decoder.likeliest(hidden)
+            if tokens is not None:
+                return KnownDraws([(token, None) for token in tokens])
         logits = self._decoder.logits(hidden)
         if self._ops.begin_sampling is not None:
             return self._ops.begin_sampling(logits, inputs)

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.errors import ConfigError
 from lora_serve.identity import AdapterRef
+from lora_serve.models.decoder import Decoder
 from lora_serve.models.layout import EMBEDDING
 from lora_serve.models.source import load_spec
 from lora_serve.ops.backends import available_ops
@@ -313,3 +314,16 @@ def test_an_adapter_answers_from_its_step_on_and_is_gone_after_its_last(
     with pytest.raises(KeyError):
         run(worker, request(PROMPT, adapter=adapter))
     assert run(worker, request(PROMPT))[0] == base
+
+
+# ── greedy tokens ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_plain_greedy_step_takes_what_the_decoder_finds_without_all_logits(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Decoder, "likeliest", lambda self, hidden: [7] * len(hidden))
+    plain = replace(request(PROMPT), sample=SampleInput(SamplingParams(temperature=0.0), 0, 40))
+    assert run(worker, plain)[0].token_id == 7
+    told = run(worker, plain, request(PROMPT, first_block=8))
+    assert told[0].token_id == told[1].token_id != 7

@@ -1,0 +1,263 @@
+// The likeliest token of each row, without reading all of the LM head.
+//
+//   token[t] = the first n whose y[t][n] = x[t] . weight[n], as linear.h computes it, is largest
+//
+// T rows, V tokens. A copy of the weight in bytes, half as large as bfloat16, gives approx[t][n],
+// and how far off it may be: by Cauchy and Schwarz, with x = x' + lost, weight = weight' + error,
+//
+//   |y - approx| <= |weight[n]| |lost| + |error[n]| |x'| + what rounding adds
+//
+// Whatever cannot be largest within that is left out; of the panels that are left, usually a few of
+// thousands, y is computed by the loop that computes it always. So the token is the one that all
+// logits would give, to the bit. A row that leaves too many, or is not finite, is kUndecided.
+
+#pragma once
+
+#include <cmath>
+
+#include "integer_linear.h"
+#include "sampling.h"
+
+namespace lora_serve::LORA_SERVE_PATH {
+
+// Beyond these, what vdpbf16ps does to denormals, and infinities, would have to be reckoned with.
+constexpr double kLargestScreened = 1e15;
+constexpr float kLargestHalf = 6e4f, kLargestOther = 1e38f;
+
+// Of the panels: more would be read as fast in order.
+constexpr size_t kMostPanelsShare = 8;
+
+// Of a float that may have been rounded down a few times.
+SIMD_INLINE float raised(double x) { return static_cast<float>(x) * (1 + 0x1p-20f); }
+
+// approx is off by at most weight * |weight[n]| + error * |error[n]|.
+struct Reach {
+  float weight, error;
+};
+
+template <class T>
+static Reach reach_of(const T* x, const QuantizedRows& coded, size_t row,
+                      const QuantizedShape& shape) {
+  double all = 0, kept = 0, lost = 0;
+  for (size_t g = 0; g < shape.groups(); ++g) {
+    const size_t begin = g * shape.group;
+    const size_t count =
+        begin + shape.group < shape.in_features ? shape.group : shape.in_features - begin;
+    float wide[kMaxGroup];
+    for_each_vector(count, [&](size_t k, auto n) {
+      store_lanes(wide + k, load_lanes(x + begin + k, n), n);
+    });
+    const double scale = coded.scales[row * coded.groups + g];
+    const int8_t* codes = coded.codes + row * coded.stride + begin;
+    for (size_t k = 0; k < count; ++k) {
+      const double value = wide[k], near = codes[k] * scale;
+      all += value * value;
+      kept += near * near;
+      lost += (value - near) * (value - near);
+    }
+  }
+  // Of n roundings to float, each to half an ulp: twice what they add up to.
+  const double of_exact = static_cast<double>(shape.in_features) * 0x1p-23;
+  const double of_coded = static_cast<double>(shape.groups() + 3) * 0x1p-23;
+  const double norm = std::sqrt(all), near_norm = std::sqrt(kept);
+  if (!(norm < kLargestScreened)) return {__builtin_nanf(""), __builtin_nanf("")};
+  return {raised(std::sqrt(lost) + of_exact * norm + of_coded * near_norm),
+          raised(near_norm * (1 + of_coded))};
+}
+
+// What one thread has seen of one row, lane by lane: the largest of what y is at least and at most;
+// poison is NaN if anything was not finite.
+struct alignas(64) RowScreen {
+  float least[kLanes], most[kLanes], poison[kLanes];
+
+  void clear() {
+    store(least, broadcast(-kInfinity));
+    store(most, broadcast(-kInfinity));
+    store(poison, zero());
+  }
+  void add(F32x16 lower, F32x16 upper) {
+    store(least, at_least(lower, load(least)));
+    store(most, at_least(upper, load(most)));
+    store(poison, fma(lower, zero(), load(poison)));
+  }
+};
+
+template <class T>
+struct Screening {
+  const GreedyCall& call;
+  size_t panels;
+  QuantizedRows coded;
+  Reach* reaches;     // (rows)
+  float* uppers;      // (rows, panels): the most that any y of the panel can be
+  RowScreen* screens;  // (threads, rows)
+  size_t num_threads;
+
+  size_t lanes_of(size_t panel) const {
+    const size_t left = call.linear.out_features - panel * kLanes;
+    return left < kLanes ? left : kLanes;
+  }
+
+  // 16 approximate ones. Lanes behind the last token cannot win.
+  void see(size_t row, size_t panel, const float* sums, RowScreen& screen) const {
+    const F32x16 approx = load(sums);
+    const F32x16 of_error =
+        mul(broadcast(reaches[row].error), load(call.screen.error_norms + panel * kLanes));
+    const F32x16 off = fma(broadcast(reaches[row].weight),
+                           load(call.screen.weight_norms + panel * kLanes), of_error);
+    F32x16 lower = sub(approx, off), upper = add(approx, off);
+    if (const size_t lanes = lanes_of(panel); lanes < kLanes) {
+      float low[kLanes], high[kLanes];
+      store(low, lower);
+      store(high, upper);
+      for (size_t i = lanes; i < kLanes; ++i) {
+        low[i] = low[0];
+        high[i] = high[0];
+      }
+      lower = load(low);
+      upper = load(high);
+    }
+    uppers[row * panels + panel] = reduce_max(upper);
+    screen.add(lower, upper);
+  }
+
+  // Panels whose upper bound is below this cannot hold the largest y, nor one that rounds to the
+  // same. NaN if the row cannot be screened.
+  float threshold(size_t row) const {
+    float least = -kInfinity, most = -kInfinity, poison = 0;
+    for (size_t thread = 0; thread < num_threads; ++thread) {
+      const RowScreen& screen = screens[thread * call.linear.rows + row];
+      const float low = reduce_max(load(screen.least)), high = reduce_max(load(screen.most));
+      least = low > least ? low : least;
+      most = high > most ? high : most;
+      poison += reduce_add(load(screen.poison));
+    }
+    const float largest = std::fmax(std::fabs(least), std::fabs(most));
+    const float limit = call.linear.dtype == Dtype::kFloat16 ? kLargestHalf : kLargestOther;
+    if (poison != 0 || !(largest < limit)) return __builtin_nanf("");
+    // Two numbers that round to one of T lie within one ulp of bfloat16, or, below what float16
+    // calls normal, within 2^-24.
+    return least - (largest * 0x1.05p-7f + 0x1p-22f);
+  }
+
+  // The first of the largest y of the panels that may hold it.
+  int64_t decide(size_t row, const PanelProduct<typename DotFor<T>::Type>& product) const {
+    const float least = threshold(row);
+    if (std::isnan(least)) return kUndecided;
+    const float* upper = uppers + row * panels;
+    size_t count = 0;
+    for (size_t panel = 0; panel < panels; ++panel) count += upper[panel] >= least;
+    if (count > ceil_div(panels, kMostPanelsShare)) return kUndecided;
+    float best = -kInfinity;
+    int64_t token = kUndecided;
+    for (size_t panel = 0; panel < panels; ++panel) {
+      if (upper[panel] < least) continue;
+      product_of_panels<1, 1>(product, {row, row + 1}, panel,
+                              [&](size_t, size_t, const float* sums) {
+        T rounded[kLanes];
+        float logits[kLanes];
+        store(rounded, load(sums));
+        store(logits, load(static_cast<const T*>(rounded)));
+        for (size_t i = 0; i < lanes_of(panel); ++i) {
+          if (logits[i] > best) {
+            best = logits[i];
+            token = static_cast<int64_t>(panel * kLanes + i);
+          }
+        }
+      });
+    }
+    return token;
+  }
+};
+
+template <class T>
+static void greedy_of(const GreedyCall& call, Workers& workers) {
+  using Dot = typename DotFor<T>::Type;
+  const LinearCall& linear = call.linear;
+  const QuantizedShape& shape = call.screen.codes.shape;
+  const Team team = quantized_team(shape, linear.rows, workers);
+  const size_t panels = shape.panels(), threads = static_cast<size_t>(team.num_threads);
+
+  const size_t left_size = left_bytes<Dot, T>(linear.rows, linear.in_features);
+  const size_t coded_size = round_up(quantized_rows_bytes(shape, linear.rows), 64);
+  const size_t screens_size = threads * linear.rows * sizeof(RowScreen);
+  const size_t uppers_size = round_up(linear.rows * panels * sizeof(float), 64);
+  char* memory = static_cast<char*>(workers.scratch.take(
+      left_size + coded_size + screens_size + uppers_size + linear.rows * sizeof(Reach)));
+  char* const coded_at = memory + left_size;
+  char* const screens_at = coded_at + coded_size;
+  char* const uppers_at = screens_at + screens_size;
+
+  const T* x = static_cast<const T*>(linear.x);
+  const LeftRows<Dot> left = left_rows<Dot>(x, linear.rows, linear.in_features, memory, team);
+  const Screening<T> screening{call,
+                               panels,
+                               quantize_rows<EightBits>(x, linear.rows, shape, coded_at, team),
+                               reinterpret_cast<Reach*>(uppers_at + uppers_size),
+                               reinterpret_cast<float*>(uppers_at),
+                               reinterpret_cast<RowScreen*>(screens_at),
+                               threads};
+  for (size_t i = 0; i < threads * linear.rows; ++i) screening.screens[i].clear();
+  for_each_task(team, linear.rows, [&](size_t row, int) {
+    screening.reaches[row] = reach_of(x + row * linear.in_features, screening.coded, row, shape);
+  });
+
+  const IntegerProduct product{screening.coded, call.screen.codes};
+  const size_t rows_at_once = round_up(kChunkBytes / product.rows.stride + 1, kMaxRows);
+  share_quantized(team, linear.rows, rows_at_once, panels, [&](Range rows, Range part, int thread) {
+    RowScreen* const screens = screening.screens + static_cast<size_t>(thread) * linear.rows;
+    multiply_integers<EightBits>(product, rows, part,
+                                 [&](size_t row, size_t panel, const float* sums) {
+                                   screening.see(row, panel, sums, screens[row]);
+                                 });
+  });
+
+  const PanelProduct<Dot> exact{left.data, left.stride, linear.weight, panels,
+                                words_along(linear.in_features, sizeof(T))};
+  for_each_task(team, linear.rows,
+                [&](size_t row, int) { call.tokens[row] = screening.decide(row, exact); });
+}
+
+// Of one row of the weight and of what its codes leave out, or infinity where that is not screened.
+template <class T>
+static void norms_of_row(const ScreenNormsCall& call, size_t n) {
+  const QuantizedShape& shape = call.codes.shape;
+  const size_t panel = n / kLanes, lane = n % kLanes;
+  const T* weight = static_cast<const T*>(call.weight) + n * shape.in_features;
+  double all = 0, lost = 0;
+  for (size_t g = 0; g < shape.groups(); ++g) {
+    const size_t begin = g * shape.group;
+    const size_t count =
+        begin + shape.group < shape.in_features ? shape.group : shape.in_features - begin;
+    float wide[kMaxGroup];
+    for_each_vector(count, [&](size_t k, auto lanes) {
+      store_lanes(wide + k, load_lanes(weight + begin + k, lanes), lanes);
+    });
+    const double scale = widened(call.codes.scales(panel)[g * kLanes + lane]);
+    for (size_t k = 0; k < count; ++k) {
+      const uint32_t word = call.codes.codes(panel)[(begin + k) / 4 * kLanes + lane];
+      const double value = wide[k];
+      const double error = value - static_cast<int8_t>(word >> 8 * (k % 4)) * scale;
+      all += value * value;
+      lost += error * error;
+    }
+  }
+  const double norm = std::sqrt(all);
+  call.weight_norms[n] = norm < kLargestScreened ? raised(norm) : kInfinity;
+  call.error_norms[n] = raised(std::sqrt(lost));
+}
+
+template <class T>
+static void screen_norms_of(const ScreenNormsCall& call, Workers& workers) {
+  const QuantizedShape& shape = call.codes.shape;
+  for_each_task(workers.team(true), shape.panels(), [&](size_t panel, int) {
+    for (size_t n = panel * kLanes; n < (panel + 1) * kLanes; ++n) {
+      if (n < shape.out_features) {
+        norms_of_row<T>(call, n);
+      } else {
+        call.weight_norms[n] = call.error_norms[n] = 0;
+      }
+    }
+  });
+}
+
+}  // namespace lora_serve::LORA_SERVE_PATH

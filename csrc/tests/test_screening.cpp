@@ -1,0 +1,95 @@
+#include "check.h"
+#include "huge_pages.h"
+#include "packing.h"
+#include "quantized_weight.h"
+
+namespace lora_serve::tests {
+namespace {
+
+struct Shape {
+  size_t rows, in_features, out_features, group;
+};
+
+constexpr Shape kShapes[] = {{1, 1, 1, 32},      {2, 7, 5, 32},    {3, 64, 533, 32},
+                             {13, 130, 700, 128}, {5, 300, 961, 128}};
+
+// An LM head, and its screen.
+struct Head {
+  const Kernels& kernels;
+  Dtype dtype;
+  Shape shape;
+  Array weight;
+  WordBuffer packed, codes;
+  std::vector<float> weight_norms, error_norms;
+
+  Head(const Kernels& kernels, Dtype dtype, const Shape& shape, Workers& workers)
+      : kernels(kernels),
+        dtype(dtype),
+        shape(shape),
+        weight(Array::random(dtype, shape.out_features * shape.in_features, 2)),
+        packed(allocate_words(
+            packed_words(shape.out_features, shape.in_features, element_bytes(dtype)))),
+        codes(allocate_words(quantized().packed_words())),
+        weight_norms(quantized().panels() * kLanes),
+        error_norms(weight_norms.size()) {
+    pack_weight(weight.data(), shape.out_features, shape.in_features, dtype, packed.get(),
+                workers.team(true));
+    kernels.quantize({dtype, weight.data(), quantized(), codes.get()}, workers);
+    kernels.screen_norms({dtype, weight.data(), {quantized(), codes.get()}, weight_norms.data(),
+                          error_norms.data()},
+                         workers);
+  }
+
+  QuantizedShape quantized() const {
+    return {8, shape.group, shape.out_features, shape.in_features};
+  }
+
+  std::vector<int64_t> greedy(const Array& x, Workers& workers) const {
+    std::vector<int64_t> tokens(shape.rows);
+    kernels.greedy({{dtype, x.data(), packed.get(), nullptr, nullptr, shape.rows,
+                     shape.in_features, shape.out_features},
+                    {{quantized(), codes.get()}, weight_norms.data(), error_norms.data()},
+                    tokens.data()},
+                   workers);
+    return tokens;
+  }
+
+  // The first of the largest of all outputs.
+  std::vector<int64_t> by_all_outputs(const Array& x, Workers& workers) const {
+    const Array y = Array::nans(dtype, shape.rows * shape.out_features);
+    kernels.linear({dtype, x.data(), packed.get(), nullptr, y.data(), shape.rows,
+                    shape.in_features, shape.out_features},
+                   workers);
+    std::vector<int64_t> tokens;
+    for (size_t t = 0; t < shape.rows; ++t) {
+      size_t best = 0;
+      for (size_t n = 1; n < shape.out_features; ++n) {
+        if (y[t * shape.out_features + n] > y[t * shape.out_features + best]) best = n;
+      }
+      tokens.push_back(static_cast<int64_t>(best));
+    }
+    return tokens;
+  }
+};
+
+}  // namespace
+
+void test_screening(const Kernels& kernels, Dtype dtype) {
+  Workers three(3), one(1);
+  for (const Shape& shape : kShapes) {
+    const Case c{&kernels, dtype,
+                 "greedy " + std::to_string(shape.rows) + " x " +
+                     std::to_string(shape.in_features) + " -> " +
+                     std::to_string(shape.out_features)};
+    const Head head(kernels, dtype, shape, three);
+    const Array x = Array::random(dtype, shape.rows * shape.in_features, 1);
+    const std::vector<int64_t> tokens = head.greedy(x, three);
+    const std::vector<int64_t> expected = head.by_all_outputs(x, three);
+    for (size_t t = 0; t < shape.rows; ++t) {
+      expect(c, tokens[t] == expected[t] || tokens[t] == kUndecided, "the likeliest token");
+    }
+    expect(c, head.greedy(x, one) == tokens, "by one thread as by three");
+  }
+}
+
+}  // namespace lora_serve::tests
