@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -96,16 +96,25 @@ class Threads:
 
 
 class TimedExecutor:
-    """Does what `Worker` does, of the same parts, with a stopwatch before each of them."""
+    """Does what `Worker` does, of the same parts, with a stopwatch before each of them.
+
+    part_of_kernel: under which name each of the kernels is timed.
+    """
 
     def __init__(
-        self, shape: Shape, threads: Threads, max_num_seqs: int, num_blocks: int, watch: Stopwatch
+        self,
+        shape: Shape,
+        threads: Threads,
+        max_num_seqs: int,
+        num_blocks: int,
+        watch: Stopwatch,
+        part_of_kernel: Mapping[str, str],
     ) -> None:
         spec = shape.spec(num_blocks * BLOCK_SIZE)
         kernels: Any = CpuKernels(usable_paths()[0], threads.count)
         if threads.are_pinned:
             pin_threads(kernels.native.thread_ids())
-        kernels.native = Timed(kernels.native, watch, dict.fromkeys(KERNELS, "kernels"))
+        kernels.native = Timed(kernels.native, watch, part_of_kernel)
         ops = screen_heads(kernels.ops())
         ops = replace(
             ops,
@@ -186,10 +195,11 @@ def decode_steps(shape: Shape, threads: Threads, num_requests: int, num_steps: i
     watch = Stopwatch()
     num_tokens = PROMPT_TOKENS + num_steps + WARM_UP_STEPS + 1
     num_blocks = num_requests * -(-num_tokens // BLOCK_SIZE)
-    executor: Any = TimedExecutor(shape, threads, num_requests, num_blocks, watch)
+    together = dict.fromkeys(KERNELS, "kernels")
+    executor: Any = TimedExecutor(shape, threads, num_requests, num_blocks, watch, together)
     core = _build_core(executor, watch)
     for index in range(num_requests):
-        request = _request(index, num_tokens - PROMPT_TOKENS, shape.vocab_size)
+        request = _request(index, PROMPT_TOKENS, num_tokens - PROMPT_TOKENS, shape.vocab_size)
         core.handle(EngineRequests((request,)))
     encode = msgspec.msgpack.Encoder().encode
 
@@ -208,6 +218,25 @@ def decode_steps(shape: Shape, threads: Threads, num_requests: int, num_steps: i
     return steps
 
 
+def prefill_steps(shape: Shape, threads: Threads, num_tokens: int, num_steps: int) -> list[Parts]:
+    """Seconds by part, each kernel a part of its own, of steps that compute one prompt each."""
+    watch = Stopwatch()
+    num_blocks = (num_steps + 1) * -(-(num_tokens + 1) // BLOCK_SIZE)
+    each = {kernel: kernel for kernel in KERNELS}
+    executor: Any = TimedExecutor(shape, threads, 1, num_blocks, watch, each)
+    core = _build_core(executor, watch)
+    steps = []
+    for index in range(num_steps + 1):
+        request = _request(index, num_tokens, 1, shape.vocab_size)
+        core.handle(EngineRequests((request,)))
+        watch.take()
+        watch.timed("step", core.step)()
+        steps.append(watch.take())
+        core.take_replies()
+    core.close()
+    return steps[1:]  # the first one finds no memory at hand
+
+
 def _build_core(executor: Any, watch: Stopwatch) -> EngineCore:
     config = EngineConfig(scheduler=SchedulerConfig(max_num_batched_tokens=8192))
     core = EngineCore.build(config, executor, executor.load(), notify=lambda: None)
@@ -217,8 +246,8 @@ def _build_core(executor: Any, watch: Stopwatch) -> EngineCore:
     return core
 
 
-def _request(index: int, max_tokens: int, vocab_size: int) -> EngineRequest:
+def _request(index: int, num_tokens: int, max_tokens: int, vocab_size: int) -> EngineRequest:
     """A prompt of its own, so that nothing is found in the cache."""
-    token_ids = tuple((index * 7919 + 31 * i) % vocab_size for i in range(PROMPT_TOKENS))
+    token_ids = tuple((index * 7919 + 31 * i) % vocab_size for i in range(num_tokens))
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=0, ignore_eos=True)
     return EngineRequest(f"request-{index}", token_ids, params)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -36,7 +36,7 @@ class Stopwatch:
 class Timed:
     """Stands for `target`: the methods named are timed, all else is the target's own."""
 
-    def __init__(self, target: Any, watch: Stopwatch, parts: dict[str, str]) -> None:
+    def __init__(self, target: Any, watch: Stopwatch, parts: Mapping[str, str]) -> None:
         self._target = target
         for method, part in parts.items():
             setattr(self, method, watch.timed(part, getattr(target, method)))

@@ -46,8 +46,9 @@ def test_every_figure_that_the_project_promises_is_measured() -> None:
 
 
 def test_workloads_are_of_the_promised_sizes() -> None:
-    (prefill,) = make_workload(MEASUREMENTS["prefill"].spec)
-    assert len(prefill.prompt_token_ids) == 1024
+    prefill = make_workload(MEASUREMENTS["prefill"].spec)
+    assert [(len(r.prompt_token_ids), r.max_tokens) for r in prefill] == [(1024, 1)] * 3
+    assert MEASUREMENTS["prefill"].max_concurrency == 1
     loop = make_workload(MEASUREMENTS["closed-loop"].spec)
     assert [(len(r.prompt_token_ids), r.max_tokens) for r in loop] == [(128, 64)] * 16
     assert MEASUREMENTS["closed-loop"].max_concurrency == 8

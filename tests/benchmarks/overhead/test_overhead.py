@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("lora_serve.ops.cpu", reason="the native kernels are not built")
 
 from benchmarks.overhead.__main__ import COLUMNS, HEAD, row_of, table_line
-from benchmarks.overhead.engine import Shape, Threads, decode_steps
+from benchmarks.overhead.engine import Shape, Threads, decode_steps, prefill_steps
 from benchmarks.overhead.stopwatch import Stopwatch, Timed, medians
 
 TINY = Shape("tiny", 500, 64, 128, 2, 1, 1)
@@ -19,6 +19,15 @@ def test_the_parts_of_a_real_step_add_up_to_it() -> None:
     assert all(time > 0 for time in row.parts.values())
     assert 0 < row.python_share < 1
     assert table_line(row).count("|") == HEAD.count("|")
+
+
+def test_a_prompt_is_timed_kernel_by_kernel() -> None:
+    steps = prefill_steps(TINY, threads=Threads(1), num_tokens=40, num_steps=2)
+    assert len(steps) == 2
+    for step in steps:
+        kernels = [step[name] for name in ("linear", "attention", "norm", "silu_and_mul")]
+        assert min(kernels) > 0
+        assert sum(kernels) < step["step"]
 
 
 def test_a_part_that_a_step_did_not_have_took_no_time_in_it() -> None:
