@@ -24,15 +24,15 @@ def test_the_demo_passes_every_row(demo_paths: DemoPaths) -> None:
 
 
 def test_an_interrupted_demo_leaves_neither_servers_nor_files(
-    demo_paths: DemoPaths, tmp_path: Path
+    demo_paths: DemoPaths, short_path: Path
 ) -> None:
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, "TMPDIR": str(short_path)}
     with subprocess.Popen(COMMAND, stdout=subprocess.PIPE, env=environment) as demo:
         assert demo.stdout is not None
         assert b"scenario" in demo.stdout.readline()  # its first server is about to start
         demo.send_signal(signal.SIGINT)
         assert demo.wait(60) == 130
         assert demo.stdout.read() == b""
-    assert list(tmp_path.iterdir()) == []
+    assert list(short_path.iterdir()) == []
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
-    assert str(tmp_path) not in running.stdout
+    assert str(short_path) not in running.stdout
