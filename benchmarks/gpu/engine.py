@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 
 from benchmarks.make_checkpoint import ModelShape
@@ -23,7 +24,7 @@ from lora_serve.config import (
 from lora_serve.engine.adapter_loader import AdapterLoader
 from lora_serve.engine.adapters import EngineAdapters
 from lora_serve.engine.core import EngineCore
-from lora_serve.engine.executor import make_executor
+from lora_serve.engine.executor import Executor, make_executor
 from lora_serve.engine.kv_tiers import StaleVersions, make_connector
 from lora_serve.identity import BlockHasher
 from lora_serve.kv.manager import KVCacheManager
@@ -32,6 +33,7 @@ from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
 
 RANK = 16
+WARM_UP_STEPS = 4
 PROFILED_STEPS = 8  # to read what was profiled takes longer than the steps
 PREFILL_TURNS = 3  # in the first, libraries load what such a product takes
 LONE_REQUESTS = 16
@@ -77,7 +79,13 @@ class FirstTokenTiming:
 class MeasuredEngine:
     """An engine over random weights, which adapters made of random numbers can be loaded into."""
 
-    def __init__(self, directory: Path, shape: ModelShape, settings: Settings) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        shape: ModelShape,
+        settings: Settings,
+        make_executor: Callable[[EngineConfig], Executor] = make_executor,
+    ) -> None:
         config = engine_config(directory, settings)
         self._settings = settings
         self._shape = shape
@@ -98,6 +106,7 @@ class MeasuredEngine:
             make_connector(config.kv_tiers, self.info, hasher, _notify_nobody),
             StaleVersions(0.0),
         )
+        self._encode = msgspec.msgpack.Encoder().encode
         self._num_requests = 0
         self._num_adapters = 0
 
@@ -111,24 +120,45 @@ class MeasuredEngine:
             self._core.handle(LoadAdapter(self._num_adapters, name, name))
             self._num_adapters += 1
         while self._core.awaits_threads:
-            self._step()
+            self.step()
             time.sleep(1e-3)  # a loop that never waits keeps Python from the thread that loads
 
     def decode(
         self, num_requests: int, num_adapters: int, prompt_len: int, num_steps: int
     ) -> DecodeTiming:
-        """Steps in which all requests have one token each, adapters dealt out in turn."""
-        self.load_adapters(num_adapters)
-        names = [str(i % num_adapters) if num_adapters else None for i in range(num_requests)]
-        with self._running(names, prompt_len, max_tokens=4 * num_steps + 64):
-            for _ in range(4):
-                self._step()
-            times = [self._step() for _ in range(num_steps)]
+        """Steps as of `decoding`."""
+        with self.decoding(num_requests, num_adapters, prompt_len, num_steps):
+            times = [self.step() for _ in range(num_steps)]
             idle_share = self._idle_share(min(num_steps, PROFILED_STEPS))
         seconds = statistics.median(times)
         return DecodeTiming(
             num_requests, num_adapters, 1e3 * seconds, num_requests / seconds, idle_share
         )
+
+    @contextmanager
+    def decoding(
+        self,
+        num_requests: int,
+        num_adapters: int,
+        prompt_len: int,
+        num_steps: int,
+        temperature: float = 0.0,
+    ) -> Iterator[None]:
+        """While so many steps have a token of each request, adapters dealt out in turn."""
+        self.load_adapters(num_adapters)
+        names = [str(i % num_adapters) if num_adapters else None for i in range(num_requests)]
+        with self._running(names, prompt_len, 4 * num_steps + 64, temperature):
+            for _ in range(WARM_UP_STEPS):
+                self.step()
+            yield
+
+    def step(self) -> float:
+        """Seconds that one step took, to the bytes that the API process would be sent."""
+        begun = time.perf_counter()
+        self._core.step()
+        for reply in self._core.take_replies():
+            self._encode(reply)
+        return time.perf_counter() - begun
 
     def prefill_tokens_per_second(self, prompt_len: int, num_prompts: int) -> float:
         """Of prompts that arrive together, until the last has its first token: the best turn."""
@@ -161,7 +191,7 @@ class MeasuredEngine:
         for name in names:
             self._add(name, prompt_len, num_tokens)
         while self._core.has_requests:
-            self._step()
+            self.step()
         seconds = time.perf_counter() - begun
         self._finish()
         return seconds
@@ -172,11 +202,17 @@ class MeasuredEngine:
             return time.perf_counter() - begun
 
     @contextmanager
-    def _running(self, names: list[str | None], prompt_len: int, max_tokens: int) -> Iterator[None]:
+    def _running(
+        self,
+        names: list[str | None],
+        prompt_len: int,
+        max_tokens: int,
+        temperature: float = 0.0,
+    ) -> Iterator[None]:
         """While all these requests are beyond their prompts."""
-        ids = [self._add(name, prompt_len, max_tokens) for name in names]
+        ids = [self._add(name, prompt_len, max_tokens, temperature) for name in names]
         while any(self._core.scheduler.get(i).num_output_tokens == 0 for i in ids):  # type: ignore[union-attr]
-            self._step()
+            self.step()
         yield
         self._core.handle(AbortRequests(tuple(ids)))
         self._finish()
@@ -187,7 +223,9 @@ class MeasuredEngine:
             pass
         self._core.take_replies()
 
-    def _add(self, lora_name: str | None, prompt_len: int, max_tokens: int) -> str:
+    def _add(
+        self, lora_name: str | None, prompt_len: int, max_tokens: int, temperature: float = 0.0
+    ) -> str:
         self._num_requests += 1
         request_id = str(self._num_requests)
         first = 7 * self._num_requests
@@ -195,7 +233,7 @@ class MeasuredEngine:
             request_id=request_id,
             token_ids=tuple((first + i) % self._shape.vocab_size for i in range(prompt_len)),
             sampling_params=SamplingParams(
-                temperature=0, max_tokens=max_tokens, seed=0, ignore_eos=True
+                temperature=temperature, max_tokens=max_tokens, seed=0, ignore_eos=True
             ),
             eos_token_ids=(),
             lora_name=lora_name,
@@ -203,19 +241,12 @@ class MeasuredEngine:
         self._core.handle(EngineRequests((request,)))
         return request_id
 
-    def _step(self) -> float:
-        """Seconds that one step took, replies included."""
-        begun = time.perf_counter()
-        self._core.step()
-        self._core.take_replies()
-        return time.perf_counter() - begun
-
     def _idle_share(self, num_steps: int) -> float | None:
         """None where nobody counts what the device does."""
         if self._settings.device != "cuda":
             return None
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            seconds = sum(self._step() for _ in range(num_steps))
+            seconds = sum(self.step() for _ in range(num_steps))
         busy = sum(event.self_device_time_total for event in profile.key_averages())
         return 1.0 - busy / 1e6 / seconds if busy else None
 

@@ -1,0 +1,101 @@
+"""A card that is none: the engine does all that it does for one, and nothing is computed.
+
+Launches are made as values and dropped, recorded steps replay nothing, and copies are the host's
+own. Tokens are whatever lay in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from lora_serve.config import EngineConfig
+from lora_serve.ops import Ops, RecordedWork
+from lora_serve.ops.triton import TritonKernels
+from lora_serve.ops.triton.launch import H200, Launch
+from lora_serve.sampling.device_sampler import (
+    begin_sampling,
+    sample_on_device,
+    token_logprobs_on_device,
+)
+from lora_serve.step import ModelInfo
+from lora_serve.worker import loaded_model
+from lora_serve.worker.device import Mark, Passed
+from lora_serve.worker.worker import Worker
+
+
+class NoDevice:
+    """The contract is kept by doing everything at once, on the host's memory."""
+
+    torch_device = torch.device("cpu")
+    name = "no device"
+    counts_memory = False
+    is_asynchronous = True
+
+    def upload(self, host: Tensor) -> Tensor:
+        return host.clone()
+
+    def fill(self, target: Tensor, host: Tensor) -> None:
+        target.copy_(host)
+
+    def loading(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def mark(self) -> Mark:
+        return Passed()
+
+    def free_bytes(self) -> int:
+        return 0  # the number of KV blocks is given
+
+    def peak_bytes(self, run: Callable[[], object]) -> int:
+        raise NotImplementedError("nothing takes memory here")
+
+    def record(self, run: Callable[[], Tensor]) -> RecordedWork:
+        return NoWork(run())
+
+
+class NoWork:
+    def __init__(self, output: Tensor) -> None:
+        self.output = output
+
+    def replay(self) -> None:
+        return None
+
+
+def idle_ops() -> Ops:
+    """The Triton kernels as an H200 is asked for them, and nobody hears it."""
+    kernels = TritonKernels(NoDevice.torch_device, H200, batch_invariant=True, run=_drop)
+    return replace(
+        kernels.ops(),
+        sample=sample_on_device,
+        begin_sampling=begin_sampling,
+        token_logprobs=token_logprobs_on_device,
+    )
+
+
+def _drop(launch: Launch) -> None:
+    """For a card it would be enqueued."""
+
+
+class IdleWorker(Worker):
+    """A worker on no device, with the kernels for a card."""
+
+    def load(self) -> ModelInfo:
+        with mock.patch.object(loaded_model, "choose_ops", return_value=idle_ops()):
+            return super().load()
+
+
+def make_idle_worker(config: EngineConfig) -> IdleWorker:
+    return IdleWorker(
+        config.model,
+        config.cache,
+        config.lora,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        device=NoDevice(),
+    )
