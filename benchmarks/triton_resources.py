@@ -167,7 +167,7 @@ def _plan_attention(ops: Ops, work: Work) -> object:
     max_blocks = work.context // BLOCK_SIZE
     if work.is_captured:
         assert ops.graph_plans is not None
-        return ops.graph_plans.new_attention_plan(work.num_rows, max_blocks, BLOCK_SIZE)
+        return ops.graph_plans.new_attention_plan(work.num_rows, max_blocks, BLOCK_SIZE, True)
     starts = torch.linspace(0, work.num_rows, work.num_requests + 1).int()
     lengths = torch.full((work.num_requests,), work.context, dtype=torch.int32)
     tables = torch.zeros(work.num_requests, max_blocks, dtype=torch.int32)

@@ -28,7 +28,7 @@ from lora_serve.ops.cpu_threads import pin_threads
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import AdapterCheckpoint, ModelInfo, ModelRunnerOutput, SchedulerOutput
 from lora_serve.worker.batch_builder import BatchBuilder
-from lora_serve.worker.cuda_graphs import DecodeGraphs, exact_sizes
+from lora_serve.worker.cuda_graphs import StepRecorder, exact_sizes
 from lora_serve.worker.device import CpuDevice
 from lora_serve.worker.kv_cache import allocate_kv_caches
 from lora_serve.worker.lora_slots import LoRASlots
@@ -127,15 +127,16 @@ class TimedExecutor:
         decoder: Any = build_decoder(spec, weights, ops, cos_sin)
         builder: Any = BatchBuilder(ops, device, BLOCK_SIZE, spec.hidden_size, DTYPE)
         kv_caches = allocate_kv_caches(spec, ops, num_blocks, BLOCK_SIZE, DTYPE)
-        graphs: Any = DecodeGraphs.record(
+        recorder = StepRecorder(
             device,
             ops.graph_plans,
             partial(decoder.forward, kv_caches=kv_caches),
-            exact_sizes(max_num_seqs),
+            exact_sizes(max_num_seqs, max_num_seqs),
             max_blocks=num_blocks,
             block_size=BLOCK_SIZE,
             with_lora=False,
         )
+        graphs: Any = recorder.record()
         self._runner = ModelRunner(
             device,
             Timed(

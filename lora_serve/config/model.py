@@ -67,7 +67,12 @@ class ModelConfig:
         choices=("auto", "none"),
     )
     enforce_eager: bool = setting(
-        "Never record decode steps (on GPUs: CUDA graphs); run kernel by kernel.", False
+        "Never record steps (on GPUs: CUDA graphs); run kernel by kernel.", False
+    )
+    max_cudagraph_capture_size: int = setting(
+        "Most tokens of a step that is recorded; larger ones run kernel by kernel. CPUs record "
+        "steps without prompts alone.",
+        512,
     )
     batch_invariant: bool = setting(
         "On GPUs, sum in one order whatever the batch, so that answers are exact to the bit there, "
@@ -99,6 +104,7 @@ class ModelConfig:
         require_at_least(1, "--max-model-len", self.max_model_len)
         require_at_least(0, "--max-logprobs", self.max_logprobs)
         require_at_least(1, "--cpu-threads", self.cpu_threads)
+        require_at_least(1, "--max-cudagraph-capture-size", self.max_cudagraph_capture_size)
         if self.quantization not in (None, *QUANTIZATIONS):
             raise ConfigError(
                 f"--quantization {self.quantization} must be one of {', '.join(QUANTIZATIONS)}"

@@ -58,27 +58,28 @@ class RecordedWork(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GraphPlans:
-    """Plans at fixed addresses, for decode steps that are captured once and replayed.
+    """Plans at fixed addresses, for steps that are captured once and replayed.
 
-    A captured plan is for exactly `num_rows` rows of one request each. It is made without any
-    request: its kernels then read and write nothing of the KV cache and of adapters. `fill` makes
-    its first rows the given requests and the rest padding again, by copies ordered on the current
-    stream (the captured kernels see what was filled last), without waiting for the device.
-    A captured kernel's grid depends on num_rows and max_blocks alone. Padding rows have slot -1,
-    which rotary_and_write_kv does not write, and sequence length 0, whose attention is 0.
+    A captured plan is for exactly `num_rows` rows. It is made without any request: its kernels then
+    read and write nothing of the KV cache and of adapters. `fill` makes its first rows those of the
+    given requests and the rest padding again, by copies ordered on the current stream (the captured
+    kernels see what was filled last), without waiting for the device. A captured kernel's grid
+    depends on what the plan was made with alone. Padding rows have slot -1, which
+    rotary_and_write_kv does not write, and sequence length 0, whose attention is 0.
 
-    new_attention_plan(num_rows, max_blocks, block_size) -> AttentionPlan.
-    fill_attention_plan(plan, seq_lens (n), block_tables (n, any)): int32 CPU tensors of
-        n <= num_rows requests.
+    new_attention_plan(num_rows, max_blocks, block_size, is_decode) -> AttentionPlan. max_blocks: of
+        one request. is_decode: every request has one row.
+    fill_attention_plan(plan, query_start_loc (n+1), seq_lens (n), block_tables (n, any)): as of
+        plan_attention.
     new_lora_plan(num_rows) -> LoRAPlan.
     fill_lora_plan(plan, segments): as of plan_lora; the caller keeps their adapters alive until
         the device has run the step.
-    record(run) -> what Device.record gives, for a backend that notes its own calls; None where
-        the device records. Raises NotRecordableError.
+    record(run) -> what Device.record gives, for a backend that notes its own calls, of decodes
+        alone; None where the device records. Raises NotRecordableError.
     """
 
-    new_attention_plan: Callable[[int, int, int], AttentionPlan]
-    fill_attention_plan: Callable[[AttentionPlan, Tensor, Tensor], None]
+    new_attention_plan: Callable[[int, int, int, bool], AttentionPlan]
+    fill_attention_plan: Callable[[AttentionPlan, Tensor, Tensor, Tensor], None]
     new_lora_plan: Callable[[int], LoRAPlan]
     fill_lora_plan: Callable[[LoRAPlan, Sequence[tuple[int, int, PackedAdapter]]], None]
     record: Callable[[Callable[[], Tensor]], RecordedWork] | None = None

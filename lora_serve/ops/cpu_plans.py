@@ -53,7 +53,10 @@ def plan_attention(
     return AttentionStep(native, (starts, lens, tables))
 
 
-def new_attention_plan(num_rows: int, max_blocks: int, block_size: int) -> AttentionStep:
+def new_attention_plan(
+    num_rows: int, max_blocks: int, block_size: int, is_decode: bool
+) -> AttentionStep:
+    assert is_decode, "steps with prompts are not recorded here"
     return plan_attention(
         torch.arange(num_rows + 1, dtype=torch.int32),
         torch.zeros(num_rows, dtype=torch.int32),
@@ -62,9 +65,12 @@ def new_attention_plan(num_rows: int, max_blocks: int, block_size: int) -> Atten
     )
 
 
-def fill_attention_plan(plan: AttentionStep, seq_lens: Tensor, block_tables: Tensor) -> None:
-    _, lens, tables = plan.tensors
+def fill_attention_plan(
+    plan: AttentionStep, query_start_loc: Tensor, seq_lens: Tensor, block_tables: Tensor
+) -> None:
+    starts, lens, tables = plan.tensors
     requests, blocks = block_tables.shape
+    assert torch.equal(query_start_loc, starts[: requests + 1]), "a request of several rows"
     lens.zero_()[:requests] = seq_lens
     tables[:requests, :blocks] = block_tables
 

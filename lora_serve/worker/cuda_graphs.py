@@ -1,15 +1,19 @@
-"""Decode steps recorded once and replayed: the same work without a launch for each kernel.
+"""Steps recorded once and replayed: the same work without a launch for each kernel.
 
 The one rule: what a recorded step reads lies in buffers that it owns, at addresses that never
-change; a step is run by filling them and replaying. A step of n requests takes the smallest graph
-of at least n rows; the others are padding, which no kernel reads KV for or writes it from. What
-is recorded is exactly the decoder's forward, so a graph and an eager step run the same kernels.
+change; a step is run by filling them and replaying. A step takes the smallest graph of its kind
+that has rows enough; the others are padding, which no kernel reads KV for or writes it from. What
+is recorded is exactly the decoder's forward, so a graph and an eager step run the same kernels. A
+graph gives the hidden states of all rows, whoever asks: which are asked for changes from step to
+step.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
@@ -21,69 +25,134 @@ from lora_serve.worker.batch_builder import AwaitedTokens, BatchRows
 from lora_serve.worker.device import Device
 
 _PADDING_SLOT = -1
-_MOST_ROWS = 512
 _MOST_EXACT_ROWS = 64
 
 Forward = Callable[[ForwardBatch], Tensor]
 
 
-def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """Rows of the graphs to record: close where a row counts, and never twice what is needed."""
-    sizes = [1, 2, 4, 8, 16, 24, *range(32, _MOST_ROWS + 1, 32)]
-    most = min(max_num_seqs, _MOST_ROWS)
-    return (*(size for size in sizes if size < most), most)
+@dataclass(frozen=True, slots=True)
+class GraphSizes:
+    """Rows of the steps to record, ascending. decode: one a request; mixed: some have several."""
+
+    decode: tuple[int, ...]
+    mixed: tuple[int, ...] = ()
 
 
-def exact_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """The same where recording costs little and a row of padding costs as much as any other.
+def graph_sizes(max_num_seqs: int, max_num_batched_tokens: int, most_rows: int) -> GraphSizes:
+    """Close where a row counts, and never twice what is needed but for a handful of rows.
+
+    most_rows: of a recorded step. Beyond it kernels take so long that launching them is hidden.
+    """
+    decode = (1, 2, 4, 8, 16, 24, *range(32, most_rows + 1, 32))
+    mixed = (16, 32, *range(64, most_rows + 1, 64))
+    return GraphSizes(
+        _ending_with(min(max_num_seqs, most_rows), decode),
+        _ending_with(min(max_num_batched_tokens, most_rows), mixed),
+    )
+
+
+def exact_sizes(max_num_seqs: int, most_rows: int) -> GraphSizes:
+    """All, where recording costs little and a row of padding costs as much as any other.
 
     Beyond them a step's kernels take so long that what is between them does not count.
     """
-    return tuple(range(1, min(max_num_seqs, _MOST_EXACT_ROWS) + 1))
+    return GraphSizes(tuple(range(1, min(max_num_seqs, most_rows, _MOST_EXACT_ROWS) + 1)))
 
 
-class DecodeGraphs:
-    """All recorded steps of one model; `run` is right for steps that `can_run` agrees to."""
+def _ending_with(most: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    return (*(size for size in sizes if size < most), most)
 
-    def __init__(self, graphs: Sequence[DecodeGraph], lora_graphs: Sequence[DecodeGraph]) -> None:
-        """graphs: by ascending size, without adapters; lora_graphs: with, or empty."""
-        self._graphs = graphs
-        self._lora_graphs = lora_graphs
 
-    @classmethod
-    def record(
-        cls,
+@dataclass(frozen=True, slots=True)
+class StepKind:
+    """What steps must have in common to be one recording with other numbers."""
+
+    is_decode: bool
+    has_adapters: bool
+
+
+class StepRecorder:
+    """Records the steps of one model."""
+
+    def __init__(
+        self,
         device: Device,
         plans: GraphPlans,
         forward: Forward,
-        sizes: Sequence[int],
+        sizes: GraphSizes,
+        *,
         max_blocks: int,
         block_size: int,
         with_lora: bool,
-    ) -> DecodeGraphs:
-        """Record steps of all `sizes`, ascending. max_blocks: blocks of the longest request."""
-        record = plans.record or device.record
-        families = []
-        for has_adapters in (False, True) if with_lora else (False,):
-            family: list[DecodeGraph] = []
-            for size in reversed(sizes):  # the largest first: the others find memory in its pool
-                buffers = GraphBuffers(device, plans, size, max_blocks, block_size, has_adapters)
-                work = record(buffers.bind(forward))
-                family.insert(0, DecodeGraph(buffers, work))
-            families.append(family)
-        return cls(families[0], families[1] if with_lora else ())
+    ) -> None:
+        """max_blocks: of the longest request. with_lora: steps with adapters as well as without."""
+        self._device = device
+        self._plans = plans
+        self._forward = forward
+        self._sizes = sizes
+        self._max_blocks = max_blocks
+        self._block_size = block_size
+        self._with_lora = with_lora
+
+    def record(self) -> StepGraphs:
+        """Record steps of all sizes and kinds."""
+        record = self._plans.record or self._device.record
+        families: dict[StepKind, list[StepGraph]] = {kind: [] for kind in self._kinds()}
+        steps = [(size, kind) for kind in families for size in self._sizes_of(kind)]
+        # The largest first: the others find memory in its pool.
+        for size, kind in sorted(steps, key=lambda step: step[0], reverse=True):
+            buffers = self._buffers(size, kind)
+            work = record(buffers.bind(self._forward))
+            families[kind].insert(0, StepGraph(buffers, work, self._device))
+        return StepGraphs(families)
+
+    def largest(self) -> Callable[[], Tensor]:
+        """What takes as much memory as any of the steps when it is recorded, and computes nothing.
+
+        For it may be called before there is any graph, to be measured.
+        """
+        size, kind = max(
+            ((size, kind) for kind in self._kinds() for size in self._sizes_of(kind)),
+            key=lambda step: (step[0], step[1].has_adapters, not step[1].is_decode),
+        )
+        return self._buffers(size, kind).bind(self._forward)
+
+    def _kinds(self) -> list[StepKind]:
+        return [
+            StepKind(is_decode, has_adapters)
+            for is_decode, has_adapters in product((True, False), (False, True))
+            if self._with_lora or not has_adapters
+        ]
+
+    def _sizes_of(self, kind: StepKind) -> tuple[int, ...]:
+        return self._sizes.decode if kind.is_decode else self._sizes.mixed
+
+    def _buffers(self, size: int, kind: StepKind) -> GraphBuffers:
+        return GraphBuffers(
+            self._device, self._plans, size, kind, self._max_blocks, self._block_size
+        )
+
+
+class StepGraphs:
+    """All recorded steps of one model; `run` is right for steps that `can_run` agrees to."""
+
+    def __init__(self, families: Mapping[StepKind, Sequence[StepGraph]]) -> None:
+        """Of each kind by ascending size."""
+        self._families = families
 
     def can_run(self, rows: BatchRows) -> bool:
-        return rows.is_decode and self._find(rows) is not None
+        return self._find(rows) is not None
 
     def run(self, rows: BatchRows, awaited: AwaitedTokens | None = None) -> Tensor:
-        """The hidden states (n, H) of n rows, until the next call."""
+        """The hidden states (N, H) asked for, until the next call."""
         graph = self._find(rows)
         assert graph is not None, f"no graph for {rows.num_rows} rows"
         return graph.run(rows, awaited)
 
-    def _find(self, rows: BatchRows) -> DecodeGraph | None:
-        graphs = self._lora_graphs if rows.segments else self._graphs
+    def _find(self, rows: BatchRows) -> StepGraph | None:
+        if rows.is_embeds is not None:
+            return None
+        graphs = self._families.get(StepKind(rows.is_decode, bool(rows.segments)), ())
         index = bisect.bisect_left(graphs, rows.num_rows, key=lambda graph: graph.size)
         return graphs[index] if index < len(graphs) else None
 
@@ -96,16 +165,16 @@ class GraphBuffers:
         device: Device,
         plans: GraphPlans,
         size: int,
+        kind: StepKind,
         max_blocks: int,
         block_size: int,
-        has_adapters: bool,
     ) -> None:
         self.size = size
         self._device = device
         self._plans = plans
         self._columns = device.upload(torch.from_numpy(_padding(size))).clone()
-        self._attention = plans.new_attention_plan(size, max_blocks, block_size)
-        self._lora = plans.new_lora_plan(size) if has_adapters else None
+        self._attention = plans.new_attention_plan(size, max_blocks, block_size, kind.is_decode)
+        self._lora = plans.new_lora_plan(size) if kind.has_adapters else None
 
     def bind(self, forward: Forward) -> Callable[[], Tensor]:
         """`forward` of what the buffers hold when it is called."""
@@ -126,21 +195,31 @@ class GraphBuffers:
         self._device.fill(self._columns, torch.from_numpy(columns))
         if awaited is not None:
             awaited.put_into(self._columns[0])
-        self._plans.fill_attention_plan(self._attention, rows.seq_lens, rows.block_tables)
+        self._plans.fill_attention_plan(
+            self._attention,
+            torch.tensor(rows.first_row, dtype=torch.int32),
+            rows.seq_lens,
+            rows.block_tables,
+        )
         if self._lora is not None:
             self._plans.fill_lora_plan(self._lora, rows.segments)
 
 
-class DecodeGraph:
-    def __init__(self, buffers: GraphBuffers, work: RecordedWork) -> None:
+class StepGraph:
+    def __init__(self, buffers: GraphBuffers, work: RecordedWork, device: Device) -> None:
         self.size = buffers.size
         self._buffers = buffers
         self._work = work
+        self._device = device
 
     def run(self, rows: BatchRows, awaited: AwaitedTokens | None = None) -> Tensor:
+        """As StepGraphs.run."""
         self._buffers.fill(rows, awaited)
         self._work.replay()
-        return self._work.output[: rows.num_rows]
+        if rows.outputs is None:
+            return self._work.output[: rows.num_rows]
+        asked = self._device.upload(torch.from_numpy(rows.outputs.rows))
+        return self._work.output.index_select(0, asked)
 
 
 def _padding(size: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:

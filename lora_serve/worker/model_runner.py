@@ -23,7 +23,7 @@ from lora_serve.step import (
     TokenLogprobs,
 )
 from lora_serve.worker.batch_builder import AwaitedTokens, BatchBuilder, BatchRows
-from lora_serve.worker.cuda_graphs import DecodeGraphs
+from lora_serve.worker.cuda_graphs import StepGraphs
 from lora_serve.worker.device import Device
 from lora_serve.worker.lora_slots import LoRASlots
 
@@ -56,7 +56,7 @@ NOTHING_DRAWN = KnownDraws(())
 
 
 class ModelRunner:
-    """graphs: recorded decode steps over the same KV caches, or None to run all steps eagerly."""
+    """graphs: recorded steps over the same KV caches, or None to run all steps eagerly."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ModelRunner:
         builder: BatchBuilder,
         adapters: LoRASlots,
         ops: Ops,
-        graphs: DecodeGraphs | None = None,
+        graphs: StepGraphs | None = None,
     ) -> None:
         self._device = device
         self._decoder = decoder

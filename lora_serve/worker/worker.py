@@ -18,7 +18,13 @@ from lora_serve.ops.block_rows import RowsRead
 from lora_serve.ops.cpu_threads import default_num_threads
 from lora_serve.step import AdapterCheckpoint, ModelInfo, ModelRunnerOutput, SchedulerOutput
 from lora_serve.worker.batch_builder import BatchBuilder
-from lora_serve.worker.cuda_graphs import DecodeGraphs, exact_sizes, graph_sizes
+from lora_serve.worker.cuda_graphs import (
+    GraphSizes,
+    StepGraphs,
+    StepRecorder,
+    exact_sizes,
+    graph_sizes,
+)
 from lora_serve.worker.device import Device, Mark, open_device
 from lora_serve.worker.kv_cache import allocate_kv_caches, kv_block_bytes, num_kv_blocks
 from lora_serve.worker.kv_transfer import KVTransfer, layout_fingerprint
@@ -142,33 +148,32 @@ class Worker:
     ) -> ModelRunner:
         block_size, device = self._cache.block_size, model.device
         builder = BatchBuilder(model.ops, device, block_size, model.spec.hidden_size, model.dtype)
-        graphs, plans = None, self._graph_plans(model)
-        if with_graphs and plans is not None:
-            graphs = self._record(model, plans, kv_caches)
+        recorder = self._recorder(model, kv_caches) if with_graphs else None
+        graphs = _recorded(recorder) if recorder is not None else None
         return ModelRunner(
             device, model.decoder, kv_caches, builder, self._adapters, model.ops, graphs
         )
 
-    def _graph_plans(self, model: LoadedModel) -> GraphPlans | None:
-        return None if self._config.enforce_eager else model.ops.graph_plans
-
-    def _record(
-        self, model: LoadedModel, plans: GraphPlans, kv_caches: Sequence[Tensor]
-    ) -> DecodeGraphs | None:
-        sizes = exact_sizes if plans.record is not None else graph_sizes
-        try:
-            return DecodeGraphs.record(
-                model.device,
-                plans,
-                partial(model.decoder.forward, kv_caches=kv_caches),
-                sizes(self._max_num_seqs),
-                max_blocks=-(-model.max_model_len // self._cache.block_size),
-                block_size=self._cache.block_size,
-                with_lora=self._lora.enable_lora,
-            )
-        except NotRecordableError as error:
-            logger.info("decode steps are not recorded: %s", error)
+    def _recorder(self, model: LoadedModel, kv_caches: Sequence[Tensor]) -> StepRecorder | None:
+        """None where steps are not to be recorded, or cannot be."""
+        plans = model.ops.graph_plans
+        if plans is None or self._config.enforce_eager:
             return None
+        return StepRecorder(
+            model.device,
+            plans,
+            partial(model.decoder.forward, kv_caches=kv_caches),
+            self._graph_sizes(plans),
+            max_blocks=-(-model.max_model_len // self._cache.block_size),
+            block_size=self._cache.block_size,
+            with_lora=self._lora.enable_lora,
+        )
+
+    def _graph_sizes(self, plans: GraphPlans) -> GraphSizes:
+        most_rows = self._config.max_cudagraph_capture_size
+        if plans.record is not None:
+            return exact_sizes(self._max_num_seqs, most_rows)
+        return graph_sizes(self._max_num_seqs, self._max_num_batched_tokens, most_rows)
 
     def _room(self, model: LoadedModel, block_bytes: int, free_bytes: int) -> Room:
         if model.device.counts_memory:
@@ -183,7 +188,8 @@ class Worker:
         adapter_bytes = largest_adapter_bytes(
             model.spec, self._lora.max_lora_rank, model.dtype.itemsize
         )
-        runner = self._make_runner(model, self._kv_caches(model, 1), with_graphs=False)
+        kv_caches = self._kv_caches(model, 1)
+        runner = self._make_runner(model, kv_caches, with_graphs=False)
         steps = largest_steps(
             self._max_num_seqs,
             self._max_num_batched_tokens,
@@ -191,16 +197,25 @@ class Worker:
             self._cache.block_size,
         )
         peaks = [model.device.peak_bytes(partial(runner.submit, step)) for step in steps]
+        recorder = self._recorder(model, kv_caches)
         memory = GpuMemory(
             free=free_bytes,
             utilization=self._cache.gpu_memory_utilization,
             weights=weight_bytes,
             step=max(peaks),
-            # All of them share the memory of the largest, a step of decodes.
-            graphs=peaks[-1] if self._graph_plans(model) else 0,
+            # All of them share the memory of the largest.
+            graphs=model.device.peak_bytes(recorder.largest()) if recorder is not None else 0,
             # While one is packed, its tensors are there a second time.
             adapters=(self._lora.max_resident + 1) * adapter_bytes if self._lora.enable_lora else 0,
         )
         room = memory.room()
         logger.info("%s: %s leaves %d bytes for KV", model.device.name, memory, room.num_bytes)
         return room
+
+
+def _recorded(recorder: StepRecorder) -> StepGraphs | None:
+    try:
+        return recorder.record()
+    except NotRecordableError as error:
+        logger.info("steps are not recorded: %s", error)
+        return None

@@ -18,7 +18,8 @@ class HeldAttention:
     num_rows: int
     max_blocks: int
     block_size: int
-    num_requests: int = 0
+    is_decode: bool
+    num_taken: int = 0
     plan: AttentionPlan = None
 
 
@@ -49,13 +50,15 @@ class RecordableOps:
         )
 
     def fill_attention_plan(
-        self, plan: HeldAttention, seq_lens: Tensor, block_tables: Tensor
+        self, plan: HeldAttention, query_start_loc: Tensor, seq_lens: Tensor, block_tables: Tensor
     ) -> None:
-        plan.num_requests = len(seq_lens)
-        assert plan.num_requests <= plan.num_rows, "more requests than rows"
+        plan.num_taken = int(query_start_loc[-1])
+        assert plan.num_taken <= plan.num_rows, "more rows than the plan holds"
         assert block_tables.shape[1] <= plan.max_blocks, "more blocks than the plan holds"
-        starts = torch.arange(plan.num_requests + 1, dtype=torch.int32)
-        plan.plan = self._ops.plan_attention(starts, seq_lens, block_tables, plan.block_size)
+        assert not plan.is_decode or plan.num_taken == len(seq_lens), "a request of several rows"
+        plan.plan = self._ops.plan_attention(
+            query_start_loc, seq_lens, block_tables, plan.block_size
+        )
 
     def fill_lora_plan(
         self, plan: HeldLoRA, segments: Sequence[tuple[int, int, PackedAdapter]]
@@ -85,7 +88,7 @@ class RecordableOps:
         if not isinstance(plan, HeldAttention):
             return self._ops.paged_attention(q, kv_cache, plan, scale, window)
         out = torch.zeros(q.shape, dtype=q.dtype)
-        if n := plan.num_requests:
+        if n := plan.num_taken:
             out[:n] = self._ops.paged_attention(q[:n], kv_cache, plan.plan, scale, window)
         return out
 

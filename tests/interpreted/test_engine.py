@@ -23,6 +23,7 @@ ARITHMETIC: dict[str, Any] = {
     "batch_invariant": True,
     "cpu_threads": 1,
     "max_model_len": 128,
+    "max_num_batched_tokens": 48,  # every step is recorded, those with prompts in them, too
 }
 SHARED = [(7 * i) % 90 for i in range(40)]
 # (adapter, prompt): the shared prefix is one or two blocks long, and under two adapters.
@@ -40,7 +41,7 @@ PARAMS = [GREEDY, GREEDY, DRAWN, DRAWN, GREEDY]
 
 
 def make_llm(model: Path, adapters: list[Path], **settings: Any) -> LLM:
-    llm = LLM(str(model), enable_lora=True, validate=True, **ARITHMETIC, **settings)
+    llm = LLM(str(model), enable_lora=True, validate=True, **{**ARITHMETIC, **settings})
     for name, path in zip("ab", adapters, strict=True):
         llm.load_lora_adapter(name, str(path))
     return llm

@@ -21,7 +21,7 @@ from lora_serve.ops.reference import REFERENCE
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput, ScheduledRequest, SchedulerOutput
 from lora_serve.worker.batch_builder import AwaitedTokens, BatchBuilder, BatchRows
-from lora_serve.worker.cuda_graphs import DecodeGraph, GraphBuffers
+from lora_serve.worker.cuda_graphs import GraphBuffers, StepGraph, StepKind
 from lora_serve.worker.worker import Worker
 from tests.fakes.device import RecordingDevice
 from tests.fakes.peft_adapters import make_peft, read_saved
@@ -165,8 +165,9 @@ def test_a_step_is_built_without_touching_what_the_step_in_flight_reads(
 ) -> None:
     device = LateDevice()
     builder = BatchBuilder(REFERENCE, device, 16, 8, torch.float32)
-    buffers = buffers_class(device, PLANS, 1, 4, 16, False)
-    graph = DecodeGraph(buffers, device.record(buffers.bind(columns_of)))
+    kind = StepKind(is_decode=True, has_adapters=False)
+    buffers = buffers_class(device, PLANS, 1, kind, 4, 16)
+    graph = StepGraph(buffers, device.record(buffers.bind(columns_of)), device)
     for position, token_id in ((3, 70), (4, 71)):
         row = ScheduledRequest("r", None, position, (token_id,), (2,))
         graph.run(builder.lay_out([row], {}.__getitem__))

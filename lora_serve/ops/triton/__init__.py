@@ -162,8 +162,10 @@ class TritonKernels:
     ) -> AttentionPlan:
         return plan_attention(query_start_loc, seq_lens, block_tables, self._device)
 
-    def new_attention_plan(self, num_rows: int, max_blocks: int, block_size: int) -> AttentionPlan:
-        return new_attention_plan(num_rows, max_blocks, block_size, self._device)
+    def new_attention_plan(
+        self, num_rows: int, max_blocks: int, block_size: int, is_decode: bool
+    ) -> AttentionPlan:
+        return new_attention_plan(num_rows, max_blocks, block_size, is_decode, self._device)
 
     def paged_attention(
         self,

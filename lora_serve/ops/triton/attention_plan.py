@@ -80,9 +80,12 @@ def plan_attention(
 
 
 def new_attention_plan(
-    num_rows: int, max_blocks: int, block_size: int, device: torch.device
+    num_rows: int, max_blocks: int, block_size: int, is_decode: bool, device: torch.device
 ) -> AttentionPlan:
-    """For steps of one row per request, of at most max_blocks each; at first of padding rows."""
+    """For steps of so many rows, of requests of at most max_blocks each; at first all padding.
+
+    is_decode: of one row per request.
+    """
     max_spans = -(-max_blocks * block_size // SPAN)
     num_partial_rows = min(MAX_PARTIAL_ROWS, num_rows * max_spans)
     num_tiles = num_rows + num_partial_rows
@@ -90,23 +93,28 @@ def new_attention_plan(
     plan = AttentionPlan(
         torch.zeros(num_words, dtype=torch.int32, device=device),
         num_single=num_tiles,
-        num_wide=0,
+        num_wide=0 if is_decode else num_tiles // 2,  # of two rows at least
         num_folds=num_rows,
         num_partial_rows=num_partial_rows,
         is_reserved=True,
     )
     no_one = torch.empty(0, dtype=torch.int32)
-    fill_attention_plan(plan, no_one, no_one.view(0, 0))
+    fill_attention_plan(plan, torch.zeros(1, dtype=torch.int32), no_one, no_one.view(0, 0))
     return plan
 
 
-def fill_attention_plan(plan: AttentionPlan, seq_lens: Tensor, block_tables: Tensor) -> None:
-    """Rows beyond those of `seq_lens` are padding: they see no key, and their attention is 0."""
+def fill_attention_plan(
+    plan: AttentionPlan, query_start_loc: Tensor, seq_lens: Tensor, block_tables: Tensor
+) -> None:
+    """Rows beyond those of the requests are padding: they see no key, and their attention is 0."""
     assert plan.is_reserved, "a plan of one step cannot take another's"
-    num_rows = plan.num_folds
-    lengths = np.zeros(num_rows, dtype=np.int32)
-    lengths[: len(seq_lens)] = seq_lens.numpy()
-    tables = _tables(np.arange(num_rows + 1, dtype=np.int32), lengths)
+    num_rows, num_taken = plan.num_folds, int(query_start_loc[-1])
+    padding = np.arange(num_taken + 1, num_rows + 1, dtype=np.int32)  # requests of a row each
+    starts = np.concatenate((query_start_loc.numpy(), padding))
+    lengths = np.concatenate((seq_lens.numpy(), np.zeros_like(padding)))
+    tables = _tables(starts, lengths)
+    num_wide = int(tables.is_wide.sum())
+    assert num_wide <= plan.num_wide, f"{num_wide} wide tiles, {plan.num_wide} are reserved"
     overwrite(plan.words, _words(tables, block_tables.numpy()))
 
 

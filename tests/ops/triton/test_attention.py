@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import random
+from itertools import accumulate
+
 import pytest
 import torch
 
 from lora_serve.ops import Ops
 from lora_serve.ops.triton import attention_plan
+from lora_serve.ops.triton.attention_plan import fill_attention_plan, new_attention_plan
 from tests.ops.cases import PagedCase, assert_close, exact_rotation, normal
 
 BF16 = torch.bfloat16
@@ -139,17 +143,81 @@ def test_a_plan_that_is_filled_again_gives_the_same_bits(ops: Ops, window: int |
     alone = [case.chunked(index, 1000) for index in range(2)]
     plans = ops.graph_plans
     assert plans is not None
-    plan = plans.new_attention_plan(4, 20, case.block_size)
+    plan = plans.new_attention_plan(4, 20, case.block_size, True)
     q = torch.zeros(4, 2, 16, dtype=BF16)
     assert torch.equal(attend(case, q, plan), torch.zeros_like(q))
     for index, position in ((0, 299), (1, 39), (0, 299)):
         request = case.requests[index]
         q[0] = rotated(case, index, position)
         lengths = torch.tensor([position + 1], dtype=torch.int32)
-        plans.fill_attention_plan(plan, lengths, request.block_ids[None])
+        starts = torch.tensor([0, 1], dtype=torch.int32)
+        plans.fill_attention_plan(plan, starts, lengths, request.block_ids[None])
         out = attend(case, q, plan)
         assert torch.equal(out[0], alone[index][position])
         assert torch.equal(out[1:], torch.zeros_like(q[1:]))
+
+
+@WINDOWS
+def test_a_plan_for_prompts_that_is_filled_again_gives_the_same_bits(
+    ops: Ops, window: int | None
+) -> None:
+    """Chunks across the ends of tiles and spans beside a decode, in one order and the other."""
+    case = make(ops, 300, 40, window=window)
+    alone = [case.chunked(index, 1000) for index in range(2)]
+    plans = ops.graph_plans
+    assert plans is not None
+    plan = plans.new_attention_plan(64, 20, case.block_size, False)
+    for step in ([(0, 250, 300), (1, 39, 40)], [(1, 0, 40), (0, 299, 300)], [(1, 3, 5)]):
+        q = torch.zeros(64, 2, 16, dtype=BF16)
+        expected = torch.zeros_like(q)
+        starts = [0]
+        for index, start, end in step:
+            rows = slice(starts[-1], starts[-1] + end - start)
+            q[rows] = torch.stack([rotated(case, index, at) for at in range(start, end)])
+            expected[rows] = alone[index][start:end]
+            starts.append(rows.stop)
+        tables = torch.zeros(len(step), 20, dtype=torch.int32)
+        for table, (index, _, _) in zip(tables, step, strict=True):
+            ids = case.requests[index].block_ids
+            table[: len(ids)] = ids
+        lengths = torch.tensor([end for _, _, end in step], dtype=torch.int32)
+        starting = torch.tensor(starts, dtype=torch.int32)
+        plans.fill_attention_plan(plan, starting, lengths, tables)
+        assert torch.equal(attend(case, q, plan), expected)
+
+
+def test_a_plan_for_decodes_refuses_a_prompt(ops: Ops) -> None:
+    plans = ops.graph_plans
+    assert plans is not None
+    plan = plans.new_attention_plan(4, 2, 16, True)
+    starts, lengths, tables = (
+        torch.tensor(values, dtype=torch.int32) for values in ([0, 3], [3], [[0]])
+    )
+    with pytest.raises(AssertionError, match="1 wide tiles, 0 are reserved"):
+        plans.fill_attention_plan(plan, starts, lengths, tables)
+
+
+def test_no_step_needs_more_tiles_than_are_reserved() -> None:
+    """Rows that were dealt out at random to requests of any length, and the worst there are."""
+    rng = random.Random(0)
+    plan = new_attention_plan(96, 100, 16, False, torch.device("cpu"))
+    for _ in range(300):
+        counts = [2] * 48 if rng.random() < 0.1 else dealt_out(96, rng)
+        ends = [rng.choice((count, 1600, rng.randrange(count, 1601))) for count in counts]
+        starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
+        tables = torch.zeros(len(counts), 100, dtype=torch.int32)
+        fill_attention_plan(plan, starts, torch.tensor(ends, dtype=torch.int32), tables)
+        num_single, _, num_wide, *_ = plan.words[:8].tolist()
+        assert num_single <= plan.num_single
+        assert num_single + num_wide > 0
+
+
+def dealt_out(rows: int, rng: random.Random) -> list[int]:
+    counts = []
+    while rows and rng.random() > 0.02:
+        counts.append(rng.randrange(1, min(rows, rng.choice((1, 2, 9, 96))) + 1))
+        rows -= counts[-1]
+    return counts or [1]
 
 
 def attend(case: PagedCase, q: torch.Tensor, plan: object) -> torch.Tensor:
