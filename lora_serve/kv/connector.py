@@ -7,6 +7,7 @@ Bytes pass through here unread: from the store into a step's loads, from its sav
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -62,7 +63,7 @@ class TieredRequest(StoredRequest, Hashable, Protocol):
     """The part of a request that lives here."""
 
     namespace: CacheNamespace
-    block_ids: list[int]
+    block_ids: array[int]
     num_committed_blocks: int
 
     @property

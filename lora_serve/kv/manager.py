@@ -5,6 +5,7 @@ A block becomes visible to other requests in `commit`, and nowhere else.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,14 +14,15 @@ from lora_serve.kv.blocks import BlockPool, KVCacheBlock
 
 
 class BlockHolder(Protocol):
-    """The part of a request that lives here; `KVCacheManager` alone writes the lists.
+    """The part of a request that lives here; `KVCacheManager` alone writes it, but for the hashes.
 
+    block_ids: numbers side by side, so that a step takes a long request's as one copy of memory.
     block_hashes: one for each full block of known tokens. num_committed_blocks: how many of
     block_ids, from the front, are written and offered to others. offers_blocks: False once its
     KV must not be offered any more, because the cache was reset under it.
     """
 
-    block_ids: list[int]
+    block_ids: array[int]
     block_hashes: list[BlockHash]
     num_committed_blocks: int
     offers_blocks: bool
@@ -89,7 +91,7 @@ class KVCacheManager:
         for block in hit.blocks:  # before any is taken, lest our own hit be evicted for us
             self.pool.refer(block)
         new = [self.pool.take() for _ in range(num_new)]
-        holder.block_ids = [block.block_id for block in (*hit.blocks, *new)]
+        holder.block_ids.extend(block.block_id for block in (*hit.blocks, *new))
         holder.num_committed_blocks = hit.num_blocks
         return True
 
@@ -122,7 +124,7 @@ class KVCacheManager:
     def free(self, holder: BlockHolder) -> None:
         for block_id in reversed(holder.block_ids):  # tail first: a prefix's head is worth most
             self.pool.release(self.pool.blocks[block_id])
-        holder.block_ids = []
+        del holder.block_ids[:]
         holder.num_committed_blocks = 0
 
     def reset(self, lora_name: str | None = None) -> None:

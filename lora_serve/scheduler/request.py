@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -72,7 +73,7 @@ class Request:
     num_overtaken: int = 0
     scheduled_time: float = 0.0
     first_token_time: float = 0.0
-    block_ids: list[int] = field(default_factory=list)
+    block_ids: array[int] = field(default_factory=lambda: array("i"))
     block_hashes: list[BlockHash] = field(default_factory=list)
     num_committed_blocks: int = 0
     offers_blocks: bool = True

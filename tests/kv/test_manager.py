@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,7 +17,7 @@ class Holder:
 
     tokens: list[int]
     lora_name: str | None = None
-    block_ids: list[int] = field(default_factory=list)
+    block_ids: array[int] = field(default_factory=lambda: array("i"))
     block_hashes: list[BlockHash] = field(default_factory=list)
     num_committed_blocks: int = 0
     offers_blocks: bool = True
@@ -76,7 +77,7 @@ def test_a_refused_admission_changes_nothing() -> None:
     hit = kv.lookup(wide, 15)
     assert hit.num_idle == 2
     assert not kv.admit(wide, hit, 16)
-    assert (wide.block_ids, kv.pool.num_free) == ([], 3)
+    assert (len(wide.block_ids), kv.pool.num_free) == (0, 3)
     assert kv.lookup(Holder(list(range(8))), 8).num_blocks == 2
 
 
