@@ -37,8 +37,7 @@ class SampleInput(msgspec.Struct, frozen=True, gc=False):
         return params.is_greedy and params.logprobs is None and not changes_logits
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
+class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
     """One request's share of a step: compute tokens [start, start + len(token_ids)).
 
     token_ids: 0 where `embeds` supplies the row instead, or `token_from` tells of the token.

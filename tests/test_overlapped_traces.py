@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from lora_serve.fuzz.oracle.engine import OracleEngine
@@ -100,7 +101,7 @@ def test_overlapped_traces_catch_a_kv_manager_that(mutant: type[KVCacheManager])
 class TakesAnotherRowsToken(OracleExecutor):
     def _token_ids(self, request: ScheduledRequest) -> Sequence[int]:
         if request.token_from is not None:
-            request = replace(request, token_from=0)
+            request = msgspec.structs.replace(request, token_from=0)
         return super()._token_ids(request)
 
 

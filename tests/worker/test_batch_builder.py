@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
+from msgspec.structs import replace
 
 from lora_serve.identity import AdapterRef
 from lora_serve.layers.batch import ForwardBatch

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from lora_serve.identity import AdapterRef
@@ -65,7 +65,7 @@ class Recorded:
                 self.device,
                 self.plans,
                 self.forward,
-                SIZES if self.plans.record is None else replace(SIZES, mixed=()),
+                SIZES if self.plans.record is None else GraphSizes(SIZES.decode),
                 max_blocks=MAX_BLOCKS,
                 block_size=BLOCK_SIZE,
                 with_lora=with_lora,

@@ -4,12 +4,12 @@ import json
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
