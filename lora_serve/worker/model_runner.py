@@ -86,7 +86,7 @@ class ModelRunner:
         drawn = self._draw(requests, rows.samplers, self._sampled(rows, hidden))
         first_output = dict(zip(rows.order, rows.first_output, strict=True))
         prompt_logprobs = [
-            self._prompt_logprobs(request, hidden[first_output[index] :])
+            self._prompt_logprobs(request, hidden, first_output[index])
             for index, request in enumerate(requests)
         ]
         places = {index: place for place, index in enumerate(rows.samplers)}
@@ -140,13 +140,14 @@ class ModelRunner:
         return KnownDraws(self._ops.sample(logits, inputs))
 
     def _prompt_logprobs(
-        self, request: ScheduledRequest, hidden: Tensor
+        self, request: ScheduledRequest, hidden: Tensor, first: int
     ) -> tuple[TokenLogprobs, ...]:
-        """Of the tokens after the request's rows, which `hidden` begins with."""
+        """Of the tokens after the request's rows, which begin at hidden[first]."""
         targets = request.prompt_logprob_targets
         found: list[TokenLogprobs] = []
         for start in range(0, len(targets), LOGITS_ROWS_AT_ONCE):
             wanted = targets[start : start + LOGITS_ROWS_AT_ONCE]
-            logits = self._decoder.logits(hidden[start : start + len(wanted)])
+            row = first + start
+            logits = self._decoder.logits(hidden[row : row + len(wanted)])
             found += self._ops.token_logprobs(logits, wanted, request.num_prompt_logprobs)
         return tuple(found)
