@@ -17,7 +17,8 @@ from torch import Tensor
 from lora_serve.host_copies import HostCopy, to_device, to_host
 from lora_serve.sampling.device_weights import largest, relative_weights, share_of, units
 from lora_serve.sampling.logprobs import log_sum_exp, logprob
-from lora_serve.sampling.philox import random_bits
+from lora_serve.sampling.philox import many_random_bits
+from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput, TokenLogprobs
 
 _LARGEST = torch.finfo(torch.float32).max
@@ -153,19 +154,23 @@ def _choose(rows: Tensor, inputs: Sequence[SampleInput]) -> Tensor:
     """(N), int64."""
     tokens = rows.argmax(dim=1)
     drawing = [i for i, item in enumerate(inputs) if not item.params.is_greedy]
+    random = many_random_bits(
+        [inputs[i].seed for i in drawing], [inputs[i].position for i in drawing]
+    )
     for start in range(0, len(drawing), _ROWS_AT_ONCE):
-        indices = drawing[start : start + _ROWS_AT_ONCE]
+        part = slice(start, start + _ROWS_AT_ONCE)
+        indices = drawing[part]
         some = _take(rows, indices)
         # Of nothing but -inf the likeliest, token 0, is chosen, which argmax gave.
         has_any = some.amax(1) > -torch.inf
-        drawn = _draw(torch.where(has_any[:, None], some, 0.0), [inputs[i] for i in indices])
+        some = torch.where(has_any[:, None], some, 0.0)
+        drawn = _draw(some, [inputs[i].params for i in indices], torch.from_numpy(random[part]))
         tokens[to_device(torch.tensor(indices), rows.device)] = torch.where(has_any, drawn, 0)
     return tokens
 
 
-def _draw(rows: Tensor, inputs: Sequence[SampleInput]) -> Tensor:
-    """(M): a token of each row (M, V), which holds more than -inf."""
-    params = [item.params for item in inputs]
+def _draw(rows: Tensor, params: Sequence[SamplingParams], random: Tensor) -> Tensor:
+    """(M): a token of each row (M, V), which holds more than -inf, by its random number (M)."""
     device = rows.device
     scales = torch.tensor([1 / p.temperature for p in params], dtype=torch.float32)
     weights = relative_weights(rows, to_device(scales, device)[:, None])
@@ -178,7 +183,6 @@ def _draw(rows: Tensor, inputs: Sequence[SampleInput]) -> Tensor:
     if any(p.top_p < 1 for p in params):
         kept = _keep_nucleus(weights, kept, [p.top_p for p in params])
     cdf = kept.cumsum(1)
-    random = torch.tensor([random_bits(item.seed, item.position) for item in inputs])
     return (cdf <= share_of(cdf[:, -1:], to_device(random, device)[:, None])).sum(1)
 
 

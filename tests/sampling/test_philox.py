@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.sampling.philox import Words2, Words4, philox4x32, random_bits
+from lora_serve.sampling.philox import (
+    Words2,
+    Words4,
+    many_random_bits,
+    philox4x32,
+    random_bits,
+)
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -29,7 +35,7 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
     ],
 )
 def test_words_are_the_known_answers_of_random123(
-    counter: Words4, key: Words2, words: Words4
+    counter: Words4[int], key: Words2[int], words: Words4[int]
 ) -> None:
     assert philox4x32(counter, key) == words
 
@@ -37,6 +43,15 @@ def test_words_are_the_known_answers_of_random123(
 @given(seed=INT64, position=st.integers(0, 2**40))
 def test_a_draw_has_53_bits(seed: int, position: int) -> None:
     assert 0 <= random_bits(seed, position) < 2**53
+
+
+@pytest.mark.parametrize("count", [0, 100])
+@given(seed=INT64, position=st.integers(0, 2**40))
+def test_many_draws_are_those_of_each_alone(count: int, seed: int, position: int) -> None:
+    seeds = [seed, -seed - 1, seed << 40, *range(count)]
+    positions = [position, 0, 2**32 - 1, *range(2**32, 2**32 + count)]
+    alone = [random_bits(*each) for each in zip(seeds, positions, strict=True)]
+    assert many_random_bits(seeds, positions).tolist() == alone
 
 
 @given(seed=INT64, position=st.integers(0, 2**40))
