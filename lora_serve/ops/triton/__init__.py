@@ -39,7 +39,7 @@ from lora_serve.ops.triton.lora_plan import (
 from lora_serve.ops.triton.rowwise import norm_launch, silu_and_mul_launch
 
 # Raised whenever any kernel's results may change in a bit.
-NUMERICS_VERSION = 1
+NUMERICS_VERSION = 2
 LEAST_CAPABILITY = 80  # whose tensor cores multiply bfloat16
 
 

@@ -5,7 +5,8 @@
 Each query row walks its keys in tiles of KEYS from position 0 on, with running m, z and a. After
 every span of keys the three are folded into the row's totals, and begin anew. So a span can just as
 well be walked by a program of its own and folded in by `fold_kernel`: few long rows are spread over
-the card that way, many are not, and no bit tells.
+the card that way, many are not, and no bit tells. Spans are longer beyond the first NEAR_SPANS, for
+a row's spans are folded one after the other.
 
 A program's rows are the GROUP heads of one KV head for some neighbouring tokens. Tiles of different
 height sum a row by the same tensor core instruction and in the same order (attention_launch.py).
@@ -31,6 +32,22 @@ def fold(total_m, total_z, total_a, m, z, a, scale):
     new_z = tl.fma(total_z, old_weight, z * weight)
     new_a = tl.fma(total_a, old_weight[:, None], a * weight[:, None])
     return new_m, new_z, new_a
+
+
+@triton.jit
+def span_start(
+    span, NEAR_SPANS: tl.constexpr, SPAN_TILES: tl.constexpr, FAR_SPAN_TILES: tl.constexpr
+):
+    """The first tile of a span."""
+    far = tl.maximum(span - NEAR_SPANS, 0)
+    return tl.minimum(span, NEAR_SPANS) * SPAN_TILES + far * FAR_SPAN_TILES
+
+
+@triton.jit
+def span_of(tile, NEAR_SPANS: tl.constexpr, SPAN_TILES: tl.constexpr, FAR_SPAN_TILES: tl.constexpr):
+    """The span that a tile lies in."""
+    far = tl.maximum(tile - NEAR_SPANS * SPAN_TILES, 0)
+    return tl.minimum(tile // SPAN_TILES, NEAR_SPANS) + far // FAR_SPAN_TILES
 
 
 @triton.jit
@@ -95,6 +112,8 @@ def walk(
 
 @triton.jit
 def walk_spans(
+    first_span,
+    end_span,
     begin,
     end,
     clear_end,
@@ -111,21 +130,31 @@ def walk_spans(
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    NEAR_SPANS: tl.constexpr,
     SPAN_TILES: tl.constexpr,
+    FAR_SPAN_TILES: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
-    """Tiles [begin, end), of which those before clear_end are seen whole by every row."""
+    """Of some spans the tiles [begin, end).
+
+    Where there is no window, every row sees those before clear_end whole.
+    """
     total_m = tl.full((ROWS,), -float("inf"), tl.float32)
     total_z = tl.zeros((ROWS,), tl.float32)
     total_a = tl.zeros((ROWS, HEAD_BLOCK), tl.float32)
-    for span_begin in range(begin // SPAN_TILES * SPAN_TILES, end, SPAN_TILES):
-        walk_begin = tl.maximum(begin, span_begin)
-        walk_end = tl.minimum(end, span_begin + SPAN_TILES)
-        mask_begin = tl.maximum(walk_begin, tl.minimum(walk_end, clear_end))
+    first_span = tl.maximum(first_span, span_of(begin, NEAR_SPANS, SPAN_TILES, FAR_SPAN_TILES))
+    last_span = span_of(tl.maximum(end - 1, 0), NEAR_SPANS, SPAN_TILES, FAR_SPAN_TILES)
+    end_span = tl.where(begin < end, tl.minimum(end_span, last_span + 1), 0)
+    for span in range(first_span, end_span):
+        walk_begin = tl.maximum(begin, span_start(span, NEAR_SPANS, SPAN_TILES, FAR_SPAN_TILES))
+        span_end = span_start(span + 1, NEAR_SPANS, SPAN_TILES, FAR_SPAN_TILES)
+        walk_end = tl.minimum(end, span_end)
+        mask_begin = walk_begin
         m = tl.full((ROWS,), -float("inf"), tl.float32)
         z = tl.zeros((ROWS,), tl.float32)
         a = tl.zeros((ROWS, HEAD_BLOCK), tl.float32)
         if not WINDOWED:
+            mask_begin = tl.maximum(walk_begin, tl.minimum(walk_end, clear_end))
             m, z, a = walk(
                 walk_begin, mask_begin, m, z, a, q, position, end_position,
                 cache_ptr, table_ptr, scale, window,
@@ -199,7 +228,9 @@ def attention_kernel(
     SUBTILES: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    NEAR_SPANS: tl.constexpr,
     SPAN_TILES: tl.constexpr,
+    FAR_SPAN_TILES: tl.constexpr,
     TILE_WORDS: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
@@ -236,19 +267,18 @@ def attention_kernel(
         position = tile_position + token
         first_position = tile_position + first_pair // GROUP
         end_position = tile_position + tl.minimum(num_tokens, (first_pair + ROWS - 1) // GROUP + 1)
-        begin = first_span * SPAN_TILES
-        end = tl.minimum(end_span * SPAN_TILES, tl.cdiv(end_position, KEYS))
-        end = tl.where(first_position < end_position, end, begin)
+        begin = 0
+        end = tl.where(first_position < end_position, tl.cdiv(end_position, KEYS), 0)
+        clear_end = (first_position + 1) // KEYS
         if WINDOWED:
-            begin = tl.maximum(begin, tl.maximum(first_position - window + 1, 0) // KEYS)
-            clear_end = begin
-        else:
-            clear_end = (first_position + 1) // KEYS
+            begin = tl.maximum(first_position - window + 1, 0) // KEYS
         head_ptr = cache_ptr + kv_head * (BLOCK_SIZE * HEAD)
         table_ptr = plan_ptr + table_start + request * table_width
         m, z, a = walk_spans(
-            begin, end, clear_end, q, position, end_position, head_ptr, table_ptr, scale, window,
-            HEAD, HEAD_BLOCK, KV_HEADS, BLOCK_SIZE, ROWS, KEYS, SPAN_TILES, WINDOWED,
+            first_span, end_span, begin, end, clear_end,
+            q, position, end_position, head_ptr, table_ptr, scale, window,
+            HEAD, HEAD_BLOCK, KV_HEADS, BLOCK_SIZE, ROWS, KEYS,
+            NEAR_SPANS, SPAN_TILES, FAR_SPAN_TILES, WINDOWED,
         )  # fmt: skip
         # 0, but loaded: else the rows' addresses would be kept in registers since q was read.
         first_pair += tl.load(tile_ptr + 7)
@@ -268,29 +298,33 @@ def fold_kernel(
     partial_stats_ptr,
     scale,
     HEAD: tl.constexpr,
-    HEAD_BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    CHANNEL_BLOCKS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_BLOCK: tl.constexpr,
     FOLD_WORDS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
-    # The spans of one token that were walked apart, in ascending order, for a KV head's group
-    num_units = tl.load(plan_ptr + 4) * KV_HEADS
+    # The spans of one token that were walked apart, in ascending order
+    # One unit: some channels of a KV head's group
+    num_units = tl.load(plan_ptr + 4) * (KV_HEADS * CHANNEL_BLOCKS)
     fold_start = tl.load(plan_ptr + 5)
     row = tl.arange(0, GROUP_BLOCK)
-    channel = tl.arange(0, HEAD_BLOCK)
-    mask = (row < GROUP)[:, None] & (channel < HEAD)[None, :]
     for unit in range(tl.program_id(0), num_units, tl.num_programs(0)):
-        kv_head = unit % KV_HEADS
-        fold_ptr = plan_ptr + fold_start + unit // KV_HEADS * FOLD_WORDS
+        channel = unit % CHANNEL_BLOCKS * CHANNELS + tl.arange(0, CHANNELS)
+        mask = (row < GROUP)[:, None] & (channel < HEAD)[None, :]
+        kv_head = unit // CHANNEL_BLOCKS % KV_HEADS
+        fold_ptr = plan_ptr + fold_start + unit // (CHANNEL_BLOCKS * KV_HEADS) * FOLD_WORDS
         token_row = tl.load(fold_ptr).to(tl.int64)
         partial_row = tl.load(fold_ptr + 1)
         span_rows = tl.load(fold_ptr + 2)
         num_spans = tl.load(fold_ptr + 3)
         total_m = tl.full((GROUP_BLOCK,), -float("inf"), tl.float32)
         total_z = tl.zeros((GROUP_BLOCK,), tl.float32)
-        total_a = tl.zeros((GROUP_BLOCK, HEAD_BLOCK), tl.float32)
-        for span in range(num_spans):
+        total_a = tl.zeros((GROUP_BLOCK, CHANNELS), tl.float32)
+        # Each fold waits for the one before it; what it folds is fetched ahead.
+        for span in tl.range(num_spans, num_stages=STAGES):
             source = (partial_row + span * span_rows).to(tl.int64) * (KV_HEADS * GROUP)
             source += kv_head * GROUP + row
             m = tl.load(partial_stats_ptr + source * 2, mask=row < GROUP, other=0.0)

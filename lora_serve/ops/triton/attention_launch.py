@@ -13,7 +13,9 @@ from torch import Tensor
 
 from lora_serve.ops.triton.attention import attention_kernel, fold_kernel
 from lora_serve.ops.triton.attention_plan import (
+    FAR_SPAN,
     FOLD_WORDS,
+    NEAR_SPANS,
     SPAN,
     TILE_TOKENS,
     TILE_WORDS,
@@ -23,6 +25,8 @@ from lora_serve.ops.triton.kv_cache import token_stride
 from lora_serve.ops.triton.launch import Launch, Machine
 
 LOG2_E = 1.4426950408889634
+FOLD_CHANNELS = 32  # of one program: few rows of many spans keep more than a few busy
+FOLD_STAGES = 8  # spans on their way while one is folded
 
 
 def attention_launches(
@@ -49,7 +53,6 @@ def attention_launches(
     group = num_heads // num_kv_heads
     shape: dict[str, int | bool] = {
         "HEAD": head_size,
-        "HEAD_BLOCK": triton.next_power_of_2(head_size),
         "KV_HEADS": num_kv_heads,
         "GROUP": group,
     }
@@ -72,12 +75,15 @@ def attention_launches(
                 },
                 {
                     **shape,
+                    "HEAD_BLOCK": triton.next_power_of_2(head_size),
                     "BLOCK_SIZE": block_size,
                     "LIST": index,
                     "SUBTILES": subtiles,
                     "ROWS": tile.rows,
                     "KEYS": tile.keys,
+                    "NEAR_SPANS": NEAR_SPANS,
                     "SPAN_TILES": SPAN // tile.keys,
+                    "FAR_SPAN_TILES": FAR_SPAN // tile.keys,
                     "TILE_WORDS": TILE_WORDS,
                     "WINDOWED": sliding_window is not None,
                 },
@@ -85,11 +91,19 @@ def attention_launches(
                 num_stages=tile.num_stages,
             )
         )
+    channel_blocks = triton.cdiv(head_size, FOLD_CHANNELS)
     folds = Launch(
         fold_kernel,
-        (plan.num_programs(plan.num_folds * num_kv_heads, machine),),
+        (plan.num_programs(plan.num_folds * num_kv_heads * channel_blocks, machine),),
         shared,
-        {**shape, "GROUP_BLOCK": triton.next_power_of_2(group), "FOLD_WORDS": FOLD_WORDS},
+        {
+            **shape,
+            "CHANNELS": FOLD_CHANNELS,
+            "CHANNEL_BLOCKS": channel_blocks,
+            "GROUP_BLOCK": triton.next_power_of_2(group),
+            "FOLD_WORDS": FOLD_WORDS,
+            "STAGES": FOLD_STAGES,
+        },
         num_warps=2,
     )
     return [*launches, folds]

@@ -23,7 +23,9 @@ from lora_serve.host_copies import to_device
 from lora_serve.ops.triton.launch import Machine
 from lora_serve.ops.triton.plan_words import overwrite
 
-SPAN = 256  # keys that are summed by themselves
+# Keys that are summed by themselves: short spans spread short contexts over the card; long ones
+# keep the sums of long contexts, which are folded one after the other, few.
+SPAN, NEAR_SPANS, FAR_SPAN = 256, 32, 1024
 TILE_TOKENS = 128  # of a wide tile; a single one has one token
 HEADER_WORDS = 8
 TILE_WORDS = 8
@@ -86,7 +88,7 @@ def new_attention_plan(
 
     is_decode: of one row per request.
     """
-    max_spans = -(-max_blocks * block_size // SPAN)
+    max_spans = int(_num_spans(np.array(max_blocks * block_size)))
     num_partial_rows = min(MAX_PARTIAL_ROWS, num_rows * max_spans)
     num_tiles = num_rows + num_partial_rows
     num_words = HEADER_WORDS + num_tiles * TILE_WORDS + num_rows * (FOLD_WORDS + max_blocks)
@@ -126,7 +128,7 @@ def _tables(starts: Words, seq_lens: Words) -> _Tables:
     tokens = np.minimum(TILE_TOKENS, num_new[request] - offset)
     row = starts[request] + offset
     position = (seq_lens - num_new)[request] + offset
-    spans = -(-(position + tokens) // SPAN)
+    spans = _num_spans(position + tokens)
     is_apart = _walked_apart(tokens, np.where(num_tiles[request] == 1, spans, 1))
 
     parts = np.where(is_apart, spans, 1)
@@ -152,6 +154,12 @@ def _tables(starts: Words, seq_lens: Words) -> _Tables:
     tiles = tiles[longest_first]
     folds = _folds(row[is_apart], tokens[is_apart], spans[is_apart], first_partial[is_apart])
     return _Tables(tiles, tiles[:, 2] > 1, folds, int(partial_rows.sum()))
+
+
+def _num_spans(num_keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """How many spans the first keys lie in."""
+    near = np.minimum(num_keys, NEAR_SPANS * SPAN)
+    return -(-near // SPAN) - (-(num_keys - near) // FAR_SPAN)
 
 
 def _walked_apart(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lora_serve.ops import Ops
-from lora_serve.ops.triton import attention_plan
+from lora_serve.ops.triton import attention_launch, attention_plan
 from lora_serve.ops.triton.attention_plan import fill_attention_plan, new_attention_plan
 from tests.ops.cases import PagedCase, assert_close, exact_rotation, normal
 
@@ -134,6 +134,39 @@ def test_spans_walked_in_a_row_give_the_bits_of_spans_walked_apart(
     monkeypatch.setattr(attention_plan, "MAX_PARTIAL_ROWS", 0)
     assert torch.equal(apart, whole[250:])
     assert torch.equal(case.step([(0, 250, 270)])[0], apart)
+
+
+@WINDOWS
+def test_longer_spans_beyond_the_first_ones_give_decode_the_bits_of_prefill(
+    ops: Ops, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spans end at 64, 128, 256 and 384 here, as they do at 8,192, 9,216 and so on in earnest."""
+    for module in (attention_plan, attention_launch):
+        monkeypatch.setattr(module, "SPAN", 64)
+        monkeypatch.setattr(module, "NEAR_SPANS", 2)
+        monkeypatch.setattr(module, "FAR_SPAN", 128)
+    case = make(ops, 390, window=window)
+    whole = case.chunked(0, 390)
+    assert_close(whole, case.exact(0), BF16)
+    for start, end in ((127, 128), (128, 129), (255, 257), (383, 384), (384, 390)):
+        assert torch.equal(case.step([(0, start, end)])[0], whole[start:end])
+    monkeypatch.setattr(attention_plan, "MAX_PARTIAL_ROWS", 0)
+    assert torch.equal(case.step([(0, 380, 390)])[0], whole[380:])
+
+
+@pytest.mark.parametrize(
+    ("num_keys", "num_spans"),
+    [(0, 0), (1, 1), (256, 1), (257, 2), (8192, 32), (8193, 33), (9216, 33), (131_072, 152)],
+)
+def test_spans_of_long_contexts_are_few(num_keys: int, num_spans: int) -> None:
+    plan = attention_plan.plan_attention(
+        torch.tensor([0, 1], dtype=torch.int32),
+        torch.tensor([num_keys], dtype=torch.int32),
+        torch.zeros(1, -(-num_keys // 16), dtype=torch.int32),
+        torch.device("cpu"),
+    )
+    assert plan.num_single == max(1, num_spans)
+    assert plan.num_partial_rows == (num_spans if num_spans > 1 else 0)
 
 
 @WINDOWS
