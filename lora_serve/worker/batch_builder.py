@@ -115,13 +115,14 @@ class BatchBuilder:
         """The rows of all `requests`, at least one; adapter_of finds weights by digest."""
         order = sorted(range(len(requests)), key=lambda index: _adapter_key(requests[index]))
         members = [requests[index] for index in order]
-        starts = tuple(accumulate((request.num_tokens for request in members), initial=0))
-        num_outputs = _num_outputs(members)
+        counts = [request.num_tokens for request in members]
+        starts = tuple(accumulate(counts, initial=0))
+        num_outputs = _num_outputs(members, counts)
         ends = tuple(accumulate(num_outputs, initial=0))
         samplers = [i for i, request in enumerate(members) if request.sample is not None]
         awaiting = [i for i, request in enumerate(members) if request.token_from is not None]
         block_tables = _block_tables(members)
-        positions, slot_mapping = self._places(members)
+        positions, slot_mapping = self._places(members, counts)
         is_embeds, inputs_embeds = self._embeds(members, starts)
         return BatchRows(
             order=tuple(order),
@@ -178,10 +179,10 @@ class BatchBuilder:
         return OutputRows(indices, self._attention_of(outputs), self._lora_of(outputs))
 
     def _places(
-        self, members: Sequence[ScheduledRequest]
+        self, members: Sequence[ScheduledRequest], counts: Sequence[int]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Of each row (T): its absolute position, and its slot in the KV cache."""
-        if all(member.num_tokens == 1 for member in members):  # most steps: no arrays of one
+        if max(counts) == 1:  # most steps: no arrays of one
             size, starts = self._block_size, [member.start for member in members]
             starting = [
                 member.block_ids[start // size] * size + start % size
@@ -238,18 +239,18 @@ class BatchBuilder:
         return is_embeds, values
 
 
-def _num_outputs(members: Sequence[ScheduledRequest]) -> list[int]:
-    """How many hidden states are asked for of each request: none, the last, or all.
+def _num_outputs(members: Sequence[ScheduledRequest], counts: Sequence[int]) -> list[int]:
+    """How many hidden states are asked for of each request: none, the last, or all its `counts`.
 
     All where that costs nothing, and one at least in all, since no kernel is made for none.
     """
-    if all(member.num_tokens == 1 for member in members):
+    if max(counts) == 1:
         return [1] * len(members)
-    counts = [
-        member.num_tokens if member.prompt_logprob_targets else int(member.sample is not None)
-        for member in members
+    asked = [
+        count if member.prompt_logprob_targets else int(member.sample is not None)
+        for member, count in zip(members, counts, strict=True)
     ]
-    return counts if any(counts) else [1, *counts[1:]]
+    return asked if any(asked) else [1, *asked[1:]]
 
 
 def _adapter_key(request: ScheduledRequest) -> bytes:
@@ -258,7 +259,7 @@ def _adapter_key(request: ScheduledRequest) -> bytes:
 
 
 def _seq_lens(members: Sequence[ScheduledRequest]) -> Tensor:
-    return torch.tensor([member.end for member in members], dtype=torch.int32)
+    return torch.from_numpy(np.array([member.end for member in members], np.int32))
 
 
 def _segments(

@@ -123,8 +123,8 @@ def new_lora_plan(num_rows: int, device: torch.device) -> LoRAPlan:
 
 def fill_lora_plan(plan: LoRAPlan, segments: Segments) -> None:
     assert plan.is_reserved, "a plan of one step cannot take another's"
-    for _, end, _ in segments:
-        assert end <= plan.num_tiles, f"rows up to {end}, {plan.num_tiles} are reserved"
+    num_rows = segments[-1][1] if segments else 0
+    assert num_rows <= plan.num_tiles, f"{num_rows} rows, {plan.num_tiles} are reserved"
     overwrite(plan.words, _words(segments))
 
 
@@ -137,13 +137,13 @@ def _padded(part: LoRAPart, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _words(segments: Segments) -> npt.NDArray[np.int64]:
-    tiles: list[tuple[int, int, int, int]] = []
+    words = [0] * HEADER_WORDS
     previous_end = 0
     for start, end, adapter in segments:
         assert previous_end <= start < end, f"segment {start}:{end} after row {previous_end}"
         previous_end = end
         address = adapter.table.data_ptr()
-        tiles += (
-            (address, row, min(TILE_ROWS, end - row), 0) for row in range(start, end, TILE_ROWS)
-        )
-    return np.array([(len(tiles), 0, 0, 0), *tiles], dtype=np.int64).ravel()
+        for row in range(start, end, TILE_ROWS):
+            words += address, row, min(TILE_ROWS, end - row), 0
+    words[0] = (len(words) - HEADER_WORDS) // TILE_WORDS
+    return np.array(words, dtype=np.int64)
