@@ -121,36 +121,29 @@ def fill_attention_plan(
 
 
 def _tables(starts: Words, seq_lens: Words) -> _Tables:
-    num_new = np.diff(starts)
+    num_new = starts[1:] - starts[:-1]
     num_tiles = -(-num_new // TILE_TOKENS)
-    request = np.repeat(np.arange(len(num_new)), num_tiles)
-    offset = TILE_TOKENS * (np.arange(len(request)) - np.repeat(_before(num_tiles), num_tiles))
+    request, index = _spread(num_tiles)
+    offset = TILE_TOKENS * index
     tokens = np.minimum(TILE_TOKENS, num_new[request] - offset)
     row = starts[request] + offset
     position = (seq_lens - num_new)[request] + offset
     spans = _num_spans(position + tokens)
     is_apart = _walked_apart(tokens, np.where(num_tiles[request] == 1, spans, 1))
 
-    parts = np.where(is_apart, spans, 1)
-    tile = np.repeat(np.arange(len(request)), parts)
-    part = np.arange(len(tile)) - np.repeat(_before(parts), parts)
-    partial_rows = np.where(is_apart, tokens * spans, 0)
+    partial_rows = tokens * spans * is_apart
     first_partial = _before(partial_rows)
-    apart = is_apart[tile]
-    tiles = np.stack(
-        (
-            request[tile],
-            row[tile],
-            tokens[tile],
-            position[tile],
-            np.where(apart, part, 0),
-            np.where(apart, part + 1, spans[tile]),
-            np.where(apart, first_partial[tile] + part * tokens[tile], -1),
-            np.zeros_like(tile),
-        ),
-        axis=1,
-    ).astype(np.int32)
-    longest_first = np.argsort(tiles[:, 4] - tiles[:, 5], kind="stable")
+    # First all that are walked whole, and of the others their first spans.
+    first_end, first_row = np.where(is_apart, 1, spans), np.where(is_apart, first_partial, -1)
+    firsts = np.empty((len(request), TILE_WORDS), np.int32)
+    for column, values in enumerate((request, row, tokens, position, 0, first_end, first_row, 0)):
+        firsts[:, column] = values
+    tile, part = _spread(np.where(is_apart, spans, 1))
+    tiles = firsts[tile]
+    tiles[:, 4] += part
+    tiles[:, 5] += part
+    tiles[:, 6] += part * tiles[:, 2]
+    longest_first = (tiles[:, 4] - tiles[:, 5]).argsort(kind="stable")
     tiles = tiles[longest_first]
     folds = _folds(row[is_apart], tokens[is_apart], spans[is_apart], first_partial[is_apart])
     return _Tables(tiles, tiles[:, 2] > 1, folds, int(partial_rows.sum()))
@@ -166,11 +159,14 @@ def _walked_apart(
     tokens: npt.NDArray[np.int64], spans: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
     """The tiles of several spans that get programs for each, longest first while memory lasts."""
-    rows = np.where(spans > 1, tokens * spans, 0)
-    order = np.argsort(-spans, kind="stable")
+    are_several = spans > 1
+    rows = tokens * spans * are_several
+    if rows.sum() <= MAX_PARTIAL_ROWS:
+        return are_several
+    order = (-spans).argsort(kind="stable")
     fits = np.empty(len(rows), dtype=bool)
-    fits[order] = np.cumsum(rows[order]) <= MAX_PARTIAL_ROWS
-    return fits & (spans > 1)
+    fits[order] = rows[order].cumsum() <= MAX_PARTIAL_ROWS
+    return fits & are_several
 
 
 def _folds(
@@ -180,10 +176,9 @@ def _folds(
     first_partial: npt.NDArray[np.int64],
 ) -> Words:
     """One for each token of the tiles whose spans are walked apart."""
-    tile = np.repeat(np.arange(len(row)), tokens)
-    token = np.arange(len(tile)) - np.repeat(_before(tokens), tokens)
+    tile, token = _spread(tokens)
     columns = (row[tile] + token, first_partial[tile] + token, tokens[tile], spans[tile])
-    return np.stack(columns, axis=1).astype(np.int32)
+    return np.array(columns, np.int32).T
 
 
 def _words(tables: _Tables, block_tables: Words) -> Words:
@@ -197,6 +192,12 @@ def _words(tables: _Tables, block_tables: Words) -> Words:
     return np.concatenate([part.ravel() for part in parts], dtype=np.int32)
 
 
+def _spread(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Of all that is counted: which count has it, and its number there."""
+    owner = np.arange(len(counts)).repeat(counts)
+    return owner, np.arange(len(owner)) - _before(counts)[owner]
+
+
 def _before(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Sum of the counts before each."""
-    return np.cumsum(counts) - counts
+    return counts.cumsum() - counts
