@@ -202,7 +202,7 @@ def compile_launch(launch: Launch, capability: int) -> Resources:
 
 
 def _source(launch: Launch) -> ASTSource:
-    """Specialised as at run time: integers of 1, and what 16 divides, are known to the compiler."""
+    """As at run time: of most addresses the compiler knows that 16 divides them."""
     signature: dict[str, str] = {}
     constants: dict[str, object] = {}
     attributes: dict[tuple[int, ...], list[list[object]]] = {}
@@ -211,15 +211,12 @@ def _source(launch: Launch) -> ASTSource:
             signature[name], constants[name] = "constexpr", launch.constants[name]
             continue
         value = launch.arguments[name]
-        if isinstance(value, int) and value == 1:
-            signature[name], constants[name] = "constexpr", 1
-        elif isinstance(value, float):
-            signature[name] = "fp32"
-        else:
-            is_tensor = isinstance(value, Tensor)
-            signature[name] = f"*{_TYPES[value.dtype]}" if is_tensor else _integer_type(value)
-            if is_tensor or value % 16 == 0:
+        if isinstance(value, Tensor):
+            signature[name] = f"*{_TYPES[value.dtype]}"
+            if name not in launch.kernel.unaligned:
                 attributes[(position,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name] = "fp32" if isinstance(value, float) else _integer_type(value)
     return ASTSource(launch.kernel, signature, constants, attributes)
 
 
@@ -268,9 +265,8 @@ def compile_all(
             seen = set()
             for work in works:
                 for launch in launches_of(model, work, machine):
-                    key = repr((launch.kernel.__name__, launch.constants, launch.num_warps))
-                    if key not in seen and 0 not in launch.grid:
-                        seen.add(key)
+                    if launch.variant not in seen and 0 not in launch.grid:
+                        seen.add(launch.variant)
                         found = compile_launch(launch, machine.capability)
                         yield replace(found, model=model.name, work=work.name)
 

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from lora_serve.ops.triton.arithmetic import multiply, rounded
+from lora_serve.ops.triton.launch import kernel
 
 
 @triton.jit
@@ -208,7 +209,7 @@ def store(
         tl.store(partial_stats_ptr + to * 2 + 1, z, mask=in_tile)
 
 
-@triton.jit
+@kernel()
 def attention_kernel(
     q_ptr,
     out_ptr,
@@ -238,6 +239,7 @@ def attention_kernel(
     # cache (blocks, 2, KV_HEADS, BLOCK_SIZE, HEAD); plan: see attention_plan.py
     # partial (partial rows, KV_HEADS GROUP, HEAD), partial_stats (the same, 2): m and z
     # One unit: a KV head for ROWS of a tile's (token, head of the group) pairs
+    q_stride = tl.multiple_of(q_stride, 16)  # heads are multiples of it
     num_units = tl.load(plan_ptr + 2 * LIST) * (KV_HEADS * SUBTILES)
     list_start = tl.load(plan_ptr + 2 * LIST + 1)
     table_start = tl.load(plan_ptr + 6)
@@ -290,7 +292,7 @@ def attention_kernel(
         )  # fmt: skip
 
 
-@triton.jit
+@kernel()
 def fold_kernel(
     out_ptr,
     plan_ptr,

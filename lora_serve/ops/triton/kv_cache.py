@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lora_serve.errors import ConfigError
 from lora_serve.ops.triton.arithmetic import rounded
-from lora_serve.ops.triton.launch import Launch, Machine
+from lora_serve.ops.triton.launch import Launch, Machine, kernel
 
 MIN_HEAD_SIZE, MAX_HEAD_SIZE, HEAD_STEP = 16, 256, 16
 
@@ -42,7 +42,7 @@ def new_kv_cache(
     return torch.empty(shape, dtype=dtype, device=device)
 
 
-@triton.jit
+@kernel("positions_ptr", "slot_mapping_ptr")
 def rotary_and_write_kv_kernel(
     q_ptr,
     k_ptr,
@@ -66,6 +66,10 @@ def rotary_and_write_kv_kernel(
     # q (T, HEADS, HEAD), k and v (T, KV_HEADS, HEAD): tokens *_stride apart; cos_sin (P, HEAD)
     # One row: a token's head of q; or of k, together with that of v
     HALF: tl.constexpr = HEAD // 2
+    # Heads are multiples of 16.
+    q_stride = tl.multiple_of(q_stride, 16)
+    k_stride = tl.multiple_of(k_stride, 16)
+    v_stride = tl.multiple_of(v_stride, 16)
     index = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = (index // (HEADS + KV_HEADS)).to(tl.int64)
     head = index % (HEADS + KV_HEADS)

@@ -5,11 +5,13 @@ Knows no kernel. A launch without programs is no launch.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 
@@ -46,9 +48,32 @@ def machine_of(device: torch.device) -> Machine:
 FUSES = False
 
 
+def kernel(*unaligned: str) -> Callable[[Callable[..., None]], Any]:
+    """Have Triton compile a function once for its constants and the types of its arguments.
+
+    Left to itself it compiles again, for seconds and while requests wait, when a number is 1 or no
+    multiple of 16 for the first time, or an address. So numbers are only numbers here, and
+    addresses multiples of 16 but those of the arguments named.
+    """
+
+    def jit(function: Callable[..., None]) -> Any:
+        numbers = [
+            name
+            for name, parameter in inspect.signature(function).parameters.items()
+            if parameter.annotation is inspect.Parameter.empty and not name.endswith("_ptr")
+        ]
+        jitted: Any = triton.jit(
+            function, do_not_specialize=numbers, do_not_specialize_on_alignment=unaligned
+        )
+        jitted.unaligned = unaligned
+        return jitted
+
+    return jit
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """kernel: a jitted function. grid: programs along its axes; 0 of them run nothing."""
+    """kernel: what `kernel` made. grid: programs along its axes; 0 of them run nothing."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -56,6 +81,18 @@ class Launch:
     constants: Mapping[str, int | bool]
     num_warps: int
     num_stages: int = 1
+
+    @property
+    def variant(self) -> tuple[object, ...]:
+        """What the compiler knows of it: launches of one variant run the same machine code."""
+        arguments = (self._known(name, value) for name, value in self.arguments.items())
+        constants = self.constants.items()
+        return (self.kernel.__name__, *arguments, *constants, self.num_warps, self.num_stages)
+
+    def _known(self, name: str, value: Tensor | float) -> tuple[object, ...]:
+        if not isinstance(value, Tensor):
+            return name, type(value), isinstance(value, int) and value >= 1 << 31
+        return name, value.dtype, name in self.kernel.unaligned or value.data_ptr() % 16 == 0
 
 
 Run = Callable[[Launch], None]

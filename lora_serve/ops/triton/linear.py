@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lora_serve.ops.triton.arithmetic import multiply, rounded
-from lora_serve.ops.triton.launch import Launch, Machine
+from lora_serve.ops.triton.launch import Launch, Machine, kernel
 
 IN_STEP = 64
 ROW_BLOCKS_TOGETHER = 8  # neighbouring programs share rows or weights while the L2 cache holds them
@@ -42,7 +42,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None, device: torch.device) -> Pa
     return PackedLinear(weight, bias.detach().to(device, weight.dtype).contiguous())
 
 
-@triton.jit
+@kernel()
 def linear_kernel(
     x_ptr,
     weight_ptr,

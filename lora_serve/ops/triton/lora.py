@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor, float32
 
 from lora_serve.ops.triton.arithmetic import multiply, multiply_wide, rounded
-from lora_serve.ops.triton.launch import Launch, Machine
+from lora_serve.ops.triton.launch import Launch, Machine, kernel
 from lora_serve.ops.triton.lora_plan import (
     FIRST_PART_WORD,
     HEADER_WORDS,
@@ -37,10 +37,16 @@ RANK_BLOCK = 16  # of expand: ranks are summed in such steps
 # With more tiles than this, programs for spans would only add traffic: the card is full.
 MAX_TILES_APART = 256
 RESERVED_COLUMN_UNITS = 4
-PROGRAMS_PER_MULTIPROCESSOR = 8  # half of what registers hold of either kernel
+PROGRAMS_PER_MULTIPROCESSOR = 4  # what registers hold of the larger kernel
 
 
 @triton.jit
+def whole_steps(hidden_width, span_stride, RANK_STEP: tl.constexpr):
+    """Tell the compiler: then hidden is read and written 16 bytes at a time."""
+    return tl.multiple_of(hidden_width, RANK_STEP), tl.multiple_of(span_stride, RANK_STEP)
+
+
+@kernel()
 def shrink_kernel(
     x_ptr,
     hidden_ptr,
@@ -48,37 +54,39 @@ def shrink_kernel(
     layer_start,
     span_stride,
     hidden_width,
+    column_units,
     IN: tl.constexpr,
     IN_SPAN: tl.constexpr,
     IN_STEP: tl.constexpr,
     UNIT_SPANS: tl.constexpr,
     SPANS_OF_UNIT: tl.constexpr,
-    COLUMN_UNITS: tl.constexpr,
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
+    RANK_STEP: tl.constexpr,
     HEADER_WORDS: tl.constexpr,
     TILE_WORDS: tl.constexpr,
 ):
     # hidden[span, t, c] = sum of x[t, i] a[c, i] over the span's i, for all parts' columns c
     # x (T, IN); hidden (UNIT_SPANS, T, hidden_width), float32, of SPANS_OF_UNIT spans each
     # layer_start: where this linear layer begins in an adapter's table
-    # One unit: a tile's rows, SPANS_OF_UNIT spans, each COLUMN_UNITS-th block of COLUMNS
-    UNITS: tl.constexpr = UNIT_SPANS * COLUMN_UNITS
-    num_units = tl.load(plan_ptr).to(tl.int32) * UNITS
+    # One unit: a tile's rows, SPANS_OF_UNIT spans, each column_units-th block of COLUMNS
+    hidden_width, span_stride = whole_steps(hidden_width, span_stride, RANK_STEP)
+    units = UNIT_SPANS * column_units
+    num_units = tl.load(plan_ptr).to(tl.int32) * units
     row = tl.arange(0, ROWS)
     for unit in range(tl.program_id(0), num_units, tl.num_programs(0)):
-        tile_ptr = plan_ptr + HEADER_WORDS + unit // UNITS * TILE_WORDS
+        tile_ptr = plan_ptr + HEADER_WORDS + unit // units * TILE_WORDS
         layer_ptr = tl.load(tile_ptr).to(plan_ptr.dtype) + layer_start
         tile_row = tl.load(tile_ptr + 1)
         num_rows = tl.load(tile_ptr + 2).to(tl.int32)
         a_ptr = tl.multiple_of(tl.load(layer_ptr).to(x_ptr.dtype), 16)
         num_columns = tl.load(layer_ptr + 1).to(tl.int32)
-        unit_span = unit // COLUMN_UNITS % UNIT_SPANS
+        unit_span = unit // column_units % UNIT_SPANS
         begin = unit_span * (SPANS_OF_UNIT * IN_SPAN)
         end = tl.minimum(IN, begin + SPANS_OF_UNIT * IN_SPAN)
         x_rows = x_ptr + (tile_row + row)[:, None] * IN
-        first_column = unit % COLUMN_UNITS * COLUMNS
-        for block in range(first_column, num_columns, COLUMN_UNITS * COLUMNS):
+        first_column = unit % column_units * COLUMNS
+        for block in range(first_column, num_columns, column_units * COLUMNS):
             column = block + tl.arange(0, COLUMNS)
             a_rows = a_ptr + column[None, :].to(tl.int64) * IN
             total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -102,7 +110,7 @@ def shrink_kernel(
             tl.store(hidden_ptr + to[:, None] + column[None, :], total, mask=to_mask)
 
 
-@triton.jit
+@kernel()
 def expand_kernel(
     y_ptr,
     hidden_ptr,
@@ -126,6 +134,7 @@ def expand_kernel(
     # y[t, first output of part + o] += scale * sum of hidden[t, r] b[o, r]
     # y (T, OUT) and b of one dtype; hidden (UNIT_SPANS, T, hidden_width), float32
     # One unit: a tile's rows, and OUT_BLOCK outputs of the part that the unit falls in
+    hidden_width, span_stride = whole_steps(hidden_width, span_stride, RANK_STEP)
     num_units = tl.load(plan_ptr).to(tl.int32) * OUT_UNITS
     row = tl.arange(0, ROWS)
     for unit in range(tl.program_id(0), num_units, tl.num_programs(0)):
@@ -160,7 +169,7 @@ def expand_kernel(
                 r = first + tl.arange(0, RANK_BLOCK)
                 hidden_mask = (row < num_rows)[:, None] & (r < rank)[None, :]
                 hidden = tl.zeros((ROWS, RANK_BLOCK), tl.float32)
-                for span in range(UNIT_SPANS):
+                for span in tl.static_range(UNIT_SPANS):  # all on their way at once
                     hidden_ptrs = hidden_rows + (span * span_stride + r)[None, :]
                     hidden += tl.load(hidden_ptrs, mask=hidden_mask, other=0.0)
                 b_mask = (o < num_out)[None, :] & (r < rank)[:, None]
@@ -168,9 +177,8 @@ def expand_kernel(
                 delta = multiply_wide(hidden, b, delta)
             y_ptrs = y_ptr + ((tile_row + row) * OUT + first_out)[:, None] + o[None, :]
             y_mask = (row < num_rows)[:, None] & (o < num_out)[None, :]
-            y = tl.load(y_ptrs, mask=y_mask, other=0.0).to(tl.float32)
-            y = rounded(tl.fma(delta, scale, y), y_ptr.dtype.element_ty)
-            tl.store(y_ptrs, y, mask=y_mask)
+            y = tl.fma(delta, scale, tl.load(y_ptrs, mask=y_mask, other=0.0).to(tl.float32))
+            tl.store(y_ptrs, rounded(y, y_ptr.dtype.element_ty), mask=y_mask)
 
 
 def lora_launches(
@@ -185,7 +193,7 @@ def lora_launches(
     is_apart = plan.is_reserved or plan.num_tiles <= MAX_TILES_APART
     unit_spans = num_spans if is_apart else 1
     hidden = x.new_empty((unit_spans, num_rows, width), dtype=float32)
-    columns = 64 if width > 16 and not is_apart else 16
+    columns = 16 if is_apart else 64
     column_units = RESERVED_COLUMN_UNITS if plan.is_reserved else triton.cdiv(width, columns)
     out_units = triton.cdiv(y.shape[1], OUT_BLOCK) + MAX_PARTS - 1
     arguments: dict[str, Tensor | int | float] = {
@@ -198,20 +206,20 @@ def lora_launches(
     shared: dict[str, int | bool] = {
         "UNIT_SPANS": unit_spans,
         "ROWS": TILE_ROWS,
+        "RANK_STEP": RANK_STEP,
         "HEADER_WORDS": HEADER_WORDS,
         "TILE_WORDS": TILE_WORDS,
     }
     shrink = Launch(
         shrink_kernel,
         (_num_programs(plan, unit_spans * column_units, machine),),
-        {**arguments, "x_ptr": x},
+        {**arguments, "column_units": column_units, "x_ptr": x},
         {
             **shared,
             "IN": in_features,
             "IN_SPAN": IN_SPAN,
             "IN_STEP": IN_STEP,
             "SPANS_OF_UNIT": triton.cdiv(num_spans, unit_spans),
-            "COLUMN_UNITS": column_units,
             "COLUMNS": columns,
         },
         num_warps=4,
@@ -227,7 +235,6 @@ def lora_launches(
             "OUT_UNITS": out_units,
             "OUT_BLOCK": OUT_BLOCK,
             "RANK_BLOCK": RANK_BLOCK,
-            "RANK_STEP": RANK_STEP,
             "MAX_PARTS": MAX_PARTS,
             "FIRST_PART_WORD": FIRST_PART_WORD,
             "PART_WORDS": PART_WORDS,

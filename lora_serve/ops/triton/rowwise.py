@@ -11,13 +11,13 @@ import triton.language as tl
 from torch import Tensor
 
 from lora_serve.ops.triton.arithmetic import rounded
-from lora_serve.ops.triton.launch import Launch, Machine
+from lora_serve.ops.triton.launch import Launch, Machine, kernel
 
 MAX_WIDTH = 32768
 ACTIVATION_BLOCK = 1024
 
 
-@triton.jit
+@kernel()
 def norm_kernel(
     x_ptr,
     residual_ptr,
@@ -48,7 +48,7 @@ def norm_kernel(
     tl.store(y_ptr + offsets, rounded(x * scale[:, None] * weight, y_ptr.dtype.element_ty), mask)
 
 
-@triton.jit
+@kernel()
 def silu_and_mul_kernel(
     x_ptr, y_ptr, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
 ):
