@@ -1,12 +1,22 @@
-"""Steps that take as much memory as any step can, for measuring it. They compute nothing of use.
+"""Steps that take as much memory as any step can, and every kernel: to be run before any other.
 
-All positions lie in block 0, so that a cache of one block serves.
+They compute nothing of use. All positions lie in block 0, so that a cache of one block serves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from hashlib import sha256
+
+from lora_serve.identity import AdapterRef
 from lora_serve.sampling_params import SamplingParams
-from lora_serve.step import SampleInput, ScheduledRequest
+from lora_serve.step import (
+    AdapterCheckpoint,
+    LoRAModule,
+    RawTensor,
+    SampleInput,
+    ScheduledRequest,
+)
 from lora_serve.worker.model_runner import LOGITS_ROWS_AT_ONCE
 
 # Every step of sampling, with as many alternatives as a request may ask for.
@@ -15,24 +25,51 @@ _PARAMS = SamplingParams(
 )
 
 
+def largest_adapter(modules: Mapping[str, tuple[int, int]], rank: int) -> AdapterCheckpoint:
+    """Of zeros, on all modules; modules: as of ModelInfo.lora_modules."""
+    zeros = memoryview(bytes(2 * rank * max(max(sizes) for sizes in modules.values())))
+
+    def raw(*shape: int) -> RawTensor:
+        return RawTensor("BF16", shape, zeros[: 2 * shape[0] * shape[1]])
+
+    path = "the largest adapter"
+    parts = tuple(
+        LoRAModule(name, rank, 1.0, raw(rank, in_features), raw(out_features, rank))
+        for name, (out_features, in_features) in modules.items()
+    )
+    num_bytes = sum(len(part.a.data) + len(part.b.data) for part in parts)
+    return AdapterCheckpoint(path, sha256(path.encode()).digest(), rank, num_bytes, "", parts)
+
+
 def largest_steps(
-    max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, block_size: int
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    block_size: int,
+    adapter: AdapterRef | None = None,
 ) -> list[tuple[ScheduledRequest, ...]]:
-    """One of prompts that fill the token budget; one of all seats decoding at the last position."""
+    """Steps of three kinds, all requests with the adapter.
+
+    Prompts that fill the token budget; all seats decoding at the last position; and one of them
+    alone, for kernels of few rows.
+    """
     num_seats = min(max_num_seqs, max_num_batched_tokens)
     lengths: list[int] = []
     while sum(lengths) < max_num_batched_tokens and len(lengths) < num_seats:
         lengths.append(min(max_model_len, max_num_batched_tokens - sum(lengths)))
-    prompts = tuple(_request(i, 0, length, block_size) for i, length in enumerate(lengths))
-    decodes = tuple(_request(i, max_model_len - 1, 1, block_size) for i in range(num_seats))
-    return [prompts, decodes]
+    last = max_model_len - 1
+    prompts = tuple(_request(i, 0, n, block_size, adapter) for i, n in enumerate(lengths))
+    decodes = tuple(_request(i, last, 1, block_size, adapter) for i in range(num_seats))
+    return [prompts, decodes, decodes[:1]]
 
 
-def _request(index: int, start: int, num_tokens: int, block_size: int) -> ScheduledRequest:
+def _request(
+    index: int, start: int, num_tokens: int, block_size: int, adapter: AdapterRef | None
+) -> ScheduledRequest:
     end = start + num_tokens
     return ScheduledRequest(
         request_id=f"largest-{index}",
-        adapter=None,
+        adapter=adapter,
         start=start,
         token_ids=[0] * num_tokens,
         block_ids=[0] * -(-end // block_size),

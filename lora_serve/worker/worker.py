@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
+from lora_serve.identity import AdapterRef
 from lora_serve.models.layout import lora_modules
 from lora_serve.ops import GraphPlans, NotRecordableError, PackedAdapter
 from lora_serve.ops.block_rows import RowsRead
@@ -28,7 +30,7 @@ from lora_serve.worker.cuda_graphs import (
 from lora_serve.worker.device import Device, Mark, open_device
 from lora_serve.worker.kv_cache import allocate_kv_caches, kv_block_bytes, num_kv_blocks
 from lora_serve.worker.kv_transfer import KVTransfer, layout_fingerprint
-from lora_serve.worker.largest_steps import largest_steps
+from lora_serve.worker.largest_steps import largest_adapter, largest_steps
 from lora_serve.worker.loaded_model import LoadedModel, load_model
 from lora_serve.worker.lora_slots import LoRASlots
 from lora_serve.worker.memory import GpuMemory, Room, cpu_room, largest_adapter_bytes
@@ -90,9 +92,11 @@ class Worker:
         model = load_model(self._config, device, self._cache.block_size)
         self._adapters = LoRASlots(model.spec, model.ops, device, model.dtype)
         block_bytes = kv_block_bytes(model.spec, model.ops, self._cache.block_size, model.dtype)
-        num_blocks = num_kv_blocks(
-            self._cache, block_bytes, partial(self._room, model, block_bytes, free_bytes)
-        )
+        if device.counts_memory:
+            find_room = partial(_gpu_room, device, self._warm_up(model, free_bytes))
+        else:
+            find_room = partial(self._cpu_room, model, block_bytes)
+        num_blocks = num_kv_blocks(self._cache, block_bytes, find_room)
         kv_caches = self._kv_caches(model, num_blocks)
         self._transfer = KVTransfer(kv_caches)
         self._runner = self._make_runner(model, kv_caches, with_graphs=True)
@@ -175,42 +179,60 @@ class Worker:
             return exact_sizes(self._max_num_seqs, most_rows)
         return graph_sizes(self._max_num_seqs, self._max_num_batched_tokens, most_rows)
 
-    def _room(self, model: LoadedModel, block_bytes: int, free_bytes: int) -> Room:
-        if model.device.counts_memory:
-            return self._gpu_room(model, free_bytes)
+    def _cpu_room(self, model: LoadedModel, block_bytes: int) -> Room:
         most_blocks = self._max_num_seqs * -(-model.max_model_len // self._cache.block_size)
         utilization = self._cache.gpu_memory_utilization
         return cpu_room(model.device.free_bytes(), utilization, most_blocks * block_bytes)
 
-    def _gpu_room(self, model: LoadedModel, free_bytes: int) -> Room:
-        """free_bytes: before the model was loaded."""
-        weight_bytes = free_bytes - model.device.free_bytes()
-        adapter_bytes = largest_adapter_bytes(
-            model.spec, self._lora.max_lora_rank, model.dtype.itemsize
-        )
+    def _warm_up(self, model: LoadedModel, free_bytes: int) -> GpuMemory:
+        """Run the largest steps: all kernels are compiled for them, and their memory is measured.
+
+        free_bytes: before the model was loaded.
+        """
+        device, lora = model.device, self._lora
+        weight_bytes = free_bytes - device.free_bytes()
         kv_caches = self._kv_caches(model, 1)
         runner = self._make_runner(model, kv_caches, with_graphs=False)
-        steps = largest_steps(
-            self._max_num_seqs,
-            self._max_num_batched_tokens,
-            model.max_model_len,
-            self._cache.block_size,
-        )
-        peaks = [model.device.peak_bytes(partial(runner.submit, step)) for step in steps]
+        with self._largest_adapter(model) as adapter:
+            steps = largest_steps(
+                self._max_num_seqs,
+                self._max_num_batched_tokens,
+                model.max_model_len,
+                self._cache.block_size,
+                adapter,
+            )
+            peaks = [device.peak_bytes(partial(runner.submit, step)) for step in steps]
         recorder = self._recorder(model, kv_caches)
-        memory = GpuMemory(
+        itemsize = model.dtype.itemsize
+        adapter_bytes = largest_adapter_bytes(model.spec, lora.max_lora_rank, itemsize)
+        return GpuMemory(
             free=free_bytes,
             utilization=self._cache.gpu_memory_utilization,
             weights=weight_bytes,
             step=max(peaks),
             # All of them share the memory of the largest.
-            graphs=model.device.peak_bytes(recorder.largest()) if recorder is not None else 0,
+            graphs=device.peak_bytes(recorder.largest()) if recorder is not None else 0,
             # While one is packed, its tensors are there a second time.
-            adapters=(self._lora.max_resident + 1) * adapter_bytes if self._lora.enable_lora else 0,
+            adapters=(lora.max_resident + 1) * adapter_bytes if lora.enable_lora else 0,
         )
-        room = memory.room()
-        logger.info("%s: %s leaves %d bytes for KV", model.device.name, memory, room.num_bytes)
-        return room
+
+    @contextmanager
+    def _largest_adapter(self, model: LoadedModel) -> Iterator[AdapterRef | None]:
+        """On the device meanwhile, if adapters are served at all."""
+        if not self._lora.enable_lora:
+            yield None
+            return
+        adapter = largest_adapter(lora_modules(model.spec), self._lora.max_lora_rank)
+        self._adapters.prepare(adapter)
+        self._adapters.change((), (adapter.digest,))
+        yield AdapterRef(adapter.path, adapter.digest)
+        self._adapters.change((adapter.digest,), ())
+
+
+def _gpu_room(device: Device, memory: GpuMemory) -> Room:
+    room = memory.room()
+    logger.info("%s: %s leaves %d bytes for KV", device.name, memory, room.num_bytes)
+    return room
 
 
 def _recorded(recorder: StepRecorder) -> StepGraphs | None:

@@ -12,10 +12,11 @@ from lora_serve.worker.largest_steps import largest_steps
 def test_prompts_fill_the_token_budget_or_all_seats(
     seats: int, tokens: int, longest: int, lengths: list[int]
 ) -> None:
-    prompts, decodes = largest_steps(seats, tokens, longest, block_size=16)
+    prompts, decodes, one = largest_steps(seats, tokens, longest, block_size=16)
     assert [request.num_tokens for request in prompts] == lengths
     assert [request.num_tokens for request in decodes] == [1] * min(seats, tokens)
     assert {request.end for request in decodes} == {longest}
+    assert one == decodes[:1]
     for request in (*prompts, *decodes):
         assert set(request.block_ids) == {0}
         assert len(request.block_ids) == -(-request.end // 16)

@@ -150,7 +150,7 @@ def test_a_gpus_memory_is_divided_by_what_its_largest_steps_take(
     weights, step, room = 7_000_000, 1_000_000, 90_000_000
     adapters = (8 * 2 + 1) * largest_adapter_bytes(load_spec(model), 64, 4)
     free = weights + step + graphs + adapters + room
-    peaks = [step // 2, step, *([graphs] if graphs else [])]
+    peaks = [step // 2, step, step // 9, *([graphs] if graphs else [])]
     device = CountingDevice(2 * free, weights, peaks)
     worker = Worker(
         ModelConfig(model=str(model), override_op=(f"all={backend}",)),
@@ -164,6 +164,7 @@ def test_a_gpus_memory_is_divided_by_what_its_largest_steps_take(
     assert worker.load().num_blocks == room // block_bytes
     assert not peaks, "not all was measured"
     assert None not in device.measured, "what was measured computed nothing"
+    assert device.num_loads == 1, "the largest adapter was there"
 
 
 # ── execute ─────────────────────────────────────────────────────────────────────────────────────

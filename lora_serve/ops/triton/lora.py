@@ -101,7 +101,7 @@ def shrink_kernel(
                 x = tl.load(x_rows + i[None, :], mask=x_mask, other=0.0)
                 a = tl.load(a_rows + i[:, None], mask=a_mask, other=0.0)
                 sums = multiply(x, a, sums)
-                if (first + IN_STEP) % IN_SPAN == 0:
+                if SPANS_OF_UNIT > 1 and (first + IN_STEP) % IN_SPAN == 0:
                     total += sums
                     sums = tl.zeros((ROWS, COLUMNS), tl.float32)
             total += sums

@@ -1,0 +1,126 @@
+"""Before it serves, a worker on a card has compiled every kernel that any step may need.
+
+Here the kernels are asked for as on an H200 and none runs; what the compiler would see is known.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
+from lora_serve.identity import AdapterRef
+from lora_serve.models.source import load_spec
+from lora_serve.ops import Ops
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.step import SampleInput, ScheduledRequest, SchedulerOutput
+from lora_serve.worker import loaded_model
+from lora_serve.worker.worker import Worker
+from tests.fakes.device import CountingDevice
+from tests.fakes.peft_adapters import make_peft, read_saved
+from tests.fakes.served_model import save_served_model
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from lora_serve.ops.triton import TritonKernels, lora
+from lora_serve.ops.triton.launch import H200, Launch
+
+BLOCK_SIZE = 16
+MAX_MODEL_LEN = 1024
+GREEDY = SamplingParams(temperature=0)
+RANKS = (1, 4, 13, 64)
+
+
+class WatchedWorker:
+    """compiled: what its launches so far were variants of."""
+
+    def __init__(self, model: Path, **settings: bool) -> None:
+        self.compiled: set[tuple[object, ...]] = set()
+        self.steps = 0
+        self.worker = Worker(
+            ModelConfig(model=str(model), dtype="bfloat16", cpu_threads=1, **settings),
+            CacheConfig(num_gpu_blocks_override=512),
+            LoRAConfig(enable_lora=True, max_loras=8, max_lora_rank=64),
+            max_num_seqs=96,
+            max_num_batched_tokens=1024,
+            device=CountingDevice(2**40, 0, peaks=[0] * 4),
+        )
+        with mock.patch.object(loaded_model, "choose_ops", self._choose_ops):
+            self.worker.load()
+        spec = load_spec(model)
+        self.adapters: list[AdapterRef | None] = [None]
+        for rank in RANKS:
+            directory = model.parent / f"rank-{rank}"
+            checkpoint = read_saved(make_peft("qwen2", rank, r=rank), directory, spec)
+            self.worker.prepare_adapter(checkpoint)
+            self.run((), add=(checkpoint.digest,))
+            self.adapters.append(AdapterRef("a", checkpoint.digest))
+
+    def run(self, requests: Sequence[ScheduledRequest], add: tuple[bytes, ...] = ()) -> None:
+        self.worker.submit(SchedulerOutput(self.steps, tuple(requests), add_adapters=add))
+        self.worker.collect()
+        self.steps += 1
+
+    def _choose_ops(
+        self, overrides: object, device: torch.device, invariant: bool, *_: bool
+    ) -> Ops:
+        return TritonKernels(device, H200, batch_invariant=invariant, run=self._note).ops()
+
+    def _note(self, launch: Launch) -> None:
+        if 0 not in launch.grid:
+            self.compiled.add(launch.variant)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_served_model(tmp_path_factory.mktemp("served") / "model")
+
+
+def any_step(adapters: Sequence[AdapterRef | None], rng: random.Random) -> list[ScheduledRequest]:
+    """Prompts and decodes at any length, of some adapters; often more rows than are recorded."""
+    left = rng.choice((1, 2, 30, 200, 600, 1024))
+    adapters = rng.sample(adapters, rng.randrange(1, len(adapters) + 1))
+    requests: list[ScheduledRequest] = []
+    while left and len(requests) < 96 and rng.random() > 0.02:
+        count = 1 if rng.random() < 0.5 else rng.randrange(1, left + 1)
+        start = rng.randrange(MAX_MODEL_LEN - count + 1)
+        requests.append(any_chunk(start, count, rng.choice(adapters), rng))
+        left -= count
+    return requests
+
+
+def any_chunk(
+    start: int, count: int, adapter: AdapterRef | None, rng: random.Random
+) -> ScheduledRequest:
+    return ScheduledRequest(
+        request_id="r",
+        adapter=adapter,
+        start=start,
+        token_ids=[0] * count,
+        block_ids=[0] * -(-(start + count) // BLOCK_SIZE),
+        sample=rng.choice((None, SampleInput(GREEDY, 0, start + count))),
+        prompt_logprob_targets=rng.choice(((), [0] * count)),
+    )
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_no_step_needs_a_kernel_that_is_not_compiled_when_serving_begins(
+    model: Path, monkeypatch: pytest.MonkeyPatch, enforce_eager: bool, batch_invariant: bool
+) -> None:
+    monkeypatch.setattr(lora, "MAX_TILES_APART", 40)  # so that prompts of 1,024 tokens are long,
+    monkeypatch.setattr(lora, "IN_SPAN", 16)  # and the model's layers wide
+    served = WatchedWorker(model, enforce_eager=enforce_eager, batch_invariant=batch_invariant)
+    compiled = set(served.compiled)
+    assert len({variant[0] for variant in compiled}) == 7 + batch_invariant
+    rng = random.Random(1)
+    for _ in range(60):
+        served.run(any_step(served.adapters, rng))
+    for adapter in served.adapters:
+        served.run([any_chunk(0, MAX_MODEL_LEN, adapter, rng)])
+    assert served.compiled == compiled
