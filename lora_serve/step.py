@@ -5,6 +5,7 @@ Workers hold weights, KV and adapters, but no request: any step can be logged, r
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,27 +15,43 @@ from lora_serve.identity import AdapterRef
 from lora_serve.sampling_params import SamplingParams
 
 
+class SeenTokens(msgspec.Struct, frozen=True, gc=False):
+    """The tokens of a prompt and of its answer so far, each once.
+
+    num_drawn: how often the answer has each; 0 for those of the prompt alone.
+    """
+
+    token_ids: array[int]
+    num_drawn: array[int]
+
+
+NOTHING_SEEN = SeenTokens(array("i"), array("i"))
+
+
 class SampleInput(msgspec.Struct, frozen=True, gc=False):
     """What sampling one request's next token needs besides its logits.
 
     seed: never None here; the draw for absolute position `position` depends on (seed, position).
-    prompt_token_ids, output_token_ids: only filled when params.has_penalties.
+    seen: only filled when params.has_penalties.
     banned_token_ids: not to be sampled now (end tokens before min_tokens).
     """
 
     params: SamplingParams
     seed: int
     position: int
-    prompt_token_ids: Sequence[int] = ()
-    output_token_ids: Sequence[int] = ()
+    seen: SeenTokens = NOTHING_SEEN
     banned_token_ids: Sequence[int] = ()
 
     @property
     def takes_the_likeliest(self) -> bool:
         """Whether the largest logit decides, and nothing else is asked of the logits."""
         params = self.params
-        changes_logits = self.banned_token_ids or params.logit_bias or params.has_penalties
-        return params.is_greedy and params.logprobs is None and not changes_logits
+        return params.is_greedy and params.logprobs is None and not self.changes_logits
+
+    @property
+    def changes_logits(self) -> bool:
+        params = self.params
+        return bool(self.banned_token_ids or params.logit_bias or params.has_penalties)
 
 
 class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):

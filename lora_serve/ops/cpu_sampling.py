@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, dtype
 
 from lora_serve.ops._cpu import Backend, StepEdits
@@ -79,14 +79,14 @@ def _choice(item: SampleInput, arrays: list[NDArray[np.generic]]) -> _Choice:
 def _edits(
     params: SamplingParams, item: SampleInput, arrays: list[NDArray[np.generic]]
 ) -> StepEdits | None:
-    if not (item.banned_token_ids or params.logit_bias or params.has_penalties):
+    if not item.changes_logits:
         return None
 
-    def address(values: Sequence[float], dtype: type[np.generic]) -> int:
+    def address(values: ArrayLike, dtype: type[np.generic]) -> int:
         arrays.append(np.array(values, dtype))
         return arrays[-1].ctypes.data
 
-    def ids(values: Sequence[int]) -> tuple[int, int]:
+    def ids(values: Sequence[int] | NDArray[np.integer]) -> tuple[int, int]:
         return address(values, np.int64), len(values)
 
     penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
@@ -94,8 +94,8 @@ def _edits(
         ids(item.banned_token_ids),
         ids(tuple(params.logit_bias)),
         address(tuple(params.logit_bias.values()), np.float32),
-        ids(item.prompt_token_ids),
-        ids(item.output_token_ids),
+        ids(item.seen.token_ids),
+        ids(np.repeat(item.seen.token_ids, item.seen.num_drawn)),
         penalties if params.has_penalties else None,
     )
 

@@ -21,7 +21,7 @@ def adjusted(row: FloatRow, item: SampleInput) -> FloatRow:
     Ids outside the vocabulary change nothing: a tokenizer may name more tokens than a model has.
     """
     params = item.params
-    if not (item.banned_token_ids or params.logit_bias or params.has_penalties):
+    if not item.changes_logits:
         return row
     row = row.copy()
     row[_known(item.banned_token_ids, len(row))] = -np.inf
@@ -34,15 +34,11 @@ def adjusted(row: FloatRow, item: SampleInput) -> FloatRow:
 
 
 def _penalize(row: FloatRow, item: SampleInput) -> None:
-    params = item.params
-    prompt_ids = _known(item.prompt_token_ids, len(row))
-    output_ids = _known(item.output_token_ids, len(row))
-    if params.repetition_penalty != 1.0:
-        seen = np.zeros(len(row), np.bool_)
-        seen[prompt_ids] = True
-        seen[output_ids] = True
-        _penalize_repetition(row, np.flatnonzero(seen), params.repetition_penalty)
-    _penalize_counts(row, np.bincount(output_ids, minlength=len(row)), params)
+    ids, counts = np.asarray(item.seen.token_ids, np.int64), np.asarray(item.seen.num_drawn)
+    is_known = _is_known(ids, len(row))
+    ids, counts = ids[is_known], counts[is_known]
+    _penalize_repetition(row, ids, item.params.repetition_penalty)
+    _penalize_counts(row, ids[counts > 0], counts[counts > 0], item.params)
 
 
 def _penalize_repetition(row: FloatRow, ids: NDArray[np.int64], penalty: float) -> None:
@@ -51,13 +47,18 @@ def _penalize_repetition(row: FloatRow, ids: NDArray[np.int64], penalty: float) 
     row[ids] = np.where(logits > 0, logits / np.float32(penalty), logits * np.float32(penalty))
 
 
-def _penalize_counts(row: FloatRow, counts: NDArray[np.int64], params: SamplingParams) -> None:
+def _penalize_counts(
+    row: FloatRow, ids: NDArray[np.int64], counts: NDArray[np.int32], params: SamplingParams
+) -> None:
     """OpenAI's formula: subtract counts * frequency_penalty, and presence_penalty once."""
-    ids = np.flatnonzero(counts)
-    row[ids] -= np.float32(params.frequency_penalty) * counts[ids].astype(np.float32)
+    row[ids] -= np.float32(params.frequency_penalty) * counts.astype(np.float32)
     row[ids] -= np.float32(params.presence_penalty)
 
 
 def _known(token_ids: Sequence[int], vocab_size: int) -> NDArray[np.int64]:
     ids = np.asarray(token_ids, np.int64)
-    return ids[(ids >= 0) & (ids < vocab_size)]
+    return ids[_is_known(ids, vocab_size)]
+
+
+def _is_known(ids: NDArray[np.int64], vocab_size: int) -> NDArray[np.bool_]:
+    return (ids >= 0) & (ids < vocab_size)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lora_serve.host_copies import HostCopy, to_device, to_host
+from lora_serve.sampling.device_adjust import adjust
 from lora_serve.sampling.device_weights import largest, relative_weights, share_of, units
 from lora_serve.sampling.logprobs import log_sum_exp, logprob
 from lora_serve.sampling.philox import many_random_bits
@@ -94,57 +94,16 @@ def _take(rows: Tensor, indices: Sequence[int]) -> Tensor:
     return rows[to_device(torch.tensor(indices), rows.device)]
 
 
-# ── what a request changes in its logits: adjust.py ─────────────────────────────────────────────
-
-
 def _adjusted(logits: Tensor, plain: Tensor, inputs: Sequence[SampleInput]) -> Tensor:
     """`plain` itself if nobody changes anything, else a copy with the rows of those that do."""
-    changed = plain
-    for index, item in enumerate(inputs):
-        params = item.params
-        if item.banned_token_ids or params.logit_bias or params.has_penalties:
-            if changed is plain:
-                changed = plain.clone()
-            row = logits[index].to(torch.float32, copy=True)
-            changed[index] = comparable_rows(_adjusted_row(row, item))
+    changing = [i for i, item in enumerate(inputs) if item.changes_logits]
+    changed = plain.clone() if changing else plain
+    for start in range(0, len(changing), _ROWS_AT_ONCE):
+        indices = changing[start : start + _ROWS_AT_ONCE]
+        rows = _take(logits, indices).to(torch.float32, copy=True).contiguous()
+        adjust(rows, [inputs[i] for i in indices])
+        changed[to_device(torch.tensor(indices), rows.device)] = comparable_rows(rows)
     return changed
-
-
-def _adjusted_row(row: Tensor, item: SampleInput) -> Tensor:
-    """Changes the row in place, in the order of adjust.py."""
-    params = item.params
-    row[_known(item.banned_token_ids, row)] = -torch.inf
-    if params.logit_bias:
-        biases = {i: bias for i, bias in params.logit_bias.items() if 0 <= i < len(row)}
-        values = torch.tensor(list(biases.values()), dtype=row.dtype)
-        row[_known(list(biases), row)] += to_device(values, row.device)
-    if params.repetition_penalty != 1.0:
-        ids = _known([*{*item.prompt_token_ids, *item.output_token_ids}], row)
-        penalty = _number(params.repetition_penalty, row)
-        seen = row[ids]
-        row[ids] = torch.where(seen > 0, seen / penalty, seen * penalty)
-    if params.has_penalties:
-        _penalize_counts(row, item)
-    return row
-
-
-def _penalize_counts(row: Tensor, item: SampleInput) -> None:
-    given = np.asarray(item.output_token_ids, np.int64)
-    values, counts = np.unique(given[(given >= 0) & (given < len(row))], return_counts=True)
-    ids = to_device(torch.from_numpy(values), row.device)
-    frequency = np.float32(item.params.frequency_penalty) * counts.astype(np.float32)
-    row[ids] -= to_device(torch.from_numpy(frequency), row.device)
-    row[ids] -= _number(item.params.presence_penalty, row)
-
-
-def _known(token_ids: Sequence[int], row: Tensor) -> Tensor:
-    ids = [token_id for token_id in token_ids if 0 <= token_id < len(row)]
-    return to_device(torch.tensor(ids, dtype=torch.int64), row.device)
-
-
-def _number(value: float, row: Tensor) -> Tensor:
-    """On the device: by a host's number it would divide otherwise, and round otherwise."""
-    return to_device(torch.tensor([value], dtype=torch.float32), row.device)
 
 
 # ── the token: draw.py ──────────────────────────────────────────────────────────────────────────

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lora_serve.scheduler.request import Request
-from lora_serve.step import SampleInput, ScheduledRequest
+from lora_serve.step import NOTHING_SEEN, SampleInput, ScheduledRequest
 
 
 def scheduled_chunk(request: Request, num_tokens: int) -> ScheduledRequest:
@@ -37,17 +37,9 @@ def _sample_input(request: Request, position: int) -> SampleInput:
         params=params,
         seed=request.seed,
         position=position,
-        prompt_token_ids=_prompt_token_ids(request) if params.has_penalties else (),
-        output_token_ids=request.output_token_ids if params.has_penalties else (),
+        seen=request.counts.seen() if request.counts else NOTHING_SEEN,
         banned_token_ids=(*request.eos_token_ids, *params.stop_token_ids) if is_short else (),
     )
-
-
-def _prompt_token_ids(request: Request) -> Sequence[int]:
-    """The prompt's tokens; an embedding row is no token and is never penalised."""
-    if request.prompt_embeds is not None:
-        return ()
-    return request.token_ids[: request.num_prompt_tokens]
 
 
 def _embeds_rows(request: Request, start: int, end: int) -> bytes:

@@ -9,6 +9,7 @@ from enum import Enum
 from lora_serve.identity import BlockHash, BlockHasher, CacheNamespace
 from lora_serve.messages import EngineRequest, PromptEmbeds
 from lora_serve.sampling_params import SamplingParams
+from lora_serve.scheduler.seen import TokenCounts
 
 SortKey = tuple[int, int]  # (priority, order of arrival): smaller goes first
 
@@ -41,6 +42,7 @@ class Request:
     num_found_blocks: blocks that had not to be computed after the last admission.
     block_hashes: of all full blocks.
     share: at whose cost it is served, where shares are fair.
+    counts: what penalties ask; None without any.
     num_prompt_logprobs: how many have been told. num_overtaken: later requests that got
         in before this one, which waits for its adapter's seat.
     """
@@ -77,8 +79,11 @@ class Request:
     block_hashes: list[BlockHash] = field(default_factory=list)
     num_committed_blocks: int = 0
     offers_blocks: bool = True
+    counts: TokenCounts | None = None
 
     def __post_init__(self) -> None:
+        if self.params.has_penalties:  # an embedding row is no token and is never penalised
+            self.counts = TokenCounts(self.token_ids if self.prompt_embeds is None else ())
         self._hash_full_blocks()
 
     @property
@@ -112,10 +117,6 @@ class Request:
         return (self.num_tokens - 1) // self.block_size
 
     @property
-    def output_token_ids(self) -> list[int]:
-        return self.token_ids[self.num_prompt_tokens :]
-
-    @property
     def needs_whole_prompt(self) -> bool:
         """Prompt logprobs need every prompt position computed, so they bypass the cache."""
         is_told = self.num_prompt_logprobs >= self.num_prompt_tokens - 1
@@ -123,6 +124,8 @@ class Request:
 
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)
+        if self.counts is not None:
+            self.counts.drew(token_id)
         if len(self.token_ids) % self.block_size == 0:
             self._hash_full_blocks()
 

@@ -18,6 +18,7 @@ from lora_serve.sampling.philox import random_bits
 from lora_serve.sampling.sampler import sample
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput
+from tests.fakes.seen_tokens import seen_tokens
 from tests.ops.cases import normal
 
 cpu = pytest.importorskip("lora_serve.ops.cpu", reason="the native kernels are not built")
@@ -57,8 +58,7 @@ def inputs_for(num_rows: int, vocab_size: int, seed: int) -> list[SampleInput]:
             params(),
             seed=rng.randrange(-(2**63), 2**63),
             position=rng.randrange(2**40),
-            prompt_token_ids=ids(40),
-            output_token_ids=ids(30),
+            seen=seen_tokens(ids(40), ids(30)),
             banned_token_ids=ids(2) if rng.random() < 0.3 else (),
         )
         for _ in range(num_rows)

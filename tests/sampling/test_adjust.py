@@ -8,6 +8,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from lora_serve.sampling.adjust import adjusted
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput
+from tests.fakes.seen_tokens import seen_tokens
 
 
 def row_of(*values: float) -> np.ndarray:
@@ -20,7 +21,7 @@ def item(
     output: tuple[int, ...] = (),
     banned: tuple[int, ...] = (),
 ) -> SampleInput:
-    return SampleInput(params, 0, 0, prompt, output, banned)
+    return SampleInput(params, 0, 0, seen_tokens(prompt, output), banned)
 
 
 def test_a_request_that_wants_no_change_gets_the_very_row() -> None:

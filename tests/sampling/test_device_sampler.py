@@ -18,6 +18,7 @@ from lora_serve.sampling.logprobs import token_logprobs
 from lora_serve.sampling.sampler import sample
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput
+from tests.fakes.seen_tokens import seen_tokens
 
 PARAMS = (
     SamplingParams(temperature=0.0),
@@ -43,7 +44,13 @@ def random_inputs(count: int, vocab_size: int, seed: int) -> list[SampleInput]:
         tokens = [rng.randrange(-1, vocab_size + 2) for _ in range(30)]
         banned = tokens[:2] if rng.random() < 0.3 else ()
         inputs.append(
-            SampleInput(params, rng.randrange(2**63), 9, tokens[:20], tokens[20:], banned)
+            SampleInput(
+                params,
+                rng.randrange(2**63),
+                9,
+                seen_tokens(tokens[:20], tokens[10:]),
+                banned,
+            )
         )
     return inputs
 

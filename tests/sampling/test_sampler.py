@@ -9,6 +9,7 @@ import torch
 from lora_serve.sampling.sampler import sample
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput
+from tests.fakes.seen_tokens import seen_tokens
 
 VOCAB_SIZE = 997  # no multiple of a vector's width
 GREEDY = SamplingParams(temperature=0.0)
@@ -35,8 +36,10 @@ def random_inputs(num_rows: int) -> list[SampleInput]:
             params=rng.choice(PARAMS),
             seed=rng.randrange(-(2**63), 2**63),
             position=rng.randrange(5000),
-            prompt_token_ids=[rng.randrange(VOCAB_SIZE) for _ in range(30)],
-            output_token_ids=[rng.randrange(VOCAB_SIZE) for _ in range(10)],
+            seen=seen_tokens(
+                [rng.randrange(VOCAB_SIZE) for _ in range(30)],
+                [rng.randrange(VOCAB_SIZE) for _ in range(10)],
+            ),
             banned_token_ids=[rng.randrange(VOCAB_SIZE)],
         )
         for _ in range(num_rows)
@@ -137,7 +140,8 @@ def test_a_broken_row_gives_a_token_and_no_error(
     params: SamplingParams, values: tuple[float, ...], possible: set[int]
 ) -> None:
     ((token_id, _),) = sample(
-        torch.tensor([values]), [SampleInput(params, 5, 5, (1,), (2,), banned_token_ids=(9,))]
+        torch.tensor([values]),
+        [SampleInput(params, 5, 5, seen_tokens((1,), (2,)), banned_token_ids=(9,))],
     )
     assert token_id in possible
 

@@ -99,7 +99,7 @@ def test_penalties_wait_for_the_tokens_that_they_count_and_others_do_not() -> No
     shares = [r for step in engine.executor.steps for r in step.requests]
     counting = [r for r in shares if r.request_id == "counts"]
     assert all(r.token_from is None for r in counting)
-    given = [len(r.sample.output_token_ids) for r in counting if r.sample]
+    given = [sum(r.sample.seen.num_drawn) for r in counting if r.sample]
     assert given == list(range(6))
     assert sum(r.token_from is not None for r in shares) == 11
     assert engine.tokens("counts") == lone_answer([30, 31], b"", 6)[:6]

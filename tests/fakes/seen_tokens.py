@@ -1,0 +1,15 @@
+"""What penalties are told, made of whole lists of tokens."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+
+from lora_serve.step import SeenTokens
+
+
+def seen_tokens(prompt: Sequence[int], answer: Sequence[int]) -> SeenTokens:
+    drawn = Counter(answer)
+    token_ids = array("i", {*prompt, *answer})
+    return SeenTokens(token_ids, array("i", [drawn[token_id] for token_id in token_ids]))
