@@ -32,11 +32,11 @@ from lora_serve.ops.triton.lora_plan import (
 
 IN_SPAN = 1024
 IN_STEP = 128
-OUT_BLOCK = 128
+OUT_BLOCK = 256  # 8 KB of b for 16 ranks, so that its bytes count and not the way to its address
 RANK_BLOCK = 16  # of expand: ranks are summed in such steps
 # With more tiles than this, programs for spans would only add traffic: the card is full.
 MAX_TILES_APART = 256
-RESERVED_COLUMN_UNITS = 4
+RESERVED_COLUMN_UNITS = 12  # at most: q, k and v of rank 64, 16 columns each
 PROGRAMS_PER_MULTIPROCESSOR = 4  # what registers hold of the larger kernel
 
 
@@ -194,7 +194,9 @@ def lora_launches(
     unit_spans = num_spans if is_apart else 1
     hidden = x.new_empty((unit_spans, num_rows, width), dtype=float32)
     columns = 16 if is_apart else 64
-    column_units = RESERVED_COLUMN_UNITS if plan.is_reserved else triton.cdiv(width, columns)
+    column_units = triton.cdiv(width, columns)
+    if plan.is_reserved:
+        column_units = _reserved_column_units(plan.num_tiles * unit_spans, machine)
     out_units = triton.cdiv(y.shape[1], OUT_BLOCK) + MAX_PARTS - 1
     arguments: dict[str, Tensor | int | float] = {
         "hidden_ptr": hidden,
@@ -242,6 +244,12 @@ def lora_launches(
         num_warps=4,
     )
     return [shrink, expand]
+
+
+def _reserved_column_units(num_units: int, machine: Machine) -> int:
+    """Of each unit so many, that all fill the card; the columns of few ranks leave some idle."""
+    room = PROGRAMS_PER_MULTIPROCESSOR * machine.num_multiprocessors
+    return max(1, min(RESERVED_COLUMN_UNITS, room // num_units))
 
 
 def _num_programs(plan: LoRAPlan, units_of_tile: int, machine: Machine) -> int:
