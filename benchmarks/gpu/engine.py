@@ -37,6 +37,7 @@ WARM_UP_STEPS = 4
 PROFILED_STEPS = 8  # to read what was profiled takes longer than the steps
 PREFILL_TURNS = 3  # in the first, libraries load what such a product takes
 LONE_REQUESTS = 16
+GREEDY = SamplingParams(temperature=0.0, seed=0, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +143,12 @@ class MeasuredEngine:
         num_adapters: int,
         prompt_len: int,
         num_steps: int,
-        temperature: float = 0.0,
+        sampling: SamplingParams = GREEDY,
     ) -> Iterator[None]:
         """While so many steps have a token of each request, adapters dealt out in turn."""
         self.load_adapters(num_adapters)
         names = [str(i % num_adapters) if num_adapters else None for i in range(num_requests)]
-        with self._running(names, prompt_len, 4 * num_steps + 64, temperature):
+        with self._running(names, prompt_len, 4 * num_steps + 64, sampling):
             for _ in range(WARM_UP_STEPS):
                 self.step()
             yield
@@ -159,6 +160,10 @@ class MeasuredEngine:
         for reply in self._core.take_replies():
             self._encode(reply)
         return time.perf_counter() - begun
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return self._core.scheduler.totals.num_generated_tokens
 
     def prefill_tokens_per_second(self, prompt_len: int, num_prompts: int) -> float:
         """Of prompts that arrive together, until the last has its first token: the best turn."""
@@ -207,10 +212,10 @@ class MeasuredEngine:
         names: list[str | None],
         prompt_len: int,
         max_tokens: int,
-        temperature: float = 0.0,
+        sampling: SamplingParams = GREEDY,
     ) -> Iterator[None]:
         """While all these requests are beyond their prompts."""
-        ids = [self._add(name, prompt_len, max_tokens, temperature) for name in names]
+        ids = [self._add(name, prompt_len, max_tokens, sampling) for name in names]
         while any(self._core.scheduler.get(i).num_output_tokens == 0 for i in ids):  # type: ignore[union-attr]
             self.step()
         yield
@@ -224,7 +229,11 @@ class MeasuredEngine:
         self._core.take_replies()
 
     def _add(
-        self, lora_name: str | None, prompt_len: int, max_tokens: int, temperature: float = 0.0
+        self,
+        lora_name: str | None,
+        prompt_len: int,
+        max_tokens: int,
+        sampling: SamplingParams = GREEDY,
     ) -> str:
         self._num_requests += 1
         request_id = str(self._num_requests)
@@ -232,9 +241,7 @@ class MeasuredEngine:
         request = EngineRequest(
             request_id=request_id,
             token_ids=tuple((first + i) % self._shape.vocab_size for i in range(prompt_len)),
-            sampling_params=SamplingParams(
-                temperature=temperature, max_tokens=max_tokens, seed=0, ignore_eos=True
-            ),
+            sampling_params=msgspec.structs.replace(sampling, max_tokens=max_tokens),
             eos_token_ids=(),
             lora_name=lora_name,
         )

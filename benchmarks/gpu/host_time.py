@@ -7,7 +7,8 @@ and what would run on a card does nothing. So left out are CUDA's own calls (a g
 launches of the LM head and of sampling, copies through pinned memory, events) but for torch's calls
 on the CPU that stand in their place, and the socket to the API process, which the bytes are made
 for. The model has 28 layers, as the 7B shape; widths, which the host's work does not depend on, are
-tiny, and so is the vocabulary, since torch looks for the largest logits here.
+tiny, and so is the vocabulary, since torch looks for the largest logits here; so penalties, whose
+work on the host grows with the distinct tokens of a request, find few of them.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from operator import itemgetter
 from pathlib import Path
 from unittest import mock
 
+import msgspec
 import torch
 
 from benchmarks.facts import write_facts
-from benchmarks.gpu.engine import MeasuredEngine, Settings
+from benchmarks.gpu.engine import GREEDY, MeasuredEngine, Settings
 from benchmarks.gpu.no_device import make_idle_worker
 from benchmarks.gpu.shapes import model_config
 from benchmarks.make_checkpoint import ModelShape
@@ -47,9 +49,14 @@ SHAPE = ModelShape(
     max_position_embeddings=65_536,
 )
 BLOCK_SIZE = 16
-TEMPERATURE = 0.8
-# So many steps see each request begin a new block once.
-STEPS_OF_A_TURN = BLOCK_SIZE
+DRAWN = msgspec.structs.replace(GREEDY, temperature=0.8)
+# As generation_config.json of Qwen2.5-7B-Instruct asks for it.
+PENALISED = msgspec.structs.replace(
+    GREEDY, temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05
+)
+SAMPLING = {"greedy": GREEDY, "drawn": DRAWN, "penalised": PENALISED}
+# So many tokens see each request begin a new block once.
+TOKENS_OF_A_TURN = BLOCK_SIZE
 MORE_TOKENS = 1024  # of a request's answer, beyond its prompt
 PREFILLED_AT_ONCE = 65_536
 
@@ -67,9 +74,9 @@ RULE = "|--:" * 3 + "|---" + "|--:" * (1 + len(COLUMNS)) + "|"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Milliseconds of a step, all and by part, of the median turn.
+    """Milliseconds of the host for a token of each request, all and by part, of the median turn.
 
-    temperature: 0 where tokens are the likeliest; else they are drawn.
+    tokens: how they are chosen. Where penalties count them, no step overlaps another.
     parts: "lay out" makes rows and tables of the step's requests, "fill" copies them into a
         recorded step's buffers and plans, "hand over" is what else the worker does to submit,
         sampling included. "take in" is the scheduler's part in what came out, "tell" the way from
@@ -79,20 +86,21 @@ class Row:
     context: int
     num_requests: int
     num_adapters: int
-    temperature: float
+    tokens: str
     step: float
     parts: dict[str, float]
 
 
 def measure(contexts: Sequence[int], requests: Sequence[int], num_turns: int) -> Iterator[Row]:
-    """By prompts' lengths and requests: without adapters, with one for each, and drawn tokens."""
+    """By prompts' lengths and requests: with and without adapters, and by choices of tokens."""
     with tempfile.TemporaryDirectory() as directory:
         for context in contexts:
             engine = _engine(Path(directory), context, max(requests))
             try:
                 for n in requests:
-                    for case in ((n, 0, 0.0), (n, n, 0.0), (n, 0, TEMPERATURE)):
-                        yield _measured(engine, context, case, num_turns)
+                    yield _measured(engine, context, n, n, "greedy", num_turns)
+                    for tokens in SAMPLING:
+                        yield _measured(engine, context, n, 0, tokens, num_turns)
             finally:
                 engine.close()
 
@@ -113,19 +121,20 @@ def _engine(directory: Path, context: int, max_requests: int) -> MeasuredEngine:
 
 
 def _measured(
-    engine: MeasuredEngine, context: int, case: tuple[int, int, float], num_turns: int
+    engine: MeasuredEngine,
+    context: int,
+    num_requests: int,
+    num_adapters: int,
+    tokens: str,
+    num_turns: int,
 ) -> Row:
-    """case: (requests, adapters, temperature)."""
-    num_requests, num_adapters, temperature = case
-    num_steps = num_turns * STEPS_OF_A_TURN
-    with (
-        engine.decoding(num_requests, num_adapters, context, num_steps, temperature),
-        _timed() as watch,
-    ):
-        turns = sorted((_turn(engine, watch) for _ in range(num_turns)), key=itemgetter("step"))
-    median = turns[num_turns // 2]
+    num_steps = num_turns * TOKENS_OF_A_TURN
+    case = (num_requests, num_adapters, context, num_steps, SAMPLING[tokens])
+    with engine.decoding(*case), _timed() as watch:
+        turns = [_turn(engine, num_requests, watch) for _ in range(num_turns)]
+    median = sorted(turns, key=itemgetter("step"))[num_turns // 2]
     step = median.pop("step")
-    return Row(context, *case, step, median)
+    return Row(context, num_requests, num_adapters, tokens, step, median)
 
 
 @contextmanager
@@ -139,21 +148,22 @@ def _timed() -> Iterator[Stopwatch]:
         yield watch
 
 
-def _turn(engine: MeasuredEngine, watch: Stopwatch) -> dict[str, float]:
-    """Mean milliseconds of its steps, and of their parts, which add up to them."""
+def _turn(engine: MeasuredEngine, num_requests: int, watch: Stopwatch) -> dict[str, float]:
+    """Mean milliseconds for a token of each request, and of its parts, which add up to them."""
     watch.take()
-    step = sum(engine.step() for _ in range(STEPS_OF_A_TURN))
+    step, until = 0.0, engine.num_generated_tokens + num_requests * TOKENS_OF_A_TURN
+    while engine.num_generated_tokens < until:
+        step += engine.step()
     parts = watch.take()
     submit, seconds = parts.pop("submit"), {"step": step, **parts}
     seconds["hand over"] = submit - parts["lay out"] - parts["fill"]
     seconds["tell"] = step - submit - parts["schedule"] - parts["take in"]
-    return {part: 1e3 * time / STEPS_OF_A_TURN for part, time in seconds.items()}
+    return {part: 1e3 * time / TOKENS_OF_A_TURN for part, time in seconds.items()}
 
 
 def table_line(row: Row) -> str:
-    tokens = "drawn" if row.temperature else "likeliest"
     times = [row.step, *(row.parts[column] for column in COLUMNS)]
-    cells = [f"{row.context:,}", row.num_requests, row.num_adapters, tokens]
+    cells = [f"{row.context:,}", row.num_requests, row.num_adapters, row.tokens]
     return f"| {' | '.join([*map(str, cells), *(f'{time:.2f}' for time in times)])} |"
 
 
@@ -161,7 +171,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 4096, 32_768])
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32, 64, 128, 256])
-    parser.add_argument("--turns", type=int, default=5, help=f"of {STEPS_OF_A_TURN} steps each")
+    parser.add_argument("--turns", type=int, default=5, help=f"of {TOKENS_OF_A_TURN} tokens each")
     parser.add_argument("--out", type=Path, help="where to write the JSON")
     return parser.parse_args(arguments)
 

@@ -14,9 +14,9 @@ __all__ = ["one_thread"]
 
 def test_the_parts_of_each_step_add_up_to_it() -> None:
     rows = list(measure(contexts=[40], requests=[1, 3], num_turns=1))
-    assert [(row.num_requests, row.num_adapters, row.temperature > 0) for row in rows] == [
-        *((1, 0, False), (1, 1, False), (1, 0, True)),
-        *((3, 0, False), (3, 3, False), (3, 0, True)),
+    assert [(row.num_requests, row.num_adapters, row.tokens) for row in rows] == [
+        *((1, 1, "greedy"), (1, 0, "greedy"), (1, 0, "drawn"), (1, 0, "penalised")),
+        *((3, 3, "greedy"), (3, 0, "greedy"), (3, 0, "drawn"), (3, 0, "penalised")),
     ]
     for row in rows:
         assert set(row.parts) == set(COLUMNS)
