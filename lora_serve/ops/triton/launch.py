@@ -19,18 +19,20 @@ from torch import Tensor
 class Machine:
     """What launches are shaped for.
 
+    shared_bytes: of a multiprocessor, for the programs that it runs at once.
     row_elements: what a program of a kernel that takes rows by themselves works on, at least.
     """
 
     num_multiprocessors: int
     capability: int
+    shared_bytes: int
     row_elements: int = 1024
 
 
-A100 = Machine(num_multiprocessors=108, capability=80)
-H200 = Machine(num_multiprocessors=132, capability=90)
+A100 = Machine(num_multiprocessors=108, capability=80, shared_bytes=164 << 10)
+H200 = Machine(num_multiprocessors=132, capability=90, shared_bytes=228 << 10)
 # An interpreted operation takes the same time for a thousand elements as for one.
-INTERPRETER = Machine(num_multiprocessors=1, capability=90, row_elements=1 << 16)
+INTERPRETER = Machine(1, 90, H200.shared_bytes, row_elements=1 << 16)
 
 
 def machine_of(device: torch.device) -> Machine:
@@ -40,6 +42,7 @@ def machine_of(device: torch.device) -> Machine:
     return Machine(
         num_multiprocessors=properties.multi_processor_count,
         capability=10 * properties.major + properties.minor,
+        shared_bytes=properties.shared_memory_per_multiprocessor,
     )
 
 

@@ -3,8 +3,8 @@
     y = x w^T + bias      x (T, IN), w (OUT, IN), y (T, OUT)
 
 cuBLAS chooses an algorithm by the number of rows, so a row's last bits may change with its batch.
-Here each output is summed over i in steps of IN_STEP in one order, by one tensor core instruction;
-tiles may differ between few rows and many, since neither order nor instruction does.
+Here each output is summed over i in ascending order, by one tensor core instruction after another
+into one sum; tiles may differ between few rows and many, since neither order nor instruction does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from lora_serve.ops.triton.arithmetic import multiply, rounded
 from lora_serve.ops.triton.launch import Launch, Machine, kernel
 
-IN_STEP = 64
+RESERVED_SHARED_BYTES = 1024  # by the driver, of each program's
 ROW_BLOCKS_TOGETHER = 8  # neighbouring programs share rows or weights while the L2 cache holds them
 
 
@@ -110,7 +110,7 @@ def linear_launch(x: Tensor, packed: PackedLinear, y: Tensor, machine: Machine) 
             "OUT": out_features,
             "ROWS": tile.rows,
             "OUTS": tile.outs,
-            "IN_STEP": IN_STEP if x.dtype != torch.float32 else 32,
+            "IN_STEP": tile.in_step,
             "TOGETHER": ROW_BLOCKS_TOGETHER,
             "HAS_BIAS": packed.bias is not None,
         },
@@ -123,6 +123,7 @@ def linear_launch(x: Tensor, packed: PackedLinear, y: Tensor, machine: Machine) 
 class _Tile:
     rows: int
     outs: int
+    in_step: int
     num_warps: int
     num_stages: int
 
@@ -130,14 +131,24 @@ class _Tile:
 def _tile(dtype: torch.dtype, num_rows: int, out_features: int, machine: Machine) -> _Tile:
     """Never fewer rows than the widest tensor core instruction takes, used or not.
 
-    Few rows: small tiles, so that every multiprocessor streams weights. Many: as large as
-    registers hold, in as many stages as shared memory holds.
+    Few rows: small tiles, so that every multiprocessor streams weights; where there are few of
+    them, each has as much on its way as shared memory holds. Many: as large as registers hold.
     """
     if dtype == torch.float32:
-        return _Tile(rows=32, outs=64, num_warps=8, num_stages=1)
+        return _Tile(rows=32, outs=64, in_step=32, num_warps=8, num_stages=1)
+    if num_rows <= 64 and triton.cdiv(out_features, 64) < 2 * machine.num_multiprocessors:
+        in_step = 128 if machine.capability >= 90 else 64  # older cards' registers hold no more
+        num_stages = _stages(triton.cdiv(out_features, 32), (64 + 32) * in_step * 2, machine)
+        return _Tile(rows=64, outs=32, in_step=in_step, num_warps=4, num_stages=num_stages)
     if num_rows <= 64:
-        narrow = triton.cdiv(out_features, 64) < 2 * machine.num_multiprocessors
-        return _Tile(rows=64, outs=32 if narrow else 64, num_warps=4, num_stages=6)
+        return _Tile(rows=64, outs=64, in_step=64, num_warps=4, num_stages=6)
     if 90 <= machine.capability < 120:  # desktop cards since have half the shared memory
-        return _Tile(rows=128, outs=256, num_warps=8, num_stages=3)
-    return _Tile(rows=128, outs=128, num_warps=8, num_stages=3)
+        return _Tile(rows=128, outs=256, in_step=64, num_warps=8, num_stages=3)
+    return _Tile(rows=128, outs=128, in_step=64, num_warps=8, num_stages=3)
+
+
+def _stages(num_programs: int, stage_bytes: int, machine: Machine) -> int:
+    """As many as shared memory holds if all programs run at once, but three at least."""
+    programs_each = triton.cdiv(num_programs, machine.num_multiprocessors)
+    room = machine.shared_bytes // programs_each - RESERVED_SHARED_BYTES
+    return max(3, room // stage_bytes)

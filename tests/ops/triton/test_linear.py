@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from lora_serve.ops import Ops
 from lora_serve.ops.triton import load
-from lora_serve.ops.triton.launch import INTERPRETER
-from lora_serve.ops.triton.linear import IN_STEP, linear_launch, pack_linear
+from lora_serve.ops.triton.launch import Machine
+from lora_serve.ops.triton.linear import RESERVED_SHARED_BYTES, linear_launch, pack_linear
 from tests.ops.cases import assert_close, exact_linear, normal
 from tests.ops.test_linear import (
     test_a_row_beside_nan_is_untouched,
@@ -45,9 +43,11 @@ def test_the_stages_of_a_tile_fit_a_cards_shared_memory(
     packed = pack_linear(torch.empty(4096, 512, dtype=torch.bfloat16, device=meta), None, meta)
     x = torch.empty(num_rows, 512, dtype=torch.bfloat16, device=meta)
     y = torch.empty(num_rows, 4096, dtype=torch.bfloat16, device=meta)
-    launch = linear_launch(x, packed, y, replace(INTERPRETER, capability=capability))
-    rows, outs = launch.constants["ROWS"], launch.constants["OUTS"]
-    assert 2 * (rows + outs) * IN_STEP * launch.num_stages <= shared_bytes
+    for num_multiprocessors in (1, 100, 132):
+        machine = Machine(num_multiprocessors, capability, shared_bytes + RESERVED_SHARED_BYTES)
+        launch = linear_launch(x, packed, y, machine)
+        rows, outs, in_step = (launch.constants[name] for name in ("ROWS", "OUTS", "IN_STEP"))
+        assert 2 * (rows + outs) * in_step * launch.num_stages <= shared_bytes
 
 
 def test_a_row_has_the_same_bits_alone_and_among_others(ops: Ops, dtype: torch.dtype) -> None:
