@@ -2,11 +2,12 @@
 
     python -m benchmarks.triton_resources
 
-compiles all that the models below launch, for sm_80 and sm_90, and writes registers, spills and
-shared memory to benchmarks/results/triton-VERSION-resources.json and .md; with --check it compares
-with what the same version of Triton gave, and fails on differences. The launches are those that the
-`Ops` record makes: it is called with tensors that have shapes and no memory, and its launches are
-compiled instead of run. A spill is a mistake in a tile's shape.
+compiles all that the models below launch, for sm_80 and sm_90, and writes registers, spills, shared
+memory and what is read before a kernel waits to benchmarks/results/triton-VERSION-resources.json
+and .md; with --check it compares with what the same version of Triton gave, and fails on
+differences. The launches are those that the `Ops` record makes: it is called with tensors that have
+shapes and no memory, and its launches are compiled instead of run. A spill is a mistake in a tile's
+shape.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from benchmarks.machine_code import touched_before_wait, waits
 from lora_serve.ops import LoRAPart, Ops
 from lora_serve.ops.triton import TritonKernels
-from lora_serve.ops.triton.launch import A100, FUSES, H200, Launch, Machine
+from lora_serve.ops.triton.launch import A100, H200, Launch, Machine
 
 RESULTS = Path(__file__).parent / "results"
 META = torch.device("meta")
 BLOCK_SIZE = 16
+NEVER_WAITS = "never waits"
 _TYPES = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
@@ -73,6 +76,7 @@ class Resources:
     """Of one compiled kernel. spill_bytes: of local memory, per thread. shared_bytes: per program.
 
     instruction: the tensor core's, "" where it has none; its rows and steps decide a sum's bits.
+    before_wait: the parameters that lead to what is read before the kernels before it have ended.
     """
 
     model: str
@@ -86,6 +90,7 @@ class Resources:
     spill_bytes: int
     shared_bytes: int
     instruction: str
+    before_wait: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,16 +181,14 @@ def _plan_attention(ops: Ops, work: Work) -> object:
 
 def compile_launch(launch: Launch, capability: int) -> Resources:
     """For a card of that capability. Of the result, model and work are left empty."""
+    source = _source(launch)
     compiled = triton.compile(
-        _source(launch),
+        source,
         target=GPUTarget("cuda", capability, 32),
-        options={
-            "num_warps": launch.num_warps,
-            "num_stages": launch.num_stages,
-            "enable_fp_fusion": FUSES,
-        },
+        options=launch.options,
     )
     registers, spill_bytes = _usage(compiled.asm["cubin"])
+    listing = _cuobjdump(compiled.asm["cubin"], "-sass")
     return Resources(
         model="",
         work="",
@@ -198,6 +201,7 @@ def compile_launch(launch: Launch, capability: int) -> Resources:
         spill_bytes=spill_bytes,
         shared_bytes=compiled.metadata.shared,
         instruction=_instruction(compiled.asm["ptx"]),
+        before_wait=_before_wait(listing, source.signature),
     )
 
 
@@ -226,15 +230,38 @@ def _integer_type(value: int) -> str:
 
 def _usage(cubin: bytes) -> tuple[int, int]:
     """Registers and bytes of local memory, per thread."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    told = _cuobjdump(cubin, "--dump-resource-usage")
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", told)
     assert found, f"cuobjdump said {told}"
     registers, stack, local = map(int, found.groups())
     return registers, stack + local
+
+
+def _cuobjdump(cubin: bytes, what: str) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, what, file.name]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def _before_wait(listing: str, signature: Mapping[str, str]) -> str:
+    if not waits(listing):
+        return NEVER_WAITS
+    return ", ".join(sorted(touched_before_wait(listing, _pointers(signature))))
+
+
+def _pointers(signature: Mapping[str, str]) -> dict[int, str]:
+    """By their first byte among the parameters, each of which begins at a multiple of its size."""
+    found, end = {}, 0
+    for name, kind in signature.items():
+        if kind != "constexpr":
+            size = 8 if kind.startswith("*") or kind == "i64" else 4
+            begin = -(-end // size) * size
+            end = begin + size
+            if kind.startswith("*"):
+                found[begin] = name
+    return found
 
 
 def _instruction(ptx: str) -> str:

@@ -79,6 +79,11 @@ class ModelConfig:
         "too; CPUs always do.",
         False,
     )
+    overlap_launches: bool = setting(
+        "On GPUs that can (H100 and newer), let a kernel begin while the one before it ends; "
+        "answers are the same to the bit.",
+        True,
+    )
     enable_prompt_embeds: bool = setting(
         "Accept prompts as embedding tensors (prompt_embeds); off because they bypass the "
         "tokenizer.",

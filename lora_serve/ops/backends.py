@@ -29,7 +29,10 @@ CPU = torch.device("cpu")
 
 
 def available_ops(
-    device: torch.device = CPU, batch_invariant: bool = False, pin_threads: bool = False
+    device: torch.device = CPU,
+    batch_invariant: bool = False,
+    pin_threads: bool = False,
+    overlap_launches: bool = True,
 ) -> dict[str, Ops]:
     """Backends for a device by name.
 
@@ -37,18 +40,18 @@ def available_ops(
     interpreter runs (TRITON_INTERPRET=1), for tests; on other devices "triton".
     """
     if device.type != "cpu":
-        return {"triton": _load_triton(device, batch_invariant)}
+        return {"triton": _load_triton(device, batch_invariant, overlap_launches)}
     backends = {"reference": REFERENCE}
     try:
         backends["cpu"] = importlib.import_module("lora_serve.ops.cpu").load(pin=pin_threads)
     except ImportError as error:
         logger.debug("no native CPU kernels: %s", error)
     if os.environ.get("TRITON_INTERPRET") == "1":
-        backends["triton"] = _load_triton(device, batch_invariant)
+        backends["triton"] = _load_triton(device, batch_invariant, overlap_launches)
     return backends
 
 
-def _load_triton(device: torch.device, batch_invariant: bool) -> Ops:
+def _load_triton(device: torch.device, batch_invariant: bool, overlap_launches: bool) -> Ops:
     try:
         module = importlib.import_module("lora_serve.ops.triton")
     except ImportError as error:
@@ -56,7 +59,9 @@ def _load_triton(device: torch.device, batch_invariant: bool) -> Ops:
             f"--device {device}: its kernels need Triton, which cannot be imported ({error}); "
             "pip install 'lora-serve[cuda]'"
         ) from error
-    ops: Ops = module.load(device, batch_invariant=batch_invariant)
+    ops: Ops = module.load(
+        device, batch_invariant=batch_invariant, overlap_launches=overlap_launches
+    )
     return replace(
         ops,
         sample=sample_on_device,
@@ -70,13 +75,14 @@ def choose_ops(
     device: torch.device,
     batch_invariant: bool = False,
     pin_threads: bool = False,
+    overlap_launches: bool = True,
 ) -> Ops:
     """The fastest backend of a device, with groups of kernels swapped as `--override-op` asks.
 
     Raises:
         ConfigError: for a group or backend that does not exist, or cannot be loaded.
     """
-    backends = available_ops(device, batch_invariant, pin_threads)
+    backends = available_ops(device, batch_invariant, pin_threads, overlap_launches)
     if device.type != "cpu":
         return override_ops(backends["triton"], overrides, backends)
     if "cpu" not in backends:

@@ -66,7 +66,13 @@ def load_model(config: ModelConfig, device: Device, block_size: int) -> LoadedMo
 
 
 def _chosen_ops(config: ModelConfig, device: torch.device) -> Ops:
-    ops = choose_ops(config.override_op, device, config.batch_invariant, config.pin_cpu_threads)
+    ops = choose_ops(
+        config.override_op,
+        device,
+        config.batch_invariant,
+        config.pin_cpu_threads,
+        config.overlap_launches,
+    )
     if config.lm_head_screen == "off":
         ops = replace(ops, pack_screen=None)
     elif config.lm_head_screen == "auto":

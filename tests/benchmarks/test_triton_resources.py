@@ -37,6 +37,17 @@ def test_no_kernel_spills_registers(record: dict[str, Any]) -> None:
 
 
 @EVERY_RECORD
+def test_what_is_read_before_the_wait_is_what_no_kernel_writes(record: dict[str, Any]) -> None:
+    """While steps run. So they are bits of the same step, whatever else is still at work."""
+    lasting = {"plan_ptr", "weight_ptr", "cos_sin_ptr", "positions_ptr", "slot_mapping_ptr"}
+    for entry in record["kernels"]:
+        if entry["capability"] < 90:
+            assert entry["before_wait"] == "never waits", entry
+        else:
+            assert set(filter(None, entry["before_wait"].split(", "))) <= lasting, entry
+
+
+@EVERY_RECORD
 def test_tiles_of_one_kernel_take_one_instruction(record: dict[str, Any]) -> None:
     """Then a row's bits do not tell in which of them it was."""
     instructions = defaultdict(set)

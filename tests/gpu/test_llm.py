@@ -1,4 +1,7 @@
-"""tests/test_llm.py on the card: with --batch-invariant every bit is a lone, cold engine's."""
+"""tests/test_llm.py on the card: with --batch-invariant every bit is a lone, cold engine's.
+
+Which runs kernel by kernel, none of which begins before the one before it has ended.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,8 @@ def lone(
     request: pytest.FixtureRequest, model_path: Path, adapter_paths: list[Path]
 ) -> Iterator[tuple[dict[str, Any], LoneServer]]:
     arithmetic = ARITHMETIC[request.param]
-    server = LoneServer(model_path, adapter_paths, {**arithmetic, "enforce_eager": True})
+    plain = {**arithmetic, "enforce_eager": True, "overlap_launches": False}
+    server = LoneServer(model_path, adapter_paths, plain)
     yield arithmetic, server
     server.close()
 

@@ -9,6 +9,7 @@ captured as it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import triton
@@ -182,8 +183,10 @@ class TritonKernels:
         return out
 
 
-def load(device: torch.device, *, batch_invariant: bool) -> Ops:
+def load(device: torch.device, *, batch_invariant: bool, overlap_launches: bool = True) -> Ops:
     """The kernels for a card; or for the CPU, where TRITON_INTERPRET=1 has them interpreted.
+
+    overlap_launches: if the card can, let a kernel begin while the one before it ends.
 
     Raises:
         ConfigError: for a card that they cannot run on.
@@ -199,4 +202,5 @@ def load(device: torch.device, *, batch_invariant: bool) -> Ops:
         # Else cuBLAS may add the parts of a sum in the model's dtype.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    machine = replace(machine, overlaps_launches=machine.overlaps_launches and overlap_launches)
     return TritonKernels(device, machine, batch_invariant=batch_invariant).ops()

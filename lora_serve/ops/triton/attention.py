@@ -21,6 +21,7 @@ import triton.language as tl
 
 from lora_serve.ops.triton.arithmetic import multiply, rounded
 from lora_serve.ops.triton.launch import kernel
+from lora_serve.ops.triton.overlap import wait_for_earlier_kernels
 
 
 @triton.jit
@@ -209,6 +210,16 @@ def store(
         tl.store(partial_stats_ptr + to * 2 + 1, z, mask=in_tile)
 
 
+@triton.jit
+def load_4(words_ptr):
+    return (
+        tl.load(words_ptr),
+        tl.load(words_ptr + 1),
+        tl.load(words_ptr + 2),
+        tl.load(words_ptr + 3),
+    )
+
+
 @kernel()
 def attention_kernel(
     q_ptr,
@@ -234,6 +245,7 @@ def attention_kernel(
     FAR_SPAN_TILES: tl.constexpr,
     TILE_WORDS: tl.constexpr,
     WINDOWED: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     # q (T, KV_HEADS GROUP, HEAD), tokens q_stride apart; out alike, contiguous
     # cache (blocks, 2, KV_HEADS, BLOCK_SIZE, HEAD); plan: see attention_plan.py
@@ -248,13 +260,11 @@ def attention_kernel(
     for unit in range(tl.program_id(0), num_units, tl.num_programs(0)):
         kv_head = unit // SUBTILES % KV_HEADS
         tile_ptr = plan_ptr + list_start + unit // (SUBTILES * KV_HEADS) * TILE_WORDS
-        request = tl.load(tile_ptr)
-        tile_row = tl.load(tile_ptr + 1)
-        num_tokens = tl.load(tile_ptr + 2)
-        tile_position = tl.load(tile_ptr + 3)
+        request, tile_row, num_tokens, tile_position = load_4(tile_ptr)
         first_span = tl.load(tile_ptr + 4)
         end_span = tl.load(tile_ptr + 5)
         partial_row = tl.load(tile_ptr + 6)
+        wait_for_earlier_kernels(OVERLAPS)
 
         first_pair = unit % SUBTILES * ROWS
         pair = first_pair + tl.arange(0, ROWS)
@@ -290,6 +300,7 @@ def attention_kernel(
             tile_row, partial_row, num_tokens, first_pair, first_head,
             HEAD, HEAD_BLOCK, KV_HEADS * GROUP, GROUP, ROWS,
         )  # fmt: skip
+    wait_for_earlier_kernels(OVERLAPS)  # without a unit, too
 
 
 @kernel()
@@ -307,6 +318,7 @@ def fold_kernel(
     GROUP_BLOCK: tl.constexpr,
     FOLD_WORDS: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     # The spans of one token that were walked apart, in ascending order
     # One unit: some channels of a KV head's group
@@ -318,10 +330,8 @@ def fold_kernel(
         mask = (row < GROUP)[:, None] & (channel < HEAD)[None, :]
         kv_head = unit // CHANNEL_BLOCKS % KV_HEADS
         fold_ptr = plan_ptr + fold_start + unit // (CHANNEL_BLOCKS * KV_HEADS) * FOLD_WORDS
-        token_row = tl.load(fold_ptr).to(tl.int64)
-        partial_row = tl.load(fold_ptr + 1)
-        span_rows = tl.load(fold_ptr + 2)
-        num_spans = tl.load(fold_ptr + 3)
+        token_row, partial_row, span_rows, num_spans = load_4(fold_ptr)
+        wait_for_earlier_kernels(OVERLAPS)
         total_m = tl.full((GROUP_BLOCK,), -float("inf"), tl.float32)
         total_z = tl.zeros((GROUP_BLOCK,), tl.float32)
         total_a = tl.zeros((GROUP_BLOCK, CHANNELS), tl.float32)
@@ -335,5 +345,6 @@ def fold_kernel(
             a = tl.load(a_ptrs, mask=mask, other=0.0)
             total_m, total_z, total_a = fold(total_m, total_z, total_a, m, z, a, scale)
         out = rounded(total_a / total_z[:, None], out_ptr.dtype.element_ty)
-        head = token_row * (KV_HEADS * GROUP) + kv_head * GROUP + row
+        head = token_row.to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + row
         tl.store(out_ptr + head[:, None] * HEAD + channel[None, :], out, mask=mask)
+    wait_for_earlier_kernels(OVERLAPS)  # without a unit, too

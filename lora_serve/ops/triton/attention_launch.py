@@ -55,6 +55,7 @@ def attention_launches(
         "HEAD": head_size,
         "KV_HEADS": num_kv_heads,
         "GROUP": group,
+        "OVERLAPS": machine.overlaps_launches,
     }
     launches = []
     for index, (num_tiles, tokens) in enumerate(

@@ -16,6 +16,7 @@ from torch import Tensor
 from lora_serve.errors import ConfigError
 from lora_serve.ops.triton.arithmetic import rounded
 from lora_serve.ops.triton.launch import Launch, Machine, kernel
+from lora_serve.ops.triton.overlap import wait_for_earlier_kernels
 
 MIN_HEAD_SIZE, MAX_HEAD_SIZE, HEAD_STEP = 16, 256, 16
 
@@ -61,6 +62,7 @@ def rotary_and_write_kv_kernel(
     KV_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     # y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin: x1 and x2 are the halves of a head
     # q (T, HEADS, HEAD), k and v (T, KV_HEADS, HEAD): tokens *_stride apart; cos_sin (P, HEAD)
@@ -82,6 +84,7 @@ def rotary_and_write_kv_kernel(
     angles = cos_sin_ptr + (position * HEAD)[:, None] + channel
     cos = tl.load(angles, mask=is_q | is_k, other=0.0)
     sin = tl.load(angles + HALF, mask=is_q | is_k, other=0.0)
+    wait_for_earlier_kernels(OVERLAPS)
     q_ptrs = q_ptr + (token * q_stride + head * HEAD)[:, None] + channel
     k_ptrs = k_ptr + (token * k_stride + kv_head * HEAD)[:, None] + channel
     v_ptrs = v_ptr + (token * v_stride + kv_head * HEAD)[:, None] + channel
@@ -150,6 +153,7 @@ def rotary_and_write_kv_launch(
             "KV_HEADS": num_kv_heads,
             "BLOCK_SIZE": block_size,
             "ROWS": rows,
+            "OVERLAPS": machine.overlaps_launches,
         },
         num_warps=4,
     )

@@ -14,6 +14,8 @@ import torch
 import triton
 from torch import Tensor
 
+LEAST_OVERLAPPING_CAPABILITY = 90
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -21,16 +23,20 @@ class Machine:
 
     shared_bytes: of a multiprocessor, for the programs that it runs at once.
     row_elements: what a program of a kernel that takes rows by themselves works on, at least.
+    overlaps_launches: whether a kernel begins while the one before it ends (overlap.py).
     """
 
     num_multiprocessors: int
     capability: int
     shared_bytes: int
     row_elements: int = 1024
+    overlaps_launches: bool = False
 
 
 A100 = Machine(num_multiprocessors=108, capability=80, shared_bytes=164 << 10)
-H200 = Machine(num_multiprocessors=132, capability=90, shared_bytes=228 << 10)
+H200 = Machine(
+    num_multiprocessors=132, capability=90, shared_bytes=228 << 10, overlaps_launches=True
+)
 # An interpreted operation takes the same time for a thousand elements as for one.
 INTERPRETER = Machine(1, 90, H200.shared_bytes, row_elements=1 << 16)
 
@@ -39,10 +45,12 @@ def machine_of(device: torch.device) -> Machine:
     if device.type != "cuda":
         return INTERPRETER
     properties = torch.cuda.get_device_properties(device)
+    capability = 10 * properties.major + properties.minor
     return Machine(
         num_multiprocessors=properties.multi_processor_count,
-        capability=10 * properties.major + properties.minor,
+        capability=capability,
         shared_bytes=properties.shared_memory_per_multiprocessor,
+        overlaps_launches=capability >= LEAST_OVERLAPPING_CAPABILITY,
     )
 
 
@@ -86,6 +94,16 @@ class Launch:
     num_stages: int = 1
 
     @property
+    def options(self) -> dict[str, int | bool]:
+        """For the compiler and the launch, beside the constants."""
+        return {
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "enable_fp_fusion": FUSES,
+            "launch_pdl": bool(self.constants["OVERLAPS"]),
+        }
+
+    @property
     def variant(self) -> tuple[object, ...]:
         """What the compiler knows of it: launches of one variant run the same machine code."""
         arguments = (self._known(name, value) for name, value in self.arguments.items())
@@ -104,10 +122,4 @@ Run = Callable[[Launch], None]
 def run(launch: Launch) -> None:
     if 0 in launch.grid:
         return
-    launch.kernel[launch.grid](
-        **launch.arguments,
-        **launch.constants,
-        num_warps=launch.num_warps,
-        num_stages=launch.num_stages,
-        enable_fp_fusion=FUSES,
-    )
+    launch.kernel[launch.grid](**launch.arguments, **launch.constants, **launch.options)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lora_serve.ops.triton.arithmetic import multiply, rounded
 from lora_serve.ops.triton.launch import Launch, Machine, kernel
+from lora_serve.ops.triton.overlap import wait_for_earlier_kernels
 
 RESERVED_SHARED_BYTES = 1024  # by the driver, of each program's
 ROW_BLOCKS_TOGETHER = 8  # neighbouring programs share rows or weights while the L2 cache holds them
@@ -56,6 +57,7 @@ def linear_kernel(
     IN_STEP: tl.constexpr,
     TOGETHER: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     # One program: ROWS rows of OUTS outputs, TOGETHER blocks of rows before the next outputs
     row_blocks = tl.cdiv(num_rows, ROWS)
@@ -69,6 +71,7 @@ def linear_kernel(
     x_rows = x_ptr + row.to(tl.int64)[:, None] * IN
     weight_rows = weight_ptr + o.to(tl.int64)[None, :] * IN
     total = tl.zeros((ROWS, OUTS), tl.float32)
+    wait_for_earlier_kernels(OVERLAPS)
     for first in range(0, IN, IN_STEP):
         i = first + tl.arange(0, IN_STEP)
         x_mask = (row < num_rows)[:, None]
@@ -113,6 +116,7 @@ def linear_launch(x: Tensor, packed: PackedLinear, y: Tensor, machine: Machine) 
             "IN_STEP": tile.in_step,
             "TOGETHER": ROW_BLOCKS_TOGETHER,
             "HAS_BIAS": packed.bias is not None,
+            "OVERLAPS": machine.overlaps_launches,
         },
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

@@ -29,6 +29,7 @@ from lora_serve.ops.triton.lora_plan import (
     TILE_WORDS,
     LoRAPlan,
 )
+from lora_serve.ops.triton.overlap import wait_for_earlier_kernels
 
 IN_SPAN = 1024
 IN_STEP = 128
@@ -65,6 +66,7 @@ def shrink_kernel(
     RANK_STEP: tl.constexpr,
     HEADER_WORDS: tl.constexpr,
     TILE_WORDS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     # hidden[span, t, c] = sum of x[t, i] a[c, i] over the span's i, for all parts' columns c
     # x (T, IN); hidden (UNIT_SPANS, T, hidden_width), float32, of SPANS_OF_UNIT spans each
@@ -81,6 +83,7 @@ def shrink_kernel(
         num_rows = tl.load(tile_ptr + 2).to(tl.int32)
         a_ptr = tl.multiple_of(tl.load(layer_ptr).to(x_ptr.dtype), 16)
         num_columns = tl.load(layer_ptr + 1).to(tl.int32)
+        wait_for_earlier_kernels(OVERLAPS)
         unit_span = unit // column_units % UNIT_SPANS
         begin = unit_span * (SPANS_OF_UNIT * IN_SPAN)
         end = tl.minimum(IN, begin + SPANS_OF_UNIT * IN_SPAN)
@@ -108,6 +111,29 @@ def shrink_kernel(
             to = unit_span * span_stride + (tile_row + row) * hidden_width
             to_mask = (row < num_rows)[:, None] & (column < num_columns)[None, :]
             tl.store(hidden_ptr + to[:, None] + column[None, :], total, mask=to_mask)
+    wait_for_earlier_kernels(OVERLAPS)  # without a unit, too
+
+
+@triton.jit
+def find_part(
+    parts_ptr,
+    block,
+    OUT_BLOCK: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
+    PART_WORDS: tl.constexpr,
+):
+    """The part that a block of a layer's outputs falls in, or -1, and which of the part's it is."""
+    part = -1
+    part_block = 0
+    for candidate in tl.static_range(MAX_PARTS):
+        # No outputs where the adapter has no such part.
+        num_out = tl.load(parts_ptr + candidate * PART_WORDS + 2).to(tl.int32)
+        num_blocks = tl.cdiv(num_out, OUT_BLOCK)
+        is_here = (block >= 0) & (block < num_blocks)
+        part = tl.where(is_here, candidate, part)
+        part_block = tl.where(is_here, block, part_block)
+        block -= num_blocks
+    return part, part_block
 
 
 @kernel()
@@ -130,6 +156,7 @@ def expand_kernel(
     MAX_PARTS: tl.constexpr,
     FIRST_PART_WORD: tl.constexpr,
     PART_WORDS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     # y[t, first output of part + o] += scale * sum of hidden[t, r] b[o, r]
     # y (T, OUT) and b of one dtype; hidden (UNIT_SPANS, T, hidden_width), float32
@@ -142,17 +169,7 @@ def expand_kernel(
         parts_ptr = tl.load(tile_ptr).to(plan_ptr.dtype) + layer_start + FIRST_PART_WORD
         tile_row = tl.load(tile_ptr + 1)
         num_rows = tl.load(tile_ptr + 2).to(tl.int32)
-        block = unit % OUT_UNITS
-        part = -1
-        part_block = 0
-        for candidate in tl.static_range(MAX_PARTS):
-            # No outputs where the adapter has no such part.
-            num_out = tl.load(parts_ptr + candidate * PART_WORDS + 2).to(tl.int32)
-            num_blocks = tl.cdiv(num_out, OUT_BLOCK)
-            is_here = (block >= 0) & (block < num_blocks)
-            part = tl.where(is_here, candidate, part)
-            part_block = tl.where(is_here, block, part_block)
-            block -= num_blocks
+        part, part_block = find_part(parts_ptr, unit % OUT_UNITS, OUT_BLOCK, MAX_PARTS, PART_WORDS)
         if part >= 0:
             part_ptr = parts_ptr + part * PART_WORDS
             b_ptr = tl.multiple_of(tl.load(part_ptr).to(y_ptr.dtype), 16)
@@ -167,18 +184,22 @@ def expand_kernel(
             delta = tl.zeros((ROWS, OUT_BLOCK), tl.float32)
             for first in range(0, rank, RANK_BLOCK):
                 r = first + tl.arange(0, RANK_BLOCK)
+                b_mask = (o < num_out)[None, :] & (r < rank)[:, None]
+                b = tl.load(b_rows + r[:, None], mask=b_mask, other=0.0)
+                wait_for_earlier_kernels(OVERLAPS)
                 hidden_mask = (row < num_rows)[:, None] & (r < rank)[None, :]
                 hidden = tl.zeros((ROWS, RANK_BLOCK), tl.float32)
                 for span in tl.static_range(UNIT_SPANS):  # all on their way at once
                     hidden_ptrs = hidden_rows + (span * span_stride + r)[None, :]
                     hidden += tl.load(hidden_ptrs, mask=hidden_mask, other=0.0)
-                b_mask = (o < num_out)[None, :] & (r < rank)[:, None]
-                b = tl.load(b_rows + r[:, None], mask=b_mask, other=0.0)
                 delta = multiply_wide(hidden, b, delta)
+            # It has waited: no rank is 0. But that is not to be seen from the code.
+            wait_for_earlier_kernels(OVERLAPS)
             y_ptrs = y_ptr + ((tile_row + row) * OUT + first_out)[:, None] + o[None, :]
             y_mask = (row < num_rows)[:, None] & (o < num_out)[None, :]
             y = tl.fma(delta, scale, tl.load(y_ptrs, mask=y_mask, other=0.0).to(tl.float32))
             tl.store(y_ptrs, rounded(y, y_ptr.dtype.element_ty), mask=y_mask)
+    wait_for_earlier_kernels(OVERLAPS)  # without a unit, too
 
 
 def lora_launches(
@@ -211,6 +232,7 @@ def lora_launches(
         "RANK_STEP": RANK_STEP,
         "HEADER_WORDS": HEADER_WORDS,
         "TILE_WORDS": TILE_WORDS,
+        "OVERLAPS": machine.overlaps_launches,
     }
     shrink = Launch(
         shrink_kernel,

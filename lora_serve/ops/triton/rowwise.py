@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lora_serve.ops.triton.arithmetic import rounded
 from lora_serve.ops.triton.launch import Launch, Machine, kernel
+from lora_serve.ops.triton.overlap import wait_for_earlier_kernels
 
 MAX_WIDTH = 32768
 ACTIVATION_BLOCK = 1024
@@ -29,6 +30,7 @@ def norm_kernel(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     ADDS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     # y = r / sqrt(mean(r^2) + eps) * weight, where r = x, or residual + x written to residual
     # x, residual, y (num_rows, WIDTH); one program per ROWS rows
@@ -36,6 +38,8 @@ def norm_kernel(
     column = tl.arange(0, BLOCK)[None, :]
     mask = (row < num_rows) & (column < WIDTH)
     offsets = row.to(tl.int64) * WIDTH + column
+    weight = tl.load(weight_ptr + column, mask=column < WIDTH, other=0.0)
+    wait_for_earlier_kernels(OVERLAPS)
     x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     if ADDS:
         x += tl.load(residual_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
@@ -44,18 +48,25 @@ def norm_kernel(
         x = total.to(tl.float32)
     mean_square = tl.sum(x * x, axis=1) / WIDTH
     scale = 1.0 / tl.sqrt_rn(mean_square + eps)
-    weight = tl.load(weight_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
-    tl.store(y_ptr + offsets, rounded(x * scale[:, None] * weight, y_ptr.dtype.element_ty), mask)
+    y = x * scale[:, None] * weight.to(tl.float32)
+    tl.store(y_ptr + offsets, rounded(y, y_ptr.dtype.element_ty), mask)
 
 
 @kernel()
 def silu_and_mul_kernel(
-    x_ptr, y_ptr, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
+    x_ptr,
+    y_ptr,
+    num_rows,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     # y (num_rows, WIDTH) = silu(x[:, :WIDTH]) * x[:, WIDTH:]; programs (rows, blocks of columns)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     mask = (row < num_rows) & (column < WIDTH)
+    wait_for_earlier_kernels(OVERLAPS)
     gate = tl.load(x_ptr + row * 2 * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * 2 * WIDTH + WIDTH + column, mask=mask, other=0.0).to(tl.float32)
     y = gate / (1.0 + tl.exp(-gate)) * up
@@ -87,7 +98,13 @@ def norm_launch(
             "num_rows": num_rows,
             "eps": eps,
         },
-        {"WIDTH": width, "BLOCK": block, "ROWS": rows, "ADDS": residual is not None},
+        {
+            "WIDTH": width,
+            "BLOCK": block,
+            "ROWS": rows,
+            "ADDS": residual is not None,
+            "OVERLAPS": machine.overlaps_launches,
+        },
         num_warps=min(16, max(2, block // 512)),
     )
 
@@ -101,6 +118,6 @@ def silu_and_mul_launch(x: Tensor, y: Tensor, machine: Machine) -> Launch:
         silu_and_mul_kernel,
         (triton.cdiv(num_rows, rows), triton.cdiv(width, block)),
         {"x_ptr": x, "y_ptr": y, "num_rows": num_rows},
-        {"WIDTH": width, "BLOCK": block, "ROWS": rows},
+        {"WIDTH": width, "BLOCK": block, "ROWS": rows, "OVERLAPS": machine.overlaps_launches},
         num_warps=4,
     )
