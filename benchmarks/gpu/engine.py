@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,7 @@ class Settings:
     batch_invariant: bool = False
     num_blocks: int | None = None
     async_scheduling: bool | None = None
+    overlap_launches: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +256,11 @@ class MeasuredEngine:
             return None
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             seconds = sum(self.step() for _ in range(num_steps))
-        busy = sum(event.self_device_time_total for event in profile.key_averages())
+        busy = covered(
+            (event.time_range.start, event.time_range.end)
+            for event in profile.events()
+            if event.device_type == torch.autograd.DeviceType.CUDA
+        )
         return 1.0 - busy / 1e6 / seconds if busy else None
 
     def _checkpoint(self, path: str) -> AdapterCheckpoint:
@@ -269,6 +275,15 @@ class MeasuredEngine:
 
     def _raw(self, *shape: int) -> RawTensor:
         return RawTensor("BF16", shape, self._random[: 2 * shape[0] * shape[1]])
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """How much time lies in any of them: kernels may begin while others end."""
+    total, end = 0.0, -math.inf
+    for begin, span_end in sorted(spans):
+        total += max(0.0, span_end - max(begin, end))
+        end = max(end, span_end)
+    return total
 
 
 def _notify_nobody() -> None:
@@ -290,6 +305,7 @@ def engine_config(directory: Path, settings: Settings) -> EngineConfig:
             dtype="bfloat16",
             device=settings.device,
             batch_invariant=settings.batch_invariant,
+            overlap_launches=settings.overlap_launches,
             max_model_len=settings.max_model_len,
         ),
         cache=CacheConfig(enable_prefix_caching=False, num_gpu_blocks_override=settings.num_blocks),

@@ -62,6 +62,7 @@ class Measurement:
             self._measure_engines(shape)
             if index == 0:
                 self._measure_peers(name)
+                self._measure_separate_launches(shape)
             self.attempt(f"{name}: kernels", partial(self._time_kernels, shape))
 
     def attempt(self, name: str, part: Callable[[], None]) -> None:
@@ -102,8 +103,7 @@ class Measurement:
     def _measure_engines(self, shape: ShapeReport) -> None:
         """As it is served, then with other settings, where the adapters are none or 32."""
         served, lengths, cases = self._settings(), self._prompt_lengths(), self._cases()
-        few = [(requests, adapters) for requests, adapters in cases if adapters in (0, 32)]
-        counts = self._adapter_counts()
+        few, counts = self._few_cases(), self._adapter_counts()
         exact = replace(served, batch_invariant=True)
         serial = replace(served, async_scheduling=False)
         for what, *arguments in (
@@ -113,6 +113,12 @@ class Measurement:
         ):
             part = partial(self._time_engine, shape.name, *arguments)
             self.attempt(f"{shape.name}: {what}", part)
+
+    def _measure_separate_launches(self, shape: ShapeReport) -> None:
+        settings = replace(self._settings(), overlap_launches=False)
+        few = self._few_cases()
+        part = partial(self._time_engine, shape.name, shape.separate, settings, (), few, ())
+        self.attempt(f"{shape.name}: --no-overlap-launches", part)
 
     def _time_engine(
         self,
@@ -206,3 +212,6 @@ class Measurement:
             return [(1, 0), (4, 0), (4, 1), (4, 4)]
         requests = (1, 8, 32, 64, 128, 256)
         return [(n, adapters) for adapters in (0, 1, 8, 32, 256) for n in requests if adapters <= n]
+
+    def _few_cases(self) -> list[tuple[int, int]]:
+        return [(n, adapters) for n, adapters in self._cases() if adapters in (0, 32)]

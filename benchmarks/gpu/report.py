@@ -32,7 +32,7 @@ class ShapeReport:
     """One shape. weight_bytes: what a decode step reads at least; flops_per_token: of prefill.
 
     served: by the settings of a server. exact: with --batch-invariant. serial: with
-    --no-async-scheduling.
+    --no-async-scheduling. separate: with --no-overlap-launches; of the first shape alone.
     """
 
     name: str
@@ -41,6 +41,7 @@ class ShapeReport:
     served: EngineTimings = field(default_factory=EngineTimings)
     exact: EngineTimings = field(default_factory=EngineTimings)
     serial: EngineTimings = field(default_factory=EngineTimings)
+    separate: EngineTimings = field(default_factory=EngineTimings)
     kernels: list[KernelTiming] = field(default_factory=list)
 
 
@@ -119,11 +120,13 @@ def _shape_sections(shape: ShapeReport, ceilings: Ceilings) -> Iterable[str]:
     limit_ms = shape.weight_bytes / ceilings.gb_per_second / 1e6
     exact = {(t.num_requests, t.num_adapters): t for t in shape.exact.decode}
     serial = {(t.num_requests, t.num_adapters): t for t in shape.serial.decode}
+    separate = {(t.num_requests, t.num_adapters): t for t in shape.separate.decode}
     base = {t.num_requests: t.step_ms for t in served.decode if not t.num_adapters}
     yield _table(
         (
             *("requests", "adapters", "ms a step", "tokens/s", "of the limit", "of base"),
-            *("card idle", "not overlapped, ms", "card idle", "batch-invariant, ms"),
+            *("card idle", "steps not overlapped, ms", "card idle", "batch-invariant, ms"),
+            "launches not overlapped, ms",
         ),
         [
             (
@@ -137,6 +140,7 @@ def _shape_sections(shape: ShapeReport, ceilings: Ceilings) -> Iterable[str]:
                 _step_ms(serial.get((t.num_requests, t.num_adapters))),
                 _idle(serial.get((t.num_requests, t.num_adapters))),
                 _step_ms(exact.get((t.num_requests, t.num_adapters))),
+                _step_ms(separate.get((t.num_requests, t.num_adapters))),
             )
             for t in served.decode
         ],

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.ceilings import Ceilings
-from benchmarks.gpu.engine import DecodeTiming, MeasuredEngine
+from benchmarks.gpu.engine import DecodeTiming, MeasuredEngine, covered
 from benchmarks.gpu.measurement import Measurement
 from benchmarks.gpu.shapes import SHAPES, model_config
 from lora_serve.models.families import read_spec
@@ -51,10 +51,11 @@ def test_the_json_holds_every_figure(page: Path) -> None:
         (4, 1),
         (4, 4),
     }
-    assert [t["num_adapters"] for t in shape["serial"]["decode"]] == [0, 0]
+    for settings in ("serial", "separate"):
+        assert [t["num_adapters"] for t in shape[settings]["decode"]] == [0, 0]
     assert [t["num_adapters"] for t in shape["served"]["first_token"]] == [1, 4]
     assert all(0 < t["median_ms"] <= t["worst_ms"] for t in shape["served"]["first_token"])
-    for settings in ("served", "exact", "serial"):
+    for settings in ("served", "exact", "serial", "separate"):
         for timing in shape[settings]["decode"]:
             assert timing["tokens_per_second"] == pytest.approx(
                 1e3 * timing["num_requests"] / timing["step_ms"]
@@ -69,7 +70,8 @@ def test_what_there_is_no_time_for_is_named(tmp_path: Path) -> None:
         f"Left out, for want of time: tiny: {part}."
         for part in (
             *("engine", "--batch-invariant", "--no-async-scheduling", "lora-serve beside peers"),
-            *("transformers", "transformers + PEFT, an adapter each", "kernels"),
+            *("transformers", "transformers + PEFT, an adapter each"),
+            *("--no-overlap-launches", "kernels"),
         )
     ]
 
@@ -109,7 +111,7 @@ def test_a_run_that_is_killed_has_written_what_it_found_and_the_next_one_goes_on
     resumed.measure(["tiny"])
     assert resumed.report.shapes[0].served.decode[:2] == kept.decode
     few = [(1, 0), (4, 0)]  # with other settings
-    assert asked == [(1, 0), (4, 0), (4, 1), (4, 1), (4, 4), *few, *few]
+    assert asked == [(1, 0), (4, 0), (4, 1), (4, 1), (4, 4), *few, *few, *few]
     idle = begin(tmp_path, minutes=0.0)
     idle.measure(["tiny"])
     assert (idle.report.shapes, idle.report.notes) == (resumed.report.shapes, [])
@@ -149,6 +151,11 @@ def test_figures_of_other_code_are_not_gone_on_with(
 def test_a_report_of_an_earlier_form_is_begun_anew(tmp_path: Path) -> None:
     (tmp_path / "gpu-cpu.json").write_text('{"device": "cpu"}')
     assert begin(tmp_path).report.finished == []
+
+
+def test_time_in_which_several_kernels_ran_counts_once() -> None:
+    assert covered([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0), (5.25, 5.5)]) == 4.0
+    assert covered([]) == 0.0
 
 
 def test_the_nearer_ceiling_is_the_limit() -> None:
