@@ -24,6 +24,15 @@ class SeenTokens(msgspec.Struct, frozen=True, gc=False):
     token_ids: array[int]
     num_drawn: array[int]
 
+    def and_drawn(self, token_id: int) -> SeenTokens:
+        """The same when the answer has one more."""
+        token_ids, num_drawn = self.token_ids[:], self.num_drawn[:]
+        if token_id not in token_ids:
+            token_ids.append(token_id)
+            num_drawn.append(0)
+        num_drawn[token_ids.index(token_id)] += 1
+        return SeenTokens(token_ids, num_drawn)
+
 
 NOTHING_SEEN = SeenTokens(array("i"), array("i"))
 
@@ -59,7 +68,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
 
     token_ids: 0 where `embeds` supplies the row instead, or `token_from` tells of the token.
     token_from: set where the only token is one that nobody was told yet: the request's share of the
-        step before this one draws it, and stands there at this index.
+        step before this one draws it, and stands there at this index. `sample` does not count it.
     embeds: rows of prompt_embeds for the first tokens of this chunk, in the model's dtype,
         hidden_size values each; empty when there are none.
     block_ids: blocks for positions [0, start + len(token_ids)), in order.

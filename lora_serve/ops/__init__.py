@@ -131,8 +131,9 @@ class Ops:
     sample(logits (N, V), N SampleInputs) -> N of (token id, TokenLogprobs or None), and
     token_logprobs(logits (N, V), N token ids, num_top) -> N TokenLogprobs: as lora_serve.sampling
         has them, to the bit on every backend. Left out, they are the very functions there.
-    begin_sampling(logits, inputs) -> what `sample` gives, while it is still being drawn; None where
-        it is drawn by the host.
+    begin_sampling(logits, inputs, uncounted) -> what `sample` gives, while it is still being drawn;
+        None where it is drawn by the host. uncounted (N), int64, or None: a token of each row that
+        its SampleInput.seen does not count, or -1 for none.
     graph_plans: how plans live at fixed addresses; None where nothing is ever captured.
     """
 
@@ -157,7 +158,7 @@ class Ops:
     token_logprobs: Callable[[Tensor, Sequence[int], int], list[TokenLogprobs]] = (
         logprobs.token_logprobs
     )
-    begin_sampling: Callable[[Tensor, Sequence[SampleInput]], Drawn] | None = None
+    begin_sampling: Callable[[Tensor, Sequence[SampleInput], Tensor | None], Drawn] | None = None
     graph_plans: GraphPlans | None = None
     pack_quantized: Callable[[Tensor, CodeFormat, Tensor | None, bool], PackedLinear] | None = None
     embed: Callable[[Tensor, Tensor], Tensor] = _rows_of

@@ -17,15 +17,20 @@ from torch import Tensor
 from lora_serve.host_copies import to_device
 from lora_serve.step import SampleInput
 
+_NOT_SEEN = -1
 
-def adjust(rows: Tensor, inputs: Sequence[SampleInput]) -> None:
-    """Change the rows (M, V), float32 and contiguous, in place."""
+
+def adjust(rows: Tensor, inputs: Sequence[SampleInput], uncounted: Tensor | None = None) -> None:
+    """Change the rows (M, V), float32 and contiguous, in place.
+
+    uncounted (M): as of Ops.begin_sampling.
+    """
     if any(item.banned_token_ids for item in inputs):
         _ban(rows, [item.banned_token_ids for item in inputs])
     if any(item.params.logit_bias for item in inputs):
         _add_biases(rows, [item.params.logit_bias for item in inputs])
     if any(item.params.has_penalties for item in inputs):
-        _penalize(rows, inputs)
+        _penalize(rows, inputs, uncounted)
 
 
 def _ban(rows: Tensor, ids: Sequence[Sequence[int]]) -> None:
@@ -40,21 +45,37 @@ def _add_biases(rows: Tensor, biases: Sequence[Mapping[int, float]]) -> None:
     logits[places] += _on_device(values[entries.is_known], rows)
 
 
-def _penalize(rows: Tensor, inputs: Sequence[SampleInput]) -> None:
-    params, logits = [item.params for item in inputs], rows.view(-1)
+def _penalize(rows: Tensor, inputs: Sequence[SampleInput], uncounted: Tensor | None) -> None:
     seen = _entries(rows, [item.seen.token_ids for item in inputs])
+    num_drawn = np.concatenate([item.seen.num_drawn for item in inputs])[seen.is_known]
     places = _on_device(seen.places, rows)
-    penalties = _on_device(seen.of_rows([each.repetition_penalty for each in params]), rows)
-    found = logits[places]
-    logits[places] = torch.where(found > 0, found / penalties, found * penalties)
+    all_counts = torch.full((rows.numel(),), _NOT_SEEN, dtype=torch.int32, device=rows.device)
+    all_counts[places] = _on_device(num_drawn, rows)
+    if uncounted is not None:
+        others = _count(all_counts, uncounted, rows.shape[1])
+        places = torch.cat((places, others))  # some twice: they get one value
+    owners = places // rows.shape[1]
 
-    counts = np.concatenate([item.seen.num_drawn for item in inputs])[seen.is_known]
-    is_drawn, counts = counts > 0, counts.astype(np.float32)
-    frequency = seen.of_rows([each.frequency_penalty for each in params]) * counts
-    presence = seen.of_rows([each.presence_penalty for each in params])
-    places = _on_device(seen.places[is_drawn], rows)
-    logits[places] -= _on_device(frequency[is_drawn], rows)
-    logits[places] -= _on_device(presence[is_drawn], rows)
+    def of_rows(values: list[float]) -> Tensor:
+        return _on_device(np.array(values, np.float32), rows)[owners]
+
+    params, logits, counts = [item.params for item in inputs], rows.view(-1), all_counts[places]
+    repetition = of_rows([each.repetition_penalty for each in params])
+    frequency = of_rows([each.frequency_penalty for each in params])
+    presence = of_rows([each.presence_penalty for each in params])
+    found = logits[places]
+    repeated = torch.where(found > 0, found / repetition, found * repetition)
+    found = torch.where(counts > _NOT_SEEN, repeated, found)
+    logits[places] = torch.where(counts > 0, found - frequency * counts - presence, found)
+
+
+def _count(all_counts: Tensor, token_ids: Tensor, vocab_size: int) -> Tensor:
+    """Count one more token of each row, but for those of -1; where they stand, or anything does."""
+    starts = vocab_size * torch.arange(len(token_ids), device=token_ids.device)
+    places = starts + token_ids.clamp(min=0)
+    counts = all_counts[places]
+    all_counts[places] = torch.where(token_ids < 0, counts, counts.clamp(min=0) + 1)
+    return places
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +83,11 @@ class _Entries:
     """Some entries of rows, K of them.
 
     is_known: of all ids that were given, which are in the vocabulary: a tokenizer may name more.
-    owners (K): their rows. places (K): in the rows laid out one after the other.
+    places (K): in the rows laid out one after the other.
     """
 
     is_known: npt.NDArray[np.bool_]
-    owners: npt.NDArray[np.int64]
     places: npt.NDArray[np.int64]
-
-    def of_rows(self, values: Sequence[float]) -> npt.NDArray[np.float32]:
-        """(K): each row's number at each of its entries."""
-        return np.array(values, np.float32)[self.owners]
 
 
 def _entries(rows: Tensor, ids: Sequence[Sequence[int]]) -> _Entries:
@@ -80,7 +96,7 @@ def _entries(rows: Tensor, ids: Sequence[Sequence[int]]) -> _Entries:
     given = np.concatenate([np.asarray(each, np.int64) for each in ids])
     owners = np.arange(len(ids)).repeat([len(each) for each in ids])
     is_known = (given >= 0) & (given < vocab_size)
-    return _Entries(is_known, owners[is_known], (owners * vocab_size + given)[is_known])
+    return _Entries(is_known, (owners * vocab_size + given)[is_known])
 
 
 def _on_device(values: npt.NDArray[np.generic], rows: Tensor) -> Tensor:

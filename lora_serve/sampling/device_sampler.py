@@ -32,13 +32,15 @@ def sample_on_device(
     logits: Tensor, inputs: Sequence[SampleInput]
 ) -> list[tuple[int, TokenLogprobs | None]]:
     """As sampler.sample."""
-    return begin_sampling(logits, inputs).tell()
+    return begin_sampling(logits, inputs, None).tell()
 
 
-def begin_sampling(logits: Tensor, inputs: Sequence[SampleInput]) -> DeviceDraws:
-    """The same, without waiting for it."""
+def begin_sampling(
+    logits: Tensor, inputs: Sequence[SampleInput], uncounted: Tensor | None
+) -> DeviceDraws:
+    """The same, without waiting for it. uncounted: as of Ops.begin_sampling."""
     plain = comparable_rows(logits)
-    tokens = _choose(_adjusted(logits, plain, inputs), inputs)
+    tokens = _choose(_adjusted(logits, plain, inputs, uncounted), inputs)
     num_tops = {
         i: item.params.logprobs for i, item in enumerate(inputs) if item.params.logprobs is not None
     }
@@ -94,14 +96,17 @@ def _take(rows: Tensor, indices: Sequence[int]) -> Tensor:
     return rows[to_device(torch.tensor(indices), rows.device)]
 
 
-def _adjusted(logits: Tensor, plain: Tensor, inputs: Sequence[SampleInput]) -> Tensor:
+def _adjusted(
+    logits: Tensor, plain: Tensor, inputs: Sequence[SampleInput], uncounted: Tensor | None
+) -> Tensor:
     """`plain` itself if nobody changes anything, else a copy with the rows of those that do."""
     changing = [i for i, item in enumerate(inputs) if item.changes_logits]
     changed = plain.clone() if changing else plain
     for start in range(0, len(changing), _ROWS_AT_ONCE):
         indices = changing[start : start + _ROWS_AT_ONCE]
         rows = _take(logits, indices).to(torch.float32, copy=True).contiguous()
-        adjust(rows, [inputs[i] for i in indices])
+        more = None if uncounted is None else _take(uncounted, indices)
+        adjust(rows, [inputs[i] for i in indices], more)
         changed[to_device(torch.tensor(indices), rows.device)] = comparable_rows(rows)
     return changed
 

@@ -103,13 +103,13 @@ class Request:
         """How many tokens the next step may compute; 0 while that hangs on the step in flight.
 
         A token that is not known yet may be computed, for the worker has it: unless it will end the
-        answer by its number, or the choice of the next one needs all that were drawn before.
+        answer by its number.
         """
         num_known = self.num_tokens - self.num_planned_tokens
         if num_known or not self.num_awaited_tokens:
             return num_known
         is_last = self.num_output_tokens + self.num_awaited_tokens >= self.max_tokens
-        return 0 if is_last or self.params.has_penalties else 1
+        return 0 if is_last else 1
 
     @property
     def num_sharable_blocks(self) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from lora_serve.models.decoder import Decoder
@@ -135,9 +136,26 @@ class ModelRunner:
             if tokens is not None:
                 return KnownDraws([(token, None) for token in tokens])
         logits = self._decoder.logits(hidden)
+        uncounted = self._uncounted([requests[index] for index in samplers], inputs)
         if self._ops.begin_sampling is not None:
-            return self._ops.begin_sampling(logits, inputs)
-        return KnownDraws(self._ops.sample(logits, inputs))
+            return self._ops.begin_sampling(logits, inputs, uncounted)
+        return KnownDraws(self._ops.sample(logits, _counted(inputs, uncounted)))
+
+    def _uncounted(
+        self, requests: Sequence[ScheduledRequest], inputs: Sequence[SampleInput]
+    ) -> Tensor | None:
+        """As Ops.begin_sampling takes them: of the requests whose penalties ask."""
+        places = [
+            self._last.places[request.token_from]
+            if request.token_from is not None and item.params.has_penalties
+            else -1
+            for request, item in zip(requests, inputs, strict=True)
+        ]
+        if max(places) < 0:
+            return None
+        there = self._device.upload(torch.tensor(places))
+        tokens = self._last.drawn.token_ids[there.clamp(min=0)]
+        return torch.where(there < 0, -1, tokens)
 
     def _prompt_logprobs(
         self, request: ScheduledRequest, hidden: Tensor, first: int
@@ -151,3 +169,13 @@ class ModelRunner:
             logits = self._decoder.logits(hidden[row : row + len(wanted)])
             found += self._ops.token_logprobs(logits, wanted, request.num_prompt_logprobs)
         return tuple(found)
+
+
+def _counted(inputs: Sequence[SampleInput], uncounted: Tensor | None) -> Sequence[SampleInput]:
+    """For a sampler on the host, where the tokens are known by now."""
+    if uncounted is None:
+        return inputs
+    return [
+        item if token_id < 0 else replace(item, seen=item.seen.and_drawn(token_id))
+        for item, token_id in zip(inputs, uncounted.tolist(), strict=True)
+    ]

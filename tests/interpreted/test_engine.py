@@ -36,7 +36,16 @@ CASES: list[tuple[str | None, list[int]]] = [
 ]
 NUM_QUICK = 3  # of the cases; the others are for slow runs
 GREEDY = SamplingParams(max_tokens=2, temperature=0, logprobs=2, ignore_eos=True)
-DRAWN = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, seed=3, ignore_eos=True)
+# What was drawn is liked: a token that the host does not know yet counts, too.
+DRAWN = SamplingParams(
+    max_tokens=2,
+    temperature=1.0,
+    top_p=0.9,
+    frequency_penalty=-2.0,
+    presence_penalty=-2.0,
+    seed=3,
+    ignore_eos=True,
+)
 PARAMS = [GREEDY, GREEDY, DRAWN, DRAWN, GREEDY]
 
 

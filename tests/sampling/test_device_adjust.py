@@ -14,7 +14,7 @@ from lora_serve.sampling.device_adjust import adjust
 from lora_serve.sampling.device_sampler import comparable_rows
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput
-from tests.fakes.seen_tokens import seen_tokens
+from tests.fakes.seen_tokens import counted, seen_tokens
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 ODD = (0.0, -0.0, math.inf, -math.inf, math.nan, 1e38)
@@ -51,6 +51,23 @@ def test_rows_are_changed_as_each_is_alone(vocab_size: int, device: str) -> None
         expected = [adjusted(row.numpy(), item) for row, item in zip(rows, inputs, strict=True)]
         changed = rows.to(device, copy=True)
         adjust(changed, inputs)
+        for row, alone in zip(changed.cpu(), map(torch.from_numpy, expected), strict=True):
+            assert bits(row) == bits(alone)
+
+
+@DEVICES
+def test_a_token_that_was_not_counted_yet_counts(device: str) -> None:
+    rng, vocab_size = random.Random(3), 30
+    for count in (1, 40):
+        rows = 5 * torch.randn(count, vocab_size, generator=torch.Generator().manual_seed(count))
+        inputs = [random_item(rng, vocab_size) for _ in range(count)]
+        uncounted = [rng.choice((-1, 0, rng.randrange(vocab_size))) for _ in inputs]
+        expected = [
+            adjusted(row.numpy(), counted(item, token_id))
+            for row, item, token_id in zip(rows, inputs, uncounted, strict=True)
+        ]
+        changed = rows.to(device, copy=True)
+        adjust(changed, inputs, torch.tensor(uncounted, device=device))
         for row, alone in zip(changed.cpu(), map(torch.from_numpy, expected), strict=True):
             assert bits(row) == bits(alone)
 

@@ -12,13 +12,17 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from lora_serve.sampling import weights as weights_module
-from lora_serve.sampling.device_sampler import sample_on_device, token_logprobs_on_device
+from lora_serve.sampling.device_sampler import (
+    begin_sampling,
+    sample_on_device,
+    token_logprobs_on_device,
+)
 from lora_serve.sampling.device_weights import largest, relative_weights, share_of, units
 from lora_serve.sampling.logprobs import token_logprobs
 from lora_serve.sampling.sampler import sample
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput
-from tests.fakes.seen_tokens import seen_tokens
+from tests.fakes.seen_tokens import counted, seen_tokens
 
 PARAMS = (
     SamplingParams(temperature=0.0),
@@ -72,6 +76,19 @@ def test_tokens_and_logprobs_are_those_of_the_specification(
     there = logits.to(device, copy=True)
     assert sample_on_device(there, inputs) == sample(logits, inputs)
     assert torch.equal(there.cpu(), logits)
+
+
+@DEVICES
+def test_tokens_that_were_not_counted_yet_count(device: str) -> None:
+    """More rows than are changed at once, and some that change nothing."""
+    logits = random_logits(300, 37, seed=9)
+    uncounted = [-1 if row % 3 else token for row, token in enumerate(logits.argmax(1).tolist())]
+    choices = (PARAMS[0], SamplingParams(temperature=0.0, repetition_penalty=4.0))
+    inputs = [SampleInput(choices[row // 2 % 2], seed=0, position=9) for row in range(300)]
+    expected = sample(logits, list(map(counted, inputs, uncounted)))
+    on_device = torch.tensor(uncounted, device=device)
+    assert begin_sampling(logits.to(device), inputs, on_device).tell() == expected
+    assert expected != sample(logits, inputs)
 
 
 @VOCABULARIES

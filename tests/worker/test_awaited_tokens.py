@@ -25,6 +25,7 @@ from lora_serve.worker.cuda_graphs import GraphBuffers, StepGraph, StepKind
 from lora_serve.worker.worker import Worker
 from tests.fakes.device import RecordingDevice
 from tests.fakes.peft_adapters import make_peft, read_saved
+from tests.fakes.seen_tokens import seen_tokens
 from tests.fakes.served_model import save_served_model
 
 GREEDY = SamplingParams(temperature=0, logprobs=2)
@@ -77,6 +78,32 @@ def next_row(prompt: ScheduledRequest, token_id: int, token_from: int | None) ->
         token_from=token_from,
         sample=SampleInput(GREEDY, 0, 6),
     )
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_penalties_count_a_token_that_the_step_before_draws(model: Path, backend: str) -> None:
+    worker, adapters = make_worker(model, backend)
+    asked = prompts(adapters)
+    worker.submit(SchedulerOutput(1, tuple(asked)))
+    drawn = [output.token_id or 0 for output in worker.collect().requests]
+    other = next(token_id for token_id in range(50) if token_id not in drawn)
+
+    def again_or_other(index: int) -> ScheduledRequest:
+        """Draws the same token again if it is not counted, which the first request never asks."""
+        params = SamplingParams(
+            temperature=0,
+            logit_bias={drawn[index]: 100.0, other: 50.0},
+            repetition_penalty=10.0 if index else 1.0,
+        )
+        row = next_row(asked[index], 0, token_from=index)
+        return replace(row, sample=SampleInput(params, 0, 6, seen_tokens([], [])))
+
+    worker.submit(SchedulerOutput(2, tuple(asked)))
+    worker.submit(SchedulerOutput(3, tuple(again_or_other(i) for i in (2, 0, 1))))
+    worker.collect()
+    told = [output.token_id for output in worker.collect().requests]
+    assert told == [other, drawn[0], other]
+    assert len(set(drawn)) > 1
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
