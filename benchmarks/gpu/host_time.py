@@ -76,7 +76,7 @@ RULE = "|--:" * 3 + "|---" + "|--:" * (1 + len(COLUMNS)) + "|"
 class Row:
     """Milliseconds of the host for a token of each request, all and by part, of the median turn.
 
-    tokens: how they are chosen. Where penalties count them, no step overlaps another.
+    tokens: how they are chosen.
     parts: "lay out" makes rows and tables of the step's requests, "fill" copies them into a
         recorded step's buffers and plans, "hand over" is what else the worker does to submit,
         sampling included. "take in" is the scheduler's part in what came out, "tell" the way from
