@@ -24,6 +24,7 @@ class Stopwatch:
 
     def seconds(self, run: Callable[[], object]) -> float:
         """The median of several runs, each with nothing of the last one in the caches."""
+        wait_for(self._device)  # kernels may read weights and positions ahead of what made them
         run()
         if self._device.type != "cuda":
             return statistics.median(_host_seconds(run) for _ in range(3))
