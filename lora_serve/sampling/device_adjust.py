@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,21 +35,19 @@ def adjust(rows: Tensor, inputs: Sequence[SampleInput], uncounted: Tensor | None
 
 
 def _ban(rows: Tensor, ids: Sequence[Sequence[int]]) -> None:
-    entries = _entries(rows, ids)
-    rows.view(-1).index_fill_(0, _on_device(entries.places, rows), -torch.inf)
+    rows.view(-1).index_fill_(0, _entries(rows, ids).places, -torch.inf)
 
 
 def _add_biases(rows: Tensor, biases: Sequence[Mapping[int, float]]) -> None:
     entries, logits = _entries(rows, [tuple(each) for each in biases]), rows.view(-1)
     values = np.array([bias for each in biases for bias in each.values()], np.float32)
-    places = _on_device(entries.places, rows)
-    logits[places] += _on_device(values[entries.is_known], rows)
+    logits[entries.places] += _on_device(entries.of_known(values), rows)
 
 
 def _penalize(rows: Tensor, inputs: Sequence[SampleInput], uncounted: Tensor | None) -> None:
     seen = _entries(rows, [item.seen.token_ids for item in inputs])
-    num_drawn = np.concatenate([item.seen.num_drawn for item in inputs])[seen.is_known]
-    places = _on_device(seen.places, rows)
+    num_drawn = seen.of_known(np.concatenate([item.seen.num_drawn for item in inputs]))
+    places = seen.places
     all_counts = torch.full((rows.numel(),), _NOT_SEEN, dtype=torch.int32, device=rows.device)
     all_counts[places] = _on_device(num_drawn, rows)
     if uncounted is not None:
@@ -83,20 +82,28 @@ class _Entries:
     """Some entries of rows, K of them.
 
     is_known: of all ids that were given, which are in the vocabulary: a tokenizer may name more.
-    places (K): in the rows laid out one after the other.
+    places (K), on the device: in the rows laid out one after the other.
     """
 
     is_known: npt.NDArray[np.bool_]
-    places: npt.NDArray[np.int64]
+    places: Tensor
+
+    def of_known(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Of one for each id that was given."""
+        return values if self.is_known.all() else values[self.is_known]
 
 
 def _entries(rows: Tensor, ids: Sequence[Sequence[int]]) -> _Entries:
     """ids: of each row."""
-    vocab_size = rows.shape[1]
+    vocab_size, sizes = rows.shape[1], np.array([len(each) for each in ids])
     given = np.concatenate([np.asarray(each, np.int64) for each in ids])
-    owners = np.arange(len(ids)).repeat([len(each) for each in ids])
     is_known = (given >= 0) & (given < vocab_size)
-    return _Entries(is_known, (owners * vocab_size + given)[is_known])
+    if not is_known.all():
+        owners = np.arange(len(ids)).repeat(sizes)
+        given, sizes = given[is_known], np.bincount(owners[is_known], minlength=len(ids))
+    starts = vocab_size * torch.arange(len(ids), device=rows.device)
+    starts = starts.repeat_interleave(_on_device(sizes, rows), output_size=len(given))
+    return _Entries(is_known, starts + _on_device(given, rows))
 
 
 def _on_device(values: npt.NDArray[np.generic], rows: Tensor) -> Tensor:
