@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,15 @@ def test_the_demo_passes_every_row(demo_paths: DemoPaths) -> None:
     assert f"{len(SCENARIOS)} of {len(SCENARIOS)} rows passed" in done.stdout
 
 
+@pytest.fixture
+def hearing_interrupts() -> Iterator[None]:
+    """What a shell starts in the background ignores interrupts, as do its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hearing_interrupts")
 def test_an_interrupted_demo_leaves_neither_servers_nor_files(
     demo_paths: DemoPaths, short_path: Path
 ) -> None:
