@@ -2,12 +2,12 @@
 
     python -m benchmarks.triton_resources
 
-compiles all that the models below launch, for sm_80 and sm_90, and writes registers, spills, shared
-memory and what is read before a kernel waits to benchmarks/results/triton-VERSION-resources.json
-and .md; with --check it compares with what the same version of Triton gave, and fails on
-differences. The launches are those that the `Ops` record makes: it is called with tensors that have
-shapes and no memory, and its launches are compiled instead of run. A spill is a mistake in a tile's
-shape.
+compiles all that the models below launch, and the sampling of any, for sm_80 and sm_90, and writes
+registers, spills, shared memory and what is read before a kernel waits to
+benchmarks/results/triton-VERSION-resources.json and .md; with --check it compares with what the
+same version of Triton gave, and fails on differences. The launches are those that the `Ops` record
+makes: it is called with tensors that have shapes and no memory, and its launches are compiled
+instead of run. A spill is a mistake in a tile's shape.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,15 @@ from benchmarks.machine_code import touched_before_wait, waits
 from lora_serve.ops import LoRAPart, Ops
 from lora_serve.ops.triton import TritonKernels
 from lora_serve.ops.triton.launch import A100, H200, Launch, Machine
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.step import SampleInput
 
 RESULTS = Path(__file__).parent / "results"
 META = torch.device("meta")
 BLOCK_SIZE = 16
 NEVER_WAITS = "never waits"
+ANY_MODEL = "any"
+VOCAB_SIZE = 151_936
 _TYPES = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
@@ -289,13 +294,36 @@ def compile_all(
     """Each kernel with each set of constants once for each model and machine."""
     for model in models:
         for machine in machines:
-            seen = set()
+            seen: set[tuple[object, ...]] = set()
             for work in works:
-                for launch in launches_of(model, work, machine):
-                    if launch.variant not in seen and 0 not in launch.grid:
-                        seen.add(launch.variant)
-                        found = compile_launch(launch, machine.capability)
-                        yield replace(found, model=model.name, work=work.name)
+                for found in _compile_new(launches_of(model, work, machine), machine, seen):
+                    yield replace(found, model=model.name, work=work.name)
+
+
+def compile_sampling(machines: Sequence[Machine]) -> Iterator[Resources]:
+    """With all filters, of the largest vocabulary of the models."""
+    for machine in machines:
+        for found in _compile_new(_sampling_launches(machine), machine, set()):
+            yield replace(found, model=ANY_MODEL, work="sampling of 32")
+
+
+def _sampling_launches(machine: Machine) -> list[Launch]:
+    launches: list[Launch] = []
+    kernels = TritonKernels(META, machine, batch_invariant=True, run=launches.append)
+    logits = torch.empty(32, VOCAB_SIZE, dtype=torch.bfloat16, device=META)
+    inputs = [SampleInput(SamplingParams(top_k=20, top_p=0.8), seed=0, position=0)] * 32
+    kernels.begin_sampling(logits, inputs, None)
+    return launches
+
+
+def _compile_new(
+    launches: Sequence[Launch], machine: Machine, seen: set[tuple[object, ...]]
+) -> Iterator[Resources]:
+    """Those of variants that were not seen, which they are now."""
+    for launch in launches:
+        if launch.variant not in seen and 0 not in launch.grid:
+            seen.add(launch.variant)
+            yield compile_launch(launch, machine.capability)
 
 
 def record_path(version: str) -> Path:
@@ -331,7 +359,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--check", action="store_true", help="compare with the record, not write")
-    names = [model.name for model in MODELS]
+    names = [*(model.name for model in MODELS), ANY_MODEL]
     parser.add_argument("--models", nargs="*", default=names, choices=names)
     parser.add_argument("--works", nargs="*", default=[work.name for work in WORKS])
     parser.add_argument("--capabilities", nargs="*", type=int, default=[80, 90])
@@ -340,11 +368,14 @@ def main() -> None:
     if chosen.check and not path.is_file():
         sys.exit(f"{path} is not there: run this without --check, and read what it wrote")
     found = []
-    for resources in compile_all(
+    machines = [machine for machine in (A100, H200) if machine.capability in chosen.capabilities]
+    compiled = compile_all(
         [model for model in MODELS if model.name in chosen.models],
-        [machine for machine in (A100, H200) if machine.capability in chosen.capabilities],
+        machines,
         [work for work in WORKS if work.name in chosen.works],
-    ):
+    )
+    sampling = compile_sampling(machines if ANY_MODEL in chosen.models else ())
+    for resources in chain(compiled, sampling):
         found.append(resources)
         print(resources, file=sys.stderr, flush=True)
     if chosen.check:

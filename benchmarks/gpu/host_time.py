@@ -7,7 +7,7 @@ and what would run on a card does nothing. So left out are CUDA's own calls (a g
 launches of the LM head and of sampling, copies through pinned memory, events) but for torch's calls
 on the CPU that stand in their place, and the socket to the API process, which the bytes are made
 for. The model has 28 layers, as the 7B shape; widths, which the host's work does not depend on, are
-tiny, and so is the vocabulary, since torch looks for the largest logits here; so penalties, whose
+tiny, and so is the vocabulary, since torch changes the logits that penalties ask for; these, whose
 work on the host grows with the distinct tokens of a request, find few of them.
 """
 

@@ -1,14 +1,13 @@
 """A card that is none: the engine does all that it does for one, and nothing is computed.
 
 Launches are made as values and dropped, recorded steps replay nothing, and copies are the host's
-own. Tokens are whatever lay in memory.
+own. All tokens are 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from unittest import mock
 
 import torch
@@ -18,11 +17,6 @@ from lora_serve.config import EngineConfig
 from lora_serve.ops import Ops, RecordedWork
 from lora_serve.ops.triton import TritonKernels
 from lora_serve.ops.triton.launch import H200, Launch
-from lora_serve.sampling.device_sampler import (
-    begin_sampling,
-    sample_on_device,
-    token_logprobs_on_device,
-)
 from lora_serve.step import ModelInfo
 from lora_serve.worker import loaded_model
 from lora_serve.worker.device import Mark, Passed
@@ -69,17 +63,14 @@ class NoWork:
 
 def idle_ops() -> Ops:
     """The Triton kernels as an H200 is asked for them, and nobody hears it."""
-    kernels = TritonKernels(NoDevice.torch_device, H200, batch_invariant=True, run=_drop)
-    return replace(
-        kernels.ops(),
-        sample=sample_on_device,
-        begin_sampling=begin_sampling,
-        token_logprobs=token_logprobs_on_device,
-    )
+    return TritonKernels(NoDevice.torch_device, H200, batch_invariant=True, run=_drop).ops()
 
 
 def _drop(launch: Launch) -> None:
-    """For a card it would be enqueued."""
+    """For a card it would be enqueued. Tokens must be some of the vocabulary."""
+    tokens = launch.arguments.get("tokens_ptr")
+    if isinstance(tokens, Tensor):
+        tokens.zero_()
 
 
 class IdleWorker(Worker):

@@ -9,7 +9,6 @@ import importlib
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 import xxhash
@@ -17,11 +16,6 @@ import xxhash
 from lora_serve.errors import ConfigError
 from lora_serve.ops import Ops, override_ops
 from lora_serve.ops.reference import REFERENCE
-from lora_serve.sampling.device_sampler import (
-    begin_sampling,
-    sample_on_device,
-    token_logprobs_on_device,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -62,12 +56,7 @@ def _load_triton(device: torch.device, batch_invariant: bool, overlap_launches: 
     ops: Ops = module.load(
         device, batch_invariant=batch_invariant, overlap_launches=overlap_launches
     )
-    return replace(
-        ops,
-        sample=sample_on_device,
-        begin_sampling=begin_sampling,
-        token_logprobs=token_logprobs_on_device,
-    )
+    return ops
 
 
 def choose_ops(

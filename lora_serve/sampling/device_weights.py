@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lora_serve.sampling.philox import RANDOM_BITS
 from lora_serve.sampling.weights import (
     LEAST_EXPONENT,
     LN2_HIGH,
@@ -19,7 +18,6 @@ from lora_serve.sampling.weights import (
 )
 
 _ID_BITS = 24  # of a sort key; weights.MAX_VOCAB_SIZE takes 22
-_HALF = 27  # bits of a random number's lower part
 
 
 def relative_weights(rows: Tensor, scales: Tensor) -> Tensor:
@@ -43,20 +41,6 @@ def relative_weights(rows: Tensor, scales: Tensor) -> Tensor:
 def units(weights: Tensor) -> Tensor:
     """Relative weights as whole numbers of `UNIT`, int64."""
     return (weights * float(UNIT)).to(torch.int64)
-
-
-def share_of(total: Tensor, random: Tensor) -> Tensor:
-    """floor(total * random / 2**RANDOM_BITS), in 64 bits.
-
-    Args:
-        total: int64 in [0, 2**62). random: int64 in [0, 2**RANDOM_BITS).
-    """
-    a, b = total >> 31, total & (2**31 - 1)
-    c, d = random >> _HALF, random & (2**_HALF - 1)
-    # total * random = (a c << 31 + _HALF) + (a d << 31) + (b c << _HALF) + b d
-    upper = (a * c) << (31 + _HALF - RANDOM_BITS)
-    lower = ((a * d) << (31 - _HALF)) + b * c + ((b * d) >> _HALF)
-    return upper + (lower >> (RANDOM_BITS - _HALF))
 
 
 def largest(rows: Tensor, k: int) -> Tensor:

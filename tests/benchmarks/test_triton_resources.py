@@ -71,6 +71,12 @@ def test_captured_decode_takes_what_was_recorded() -> None:
 
 
 @HAS_RECORD
+def test_sampling_takes_what_was_recorded() -> None:
+    done = check("--models", "any")
+    assert done.returncode == 0, done.stderr
+
+
+@HAS_RECORD
 @pytest.mark.slow
 def test_every_kernel_takes_what_was_recorded() -> None:
     done = check()

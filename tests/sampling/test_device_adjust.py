@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lora_serve.sampling.adjust import adjusted
 from lora_serve.sampling.device_adjust import adjust
-from lora_serve.sampling.device_sampler import comparable_rows
+from lora_serve.sampling.device_draws import comparable_rows
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput
 from tests.fakes.seen_tokens import counted, seen_tokens

@@ -32,7 +32,6 @@ from lora_serve.ops.triton.launch import H200, Launch
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 1024
-GREEDY = SamplingParams(temperature=0)
 RANKS = (1, 4, 13, 64)
 
 
@@ -74,6 +73,9 @@ class WatchedWorker:
     def _note(self, launch: Launch) -> None:
         if 0 not in launch.grid:
             self.compiled.add(launch.variant)
+            tokens = launch.arguments.get("tokens_ptr")
+            if isinstance(tokens, torch.Tensor):
+                tokens.zero_()  # as a kernel would write them, they are ids
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +105,19 @@ def any_chunk(
         start=start,
         token_ids=[0] * count,
         block_ids=[0] * -(-(start + count) // BLOCK_SIZE),
-        sample=rng.choice((None, SampleInput(GREEDY, 0, start + count))),
+        sample=rng.choice((None, SampleInput(any_params(rng), 0, start + count))),
         prompt_logprob_targets=rng.choice(((), [0] * count)),
+    )
+
+
+def any_params(rng: random.Random) -> SamplingParams:
+    return SamplingParams(
+        temperature=rng.choice((0.0, 0.7)),
+        top_k=rng.choice((0, 1, 40)),
+        top_p=rng.choice((1.0, 0.9)),
+        min_p=rng.choice((0.0, 0.1)),
+        logprobs=rng.choice((None, 2)),
+        logit_bias=rng.choice(({}, {3: 1.0})),
     )
 
 
@@ -117,7 +130,7 @@ def test_no_step_needs_a_kernel_that_is_not_compiled_when_serving_begins(
     monkeypatch.setattr(lora, "IN_SPAN", 16)  # and the model's layers wide
     served = WatchedWorker(model, enforce_eager=enforce_eager, batch_invariant=batch_invariant)
     compiled = set(served.compiled)
-    assert len({variant[0] for variant in compiled}) == 7 + batch_invariant
+    assert len({variant[0] for variant in compiled}) == 12 + batch_invariant
     rng = random.Random(1)
     for _ in range(60):
         served.run(any_step(served.adapters, rng))

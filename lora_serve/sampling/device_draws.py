@@ -1,0 +1,112 @@
+"""Drawn tokens on their way to the host, and logprobs where the logits are: `logprobs.py` in torch.
+
+For all rows at once, and the same to the bit: sums are of whole numbers, maxima, ranks and
+selections are exact. Knows not how tokens are drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from lora_serve.host_copies import HostCopy, to_device, to_host
+from lora_serve.sampling.device_weights import largest, relative_weights, units
+from lora_serve.sampling.logprobs import log_sum_exp, logprob
+from lora_serve.step import TokenLogprobs
+
+_LARGEST = torch.finfo(torch.float32).max
+_ROWS_AT_ONCE = 64  # 80 MB of whole numbers for a vocabulary of 151,936, several times
+
+# Of some rows: token ids, their logits, ranks, peaks, total weights, top ids, their logits.
+_Columns = tuple[Tensor, ...]
+
+
+class DeviceDraws:
+    """Drawn tokens that are on their way to the host. token_ids: (N), int64, on the device."""
+
+    def __init__(
+        self, token_ids: Tensor, num_tops: Mapping[int, int], columns: Sequence[_Columns]
+    ) -> None:
+        """num_tops: how many alternatives each row that asked is told; columns: of those rows."""
+        self.token_ids = token_ids
+        self._told_ids = to_host(token_ids)
+        self._num_tops = num_tops
+        self._columns = [[to_host(column) for column in part] for part in columns]
+
+    def tell(self) -> list[tuple[int, TokenLogprobs | None]]:
+        """As sampler.sample, once it is there."""
+        logprobs = {
+            row: TokenLogprobs(each.token_id, each.logprob, each.rank, each.top[:num_top])
+            for (row, num_top), each in zip(
+                self._num_tops.items(), _tell_all(self._columns), strict=True
+            )
+        }
+        tokens = self._told_ids.wait().tolist()
+        return [(token, logprobs.get(row)) for row, token in enumerate(tokens)]
+
+
+def begin_telling(logits: Tensor, tokens: Tensor, num_tops: Sequence[int | None]) -> DeviceDraws:
+    """Of tokens (N), drawn from logits (N, V), with logprobs and so many alternatives, or without.
+
+    Does not wait for them.
+    """
+    asked = {row: num_top for row, num_top in enumerate(num_tops) if num_top is not None}
+    columns: list[_Columns] = []
+    rows, most = list(asked), max(asked.values(), default=0)
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        places = to_device(torch.tensor(rows[start : start + _ROWS_AT_ONCE]), logits.device)
+        own = tokens.index_select(0, places)
+        columns.append(_some_columns(logits.index_select(0, places), own, most))
+    return DeviceDraws(tokens, asked, columns)
+
+
+def token_logprobs_on_device(
+    logits: Tensor, token_ids: Sequence[int], num_top: int
+) -> list[TokenLogprobs]:
+    """As logprobs.token_logprobs."""
+    tokens = to_device(torch.tensor(token_ids, dtype=torch.int64), logits.device)
+    columns = [
+        _some_columns(some, own, num_top)
+        for some, own in zip(logits.split(_ROWS_AT_ONCE), tokens.split(_ROWS_AT_ONCE), strict=True)
+    ]
+    return _tell_all([[to_host(column) for column in part] for part in columns])
+
+
+def comparable_rows(logits: Tensor) -> Tensor:
+    """A float32 copy in which NaN is -inf and +inf the largest number, as in `top.comparable`."""
+    return logits.float().nan_to_num(nan=-torch.inf, posinf=_LARGEST, neginf=-torch.inf)
+
+
+def _some_columns(logits: Tensor, tokens: Tensor, num_top: int) -> _Columns:
+    """Of M tokens (M) at their logits (M, V), with so many of the likeliest."""
+    rows = comparable_rows(logits)
+    own = rows.gather(1, tokens[:, None])
+    ranks = 1 + (rows > own).sum(1)
+    peaks = rows.amax(1, keepdim=True)
+    flat = torch.where(peaks > -torch.inf, rows, 0.0)
+    totals = units(relative_weights(flat, torch.ones_like(peaks))).sum(1)
+    ids = largest(rows, num_top)
+    top = rows.gather(1, ids)
+    return tokens, own[:, 0], ranks, peaks[:, 0], totals, ids, top
+
+
+def _tell_all(columns: Sequence[Sequence[HostCopy]]) -> list[TokenLogprobs]:
+    """Of all rows, once they are there."""
+    lists = ([column.wait().tolist() for column in part] for part in columns)
+    return [_told(*figures) for part in lists for figures in zip(*part, strict=True)]
+
+
+def _told(
+    token: int,
+    logit: float,
+    rank: int,
+    peak: float,
+    total: int,
+    top_ids: list[int],
+    top: list[float],
+) -> TokenLogprobs:
+    log_total = log_sum_exp(peak, total)
+    others = tuple((i, logprob(x, log_total)) for i, x in zip(top_ids, top, strict=True))
+    return TokenLogprobs(token, logprob(logit, log_total), rank, others)

@@ -1,0 +1,42 @@
+"""What requests may ask of sampling, at random."""
+
+from __future__ import annotations
+
+import random
+
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.step import SampleInput
+from tests.fakes.seen_tokens import seen_tokens
+
+
+def inputs_for(num_rows: int, vocab_size: int, seed: int) -> list[SampleInput]:
+    """Each row with its own choices: every filter and every edit alone and with others."""
+    rng = random.Random(seed)
+
+    def ids(count: int) -> list[int]:
+        return [rng.randrange(-2, vocab_size + 2) for _ in range(count)]
+
+    def params() -> SamplingParams:
+        is_penalized = rng.random() < 0.3
+        return SamplingParams(
+            temperature=rng.choice([0.0, 1e-5, 0.3, 1.0, 2.0]),
+            top_k=rng.choice([0, 0, -1, 1, 7, vocab_size - 1, vocab_size, 10**9]),
+            top_p=rng.choice([1.0, 1.0, 0.9, 0.5, 1e-12, 0.999999]),
+            min_p=rng.choice([0.0, 0.0, 1e-30, 0.01, 0.4, 1.0]),
+            logprobs=rng.choice([None, None, 0, 3, 20]),
+            logit_bias=dict.fromkeys(ids(3), rng.uniform(-9, 9)) if rng.random() < 0.3 else {},
+            repetition_penalty=rng.choice([1.0, 1.3, 0.7]) if is_penalized else 1.0,
+            frequency_penalty=rng.choice([0.0, 0.4, -0.3]) if is_penalized else 0.0,
+            presence_penalty=rng.choice([0.0, 0.6]) if is_penalized else 0.0,
+        )
+
+    return [
+        SampleInput(
+            params(),
+            seed=rng.randrange(-(2**63), 2**63),
+            position=rng.randrange(2**40),
+            seen=seen_tokens(ids(40), ids(30)),
+            banned_token_ids=ids(2) if rng.random() < 0.3 else (),
+        )
+        for _ in range(num_rows)
+    ]
