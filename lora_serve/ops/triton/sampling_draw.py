@@ -45,7 +45,7 @@ GREEDY, PLAIN, FILTERS = (tl.constexpr(i) for i in range(3))  # HOW
 
 # A block's words: sums of what lies within each level (sampling_filters.py), and of all; the key of
 # its likeliest token; and, in a row's first block, how many tokens are listed.
-NUM_LEVELS = tl.constexpr(8)
+NUM_LEVELS = tl.constexpr(13)
 TOTAL, PEAK, NUM_LISTED = (tl.constexpr(NUM_LEVELS.value + i) for i in range(3))
 BLOCK_WORDS = tl.constexpr(16)
 
@@ -109,18 +109,12 @@ def row_total(blocks_ptr, NUM_BLOCKS: tl.constexpr, BLOCKS_AT_ONCE: tl.constexpr
 
 
 @triton.jit
-def below_peak(logits, peak):
-    """The difference, which is -inf in rows of nothing else."""
-    return logits - tl.where(peak > -float("inf"), peak, 0.0)
-
-
-@triton.jit
 def is_within(difference, weight, by_logit, level):
     """Whether tokens are among the likeliest: by logits, or by weights. Each level holds more.
 
     difference: logits less the row's largest.
     """
-    distance = 1 + level * (level + 1) // 2
+    distance = 1 + level + level * level // 12  # 1, 2, 3, 4, 6, 8, …, 25
     near = difference >= distance * -0.5
     heavy = weight.to(tl.int32, bitcast=True) >= (127 - distance) << 23  # 2**-distance
     return tl.where(by_logit, near, heavy)
@@ -175,7 +169,7 @@ def weigh_kernel(
         column = block * BLOCK + tl.arange(0, BLOCK)
         changed_row = tl.load(ask + CHANGED)
         logits = read_logits(logits_ptr, changed_ptr, row, changed_row, column, VOCAB)
-        difference = below_peak(logits, peak)
+        difference = logits - peak
         weight = relative_weight(
             difference, float_in(tl.load(ask + SCALE)), float_in(tl.load(ask + LEAST))
         )

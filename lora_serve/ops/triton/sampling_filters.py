@@ -33,7 +33,6 @@ from lora_serve.ops.triton.sampling_draw import (
     TOP_P,
     TOTAL,
     Rows,
-    below_peak,
     is_within,
     row_peak,
     row_total,
@@ -53,7 +52,8 @@ from lora_serve.ops.triton.sampling_weights import (
     weight_of,
 )
 
-KEYS_AT_ONCE = 2048
+KEYS_AT_ONCE = 4096
+CHOOSE_WARPS = 16  # a row has one program, and keys come from the L2 cache: many on their way
 
 # What is asked of a list: how many keys, which sum by weight, which sum by id.
 COUNT, SUM_BY_WEIGHT, SUM_BY_ID = (tl.constexpr(i) for i in range(3))
@@ -109,7 +109,7 @@ def list_kernel(
     column = block * BLOCK + tl.arange(0, BLOCK)
     changed_row = tl.load(ask + CHANGED)
     logits = read_logits(logits_ptr, changed_ptr, row, changed_row, column, VOCAB)
-    difference = below_peak(logits, peak)
+    difference = logits - peak
     weight = relative_weight(
         difference, float_in(tl.load(ask + SCALE)), float_in(tl.load(ask + LEAST))
     )
@@ -268,4 +268,4 @@ def choose_launch(
     constants = rows.constants(machine)
     del constants["BLOCK"]
     constants["KEYS_AT_ONCE"] = KEYS_AT_ONCE
-    return Launch(choose_kernel, (num_filtered,), arguments, constants, NUM_WARPS)
+    return Launch(choose_kernel, (num_filtered,), arguments, constants, CHOOSE_WARPS)

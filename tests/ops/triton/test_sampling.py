@@ -123,6 +123,13 @@ def test_of_equals_the_lowest_ids_are_kept(sample_here: Sample) -> None:
         assert sample_here(logits, inputs) == sample(logits, inputs)
 
 
+def test_zeros_of_both_signs_are_equals(sample_here: Sample) -> None:
+    logits = torch.tensor([-0.0, 0.0, -1.0] * 40).repeat(6, 1)
+    choices = ({"temperature": 0.0}, {"top_k": 7}, {"top_p": 0.1})
+    inputs = [drawing(row, **choices[row % 3]) for row in range(6)]
+    assert sample_here(logits, inputs) == sample(logits, inputs)
+
+
 def test_top_p_may_end_exactly_at_a_token(sample_here: Sample) -> None:
     """Of 4 and of 64 equal tokens, quarters of the sum are whole numbers of tokens."""
     for num_tokens, top_p in product((4, 64), (0.25, 0.5, 0.75)):
