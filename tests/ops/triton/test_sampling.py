@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -19,11 +20,13 @@ from torch import Tensor
 from lora_serve.ops import Ops
 from lora_serve.ops.backends import choose_ops
 from lora_serve.ops.triton import sampling, sampling_draw, sampling_filters
+from lora_serve.ops.triton.launch import FUSES
 from lora_serve.ops.triton.sampling_filters import nucleus_limit
-from lora_serve.ops.triton.sampling_weights import share_of
+from lora_serve.ops.triton.sampling_weights import relative_weight, share_of
 from lora_serve.sampling.draw import draw_token
 from lora_serve.sampling.philox import random_bits
 from lora_serve.sampling.sampler import sample
+from lora_serve.sampling.weights import relative_weights
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput
 from tests.fakes.seen_tokens import counted
@@ -230,3 +233,20 @@ def test_shares_and_limits_are_exact_in_64_bits(device: str) -> None:
     assert limits.tolist() == [
         max(1, int(p * float(total))) for total, p in zip(totals, top_p, strict=True)
     ]
+
+
+@triton.jit
+def weights_kernel(differences_ptr, weights_ptr, scale, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    weight = relative_weight(tl.load(differences_ptr + at), scale, 0.0)
+    tl.store(weights_ptr + at, weight)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("scale", [1.0, 0.5, 16.0])
+def test_weights_have_the_bits_of_the_specification(device: str, scale: float) -> None:
+    row = 8 * normal(4096, dtype=torch.float32)
+    differences, found = (row - row.max()).to(device), torch.empty(4096, device=device)
+    weights_kernel[(1,)](differences, found, scale, SIZE=4096, enable_fp_fusion=FUSES)
+    expected = torch.from_numpy(relative_weights(row.numpy(), np.float32(scale)))
+    assert torch.equal(found.cpu(), expected)
