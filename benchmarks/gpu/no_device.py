@@ -7,10 +7,8 @@ own. All tokens are 0.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from unittest import mock
 
-import torch
 from torch import Tensor
 
 from lora_serve.config import EngineConfig
@@ -19,35 +17,21 @@ from lora_serve.ops.triton import TritonKernels
 from lora_serve.ops.triton.launch import H200, Launch
 from lora_serve.step import ModelInfo
 from lora_serve.worker import loaded_model
-from lora_serve.worker.device import Mark, Passed
+from lora_serve.worker.device import CpuDevice
 from lora_serve.worker.worker import Worker
 
 
-class NoDevice:
+class NoDevice(CpuDevice):
     """The contract is kept by doing everything at once, on the host's memory."""
 
-    torch_device = torch.device("cpu")
     name = "no device"
-    counts_memory = False
     is_asynchronous = True
 
     def upload(self, host: Tensor) -> Tensor:
         return host.clone()
 
-    def fill(self, target: Tensor, host: Tensor) -> None:
-        target.copy_(host)
-
-    def loading(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def mark(self) -> Mark:
-        return Passed()
-
     def free_bytes(self) -> int:
         return 0  # the number of KV blocks is given
-
-    def peak_bytes(self, run: Callable[[], object]) -> int:
-        raise NotImplementedError("nothing takes memory here")
 
     def record(self, run: Callable[[], Tensor]) -> RecordedWork:
         return NoWork(run())
