@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=120)
     parser.add_argument("--pause", type=float, default=0.8, help="seconds of a client's pause")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/soak.json"))
-    parser.add_argument("--plot", type=Path, default=Path("docs/soak.svg"))
+    parser.add_argument("--plot", type=Path, default=Path("docs/soak.png"))
     args = parser.parse_args()
     plan = Plan(60 * args.minutes, args.seed, args.clients, args.questions, args.pause)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # no server outlives its soak

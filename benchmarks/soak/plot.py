@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from benchmarks.soak.samples import Sample
 
 COLOURS = {"engine killed": "tab:red", "Redis killed": "tab:purple", "Redis paused": "thistle",
            "flood": "lightgrey"}  # fmt: skip
+NUM_COLOURS = 64
 
 
 def plot_soak(samples: Sequence[Sample], events: Sequence[Event], path: Path) -> None:
-    """Write the figure; the suffix of `path` chooses its format."""
+    """Write the figure as PNG, with so few colours that it stays below 100 kB."""
     from matplotlib.figure import Figure  # slow to import
+    from PIL import Image
 
     minutes = [sample.seconds / 60 for sample in samples]
     figure = Figure(figsize=(10, 12.5), layout="constrained")
@@ -47,7 +50,11 @@ def plot_soak(samples: Sequence[Sample], events: Sequence[Event], path: Path) ->
         _mark(axes, events, with_labels=axes is panels[0])
         axes.grid(alpha=0.3)
         axes.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    figure.savefig(path)
+    picture = BytesIO()
+    figure.savefig(picture, format="png")
+    with Image.open(picture) as full:
+        few_colours = full.convert("RGB").quantize(NUM_COLOURS, Image.Quantize.MAXCOVERAGE)
+    few_colours.save(path, "PNG", optimize=True)
 
 
 def _memory(axes: Any, minutes: Sequence[float], samples: Sequence[Sample]) -> None:
