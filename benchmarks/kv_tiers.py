@@ -23,9 +23,9 @@ from benchmarks.facts import write_facts
 from lora_serve.bench.report import text_table
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import Drop, Tier, TierNamespace
-from lora_serve.kv_tiers.disk import DiskTier
+from lora_serve.kv_tiers.disk.tier import DiskTier
 from lora_serve.kv_tiers.ram import RamTier
-from lora_serve.kv_tiers.redis import RedisTier
+from lora_serve.kv_tiers.redis.tier import RedisTier
 from lora_serve.kv_tiers.store import TieredStore
 
 BLOCK_BYTES = 24 * 2 * 2 * 64 * 16 * 2

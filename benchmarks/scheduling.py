@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.facts import write_facts
 from lora_serve.config import SchedulerConfig
-from lora_serve.engine.process import spare_long_collections
+from lora_serve.engine.core.process import spare_long_collections
 from lora_serve.identity import AdapterRef, BlockHasher, CacheNamespace
 from lora_serve.kv.connector import KVConnector
 from lora_serve.kv.manager import KVCacheManager
@@ -75,7 +75,7 @@ class Row:
 
 
 class Load:
-    """A scheduler with `num_running` seats, all taken, and `num_waiting` requests in its queue."""
+    """A scheduler with `num_running` requests running, no more may, and `num_waiting` queued."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Load:
 
 def measure(load: Load, num_steps: int) -> Times:
     load.fill()
-    for _ in range(50):  # until all seats are taken
+    for _ in range(50):  # until as many run as may
         load.step(Times([], []))
     times = Times([], [])
     for _ in range(num_steps):

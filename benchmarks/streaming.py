@@ -28,7 +28,7 @@ from benchmarks.facts import write_facts
 from benchmarks.make_checkpoint import ensure_checkpoint
 from benchmarks.streaming_client import request_body
 from lora_serve.config import EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
-from lora_serve.engine.async_engine import AsyncEngine
+from lora_serve.engine.frontend.async_engine import AsyncEngine
 from lora_serve.messages import (
     EngineMessage,
     EngineOutput,
@@ -38,8 +38,8 @@ from lora_serve.messages import (
     StepOutputs,
 )
 from lora_serve.observability.metrics import EngineMetrics
-from lora_serve.server.app import create_app, http_config
-from lora_serve.server.connections import Connections
+from lora_serve.server.http.app import create_app, http_config
+from lora_serve.server.http.connections import Connections
 from lora_serve.text.tokenizer import Tokenizer
 
 DEFAULT_MODEL = Path("~/.cache/lora-serve/bench/model").expanduser()

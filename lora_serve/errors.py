@@ -1,4 +1,4 @@
-"""Every error a user can cause, as one tree; `server/errors.py` turns it into HTTP statuses.
+"""Every error a user can cause, as one tree; `server/http/errors.py` turns it into HTTP statuses.
 
 Each message names the value, the limit and what to do. `assert` is for what cannot happen.
 """

@@ -16,11 +16,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from lora_serve.config import EngineConfig
-from lora_serve.engine.core import EngineCore
-from lora_serve.engine.executor import make_executor
-from lora_serve.engine.input import InputProcessor
-from lora_serve.engine.output import OutputProcessor
-from lora_serve.engine.replies import error_from_info
+from lora_serve.engine.core.core import EngineCore
+from lora_serve.engine.core.executor import make_executor
+from lora_serve.engine.frontend.input import InputProcessor
+from lora_serve.engine.frontend.output import OutputProcessor
+from lora_serve.engine.wire import error_from_info
 from lora_serve.errors import ConfigError, InvalidRequestError, LoraServeError
 from lora_serve.messages import (
     AbortRequests,

@@ -20,7 +20,7 @@ from lora_serve.fuzz.oracle.traces import OracleTrace
 from lora_serve.kv.manager import BlockHolder, KVCacheManager
 from lora_serve.messages import AbortRequests
 from lora_serve.sampling_params import SamplingParams
-from lora_serve.scheduler.in_flight import Share, StepsInFlight
+from lora_serve.scheduler.in_flight import ScheduledPair, StepsInFlight
 from lora_serve.scheduler.request import Request, RequestStatus
 from lora_serve.step import ScheduledRequest, SchedulerOutput
 from tests.test_traces import OffersWhenAdmitted
@@ -121,9 +121,9 @@ def test_overlapped_traces_catch_a_worker_that(mutant: type[OracleExecutor]) -> 
 class ForgetsPlaces(StepsInFlight):
     """Every request's token is looked for where the first one's stands."""
 
-    def launch(self, shares: Sequence[Share]) -> int:
-        step_id = super().launch(shares)
-        for request, _ in shares:
+    def begin(self, pairs: Sequence[ScheduledPair]) -> int:
+        step_id = super().begin(pairs)
+        for request, _ in pairs:
             request.step_index = 0
         return step_id
 
@@ -131,11 +131,11 @@ class ForgetsPlaces(StepsInFlight):
 class TellsWhatIsNobodys(StepsInFlight):
     """Reports a row that was computed after its request's end."""
 
-    def land(self, step_id: int) -> Sequence[Share]:
-        shares = super().land(step_id)
-        for request, _ in shares:
+    def finish(self, step_id: int) -> Sequence[ScheduledPair]:
+        pairs = super().finish(step_id)
+        for request, _ in pairs:
             request.status = RequestStatus.RUNNING
-        return shares
+        return pairs
 
 
 @pytest.mark.parametrize("mutant", [ForgetsPlaces, TellsWhatIsNobodys])

@@ -19,10 +19,10 @@ from lora_serve.fuzz.oracle.tier_store import OracleTierStore
 from lora_serve.fuzz.oracle.tiered_traces import TieredResult, TieredTrace
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import Drop, FetchResult, Loaded, Tier, TierNamespace, TierStats
-from lora_serve.kv_tiers.disk import DiskTier
+from lora_serve.kv_tiers.disk.tier import DiskTier
 from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.kv_tiers.ram import RamTier
-from lora_serve.kv_tiers.redis import RedisTier
+from lora_serve.kv_tiers.redis.tier import RedisTier
 from lora_serve.kv_tiers.store import TieredStore
 from tests.fakes.faulty_tier import FaultyTier
 from tests.fakes.redis_server import RedisServer, running_redis

@@ -22,11 +22,11 @@ from lora_serve.config import (
     ModelConfig,
     SchedulerConfig,
 )
-from lora_serve.engine.adapter_loader import AdapterLoader
-from lora_serve.engine.adapters import EngineAdapters
-from lora_serve.engine.core import EngineCore
-from lora_serve.engine.executor import Executor, make_executor
-from lora_serve.engine.kv_tiers import StaleVersions, make_connector
+from lora_serve.engine.core.adapter_loader import AdapterLoader
+from lora_serve.engine.core.adapters import EngineAdapters
+from lora_serve.engine.core.core import EngineCore
+from lora_serve.engine.core.executor import Executor, make_executor
+from lora_serve.engine.core.kv_tiers import StaleVersions, make_connector
 from lora_serve.identity import BlockHasher
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.messages import AbortRequests, EngineRequest, EngineRequests, LoadAdapter
@@ -225,7 +225,7 @@ class MeasuredEngine:
         self._finish()
 
     def _finish(self) -> None:
-        """Take in what is in flight, so that it is in nobody's time."""
+        """Take in what is in state, so that it is in nobody's time."""
         while self._core.step():
             pass
         self._core.take_replies()

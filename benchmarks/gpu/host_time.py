@@ -32,7 +32,7 @@ from benchmarks.gpu.no_device import make_idle_worker
 from benchmarks.gpu.shapes import model_config
 from benchmarks.make_checkpoint import ModelShape
 from benchmarks.overhead.stopwatch import Stopwatch
-from lora_serve.engine.process import spare_long_collections
+from lora_serve.engine.core.process import spare_long_collections
 from lora_serve.scheduler.scheduler import Scheduler
 from lora_serve.worker.batch_builder import BatchBuilder
 from lora_serve.worker.cuda_graphs import GraphBuffers

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.overhead.stopwatch import Stopwatch, Timed
 from lora_serve.config import EngineConfig, SchedulerConfig
-from lora_serve.engine.core import EngineCore
+from lora_serve.engine.core.core import EngineCore
 from lora_serve.layers.rotary import RopeSpec, rotary_table
 from lora_serve.messages import EngineRequest, EngineRequests
 from lora_serve.models.decoder import build_decoder
@@ -27,11 +27,11 @@ from lora_serve.ops.cpu import CpuKernels
 from lora_serve.ops.cpu_threads import pin_threads
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import AdapterCheckpoint, ModelInfo, ModelRunnerOutput, SchedulerOutput
+from lora_serve.worker.adapter_weights import AdapterWeights
 from lora_serve.worker.batch_builder import BatchBuilder
 from lora_serve.worker.cuda_graphs import StepRecorder, exact_sizes
 from lora_serve.worker.device import CpuDevice
 from lora_serve.worker.kv_cache import allocate_kv_caches
-from lora_serve.worker.lora_slots import LoRASlots
 from lora_serve.worker.model_runner import ModelRunner, SubmittedBatch
 
 Parts = dict[str, float]
@@ -144,7 +144,7 @@ class TimedExecutor:
             ),  # type: ignore
             kv_caches,
             Timed(builder, watch, {"lay_out": "batch", "to_device": "batch"}),  # type: ignore
-            LoRASlots(spec, ops, device, DTYPE),
+            AdapterWeights(spec, ops, device, DTYPE),
             ops,
             Timed(graphs, watch, {"run": "forward"}),  # type: ignore
         )

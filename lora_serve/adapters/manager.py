@@ -20,9 +20,9 @@ from lora_serve.step import AdapterCheckpoint
 class AdapterManager:
     """Adapters from their first load to their last lease. One thread owns it."""
 
-    def __init__(self, max_resident: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, max_cpu_loras: int, clock: Callable[[], float] = time.time) -> None:
         self._registry = AdapterRegistry(clock)
-        self._residency = AdapterResidency(max_resident)
+        self._residency = AdapterResidency(max_cpu_loras)
         self._loading: set[AdapterRef] = set()
 
     # ── names ───────────────────────────────────────────────────────────────────────────────

@@ -35,10 +35,10 @@ class _Resident:
 
 
 class AdapterResidency:
-    """The digests in the workers' memory, at most `max_resident` where claims allow."""
+    """The digests in the workers' memory, at most `max_cpu_loras` where claims allow."""
 
-    def __init__(self, max_resident: int) -> None:
-        self._max_resident = max_resident
+    def __init__(self, max_cpu_loras: int) -> None:
+        self._max_cpu_loras = max_cpu_loras
         self._residents: dict[bytes, _Resident] = {}
         # What may be evicted, least recently used first.
         self._victims: dict[Claim, OrderedDict[bytes, None]] = {
@@ -74,7 +74,7 @@ class AdapterResidency:
         resident = self._residents.setdefault(digest, _Resident(claim))
         resident.is_awaited |= is_awaited
         self.settle(digest, claim)
-        if len(self._residents) > self._max_resident:
+        if len(self._residents) > self._max_cpu_loras:
             self.num_over_bound += 1
 
     def settle(self, digest: bytes, claim: Claim) -> None:
@@ -124,7 +124,7 @@ class AdapterResidency:
 
     def _shrink(self) -> None:
         for victims in self._victims.values():
-            while len(self._residents) > self._max_resident and victims:
+            while len(self._residents) > self._max_cpu_loras and victims:
                 self._remove(next(iter(victims)))
                 self.num_evictions += 1
 
@@ -144,6 +144,6 @@ class AdapterResidency:
                 assert (digest in victims) == is_victim, f"{digest.hex()} among {claim.name}"
         num_victims = sum(len(victims) for victims in self._victims.values())
         assert num_victims <= len(self._residents), "a victim is not resident"
-        assert len(self._residents) <= self._max_resident or not num_victims, "kept beyond need"
+        assert len(self._residents) <= self._max_cpu_loras or not num_victims, "kept beyond need"
         expected = self._active.difference(self._drop).union(self._add)
         assert expected >= set(self._residents), "a resident will not reach the workers"

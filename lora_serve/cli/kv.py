@@ -15,7 +15,7 @@ import msgspec
 from lora_serve.bench.report import text_table
 from lora_serve.errors import ConfigError
 from lora_serve.kv_tiers.base import TierError, TierNamespace
-from lora_serve.kv_tiers.disk_inspection import DiskInspection
+from lora_serve.kv_tiers.disk.inspection import DiskInspection
 from lora_serve.kv_tiers.inspection import Inspection, Summary, Verdict
 
 EXIT_REFUSED = 1
@@ -116,7 +116,7 @@ def _inspection(where: str) -> Inspection:
     if "://" not in where:
         return DiskInspection(Path(where))
     try:
-        from lora_serve.kv_tiers.redis_inspection import RedisInspection  # an extra
+        from lora_serve.kv_tiers.redis.inspection import RedisInspection  # an extra
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"{where} needs Redis's client library: pip install 'lora-serve[redis]'"

@@ -54,11 +54,11 @@ def run_serve(args: argparse.Namespace) -> int:
 
 
 async def _serve(config: EngineConfig, server: ServerConfig) -> None:
-    from lora_serve.server.entrance import open_entrance
+    from lora_serve.server.http.listener import open_listener
 
-    with open_entrance(server) as listener:
-        from lora_serve.engine.async_engine import AsyncEngine  # slow to import
-        from lora_serve.server.app import run_server
+    with open_listener(server) as listener:
+        from lora_serve.engine.frontend.async_engine import AsyncEngine  # slow to import
+        from lora_serve.server.http.app import run_server
 
         engine = await _unless_interrupted(AsyncEngine.start(config))
         await run_server(engine, server, listener)

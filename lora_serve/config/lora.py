@@ -59,7 +59,7 @@ class LoRAConfig:
         return [_name_and_path(module) for module in self.lora_modules]
 
     @property
-    def max_resident(self) -> int:
+    def cpu_lora_limit(self) -> int:
         return self.max_cpu_loras if self.max_cpu_loras is not None else 8 * self.max_loras
 
 

@@ -20,8 +20,12 @@ from lora_serve.fuzz.trace import Ask, Chat, Embeds, Text, Tokens
 from lora_serve.llm import LLM
 from lora_serve.outputs import CompletionOutput, RequestOutput
 from lora_serve.prompts import EmbedsPrompt, Prompt, TokensPrompt
-from lora_serve.server.logprobs import CompletionLogprobsWriter, chat_logprobs, prompt_logprobs
-from lora_serve.server.models import SHORT_HEX
+from lora_serve.server.openai.logprobs import (
+    CompletionLogprobsWriter,
+    chat_logprobs,
+    prompt_logprobs,
+)
+from lora_serve.server.openai.models import SHORT_HEX
 
 NUM_BLOCKS = 1024
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from lora_serve.config import KVTierConfig
 from lora_serve.errors import ConfigError
 from lora_serve.kv_tiers.base import Tier
-from lora_serve.kv_tiers.disk import DiskTier
+from lora_serve.kv_tiers.disk.tier import DiskTier
 from lora_serve.kv_tiers.ram import RamTier
 from lora_serve.kv_tiers.store import TieredStore
 
@@ -38,7 +38,7 @@ def open_tiers(config: KVTierConfig) -> list[Tier]:
 
 def _redis_tier(url: str, timeout_seconds: float) -> Tier:
     try:
-        from lora_serve.kv_tiers.redis import RedisTier  # its client library is an extra
+        from lora_serve.kv_tiers.redis.tier import RedisTier  # its client library is an extra
     except ModuleNotFoundError as error:
         raise ConfigError(
             "--kv-redis-url needs Redis's client library: pip install 'lora-serve[redis]'"

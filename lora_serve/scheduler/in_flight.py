@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from lora_serve.scheduler.request import Request
 from lora_serve.step import ScheduledRequest
 
-Share = tuple[Request, ScheduledRequest]
+ScheduledPair = tuple[Request, ScheduledRequest]
 
 
 class StepsInFlight:
@@ -20,32 +20,32 @@ class StepsInFlight:
 
     def __init__(self) -> None:
         self._num_planned = 0
-        self._steps: dict[int, Sequence[Share]] = {}
+        self._steps: dict[int, Sequence[ScheduledPair]] = {}
 
     def __len__(self) -> int:
         return len(self._steps)
 
-    def launch(self, shares: Sequence[Share]) -> int:
-        """Take on a step of these shares, in the order of SchedulerOutput.requests; its step_id."""
+    def begin(self, pairs: Sequence[ScheduledPair]) -> int:
+        """Note a planned step, its pairs in SchedulerOutput.requests' order; return its step_id."""
         self._num_planned += 1
-        if shares:
-            self._steps[self._num_planned] = shares
-        for index, (request, chunk) in enumerate(shares):
+        if pairs:
+            self._steps[self._num_planned] = pairs
+        for index, (request, chunk) in enumerate(pairs):
             request.num_planned_tokens = chunk.end
             request.num_awaited_tokens += chunk.sample is not None
             request.step_index = index
         return self._num_planned
 
-    def land(self, step_id: int) -> Sequence[Share]:
-        """The shares of a step that is reported."""
+    def finish(self, step_id: int) -> Sequence[ScheduledPair]:
+        """Take out the step that is reported: its pairs."""
         assert not self._steps or step_id <= min(self._steps), "an older step was not reported"
         return self._steps.pop(step_id, ())
 
     def check_invariants(self, running: Sequence[Request]) -> None:
-        """Assert that a running request's shares are what it has planned, and not offered yet."""
+        """Assert that a running request has planned what its pairs say, and offered none of it."""
         chunks: dict[Request, list[ScheduledRequest]] = {request: [] for request in running}
-        for shares in self._steps.values():
-            for request, chunk in shares:
+        for pairs in self._steps.values():
+            for request, chunk in pairs:
                 chunks.setdefault(request, []).append(chunk)
         for request in running:
             name, planned = request.request_id, chunks[request]

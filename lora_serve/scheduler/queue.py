@@ -4,9 +4,9 @@ A request's rank is (priority, tokens served to its share, order of arrival), th
 without fair shares the one in the middle is the same for all. A request that was preempted goes
 before those that have not begun.
 
-A step holds at most `max_loras` adapters. Requests of an adapter that has a seat (warm) may
+A step holds at most `max_loras` adapters. Requests of an adapter that has a LoRA slot (warm) may
 overtake ones of better rank of an adapter that has none (cold), but only OVERTAKE_LIMIT times: then
-adapters' requests wait until the cold one got a seat, so a hot set never starves it.
+adapters' requests wait until the cold one got a LoRA slot, so a hot set never starves it.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class WaitingQueue:
         self._shares = shares
         self._base = _Group(None, self._rank)
         self._groups: dict[AdapterRef, _Group] = {}
-        self._seated: set[AdapterRef] = set()
+        self._in_slots: set[AdapterRef] = set()
         self._held: set[AdapterRef] = set()
         self._warm: _HeadHeap[_Group] = _HeadHeap(self._rank)
         self._cold: _HeadHeap[_Group] = _HeadHeap(self._rank)
@@ -199,13 +199,13 @@ class WaitingQueue:
         if self._shares is not None:
             self._shares.charge(request.share, num_tokens)
 
-    def seat(self, adapter: AdapterRef) -> None:
-        """The adapter got a seat: its requests are warm."""
-        self._seated.add(adapter)
+    def enter_slot(self, adapter: AdapterRef) -> None:
+        """The adapter got a LoRA slot: its requests are warm."""
+        self._in_slots.add(adapter)
         self._replace(adapter)
 
-    def unseat(self, adapter: AdapterRef) -> None:
-        self._seated.discard(adapter)
+    def leave_slot(self, adapter: AdapterRef) -> None:
+        self._in_slots.discard(adapter)
         self._replace(adapter)
 
     def hold(self, adapter: AdapterRef) -> None:
@@ -221,10 +221,10 @@ class WaitingQueue:
         group = self._groups.get(adapter)
         return group is not None and group.head() is not None
 
-    def peek(self, seat_is_free: bool) -> Request | None:
+    def peek(self, slot_is_free: bool) -> Request | None:
         """The request to admit next, or None. It stays queued until `pop`."""
         base, warm, cold = self._base.head(), self._warm.head(), self._cold.head()
-        if cold is not None and not seat_is_free:
+        if cold is not None and not slot_is_free:
             if warm is not None and self._rank(cold) < self._rank(warm):
                 warm = None if cold.num_overtaken >= OVERTAKE_LIMIT else warm
             cold = None
@@ -232,7 +232,7 @@ class WaitingQueue:
         return min(candidates, key=self._rank, default=None)
 
     def note_admitted(self, request: Request) -> None:
-        """Count the overtaking, if `request` just passed a better one that waits for a seat."""
+        """Count the overtaking, if `request` passed a better one that waits for a LoRA slot."""
         cold = self._cold.head()
         if request.namespace.adapter and cold and self._rank(cold) < self._rank(request):
             cold.num_overtaken += 1
@@ -277,14 +277,14 @@ class WaitingQueue:
             self._place(group)
 
     def _place(self, group: _Group) -> None:
-        """Put a group where its adapter's seat says."""
+        """Put a group where its adapter's LoRA slot says."""
         adapter, head = group.adapter, group.head()
         if adapter is None:
             return
         self._warm.discard(group)
         self._cold.discard(group)
         if head is not None and adapter not in self._held:
-            (self._warm if adapter in self._seated else self._cold).put(group, head)
+            (self._warm if adapter in self._in_slots else self._cold).put(group, head)
 
     def _drop_if_empty(self, group: _Group) -> None:
         if group.adapter is not None and group.head() is None:

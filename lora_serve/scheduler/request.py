@@ -44,7 +44,7 @@ class Request:
     share: at whose cost it is served, where shares are fair.
     counts: what penalties ask; None without any.
     num_prompt_logprobs: how many have been told. num_overtaken: later requests that got
-        in before this one, which waits for its adapter's seat.
+        in before this one, which waits for its adapter's LoRA slot.
     """
 
     request_id: str
@@ -153,7 +153,7 @@ def request_from_message(
     sort_key: SortKey,
     share: str = "",
 ) -> Request:
-    """Build the request that a message asks for; `engine/input.py` has checked it."""
+    """Build the request that a message asks for; `engine/frontend/input.py` has checked it."""
     embeds = message.prompt_embeds
     token_ids = list(message.token_ids) if embeds is None else [0] * embeds.num_tokens
     params = message.sampling_params

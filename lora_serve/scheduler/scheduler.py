@@ -2,7 +2,7 @@
 
 State changes in four places: `add`, `abort`, `schedule`, `update_from_output`. Running requests
 go first, oldest first; without room the youngest is preempted and later recomputed. Waiting ones
-follow while tokens, seats and blocks last. Admission asks for the blocks that are not cached.
+follow while tokens, LoRA slots and blocks last. Admission asks for the blocks that are not cached.
 
 A step may be planned while the one before it is in flight. It knows nothing of that one's outcome
 but what is certain; whoever hangs on more of it waits, and nobody is preempted meanwhile.
@@ -19,11 +19,11 @@ from lora_serve.kv.manager import CacheHit, KVCacheManager
 from lora_serve.kv.writers import PendingWrites
 from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.scheduler.chunk import scheduled_chunk
-from lora_serve.scheduler.in_flight import Share, StepsInFlight
+from lora_serve.scheduler.in_flight import ScheduledPair, StepsInFlight
+from lora_serve.scheduler.lora_slots import AdapterMemory, LoRASlots
 from lora_serve.scheduler.progress import RequestProgress, fresh_prompt_logprobs
 from lora_serve.scheduler.queue import WaitingQueue
 from lora_serve.scheduler.request import Request, RequestStatus
-from lora_serve.scheduler.seats import AdapterMemory, AdapterSeats
 from lora_serve.scheduler.shares import FairShares
 from lora_serve.scheduler.stop import finish_after
 from lora_serve.scheduler.totals import SchedulerTotals
@@ -53,10 +53,10 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._running: list[Request] = []  # oldest first
         self._queue = WaitingQueue(FairShares() if config.fair_share != "none" else None)
-        self._seats = AdapterSeats(max_loras, self._queue, adapter_memory)
+        self._slots = LoRASlots(max_loras, self._queue, adapter_memory)
         self._writers: PendingWrites[Request] = PendingWrites()
         self._in_flight = StepsInFlight()
-        self._planned: list[Share] = []  # of the step that is being planned
+        self._planned: list[ScheduledPair] = []  # of the step that is being planned
         self.totals = SchedulerTotals()
 
     @property
@@ -81,7 +81,7 @@ class Scheduler:
 
     @property
     def running_adapters(self) -> list[AdapterRef]:
-        return self._seats.running
+        return self._slots.running
 
     @property
     def waiting_adapters(self) -> list[AdapterRef]:
@@ -103,14 +103,14 @@ class Scheduler:
         return request
 
     def adapter_loaded(self, ref: AdapterRef) -> None:
-        self._seats.loaded(ref)
+        self._slots.loaded(ref)
 
     def adapter_failed(self, ref: AdapterRef) -> list[Request]:
         """The weights of this version are lost: returns the requests that can never run."""
         lost = self._queue.take_group(ref)
         for request in lost:
             self._finish(request)
-        self._seats.failed(ref)
+        self._slots.failed(ref)
         return lost
 
     def take_in_fetches(self) -> list[tuple[Request, str]]:
@@ -144,14 +144,14 @@ class Scheduler:
         its report may free some, and tells whom to preempt if not.
         """
         assert len(self._in_flight) < 2, "two steps before this one have not been reported"
-        self._seats.release_unused()
+        self._slots.release_unused()
         self._planned = []
         budget = self._config.max_num_batched_tokens
         budget, is_short = self._schedule_running(budget)
         if not is_short:  # admit nobody just to preempt him
             self._schedule_waiting(budget)
         moves = self._connector.plan()
-        step_id = self._in_flight.launch(self._planned)
+        step_id = self._in_flight.begin(self._planned)
         chunks = tuple(chunk for _, chunk in self._planned)
         return SchedulerOutput(step_id, chunks, kv_saves=moves.saves, kv_loads=moves.loads)
 
@@ -193,11 +193,11 @@ class Scheduler:
         max_looks = 2 * self._config.max_num_seqs  # a crowd is deferred over several steps
         while budget > 0 and len(self._running) < self._config.max_num_seqs and max_looks:
             max_looks -= 1
-            request = self._queue.peek(self._seats.is_free)
+            request = self._queue.peek(self._slots.is_free)
             if request is None:
                 return
             adapter = request.namespace.adapter
-            if adapter is not None and not self._seats.claim(adapter):
+            if adapter is not None and not self._slots.claim(adapter):
                 continue
             hit = self._lookup(request)
             if self._defer(request, hit) or self._fetch(request, hit):
@@ -254,7 +254,7 @@ class Scheduler:
             self._queue.charge(request, request.num_tokens - request.num_computed_tokens)
         adapter = request.namespace.adapter
         if adapter is not None:
-            self._seats.start(adapter)
+            self._slots.start(adapter)
             if request.num_preemptions == 0:  # a preempted one still keeps its weights in memory
                 self._memory.on_running(adapter)
         if self._kv.enable_prefix_caching and request.offers_blocks:
@@ -281,7 +281,7 @@ class Scheduler:
         self._kv.free(request)
         self._wake(self._writers.withdraw(request))
         if request.namespace.adapter is not None:
-            self._seats.stop(request.namespace.adapter)
+            self._slots.stop(request.namespace.adapter)
 
     def _wake(self, requests: list[Request]) -> None:
         for request in requests:
@@ -298,11 +298,11 @@ class Scheduler:
         """
         self.totals.num_steps += 1
         self._connector.gathered(output.kv_saves)
-        shares = self._in_flight.land(output.step_id)
-        assert len(output.requests) == len(shares), "a step answered for other requests"
+        pairs = self._in_flight.finish(output.step_id)
+        assert len(output.requests) == len(pairs), "a step answered for other requests"
         return [
             self._progress(request, chunk, result)
-            for (request, chunk), result in zip(shares, output.requests, strict=True)
+            for (request, chunk), result in zip(pairs, output.requests, strict=True)
             if request.status is RequestStatus.RUNNING
         ]
 
@@ -360,7 +360,7 @@ class Scheduler:
         """Assert what must hold between steps."""
         self._kv.pool.check_invariants()
         self._writers.check_invariants()
-        self._seats.check_invariants()
+        self._slots.check_invariants()
         self._connector.check_invariants()
         assert self._running == sorted(self._running, key=lambda r: r.sort_key), "running order"
         self._in_flight.check_invariants(self._running)

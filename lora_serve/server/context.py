@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lora_serve.config import ServerConfig
-from lora_serve.server.auth import KeyRing
-from lora_serve.server.drain import Drain
 from lora_serve.server.engine_api import Engine
-from lora_serve.server.models import ServedModels
+from lora_serve.server.http.auth import KeyRing
+from lora_serve.server.http.drain import Drain
+from lora_serve.server.openai.models import ServedModels
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
 from lora_serve.config import EngineConfig
-from lora_serve.engine.admission import Company
+from lora_serve.engine.frontend.admission import RequestGroup
 from lora_serve.messages import AdapterInfo, EngineReady, EngineStats
 from lora_serve.observability.metrics import EngineMetrics
 from lora_serve.outputs import OutputDelta
@@ -46,7 +46,7 @@ class Tokenizer(Protocol):
 
 
 class Engine(Protocol):
-    """See lora_serve.engine.async_engine.AsyncEngine for what each of these promises."""
+    """See lora_serve.engine.frontend.async_engine.AsyncEngine for what each of these promises."""
 
     @property
     def config(self) -> EngineConfig: ...
@@ -74,7 +74,7 @@ class Engine(Protocol):
         priority: int = 0,
         tenant: str = "",
         is_streamed: bool = True,
-        company: Company | None = None,
+        group: RequestGroup | None = None,
     ) -> AsyncGenerator[OutputDelta, None]: ...
 
     async def load_lora_adapter(

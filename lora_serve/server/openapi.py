@@ -16,7 +16,7 @@ from pydantic.json_schema import models_json_schema
 
 from lora_serve import __version__
 from lora_serve.config import ServerConfig
-from lora_serve.server.protocol import (
+from lora_serve.server.openai.protocol import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -25,7 +25,7 @@ from lora_serve.server.protocol import (
     TokenizeBody,
     UnloadAdapterBody,
 )
-from lora_serve.server.responses import (
+from lora_serve.server.openai.responses import (
     ChatCompletion,
     Completion,
     Detokenized,
@@ -126,7 +126,7 @@ OPERATIONS = (
     Operation("get", "/health", "Whether requests are being answered", None, errors=()),
     Operation("get", "/ping", "The same", None, errors=()),
     Operation("post", "/ping", "The same", None, errors=()),
-    Operation("get", "/load", "How many generations are in flight", Load),
+    Operation("get", "/load", "How many generations are in state", Load),
     Operation("get", "/version", "Of this server", Version, errors=()),
     Operation("get", "/metrics", "For Prometheus", PLAIN_TEXT, errors=()),
 )

@@ -43,8 +43,8 @@ class CudaDevice:
             yield
         self._loads.synchronize()
 
-    def mark(self) -> CudaMark:
-        return CudaMark()
+    def record_event(self) -> CudaEvent:
+        return CudaEvent()
 
     def free_bytes(self) -> int:
         free, _ = torch.cuda.mem_get_info()
@@ -71,7 +71,7 @@ class CudaDevice:
         return CudaGraph(graph, output)
 
 
-class CudaMark:
+class CudaEvent:
     def __init__(self) -> None:
         self._event = torch.cuda.Event()
         self._event.record()

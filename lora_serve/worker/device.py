@@ -19,7 +19,7 @@ from lora_serve.errors import ConfigError
 from lora_serve.ops import RecordedWork
 
 
-class Mark(Protocol):
+class Event(Protocol):
     """A point in a device's work."""
 
     def wait(self) -> None:
@@ -48,7 +48,7 @@ class Device(Protocol):
     def loading(self) -> AbstractContextManager[None]:
         """For another thread: its work goes beside the steps' and is done when the block ends."""
 
-    def mark(self) -> Mark:
+    def record_event(self) -> Event:
         """The end of what the steps have asked for so far."""
 
     def free_bytes(self) -> int:
@@ -82,7 +82,7 @@ class CpuDevice:
     def loading(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def mark(self) -> Mark:
+    def record_event(self) -> Event:
         return Passed()
 
     def free_bytes(self) -> int:

@@ -50,8 +50,8 @@ def largest_steps(
 ) -> list[tuple[ScheduledRequest, ...]]:
     """Steps of three kinds, all requests with the adapter.
 
-    Prompts that fill the token budget; all seats decoding at the last position; and one of them
-    alone, for kernels of few rows.
+    Prompts that fill the token budget; max_num_seqs requests decoding at the last position; and
+    one of them alone, for kernels of few rows.
     """
     num_seats = min(max_num_seqs, max_num_batched_tokens)
     lengths: list[int] = []

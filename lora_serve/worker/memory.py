@@ -72,7 +72,7 @@ class GpuMemory:
 def cpu_room(available_bytes: int, utilization: float, most_needed_bytes: int) -> Room:
     """A share of what is free, but no more than a modest default or than could ever be used.
 
-    most_needed_bytes: what all seats with the longest prompts take.
+    most_needed_bytes: what max_num_seqs requests with the longest prompts take.
     """
     share = int(available_bytes * utilization)
     return Room(

@@ -23,10 +23,10 @@ from lora_serve.step import (
     ScheduledRequest,
     TokenLogprobs,
 )
+from lora_serve.worker.adapter_weights import AdapterWeights
 from lora_serve.worker.batch_builder import AwaitedTokens, BatchBuilder, BatchRows
 from lora_serve.worker.cuda_graphs import StepGraphs
 from lora_serve.worker.device import Device
-from lora_serve.worker.lora_slots import LoRASlots
 
 LOGITS_ROWS_AT_ONCE = 256  # 150 MB for a vocabulary of 151,936
 
@@ -65,7 +65,7 @@ class ModelRunner:
         decoder: Decoder,
         kv_caches: Sequence[Tensor],
         builder: BatchBuilder,
-        adapters: LoRASlots,
+        adapters: AdapterWeights,
         ops: Ops,
         graphs: StepGraphs | None = None,
     ) -> None:

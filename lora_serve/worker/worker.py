@@ -19,6 +19,7 @@ from lora_serve.ops import GraphPlans, NotRecordableError, PackedAdapter
 from lora_serve.ops.block_rows import RowsRead
 from lora_serve.ops.cpu_threads import default_num_threads
 from lora_serve.step import AdapterCheckpoint, ModelInfo, ModelRunnerOutput, SchedulerOutput
+from lora_serve.worker.adapter_weights import AdapterWeights
 from lora_serve.worker.batch_builder import BatchBuilder
 from lora_serve.worker.cuda_graphs import (
     GraphSizes,
@@ -27,12 +28,11 @@ from lora_serve.worker.cuda_graphs import (
     exact_sizes,
     graph_sizes,
 )
-from lora_serve.worker.device import Device, Mark, open_device
+from lora_serve.worker.device import Device, Event, open_device
 from lora_serve.worker.kv_cache import allocate_kv_caches, kv_block_bytes, num_kv_blocks
 from lora_serve.worker.kv_transfer import KVTransfer, layout_fingerprint
 from lora_serve.worker.largest_steps import largest_adapter, largest_steps
 from lora_serve.worker.loaded_model import LoadedModel, load_model
-from lora_serve.worker.lora_slots import LoRASlots
 from lora_serve.worker.memory import GpuMemory, Room, cpu_room, largest_adapter_bytes
 from lora_serve.worker.model_runner import ModelRunner, SubmittedBatch
 
@@ -47,7 +47,7 @@ class SubmittedStep:
     batch: SubmittedBatch
     saved: RowsRead
     dropped: tuple[PackedAdapter, ...]
-    end: Mark
+    end: Event
 
 
 class Worker:
@@ -72,7 +72,7 @@ class Worker:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._given_device = device
         self._device: Device
-        self._adapters: LoRASlots
+        self._adapters: AdapterWeights
         self._transfer: KVTransfer
         self._runner: ModelRunner
         self._submitted: deque[SubmittedStep] = deque()
@@ -90,7 +90,7 @@ class Worker:
         self._device = device = self._given_device or open_device(self._config.device)
         free_bytes = device.free_bytes()
         model = load_model(self._config, device, self._cache.block_size)
-        self._adapters = LoRASlots(model.spec, model.ops, device, model.dtype)
+        self._adapters = AdapterWeights(model.spec, model.ops, device, model.dtype)
         block_bytes = kv_block_bytes(model.spec, model.ops, self._cache.block_size, model.dtype)
         if device.counts_memory:
             find_room = partial(_gpu_room, device, self._warm_up(model, free_bytes))
@@ -127,7 +127,7 @@ class Worker:
         saved = self._transfer.gather(step.kv_saves)
         self._transfer.scatter(step.kv_loads)
         batch = self._runner.submit(step.requests)
-        end = self._device.mark()
+        end = self._device.record_event()
         self._submitted.append(SubmittedStep(step.step_id, batch, saved, dropped, end))
 
     @torch.inference_mode()
@@ -213,7 +213,7 @@ class Worker:
             # All of them share the memory of the largest.
             graphs=device.peak_bytes(recorder.largest()) if recorder is not None else 0,
             # While one is packed, its tensors are there a second time.
-            adapters=(lora.max_resident + 1) * adapter_bytes if lora.enable_lora else 0,
+            adapters=(lora.cpu_lora_limit + 1) * adapter_bytes if lora.enable_lora else 0,
         )
 
     @contextmanager

@@ -19,18 +19,18 @@ NUM_OPERATIONS = 120
 
 def is_noticed(make: Callable[[int], AdapterManager]) -> bool:
     for seed in range(NUM_TRACES):
-        max_resident = 1 + seed % 4
+        max_cpu_loras = 1 + seed % 4
         try:
-            World(make(max_resident), max_resident, seed).run(NUM_OPERATIONS)
+            World(make(max_cpu_loras), max_cpu_loras, seed).run(NUM_OPERATIONS)
         except (AssertionError, KeyError):
             return True
     return False
 
 
-@pytest.mark.parametrize("max_resident", [1, 2, 3, 4])
-def test_the_manager_agrees_with_plain_books(max_resident: int) -> None:
+@pytest.mark.parametrize("max_cpu_loras", [1, 2, 3, 4])
+def test_the_manager_agrees_with_plain_books(max_cpu_loras: int) -> None:
     for seed in range(NUM_TRACES):
-        World(AdapterManager(max_resident), max_resident, seed).run(NUM_OPERATIONS)
+        World(AdapterManager(max_cpu_loras), max_cpu_loras, seed).run(NUM_OPERATIONS)
 
 
 # ── known bugs ──────────────────────────────────────────────────────────────────────────────
@@ -133,17 +133,17 @@ class LooksUpWithoutLeasing(AdapterRegistry):
 
 
 def with_residency(residency: type[AdapterResidency]) -> Callable[[int], AdapterManager]:
-    def make(max_resident: int) -> AdapterManager:
-        manager = AdapterManager(max_resident)
-        manager._residency = residency(max_resident)
+    def make(max_cpu_loras: int) -> AdapterManager:
+        manager = AdapterManager(max_cpu_loras)
+        manager._residency = residency(max_cpu_loras)
         return manager
 
     return make
 
 
 def with_registry(registry: type[AdapterRegistry]) -> Callable[[int], AdapterManager]:
-    def make(max_resident: int) -> AdapterManager:
-        manager = AdapterManager(max_resident)
+    def make(max_cpu_loras: int) -> AdapterManager:
+        manager = AdapterManager(max_cpu_loras)
         manager._registry = registry()
         return manager
 

@@ -10,9 +10,9 @@ from lora_serve.cli.kv import age_text, size_text
 from lora_serve.cli.main import main
 from lora_serve.kv_tiers.base import Record, Tier, TierNamespace
 from lora_serve.kv_tiers.codec import make_record
-from lora_serve.kv_tiers.disk import DiskTier
-from lora_serve.kv_tiers.redis import RedisTier
-from lora_serve.kv_tiers.redis_keyspace import NAMESPACES
+from lora_serve.kv_tiers.disk.tier import DiskTier
+from lora_serve.kv_tiers.redis.keyspace import NAMESPACES
+from lora_serve.kv_tiers.redis.tier import RedisTier
 from tests.fakes.kv_blocks import a_namespace, blocks, chain
 from tests.fakes.redis_server import RedisServer, redis_server
 

@@ -84,7 +84,7 @@ SCRIPT = """
 import asyncio, signal
 from multiprocessing import util
 from lora_serve.config import EngineConfig, ModelConfig
-from lora_serve.engine.client import EngineClient
+from lora_serve.engine.frontend.client import EngineClient
 
 spawn = util.spawnv_passfds
 

@@ -18,7 +18,7 @@ import pytest
 
 from lora_serve.demo.model import DemoPaths
 from lora_serve.demo.server_process import ServerProcess
-from lora_serve.server.ending import LAST_WORDS_SECONDS
+from lora_serve.server.http.shutdown import LAST_WORDS_SECONDS
 from tests.e2e.conftest import StartServer
 
 MAX_SYSTEM_BYTES = 4 * 2**20 + 2**16  # of Linux's buffers, sender's and a small receiver's
@@ -127,8 +127,8 @@ def test_who_keeps_the_server_waiting_is_cut_off_with_one_line(
     assert server.wait() == 0
     assert last_words(server) == [
         "stopping: 3 requests are still being answered",
-        "WARNING lora_serve.server.ending: cut off: 1 answers, with an error; 3 connections whose "
-        "clients had not taken all of an answer or sent all of a request",
+        "WARNING lora_serve.server.http.shutdown: cut off: 1 answers, with an error; 3 connections "
+        "whose clients had not taken all of an answer or sent all of a request",
     ]
     assert len(deaf.rest()) < num_left
     assert not deaf_stream.rest().endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")

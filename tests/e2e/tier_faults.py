@@ -18,9 +18,9 @@ import pytest
 import xxhash
 
 from lora_serve.kv_tiers.codec import HEADER_BYTES, make_record
-from lora_serve.kv_tiers.disk_directory import DiskDirectory
-from lora_serve.kv_tiers.group_file import read_table, write_group
-from lora_serve.kv_tiers.redis_keyspace import PREFIX
+from lora_serve.kv_tiers.disk.directory import DiskDirectory
+from lora_serve.kv_tiers.disk.group_file import read_table, write_group
+from lora_serve.kv_tiers.redis.keyspace import PREFIX
 from tests.fakes.redis_server import RedisServer
 
 FLIPPED = 4096  # an offset in the first block's payload

@@ -28,9 +28,9 @@ class Lease:
 
 
 class World:
-    def __init__(self, manager: AdapterManager, max_resident: int, seed: int) -> None:
+    def __init__(self, manager: AdapterManager, max_cpu_loras: int, seed: int) -> None:
         self._manager = manager
-        self._max_resident = max_resident
+        self._max_cpu_loras = max_cpu_loras
         self._random = Random(seed)
         self._current: dict[str, tuple[bytes, int]] = {}  # digest and generation
         self._generations: Counter[str] = Counter()
@@ -200,7 +200,7 @@ class World:
         # Weights that were read back for a request that has not run yet are kept as well.
         awaited = {ref.digest for ref in leased}
         kept = superseded | running | pinned | awaited
-        assert len(resident) <= self._max_resident or resident <= kept, "more is kept than needed"
+        assert len(resident) <= self._max_cpu_loras or resident <= kept, "more is kept than needed"
 
     def _wind_up(self) -> None:
         """When all requests have ended and all names are gone, nothing is left anywhere."""

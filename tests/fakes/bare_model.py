@@ -17,10 +17,10 @@ from lora_serve.models.weights import WeightReader, open_weights
 from lora_serve.ops import Ops
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import AdapterCheckpoint, SampleInput, ScheduledRequest
+from lora_serve.worker.adapter_weights import AdapterWeights
 from lora_serve.worker.batch_builder import BatchBuilder
 from lora_serve.worker.device import CpuDevice, Device
 from lora_serve.worker.kv_cache import allocate_kv_caches
-from lora_serve.worker.lora_slots import LoRASlots
 
 BLOCK_SIZE = 16
 SAMPLE = SampleInput(SamplingParams(), seed=0, position=0)
@@ -43,7 +43,7 @@ class BareModel:
         weights = WeightReader(source, dtype, device.torch_device)
         cos_sin = rotary_table(self.spec.rope, self.spec.head_size, self.spec.max_positions)
         self.decoder = build_decoder(self.spec, weights, ops, cos_sin.to(device.torch_device))
-        self.adapters = LoRASlots(self.spec, ops, device, dtype)
+        self.adapters = AdapterWeights(self.spec, ops, device, dtype)
         self.kv_caches = allocate_kv_caches(self.spec, ops, num_blocks, BLOCK_SIZE, dtype)
         self.builder = BatchBuilder(ops, device, BLOCK_SIZE, self.spec.hidden_size, dtype)
         self.poison()

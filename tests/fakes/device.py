@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.ops import RecordedWork
-from lora_serve.worker.device import Mark, Passed, RerunWork
+from lora_serve.worker.device import Event, Passed, RerunWork
 
 
 class RecordingDevice:
@@ -36,7 +36,7 @@ class RecordingDevice:
         self.num_loads += 1
         return nullcontext()
 
-    def mark(self) -> Mark:
+    def record_event(self) -> Event:
         return Passed()
 
     def free_bytes(self) -> int:

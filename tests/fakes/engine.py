@@ -13,8 +13,8 @@ from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 from lora_serve.config import EngineConfig, LoRAConfig, ModelConfig
-from lora_serve.engine.admission import Company
-from lora_serve.engine.input import InputProcessor
+from lora_serve.engine.frontend.admission import RequestGroup
+from lora_serve.engine.frontend.input import InputProcessor
 from lora_serve.errors import (
     AdapterExistsError,
     AdapterFormatError,
@@ -85,7 +85,7 @@ class FakeEngine:
         self.growing: set[str] = set()
         self.ended_early: list[str] = []
         self.seen: list[EngineRequest] = []
-        self.companies: list[Company] = []  # of each prompt
+        self.companies: list[RequestGroup] = []  # of each prompt
         self.resets: list[str | None] = []
         self.was_shut_down = False
         self._adapters: dict[str, AdapterInfo] = {}
@@ -105,7 +105,7 @@ class FakeEngine:
         priority: int = 0,
         tenant: str = "",
         is_streamed: bool = True,
-        company: Company | None = None,
+        group: RequestGroup | None = None,
     ) -> AsyncGenerator[OutputDelta, None]:
         requests = self._inputs.requests(
             prompt,
@@ -117,8 +117,8 @@ class FakeEngine:
             tenant=tenant,
         )
         self.seen += requests
-        if company is not None:
-            self.companies.append(company)
+        if group is not None:
+            self.companies.append(group)
         if lora_name is not None and lora_name not in self._adapters:
             raise AdapterNotFoundError(f"no adapter {lora_name}", "model")
         if self.error is not None:

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from hypothesis import strategies as st
 
 from lora_serve.config import ServerConfig
-from lora_serve.server.app import create_app
+from lora_serve.server.http.app import create_app
 from tests.fakes.engine import FakeEngine, fake_config
 from tests.hostile.harness import run_long, run_quick
 from tests.hostile.mutations import harmed, json_texts

@@ -14,10 +14,10 @@ import torch
 from hypothesis import strategies as st
 
 from lora_serve.errors import InvalidRequestError
-from lora_serve.server.prompt_embeds import decode_prompt_embeds
+from lora_serve.server.openai.prompt_embeds import decode_prompt_embeds
 from tests.hostile.harness import run_long, run_quick
 from tests.hostile.mutations import NUMBERS, harmed
-from tests.server.test_prompt_embeds import archive, rows, torch_saved
+from tests.server.openai.test_prompt_embeds import archive, rows, torch_saved
 
 HIDDEN_SIZE, MAX_TOKENS = 6, 50
 DTYPES = ("float32", "bfloat16", "float16")

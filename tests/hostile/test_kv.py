@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import Record
 from lora_serve.kv_tiers.codec import record_bytes, refusal
-from lora_serve.kv_tiers.group_file import RefusedGroupError, read_records, read_table, write_group
+from lora_serve.kv_tiers.disk.group_file import (
+    RefusedGroupError,
+    read_records,
+    read_table,
+    write_group,
+)
 from tests.fakes.kv_blocks import a_namespace, chain, content, records
 from tests.hostile.harness import run_long, run_quick
 from tests.hostile.mutations import NUMBERS, harmed

@@ -12,7 +12,7 @@ import pytest
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import Cause, Drop, FetchResult, Tier, TierFigures, TierNamespace
 from lora_serve.kv_tiers.codec import record_bytes
-from lora_serve.kv_tiers.disk import DiskTier
+from lora_serve.kv_tiers.disk.tier import DiskTier
 from lora_serve.kv_tiers.ram import RamTier
 from lora_serve.kv_tiers.store import TieredStore
 from tests.fakes.faulty_tier import FaultyTier

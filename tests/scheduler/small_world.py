@@ -1,6 +1,6 @@
 """A scheduler small enough to visit every state of it, and all that can happen to it.
 
-The scheduler, the KV manager, the queue, the seats, the writers and the connector are the real
+The scheduler, the KV manager, the queue, the LoRA slots, the writers and the connector are the real
 ones. What the world may do at any moment: a request arrives, in any order; any request is aborted;
 KV is reset; an adapter's weights arrive or turn out to be lost; a fetch ends, well or badly; a step
 runs, or, where steps overlap, the next one is planned or the oldest one reported.
@@ -24,10 +24,10 @@ from lora_serve.kv.manager import KVCacheManager
 from lora_serve.kv.writers import PendingWrites
 from lora_serve.kv_tiers.base import TierNamespace
 from lora_serve.sampling_params import SamplingParams
+from lora_serve.scheduler.lora_slots import LoRASlots
 from lora_serve.scheduler.queue import WaitingQueue
 from lora_serve.scheduler.request import Request
 from lora_serve.scheduler.scheduler import Scheduler
-from lora_serve.scheduler.seats import AdapterSeats
 from lora_serve.step import ModelRunnerOutput, RequestStepOutput, SchedulerOutput
 from tests.scheduler.small_store import HASHER, SmallStore, connector_over
 
@@ -138,7 +138,7 @@ class World:
         failure_policy: str = "recompute",
         max_fetched_blocks: int = 2,
         connector_class: type[TieredConnector[Request]] = TieredConnector,
-        seats_class: type[AdapterSeats] = AdapterSeats,
+        seats_class: type[LoRASlots] = LoRASlots,
         writers_class: type[PendingWrites[Request]] = PendingWrites,
         queue_class: type[WaitingQueue] = WaitingQueue,
     ) -> None:
@@ -159,7 +159,7 @@ class World:
         self.scheduler = scheduler = Scheduler(config, 1, self.kv, self.memory, self.connector)
         if queue_class is not WaitingQueue:
             scheduler._queue = queue_class()
-        scheduler._seats = seats_class(1, scheduler._queue, self.memory)
+        scheduler._slots = seats_class(1, scheduler._queue, self.memory)
         scheduler._writers = writers_class()
         self.is_overlapped = is_overlapped
         self.in_flight: deque[SchedulerOutput] = deque()

@@ -114,7 +114,7 @@ def test_a_hot_adapter_overtakes_a_cold_one_only_so_often() -> None:
     engine.add("hot 0", LONG, lora_name="hot", max_tokens=30)
     engine.step()
     engine.add("cold", LONG, lora_name="cold", max_tokens=1)
-    for index in range(1, 10 * OVERTAKE_LIMIT):  # a stream that never leaves the seat free
+    for index in range(1, 10 * OVERTAKE_LIMIT):  # a stream that never leaves the LoRA slot free
         engine.add(f"hot {index}", LONG, lora_name="hot", max_tokens=3)
         engine.step()
     engine.run()

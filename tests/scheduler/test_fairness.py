@@ -75,7 +75,7 @@ def test_without_shares_the_order_of_arrival_rules() -> None:
 def test_adapters_without_a_seat_wait_for_a_turn_of_bounded_length() -> None:
     turn = OVERTAKE_LIMIT * (MAX_PROMPT + MAX_ANSWER)
     assert largest_gap(0, "adapter", max_loras=1) <= BOUND + turn
-    assert largest_gap(0, "none", max_loras=1) > BOUND + turn, "it is not the seats that do it"
+    assert largest_gap(0, "none", max_loras=1) > BOUND + turn, "it is not the LoRA slots that do it"
 
 
 class NeverCharges(FairShares):

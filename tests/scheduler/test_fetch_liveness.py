@@ -39,7 +39,7 @@ WORLDS: dict[str, Callable[..., World]] = {
     "a failed fetch ends its requests": lambda **more: tiered(EQUAL, failure_policy="fail", **more),
     "memory for one fetched block": lambda **more: tiered(STRANGERS, max_fetched_blocks=1, **more),
     "answers that outgrow the pool": lambda **more: tiered(OUTGROWING, **more),
-    "two adapters and one seat": lambda **more: tiered(ADAPTERS, **more),
+    "two adapters and one LoRA slot": lambda **more: tiered(ADAPTERS, **more),
 }
 
 
@@ -165,7 +165,7 @@ FOR_EVER, LEAKS = "someone waits for ever", r"block \d: 1 of 0"
         ("a failed fetch ends its requests", ForgetsWhatFailed, FOR_EVER),
         ("memory for one fetched block", WaitsForMemory, FOR_EVER),
         ("answers that outgrow the pool", FetchesForTheGoneThatWerePreempted, LEAKS),
-        ("two adapters and one seat", ResetWakesNobody, FOR_EVER),
+        ("two adapters and one LoRA slot", ResetWakesNobody, FOR_EVER),
     ],
 )
 def test_exploration_finds_a_connector_that(
@@ -190,7 +190,7 @@ def test_exploration_finds_a_request_that_goes_in_circles() -> None:
 
 
 class CountsTheParked(WaitingQueue):
-    """An adapter keeps its seat while a request of it waits for a fetch."""
+    """An adapter keeps its LoRA slot while a request of it waits for a fetch."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -103,7 +103,7 @@ def test_others_run_while_one_waits_for_its_fetch() -> None:
     engine.add("waits", LONG)
     engine.step()
     assert engine.core.scheduler.num_fetching == 1
-    assert engine.kv.usage == 0.0  # it holds no block and no seat
+    assert engine.kv.usage == 0.0  # it holds no block and no LoRA slot
     engine.add("runs", [5, 6, 8])
     while "runs" not in engine.outputs or not engine.last("runs").finish_reason:
         engine.step()

@@ -9,10 +9,10 @@ import pytest
 
 from lora_serve.identity import AdapterRef, BlockHash
 from lora_serve.kv.writers import PendingWrites
-from lora_serve.scheduler.in_flight import Share, StepsInFlight
+from lora_serve.scheduler.in_flight import ScheduledPair, StepsInFlight
+from lora_serve.scheduler.lora_slots import LoRASlots
 from lora_serve.scheduler.queue import WaitingQueue
 from lora_serve.scheduler.request import Request
-from lora_serve.scheduler.seats import AdapterSeats
 from tests.scheduler.exploration import assert_what_is_alike_goes_on_alike, explore
 from tests.scheduler.small_world import Asked, World
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 RED, BLUE = AdapterRef("red", b"r" * 32), AdapterRef("blue", b"b" * 32)
 SHARED, OTHER = (1, 2, 3), (1, 2, 4)
 WORLDS = {
-    "two adapters and one seat": [Asked(RED, SHARED), Asked(RED, OTHER), Asked(BLUE, SHARED)],
+    "two adapters and one LoRA slot": [Asked(RED, SHARED), Asked(RED, OTHER), Asked(BLUE, SHARED)],
     "equal prompts": [Asked(None, (1, 2, 3, 4, 5), 1)] * 3,
     "base beside adapters": [Asked(None, SHARED), Asked(RED, SHARED), Asked(BLUE, SHARED)],
     "answers that outgrow the pool": [Asked(None, (n, n), 4) for n in range(3)],
@@ -35,7 +35,7 @@ def explore_all(**mutants: type) -> None:
 
 @pytest.mark.parametrize(
     ("name", "fair_share"),
-    [*((name, "none") for name in WORLDS), ("two adapters and one seat", "adapter")],
+    [*((name, "none") for name in WORLDS), ("two adapters and one LoRA slot", "adapter")],
 )
 def test_nobody_waits_for_ever_in_any_reachable_state(name: str, fair_share: str) -> None:
     world = World(WORLDS[name], num_blocks=3, fair_share=fair_share)
@@ -58,7 +58,7 @@ def test_nobody_waits_for_ever_where_steps_overlap(name: str) -> None:
     "first",
     [
         *(World(asked, num_blocks=3) for asked in WORLDS.values()),
-        World(WORLDS["two adapters and one seat"], num_blocks=3, fair_share="adapter"),
+        World(WORLDS["two adapters and one LoRA slot"], num_blocks=3, fair_share="adapter"),
         *(World(asked, num_blocks=3, is_overlapped=True) for asked in OVERLAPPED_WORLDS.values()),
     ],
     ids=[
@@ -94,14 +94,14 @@ class SleepsThroughCommits(PendingWrites[Request]):
         return []
 
 
-class KeepsSeats(AdapterSeats):
-    """An adapter's seat is not given back with its last running request."""
+class KeepsSeats(LoRASlots):
+    """An adapter's LoRA slot is not given back with its last running request."""
 
     def _leave(self, ref: AdapterRef) -> None:
         pass
 
 
-class LosesSeatsWithWeights(AdapterSeats):
+class LosesSeatsWithWeights(LoRASlots):
     """An adapter whose weights are lost is thought to be loading for ever."""
 
     def failed(self, ref: AdapterRef) -> None:
@@ -138,11 +138,11 @@ def test_exploration_finds_a_scheduler_that(mutants: dict[str, type]) -> None:
 class NeverHearsOfItsTokens(StepsInFlight):
     """A request goes on waiting for a token that was reported."""
 
-    def land(self, step_id: int) -> Sequence[Share]:
-        shares = super().land(step_id)
-        for request, chunk in shares:
+    def finish(self, step_id: int) -> Sequence[ScheduledPair]:
+        pairs = super().finish(step_id)
+        for request, chunk in pairs:
             request.num_awaited_tokens += chunk.sample is not None
-        return shares
+        return pairs
 
     def check_invariants(self, running: Sequence[Request]) -> None:
         """It is the waiting that has to show."""

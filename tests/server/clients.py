@@ -14,8 +14,8 @@ import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from lora_serve.config import ServerConfig
-from lora_serve.server.app import create_app, http_config
-from lora_serve.server.connections import Connections
+from lora_serve.server.http.app import create_app, http_config
+from lora_serve.server.http.connections import Connections
 from tests.fakes.engine import FakeEngine
 
 Json = dict[str, object]

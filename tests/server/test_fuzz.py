@@ -13,8 +13,8 @@ from hypothesis.strategies import SearchStrategy
 from pydantic import BaseModel
 
 from lora_serve.config import ServerConfig
-from lora_serve.server.app import create_app
-from lora_serve.server.protocol import (
+from lora_serve.server.http.app import create_app
+from lora_serve.server.openai.protocol import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,

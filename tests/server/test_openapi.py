@@ -6,8 +6,8 @@ import httpx
 from fastapi.openapi.utils import get_openapi
 
 from lora_serve.config import ServerConfig
-from lora_serve.server.app import create_app
-from lora_serve.server.errors import HTTP_TYPES, STATUS_AND_TYPE
+from lora_serve.server.http.app import create_app
+from lora_serve.server.http.errors import HTTP_TYPES, STATUS_AND_TYPE
 from lora_serve.server.openapi import OPERATIONS, REASONS
 from tests.fakes.engine import FakeEngine
 

@@ -202,11 +202,11 @@ def test_a_step_filled_into_other_buffers_is_caught(
 
 
 @pytest.mark.parametrize(
-    ("seats", "sizes"),
+    ("num_seqs", "sizes"),
     [(1, (1,)), (5, (1, 2, 4, 5)), (16, (1, 2, 4, 8, 16)), (40, (1, 2, 4, 8, 16, 24, 32, 40))],
 )
-def test_sizes_end_at_the_number_of_seats(seats: int, sizes: tuple[int, ...]) -> None:
-    assert graph_sizes(seats, 100, 512) == GraphSizes(sizes, (16, 32, 64, 100))
+def test_sizes_end_at_the_largest_number_of_requests(num_seqs: int, sizes: tuple[int, ...]) -> None:
+    assert graph_sizes(num_seqs, 100, 512) == GraphSizes(sizes, (16, 32, 64, 100))
 
 
 def test_sizes_end_at_the_most_rows_that_are_recorded() -> None:

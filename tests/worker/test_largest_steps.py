@@ -6,15 +6,15 @@ from lora_serve.worker.largest_steps import largest_steps
 
 
 @pytest.mark.parametrize(
-    ("seats", "tokens", "longest", "lengths"),
+    ("num_seqs", "tokens", "longest", "lengths"),
     [(4, 100, 1000, [100]), (4, 100, 40, [40, 40, 20]), (2, 100, 40, [40, 40]), (9, 3, 40, [3])],
 )
 def test_prompts_fill_the_token_budget_or_all_seats(
-    seats: int, tokens: int, longest: int, lengths: list[int]
+    num_seqs: int, tokens: int, longest: int, lengths: list[int]
 ) -> None:
-    prompts, decodes, one = largest_steps(seats, tokens, longest, block_size=16)
+    prompts, decodes, one = largest_steps(num_seqs, tokens, longest, block_size=16)
     assert [request.num_tokens for request in prompts] == lengths
-    assert [request.num_tokens for request in decodes] == [1] * min(seats, tokens)
+    assert [request.num_tokens for request in decodes] == [1] * min(num_seqs, tokens)
     assert {request.end for request in decodes} == {longest}
     assert one == decodes[:1]
     for request in (*prompts, *decodes):

@@ -11,9 +11,9 @@ from lora_serve.config import (
     LoRAConfig,
     SchedulerConfig,
 )
-from lora_serve.engine.adapters import EngineAdapters
-from lora_serve.engine.core import EngineCore
-from lora_serve.engine.kv_tiers import StaleVersions
+from lora_serve.engine.core.adapters import EngineAdapters
+from lora_serve.engine.core.core import EngineCore
+from lora_serve.engine.core.kv_tiers import StaleVersions
 from lora_serve.fuzz.oracle.executor import EOS, OracleExecutor, oracle_model
 from lora_serve.fuzz.oracle.loader import OracleLoader
 from lora_serve.identity import BlockHasher, embeds_digest

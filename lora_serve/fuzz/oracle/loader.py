@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from lora_serve.engine.adapter_loader import LoadJob, LoadResult
-from lora_serve.engine.executor import Executor
+from lora_serve.engine.core.adapter_loader import LoadJob, LoadResult
+from lora_serve.engine.core.executor import Executor
 from lora_serve.errors import AdapterNotFoundError
 from lora_serve.step import AdapterCheckpoint
 

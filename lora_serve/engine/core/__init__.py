@@ -1,0 +1,1 @@
+"""The engine process: scheduling, KV, adapters and the executor."""

@@ -1,0 +1,350 @@
+"""The engine: the only place that knows both planes. One thread owns it and all it holds.
+
+Messages go in through `handle`, replies come out of `take_replies`, `step` does the work in
+between. The same code serves a process of its own (`process.py`) and `LLM` (`llm.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from lora_serve.config import EngineConfig
+from lora_serve.engine.core.adapters import EngineAdapters, make_loader
+from lora_serve.engine.core.executor import Executor
+from lora_serve.engine.core.kv_tiers import PendingResets, StaleVersions, make_connector, tier_stats
+from lora_serve.engine.core.output_buffer import OutputBuffer, progress_output, request_times
+from lora_serve.engine.fair_share import share_of
+from lora_serve.engine.wire import error_info
+from lora_serve.errors import KVLoadError, LoraServeError
+from lora_serve.identity import BlockHasher, CacheNamespace
+from lora_serve.kv.connector import KVConnector
+from lora_serve.kv.manager import KVCacheManager
+from lora_serve.messages import (
+    AbortRequests,
+    AdapterInfo,
+    CallReply,
+    EngineMessage,
+    EngineOutput,
+    EngineReply,
+    EngineRequest,
+    EngineRequests,
+    EngineStats,
+    GetStats,
+    ListAdapters,
+    LoadAdapter,
+    ResetPrefixCache,
+    RestoreAdapters,
+    UnloadAdapter,
+)
+from lora_serve.scheduler.progress import RequestProgress
+from lora_serve.scheduler.request import Request, request_from_message
+from lora_serve.scheduler.scheduler import Scheduler
+from lora_serve.step import ModelInfo, SchedulerOutput
+
+LONGEST_NAP_SECONDS = 3600.0
+
+
+class EngineCore:
+    """Requests, adapters and KV over one executor. Make one with `EngineCore.build`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        model: ModelInfo,
+        adapters: EngineAdapters,
+        kv: KVCacheManager,
+        hasher: BlockHasher,
+        connector: KVConnector[Request],
+        stale_versions: StaleVersions,
+    ) -> None:
+        self._config = config
+        self._executor = executor
+        self._model = model
+        self._hasher = hasher
+        self._kv = kv
+        self._connector = connector
+        self._stale_versions = stale_versions
+        self._resets = PendingResets()
+        self._num_arrived = 0
+        is_overlapped = config.scheduler.async_scheduling
+        self._num_ahead = int(model.is_asynchronous if is_overlapped is None else is_overlapped)
+        self._in_flight: deque[SchedulerOutput] = deque()
+        self._outbox = OutputBuffer()
+        self.adapters = adapters
+        self.scheduler = Scheduler(config.scheduler, config.lora.max_loras, kv, adapters, connector)
+
+    @classmethod
+    def build(
+        cls,
+        config: EngineConfig,
+        executor: Executor,
+        model: ModelInfo,
+        notify: Callable[[], None],
+    ) -> EngineCore:
+        """Put an engine together as `config` asks.
+
+        Args:
+            model: what `executor.load` returned.
+            notify: called from other threads when a load or a fetch has ended, to wake whoever
+                steps.
+        """
+        cache = config.cache
+        loader = make_loader(config.lora, model, executor, notify)
+        kv = KVCacheManager(model.num_blocks, cache.block_size, cache.enable_prefix_caching)
+        hasher = BlockHasher(cache.prefix_caching_hash_algo)
+        return cls(
+            config,
+            executor,
+            model,
+            EngineAdapters(config.lora, loader),
+            kv,
+            hasher,
+            make_connector(config.kv_tiers, model, hasher, notify),
+            StaleVersions(config.kv_tiers.expanded().kv_stale_version_seconds),
+        )
+
+    @property
+    def has_requests(self) -> bool:
+        return self.scheduler.has_requests
+
+    @property
+    def awaits_threads(self) -> bool:
+        """Whether `notify` will be called: adapters or KV are on their way."""
+        is_loading = self.adapters.num_loading > 0 or self.scheduler.num_fetching > 0
+        return is_loading or self._resets.next_due is not None
+
+    @property
+    def idle_seconds(self) -> float | None:
+        """How long there is nothing to do for `step`, if nobody notifies; None for ever."""
+        times = (
+            self._connector.next_give_up_time,
+            self._stale_versions.next_due,
+            self._resets.next_due,
+        )
+        known = [when for when in times if when is not None]
+        return max(0.0, min(min(known) - time.monotonic(), LONGEST_NAP_SECONDS)) if known else None
+
+    def take_replies(self) -> list[EngineReply]:
+        """What there is to tell since the last call, outputs of a step as one message."""
+        return self._outbox.take()
+
+    def close(self) -> None:
+        """Give the tiers what was computed last, and end all threads."""
+        if not self.has_requests:
+            self.step()
+            while self._in_flight:
+                self.step()
+        self._connector.close()
+        self.adapters.close()
+
+    # ── messages ────────────────────────────────────────────────────────────────────────────
+
+    def handle(self, message: EngineMessage) -> None:
+        """Take in one message. Errors of the caller become replies; none escapes."""
+        match message:
+            case EngineRequests():
+                for request in message.requests:
+                    self._add(request)
+            case AbortRequests():
+                for request_id in message.request_ids:
+                    self._abort(request_id)
+            case GetStats():
+                self._outbox.reply(CallReply(message.call_id, stats=self.stats()))
+            case RestoreAdapters():
+                self.adapters.manager.restore(message.adapters, message.generations)
+                for info in message.adapters:  # each may have replaced others
+                    self._count_down_stale_versions(info.name)
+            case ListAdapters() | LoadAdapter() | UnloadAdapter() | ResetPrefixCache():
+                self._handle_adapter_call(message)
+
+    def _handle_adapter_call(
+        self, call: ListAdapters | LoadAdapter | UnloadAdapter | ResetPrefixCache
+    ) -> None:
+        adapters: tuple[AdapterInfo, ...] = ()
+        try:
+            match call:
+                case LoadAdapter():
+                    self.adapters.start_load(call)
+                    return  # answered when the load has ended
+                case UnloadAdapter():
+                    self.adapters.unload(call.lora_name)
+                case ListAdapters():
+                    adapters = tuple(self.adapters.manager.infos())
+                case ResetPrefixCache():
+                    self._reset_prefix_cache(call)
+                    return  # answered when the tiers have forgotten
+        except LoraServeError as error:
+            self._outbox.reply(CallReply(call.call_id, error=error_info(error), success=False))
+        else:
+            self._outbox.reply(CallReply(call.call_id, adapters=adapters))
+
+    def _add(self, message: EngineRequest) -> None:
+        if self.scheduler.get(message.request_id) is not None:
+            return  # sent again after a reconnect
+        try:
+            adapter = self.adapters.acquire(message.lora_name) if message.lora_name else None
+        except LoraServeError as error:
+            self._outbox.output(EngineOutput(message.request_id, error=error_info(error)))
+            return
+        self._num_arrived += 1
+        is_ranked = self._config.scheduler.scheduling_policy == "priority"
+        self.scheduler.add(
+            request_from_message(
+                message,
+                namespace=CacheNamespace(self._model.fingerprint, adapter, message.cache_salt),
+                hasher=self._hasher,
+                block_size=self._config.cache.block_size,
+                sort_key=(message.priority if is_ranked else 0, self._num_arrived),
+                share=share_of(message, self._config.scheduler.fair_share),
+            )
+        )
+
+    def _abort(self, request_id: str) -> None:
+        request = self.scheduler.abort(request_id)
+        if request is not None:
+            self._end(request, "abort")
+
+    def _reset_prefix_cache(self, call: ResetPrefixCache) -> None:
+        if call.lora_name is not None:
+            self.adapters.manager.invalidate(call.lora_name)  # raises its generation
+        self._resets.add(call.call_id, self.scheduler.reset_prefix_cache(call.lora_name))
+        self._answer_resets()
+
+    # ── work ────────────────────────────────────────────────────────────────────────────────
+
+    def step(self) -> bool:
+        """Publish finished loads, plan a step, report one; False when there was nothing to run.
+
+        The step that is reported is the one just planned; or the one before it, where steps
+        overlap: then the executor has the next one before it is asked for this one.
+        """
+        self._take_in_loads()
+        self._take_in_fetches()
+        self._answer_resets()
+        self._drop_stale_versions()
+        num_requests = 0
+        if not self._submit() or len(self._in_flight) > self._num_ahead:
+            num_requests = self._report()
+        if self._config.scheduler.validate:
+            self.check_invariants()
+        return num_requests > 0 or bool(self._in_flight)
+
+    def _submit(self) -> bool:
+        """Plan a step; False if there is nothing in it."""
+        step = self.scheduler.schedule()
+        drop, add = self.adapters.manager.take_changes()
+        if not (step.requests or step.kv_saves or drop or add):
+            return False
+        self._note_first_scheduled(step)
+        self._executor.submit(replace(step, drop_adapters=drop, add_adapters=add))
+        self._in_flight.append(step)
+        return True
+
+    def _report(self) -> int:
+        """Wait for the oldest step in state, if any, and tell of it; how many requests it had."""
+        if not self._in_flight:
+            return 0
+        step = self._in_flight.popleft()
+        output = self._executor.collect()
+        now = time.monotonic()
+        for progress in self.scheduler.update_from_output(output):
+            self._tell(progress, now)
+        self._outbox.count_step(step.num_tokens)
+        return len(step.requests)
+
+    def _note_first_scheduled(self, step: SchedulerOutput) -> None:
+        now = time.monotonic()
+        for chunk in step.requests:
+            request = self.scheduler.get(chunk.request_id)
+            if request is not None and not request.scheduled_time:
+                request.scheduled_time = now
+
+    def _tell(self, progress: RequestProgress, now: float) -> None:
+        request = progress.request
+        if progress.new_token_ids and not request.first_token_time:
+            request.first_token_time = now
+        if progress.new_token_ids or progress.prompt_logprobs or progress.finish_reason:
+            self._outbox.output(progress_output(progress))
+        if progress.finish_reason is not None:
+            self._end(request, progress.finish_reason)
+
+    def _take_in_loads(self) -> None:
+        events = self.adapters.take_events()
+        for call, outcome in events.published:
+            if isinstance(outcome, LoraServeError):
+                reply = CallReply(call.call_id, error=error_info(outcome), success=False)
+            else:
+                reply = CallReply(call.call_id, adapters=(outcome,))
+                self._count_down_stale_versions(call.lora_name)
+            self._outbox.reply(reply)
+        for ref in events.back:
+            self.scheduler.adapter_loaded(ref)
+        for ref, error in events.lost:
+            for request in self.scheduler.adapter_failed(ref):
+                self._outbox.output(EngineOutput(request.request_id, error=error_info(error)))
+                self._end(request, "error")
+
+    def _take_in_fetches(self) -> None:
+        for request, cause in self.scheduler.take_in_fetches():
+            error = KVLoadError(
+                f"KV of this request could not be loaded from its tier ({cause}); send it again, "
+                "or serve with --kv-load-failure-policy recompute"
+            )
+            self._outbox.output(EngineOutput(request.request_id, error=error_info(error)))
+            self._end(request, "error")
+
+    def _answer_resets(self) -> None:
+        for call_id, error in self._resets.take_ended():
+            info = error_info(error) if error else None
+            self._outbox.reply(CallReply(call_id, error=info, success=error is None))
+
+    def _count_down_stale_versions(self, lora_name: str) -> None:
+        ref = self.adapters.manager.current(lora_name)
+        assert ref is not None, f"{lora_name} was published and stands for nothing"
+        self._stale_versions.published(ref)
+
+    def _drop_stale_versions(self) -> None:
+        for last in self._stale_versions.take_due():
+            ref = self.adapters.manager.current(last.name) or last  # a reset raises the generation
+            self._connector.drop_stale(ref.name, ref.digest, ref.generation)
+
+    def _end(self, request: Request, finish_reason: str) -> None:
+        """Settle what outlives a request: its adapter's lease, and its story for the metrics."""
+        if request.namespace.adapter is not None:
+            self.adapters.manager.release(request.namespace.adapter)
+        self._outbox.finished(request_times(request, finish_reason, time.monotonic()))
+
+    def stats(self) -> EngineStats:
+        scheduler, totals, manager = self.scheduler, self.scheduler.totals, self.adapters.manager
+        tiers = self._connector.stats()
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_deferred=scheduler.num_deferred,
+            num_fetching=scheduler.num_fetching,
+            kv_cache_usage=self._kv.usage,
+            num_blocks=self._kv.num_blocks,
+            num_preemptions=totals.num_preemptions,
+            num_steps=totals.num_steps,
+            num_computed_tokens=totals.num_computed_tokens,
+            num_generated_tokens=totals.num_generated_tokens,
+            prefix_cache_queries=totals.prefix_cache_queries,
+            prefix_cache_hits=totals.prefix_cache_hits,
+            external_cache_queries=totals.external_cache_queries,
+            external_cache_hits=totals.external_cache_hits,
+            num_late_fetches=tiers.num_late,
+            kv_tiers=tier_stats(tiers),
+            adapter_loads=manager.num_loads,
+            adapter_evictions=manager.num_evictions,
+            running_adapters=tuple(ref.name for ref in scheduler.running_adapters),
+            waiting_adapters=tuple(ref.name for ref in scheduler.waiting_adapters),
+        )
+
+    def check_invariants(self) -> None:
+        """Assert what must hold between steps; `--validate` calls it after each."""
+        self.scheduler.check_invariants()
+        self.adapters.manager.check_invariants()

@@ -1,0 +1,147 @@
+"""The engine's process: one thread steps the core, others bring messages to it.
+
+Everything that happens comes through one inbox: messages of the API, ends of adapter loads,
+the death of the parent. The engine thread drains it between two steps, and waits on it when idle.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+from multiprocessing import connection
+
+import zmq
+
+from lora_serve.config import EngineConfig
+from lora_serve.engine import wire
+from lora_serve.engine.core.core import EngineCore
+from lora_serve.engine.core.executor import make_executor
+from lora_serve.errors import LoraServeError
+from lora_serve.messages import EngineMessage, EngineReady, EngineReply, Shutdown
+
+logger = logging.getLogger(__name__)
+
+Inbox = queue.SimpleQueue[EngineMessage | None]  # None: look again, a load or fetch has ended
+
+
+def run_engine(config: EngineConfig, message_address: str, reply_address: str) -> None:
+    """Serve one API process until it says Shutdown, or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API process decides when to stop
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    _exit_with_parent()
+    context = zmq.Context()
+    replies = context.socket(zmq.PUSH)
+    replies.connect(reply_address)
+    sender = ReplySender(replies)
+    inbox: Inbox = queue.SimpleQueue()
+    try:
+        executor = make_executor(config)
+        model = executor.load()
+        core = EngineCore.build(config, executor, model, notify=lambda: inbox.put(None))
+    except LoraServeError as error:
+        sender.send(EngineReady(error=wire.error_info(error)))
+        context.destroy(linger=2000)
+        return
+    threading.Thread(
+        target=_receive, args=(context, message_address, inbox), name="receiver", daemon=True
+    ).start()
+    sender.send(
+        EngineReady(
+            fingerprint=model.fingerprint,
+            dtype=model.dtype,
+            vocab_size=model.vocab_size,
+            hidden_size=model.hidden_size,
+            max_model_len=model.max_model_len,
+            num_blocks=model.num_blocks,
+            kernels=model.kernels,
+        )
+    )
+    spare_long_collections()
+    run_loop(core, inbox, sender)
+    core.close()
+    sender.close()
+
+
+def spare_long_collections() -> None:
+    """Keep the garbage collector from walking over all queued requests in the middle of a step.
+
+    What is here now stays for good. Steps make no cycles, so what they leave is freed by reference
+    counts; with Python's own thresholds a queue of 10,000 requests costs pauses of 60 ms
+    (benchmarks/scheduling.py).
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 50, 1_000)
+
+
+class ReplySender:
+    """Encodes replies and hands them to zmq; never waits for a slow reader."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        socket.set_hwm(0)
+        self._socket = socket
+        self._encoder = wire.encoder()
+
+    def send(self, reply: EngineReply) -> None:
+        self._socket.send(self._encoder.encode(reply), copy=False)
+
+    def close(self) -> None:
+        self._socket.close(linger=2000)
+
+
+def run_loop(core: EngineCore, inbox: Inbox, sender: ReplySender) -> None:
+    """Step while there is work; between two steps take in all that came. Ends at Shutdown."""
+    is_busy = False
+    while True:
+        messages = drain(inbox, wait_seconds=0.0 if is_busy else core.idle_seconds)
+        for message in messages:
+            if isinstance(message, Shutdown):
+                return
+            if message is not None:
+                core.handle(message)
+        is_busy = core.step()
+        for reply in core.take_replies():
+            sender.send(reply)
+
+
+def drain(inbox: Inbox, wait_seconds: float | None) -> list[EngineMessage | None]:
+    """Everything in the inbox; waits for the first so long, with None for ever."""
+    messages: list[EngineMessage | None] = []
+    try:
+        messages.append(inbox.get(wait_seconds != 0, wait_seconds))
+        while True:
+            messages.append(inbox.get_nowait())
+    except queue.Empty:
+        return messages
+
+
+def _receive(context: zmq.Context[zmq.Socket[bytes]], address: str, inbox: Inbox) -> None:
+    decoder = wire.message_decoder()
+    socket = context.socket(zmq.PULL)
+    socket.set_hwm(0)
+    socket.connect(address)
+    while True:
+        message = decoder.decode(socket.recv())
+        inbox.put(message)
+        if isinstance(message, Shutdown):
+            socket.close(linger=0)
+            return
+
+
+def _exit_with_parent() -> None:
+    """End this process when the API process dies, however it dies."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

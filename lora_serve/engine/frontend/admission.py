@@ -1,0 +1,188 @@
+"""How many requests may wait. Whoever is above the limits is refused before it is sent anywhere.
+
+The counts are the API process's own, so they are never late: a request waits from the moment it is
+accepted to its first output.
+
+With fair shares one share may fill as much of the queue as it leaves free, so that a flood of one
+never keeps the others out. Source: Choudhury and Hahne 1998, dynamic queue length thresholds for
+shared-memory packet switches.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+
+from lora_serve.config import LimitsConfig
+from lora_serve.engine.fair_share import share_of
+from lora_serve.errors import InvalidRequestError, LoraServeError, OverloadedError
+from lora_serve.messages import EngineRequest
+
+WINDOW = 64  # first outputs over which their rate is taken
+MAX_RETRY_SECONDS = 60
+
+
+class RequestGroup:
+    """Requests of one body, which come one after the other: all are taken, or none is."""
+
+    def __init__(self, num_requests: int, num_tokens: int) -> None:
+        """num_tokens: of their prompts."""
+        self.num_requests = num_requests
+        self.num_tokens = num_tokens
+        self.is_taken = False
+        self.refusal: LoraServeError | None = None
+
+
+class AdmissionControl:
+    """Refuses what exceeds --max-num-queued-reqs and --max-num-queued-tokens."""
+
+    def __init__(
+        self,
+        limits: LimitsConfig,
+        max_num_seqs: int,
+        fair_share: str = "none",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits = limits
+        self._max_num_seqs = max_num_seqs
+        self._fair_share = fair_share
+        self._clock = clock
+        self._growing: set[str] = set()
+        self._waiting: dict[str, EngineRequest] = {}  # those without an output yet
+        self._num_waiting_tokens = 0
+        self._num_of_share: Counter[str] = Counter()  # of those that wait
+        self._num_tokens_of_share: Counter[str] = Counter()
+        self._first_outputs: deque[float] = deque(maxlen=WINDOW)
+        self.num_refused = {"max_num_queued_reqs": 0, "max_num_queued_tokens": 0}
+
+    @property
+    def num_queued(self) -> int:
+        """Requests beyond those that may run at once."""
+        return max(0, len(self._growing) - self._max_num_seqs)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens of requests that wait for their first output."""
+        return self._num_waiting_tokens
+
+    def admit(self, requests: Sequence[EngineRequest], group: RequestGroup | None = None) -> None:
+        """Count requests that arrive together.
+
+        Args:
+            group: that they belong to, unless they are all of it.
+
+        Raises:
+            OverloadedError: the group would exceed a limit; none of it is counted.
+            InvalidRequestError: it exceeds one by itself, however often it is retried.
+        """
+        num_tokens = sum(num_prompt_tokens(request) for request in requests)
+        share = share_of(requests[0], self._fair_share)
+        self._take(group or RequestGroup(len(requests), num_tokens), share)
+        for request in requests:
+            self._growing.add(request.request_id)
+            self._waiting[request.request_id] = request
+        self._count(share, len(requests), num_tokens)
+
+    def note_output(self, request_id: str) -> None:
+        """The engine has told something of it, so it does not wait any more."""
+        if self._stop_waiting(request_id):
+            self._first_outputs.append(self._clock())
+
+    def note_gone(self, request_id: str) -> None:
+        """It has ended, or nobody wants it any more."""
+        self._growing.discard(request_id)
+        self._stop_waiting(request_id)
+
+    def _stop_waiting(self, request_id: str) -> bool:
+        request = self._waiting.pop(request_id, None)
+        if request is None:
+            return False
+        self._count(share_of(request, self._fair_share), -1, -num_prompt_tokens(request))
+        return True
+
+    def _count(self, share: str, num_requests: int, num_tokens: int) -> None:
+        self._num_waiting_tokens += num_tokens
+        self._num_of_share[share] += num_requests
+        self._num_tokens_of_share[share] += num_tokens
+        if not self._num_of_share[share]:
+            del self._num_of_share[share], self._num_tokens_of_share[share]
+
+    def _take(self, group: RequestGroup, share: str) -> None:
+        """Decide for the first one of a group, and keep to that for the others."""
+        if group.refusal is not None:
+            raise group.refusal
+        if group.is_taken:
+            return
+        try:
+            self._check_requests(group.num_requests, share)
+            self._check_tokens(group.num_tokens, share)
+        except LoraServeError as error:
+            group.refusal = error
+            raise
+        group.is_taken = True
+
+    def _check_requests(self, num_new: int, share: str) -> None:
+        limit = self._limits.max_num_queued_reqs
+        if limit is None:
+            return
+        most = self._max_num_seqs + limit
+        if num_new > most:
+            raise InvalidRequestError(
+                f"this asks for {num_new} answers at once, and at most {most} may run or wait "
+                "together (--max-num-seqs, --max-num-queued-reqs); send fewer prompts or a lower n"
+            )
+        queued = self.num_queued
+        num_more = max(0, len(self._growing) + num_new - self._max_num_seqs) - queued
+        if queued + num_more > limit:
+            self._refuse(
+                "max_num_queued_reqs",
+                f"requests queued: {queued}; {num_new} more would exceed the limit of {limit}",
+            )
+        num_own = min(queued, self._num_of_share[share])
+        if num_more and self._is_too_much(num_own, num_more, limit - queued):
+            self._refuse(
+                "max_num_queued_reqs",
+                f"requests queued for this {self._fair_share}: {num_own}; the {limit - queued} "
+                "that may still be queued are kept for others",
+            )
+
+    def _check_tokens(self, num_new: int, share: str) -> None:
+        limit, queued = self._limits.max_num_queued_tokens, self._num_waiting_tokens
+        if limit is None or not queued:
+            return
+        if queued + num_new > limit:
+            self._refuse(
+                "max_num_queued_tokens",
+                f"prompt tokens queued: {queued}; {num_new} more would exceed the limit of {limit}",
+            )
+        num_own = self._num_tokens_of_share[share]
+        if self._is_too_much(num_own, num_new, limit - queued):
+            self._refuse(
+                "max_num_queued_tokens",
+                f"prompt tokens queued for this {self._fair_share}: {num_own}; the "
+                f"{limit - queued} that may still be queued are kept for others",
+            )
+
+    def _is_too_much(self, num_own: int, num_more: int, num_free: int) -> bool:
+        """Whether a share that has something in the queue would have more than is free."""
+        return self._fair_share != "none" and num_own > 0 and num_own + num_more > num_free
+
+    def _refuse(self, name: str, why: str) -> None:
+        self.num_refused[name] += 1
+        flag = "--" + name.replace("_", "-")
+        raise OverloadedError(f"{why} ({flag}); retry later", self._retry_after_seconds())
+
+    def _retry_after_seconds(self) -> int:
+        """When what waits now will have begun, at the rate of late."""
+        seconds = self._clock() - self._first_outputs[0] if self._first_outputs else 0.0
+        if seconds <= 0.0:
+            return 1
+        rate = len(self._first_outputs) / seconds
+        return min(MAX_RETRY_SECONDS, max(1, math.ceil(len(self._waiting) / rate)))
+
+
+def num_prompt_tokens(request: EngineRequest) -> int:
+    embeds = request.prompt_embeds
+    return embeds.num_tokens if embeds is not None else len(request.token_ids)

@@ -1,0 +1,358 @@
+"""An engine for asyncio: prompts in, deltas out, adapters by name. What the server sees.
+
+Owns the engine process through its supervisor, and the prompts that are being answered. When an
+engine dies, whoever was told nothing yet is asked again of the next one, as `quarantine.py` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+from lora_serve.config import EngineConfig
+from lora_serve.engine.frontend.adapter_journal import AdapterJournal
+from lora_serve.engine.frontend.admission import AdmissionControl, RequestGroup
+from lora_serve.engine.frontend.base_model import other_base_model
+from lora_serve.engine.frontend.client import EngineClient
+from lora_serve.engine.frontend.input import InputProcessor
+from lora_serve.engine.frontend.output import OutputProcessor
+from lora_serve.engine.frontend.quarantine import Quarantine
+from lora_serve.engine.frontend.request_states import RequestState, RequestStates
+from lora_serve.engine.frontend.supervisor import Client, EngineSupervisor
+from lora_serve.engine.frontend.watchdog import Watchdog
+from lora_serve.engine.wire import error_from_info
+from lora_serve.errors import EngineDeadError, LoraServeError, RequestFailedError
+from lora_serve.messages import (
+    AbortRequests,
+    AdapterInfo,
+    CallReply,
+    EngineMessage,
+    EngineOutput,
+    EngineReady,
+    EngineReply,
+    EngineRequests,
+    EngineStats,
+    GetStats,
+    ListAdapters,
+    LoadAdapter,
+    ResetPrefixCache,
+    StepOutputs,
+    UnloadAdapter,
+)
+from lora_serve.observability.metrics import EngineMetrics
+from lora_serve.outputs import OutputDelta
+from lora_serve.prompts import Prompt
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class AsyncEngine:
+    """Use `AsyncEngine.start`; end with `shutdown`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        client: Client,
+        model_info: EngineReady,
+        tokenizer: Tokenizer,
+        metrics: EngineMetrics,
+        make_client: Callable[[], Client] = EngineClient,
+        quarantine: Quarantine | None = None,
+    ) -> None:
+        """`client` has been started, and answered with `model_info`; it is this engine's now."""
+        self.config = config
+        self.model_info = model_info
+        self.tokenizer = tokenizer
+        self.metrics = metrics
+        self._inputs = InputProcessor(
+            model_info,
+            config.cache.block_size,
+            tuple(tokenizer.eos_token_ids),
+            config.model.max_logprobs,
+        )
+        self._outputs = OutputProcessor(tokenizer)
+        self._admission = AdmissionControl(
+            config.limits, config.scheduler.max_num_seqs, config.scheduler.fair_share
+        )
+        metrics.watch_refusals(self._admission.num_refused)
+        self._watchdog = Watchdog(config.limits.step_timeout, time.monotonic)
+        self._states = RequestStates()
+        self._quarantine = quarantine or Quarantine()
+        self._journal = AdapterJournal()
+        self._calls: dict[int, asyncio.Future[CallReply]] = {}
+        self._num_calls = 0
+        self._engine = EngineSupervisor(config, client, model_info, self, make_client)
+
+    @classmethod
+    async def start(cls, config: EngineConfig) -> AsyncEngine:
+        """Start an engine process, load its model and the adapters of --lora-modules.
+
+        Raises:
+            ConfigError: the model cannot be served as asked.
+            AdapterError: one of --lora-modules cannot be loaded.
+        """
+        client = EngineClient()
+        source = config.model.tokenizer or config.model.model
+        try:
+            tokenizer, model_info = await asyncio.gather(
+                asyncio.to_thread(
+                    Tokenizer, source, config.model.revision, model=config.model.model
+                ),
+                client.start(config),
+                return_exceptions=True,
+            )
+            if isinstance(model_info, BaseException):
+                raise model_info
+            if isinstance(tokenizer, BaseException):
+                raise tokenizer
+        except BaseException:  # also when the caller gives up: a process must not be left behind
+            await client.close()
+            raise
+        warn_of_small_pool(model_info, config.cache.block_size)
+        names = config.model.served_model_name or (config.model.model,)
+        engine = cls(config, client, model_info, tokenizer, EngineMetrics(names[0], config))
+        try:
+            for name, path in config.lora.modules:
+                await engine.load_lora_adapter(name, path)
+        except BaseException:
+            await engine.shutdown()
+            raise
+        return engine
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether there is an engine to answer; False while it is being started again."""
+        return self._engine.is_serving
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError, with the reason, unless requests are being answered."""
+        self._require_engine()
+        self._watchdog.check(self.num_unfinished)
+
+    @property
+    def engine_pid(self) -> int | None:
+        return self._engine.pid
+
+    @property
+    def num_unfinished(self) -> int:
+        """Choices that are still growing."""
+        return self._outputs.num_unfinished
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        lora_name: str | None = None,
+        cache_salt: str = "",
+        priority: int = 0,
+        tenant: str = "",
+        is_streamed: bool = True,
+        group: RequestGroup | None = None,
+    ) -> AsyncGenerator[OutputDelta, None]:
+        """Continue a prompt params.n times; deltas of all choices as they come.
+
+        Closing the iterator aborts what is still growing.
+
+        Args:
+            tenant: whose share it counts to, with --fair-share key.
+            is_streamed: False for a caller who tells nobody before the end. He gets all deltas
+                then, and an engine that dies in the middle costs him only time.
+            group: of prompts that are admitted together with this one, or refused with it.
+
+        Raises:
+            InvalidRequestError, AdapterNotFoundError, OverloadedError: before the first delta.
+            EngineDeadError: at any time.
+            RequestFailedError: this prompt kills engines.
+            SlowReaderError: deltas were not taken in time.
+        """
+        requests = self._inputs.requests(
+            prompt,
+            params,
+            request_id=request_id,
+            lora_name=lora_name,
+            cache_salt=cache_salt,
+            priority=priority,
+            tenant=tenant,
+        )
+        self._require_engine()
+        self._admission.admit(requests, group)
+        state = RequestState(requests, is_streamed, self.config.limits.max_stream_backlog)
+        self._states.add(state)
+        self._watchdog.note_request(self.num_unfinished)
+        self._quarantine.add(state)
+        try:
+            await self._advance()
+            num_growing = len(requests)
+            while num_growing:
+                delta = await state.get()
+                num_growing -= delta.finish_reason is not None
+                yield delta
+        finally:
+            self._states.remove(state)
+            await self._release(state)
+            await self._advance()
+
+    async def load_lora_adapter(
+        self, name: str, path: str, load_inplace: bool = False, pinned: bool = False
+    ) -> AdapterInfo:
+        reply = await self._call(
+            lambda call_id: LoadAdapter(call_id, name, path, load_inplace, pinned)
+        )
+        (adapter,) = reply.adapters
+        warning = other_base_model(self.config.model, adapter)
+        if warning is not None:
+            logger.warning("%s", warning)
+        return adapter
+
+    async def unload_lora_adapter(self, name: str) -> None:
+        await self._call(lambda call_id: UnloadAdapter(call_id, name))
+
+    async def list_adapters(self) -> list[AdapterInfo]:
+        return list((await self._call(ListAdapters)).adapters)
+
+    async def reset_prefix_cache(self, lora_name: str | None = None) -> bool:
+        return (await self._call(lambda call_id: ResetPrefixCache(call_id, lora_name))).success
+
+    async def get_stats(self) -> EngineStats:
+        """Gauges and totals of this moment; the metrics see them too."""
+        stats = (await self._call(GetStats)).stats
+        assert stats is not None, "the engine answered GetStats without stats"
+        self.metrics.observe(StepOutputs((), stats=stats))
+        return stats
+
+    async def shutdown(self) -> None:
+        """End the engine process; whoever still waits for it gets EngineDeadError."""
+        error = EngineDeadError("the server is shutting down")
+        self._states.fail_all(error)
+        self._fail_calls(error)
+        await self._engine.close()
+        self._states.fail_all(error)  # of those who came meanwhile
+
+    # ── what the supervisor tells ───────────────────────────────────────────────────────────
+
+    async def take_in(self, reply: EngineReply) -> None:
+        if isinstance(reply, StepOutputs):
+            self._watchdog.note_step()
+            self.metrics.observe(reply)
+            for output in reply.outputs:
+                await self._tell(output)
+            await self._advance()
+        elif isinstance(reply, CallReply):
+            self._journal.note_reply(reply)
+            future = self._calls.get(reply.call_id)
+            if future is not None and not future.done():  # its caller may just have given up
+                future.set_result(reply)
+
+    def engine_died(self, error: EngineDeadError) -> None:
+        logger.error("%s; %d answers were growing", error, self.num_unfinished)
+        self._journal.note_death()
+        self._fail_calls(error)
+        self._quarantine.engine_died(error, self._states)
+
+    def restart_failed(self, error: Exception) -> None:
+        self._states.fail_all(EngineDeadError(f"the engine could not be started again: {error}"))
+
+    def first_messages(self) -> Sequence[EngineMessage]:
+        return [self._journal.restore_message()]
+
+    async def engine_is_back(self) -> None:
+        self.metrics.count_restart()
+        self._watchdog.note_step()
+        self._quarantine.engine_is_back()
+        await self._advance()
+
+    # ── parts ───────────────────────────────────────────────────────────────────────────────
+
+    async def _advance(self) -> None:
+        """Send the engine whatever may be sent to it by now."""
+        if self._quarantine.are_over:
+            return
+        with contextlib.suppress(EngineDeadError):  # as `engine_died` will tell
+            while self.is_alive and (state := self._quarantine.next_to_send()) is not None:
+                await self._send(state)
+
+    async def _send(self, state: RequestState) -> None:
+        state.is_sent = True
+        self._outputs.add(state.requests)
+        await self._engine.send(EngineRequests(tuple(state.requests)))
+
+    async def _release(self, state: RequestState) -> None:
+        """Nothing more is told of this state; what still grows is aborted in the engine."""
+        growing = []
+        for request in state.requests:
+            self._admission.note_gone(request.request_id)
+            if self._outputs.discard(request.request_id):
+                growing.append(request.request_id)
+        await self._abort(growing)
+
+    async def _tell(self, output: EngineOutput) -> None:
+        """Pass on what a step gave one request, and end what is over."""
+        state = self._states.get(output.request_id)
+        if state is None or state.is_over:
+            return
+        self._admission.note_output(output.request_id)
+        try:
+            delta, must_abort = self._outputs.process(output)
+        except Exception:  # a bug: others' answers go on
+            logger.exception("an output of %s cannot be told", output.request_id)
+            delta, must_abort = RequestFailedError("this answer cannot be turned into text"), False
+        if isinstance(delta, LoraServeError):
+            state.fail(delta)
+        elif delta is not None:
+            if not state.put(delta):
+                await self._release(state)
+            if delta.finish_reason is not None:
+                self._admission.note_gone(output.request_id)
+        if must_abort:
+            await self._abort([output.request_id])
+
+    async def _abort(self, request_ids: Sequence[str]) -> None:
+        if request_ids and self.is_alive:
+            await self._engine.send(AbortRequests(tuple(request_ids)))
+
+    async def _call(self, message_for: Callable[[int], EngineMessage]) -> CallReply:
+        self._num_calls += 1
+        call_id = self._num_calls
+        message = message_for(call_id)
+        self._require_engine()
+        future = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = future
+        self._journal.note_call(call_id, message)
+        try:
+            await self._engine.send(message)
+            reply: CallReply = await future
+        finally:
+            del self._calls[call_id]
+        if reply.error is not None:
+            raise error_from_info(reply.error)
+        return reply
+
+    def _require_engine(self) -> None:
+        if not self.is_alive:
+            raise EngineDeadError("the engine has died and is being started again; retry later")
+
+    def _fail_calls(self, error: LoraServeError) -> None:
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(error)
+
+
+def warn_of_small_pool(model: EngineReady, block_size: int) -> None:
+    """A pool that cannot hold the longest request serves, but refuses that one."""
+    num_tokens = model.num_blocks * block_size
+    if num_tokens < model.max_model_len:
+        logger.warning(
+            "the KV cache holds %d tokens (%d blocks), less than --max-model-len %d: longer "
+            "requests will be refused; give it more memory, or lower --max-model-len to silence "
+            "this",
+            num_tokens,
+            model.num_blocks,
+            model.max_model_len,
+        )

@@ -1,0 +1,139 @@
+"""The API process's end of an engine process: starts it, talks to it, notices its death."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+
+import zmq
+import zmq.asyncio
+
+from lora_serve.config import EngineConfig
+from lora_serve.engine import wire
+from lora_serve.engine.core.process import run_engine
+from lora_serve.engine.frontend.socket_directory import SocketDirectory
+from lora_serve.errors import EngineDeadError
+from lora_serve.messages import EngineMessage, EngineReady, EngineReply, Shutdown
+
+SHUTDOWN_SECONDS = 10.0
+EXIT_SECONDS = 1.0  # between the end of a process and the news of how it ended
+
+
+class EngineClient:
+    """One engine process. `start`, then `send` and `receive`, then `close`."""
+
+    def __init__(self) -> None:
+        self._directory = SocketDirectory()
+        self._context = zmq.asyncio.Context()
+        self._messages = self._context.socket(zmq.PUSH)
+        self._replies = self._context.socket(zmq.PULL)
+        for socket in (self._messages, self._replies):
+            socket.set_hwm(0)
+        self._encoder = wire.encoder()
+        self._decoder = wire.reply_decoder()
+        self._process: multiprocessing.process.BaseProcess | None = None  # from start to close
+        self._exit_code: int | None = None  # of one that was closed
+        self._is_ready = False
+        self._died = asyncio.Event()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process is not None and not self._died.is_set()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def start(self, config: EngineConfig) -> EngineReady:
+        """Start the process and wait for its model.
+
+        Raises:
+            ConfigError: or whatever else the engine refused to start with.
+            EngineDeadError: it died before it was ready.
+        """
+        message_address = f"ipc://{self._directory.path}/messages"
+        reply_address = f"ipc://{self._directory.path}/replies"
+        self._messages.bind(message_address)
+        self._replies.bind(reply_address)
+        process = multiprocessing.get_context("spawn").Process(
+            target=run_engine, args=(config, message_address, reply_address), name="engine"
+        )
+        resource_tracker.ensure_running()  # else start() does it, and lets SIGINT through again
+        with _sigint_blocked():
+            process.start()
+            self._process = process  # not before: there would be nothing to kill
+        asyncio.get_running_loop().add_reader(process.sentinel, self._note_death)
+        ready = await self.receive()
+        assert isinstance(ready, EngineReady), f"first reply is {type(ready).__name__}"
+        if ready.error is not None:
+            raise wire.error_from_info(ready.error)
+        self._is_ready = True
+        return ready
+
+    async def send(self, message: EngineMessage) -> None:
+        if not self.is_alive:
+            raise EngineDeadError(self._story())
+        await self._messages.send(self._encoder.encode(message), copy=False)
+
+    async def receive(self) -> EngineReply:
+        """The next reply. Raises EngineDeadError once the process is gone."""
+        reply = asyncio.ensure_future(self._replies.recv())
+        death = asyncio.ensure_future(self._died.wait())
+        await asyncio.wait((reply, death), return_when=asyncio.FIRST_COMPLETED)
+        death.cancel()
+        if not reply.done():
+            reply.cancel()
+            assert self._process is not None, "a process that never was has died"
+            await asyncio.to_thread(self._process.join, EXIT_SECONDS)  # to know how it ended
+            raise EngineDeadError(self._story())
+        return self._decoder.decode(reply.result())
+
+    async def kill(self) -> None:
+        """End the process at once, whatever it does."""
+        if self._process is not None:
+            self._process.kill()
+            await asyncio.to_thread(self._process.join)
+            self._note_death()
+
+    async def close(self) -> None:
+        """Ask the process to end, wait a little, end it otherwise."""
+        process = self._process
+        if process is not None:
+            if self._is_ready and self.is_alive:  # before, it would not be listening yet
+                await self.send(Shutdown())
+                await asyncio.to_thread(process.join, SHUTDOWN_SECONDS)
+            await self.kill()
+            self._exit_code, self._process = process.exitcode, None
+            process.close()  # else its pipes stay open until it is collected
+        self._context.destroy(linger=0)
+        self._directory.close()
+
+    def _story(self) -> str:
+        """How the process ended, in a sentence."""
+        code = self._process.exitcode if self._process is not None else self._exit_code
+        if code is not None and code < 0:
+            how = f"was ended by signal {-code} ({signal.strsignal(-code)})"
+        else:
+            how = "has died" if code is None else f"ended with exit code {code}"
+        when = "" if self._is_ready else " while it started"
+        return f"the engine process {how}{when}; the server's log may tell why"
+
+    def _note_death(self) -> None:
+        if not self._died.is_set():
+            assert self._process is not None, "a process that never was has died"
+            asyncio.get_running_loop().remove_reader(self._process.sentinel)
+            self._died.set()
+
+
+@contextmanager
+def _sigint_blocked() -> Generator[None, None, None]:
+    """A process started meanwhile never sees a Ctrl-C, not even before it can say so itself."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,160 @@
+"""Prompts that are being answered: whom to tell what, and what to ask of a new engine again.
+
+A state that has not begun to tell its caller anything can be flown again by another engine, with
+the same outcome to the bit; one that has begun cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from lora_serve.errors import LoraServeError, SlowReaderError
+from lora_serve.messages import EngineRequest
+from lora_serve.outputs import OutputDelta
+
+LOST_TOKENS = 2  # an engine may have sampled so many more than were heard of before it died
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """One prompt's choices.
+
+    is_streamed: the caller takes deltas as they come; else all at once, when there are no more.
+    max_backlog: deltas that may wait for a caller who takes them as they come.
+    is_sent: an engine has been sent it. num_deaths: of engines under it, since it last got past
+    the place of one.
+    """
+
+    requests: Sequence[EngineRequest]
+    is_streamed: bool
+    max_backlog: int
+    num_growing: int = field(init=False)
+    has_begun: bool = False
+    is_sent: bool = False
+    num_deaths: int = 0
+    _deltas: asyncio.Queue[OutputDelta | LoraServeError] = field(default_factory=asyncio.Queue)
+    _over: asyncio.Event = field(default_factory=asyncio.Event)
+    _num_tokens: list[int] = field(init=False)  # of each choice
+    _num_tokens_at_death: list[int] = field(init=False)
+    _is_finished: list[bool] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._num_tokens_at_death = [0] * len(self.requests)
+        self._begin()
+
+    @property
+    def is_over(self) -> bool:
+        """Its last delta, or its error, waits for the caller or has reached him."""
+        return self._over.is_set()
+
+    @property
+    def num_tokens_at_death(self) -> int:
+        """How far the choices had come, together, when an engine last died under them."""
+        return sum(self._num_tokens_at_death)
+
+    @property
+    def is_past_its_death(self) -> bool:
+        """Every choice has surely come further than where an engine last died under it."""
+        return self.num_deaths > 0 and all(
+            is_finished or now > then + LOST_TOKENS
+            for is_finished, now, then in zip(
+                self._is_finished, self._num_tokens, self._num_tokens_at_death, strict=True
+            )
+        )
+
+    def put(self, delta: OutputDelta) -> bool:
+        """Keep a delta for the caller; False when too many wait already, which ends the state."""
+        if self.is_streamed and self._deltas.qsize() >= self.max_backlog:
+            self.fail(
+                SlowReaderError(
+                    f"{self.max_backlog} pieces of the answer wait to be read; it was given up. "
+                    "Read faster, or raise --max-stream-backlog"
+                )
+            )
+            return False
+        self._deltas.put_nowait(delta)
+        self._num_tokens[delta.index] += len(delta.token_ids)
+        if delta.finish_reason is not None:
+            self._is_finished[delta.index] = True
+            self.num_growing -= 1
+        if not self.num_growing:
+            self._over.set()
+        return True
+
+    def fail(self, error: LoraServeError) -> None:
+        """The caller gets this after what waits for it; a caller who gets all at once, only it.
+
+        A state that is over does not fail any more.
+        """
+        if self.is_over:
+            return
+        if not self.is_streamed:
+            self._discard_deltas()
+        self._deltas.put_nowait(error)
+        self._over.set()
+
+    async def get(self) -> OutputDelta:
+        """The next delta, or raises the error that ended the state."""
+        if not self.is_streamed:
+            await self._over.wait()
+        delta = await self._deltas.get()
+        if isinstance(delta, LoraServeError):
+            raise delta
+        self.has_begun = True
+        return delta
+
+    def note_death(self) -> None:
+        """The engine died under it."""
+        if self.is_past_its_death:
+            self.num_deaths = 0
+        self.num_deaths += 1
+        both = zip(self._num_tokens_at_death, self._num_tokens, strict=True)
+        self._num_tokens_at_death = [max(tokens) for tokens in both]
+
+    def rewind(self) -> None:
+        """It has told nobody anything, and will be flown again from its beginning."""
+        self._discard_deltas()
+        self._begin()
+
+    def leave(self) -> None:
+        """The caller is gone."""
+        self._over.set()
+
+    def _begin(self) -> None:
+        self.is_sent = False
+        self.num_growing = len(self.requests)
+        self._num_tokens = [0] * len(self.requests)
+        self._is_finished = [False] * len(self.requests)
+
+    def _discard_deltas(self) -> None:
+        while not self._deltas.empty():
+            self._deltas.get_nowait()
+
+
+class RequestStates:
+    """All states, by the engine's request ids."""
+
+    def __init__(self) -> None:
+        self._by_request_id: dict[str, RequestState] = {}
+
+    def __iter__(self) -> Iterator[RequestState]:
+        """Each once, oldest first."""
+        return iter(dict.fromkeys(self._by_request_id.values()))
+
+    def get(self, request_id: str) -> RequestState | None:
+        return self._by_request_id.get(request_id)
+
+    def add(self, state: RequestState) -> None:
+        self._by_request_id.update((request.request_id, state) for request in state.requests)
+
+    def remove(self, state: RequestState) -> None:
+        """Its caller is gone."""
+        state.leave()
+        for request in state.requests:
+            del self._by_request_id[request.request_id]
+
+    def fail_all(self, error: LoraServeError) -> None:
+        for state in self:
+            state.fail(error)

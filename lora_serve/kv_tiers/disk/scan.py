@@ -1,0 +1,190 @@
+"""Keeps the index true to the directory: all of it at start, then what other processes change.
+
+One thread of its own does the slow part; a reader that misses looks into one namespace at once.
+A namespace's directory changes its time of modification with every file that comes or goes, so
+looking costs one call while nothing happens.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+from lora_serve.kv_tiers.base import Cause
+from lora_serve.kv_tiers.disk.directory import GROUP_SUFFIX, DiskDirectory
+from lora_serve.kv_tiers.disk.group_file import RefusedGroupError, read_table
+from lora_serve.kv_tiers.disk.index import DiskIndex, Group
+from lora_serve.kv_tiers.disk.news import Place
+
+logger = logging.getLogger(__name__)
+
+LOOK_AGAIN_SECONDS = 0.1  # a namespace is looked into at most this often for readers that miss
+MTIME_GRAIN_NS = 50_000_000  # changes this close together may leave the same time behind
+POLL_SHARE = 50  # polling takes at most one part in so many of a core
+
+
+class DiskScan:
+    """`refuse(path, cause)` is called for each file that is no whole group of its namespace."""
+
+    def __init__(
+        self,
+        directory: DiskDirectory,
+        index: DiskIndex,
+        refuse: Callable[[Path, Cause], None],
+        poll_seconds: float,
+    ) -> None:
+        self._directory = directory
+        self._index = index
+        self._refuse = refuse
+        self._poll_seconds = poll_seconds
+        self._lock = threading.Lock()  # one look at a time
+        self._seen: dict[bytes, int] = {}  # root: its directory's st_mtime_ns when looked into
+        self._looked: dict[bytes, float] = {}
+        self._retired: set[bytes] = set()
+        self._is_complete = threading.Event()
+        self._wake = threading.Event()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="kv-disk-scan", daemon=True)
+        self._thread.start()
+
+    def may_find(self, root: bytes) -> bool:
+        """Whether a namespace has not been looked into yet since start."""
+        return not self._is_complete.is_set() and root not in self._seen
+
+    def wait_until_complete(self) -> None:
+        self._is_complete.wait()
+
+    def look_again(self, root: bytes) -> bool:
+        """Look for other processes' new files of a namespace; False if that was done just now.
+
+        Waits for the thread if it is looking: then its finds are what is looked for.
+        """
+        now = time.monotonic()
+        if root in self._seen and now - self._looked.get(root, 0.0) < LOOK_AGAIN_SECONDS:
+            return False
+        self._looked[root] = now
+        self._look(root)
+        return True
+
+    def look_everywhere(self) -> None:
+        """Bring the index up to date with the whole directory."""
+        roots = self._directory.roots()
+        for root in set(self._index.roots()) - set(roots):
+            self._forget(root)
+        for root in roots:
+            if self._is_closed:
+                return
+            self._guarded(partial(self._look, root))
+
+    def look_at(self, places: Iterable[Place]) -> None:
+        """Bring the index up to date with these places alone."""
+        for place in places:
+            if self._is_closed:
+                return
+            self._guarded(partial(self._look_at, place))
+
+    def empty_trash_soon(self) -> None:
+        self._wake.set()
+
+    def retire(self, root: bytes) -> None:
+        """A namespace has no files left: remove its directory at the next turn."""
+        with self._lock:
+            self._retired.add(root)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._wake.set()
+        self._thread.join(timeout=5.0)
+
+    # ── the thread ──────────────────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        self._guarded(self._directory.sweep)
+        self._guarded(self._poll)
+        self._index.sort()
+        self._is_complete.set()
+        while not self._is_closed:
+            start = time.monotonic()
+            self._guarded(self._poll)
+            self._guarded(self._directory.empty_trash)
+            took = time.monotonic() - start
+            self._wake.wait(max(self._poll_seconds, POLL_SHARE * took))
+            self._wake.clear()
+
+    def _guarded(self, act: Callable[[], object]) -> None:
+        """What cannot be read, or a bug of ours, ends one act and not the thread."""
+        try:
+            act()
+        except OSError as error:
+            logger.debug("looking into %s: %s", self._directory.path, error)
+        except Exception:  # saves wait for this thread
+            logger.exception("looking into %s failed", self._directory.path)
+
+    def _poll(self) -> None:
+        self.look_everywhere()
+        self._remove_retired()
+
+    def _remove_retired(self) -> None:
+        with self._lock:
+            retired, self._retired = self._retired, set()
+        for root in retired:
+            if not self._index.file_names(root):
+                self._directory.trash(root)
+
+    def _look(self, root: bytes) -> None:
+        """Bring the index up to date with one directory."""
+        with self._lock:
+            try:
+                modified = self._directory.of(root).stat().st_mtime_ns
+            except FileNotFoundError:
+                self._forget(root)
+                return
+            if self._seen.get(root) == modified:
+                return
+            known = self._index.file_names(root)
+            found = {path.name for path in self._directory.groups(root)}
+            for name in known - found:
+                self._index.remove_file(root, name)
+            self._add(root, found - known)
+            is_settled = time.time_ns() - modified > MTIME_GRAIN_NS
+            self._seen[root] = modified if is_settled else 0
+
+    def _look_at(self, place: Place) -> None:
+        if not place.name:
+            with self._lock:
+                self._seen.pop(place.root, None)
+            self._look(place.root)
+            return
+        with self._lock:
+            path = self._directory.of(place.root) / place.name
+            is_there = path.suffix == GROUP_SUFFIX and path.exists()
+            is_known = self._index.knows(place.root, place.name)
+            if is_known and not is_there:
+                self._index.remove_file(place.root, place.name)
+            elif is_there and not is_known:
+                self._add(place.root, {place.name})
+
+    def _add(self, root: bytes, names: set[str]) -> None:
+        namespace = self._directory.describe(root)
+        if namespace is None:  # nobody could drop it by name
+            for name in names:
+                self._refuse(self._directory.of(root) / name, Cause.FOREIGN)
+            self._directory.trash(root)
+            return
+        for name in names:
+            path = self._directory.of(root) / name
+            try:
+                table = read_table(path, namespace)
+                self._index.add(Group(namespace, name, table, path.stat().st_mtime))
+            except RefusedGroupError as refused:
+                self._refuse(path, refused.cause)
+            except OSError as error:  # gone again, or a bad sector
+                logger.debug("%s: %s", path, error)
+
+    def _forget(self, root: bytes) -> None:
+        self._seen.pop(root, None)
+        self._index.remove_namespace(root)

@@ -1,0 +1,283 @@
+"""The tier on a disk: one file per group of blocks, an index in memory, bounded by bytes.
+
+The index is rebuilt in the background at start, newest processes' files included, and follows
+what other processes write to the same directory. Reads and writes come from different threads;
+whatever has vanished meanwhile is a miss.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from uuid import uuid4
+
+from lora_serve.identity import BlockHash
+from lora_serve.kv_tiers.base import (
+    Cause,
+    Drop,
+    Loaded,
+    Record,
+    TierContents,
+    TierError,
+    TierNamespace,
+)
+from lora_serve.kv_tiers.codec import record_bytes, refusal
+from lora_serve.kv_tiers.disk.directory import GROUP_SUFFIX, DiskDirectory
+from lora_serve.kv_tiers.disk.group_file import (
+    MAX_RECORDS,
+    GroupTable,
+    group_bytes,
+    read_records,
+    write_group,
+)
+from lora_serve.kv_tiers.disk.index import DiskIndex, Group, Run
+from lora_serve.kv_tiers.disk.news import Place
+from lora_serve.kv_tiers.disk.scan import DiskScan
+from lora_serve.kv_tiers.read_buffers import ReadBuffers
+
+logger = logging.getLogger(__name__)
+
+LOAD_BYTES = 16 * 2**20  # one load; large enough to be sequential, small beside a deadline
+NUM_KEPT_BUFFERS = 8  # loads of one long prompt, and a little more
+LARGEST_GROUP_SHARE = 8  # a file is at most this part of the bound, so that eviction is gradual
+QUARANTINE_SHARE = 16  # part of the bound that is set aside for refused files
+MAX_QUARANTINED = 8
+TOUCH_SECONDS = 60.0  # a file's time of use is written at most this often
+
+
+class DiskTier:
+    """At most `capacity_bytes` at `path`, others' files there included as soon as they are seen."""
+
+    def __init__(
+        self,
+        path: Path,
+        capacity_bytes: int,
+        *,
+        poll_seconds: float = 0.5,
+        write: Callable[[Path, TierNamespace, Sequence[Record]], int] = write_group,
+    ) -> None:
+        """Raises ConfigError if `path` cannot be a directory. `write` is write_group's contract."""
+        self.name = "disk"
+        self._directory = DiskDirectory(path)
+        self._capacity_bytes = capacity_bytes
+        self._quarantine_bytes = capacity_bytes // QUARANTINE_SHARE
+        self._write = write
+        self._index = DiskIndex()
+        self._buffers = ReadBuffers(LOAD_BYTES, NUM_KEPT_BUFFERS)
+        self._num_evicted = 0
+        self._quarantined: Counter[str] = Counter()
+        self._reserved_elsewhere: dict[Place, int] = {}  # when this process last looked
+        self._count_lock = threading.Lock()
+        self._scan = DiskScan(self._directory, self._index, self._quarantine_file, poll_seconds)
+
+    def wait_until_indexed(self) -> None:
+        """Until all that lies here from before can be found."""
+        self._scan.wait_until_complete()
+
+    # ── reading ─────────────────────────────────────────────────────────────────────────────
+
+    def holds(self, namespace: TierNamespace, block_hash: BlockHash) -> bool:
+        return self._index.holds(block_hash)
+
+    def may_hold(self, namespace: TierNamespace, block_hash: BlockHash) -> bool:
+        return self._index.holds(block_hash) or self._scan.may_find(namespace.root)
+
+    def load(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> Loaded:
+        most = max(LOAD_BYTES // record_bytes(namespace), 1)
+        with _tier_errors(f"reading from {self._directory.path}"):
+            runs = self._index.runs(hashes, most)
+            if not runs and self._scan.look_again(namespace.root):
+                runs = self._index.runs(hashes, most)
+            size = record_bytes(namespace)
+            rest = self._buffers.take(sum(run.count for run in runs) * size)
+            records: list[Record] = []
+            for run in runs:
+                into, rest = rest[: run.count * size], rest[run.count * size :]
+                cause = self._load_run(namespace, run, into, records)
+                if cause is not None:
+                    return Loaded(tuple(records), cause)
+        return Loaded(tuple(records), None if runs else Cause.ABSENT)
+
+    def _load_run(
+        self, namespace: TierNamespace, run: Run, into: memoryview, records: list[Record]
+    ) -> Cause | None:
+        """Append the run's records up to one that is refused; why it was."""
+        path = self._path(run.group)
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:  # another process evicted it
+            self._index.remove(run.group)
+            return Cause.ABSENT
+        try:
+            read = read_records(descriptor, namespace, run.group.table, run.first, into)
+        finally:
+            os.close(descriptor)
+        for record in read:
+            cause = refusal(namespace, record)
+            if cause is not None:
+                self._refuse(run.group, cause)
+                return cause
+            records.append(record)
+        self._touch(run.group, path)
+        return None
+
+    def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
+        for group in reversed(self._index.groups_of(hashes)):  # the head of a prefix last
+            self._touch(group, self._path(group))
+
+    def _touch(self, group: Group, path: Path) -> None:
+        """Note the use, for this process and now and then for the others."""
+        self._index.touch(group)
+        now = time.time()
+        if now - group.used > TOUCH_SECONDS:
+            group.used = now
+            try:
+                os.utime(path, (now, now))
+            except OSError as error:  # read-only, or evicted just now: the reading was fine
+                logger.debug("%s: its time of use was not noted: %s", path, error)
+
+    # ── writing ─────────────────────────────────────────────────────────────────────────────
+
+    def save(self, namespace: TierNamespace, records: Sequence[Record]) -> int:
+        self._scan.wait_until_complete()  # before, nobody knows how much lies here
+        new = [record for record in records if not self._index.holds(record.block_hash)]
+        most = min(MAX_RECORDS, self._largest_group_bytes // record_bytes(namespace))
+        if most == 0:
+            raise TierError(f"a block of {namespace.block_bytes} bytes is too large for the bound")
+        with _tier_errors(f"writing to {self._directory.path}"):
+            for start in range(0, len(new), most):
+                self._save_group(namespace, new[start : start + most])
+        return len(new)
+
+    @property
+    def _largest_group_bytes(self) -> int:
+        return self._capacity_bytes // LARGEST_GROUP_SHARE
+
+    def _save_group(self, namespace: TierNamespace, records: Sequence[Record]) -> None:
+        self._directory.check_in_place()
+        self._directory.empty_trash()  # before more is written: what was dropped takes room, too
+        place = Place(namespace.root, uuid4().hex + GROUP_SUFFIX)
+        staged = self._reserve(place, group_bytes(namespace, records))
+        try:
+            num_bytes = self._write(staged, namespace, records)
+            staged.rename(self._directory.ensure(namespace) / place.name)
+        except OSError:
+            staged.unlink(missing_ok=True)
+            raise
+        hashes = tuple(record.block_hash for record in records)
+        self._index.add(Group(namespace, place.name, GroupTable(hashes, num_bytes), time.time()))
+
+    def _reserve(self, place: Place, num_bytes: int) -> Path:
+        """A staged file of this size, within the bound whatever other processes do meanwhile."""
+        with self._directory.writers_turn() as turn:
+            if turn.news is None or turn.news or self._reserved_elsewhere:
+                self._look_at(turn.news)
+            evicted = self._make_room(sum(self._reserved_elsewhere.values()) + num_bytes)
+            turn.tell([*evicted, place])  # before it is there: rather for nothing than too late
+            return self._directory.reserve(place, num_bytes)
+
+    def _look_at(self, news: Sequence[Place] | None) -> None:
+        """Bring the index up to date with what other processes have changed, and may have."""
+        staged = self._reserved_elsewhere
+        # before looking: what is moved into its place meanwhile shall rather count twice
+        self._reserved_elsewhere = self._directory.reserved_elsewhere()
+        if news is None:
+            self._scan.look_everywhere()
+        else:
+            self._scan.look_at(dict.fromkeys((*staged, *news)))
+
+    def _make_room(self, num_bytes: int) -> list[Place]:
+        """Where files were evicted for it."""
+        evicted: list[Place] = []
+        limit = self._capacity_bytes - self._quarantine_bytes
+        while self._index.num_bytes + num_bytes > limit:
+            group = self._index.oldest()
+            if group is None:
+                break
+            if not self._was_used_elsewhere(group):
+                self._evict(group)
+                evicted.append(Place(group.namespace.root, group.file_name))
+        return evicted
+
+    def _was_used_elsewhere(self, group: Group) -> bool:
+        """Whether another process has used it since; then it is not the oldest."""
+        try:
+            used = self._path(group).stat().st_mtime
+        except FileNotFoundError:
+            return False
+        if used <= group.used + TOUCH_SECONDS / 2:
+            return False
+        group.used = used
+        self._index.touch(group)
+        return True
+
+    def _evict(self, group: Group) -> None:
+        with suppress(FileNotFoundError):  # another process was first
+            self._path(group).unlink()
+            self._num_evicted += len(group.table.hashes)
+        self._index.remove(group)
+        if not self._index.file_names(group.namespace.root):
+            self._scan.retire(group.namespace.root)
+
+    # ── dropping ────────────────────────────────────────────────────────────────────────────
+
+    def drop(self, drop: Drop) -> None:
+        with _tier_errors(f"forgetting KV in {self._directory.path}"):
+            self._directory.check_in_place()
+            for root in self._directory.roots():
+                namespace = self._directory.describe(root)
+                if namespace is None or drop.takes(namespace):
+                    self._drop_root(root)
+            self._directory.sync_trash()
+
+    def _drop_root(self, root: bytes) -> None:
+        self._index.remove_namespace(root)
+        self._directory.trash(root)
+        self._scan.empty_trash_soon()
+
+    def _refuse(self, group: Group, cause: Cause) -> None:
+        if self._index.remove(group):
+            self._quarantine_file(self._path(group), cause)
+
+    def _quarantine_file(self, path: Path, cause: Cause) -> None:
+        try:
+            if not self._directory.quarantine(path, MAX_QUARANTINED, self._quarantine_bytes):
+                return
+        except OSError as error:
+            logger.warning("%s could not be set aside: %s", path, error)
+        else:
+            logger.warning("%s was refused (%s) and set aside", path, cause.value)
+        with self._count_lock:
+            self._quarantined[cause.value] += 1
+
+    def _path(self, group: Group) -> Path:
+        return self._directory.of(group.namespace.root) / group.file_name
+
+    def contents(self) -> TierContents:
+        with self._count_lock:
+            quarantined = dict(self._quarantined)
+        return TierContents(
+            num_blocks=self._index.num_blocks,
+            num_bytes=self._index.num_bytes,
+            capacity_bytes=self._capacity_bytes,
+            num_evicted=self._num_evicted,
+            quarantined=quarantined,
+        )
+
+    def close(self) -> None:
+        self._scan.close()
+        self._directory.close()
+
+
+@contextmanager
+def _tier_errors(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise TierError(f"{doing}: {error}") from error

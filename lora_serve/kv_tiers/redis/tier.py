@@ -1,0 +1,98 @@
+"""The tier that replicas share: records in Redis or Valkey, through its client library.
+
+How much is kept is the server's matter: set its maxmemory, and maxmemory-policy volatile-lru.
+Nothing of what it says is believed: each record is checked like a file's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+
+from lora_serve.identity import BlockHash
+from lora_serve.kv_tiers.base import Cause, Drop, Loaded, Record, TierContents, TierNamespace
+from lora_serve.kv_tiers.codec import HEADER_BYTES, record_bytes, refusal
+from lora_serve.kv_tiers.redis.keyspace import Entry, RedisKeyspace
+
+LOAD_BYTES = 8 * 2**20  # one load; it must come within the deadline
+SAVE_TIMEOUT_SECONDS = 5.0
+
+
+class RedisTier:
+    """Connects when first used; a server that is not there is a TierError then."""
+
+    def __init__(self, url: str, load_timeout_seconds: float) -> None:
+        """Raises ConfigError for a URL that names no server."""
+        self.name = "redis"
+        self._loads = RedisKeyspace(url, load_timeout_seconds)
+        self._saves = RedisKeyspace(url, max(SAVE_TIMEOUT_SECONDS, load_timeout_seconds))
+        self._quarantined: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def holds(self, namespace: TierNamespace, block_hash: BlockHash) -> bool:
+        return False  # only the server knows
+
+    def may_hold(self, namespace: TierNamespace, block_hash: BlockHash) -> bool:
+        return True
+
+    def load(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> Loaded:
+        entry = self._loads.entry(namespace)
+        if entry is None:
+            return Loaded(cause=Cause.ABSENT)
+        asked = hashes[: max(LOAD_BYTES // record_bytes(namespace), 1)]
+        records: list[Record] = []
+        for block_hash, value in zip(asked, self._loads.read(entry, asked), strict=False):
+            if value is None:
+                return Loaded(tuple(records), Cause.ABSENT)
+            record = as_record(block_hash, value)
+            cause = refusal(namespace, record)
+            if cause is not None:
+                self._refuse(entry, block_hash, cause)
+                return Loaded(tuple(records), cause)
+            records.append(record)
+        is_short = len(records) < len(asked)
+        return Loaded(tuple(records), Cause.ABSENT if is_short else None)
+
+    def save(self, namespace: TierNamespace, records: Sequence[Record]) -> int:
+        entry = self._saves.ensure_entry(namespace)
+        missing = self._saves.missing(entry, [record.block_hash for record in records])
+        new = [record for record in records if record.block_hash in missing]
+        if new:
+            self._saves.write(entry, new)
+            self._trim(entry, len(new))
+        return len(new)
+
+    def _trim(self, entry: Entry, num_written: int) -> None:
+        """Twice as much is looked at as was written: so at most half of what there is is dead."""
+        for one in (entry, *self._saves.some_entries(2)):
+            self._saves.trim(one, 2 * num_written)
+
+    def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
+        entry = self._saves.entry(namespace)
+        if entry is not None:
+            self._saves.touch(entry, hashes)
+
+    def drop(self, drop: Drop) -> None:
+        for entry in self._saves.entries():
+            if drop.takes(entry.namespace):
+                self._saves.forget(entry)
+
+    def contents(self) -> TierContents:
+        with self._lock:
+            return TierContents(quarantined=dict(self._quarantined))
+
+    def close(self) -> None:
+        self._loads.close()
+        self._saves.close()
+
+    def _refuse(self, entry: Entry, block_hash: BlockHash, cause: Cause) -> None:
+        with self._lock:
+            self._quarantined[cause.value] += 1
+        self._loads.remove(entry, [block_hash])
+
+
+def as_record(block_hash: BlockHash, value: object) -> Record:
+    """What the server sent, as a record; anything but bytes is an empty one, which is refused."""
+    data = value if isinstance(value, bytes) else b""
+    return Record(block_hash, data[:HEADER_BYTES], memoryview(data)[HEADER_BYTES:])

@@ -1,0 +1,1 @@
+"""Routes for operators: adapters, caches, health, metrics."""

@@ -1,0 +1,87 @@
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, with vLLM's bodies and words.
+
+Whatever is wrong with an adapter is the caller's to mend, so it is never a 500.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from lora_serve.engine.frontend.base_model import other_base_model
+from lora_serve.errors import AdapterError, AdapterExistsError, AdapterNotFoundError
+from lora_serve.messages import AdapterInfo
+from lora_serve.server.context import ServerContext
+from lora_serve.server.http.auth import caller_of
+from lora_serve.server.http.body import read_body
+from lora_serve.server.openai.protocol import LoadAdapterBody, UnloadAdapterBody
+
+MAX_NAME_CHARS = 256
+
+
+def adapters_router(context: ServerContext) -> APIRouter:
+    router = APIRouter()
+    engine = context.engine
+
+    @router.post("/v1/load_lora_adapter")
+    async def load_lora_adapter(request: Request) -> Response:
+        context.keys.require_admin(caller_of(request))
+        body = await read_body(request, LoadAdapterBody, context.config)
+        _require_enabled(context)
+        _check_name_and_path(context, body.lora_name, body.lora_path)
+        adapter = await _load(context, body)
+        told = f"Success: LoRA adapter '{body.lora_name}' added successfully."
+        warning = other_base_model(engine.config.model, adapter)
+        return PlainTextResponse(told if warning is None else f"{told} Warning: {warning}.")
+
+    @router.post("/v1/unload_lora_adapter")
+    async def unload_lora_adapter(request: Request) -> Response:
+        context.keys.require_admin(caller_of(request))
+        body = await read_body(request, UnloadAdapterBody, context.config)
+        _require_enabled(context)
+        if not body.lora_name:
+            raise AdapterError("'lora_name' needs to be provided to unload a LoRA adapter.")
+        try:
+            await engine.unload_lora_adapter(body.lora_name)
+        except AdapterNotFoundError as error:
+            message = f"The lora adapter '{body.lora_name}' cannot be found."
+            raise AdapterNotFoundError(message, "lora_name") from error
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+    return router
+
+
+async def _load(context: ServerContext, body: LoadAdapterBody) -> AdapterInfo:
+    name = body.lora_name
+    try:
+        return await context.engine.load_lora_adapter(
+            name, body.lora_path, body.load_inplace, pinned=body.pinned
+        )
+    except AdapterExistsError as error:
+        raise AdapterExistsError(
+            f"The lora adapter '{name}' has already been loaded. If you want to load the adapter "
+            "in place, set 'load_inplace' to True."
+        ) from error
+    except AdapterNotFoundError as error:
+        message = f"Loading lora {name} failed: No adapter found for {body.lora_path}"
+        raise AdapterNotFoundError(message, "lora_path") from error
+
+
+def _require_enabled(context: ServerContext) -> None:
+    if not context.engine.config.lora.enable_lora:
+        raise AdapterError("LoRA is not enabled; start the server with --enable-lora")
+
+
+def _check_name_and_path(context: ServerContext, name: str, path: str) -> None:
+    if not (name and path):
+        raise AdapterError("Both 'lora_name' and 'lora_path' must be provided.")
+    if context.models.is_taken(name):
+        raise AdapterError(f"The lora adapter '{name}' conflicts with a served base model.")
+    if len(name) > MAX_NAME_CHARS or not name.isprintable():
+        raise AdapterError(
+            f"lora_name must have at most {MAX_NAME_CHARS} characters, all of them printable, "
+            f"got {len(name)} beginning {name[:20]!r}"
+        )
+    if "\0" in path:
+        raise AdapterError("lora_path must not contain a NUL character")

@@ -1,0 +1,136 @@
+"""Routes for those who run the server, and for tokenizers' users."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lora_serve import __version__
+from lora_serve.errors import InvalidRequestError, LoraServeError
+from lora_serve.observability.http import HTTPMetrics
+from lora_serve.server.context import ServerContext
+from lora_serve.server.engine_api import Engine
+from lora_serve.server.http.auth import caller_of
+from lora_serve.server.http.body import read_body
+from lora_serve.server.openai.inputs import Input, chat_input, text_input
+from lora_serve.server.openai.models import require_model
+from lora_serve.server.openai.protocol import DetokenizeBody, ResetPrefixCacheBody, TokenizeBody
+from lora_serve.server.openai.responses import (
+    Detokenized,
+    Load,
+    Success,
+    Tokenized,
+    Version,
+    json_response,
+)
+
+METRICS_TIMEOUT_SECONDS = 2.0
+PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def operations_router(context: ServerContext, http_metrics: HTTPMetrics) -> APIRouter:
+    router = APIRouter()
+    engine = context.engine
+
+    @router.get("/health")
+    @router.get("/ping")
+    @router.post("/ping")
+    async def health() -> Response:
+        context.drain.check()
+        engine.check_health()
+        return Response()
+
+    @router.get("/version")
+    async def version() -> Response:
+        return json_response(Version(__version__))
+
+    @router.get("/load")
+    async def load() -> Response:
+        return json_response(Load(http_metrics.num_generating))
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        await _refresh(engine)
+        text = engine.metrics.render() + http_metrics.render()
+        return Response(text, media_type=PROMETHEUS_TEXT)
+
+    @router.post("/reset_prefix_cache")
+    async def reset_prefix_cache(request: Request) -> Response:
+        context.keys.require_admin(caller_of(request))
+        body = await read_body(request, ResetPrefixCacheBody, context.config, optional=True)
+        lora_name = body.lora_name or _lora_name_in_query(request)
+        return json_response(Success(await engine.reset_prefix_cache(lora_name)))
+
+    return router
+
+
+def tokens_router(context: ServerContext) -> APIRouter:
+    router = APIRouter()
+    engine = context.engine
+
+    @router.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        body = await read_body(request, TokenizeBody, context.config)
+        await require_model(engine, context.models, body.model)
+        token_ids = list((await _tokenize_input(context, body)).token_ids)
+        texts = None
+        if body.return_token_strs:
+            texts = [engine.tokenizer.token_text(token_id) for token_id in token_ids]
+        limit = engine.model_info.max_model_len
+        return json_response(Tokenized(len(token_ids), limit, token_ids, texts))
+
+    @router.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        body = await read_body(request, DetokenizeBody, context.config)
+        await require_model(engine, context.models, body.model)
+        vocab_size = engine.model_info.vocab_size
+        for token_id in body.tokens:
+            if token_id >= vocab_size:
+                raise InvalidRequestError(
+                    f"token id {token_id} is outside the vocabulary of {vocab_size} tokens",
+                    "tokens",
+                )
+        decode = engine.tokenizer.decode
+        text = await asyncio.to_thread(decode, body.tokens, skip_special_tokens=False)
+        return json_response(Detokenized(text))
+
+    return router
+
+
+async def _refresh(engine: Engine) -> None:
+    """Ask for the gauges of this moment. A busy or dead engine leaves the last ones standing."""
+    try:
+        async with asyncio.timeout(METRICS_TIMEOUT_SECONDS):
+            await engine.get_stats()
+            if engine.config.lora.enable_lora:
+                engine.metrics.observe_adapters(await engine.list_adapters())
+    except (LoraServeError, TimeoutError):
+        engine.metrics.count_stale_scrape()
+
+
+def _lora_name_in_query(request: Request) -> str | None:
+    unknown = sorted(set(request.query_params) - {"lora_name"})
+    if unknown:
+        raise InvalidRequestError(
+            f"unknown query parameters {unknown[:5]}; only lora_name is known", unknown[0]
+        )
+    return request.query_params.get("lora_name") or None
+
+
+async def _tokenize_input(context: ServerContext, body: TokenizeBody) -> Input:
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequestError("give either prompt or messages", "prompt")
+    if body.prompt is not None:
+        return await text_input(context.engine, body.prompt, body.add_special_tokens is not False)
+    assert body.messages is not None, "one of the two was given"
+    return await chat_input(
+        context.engine,
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template=context.chat_template,
+        template_kwargs=body.chat_template_kwargs,
+    )

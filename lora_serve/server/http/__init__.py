@@ -1,0 +1,1 @@
+"""HTTP itself: the app, connections, keys, bodies, errors, streams, shutdown."""

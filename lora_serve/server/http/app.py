@@ -1,0 +1,160 @@
+"""The application: its routes, what surrounds them, and how it is served until it is told to stop.
+
+Owns no engine: `run_server` shuts down the one it was given, because nobody else can tell when the
+last answer has been sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Generator
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from lora_serve import __version__
+from lora_serve.config import ServerConfig
+from lora_serve.errors import ConfigError, LoraServeError
+from lora_serve.observability.http import HTTPMetrics
+from lora_serve.server.admin.adapters import adapters_router
+from lora_serve.server.admin.operations import operations_router, tokens_router
+from lora_serve.server.context import ServerContext
+from lora_serve.server.engine_api import Engine
+from lora_serve.server.http.auth import Authentication, KeyRing
+from lora_serve.server.http.connections import Connections
+from lora_serve.server.http.drain import Drain, Draining
+from lora_serve.server.http.errors import ErrorBoundary, answer_error, answer_http_error
+from lora_serve.server.http.instrumentation import Instrumentation
+from lora_serve.server.http.listener import read_template
+from lora_serve.server.http.shutdown import LAST_WORDS_SECONDS, ServerShutdown
+from lora_serve.server.openai.chat import chat_router
+from lora_serve.server.openai.completions import completions_router
+from lora_serve.server.openai.models import ServedModels, models_router
+from lora_serve.server.openapi import openapi_document
+
+BACKLOG = 2048  # connections that the system holds until they are accepted
+
+
+def create_app(engine: Engine, config: ServerConfig, drain: Drain | None = None) -> FastAPI:
+    """All routes over one engine. Refuses requests once `drain` has begun.
+
+    Raises:
+        ConfigError: --chat-template cannot be read.
+    """
+    drain = drain or Drain()
+    context = ServerContext(
+        engine=engine,
+        config=config,
+        models=ServedModels(engine.config),
+        keys=KeyRing(config),
+        drain=drain,
+        chat_template=read_template(config.chat_template),
+    )
+    http_metrics = HTTPMetrics()
+    app = FastAPI(title="lora-serve", version=__version__)
+    document = openapi_document(config)
+    app.openapi = lambda: document  # type: ignore[method-assign]  # FastAPI's way to have one's own
+    for router in (
+        completions_router(context),
+        chat_router(context),
+        models_router(engine, context.models, int(time.time())),
+        adapters_router(context),
+        operations_router(context, http_metrics),
+        tokens_router(context),
+    ):
+        app.include_router(router)
+    app.add_exception_handler(LoraServeError, answer_error)
+    app.add_exception_handler(HTTPException, answer_http_error)
+    app.add_middleware(Authentication, keys=context.keys)
+    app.add_middleware(Draining, drain=drain)
+    app.add_middleware(ErrorBoundary)
+    app.add_middleware(Instrumentation, metrics=http_metrics)  # the last added is the outermost
+    return app
+
+
+async def run_server(engine: Engine, config: ServerConfig, listener: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT: finish what runs, refuse what comes, shut the engine down.
+
+    What still runs after --drain-timeout, or at a second signal, is cut off.
+
+    Args:
+        listener: from `open_listener`; closed at the end.
+
+    Raises:
+        ConfigError: another server has begun to listen on the address in the meantime.
+    """
+    try:
+        _listen(listener)
+        drain, connections = Drain(), Connections(config, AutoHTTPProtocol)
+        server = _Server(
+            http_config(create_app(engine, config, drain), connections),
+            ServerShutdown(engine, drain, connections, config.drain_timeout),
+        )
+        with contextlib.closing(listener):
+            await server.serve(sockets=[listener])
+    finally:
+        await engine.shutdown()
+
+
+def http_config(app: FastAPI, connections: Connections) -> uvicorn.Config:
+    """How uvicorn serves the application: on connections that are watched."""
+    return uvicorn.Config(
+        app,
+        http=connections.protocol,  # type: ignore[arg-type]  # it calls what it is given
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=LAST_WORDS_SECONDS,
+    )
+
+
+class _Server(uvicorn.Server):
+    """Says when it is ready, and leaves the process alive when it has stopped."""
+
+    def __init__(self, config: uvicorn.Config, shutdown: ServerShutdown) -> None:
+        super().__init__(config)
+        self._shutdown = shutdown
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        assert sockets, "run_server gives the socket"
+        host, port = sockets[0].getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        sys.stdout.write(f"lora-serve is ready on http://{shown}:{port}\n")
+        sys.stdout.flush()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Unlike the base class, do not raise the signals again at the end: work remains."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._shutdown.begin, self._exit)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def _exit(self) -> None:
+        self.should_exit = True
+
+
+def _listen(listener: socket.socket) -> None:
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from error

@@ -1,0 +1,302 @@
+"""How many connections there may be, and how long each may take to say what it wants.
+
+uvicorn waits for ever for a request's head, so clients that send half of one, or a byte a second,
+could take all of the system's files; so could those that read nothing of their answers. Each of its
+connections is wrapped here: the head must come in --request-head-timeout, of an answer something
+must be taken in --response-read-timeout, and when there are too many connections, the one goes that
+has been without a request for the longest. Knows nothing of requests but how far they have come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import logging
+import resource
+import socket
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from starlette.responses import Response
+from starlette.types import Scope
+
+from lora_serve.config import ServerConfig
+from lora_serve.server.http.errors import (
+    HeadTimeoutError,
+    HeadTooLargeError,
+    TooManyConnectionsError,
+    error_response,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_HEAD_BYTES = 64 * 1024
+RESERVED_FILES = 128  # that a server opens besides connections: tokenizers, sockets, logs
+LONGEST_USER_TIMEOUT = 2**31 - 1  # milliseconds that the system can be told, 24 days
+REFUSAL_SECONDS = 1.0  # in which a refused client may send something, and so read why
+
+
+class Cycle(Protocol):
+    """One request and its answer, as uvicorn keeps them."""
+
+    scope: Scope
+    more_body: bool  # of the request, which is still to come
+    response_complete: bool
+
+
+class HTTPConnection(Protocol):
+    """What uvicorn's two protocols, on h11 and on httptools, have in common.
+
+    cycle: the latest request whose head was complete; None before the first one.
+    scope: of the request that is being read, which with httptools is not yet cycle's.
+    on_response_complete: called when a cycle's last bytes were written; begins with the request
+    that has come meanwhile.
+    """
+
+    cycle: Cycle | None
+    scope: Scope
+    on_response_complete: Callable[[], None]
+
+    def connection_made(self, transport: asyncio.Transport) -> None: ...
+
+    def data_received(self, data: bytes) -> None: ...
+
+    def eof_received(self) -> None: ...
+
+    def connection_lost(self, exc: Exception | None) -> None: ...
+
+    def pause_writing(self) -> None: ...
+
+    def resume_writing(self) -> None: ...
+
+
+class Connections:
+    """All connections of a server. `protocol` is what uvicorn calls for each."""
+
+    def __init__(self, config: ServerConfig, http_protocol: Callable[..., Any]) -> None:
+        """http_protocol: makes an HTTPConnection of uvicorn's arguments."""
+        self.head_timeout = config.request_head_timeout
+        self.read_timeout = config.response_read_timeout
+        self._limit = allowed_connections(config.max_connections)
+        self._http_protocol = http_protocol
+        self._open: set[GuardedConnection] = set()
+        # of the open ones those without a request, the longest first; no dict, whose first key is
+        # behind the places of all that were deleted
+        self._idle: OrderedDict[GuardedConnection, None] = OrderedDict()
+
+    @property
+    def has_unsent(self) -> bool:
+        """There are bytes that no client, nor the system for it, has taken yet."""
+        return any(connection.has_unsent for connection in self._open)
+
+    def unfinished(self) -> tuple[list[GuardedConnection], list[GuardedConnection]]:
+        """Those whose answers the server still makes, and those that wait for their clients."""
+        stalled = [connection for connection in self._open if connection.is_stalled]
+        answering = {connection for connection in self._open if connection.is_answering}
+        return list(answering.difference(stalled)), stalled
+
+    def protocol(self, **of_uvicorn: Any) -> asyncio.Protocol:
+        return GuardedConnection(self._http_protocol(**of_uvicorn), self)
+
+    def admit(self, connection: GuardedConnection) -> None:
+        """Count a new one, if there is room for it or can be made.
+
+        Raises:
+            TooManyConnectionsError: all others have requests that are being answered.
+        """
+        if len(self._open) >= self._limit:
+            if not self._idle:
+                raise TooManyConnectionsError(
+                    f"connections in use: {self._limit}, and no more are allowed "
+                    "(--max-connections, or the system's limit of open files); retry later"
+                )
+            idle = next(iter(self._idle))
+            self.forget(idle)
+            idle.abort()
+        self._open.add(connection)
+        self._idle[connection] = None
+
+    def note_request(self, connection: GuardedConnection) -> None:
+        """A request has come."""
+        self._idle.pop(connection, None)
+
+    def note_idle(self, connection: GuardedConnection) -> None:
+        """All its requests are answered. uvicorn tells of none whose connection was lost."""
+        assert connection in self._open, "an answer on a connection that is gone"
+        self._idle[connection] = None
+
+    def forget(self, connection: GuardedConnection) -> None:
+        self._open.discard(connection)
+        self._idle.pop(connection, None)
+
+
+class GuardedConnection(asyncio.Protocol):
+    """One of uvicorn's connections, and a clock that runs while no request is there."""
+
+    def __init__(self, inner: HTTPConnection, connections: Connections) -> None:
+        self._inner = inner
+        self._inner_has_answered = inner.on_response_complete
+        inner.on_response_complete = self._has_answered
+        self._connections = connections
+        self._transport: asyncio.Transport | None = None
+        self._clock: asyncio.TimerHandle | None = None  # runs while a head is waited for
+        self._num_head_bytes = 0
+        self._is_refused = False
+
+    @property
+    def is_answering(self) -> bool:
+        cycle = self._inner.cycle
+        return cycle is not None and not cycle.response_complete
+
+    @property
+    def has_unsent(self) -> bool:
+        return self._transport is not None and self._transport.get_write_buffer_size() > 0
+
+    @property
+    def is_stalled(self) -> bool:
+        """Its client has not taken all that was written, or not sent all of its request."""
+        cycle = self._inner.cycle
+        return self.has_unsent or (self.is_answering and cycle is not None and cycle.more_body)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport), f"{transport!r} is no stream"
+        self._transport = transport
+        try:
+            self._connections.admit(self)
+        except TooManyConnectionsError as error:
+            self._is_refused = True
+            transport.write(as_http(error_response(error)))
+            self._start_clock(REFUSAL_SECONDS, self.close)
+            return
+        _limit_unread(transport, self._connections.read_timeout)
+        self._inner.connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            self.close()
+            return
+        cycle = self._inner.cycle
+        is_in_head = cycle is None or self._inner.scope is not cycle.scope
+        self._inner.data_received(data)
+        if self._inner.cycle is not cycle:
+            self._head_has_come()
+            return
+        if not self.is_answering:
+            self._await_head()
+        self._num_head_bytes += len(data) if is_in_head else 0
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            self._refuse(
+                HeadTooLargeError(
+                    f"the request's head is larger than {MAX_HEAD_BYTES} bytes; send fewer or "
+                    "shorter headers"
+                )
+            )
+
+    def eof_received(self) -> None:
+        if not self._is_refused:
+            self._inner.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_clock()
+        self._connections.forget(self)
+        if not self._is_refused:
+            self._inner.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        if not self._is_refused:
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        if not self._is_refused:
+            self._inner.resume_writing()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close it at once: an answer that its client does not read would keep it open for ever."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _await_head(self) -> None:
+        """From the first byte on, or the connection's beginning: later bytes add no time."""
+        if self._clock is None and self._connections.head_timeout:
+            self._start_clock(self._connections.head_timeout, self._head_is_late)
+
+    def _head_has_come(self) -> None:
+        self._stop_clock()
+        self._num_head_bytes = 0
+        self._connections.note_request(self)
+
+    def _has_answered(self) -> None:
+        self._inner_has_answered()
+        if not self.is_answering:
+            self._connections.note_idle(self)
+
+    def _head_is_late(self) -> None:
+        if not self._num_head_bytes:
+            self.close()  # nothing was asked, or the rest of a refused body never ends
+            return
+        self._refuse(
+            HeadTimeoutError(
+                "the request's head had not come in "
+                f"{self._connections.head_timeout:g} s; send it faster, or raise "
+                "--request-head-timeout"
+            )
+        )
+
+    def _refuse(self, error: HeadTimeoutError | HeadTooLargeError) -> None:
+        self._stop_clock()
+        assert self._transport is not None, "data before a connection"
+        if not (self._transport.is_closing() or self.is_answering):
+            self._transport.write(as_http(error_response(error)))
+        self.close()
+
+    def _start_clock(self, seconds: float, then: Callable[[], None]) -> None:
+        self._clock = asyncio.get_running_loop().call_later(seconds, then)
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
+
+def _limit_unread(transport: asyncio.Transport, seconds: float) -> None:
+    """Have the system end the connection once nothing of what waits was taken for so long.
+
+    It sees each byte that is taken; from here only whole buffers of megabytes can be seen to go.
+    """
+    if seconds and hasattr(socket, "TCP_USER_TIMEOUT"):
+        connection = transport.get_extra_info("socket")
+        milliseconds = max(1, round(min(1000 * seconds, LONGEST_USER_TIMEOUT)))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+
+def allowed_connections(wanted: int) -> int:
+    """As many as the system lets this process have, at most `wanted`; raises its soft limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + RESERVED_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    allowed = max(1, soft - RESERVED_FILES)
+    logger.warning(
+        "at most %d connections can be open, not --max-connections %d: the system allows this "
+        "process %d files (ulimit -Hn)",
+        allowed,
+        wanted,
+        soft,
+    )
+    return allowed
+
+
+def as_http(response: Response) -> bytes:
+    """The bytes of an answer after which the connection is closed."""
+    head = f"HTTP/1.1 {response.status_code} {http.HTTPStatus(response.status_code).phrase}\r\n"
+    lines = [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
+    return head.encode() + b"".join(lines) + b"connection: close\r\n\r\n" + bytes(response.body)

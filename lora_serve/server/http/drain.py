@@ -1,0 +1,65 @@
+"""The end of a server: it answers what it has begun, and refuses what comes late.
+
+Knows no engine and no signal; `shutdown.py` tells it when to begin.
+"""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from lora_serve.errors import EngineDeadError
+from lora_serve.server.http.auth import OPEN_PATHS
+from lora_serve.server.http.errors import error_response
+
+
+class Drain:
+    """Counts the requests that are being answered."""
+
+    def __init__(self) -> None:
+        self._has_begun = False
+        self._num_active = 0
+
+    @property
+    def num_active(self) -> int:
+        return self._num_active
+
+    def begin(self) -> None:
+        """From here on `check` raises."""
+        self._has_begun = True
+
+    def check(self) -> None:
+        """Raise EngineDeadError once the server is about to end."""
+        if self._has_begun:
+            raise EngineDeadError("the server is shutting down; send this to another one")
+
+    def enter(self) -> None:
+        self._num_active += 1
+
+    def leave(self) -> None:
+        self._num_active -= 1
+
+
+class Draining:
+    """Middleware that counts requests, and refuses them once the drain has begun.
+
+    The routes that are open to all go on, so that everybody can see how it stands.
+    """
+
+    def __init__(self, app: ASGIApp, drain: Drain) -> None:
+        self._app = app
+        self._drain = drain
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._drain.check()
+        except EngineDeadError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        self._drain.enter()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._drain.leave()

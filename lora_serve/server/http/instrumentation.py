@@ -1,0 +1,43 @@
+"""Middleware that counts requests, and generations in state. Changes nothing of an answer."""
+
+from __future__ import annotations
+
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lora_serve.observability.http import HTTPMetrics
+
+GENERATION_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
+CLIENT_LEFT = 499  # nginx's status for a request that nobody waits for any more
+
+
+class Instrumentation:
+    """Outside of all other middleware, so that it sees the status that is sent."""
+
+    def __init__(self, app: ASGIApp, metrics: HTTPMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = CLIENT_LEFT
+
+        async def noting_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        generates = scope["path"] in GENERATION_PATHS
+        started = time.monotonic()
+        self._metrics.num_generating += generates
+        try:
+            await self._app(scope, receive, noting_send)
+        finally:
+            self._metrics.num_generating -= generates
+            route = getattr(scope.get("route"), "path", None)
+            seconds = time.monotonic() - started
+            self._metrics.observe(route, scope["method"], status, seconds)

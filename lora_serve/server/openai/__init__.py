@@ -1,0 +1,1 @@
+"""Routes and formats of OpenAI's and vLLM's clients."""

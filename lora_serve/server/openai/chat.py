@@ -1,0 +1,187 @@
+"""POST /v1/chat/completions. Shares with completions everything but the shape of the answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from fastapi import APIRouter
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lora_serve.outputs import CompletionOutput, OutputDelta, RequestOutput
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.server.context import ServerContext
+from lora_serve.server.engine_api import Tokenizer
+from lora_serve.server.http.body import read_body
+from lora_serve.server.http.streaming import event
+from lora_serve.server.openai.chunks import ChunkPolicy
+from lora_serve.server.openai.generation import PromptDelta, respond, response_id, start_generation
+from lora_serve.server.openai.inputs import Input, chat_input
+from lora_serve.server.openai.logprobs import chat_logprobs, prompt_logprobs
+from lora_serve.server.openai.parameters import chat_params
+from lora_serve.server.openai.protocol import ChatBody
+from lora_serve.server.openai.responses import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    Delta,
+    Message,
+    Usage,
+)
+from lora_serve.server.openai.usage import UsageCounter
+from lora_serve.step import TokenLogprobs
+
+ROLE = "assistant"
+
+
+def chat_router(context: ServerContext) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions")
+    async def create_chat_completion(request: Request) -> Response:
+        engine = context.engine
+        body = await read_body(request, ChatBody, context.config)
+        target = context.models.resolve(body.model)
+        item = await chat_input(
+            engine,
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            chat_template=context.chat_template,
+            template_kwargs=body.chat_template_kwargs,
+        )
+        room = engine.model_info.max_model_len - item.num_tokens
+        params = chat_params(body, context.sampling_defaults, room)
+        params.verify(engine.config.model.max_logprobs, engine.model_info.vocab_size)
+        answer = ChatAnswer(
+            ChatFormat(engine.tokenizer, body, params),
+            item,
+            UsageCounter(engine.model_info.fingerprint, [item]),
+            response_id=response_id("chatcmpl", request, body),
+            model=target.shown,
+        )
+        generation = start_generation(context, request, body, target, [item], params)
+        return await respond(request, generation, answer, stream=bool(body.stream))
+
+    return router
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """What the body asked to be shown."""
+
+    tokenizer: Tokenizer
+    body: ChatBody
+    params: SamplingParams
+
+    @property
+    def echoed(self) -> str:
+        """With `echo`, the last message, if the answer continues the same speaker's words."""
+        last = self.body.messages[-1]
+        return last.content or "" if self.body.echo and last.role == ROLE else ""
+
+    def logprobs(self, positions: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
+        if self.params.logprobs is None:
+            return None
+        return chat_logprobs(self.tokenizer, positions)
+
+    def token_ids(self, token_ids: Sequence[int]) -> list[int] | UnsetType:
+        return list(token_ids) if self.body.return_token_ids else UNSET
+
+
+class ChatAnswer:
+    """One body's answer: n choices of one conversation's next message."""
+
+    def __init__(
+        self, form: ChatFormat, item: Input, usage: UsageCounter, *, response_id: str, model: str
+    ) -> None:
+        self._form = form
+        self._item = item
+        self._usage = usage
+        self._id = response_id
+        self._model = model
+        self._created = int(time.time())
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletion:
+        (output,) = outputs
+        self._usage.add_output(0, output)
+        form = self._form
+        return ChatCompletion(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=[self._choice(choice) for choice in output.outputs],
+            system_fingerprint=self._usage.fingerprint,
+            usage=self._usage.usage,
+            prompt_logprobs=(
+                prompt_logprobs(form.tokenizer, output.prompt_logprobs)
+                if form.params.prompt_logprobs is not None
+                else UNSET
+            ),
+            prompt_token_ids=form.token_ids(self._item.token_ids),
+        )
+
+    async def events(self, deltas: AsyncIterator[PromptDelta]) -> AsyncIterator[bytes]:
+        """For each choice first its role, then its text."""
+        policy = ChunkPolicy(self._form.body, self._form.params)
+        has_begun = False
+        async for _, delta in deltas:
+            self._usage.add(0, delta)
+            if not has_begun:
+                has_begun = True
+                for index in range(self._form.params.n):
+                    yield event(self._first_chunk(index, policy.usage(self._usage)))
+            if policy.sends(delta):
+                choice = self._chunk_choice(delta)
+                yield event(self._chunk([choice], policy.usage(self._usage)))
+        if policy.include_usage:
+            yield event(self._chunk([], self._usage.usage))
+
+    def _choice(self, choice: CompletionOutput) -> ChatChoice:
+        return ChatChoice(
+            index=choice.index,
+            message=Message(ROLE, self._form.echoed + choice.text),
+            logprobs=self._form.logprobs(choice.logprobs),
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+            token_ids=self._form.token_ids(choice.token_ids),
+        )
+
+    def _chunk_choice(self, delta: OutputDelta) -> ChatChunkChoice:
+        return ChatChunkChoice(
+            index=delta.index,
+            delta=Delta(content=delta.text),
+            logprobs=self._form.logprobs(delta.logprobs),
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason,
+            token_ids=self._form.token_ids(delta.token_ids),
+        )
+
+    def _first_chunk(self, index: int, usage: Usage | UnsetType | None) -> ChatChunk:
+        delta = Delta(role=ROLE, content=self._form.echoed)
+        return self._chunk(
+            [ChatChunkChoice(index=index, delta=delta)],
+            usage,
+            self._form.token_ids(self._item.token_ids),
+        )
+
+    def _chunk(
+        self,
+        choices: list[ChatChunkChoice],
+        usage: Usage | UnsetType | None,
+        prompt_token_ids: list[int] | UnsetType = UNSET,
+    ) -> ChatChunk:
+        return ChatChunk(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            system_fingerprint=self._usage.fingerprint,
+            usage=usage,
+            prompt_token_ids=prompt_token_ids,
+        )

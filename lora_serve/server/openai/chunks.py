@@ -1,0 +1,41 @@
+"""Which deltas become chunks of a stream, and which chunks tell the usage."""
+
+from __future__ import annotations
+
+from msgspec import UNSET, UnsetType
+
+from lora_serve.outputs import OutputDelta
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.server.openai.protocol import GenerationBody
+from lora_serve.server.openai.responses import Usage
+from lora_serve.server.openai.usage import UsageCounter
+
+
+class ChunkPolicy:
+    """What one body's stream_options and fields ask for.
+
+    include_usage: whether a last chunk without choices tells the usage.
+    """
+
+    def __init__(self, body: GenerationBody, params: SamplingParams) -> None:
+        options = body.stream_options
+        self.include_usage = options is not None and bool(options.include_usage)
+        self._always_usage = (
+            self.include_usage and options is not None and bool(options.continuous_usage_stats)
+        )
+        self._shows_tokens = params.logprobs is not None or bool(body.return_token_ids)
+
+    def sends(self, delta: OutputDelta) -> bool:
+        """Whether a chunk for `delta` would hold anything; its text may still be held back."""
+        return (
+            bool(delta.text)
+            or delta.finish_reason is not None
+            or self._always_usage
+            or (self._shows_tokens and bool(delta.token_ids))
+        )
+
+    def usage(self, usage: UsageCounter) -> Usage | UnsetType | None:
+        """A chunk's usage so far, null if only the last chunk tells it, or no such field."""
+        if self._always_usage:
+            return usage.usage
+        return None if self.include_usage else UNSET

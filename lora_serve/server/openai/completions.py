@@ -1,0 +1,184 @@
+"""POST /v1/completions. A whole answer is written as one large delta, so both ways are one code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from fastapi import APIRouter
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lora_serve.outputs import CompletionOutput, OutputDelta, RequestOutput
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.server.context import ServerContext
+from lora_serve.server.engine_api import Tokenizer
+from lora_serve.server.http.body import read_body
+from lora_serve.server.http.streaming import event
+from lora_serve.server.openai.chunks import ChunkPolicy
+from lora_serve.server.openai.generation import PromptDelta, respond, response_id, start_generation
+from lora_serve.server.openai.inputs import Input, completion_inputs
+from lora_serve.server.openai.logprobs import CompletionLogprobsWriter, joined, prompt_logprobs
+from lora_serve.server.openai.parameters import completion_params
+from lora_serve.server.openai.protocol import CompletionBody
+from lora_serve.server.openai.responses import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    PromptLogprobs,
+    Usage,
+)
+from lora_serve.server.openai.usage import UsageCounter
+
+
+def completions_router(context: ServerContext) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/completions")
+    async def create_completion(request: Request) -> Response:
+        engine = context.engine
+        body = await read_body(request, CompletionBody, context.config)
+        target = context.models.resolve(body.model)
+        params = completion_params(body, context.sampling_defaults)
+        params.verify(engine.config.model.max_logprobs, engine.model_info.vocab_size)
+        inputs = await completion_inputs(engine, body, params.n)
+        answer = CompletionAnswer(
+            CompletionFormat(engine.tokenizer, body, params),
+            inputs,
+            UsageCounter(engine.model_info.fingerprint, inputs),
+            response_id=response_id("cmpl", request, body),
+            model=target.shown,
+        )
+        generation = start_generation(context, request, body, target, inputs, params)
+        return await respond(request, generation, answer, stream=bool(body.stream))
+
+    return router
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionFormat:
+    """What the body asked to be shown."""
+
+    tokenizer: Tokenizer
+    body: CompletionBody
+    params: SamplingParams
+
+
+class ChoiceWriter:
+    """One choice, delta by delta; the first one brings what belongs to the prompt."""
+
+    def __init__(self, form: CompletionFormat, item: Input, index: int) -> None:
+        self._form = form
+        self._item = item
+        self._index = index
+        self._is_first = True
+        self._logprobs = CompletionLogprobsWriter(
+            form.tokenizer, skip_special_tokens=form.params.skip_special_tokens
+        )
+
+    def write(self, delta: OutputDelta) -> CompletionChoice:
+        is_first, self._is_first = self._is_first, False
+        body = self._form.body
+        echoed = self._prompt_text() if is_first and body.echo else None
+        return CompletionChoice(
+            index=self._index,
+            text=(echoed or "") + delta.text,
+            logprobs=self._write_logprobs(delta, echoed),
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason,
+            prompt_logprobs=self._prompt_logprobs(delta) if is_first else UNSET,
+            token_ids=list(delta.token_ids) if body.return_token_ids else UNSET,
+            prompt_token_ids=(
+                list(self._item.token_ids) if is_first and body.return_token_ids else UNSET
+            ),
+        )
+
+    def _prompt_text(self) -> str:
+        if self._item.text is not None:
+            return self._item.text
+        return self._form.tokenizer.decode(self._item.token_ids, skip_special_tokens=False)
+
+    def _write_logprobs(self, delta: OutputDelta, echoed: str | None) -> CompletionLogprobs | None:
+        if self._form.params.logprobs is None:
+            return None
+        if echoed is None:
+            return self._logprobs.write(delta.logprobs)
+        prompt = self._logprobs.write_prompt(self._item.token_ids[0], delta.prompt_logprobs, echoed)
+        return joined(prompt, self._logprobs.write(delta.logprobs))
+
+    def _prompt_logprobs(self, delta: OutputDelta) -> PromptLogprobs | UnsetType:
+        if self._form.body.prompt_logprobs is None:
+            return UNSET
+        return prompt_logprobs(self._form.tokenizer, delta.prompt_logprobs)
+
+
+class CompletionAnswer:
+    """One body's answer. Choice c of prompt p has the index p * n + c."""
+
+    def __init__(
+        self,
+        form: CompletionFormat,
+        inputs: Sequence[Input],
+        usage: UsageCounter,
+        *,
+        response_id: str,
+        model: str,
+    ) -> None:
+        self._form = form
+        self._usage = usage
+        self._id = response_id
+        self._model = model
+        self._created = int(time.time())
+        self._n = form.params.n
+        self._writers = [
+            ChoiceWriter(form, item, prompt_index * self._n + choice_index)
+            for prompt_index, item in enumerate(inputs)
+            for choice_index in range(self._n)
+        ]
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> Completion:
+        choices = []
+        for prompt_index, output in enumerate(outputs):
+            self._usage.add_output(prompt_index, output)
+            for choice in output.outputs:
+                writer = self._writers[prompt_index * self._n + choice.index]
+                choices.append(writer.write(whole_delta(output, choice)))
+        return self._completion(choices, self._usage.fingerprint, self._usage.usage)
+
+    async def events(self, deltas: AsyncIterator[PromptDelta]) -> AsyncIterator[bytes]:
+        policy = ChunkPolicy(self._form.body, self._form.params)
+        async for prompt_index, delta in deltas:
+            self._usage.add(prompt_index, delta)
+            if policy.sends(delta):
+                choice = self._writers[prompt_index * self._n + delta.index].write(delta)
+                fingerprint = self._usage.fingerprint_of(delta.adapter)
+                yield event(self._completion([choice], fingerprint, policy.usage(self._usage)))
+        if policy.include_usage:
+            yield event(self._completion([], self._usage.fingerprint, self._usage.usage))
+
+    def _completion(
+        self, choices: list[CompletionChoice], fingerprint: str, usage: Usage | UnsetType | None
+    ) -> Completion:
+        return Completion(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            system_fingerprint=fingerprint,
+            usage=usage,
+        )
+
+
+def whole_delta(output: RequestOutput, choice: CompletionOutput) -> OutputDelta:
+    """A finished choice as if it had come at once."""
+    return OutputDelta(
+        index=choice.index,
+        text=choice.text,
+        token_ids=tuple(choice.token_ids),
+        logprobs=tuple(choice.logprobs),
+        finish_reason=choice.finish_reason,
+        stop_reason=choice.stop_reason,
+        prompt_logprobs=tuple(output.prompt_logprobs),
+    )

@@ -1,0 +1,197 @@
+"""Runs all prompts of one body at once, and closes them all with the first that fails.
+
+Knows neither of the two formats of answers; `Answer` is what it needs of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lora_serve.engine.frontend.admission import RequestGroup
+from lora_serve.errors import AdapterNotFoundError, InvalidRequestError
+from lora_serve.outputs import OutputDelta, RequestOutput
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.server.context import ServerContext
+from lora_serve.server.http.auth import caller_of
+from lora_serve.server.http.disconnect import unless_disconnected
+from lora_serve.server.http.streaming import EventStream
+from lora_serve.server.openai.inputs import Input
+from lora_serve.server.openai.models import ModelTarget, unknown_model
+from lora_serve.server.openai.protocol import MAX_REQUEST_ID_CHARS, GenerationBody
+from lora_serve.server.openai.responses import json_response
+
+PromptDelta = tuple[int, OutputDelta]  # index of the prompt, and what is new for it
+
+
+class Answer(Protocol):
+    """One format of answers."""
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> msgspec.Struct:
+        """The answer, once all prompts are finished."""
+
+    def events(self, deltas: AsyncIterator[PromptDelta]) -> AsyncIterator[bytes]:
+        """The answer piece by piece, as server-sent events."""
+
+
+class Generation:
+    """The deltas of all prompts as they come. `aclose` aborts in the engine what still grows."""
+
+    def __init__(
+        self,
+        context: ServerContext,
+        target: ModelTarget,
+        inputs: Sequence[Input],
+        params: SamplingParams,
+        *,
+        cache_salt: str,
+        priority: int,
+        tenant: str,
+        is_streamed: bool,
+    ) -> None:
+        self._target = target
+        self._inputs = inputs
+        self._num_choices = params.n
+        self._first: PromptDelta | None = None
+        num_tokens = sum(item.num_tokens for item in inputs)
+        group = RequestGroup(params.n * len(inputs), params.n * num_tokens)
+        unique = uuid.uuid4().hex  # clients may well repeat the id that they choose
+        self._deltas = _merged(
+            [
+                context.engine.generate(
+                    item.prompt,
+                    params,
+                    request_id=f"{unique}-{index}",
+                    lora_name=target.lora_name,
+                    cache_salt=cache_salt,
+                    priority=priority,
+                    tenant=tenant,
+                    is_streamed=is_streamed,
+                    group=group,
+                )
+                for index, item in enumerate(inputs)
+            ]
+        )
+
+    async def wait_for_first(self) -> None:
+        """Wait until something is there to be sent. What is wrong with a request shows here."""
+        try:
+            self._first = await anext(self._deltas)
+        except AdapterNotFoundError as error:
+            raise unknown_model(self._target.shown) from error
+
+    async def deltas(self) -> AsyncIterator[PromptDelta]:
+        assert self._first is not None, "nobody waited for the first delta"
+        yield self._first
+        async for item in self._deltas:
+            yield item
+
+    async def outputs(self) -> list[RequestOutput]:
+        """All prompts, finished."""
+        outputs = [
+            RequestOutput("", list(item.token_ids), num_choices=self._num_choices)
+            for item in self._inputs
+        ]
+        async for index, delta in self.deltas():
+            outputs[index].add(delta)
+        return outputs
+
+    async def aclose(self) -> None:
+        await self._deltas.aclose()
+
+
+async def respond(
+    request: Request, generation: Generation, answer: Answer, *, stream: bool
+) -> Response:
+    """The answer in one piece, or as a stream whose head is sent with its first delta."""
+    try:
+        await unless_disconnected(request.receive, generation.wait_for_first())
+        if stream:
+            return EventStream(answer.events(generation.deltas()), generation.aclose)
+        outputs = await unless_disconnected(request.receive, generation.outputs())
+        return json_response(answer.whole(outputs))
+    except BaseException:
+        await generation.aclose()
+        raise
+
+
+def start_generation(
+    context: ServerContext,
+    request: Request,
+    body: GenerationBody,
+    target: ModelTarget,
+    inputs: Sequence[Input],
+    params: SamplingParams,
+) -> Generation:
+    """Nothing runs before the first delta is waited for."""
+    return Generation(
+        context,
+        target,
+        inputs,
+        params,
+        cache_salt=context.keys.cache_salt(caller_of(request), body.cache_salt),
+        priority=body.priority or 0,
+        tenant=context.keys.tenant(caller_of(request)),
+        is_streamed=bool(body.stream),
+    )
+
+
+def response_id(prefix: str, request: Request, body: GenerationBody) -> str:
+    """The id that the client chose, in the body or as X-Request-Id, or one of our own."""
+    chosen = body.request_id or request.headers.get("x-request-id")
+    if chosen is not None and len(chosen) > MAX_REQUEST_ID_CHARS:
+        raise InvalidRequestError(
+            f"X-Request-Id has {len(chosen)} characters, at most {MAX_REQUEST_ID_CHARS} are "
+            "allowed",
+            "X-Request-Id",
+        )
+    return f"{prefix}-{chosen or uuid.uuid4().hex}"
+
+
+async def _merged(
+    streams: Sequence[AsyncGenerator[OutputDelta, None]],
+) -> AsyncGenerator[PromptDelta, None]:
+    if len(streams) == 1:  # the usual case, without a task and a queue between
+        async with aclosing(streams[0]) as stream:
+            async for delta in stream:
+                yield 0, delta
+        return
+    # One place, so that what a slow reader leaves waits in the engine's states, which bound it.
+    queue: asyncio.Queue[PromptDelta | Exception | None] = asyncio.Queue(maxsize=1)
+    pumps = [asyncio.create_task(_pump(*item, queue)) for item in enumerate(streams)]
+    num_running = len(pumps)
+    try:
+        while num_running:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                num_running -= 1
+            else:
+                yield item
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(
+    index: int,
+    stream: AsyncGenerator[OutputDelta, None],
+    queue: asyncio.Queue[PromptDelta | Exception | None],
+) -> None:
+    """Move one prompt's deltas into the common queue; then its error, or None."""
+    try:
+        async with aclosing(stream):
+            async for delta in stream:
+                await queue.put((index, delta))
+        await queue.put(None)
+    except Exception as error:
+        await queue.put(error)

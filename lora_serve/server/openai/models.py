@@ -1,0 +1,137 @@
+"""Which names are served, and how each is shown.
+
+A base model's names are known here; which adapters there are only the engine knows, so an unknown
+name is handed to it as an adapter's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import APIRouter
+from msgspec import UNSET
+from starlette.responses import Response
+
+from lora_serve.config import EngineConfig
+from lora_serve.errors import AdapterNotFoundError
+from lora_serve.identity import AdapterRef
+from lora_serve.messages import AdapterInfo
+from lora_serve.server.engine_api import Engine
+from lora_serve.server.openai.responses import ModelCard, ModelList, json_response
+
+SHORT_HEX = 12
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTarget:
+    """What a request's `model` names. lora_name: None for the base model."""
+
+    shown: str
+    lora_name: str | None
+
+
+class ServedModels:
+    """The base model's names, of which the first is its own."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.names = config.model.served_model_name or (config.model.model,)
+        self._enable_lora = config.lora.enable_lora
+
+    def resolve(self, model: str | None) -> ModelTarget:
+        """A base name, an adapter's name, or "base:adapter"; the base model if left out.
+
+        Raises:
+            AdapterNotFoundError: surely unknown. The engine may still not know the adapter.
+        """
+        if model is None:
+            return ModelTarget(self.names[0], None)
+        if model in self.names:
+            return ModelTarget(model, None)
+        lora_name = model
+        for name in self.names:
+            if model.startswith(f"{name}:"):
+                lora_name = model.removeprefix(f"{name}:")
+        if not (lora_name and self._enable_lora):
+            raise unknown_model(model)
+        return ModelTarget(model, lora_name)
+
+    def is_taken(self, lora_name: str) -> bool:
+        """Whether an adapter of this name could not be told from the base model."""
+        return any(lora_name == name or lora_name.startswith(f"{name}:") for name in self.names)
+
+
+def unknown_model(model: str) -> AdapterNotFoundError:
+    return AdapterNotFoundError(f"The model `{model}` does not exist.", "model")
+
+
+def system_fingerprint(model_fingerprint: bytes, adapter: AdapterRef | None) -> str:
+    """Which weights answered: the model's, and the adapter's version."""
+    model = model_fingerprint.hex()[:SHORT_HEX]
+    if adapter is None:
+        return model
+    return f"{model}-{adapter.digest.hex()[:SHORT_HEX]}-g{adapter.generation}"
+
+
+async def require_model(engine: Engine, models: ServedModels, model: str | None) -> None:
+    """Raise AdapterNotFoundError unless `model` is served, on routes that run no model."""
+    target = models.resolve(model)
+    if target.lora_name is None:
+        return
+    if all(adapter.name != target.lora_name for adapter in await engine.list_adapters()):
+        raise unknown_model(target.shown)
+
+
+def models_router(engine: Engine, models: ServedModels, started_at: int) -> APIRouter:
+    """Routes under /v1/models.
+
+    started_at: seconds since 1970, shown as the base model's `created`.
+    """
+    router = APIRouter()
+
+    async def cards() -> list[ModelCard]:
+        base = [_base_card(engine, name, started_at) for name in models.names]
+        if not engine.config.lora.enable_lora:
+            return base
+        adapters = await engine.list_adapters()
+        return base + [_adapter_card(engine, models.names[0], adapter) for adapter in adapters]
+
+    @router.get("/v1/models")
+    async def list_models() -> Response:
+        return json_response(ModelList(data=await cards()))
+
+    @router.get("/v1/models/{model:path}")
+    async def show_model(model: str) -> Response:
+        target = models.resolve(model)
+        for card in await cards():
+            if card.id == (target.lora_name or model):
+                return json_response(card)
+        raise unknown_model(model)
+
+    return router
+
+
+def _base_card(engine: Engine, name: str, started_at: int) -> ModelCard:
+    return ModelCard(
+        id=name,
+        created=started_at,
+        root=engine.config.model.model,
+        max_model_len=engine.model_info.max_model_len,
+        quantization=engine.config.model.quantization or UNSET,
+    )
+
+
+def _adapter_card(engine: Engine, parent: str, adapter: AdapterInfo) -> ModelCard:
+    return ModelCard(
+        id=adapter.name,
+        created=int(adapter.created),
+        root=adapter.path,
+        parent=parent,
+        max_model_len=engine.model_info.max_model_len,
+        digest=adapter.digest,
+        generation=adapter.generation,
+        rank=adapter.rank,
+        residency=adapter.residency,
+        pinned=adapter.pinned,
+        num_leases=adapter.num_leases,
+        num_bytes=adapter.num_bytes,
+    )

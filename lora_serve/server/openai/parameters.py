@@ -1,0 +1,97 @@
+"""From a body's fields to SamplingParams: the only place where they are converted and defaulted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from lora_serve.errors import InvalidRequestError
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.server.openai.protocol import ChatBody, CompletionBody, GenerationBody
+
+DEFAULT_COMPLETION_TOKENS = 16
+
+T = TypeVar("T")
+
+
+def completion_params(body: CompletionBody, defaults: Mapping[str, float]) -> SamplingParams:
+    """An echo with logprobs asks for the prompt's too."""
+    if body.best_of is not None and body.best_of != _or(body.n, 1):
+        raise InvalidRequestError(
+            f"best_of {body.best_of} must equal n {_or(body.n, 1)}; leave it out", "best_of"
+        )
+    prompt_logprobs = body.prompt_logprobs
+    if body.echo and prompt_logprobs is None:
+        prompt_logprobs = body.logprobs
+    return _params(
+        body,
+        defaults,
+        max_tokens=_or(body.max_tokens, DEFAULT_COMPLETION_TOKENS),
+        logprobs=body.logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def chat_params(body: ChatBody, defaults: Mapping[str, float], room: int) -> SamplingParams:
+    """Without max_tokens the answer may be as long as the model's own default, or its context.
+
+    room: tokens that the context holds after the prompt; bounds that default, but no wish.
+    """
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequestError("top_logprobs needs logprobs to be true", "top_logprobs")
+    max_tokens = _or(body.max_completion_tokens, body.max_tokens)
+    if max_tokens is None and "max_tokens" in defaults:
+        max_tokens = max(1, min(int(defaults["max_tokens"]), room))
+    return _params(
+        body,
+        defaults,
+        max_tokens=max_tokens,
+        logprobs=_or(body.top_logprobs, 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+    )
+
+
+def _params(
+    body: GenerationBody,
+    defaults: Mapping[str, float],
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    """A setting is the body's, else the model's own default, else OpenAI's."""
+    _check_stream(body)
+    return SamplingParams(
+        n=_or(body.n, 1),
+        max_tokens=max_tokens,
+        min_tokens=_or(body.min_tokens, 0),
+        temperature=_or(body.temperature, defaults.get("temperature", 1.0)),
+        top_p=_or(body.top_p, defaults.get("top_p", 1.0)),
+        top_k=_or(body.top_k, int(defaults.get("top_k", 0))),
+        min_p=_or(body.min_p, defaults.get("min_p", 0.0)),
+        presence_penalty=_or(body.presence_penalty, 0.0),
+        frequency_penalty=_or(body.frequency_penalty, 0.0),
+        repetition_penalty=_or(body.repetition_penalty, defaults.get("repetition_penalty", 1.0)),
+        seed=body.seed,
+        stop=body.stop,
+        stop_token_ids=_or(body.stop_token_ids, ()),
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
+        ignore_eos=bool(body.ignore_eos),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        logit_bias=body.logit_bias,
+        skip_special_tokens=_or(body.skip_special_tokens, True),
+    )
+
+
+def _check_stream(body: GenerationBody) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError("stream_options needs stream to be true", "stream_options")
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequestError(
+            "prompt_logprobs are not available with stream", "prompt_logprobs"
+        )
+
+
+def _or(value: T | None, default: T) -> T:
+    return value if value is not None else default

@@ -1,0 +1,168 @@
+"""Bodies of requests, as OpenAI's and vLLM's clients write them. Null always means "not given".
+
+Types only: what a field means stands where it is used. Ranges of sampling settings are
+`SamplingParams.verify`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lora_serve.server.openai.fields import (
+    CacheSalt,
+    Content,
+    Ignored,
+    Integer,
+    LogitBias,
+    Prompts,
+    Texts,
+    Tokens,
+    Unsupported,
+)
+
+MAX_REQUEST_ID_CHARS = 256
+
+RequestId = Annotated[str, Field(min_length=1, max_length=MAX_REQUEST_ID_CHARS)]
+JsonObject = dict[str, object]
+
+
+class Body(BaseModel):
+    """No coercion (a string is no number), no NaN or infinity; unknown fields are `read_body`'s."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Ignored = None
+
+
+class GenerationBody(Body):
+    """What completions and chat completions have in common."""
+
+    model: str | None = None
+    n: Integer | None = None
+    max_tokens: Integer | None = None
+    min_tokens: Integer | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Integer | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: Integer | None = None
+    stop: Texts = ()
+    stop_token_ids: Tokens | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    logit_bias: LogitBias = Field(default_factory=dict)
+    prompt_logprobs: Integer | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    echo: bool | None = None
+    return_token_ids: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: CacheSalt = ""
+    priority: Integer | None = None
+    request_id: RequestId | None = None
+
+    user: Ignored = None
+    metadata: Ignored = None
+    service_tier: Ignored = None
+    store: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: Prompts = ()
+    prompt_embeds: Texts = ()
+    logprobs: Integer | None = None
+    best_of: Integer | None = None
+    suffix: Unsupported = None
+    response_format: Unsupported = None
+
+
+class ChatMessage(Body):
+    role: str
+    content: Content = None
+    name: str | None = None
+    tool_call_id: Unsupported = None
+    tool_calls: Unsupported = None
+    function_call: Unsupported = None
+    refusal: Ignored = None
+    annotations: Ignored = None
+    audio: Unsupported = None
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: Messages
+    max_completion_tokens: Integer | None = None
+    logprobs: bool | None = None
+    top_logprobs: Integer | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    tools: Unsupported = None
+    tool_choice: Unsupported = None
+    parallel_tool_calls: Ignored = None
+    functions: Unsupported = None
+    function_call: Unsupported = None
+    response_format: Unsupported = None
+    modalities: Ignored = None
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: a prompt, or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: Tokens
+
+
+class LoadAdapterBody(Body):
+    """POST /v1/load_lora_adapter."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+    pinned: bool = False
+    is_3d_lora_weight: Unsupported = None
+
+
+class UnloadAdapterBody(Body):
+    """POST /v1/unload_lora_adapter."""
+
+    lora_name: str
+    lora_int_id: Ignored = None
+
+
+class ResetPrefixCacheBody(Body):
+    """POST /reset_prefix_cache, which needs no body."""
+
+    lora_name: str | None = None

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lora_serve.config import EngineConfig, ModelConfig
+from lora_serve.engine.frontend import client as client_module
+from lora_serve.engine.frontend.client import EngineClient
+from lora_serve.errors import EngineDeadError, LoraServeError
+from lora_serve.llm import engine_config
+
+
+async def test_a_closed_client_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    clients, num_open = [], []
+    for _ in range(2):  # what a process opens once, the first opens
+        client = EngineClient()
+        clients.append(client)  # what is collected is closed anyhow
+        with pytest.raises(LoraServeError):
+            await client.start(engine_config(model=str(tmp_path)))
+        await client.close()
+        num_open.append(len(os.listdir("/proc/self/fd")))
+    assert num_open[0] == num_open[1]
+
+
+async def test_a_closed_client_still_tells_how_its_process_ended(tmp_path: Path) -> None:
+    client = EngineClient()
+    with pytest.raises(LoraServeError):
+        await client.start(engine_config(model=str(tmp_path)))
+    await client.close()
+    await client.close()
+    assert client.pid is None
+    assert not client.is_alive
+    with pytest.raises(EngineDeadError, match="engine process"):
+        await client.send(None)  # type: ignore[arg-type]
+
+
+async def test_a_client_whose_process_never_was_can_be_killed_and_closed() -> None:
+    client = EngineClient()
+    unsendable = ModelConfig(model=threading.Lock())  # type: ignore[arg-type]  # so it cannot start
+    with pytest.raises(TypeError, match="pickle"):
+        await client.start(EngineConfig(model=unsendable))
+    await client.kill()
+    await client.close()
+    assert not client.is_alive
+
+
+async def test_a_process_whose_start_was_interrupted_can_be_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def interrupted_at_its_end() -> Iterator[None]:
+        yield
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client_module, "_sigint_blocked", interrupted_at_its_end)
+    client = EngineClient()
+    with pytest.raises(KeyboardInterrupt):
+        await client.start(engine_config(model=str(tmp_path)))
+    assert client.is_alive
+    await client.kill()
+    await client.close()
+    assert not client.is_alive

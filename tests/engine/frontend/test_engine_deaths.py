@@ -1,0 +1,408 @@
+"""What callers see when engines die under them, over engines that die at will."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from lora_serve.config import EngineConfig, LimitsConfig, SchedulerConfig
+from lora_serve.engine.frontend.async_engine import AsyncEngine
+from lora_serve.errors import (
+    ConfigError,
+    EngineDeadError,
+    OverloadedError,
+    RequestFailedError,
+    SlowReaderError,
+)
+from lora_serve.messages import (
+    AbortRequests,
+    CallReply,
+    EngineMessage,
+    EngineRequests,
+    RestoreAdapters,
+)
+from lora_serve.observability.metrics import EngineMetrics
+from lora_serve.outputs import OutputDelta
+from lora_serve.prompts import TokensPrompt
+from lora_serve.sampling_params import SamplingParams
+from tests.fakes.engine_client import READY, FakeClient
+from tests.fakes.tokenizer import ByteTokenizer
+
+DEADLY = 99
+
+
+def make(
+    *clients: FakeClient,
+    limits: LimitsConfig | None = None,
+    max_num_seqs: int = 128,
+    tokenizer: ByteTokenizer | None = None,
+) -> AsyncEngine:
+    """An engine that goes through these clients, one after another's death."""
+    first, *others = clients
+    config = EngineConfig(
+        limits=limits or LimitsConfig(), scheduler=SchedulerConfig(max_num_seqs=max_num_seqs)
+    )
+    later = iter(others)
+    return AsyncEngine(
+        config,
+        first,
+        READY,
+        tokenizer or ByteTokenizer(),
+        EngineMetrics("m"),
+        make_client=lambda: next(later),
+    )
+
+
+async def generate(
+    engine: AsyncEngine,
+    request_id: str,
+    *,
+    prompt: Sequence[int] = (1, 2),
+    max_tokens: int = 3,
+    is_streamed: bool = True,
+    n: int = 1,
+) -> list[OutputDelta]:
+    params = SamplingParams(max_tokens=max_tokens, seed=1, n=n)
+    stream = engine.generate(
+        TokensPrompt(tuple(prompt)), params, request_id=request_id, is_streamed=is_streamed
+    )
+    return [delta async for delta in stream]
+
+
+async def take(stream: AsyncIterator[OutputDelta], count: int) -> list[OutputDelta]:
+    return [await anext(stream) for _ in range(count)]
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_a_request_that_was_told_nothing_is_answered_by_the_next_engine(
+    is_streamed: bool,
+) -> None:
+    first, second = FakeClient(0), FakeClient(3)
+    engine = make(first, second)
+    answer = asyncio.create_task(generate(engine, "r", n=2, is_streamed=is_streamed))
+    await settle()
+    first.die()
+    assert len(await asyncio.wait_for(answer, 5)) == 6
+    assert second.requests == first.requests, "it is the same request, seed included"
+    assert first.was_closed
+    engine.check_health()
+    assert b"lora_serve:engine_restarts_total{" in engine.metrics.render()
+    await engine.shutdown()
+
+
+async def test_a_stream_that_had_begun_ends_with_an_error() -> None:
+    first, second = FakeClient(1), FakeClient(3)
+    engine = make(first, second)
+    stream = engine.generate(TokensPrompt((1,)), SamplingParams(max_tokens=3), request_id="r")
+    assert (await anext(stream)).token_ids == (2,)
+    first.die()
+    with pytest.raises(EngineDeadError, match="signal 9"):
+        await asyncio.wait_for(anext(stream), 5)
+    await settle()
+    assert second.requests == []
+    await engine.shutdown()
+
+
+async def test_a_whole_answer_in_its_middle_begins_again_without_a_trace() -> None:
+    first, second = FakeClient(2), FakeClient(3)
+    engine = make(first, second)
+    answer = asyncio.create_task(generate(engine, "r", is_streamed=False))
+    await settle()
+    first.die()
+    deltas = await asyncio.wait_for(answer, 5)
+    assert [delta.token_ids for delta in deltas] == [(3,)] * 3
+    assert [delta.finish_reason for delta in deltas] == [None, None, "length"]
+    await engine.shutdown()
+
+
+async def test_a_finished_answer_survives_the_engine_that_gave_it() -> None:
+    first, second = FakeClient(3), FakeClient(3)
+    engine = make(first, second)
+    stream = engine.generate(TokensPrompt((1,)), SamplingParams(max_tokens=3), request_id="r")
+    await anext(stream)
+    await settle()
+    first.die()
+    await settle()
+    assert [delta.finish_reason async for delta in stream] == [None, "length"]
+    assert second.requests == []
+    await engine.shutdown()
+
+
+async def test_a_request_that_kills_two_engines_is_refused_and_the_third_serves_others() -> None:
+    clients = [FakeClient(3, deadly=DEADLY) for _ in range(3)]
+    engine = make(*clients)
+    with pytest.raises(RequestFailedError, match="died 2 times"):
+        await asyncio.wait_for(generate(engine, "deadly", prompt=(DEADLY,)), 5)
+    while not engine.is_alive:
+        await asyncio.sleep(0)
+    assert len(await generate(engine, "other")) == 3
+    assert [len(client.requests) for client in clients] == [1, 1, 1]
+    await engine.shutdown()
+
+
+async def test_innocents_beside_a_killer_are_answered_by_the_engines_after_it() -> None:
+    clients = [FakeClient(0), *(FakeClient(3, deadly=DEADLY) for _ in range(2))]
+    engine = make(*clients)
+    before = asyncio.create_task(generate(engine, "before", n=2))
+    killer = asyncio.create_task(generate(engine, "killer", prompt=(DEADLY,), is_streamed=False))
+    after = asyncio.create_task(generate(engine, "after", is_streamed=False))
+    await settle()
+    clients[0].die()
+    with pytest.raises(RequestFailedError, match="died 2 times"):
+        await asyncio.wait_for(killer, 5)
+    assert len(await asyncio.wait_for(before, 5)) == 6
+    assert len(await asyncio.wait_for(after, 5)) == 3
+    sent = [[request.request_id for request in client.requests] for client in clients]
+    assert sent[1:] == [["before-0", "before-1", "killer-0"], ["after-0"]]
+    await engine.shutdown()
+
+
+async def test_who_comes_during_a_trial_waits_for_its_end() -> None:
+    first, second = FakeClient(0), FakeClient(0)
+    engine = make(first, second)
+    suspect = asyncio.create_task(generate(engine, "suspect"))
+    await settle()
+    first.die()
+    while not second.requests:
+        await asyncio.sleep(0)
+    newcomer = asyncio.create_task(generate(engine, "new"))
+    leaver = asyncio.create_task(generate(engine, "leaver"))
+    await settle()
+    assert [request.request_id for request in second.requests] == ["suspect-0"]
+    leaver.cancel()
+    await settle()
+    second.num_tokens = 3
+    second.give_tokens(second.requests[0], 3)
+    assert len(await asyncio.wait_for(suspect, 5)) == 3
+    assert len(await asyncio.wait_for(newcomer, 5)) == 3
+    assert [request.request_id for request in second.requests] == ["suspect-0", "new-0"]
+    await engine.shutdown()
+
+
+async def test_a_suspect_whose_caller_leaves_does_not_hold_the_others() -> None:
+    first, second = FakeClient(0), FakeClient(0)
+    engine = make(first, second)
+    suspect = asyncio.create_task(generate(engine, "suspect"))
+    other = asyncio.create_task(generate(engine, "other"))
+    await settle()
+    first.die()
+    while not second.requests:
+        await asyncio.sleep(0)
+    second.num_tokens = 3
+    suspect.cancel()
+    assert len(await asyncio.wait_for(other, 5)) == 3
+    assert AbortRequests(("suspect-0",)) in second.sent
+    await engine.shutdown()
+
+
+class GatedClient(FakeClient):
+    """Takes messages in only while its gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def send(self, message: EngineMessage) -> None:
+        await self.gate.wait()
+        await super().send(message)
+
+
+async def test_who_leaves_while_others_are_being_sent_is_not_sent() -> None:
+    first, second = FakeClient(0), GatedClient()
+    engine = make(first, second)
+    suspect = asyncio.create_task(generate(engine, "suspect"))
+    await settle()
+    first.die()
+    while not second.requests:
+        await asyncio.sleep(0)
+    a, b, leaver = (asyncio.create_task(generate(engine, name)) for name in ("a", "b", "leaver"))
+    await settle()
+    second.gate.clear()
+    second.give_tokens(second.requests[0], 3)  # the trial is over
+    await settle()  # the reply's reader sends a, the suspect's caller sends b
+    leaver.cancel()
+    await settle()
+    second.num_tokens = 3
+    second.gate.set()
+    for answer in (suspect, a, b):
+        assert len(await asyncio.wait_for(answer, 5)) == 3
+    await settle()
+    assert [request.request_id for request in second.requests] == ["suspect-0", "a-0", "b-0"]
+    assert engine.num_unfinished == 0, "nobody waits for who has left"
+    await engine.shutdown()
+
+
+async def test_what_comes_while_there_is_no_engine_is_refused() -> None:
+    first = FakeClient(0)
+    engine = make(first, FakeClient(start_error=ConfigError("no model")))
+    first.die()
+    await settle()
+    for refused in (generate(engine, "r"), engine.get_stats()):
+        with pytest.raises(EngineDeadError, match="started again"):
+            await refused
+    with pytest.raises(EngineDeadError):
+        engine.check_health()
+    await engine.shutdown()
+
+
+async def test_who_waits_hears_when_the_engine_cannot_be_started_again() -> None:
+    first = FakeClient(0)
+    engine = make(first, FakeClient(start_error=ConfigError("no model")))
+    answer = asyncio.create_task(generate(engine, "r"))
+    await settle()
+    first.die()
+    with pytest.raises(EngineDeadError, match="no model"):
+        await asyncio.wait_for(answer, 5)
+    await engine.shutdown()
+
+
+async def test_calls_in_flight_fail_with_the_engine() -> None:
+    first = FakeClient(0)
+    engine = make(first, FakeClient(0))
+    call = asyncio.create_task(engine.list_adapters())
+    await settle()
+    first.die()
+    with pytest.raises(EngineDeadError, match="signal 9"):
+        await asyncio.wait_for(call, 5)
+    await engine.shutdown()
+
+
+async def test_a_caller_who_leaves_during_a_restart_is_not_answered_by_the_next_engine() -> None:
+    first, second = FakeClient(0), FakeClient(0)
+    engine = make(first, second)
+    answers = [asyncio.create_task(generate(engine, name)) for name in "ab"]
+    await settle()
+    first.die()
+    answers[0].cancel()
+    while not engine.is_alive:
+        await asyncio.sleep(0)
+    await settle()
+    assert [request.request_id for request in second.requests] == ["b-0"]
+    await engine.shutdown()
+    with pytest.raises(EngineDeadError, match="shutting down"):
+        await answers[1]
+
+
+async def test_replies_that_cannot_be_read_are_a_death() -> None:
+    first, second = FakeClient(0), FakeClient(3)
+    engine = make(first, second)
+    answer = asyncio.create_task(generate(engine, "r"))
+    await settle()
+    first.reply(ValueError("no msgpack"))
+    assert len(await asyncio.wait_for(answer, 5)) == 3
+    assert not first.is_alive, "it is ended, not left behind"
+    await engine.shutdown()
+
+
+class BrokenTokenizer(ByteTokenizer):
+    """Cannot decode answers that begin with token 66."""
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        if 66 in token_ids:
+            raise ValueError("no such token")
+        return super().decode(token_ids, skip_special_tokens)
+
+
+async def test_a_bug_in_one_answers_text_ends_that_answer_alone() -> None:
+    client = FakeClient(3)
+    engine = make(client, tokenizer=BrokenTokenizer())
+    with pytest.raises(RequestFailedError):
+        await asyncio.wait_for(generate(engine, "r", prompt=(65,)), 5)
+    assert len(await generate(engine, "other")) == 3
+    assert any(isinstance(message, AbortRequests) for message in client.sent)
+    await engine.shutdown()
+
+
+async def test_a_reply_to_a_caller_who_has_just_given_up_harms_nobody() -> None:
+    client = FakeClient(0)
+    engine = make(client)
+    call = asyncio.create_task(engine.list_adapters())
+    await settle()
+    client.reply(CallReply(client.sent[0].call_id))  # the reader is woken first,
+    call.cancel()  # and sees the caller's future cancelled, but not yet gone
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await settle()
+    assert engine.is_alive
+    await engine.shutdown()
+
+
+async def test_the_next_engine_is_told_of_adapters_before_anything_else() -> None:
+    first, second = FakeClient(0), FakeClient(3)
+    engine = make(first, second)
+    await engine.load_lora_adapter("a", "/a", pinned=True)
+    await engine.load_lora_adapter("b", "/b")
+    await engine.load_lora_adapter("c", "/c")
+    await engine.reset_prefix_cache("a")
+    await engine.reset_prefix_cache("c")
+    await engine.unload_lora_adapter("c")
+    answer = asyncio.create_task(generate(engine, "r"))
+    await settle()
+    first.die()
+    await asyncio.wait_for(answer, 5)
+    restore = second.sent[0]
+    assert isinstance(restore, RestoreAdapters)
+    assert [(a.name, a.path, a.generation, a.pinned) for a in restore.adapters] == [
+        ("a", "/a", 1, True),
+        ("b", "/b", 0, False),
+    ]
+    assert restore.generations == {"a": 1, "c": 1}
+    assert second.requests
+    await engine.shutdown()
+
+
+async def test_the_next_engine_gets_the_pool_that_requests_were_checked_against() -> None:
+    first, second = FakeClient(0), FakeClient(0)
+    engine = make(first, second)
+    first.die()
+    await settle()
+    assert second.config is not None
+    assert second.config.cache.num_gpu_blocks_override == READY.num_blocks
+    await engine.shutdown()
+
+
+async def test_a_reader_who_is_too_slow_is_given_up_and_its_answer_aborted() -> None:
+    client = FakeClient(6)
+    engine = make(client, limits=LimitsConfig(max_stream_backlog=4))
+    stream = engine.generate(TokensPrompt((1,)), SamplingParams(max_tokens=9), request_id="r")
+    await anext(stream)
+    await settle()
+    with pytest.raises(SlowReaderError, match="--max-stream-backlog"):
+        await take(stream, 5)
+    assert AbortRequests(("r-0",)) in client.sent
+    assert engine.num_unfinished == 0
+    assert len(await generate(engine, "whole", max_tokens=6, is_streamed=False)) == 6
+    await engine.shutdown()
+
+
+async def test_more_than_may_be_queued_is_refused_and_counted() -> None:
+    client = FakeClient(0)
+    engine = make(client, limits=LimitsConfig(max_num_queued_reqs=1), max_num_seqs=2)
+    answers = [asyncio.create_task(generate(engine, name)) for name in "abc"]
+    await settle()
+    with pytest.raises(OverloadedError, match="--max-num-queued-reqs"):
+        await generate(engine, "d")
+    for request in client.requests:
+        client.give_tokens(request, 3)
+    await asyncio.gather(*answers)
+    assert b'reason="max_num_queued_reqs"} 1.0' in engine.metrics.render()
+    client.num_tokens = 3
+    assert len(await generate(engine, "e")) == 3
+    await engine.shutdown()
+
+
+async def test_a_prompts_choices_reach_the_engine_together_so_no_load_comes_between_them() -> None:
+    client = FakeClient(3)
+    engine = make(client)
+    assert len(await generate(engine, "r", n=3)) == 9
+    ((first, *others),) = [m.requests for m in client.sent if isinstance(m, EngineRequests)]
+    assert [first.request_id, *(request.request_id for request in others)] == ["r-0", "r-1", "r-2"]
+    await engine.shutdown()

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lora_serve.kv_tiers.disk import news as disk_news
+from lora_serve.kv_tiers.disk.news import EDITION_BYTES, DiskNews, Place
+
+ROOT = b"r" * 32
+HERE, THERE = Place(ROOT, "here.kv"), Place(ROOT, "there.kv")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "staging" / "writer"
+
+
+@pytest.fixture
+def one(path: Path) -> DiskNews:
+    return DiskNews(path)
+
+
+@pytest.fixture
+def two(path: Path) -> DiskNews:
+    return DiskNews(path)
+
+
+def heard(news: DiskNews, *told: Place) -> list[Place] | None:
+    """What a process hears at the begin of a turn in which it tells this."""
+    with news.turn() as turn:
+        if told:
+            turn.tell(told)
+        return None if turn.news is None else list(turn.news)
+
+
+def acquaint(*everyone: DiskNews) -> None:
+    for news in everyone:
+        assert heard(news, THERE) is None, "nobody knows what was before his time"
+    for news in everyone:
+        heard(news)
+
+
+def test_what_one_tells_the_others_hear_once(one: DiskNews, two: DiskNews) -> None:
+    acquaint(one, two)
+    assert heard(one, HERE, THERE) == []
+    assert heard(two) == [HERE, THERE]
+    assert heard(two) == []
+    assert heard(one) == [], "its own is no news"
+
+
+def test_what_is_told_out_of_turn_is_heard_by_all(one: DiskNews, two: DiskNews) -> None:
+    acquaint(one, two)
+    with two.turn():
+        one.tell(Place(ROOT))
+    assert heard(one, HERE) == [Place(ROOT)]
+    assert heard(two) == [Place(ROOT), HERE]
+
+
+def test_what_is_told_during_a_turn_is_not_missed(one: DiskNews, two: DiskNews) -> None:
+    acquaint(one, two)
+    with two.turn() as turn:
+        one.tell(THERE)
+        turn.tell([HERE])
+    assert THERE in (heard(two) or ())
+
+
+def test_telling_before_anybody_writes_is_no_error(one: DiskNews, path: Path) -> None:
+    one.tell(HERE)
+    assert not path.exists()
+
+
+def test_a_turn_that_fails_has_heard_nothing(one: DiskNews, two: DiskNews) -> None:
+    acquaint(one, two)
+    heard(one, HERE)
+    with pytest.raises(OSError, match="no"), two.turn():
+        raise OSError("no")
+    assert heard(two) is None
+    assert heard(two) == []
+
+
+def test_an_edition_that_is_long_ends(
+    one: DiskNews, two: DiskNews, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_news, "MAX_BYTES", 1000)
+    acquaint(one, two)
+    unheard = 0
+    for _ in range(100):
+        heard(one, HERE)
+        news = heard(two)
+        assert news in ([HERE], None)
+        unheard += news is None
+        assert path.stat().st_size < 1200
+    assert 1 <= unheard < 20
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: b"",
+        lambda text: text[: EDITION_BYTES // 2],
+        lambda text: b"an id of sixteen",
+        lambda text: text[EDITION_BYTES:],
+        lambda text: text[:-50] + b"\n",
+        lambda text: text + b"nothing of ours\n",
+        lambda text: text + b"\n" + ROOT.hex().encode() + b" ../../elsewhere.kv\n",
+        lambda text: text + b"\n \n",
+        lambda text: text + b"\xff\xff \xff\n",
+    ],
+    ids=["empty", "cut", "older", "headless", "torn", "foreign", "elsewhere", "nowhere", "garbled"],
+)
+def test_where_news_may_be_lost_everybody_looks_everywhere_once(
+    one: DiskNews, two: DiskNews, path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    acquaint(one, two)
+    heard(one, HERE)
+    path.write_bytes(damage(path.read_bytes()))
+    assert heard(two, THERE) is None
+    assert heard(two) == []
+    assert heard(one) in (None, [THERE]), "what was damaged it had heard, or told"
+    assert heard(one, HERE) == []
+    assert heard(two) == [HERE]
+
+
+@contextmanager
+def no_room_beyond(num_bytes: int) -> Iterator[None]:
+    """No file grows beyond it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("num_bytes_left", [0, 40])
+def test_what_could_not_be_told_makes_everybody_look_everywhere(
+    one: DiskNews, two: DiskNews, path: Path, num_bytes_left: int
+) -> None:
+    acquaint(one, two)
+    with no_room_beyond(path.stat().st_size + num_bytes_left):
+        heard(one, HERE)
+    assert heard(two) is None

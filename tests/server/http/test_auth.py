@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from lora_serve.config import ServerConfig
+from lora_serve.errors import UnauthorizedError
+from lora_serve.identity import tenant_salt
+from lora_serve.server.http.auth import Caller, KeyRing
+from tests.fakes.engine import FakeEngine
+from tests.server.clients import client_for, error_of
+
+URL = "/v1/completions"
+BODY = {"prompt": "hi", "max_tokens": 1}
+KEYS = ServerConfig(api_key=("user", "other"), admin_api_key=("admin",))
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+async def test_without_keys_everybody_may_do_everything(client: httpx.AsyncClient) -> None:
+    assert (await client.post(URL, json=BODY)).status_code == 200
+    assert (await client.post(URL, json=BODY, headers=bearer("any"))).status_code == 200
+    assert (await client.post("/reset_prefix_cache")).status_code == 200
+
+
+@pytest.mark.parametrize("key", ["user", "other", "admin"])
+async def test_every_configured_key_lets_in(engine: FakeEngine, key: str) -> None:
+    async with client_for(engine, KEYS) as client:
+        assert (await client.post(URL, json=BODY, headers=bearer(key))).status_code == 200
+        lower = {"authorization": f"bearer {key}"}
+        assert (await client.post(URL, json=BODY, headers=lower)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, bearer("wrong"), bearer(""), bearer("use"), {"Authorization": "Basic user"}],
+)
+@pytest.mark.parametrize(
+    ("method", "url"),
+    [
+        ("POST", URL),
+        ("POST", "/v1/chat/completions"),
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/base/model"),
+        ("POST", "/v1/load_lora_adapter"),
+        ("POST", "/v1/unload_lora_adapter"),
+        ("POST", "/reset_prefix_cache"),
+        ("POST", "/tokenize"),
+        ("POST", "/detokenize"),
+        ("GET", "/load"),
+        ("GET", "/docs"),
+        ("GET", "/nothing"),
+    ],
+)
+async def test_any_other_key_is_a_401(
+    engine: FakeEngine, method: str, url: str, headers: dict[str, str]
+) -> None:
+    async with client_for(engine, KEYS) as client:
+        response = await client.request(method, url, json=BODY, headers=headers)
+    assert error_of(response, 401)["type"] == "UnauthorizedError"
+    assert response.headers["WWW-Authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("url", ["/health", "/ping", "/version", "/metrics"])
+async def test_probes_need_no_key(engine: FakeEngine, url: str) -> None:
+    async with client_for(engine, KEYS) as client:
+        assert (await client.get(url)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "/nowhere"}),
+        ("/v1/unload_lora_adapter", {"lora_name": "a"}),
+        ("/reset_prefix_cache", {}),
+    ],
+)
+async def test_only_an_admin_key_may_change_what_others_see(
+    engine: FakeEngine, url: str, body: dict
+) -> None:
+    async with client_for(engine, KEYS) as client:
+        error = error_of(await client.post(url, json=body, headers=bearer("user")), 403)
+        assert error["type"] == "ForbiddenError"
+        assert "--admin-api-key" in error["message"]
+        response = await client.post(url, json=body, headers=bearer("admin"))
+        assert response.status_code in (200, 404)
+
+
+async def test_without_admin_keys_every_key_is_an_admins(engine: FakeEngine) -> None:
+    async with client_for(engine, ServerConfig(api_key=("user",))) as client:
+        response = await client.post("/reset_prefix_cache", headers=bearer("user"))
+        assert response.status_code == 200
+
+
+async def test_with_admin_keys_alone_the_rest_stays_open(engine: FakeEngine) -> None:
+    async with client_for(engine, ServerConfig(admin_api_key=("admin",))) as client:
+        assert (await client.post(URL, json=BODY)).status_code == 200
+        error_of(await client.post("/reset_prefix_cache"), 401)
+        response = await client.post("/reset_prefix_cache", headers=bearer("admin"))
+        assert response.status_code == 200
+
+
+def test_a_key_that_is_both_is_an_admins() -> None:
+    keys = KeyRing(ServerConfig(api_key=("k",), admin_api_key=("k",)))
+    assert keys.identify("Bearer k") == Caller("k", is_admin=True)
+
+
+def test_a_key_need_not_be_ascii() -> None:
+    keys = KeyRing(ServerConfig(api_key=("schlüssel",)))
+    sent = "schlüssel".encode().decode("latin-1")  # as a server shows a header's bytes
+    assert keys.identify(f"Bearer {sent}").api_key == "schlüssel"
+    with pytest.raises(UnauthorizedError):
+        keys.identify("Bearer schlussel")
+
+
+async def test_isolated_keys_have_salts_of_their_own(engine: FakeEngine) -> None:
+    config = ServerConfig(api_key=("user", "other"), isolate_api_keys=True)
+    async with client_for(engine, config) as client:
+        for key in ("user", "other", "user"):
+            for body in (BODY, {**BODY, "cache_salt": "mine"}):
+                await client.post(URL, json=body, headers=bearer(key))
+    salts = [request.cache_salt for request in engine.seen]
+    assert salts[:2] == salts[4:]
+    assert len(set(salts)) == 4
+    assert salts[1] == tenant_salt("user", "mine")
+
+
+async def test_a_client_cannot_write_another_tenants_salt(engine: FakeEngine) -> None:
+    config = ServerConfig(admin_api_key=("admin",), isolate_api_keys=True)
+    async with client_for(engine, config) as client:
+        await client.post(URL, json=BODY, headers=bearer("admin"))
+        stolen = engine.seen[0].cache_salt
+        await client.post(URL, json={**BODY, "cache_salt": stolen})
+    assert engine.seen[1].cache_salt != stolen
+
+
+async def test_keys_that_are_not_isolated_share_what_they_salt_alike(engine: FakeEngine) -> None:
+    async with client_for(engine, KEYS) as client:
+        for key in ("user", "other"):
+            body = {**BODY, "cache_salt": "ours"}
+            await client.post(URL, json=body, headers=bearer(key))
+    assert [request.cache_salt for request in engine.seen] == ["ours", "ours"]

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from lora_serve.config import ServerConfig
+from lora_serve.errors import ConfigError
+from lora_serve.server.http.listener import open_listener
+
+
+def test_who_connects_before_the_server_listens_is_refused() -> None:
+    listener = open_listener(ServerConfig(host="127.0.0.1", port=0))
+    with listener, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(listener.getsockname())
+
+
+def test_an_address_that_is_taken_is_a_clear_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on --host 127.0.0.1 --port {port}"):
+            open_listener(ServerConfig(host="127.0.0.1", port=port))
+
+
+def test_an_unknown_host_is_a_clear_error() -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen on --host 300\.0\.0\.1"):
+        open_listener(ServerConfig(host="300.0.0.1", port=0))
+
+
+def test_a_template_that_is_not_there_is_a_clear_error() -> None:
+    with pytest.raises(ConfigError, match="--chat-template /nowhere cannot be read"):
+        open_listener(ServerConfig(host="127.0.0.1", port=0, chat_template="/nowhere"))
+
+
+def test_a_template_that_is_none_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "bad").write_text("fine\n{% for message in %}")
+    config = ServerConfig(host="127.0.0.1", port=0, chat_template=str(tmp_path / "bad"))
+    with pytest.raises(ConfigError, match="--chat-template: line 2 is no Jinja"):
+        open_listener(config)
+
+
+def test_a_template_may_use_what_transformers_adds_to_jinja(tmp_path: Path) -> None:
+    (tmp_path / "good").write_text("{% generation %}x{% endgeneration %}")
+    config = ServerConfig(host="127.0.0.1", port=0, chat_template=str(tmp_path / "good"))
+    open_listener(config).close()
