@@ -3,9 +3,9 @@
 A closed loop that keeps as many requests running as may run gives the peak. Then twice as many
 requests a second come as were answered then, whether or not they are answered; a bounded queue
 refuses the rest. Both take turns, since a shared machine's memory changes its speed: each open loop
-is held against the mean of the closed ones before and after it. Goodput is tokens of complete answers a second over the last
-three quarters of the time in which requests are sent: before, fewer run, and beside
-what ends later they are empty again. Tokens count when they come, not when their answer ends: equal
+is held against the mean of the closed ones before and after it. Goodput is tokens of complete
+answers a second over the last three quarters of the time in which requests are sent: before and
+after that, fewer requests run. Tokens count when they come, not when their answer ends: equal
 requests of a closed loop end sixteen at a time, so that one wave more or less would decide.
 """
 
