@@ -34,7 +34,8 @@ from triton.compiler import ASTSource
 from benchmarks.machine_code import touched_before_wait, waits
 from lora_serve.ops import LoRAPart, Ops
 from lora_serve.ops.triton import TritonKernels
-from lora_serve.ops.triton.launch import A100, H200, Launch, Machine
+from lora_serve.ops.triton.launch import A100, H200, Launch, Launcher, Machine
+from lora_serve.sampling.triton.sampler import TritonSampler
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput
 
@@ -309,10 +310,10 @@ def compile_sampling(machines: Sequence[Machine]) -> Iterator[Resources]:
 
 def _sampling_launches(machine: Machine) -> list[Launch]:
     launches: list[Launch] = []
-    kernels = TritonKernels(META, machine, batch_invariant=True, run=launches.append)
+    sampler = TritonSampler(Launcher(machine, launches.append))
     logits = torch.empty(32, VOCAB_SIZE, dtype=torch.bfloat16, device=META)
     inputs = [SampleInput(SamplingParams(top_k=20, top_p=0.8), seed=0, position=0)] * 32
-    kernels.begin_sampling(logits, inputs, None)
+    sampler.sample(logits, inputs)
     return launches
 
 

@@ -52,8 +52,8 @@ class SampleInput(msgspec.Struct, frozen=True, gc=False):
     banned_token_ids: Sequence[int] = ()
 
     @property
-    def takes_the_likeliest(self) -> bool:
-        """Whether the largest logit decides, and nothing else is asked of the logits."""
+    def is_screenable(self) -> bool:
+        """Whether it is greedy and asks nothing of the logits but which is the largest."""
         params = self.params
         return params.is_greedy and params.logprobs is None and not self.changes_logits
 

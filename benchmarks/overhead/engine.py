@@ -21,10 +21,12 @@ from lora_serve.models.decoder import build_decoder
 from lora_serve.models.layout import tensor_shapes
 from lora_serve.models.spec import DecoderSpec
 from lora_serve.models.weights import RandomWeights, WeightReader
-from lora_serve.ops import GraphPlans, RecordedWork, screen_heads
+from lora_serve.ops import GraphPlans, RecordedWork
 from lora_serve.ops._cpu import usable_paths
 from lora_serve.ops.cpu import CpuKernels
 from lora_serve.ops.cpu_threads import pin_threads
+from lora_serve.sampling.lm_head_screening import LMHeadScreening, with_screening
+from lora_serve.sampling.select import select_sampler
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import AdapterCheckpoint, ModelInfo, ModelRunnerOutput, SchedulerOutput
 from lora_serve.worker.adapter_weights import AdapterWeights
@@ -40,7 +42,6 @@ PROMPT_TOKENS = 128
 WARM_UP_STEPS = 5
 BLOCK_SIZE = 16
 DTYPE = torch.bfloat16
-FORWARD = ("forward", "logits", "likeliest")
 KERNELS = ("linear", "lora", "norm", "silu_and_mul", "rotary_and_write_kv", "attention", "greedy")
 
 
@@ -115,16 +116,15 @@ class TimedExecutor:
         if threads.are_pinned:
             pin_threads(kernels.native.thread_ids())
         kernels.native = Timed(kernels.native, watch, part_of_kernel)
-        ops = screen_heads(kernels.ops())
-        ops = replace(
-            ops,
-            sample=watch.timed("sample", ops.sample),
-            graph_plans=_timed_replays(ops.graph_plans, watch),
-        )
+        ops = with_screening(kernels.ops(), "auto")
+        ops = replace(ops, graph_plans=_timed_replays(ops.graph_plans, watch))
+        sampler: Any = select_sampler(ops)
         device: Any = CpuDevice()
         weights = WeightReader(RandomWeights(tensor_shapes(spec), 0, DTYPE), DTYPE)
         cos_sin = rotary_table(spec.rope, spec.head_size, spec.max_positions)
         decoder: Any = build_decoder(spec, weights, ops, cos_sin)
+        argmax = decoder.screened_argmax
+        screening: Any = None if argmax is None else LMHeadScreening(argmax)
         builder: Any = BatchBuilder(ops, device, BLOCK_SIZE, spec.hidden_size, DTYPE)
         kv_caches = allocate_kv_caches(spec, ops, num_blocks, BLOCK_SIZE, DTYPE)
         recorder = StepRecorder(
@@ -139,13 +139,12 @@ class TimedExecutor:
         graphs: Any = recorder.record()
         self._runner = ModelRunner(
             device,
-            Timed(
-                decoder, watch, {"forward": "forward", "logits": "forward", "likeliest": "forward"}
-            ),  # type: ignore
+            Timed(decoder, watch, {"forward": "forward", "logits": "forward"}),  # type: ignore
+            Timed(sampler, watch, {"sample": "sample"}),  # type: ignore
+            Timed(screening, watch, {"sample": "forward"}) if screening else None,  # type: ignore
             kv_caches,
             Timed(builder, watch, {"lay_out": "batch", "to_device": "batch"}),  # type: ignore
             AdapterWeights(spec, ops, device, DTYPE),
-            ops,
             Timed(graphs, watch, {"run": "forward"}),  # type: ignore
         )
         self._submitted: deque[tuple[int, SubmittedBatch]] = deque()

@@ -1,5 +1,5 @@
-// The next token of each row of logits, and log-probabilities; lora_serve/sampling is the
-// specification, and this gives its every bit.
+// The next token of each row of logits, and log-probabilities; the specification is
+// lora_serve/sampling/specification, and this gives its every bit.
 //
 // V entries in a row. w(i) = e^((row[i] - peak) scale), as a whole number of units of 2^-40: sums
 // have no order, so a row may be cut into pieces at will. No operation contracts and no fma is

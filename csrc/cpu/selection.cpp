@@ -132,7 +132,7 @@ void keep_nucleus(Candidates& candidates, int64_t limit, uint32_t* work) {
   candidates.n = kept;
 }
 
-// Salmon et al. 2011, as lora_serve/sampling/philox.py has it.
+// Salmon et al. 2011, as lora_serve/sampling/specification/philox.py has it.
 uint64_t random_bits(uint64_t seed, uint64_t position) {
   uint32_t c0 = static_cast<uint32_t>(position), c1 = static_cast<uint32_t>(position >> 32);
   uint32_t c2 = 0, c3 = 0;

@@ -1,7 +1,8 @@
 // The parts of sampling that walk lists of ids, not vectors: compiled once, for any machine.
 //
-// Order is by value, then by lowest id. Units are whole numbers (lora_serve/sampling/weights.py),
-// so a sum of them is the same in any order. No function here looks at a NaN: there is none left.
+// Order is by value, then by lowest id. Units are whole numbers (weights.py in
+// lora_serve/sampling/specification), so a sum of them is the same in any order. No function here
+// looks at a NaN: there is none left.
 
 #pragma once
 
@@ -16,8 +17,8 @@ static inline int64_t units_of(float weight) {
   return static_cast<int64_t>(weight * static_cast<float>(kUnit));
 }
 
-// What a request changes in its logits, see lora_serve/sampling/adjust.py. Ids outside the
-// vocabulary change nothing.
+// What a request changes in its logits, see lora_serve/sampling/specification/adjust.py. Ids
+// outside the vocabulary change nothing.
 struct RowEdits {
   struct Ids {
     const int64_t* data;

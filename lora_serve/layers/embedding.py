@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor, where
 
 from lora_serve.layers.batch import ForwardBatch
-from lora_serve.layers.likeliest import LikeliestTokens
 from lora_serve.ops import Ops
 
 
@@ -25,17 +24,17 @@ class Embedding:
 
 
 class LMHead:
-    """weight: (V, H). No adapter changes it."""
+    """weight: (V, H). No adapter changes it.
+
+    screened_argmax: finds the largest logits without computing all; None where that is not wanted.
+    """
 
     def __init__(self, ops: Ops, weight: Tensor) -> None:
         self._ops = ops
         self._packed = ops.pack_linear(weight, None)
-        self._likeliest = LikeliestTokens.of(ops, weight, self._packed)
+        pack_screen = ops.pack_screen
+        self.screened_argmax = None if pack_screen is None else pack_screen(weight, self._packed)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden: (N, H) -> logits (N, V), in the model's dtype."""
         return self._ops.linear(hidden, self._packed)
-
-    def likeliest(self, hidden: Tensor) -> list[int] | None:
-        """hidden: (N, H) -> the first of the largest logits of each row; None: compute them."""
-        return None if self._likeliest is None else self._likeliest.find(hidden)

@@ -22,7 +22,7 @@ from lora_serve.models.layout import (
 )
 from lora_serve.models.spec import DecoderSpec
 from lora_serve.models.weights import WeightReader
-from lora_serve.ops import Ops
+from lora_serve.ops import Ops, ScreenedArgmax
 
 
 class MLP:
@@ -99,9 +99,10 @@ class Decoder:
         """(N, H) -> (N, V), in the model's dtype."""
         return self._lm_head(hidden)
 
-    def likeliest(self, hidden: Tensor) -> list[int] | None:
-        """(N, H) -> N tokens, those of the largest logits; None where only all logits tell."""
-        return self._lm_head.likeliest(hidden)
+    @property
+    def screened_argmax(self) -> ScreenedArgmax | None:
+        """Finds the largest logits without computing all, where the LM head was packed for it."""
+        return self._lm_head.screened_argmax
 
 
 def build_decoder(spec: DecoderSpec, weights: WeightReader, ops: Ops, cos_sin: Tensor) -> Decoder:

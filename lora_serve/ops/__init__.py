@@ -16,16 +16,15 @@ from torch import Tensor, dtype
 
 from lora_serve.errors import ConfigError
 from lora_serve.ops.quantization import CodeFormat, Quantization
-from lora_serve.sampling import logprobs, sampler
-from lora_serve.sampling.drawn import Drawn
-from lora_serve.step import SampleInput, TokenLogprobs
 
 # What a backend makes for itself and only it looks into.
 PackedLinear = Any
 PackedAdapter = Any
 LoRAPlan = Any
-Screen = Any
 AttentionPlan = Any
+
+# (N, H) -> of each row the first of its largest outputs, or -1 where that stays in question.
+ScreenedArgmax = Callable[[Tensor], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +84,17 @@ class GraphPlans:
     record: Callable[[Callable[[], Tensor]], RecordedWork] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What runs a backend's kernels.
+
+    launcher: of the backend's own type; None where its kernels need none.
+    """
+
+    backend: str
+    launcher: object = None
+
+
 def _rows_of(weight: Tensor, input_ids: Tensor) -> Tensor:
     return weight[input_ids]
 
@@ -103,11 +113,9 @@ class Ops:
     pack_quantized(weight, code_format, bias or None, quantize_activations) -> PackedLinear, for
         `linear`, of the codes and scales that ops/quantization.py has for the weight, to the bit.
         None where the backend has no kernels for that.
-    pack_screen(weight (V, H)) -> Screen, for `greedy`; or None where there can be none, or it does
-        not pay.
-    greedy(x (N, H), packed, screen) -> N token ids: of each row the first of the largest outputs
-        that `linear` gives, without computing all; -1 for a row where too few could be left out.
-        pack_screen goes with the packed weight, and greedy with how tokens are sampled.
+    pack_screen(weight (V, H), packed) -> ScreenedArgmax, which finds the largest outputs that
+        `linear` gives with the packed weight without computing all; -1 for a row where too few
+        could be left out. None where there can be none, or it does not pay.
     pack_adapter(linears) -> PackedAdapter. linears[i]: the LoRAParts of linear layer i.
     plan_lora(segments, num_tokens) -> LoRAPlan, once a step. segments: (start, end, PackedAdapter),
         disjoint row ranges in ascending order; rows outside them have no adapter.
@@ -128,12 +136,7 @@ class Ops:
         [query_start_loc[r], query_start_loc[r+1]), the last of seq_lens[r] positions.
     paged_attention(q (T, Hq, D), kv_cache, plan, scale, sliding_window or None) -> (T, Hq, D).
         Causal; query at position p sees [0, p], or (p - sliding_window, p].
-    sample(logits (N, V), N SampleInputs) -> N of (token id, TokenLogprobs or None), and
-    token_logprobs(logits (N, V), N token ids, num_top) -> N TokenLogprobs: as lora_serve.sampling
-        has them, to the bit on every backend. Left out, they are the very functions there.
-    begin_sampling(logits, inputs, uncounted) -> what `sample` gives, while it is still being drawn;
-        None where it is drawn by the host. uncounted (N), int64, or None: a token of each row that
-        its SampleInput.seen does not count, or -1 for none.
+    runtime: for kernels of the backend outside this record.
     graph_plans: how plans live at fixed addresses; None where nothing is ever captured.
     """
 
@@ -152,18 +155,11 @@ class Ops:
     rotary_and_write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
     plan_attention: Callable[[Tensor, Tensor, Tensor, int], AttentionPlan]
     paged_attention: Callable[[Tensor, Tensor, AttentionPlan, float, int | None], Tensor]
-    sample: Callable[[Tensor, Sequence[SampleInput]], list[tuple[int, TokenLogprobs | None]]] = (
-        sampler.sample
-    )
-    token_logprobs: Callable[[Tensor, Sequence[int], int], list[TokenLogprobs]] = (
-        logprobs.token_logprobs
-    )
-    begin_sampling: Callable[[Tensor, Sequence[SampleInput], Tensor | None], Drawn] | None = None
     graph_plans: GraphPlans | None = None
     pack_quantized: Callable[[Tensor, CodeFormat, Tensor | None, bool], PackedLinear] | None = None
     embed: Callable[[Tensor, Tensor], Tensor] = _rows_of
-    pack_screen: Callable[[Tensor], Screen | None] | None = None
-    greedy: Callable[[Tensor, PackedLinear, Screen], list[int]] | None = None
+    pack_screen: Callable[[Tensor, PackedLinear], ScreenedArgmax | None] | None = None
+    runtime: Runtime = Runtime("reference")
 
 
 # Kernels that share a private format can only be swapped together.
@@ -180,7 +176,7 @@ OP_GROUPS: dict[str, tuple[str, ...]] = {
         "plan_attention",
         "paged_attention",
     ),
-    "sampling": ("sample", "token_logprobs", "begin_sampling", "greedy"),
+    "sampling": ("runtime",),  # lora_serve.sampling.select finds the kernels by it
 }
 
 
@@ -236,18 +232,3 @@ def quantize_linears(ops: Ops, quantization: Quantization) -> Ops:
 
     numerics = f"{ops.numerics},{quantization}"
     return replace(ops, numerics=numerics, pack_linear=pack_linear, pack_screen=None)
-
-
-LEAST_SCREENED_BYTES = 16 << 20
-
-
-def screen_heads(ops: Ops, least_bytes: int = LEAST_SCREENED_BYTES) -> Ops:
-    """`ops` that screen LM heads of at least so many bytes: smaller ones lie in a cache anyway."""
-    pack_screen = ops.pack_screen
-    if pack_screen is None:
-        return ops
-
-    def pack(weight: Tensor) -> Screen | None:
-        return pack_screen(weight) if weight.nbytes >= least_bytes else None
-
-    return replace(ops, pack_screen=pack)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.errors import ConfigError
-from lora_serve.ops import GraphPlans, Ops
+from lora_serve.ops import GraphPlans, Ops, Runtime, ScreenedArgmax
 from lora_serve.ops._cpu import Backend, PackedScreen, usable_paths, use_huge_pages
 from lora_serve.ops.cpu_plans import (
     AttentionStep,
@@ -27,7 +27,6 @@ from lora_serve.ops.cpu_plans import (
     plan_lora,
 )
 from lora_serve.ops.cpu_recording import Recorder
-from lora_serve.ops.cpu_sampling import CpuSampling
 from lora_serve.ops.cpu_threads import pin_threads
 from lora_serve.ops.cpu_weights import (
     DTYPE_CODES,
@@ -63,7 +62,6 @@ class CpuKernels:
         self._recorder = Recorder(self.native)
 
     def ops(self) -> Ops:
-        sampling = CpuSampling(self.native, DTYPE_CODES)
         screens = self.native.path in SCREENING_PATHS
         return Ops(
             name="cpu",
@@ -73,8 +71,7 @@ class CpuKernels:
             pack_linear=partial(pack_linear, self.native),
             pack_quantized=partial(pack_quantized, self.native),
             linear=self.linear,
-            pack_screen=partial(pack_screen, self.native) if screens else None,
-            greedy=self.greedy,
+            pack_screen=self.pack_screen if screens else None,
             pack_adapter=pack_adapter,
             plan_lora=plan_lora,
             lora=self.lora,
@@ -92,8 +89,7 @@ class CpuKernels:
                 fill_lora_plan=fill_lora_plan,
                 record=self._recorder.record,
             ),
-            sample=sampling.sample,
-            token_logprobs=sampling.token_logprobs,
+            runtime=Runtime("cpu", self.native),
         )
 
     def embed(self, weight: Tensor, input_ids: Tensor) -> Tensor:
@@ -148,8 +144,12 @@ class CpuKernels:
         )
         return y
 
-    def greedy(self, x: Tensor, packed: PackedLinear, screen: PackedScreen) -> list[int]:
+    def pack_screen(self, weight: Tensor, packed: PackedLinear) -> ScreenedArgmax | None:
         assert packed.bias is None, "a screen is of a weight alone"
+        screen = pack_screen(self.native, weight)
+        return None if screen is None else partial(self.screened_argmax, packed, screen)
+
+    def screened_argmax(self, packed: PackedLinear, screen: PackedScreen, x: Tensor) -> list[int]:
         x = x.contiguous()
         return self.native.greedy(packed.code, x.data_ptr(), packed.address, screen, len(x))
 

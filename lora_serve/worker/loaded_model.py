@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -15,9 +15,12 @@ from lora_serve.models.fingerprint import model_fingerprint
 from lora_serve.models.source import load_spec, model_directory
 from lora_serve.models.spec import DecoderSpec
 from lora_serve.models.weights import WeightReader, open_weights
-from lora_serve.ops import Ops, quantize_linears, screen_heads
+from lora_serve.ops import Ops, quantize_linears
 from lora_serve.ops.backends import choose_ops, machine_numerics
 from lora_serve.ops.quantization import FORMATS, Quantization
+from lora_serve.sampling.contract import Sampler
+from lora_serve.sampling.lm_head_screening import LMHeadScreening, with_screening
+from lora_serve.sampling.select import select_sampler
 from lora_serve.worker.device import Device
 
 logger = logging.getLogger(__name__)
@@ -31,7 +34,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """fingerprint: as in step.ModelInfo."""
+    """screening: of the LM head, where it is screened. fingerprint: as in step.ModelInfo."""
 
     device: Device
     ops: Ops
@@ -39,6 +42,8 @@ class LoadedModel:
     dtype: torch.dtype
     max_model_len: int
     decoder: Decoder
+    sampler: Sampler
+    screening: LMHeadScreening | None
     fingerprint: bytes
 
 
@@ -62,7 +67,18 @@ def load_model(config: ModelConfig, device: Device, block_size: int) -> LoadedMo
     fingerprint = model_fingerprint(
         spec, dtype, weights.digest(), cos_sin, machine_numerics(ops), block_size
     )
-    return LoadedModel(device, ops, spec, dtype, max_model_len, decoder, fingerprint)
+    argmax = decoder.screened_argmax
+    return LoadedModel(
+        device=device,
+        ops=ops,
+        spec=spec,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        decoder=decoder,
+        sampler=select_sampler(ops),
+        screening=None if argmax is None else LMHeadScreening(argmax),
+        fingerprint=fingerprint,
+    )
 
 
 def _chosen_ops(config: ModelConfig, device: torch.device) -> Ops:
@@ -73,10 +89,7 @@ def _chosen_ops(config: ModelConfig, device: torch.device) -> Ops:
         config.pin_cpu_threads,
         config.overlap_launches,
     )
-    if config.lm_head_screen == "off":
-        ops = replace(ops, pack_screen=None)
-    elif config.lm_head_screen == "auto":
-        ops = screen_heads(ops)
+    ops = with_screening(ops, config.lm_head_screen)
     if config.quantization is None:
         return ops
     quantization = Quantization(FORMATS[config.quantization], config.quantize_activations)

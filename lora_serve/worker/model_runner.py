@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
 from lora_serve.models.decoder import Decoder
-from lora_serve.ops import Ops
-from lora_serve.sampling.drawn import Drawn, KnownDraws
+from lora_serve.sampling.contract import Sampler, SamplerOutput
+from lora_serve.sampling.host import HostSamplerOutput
+from lora_serve.sampling.lm_head_screening import LMHeadScreening
 from lora_serve.step import (
     RequestStepOutput,
     SampleInput,
@@ -33,65 +33,70 @@ LOGITS_ROWS_AT_ONCE = 256  # 150 MB for a vocabulary of 151,936
 
 @dataclass(frozen=True, slots=True)
 class SubmittedBatch:
-    """places: by index in the step, where `drawn` has what the request drew.
+    """places: by index in the step, where `sampled` has the request's token.
 
     prompt_logprobs: of all requests of the step, in its order.
     """
 
     places: Mapping[int, int]
-    drawn: Drawn
+    sampled: SamplerOutput
     prompt_logprobs: Sequence[tuple[TokenLogprobs, ...]]
 
     def results(self) -> tuple[RequestStepOutput, ...]:
         """In the step's order, once they are there."""
-        told = self.drawn.tell()
+        tokens = self.sampled.wait()
         outputs = []
         for index, prompt_logprobs in enumerate(self.prompt_logprobs):
             place = self.places.get(index)
-            token_id, logprobs = (None, None) if place is None else told[place]
+            token_id, logprobs = (None, None) if place is None else tokens[place]
             outputs.append(RequestStepOutput(token_id, logprobs, prompt_logprobs))
         return tuple(outputs)
 
 
-NOTHING_DRAWN = KnownDraws(())
+NOTHING_SAMPLED = HostSamplerOutput(())
 
 
 class ModelRunner:
-    """graphs: recorded steps over the same KV caches, or None to run all steps eagerly."""
+    """screening: finds some greedy tokens without logits; None where the LM head is not screened.
+
+    graphs: recorded steps over the same KV caches, or None to run all steps eagerly.
+    """
 
     def __init__(
         self,
         device: Device,
         decoder: Decoder,
+        sampler: Sampler,
+        screening: LMHeadScreening | None,
         kv_caches: Sequence[Tensor],
         builder: BatchBuilder,
         adapters: AdapterWeights,
-        ops: Ops,
         graphs: StepGraphs | None = None,
     ) -> None:
         self._device = device
         self._decoder = decoder
+        self._sampler = sampler
+        self._screening = screening
         self._kv_caches = kv_caches
         self._builder = builder
         self._adapters = adapters
-        self._ops = ops
         self._graphs = graphs
-        self._last = SubmittedBatch({}, NOTHING_DRAWN, ())  # of those that had requests
+        self._last = SubmittedBatch({}, NOTHING_SAMPLED, ())  # of those that had requests
 
     def submit(self, requests: Sequence[ScheduledRequest]) -> SubmittedBatch:
         """Ask the device for a batch, whose results may be waited for later."""
         if not requests:
-            return SubmittedBatch({}, NOTHING_DRAWN, ())
+            return SubmittedBatch({}, NOTHING_SAMPLED, ())
         rows = self._builder.lay_out(requests, self._adapters.__getitem__)
         hidden = self._forward(rows)
-        drawn = self._draw(requests, rows.samplers, self._sampled(rows, hidden))
+        sampled = self._sample(requests, rows.samplers, self._sampled_rows(rows, hidden))
         first_output = dict(zip(rows.order, rows.first_output, strict=True))
         prompt_logprobs = [
             self._prompt_logprobs(request, hidden, first_output[index])
             for index, request in enumerate(requests)
         ]
         places = {index: place for place, index in enumerate(rows.samplers)}
-        self._last = SubmittedBatch(places, drawn, prompt_logprobs)
+        self._last = SubmittedBatch(places, sampled, prompt_logprobs)
         return self._last
 
     def _forward(self, rows: BatchRows) -> Tensor:
@@ -101,7 +106,7 @@ class ModelRunner:
             return self._graphs.run(rows, awaited)
         return self._decoder.forward(self._builder.to_device(rows, awaited), self._kv_caches)
 
-    def _sampled(self, rows: BatchRows, hidden: Tensor) -> Tensor:
+    def _sampled_rows(self, rows: BatchRows, hidden: Tensor) -> Tensor:
         """Of these hidden states, those that are sampled from.
 
         All in most steps, so nothing is picked out: on CPUs torch's indexing would wake its own
@@ -118,11 +123,11 @@ class ModelRunner:
             return None
         places = [self._last.places[source] for source in rows.token_sources]
         table = self._device.upload(torch.from_numpy(np.stack((rows.awaited_rows, places))))
-        return AwaitedTokens(table[0], self._last.drawn.token_ids[table[1]])
+        return AwaitedTokens(table[0], self._last.sampled.token_ids[table[1]])
 
-    def _draw(
+    def _sample(
         self, requests: Sequence[ScheduledRequest], samplers: Sequence[int], hidden: Tensor
-    ) -> Drawn:
+    ) -> SamplerOutput:
         """A token of each request that samples, by their indices, from its row's state."""
         inputs: list[SampleInput] = []
         for index in samplers:
@@ -130,21 +135,17 @@ class ModelRunner:
             assert sample_input is not None, f"{requests[index].request_id} does not sample"
             inputs.append(sample_input)
         if not inputs:
-            return NOTHING_DRAWN
-        if all(item.takes_the_likeliest for item in inputs):
-            tokens = self._decoder.likeliest(hidden)
-            if tokens is not None:
-                return KnownDraws([(token, None) for token in tokens])
-        logits = self._decoder.logits(hidden)
-        uncounted = self._uncounted([requests[index] for index in samplers], inputs)
-        if self._ops.begin_sampling is not None:
-            return self._ops.begin_sampling(logits, inputs, uncounted)
-        return KnownDraws(self._ops.sample(logits, _counted(inputs, uncounted)))
+            return NOTHING_SAMPLED
+        screened = self._screening.sample(hidden, inputs) if self._screening is not None else None
+        if screened is not None:
+            return screened
+        pending = self._pending_tokens([requests[index] for index in samplers], inputs)
+        return self._sampler.sample(self._decoder.logits(hidden), inputs, pending)
 
-    def _uncounted(
+    def _pending_tokens(
         self, requests: Sequence[ScheduledRequest], inputs: Sequence[SampleInput]
     ) -> Tensor | None:
-        """As Ops.begin_sampling takes them: of the requests whose penalties ask."""
+        """The tokens that penalties do not count yet, as `Sampler.sample` takes them."""
         places = [
             self._last.places[request.token_from]
             if request.token_from is not None and item.params.has_penalties
@@ -154,7 +155,7 @@ class ModelRunner:
         if max(places) < 0:
             return None
         there = self._device.upload(torch.tensor(places))
-        tokens = self._last.drawn.token_ids[there.clamp(min=0)]
+        tokens = self._last.sampled.token_ids[there.clamp(min=0)]
         return torch.where(there < 0, -1, tokens)
 
     def _prompt_logprobs(
@@ -167,15 +168,5 @@ class ModelRunner:
             wanted = targets[start : start + LOGITS_ROWS_AT_ONCE]
             row = first + start
             logits = self._decoder.logits(hidden[row : row + len(wanted)])
-            found += self._ops.token_logprobs(logits, wanted, request.num_prompt_logprobs)
+            found += self._sampler.token_logprobs(logits, wanted, request.num_prompt_logprobs)
         return tuple(found)
-
-
-def _counted(inputs: Sequence[SampleInput], uncounted: Tensor | None) -> Sequence[SampleInput]:
-    """For a sampler on the host, where the tokens are known by now."""
-    if uncounted is None:
-        return inputs
-    return [
-        item if token_id < 0 else replace(item, seen=item.seen.and_drawn(token_id))
-        for item, token_id in zip(inputs, uncounted.tolist(), strict=True)
-    ]

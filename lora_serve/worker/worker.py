@@ -155,7 +155,14 @@ class Worker:
         recorder = self._recorder(model, kv_caches) if with_graphs else None
         graphs = _recorded(recorder) if recorder is not None else None
         return ModelRunner(
-            device, model.decoder, kv_caches, builder, self._adapters, model.ops, graphs
+            device,
+            model.decoder,
+            model.sampler,
+            model.screening,
+            kv_caches,
+            builder,
+            self._adapters,
+            graphs,
         )
 
     def _recorder(self, model: LoadedModel, kv_caches: Sequence[Tensor]) -> StepRecorder | None:

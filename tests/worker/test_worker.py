@@ -324,10 +324,12 @@ def test_an_adapter_answers_from_its_step_on_and_is_gone_after_its_last(
 # ── greedy tokens ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_plain_greedy_step_takes_what_the_decoder_finds_without_all_logits(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
+def test_a_plain_greedy_step_takes_what_is_found_without_all_logits(
+    model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Decoder, "likeliest", lambda self, hidden: [7] * len(hidden))
+    monkeypatch.setattr(Decoder, "screened_argmax", staticmethod(lambda hidden: [7] * len(hidden)))
+    worker = make_worker(model)
+    worker.load()
     plain = replace(request(PROMPT), sample=SampleInput(SamplingParams(temperature=0.0), 0, 40))
     assert run(worker, plain)[0].token_id == 7
     told = run(worker, plain, request(PROMPT, first_block=8))

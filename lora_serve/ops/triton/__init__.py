@@ -16,7 +16,7 @@ import triton
 from torch import Tensor
 
 from lora_serve.errors import ConfigError
-from lora_serve.ops import GraphPlans, LoRAPart, Ops
+from lora_serve.ops import GraphPlans, LoRAPart, Ops, Runtime
 from lora_serve.ops.triton.attention_launch import attention_launches
 from lora_serve.ops.triton.attention_plan import (
     AttentionPlan,
@@ -25,7 +25,7 @@ from lora_serve.ops.triton.attention_plan import (
     plan_attention,
 )
 from lora_serve.ops.triton.kv_cache import new_kv_cache, rotary_and_write_kv_launch
-from lora_serve.ops.triton.launch import Machine, Run, machine_of, run
+from lora_serve.ops.triton.launch import Launcher, Machine, Run, machine_of, run
 from lora_serve.ops.triton.linear import PackedLinear, linear_launch, pack_linear
 from lora_serve.ops.triton.lora import lora_launches
 from lora_serve.ops.triton.lora_plan import (
@@ -38,9 +38,6 @@ from lora_serve.ops.triton.lora_plan import (
     plan_lora,
 )
 from lora_serve.ops.triton.rowwise import norm_launch, silu_and_mul_launch
-from lora_serve.ops.triton.sampling import begin_sampling
-from lora_serve.sampling.device_draws import DeviceDraws, token_logprobs_on_device
-from lora_serve.step import SampleInput, TokenLogprobs
 
 # Raised whenever any kernel's results may change in a bit.
 NUMERICS_VERSION = 2
@@ -77,9 +74,7 @@ class TritonKernels:
             rotary_and_write_kv=self.rotary_and_write_kv,
             plan_attention=self.plan_attention,
             paged_attention=self.paged_attention,
-            sample=self.sample,
-            begin_sampling=self.begin_sampling,
-            token_logprobs=token_logprobs_on_device,
+            runtime=Runtime("triton", Launcher(self._machine, self._run)),
             device=self._device,
             graph_plans=GraphPlans(
                 new_attention_plan=self.new_attention_plan,
@@ -187,16 +182,6 @@ class TritonKernels:
         for launch in launches:
             self._run(launch)
         return out
-
-    def begin_sampling(
-        self, logits: Tensor, inputs: Sequence[SampleInput], uncounted: Tensor | None
-    ) -> DeviceDraws:
-        return begin_sampling(logits, inputs, uncounted, self._machine, self._run)
-
-    def sample(
-        self, logits: Tensor, inputs: Sequence[SampleInput]
-    ) -> list[tuple[int, TokenLogprobs | None]]:
-        return self.begin_sampling(logits, inputs, None).tell()
 
 
 def load(device: torch.device, *, batch_invariant: bool, overlap_launches: bool = True) -> Ops:

@@ -123,3 +123,11 @@ def run(launch: Launch) -> None:
     if 0 in launch.grid:
         return
     launch.kernel[launch.grid](**launch.arguments, **launch.constants, **launch.options)
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """Runs kernels on one machine."""
+
+    machine: Machine
+    run: Run = run

@@ -1,0 +1,122 @@
+"""Sampling on the CPU: requests' choices in the form that csrc/cpu/sampling.h takes them.
+
+Gives what `specification/` gives, to the bit. Knows nothing of how rows are walked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from lora_serve.ops._cpu import Backend, StepEdits
+from lora_serve.ops.cpu_weights import dtype_code
+from lora_serve.sampling.host import HostSamplerOutput, count_pending
+from lora_serve.sampling.specification.logprobs import log_sum_exp, logprob
+from lora_serve.sampling.specification.weights import MAX_VOCAB_SIZE
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.step import SampleInput, TokenLogprobs
+
+_Choice = tuple[int, float, float, float, int, int, int, int, StepEdits | None]
+_Sampled = tuple[int, float, float, int, int, list[tuple[int, float]]]
+
+_UINT64 = 2**64 - 1
+
+
+class NativeSampler:
+    """The `Sampler` on the threads of the native kernels. One thread calls at a time."""
+
+    def __init__(self, native: Backend) -> None:
+        self._native = native
+
+    def sample(
+        self,
+        logits: Tensor,
+        inputs: Sequence[SampleInput],
+        pending_tokens: Tensor | None = None,
+    ) -> HostSamplerOutput:
+        inputs = count_pending(inputs, pending_tokens)
+        arrays: list[NDArray[np.generic]] = []  # alive until the rows are done
+        choices = [_choice(item, arrays) for item in inputs]
+        return HostSamplerOutput(
+            [
+                (row[0], None if item.params.logprobs is None else _logprobs(row))
+                for item, row in zip(inputs, self._rows(logits, choices), strict=True)
+            ]
+        )
+
+    def token_logprobs(
+        self, logits: Tensor, token_ids: Sequence[int], num_top: int
+    ) -> list[TokenLogprobs]:
+        size = logits.shape[1]
+        assert all(0 <= token_id < size for token_id in token_ids), f"ids beyond {size} tokens"
+        choices: list[_Choice] = [
+            (token_id, 0.0, 0.0, 1.0, 0, 0, 0, num_top, None) for token_id in token_ids
+        ]
+        return [_logprobs(row) for row in self._rows(logits, choices)]
+
+    def _rows(self, logits: Tensor, choices: Sequence[_Choice]) -> list[_Sampled]:
+        rows, size = logits.shape
+        assert rows == len(choices), f"{rows} rows of logits for {len(choices)}"
+        assert 0 < size <= MAX_VOCAB_SIZE, f"{size} logits in a row"
+        logits = logits.contiguous()
+        return self._native.sample(dtype_code(logits.dtype), logits.data_ptr(), size, choices)
+
+
+def load(launcher: object) -> NativeSampler:
+    """launcher: the extension's own, with the threads of the other kernels."""
+    native: Any = launcher
+    return NativeSampler(native)
+
+
+def _choice(item: SampleInput, arrays: list[NDArray[np.generic]]) -> _Choice:
+    params = item.params
+    return (
+        -1,
+        0.0 if params.is_greedy else 1 / params.temperature,
+        params.min_p,
+        params.top_p,
+        params.top_k,
+        item.seed & _UINT64,
+        item.position,
+        -1 if params.logprobs is None else params.logprobs,
+        _edits(params, item, arrays),
+    )
+
+
+def _edits(
+    params: SamplingParams, item: SampleInput, arrays: list[NDArray[np.generic]]
+) -> StepEdits | None:
+    if not item.changes_logits:
+        return None
+
+    def address(values: ArrayLike, dtype: type[np.generic]) -> int:
+        arrays.append(np.array(values, dtype))
+        return arrays[-1].ctypes.data
+
+    def ids(values: Sequence[int] | NDArray[np.integer]) -> tuple[int, int]:
+        return address(values, np.int64), len(values)
+
+    penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+    return StepEdits(
+        ids(item.banned_token_ids),
+        ids(tuple(params.logit_bias)),
+        address(tuple(params.logit_bias.values()), np.float32),
+        ids(item.seen.token_ids),
+        ids(np.repeat(item.seen.token_ids, item.seen.num_drawn)),
+        penalties if params.has_penalties else None,
+    )
+
+
+def _logprobs(row: _Sampled) -> TokenLogprobs:
+    token_id, logit, peak, total, rank, top = row
+    log_total = log_sum_exp(peak, total)
+    return TokenLogprobs(
+        token_id,
+        logprob(logit, log_total),
+        rank,
+        tuple((i, logprob(other, log_total)) for i, other in top),
+    )

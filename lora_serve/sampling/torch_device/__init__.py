@@ -1,0 +1,1 @@
+"""Parts of sampling in torch, for many rows at once, on any device."""
