@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.busy import busy_cores
 from benchmarks.facts import write_facts
-from lora_serve.bench.report import text_table
+from lora_serve.bench.table import text_table
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import Drop, Tier, TierNamespace
 from lora_serve.kv_tiers.disk.tier import DiskTier

@@ -25,7 +25,7 @@ from benchmarks.processes import server_footprints
 from benchmarks.soak.samples import read_metrics
 from lora_serve.bench.http_stream import Origin
 from lora_serve.bench.machine import Machine, describe_machine
-from lora_serve.bench.report import text_table
+from lora_serve.bench.table import text_table
 from lora_serve.demo.model import ensure_demo
 from lora_serve.demo.server_process import ServerProcess
 

@@ -18,7 +18,7 @@ from random import Random
 from benchmarks.busy import busy_cores
 from benchmarks.facts import write_facts
 from benchmarks.make_checkpoint import ensure_checkpoint
-from lora_serve.bench.report import text_table
+from lora_serve.bench.table import text_table
 from lora_serve.llm import LLM
 from lora_serve.outputs import RequestOutput
 from lora_serve.prompts import TokensPrompt

@@ -19,8 +19,8 @@ from benchmarks.churn.server import Server, random_prompt
 from benchmarks.churn.under_traffic import Churned, Memory, churn, memory_of
 from lora_serve.bench.http_stream import Origin
 from lora_serve.bench.machine import Machine, describe_machine
-from lora_serve.bench.report import text_table
 from lora_serve.bench.summary import Spread
+from lora_serve.bench.table import text_table
 from lora_serve.demo.model import ensure_demo
 from lora_serve.demo.server_process import ServerProcess
 

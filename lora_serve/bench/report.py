@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +11,7 @@ import msgspec
 from lora_serve.bench.load import LoadResult
 from lora_serve.bench.machine import Machine
 from lora_serve.bench.summary import RunSummary, Spread, Summary, summarize
+from lora_serve.bench.table import text_table
 from lora_serve.bench.workload import WorkloadSpec
 
 FORMAT = "lora-serve/bench/1"
@@ -69,19 +69,6 @@ def latency_table(summary: Summary, with_lateness: bool) -> str:
         spreads.append(("sent late by", summary.late))
     rows = [(name, *_milliseconds(spread)) for name, spread in spreads if spread]
     return text_table(("ms", "mean", "p50", "p90", "p99"), rows)
-
-
-def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Align columns: the first to the left, the others to the right."""
-    lines = [header, *rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
 
 
 def _has_times(run: Run) -> bool:

@@ -7,14 +7,10 @@ stream of the seed: asking for more adapters leaves the prompts as they were. Kn
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from random import Random
 from typing import Literal, get_args
-
-import msgspec
 
 from lora_serve.errors import ConfigError
 
@@ -97,37 +93,6 @@ def draw_adapters(spec: WorkloadSpec, random: Random) -> list[str | None]:
     cumulative = list(accumulate(k**-exponent for k in range(1, len(names) + 1)))
     draws = (random.random() * cumulative[-1] for _ in range(count))
     return [names[bisect_left(cumulative, draw)] for draw in draws]
-
-
-def save_workload(requests: Sequence[TimedRequest], path: Path) -> None:
-    """Write one JSON object a line, for replay."""
-    path.write_bytes(b"".join(msgspec.json.encode(request) + b"\n" for request in requests))
-
-
-def load_workload(path: Path) -> tuple[TimedRequest, ...]:
-    """Read what save_workload wrote. Raises ConfigError naming the line that is not a request."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    requests = tuple(_parsed(lines, path))
-    if not requests:
-        raise ConfigError(f"{path}: no requests in it")
-    return tuple(sorted(requests, key=lambda request: request.at_seconds))
-
-
-def _parsed(lines: Sequence[bytes], path: Path) -> Iterable[TimedRequest]:
-    for number, line in enumerate(lines, 1):
-        try:
-            request = msgspec.json.decode(line, type=TimedRequest)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise ConfigError(f"{path}, line {number}: not a request: {error}") from error
-        if not request.prompt_token_ids or request.max_tokens < 1 or request.at_seconds < 0:
-            raise ConfigError(
-                f"{path}, line {number}: want at least one prompt token, max_tokens of at least "
-                "1 and at_seconds of at least 0"
-            )
-        yield request
 
 
 def _arrivals(spec: WorkloadSpec) -> list[float]:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-import sys
-from collections.abc import Sequence
 from dataclasses import Field, fields
-from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from lora_serve.config import (
     CacheConfig,
@@ -32,33 +29,6 @@ GROUPS: tuple[tuple[str, type], ...] = (
     ("server", ServerConfig),
 )
 POSITIONAL = {"model"}
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with the flag that was probably meant, and exits with 2."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **options})
-
-    def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: error: {message}", file=sys.stderr)
-        raise SystemExit(2)
-
-    def parse_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> argparse.Namespace:
-        parsed, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            self.error(f"unknown argument {unknown[0]}{self._meant(unknown[0], parsed)}")
-        return parsed
-
-    def _meant(self, unknown: str, parsed: argparse.Namespace) -> str:
-        parser = getattr(parsed, "parser", self)
-        close = difflib.get_close_matches(
-            unknown.split("=")[0], list(parser._option_string_actions)
-        )
-        hint = f"; did you mean {close[0]}?" if close else ""
-        return f"{hint} ({parser.prog} --help lists all)"
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:

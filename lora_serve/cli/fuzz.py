@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from lora_serve.cli.fuzz_live import run_live
-from lora_serve.cli.fuzz_oracle import run_oracle
 from lora_serve.errors import ConfigError
 
 
-def add_fuzz_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "fuzz",
-        help="compare every answer of random traces with a lone, cold one",
-        description="Play random traces on servers of its own, or on one at a URL, and compare "
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Play random traces on servers of its own, or on one at a URL, and compare "
         "every answer, bit for bit, with that of a cold engine that is alone with the request. "
-        "Exit code 1 if one differs; then the trace is made small and kept.",
+        "Exit code 1 if one differs; then the trace is made small and kept."
     )
     _add_traces(parser)
     _add_server(parser)
     _add_oracle(parser)
-    parser.set_defaults(run=run_fuzz, parser=parser)
+    parser.set_defaults(run=_run, parser=parser)
 
 
-def run_fuzz(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace) -> int:
     if args.num_operations is not None and not args.oracle:
         raise ConfigError("--num-operations needs --oracle")
-    return run_oracle(args) if args.oracle else run_live(args)
+    if args.oracle:
+        from lora_serve.cli.fuzz_oracle import run_oracle  # slow to import; not for --help
+
+        return run_oracle(args)
+    from lora_serve.cli.fuzz_live import run_live
+
+    return run_live(args)
 
 
 def _add_traces(parser: argparse.ArgumentParser) -> None:

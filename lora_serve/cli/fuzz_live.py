@@ -19,7 +19,8 @@ import msgspec
 from lora_serve.bench.catalog import served_models
 from lora_serve.bench.http_stream import Origin
 from lora_serve.bench.machine import describe_machine
-from lora_serve.cli.arguments import OneLineParser, add_config_arguments, engine_config
+from lora_serve.cli.arguments import add_config_arguments, engine_config
+from lora_serve.cli.parser import OneLineParser
 from lora_serve.config import EngineConfig
 from lora_serve.demo.model import ensure_demo
 from lora_serve.errors import ConfigError

@@ -10,8 +10,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import httpx
-
 from lora_serve.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -56,7 +54,9 @@ def is_directory(model: str) -> bool:
 
 
 def unreachable(endpoint: str) -> str | None:
-    """Why nobody answers at a URL; None if somebody does."""
+    """Why a server at a URL does not answer; None if it does."""
+    import httpx  # slow to import; a model in a directory needs none
+
     try:
         httpx.head(endpoint, timeout=PROBE_SECONDS)
     except (httpx.TransportError, httpx.InvalidURL) as error:

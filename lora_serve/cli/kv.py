@@ -3,64 +3,34 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from lora_serve.bench.report import text_table
-from lora_serve.errors import ConfigError
-from lora_serve.kv_tiers.base import TierError, TierNamespace
-from lora_serve.kv_tiers.disk.inspection import DiskInspection
-from lora_serve.kv_tiers.inspection import Inspection, Summary, Verdict
-
-EXIT_REFUSED = 1
-SHORT_DIGEST = 12
-BASE_MODEL = "(base model)"
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-Command = Callable[[Inspection, argparse.Namespace], int]
+ACTIONS = {
+    "ls": "what is stored: by adapter, version and salt",
+    "verify": "read everything, and check every block; exit code 1 if one is bad",
+    "clear": "delete everything, or what the options choose",
+    "stats": "totals, by adapter and over all",
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """Of one adapter, or of all; "" is the base model."""
-
-    adapter: str
-    num_versions: int
-    num_salts: int
-    num_blocks: int
-    num_bytes: int
-    oldest: float | None
-    newest: float | None
-
-
-def add_kv_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "kv",
-        help="list, verify and clear stored KV",
-        description="Look into the KV that servers keep on a disk or in Redis.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Look into the KV that servers keep on a disk or in Redis."
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    for name, act, what in (
-        ("ls", list_namespaces, "what is stored: by adapter, version and salt"),
-        ("verify", verify, "read everything, and check every block; exit code 1 if one is bad"),
-        ("clear", clear, "delete everything, or what the options choose"),
-        ("stats", show_stats, "totals, by adapter and over all"),
-    ):
-        one = actions.add_parser(name, help=what, description=what[0].upper() + what[1:] + ".")
+    for action, what in ACTIONS.items():
+        one = actions.add_parser(action, help=what, description=what[0].upper() + what[1:] + ".")
         one.add_argument("where", metavar="PATH|URL", help="a --kv-disk-path, or a --kv-redis-url")
-        if name == "clear":
+        if action == "clear":
             _add_choices(one)
         else:
             one.add_argument(
                 "--json", action="store_true", help="for machines: JSON, digests whole"
             )
-        one.set_defaults(run=run_kv, act=act, parser=one)
+        one.set_defaults(run=_run, parser=one, action=action)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from lora_serve.cli.kv_actions import run_kv  # slow to import; not for --help
+
+    return run_kv(args)
 
 
 def _add_choices(parser: argparse.ArgumentParser) -> None:
@@ -97,216 +67,3 @@ def age(text: str) -> float:
     if not seconds >= 0:
         raise argparse.ArgumentTypeError(f"{text} must be at least 0 seconds")
     return seconds
-
-
-def run_kv(args: argparse.Namespace) -> int:
-    """Raises LoraServeError when nothing can be found there."""
-    act: Command = args.act
-    try:
-        inspection = _inspection(args.where)
-        try:
-            return act(inspection, args)
-        finally:
-            inspection.close()
-    except (TierError, OSError) as error:
-        raise ConfigError(f"{_without_password(args.where)}: {error}") from error
-
-
-def _inspection(where: str) -> Inspection:
-    if "://" not in where:
-        return DiskInspection(Path(where))
-    try:
-        from lora_serve.kv_tiers.redis.inspection import RedisInspection  # an extra
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{where} needs Redis's client library: pip install 'lora-serve[redis]'"
-        ) from error
-    return RedisInspection(where)
-
-
-def _without_password(where: str) -> str:
-    scheme, separator, rest = where.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else where
-
-
-# ── actions ─────────────────────────────────────────────────────────────────────────────────
-
-
-def list_namespaces(inspection: Inspection, args: argparse.Namespace) -> int:
-    summaries = sorted(inspection.summaries(), key=lambda one: _order(one.namespace))
-    if args.json:
-        _print_json([_as_json(one.namespace) | _amounts(one) for one in summaries])
-        return 0
-    header = ("adapter", "version", "gen", "salt", "model", "blocks", "size", "oldest", "newest")
-    now = time.time()
-    rows = [
-        (*_identity(one.namespace), f"{one.num_blocks:,}", size_text(one.num_bytes),
-         age_text(one.oldest, now), age_text(one.newest, now))
-        for one in summaries
-    ]  # fmt: skip
-    _print_table(header, rows)
-    return 0
-
-
-def verify(inspection: Inspection, args: argparse.Namespace) -> int:
-    verdicts = sorted(inspection.verify(), key=lambda one: _order(one.namespace))
-    num_refused = sum(one.refused.total() for one in verdicts)
-    num_broken = inspection.num_broken()
-    if args.json:
-        _print_json([_as_json(one.namespace) | _judgement(one) for one in verdicts])
-    else:
-        header = ("adapter", "version", "gen", "salt", "model", "good", "size", "bad")
-        rows = [
-            (*_identity(one.namespace), f"{one.num_good:,}", size_text(one.num_bytes),
-             ", ".join(f"{count:,} {cause}" for cause, count in one.refused.items()) or "none")
-            for one in verdicts
-        ]  # fmt: skip
-        _print_table(header, rows)
-        if num_refused:
-            print(
-                f"{num_refused:,} bad: no server will use them, each is recomputed when it is "
-                "asked for, and then set aside",
-                file=sys.stderr,
-            )
-    if num_broken:
-        print(
-            f"{num_broken:,} with a damaged descriptor: nobody can tell whose KV that is, and "
-            "no server will use it",
-            file=sys.stderr,
-        )
-    return EXIT_REFUSED if num_refused or num_broken else 0
-
-
-def clear(inspection: Inspection, args: argparse.Namespace) -> int:
-    now = time.time()
-    found = [one for one in inspection.summaries() if _is_chosen(one, args, now)]
-    if all(one is None for one in (args.adapter, args.version, args.salt, args.older_than)):
-        inspection.clear_everything()
-    else:
-        inspection.clear([one.namespace for one in found])
-    num_blocks = sum(one.num_blocks for one in found)
-    print(f"deleted {num_blocks:,} blocks, {size_text(sum(one.num_bytes for one in found))}")
-    return 0
-
-
-def _is_chosen(summary: Summary, args: argparse.Namespace, now: float) -> bool:
-    namespace, newest = summary.namespace, summary.newest or 0.0
-    return (
-        args.adapter in (None, namespace.lora_name)
-        and namespace.digest.hex().startswith(args.version or "")
-        and namespace.salt_digest.hex().startswith(args.salt or "")
-        and (args.older_than is None or now - newest >= args.older_than)
-    )
-
-
-def show_stats(inspection: Inspection, args: argparse.Namespace) -> int:
-    summaries, facts = inspection.summaries(), inspection.facts()
-    by_name: dict[str, list[Summary]] = {}
-    for one in summaries:
-        by_name.setdefault(one.namespace.lora_name, []).append(one)
-    totals = [_totals(name, by_name[name]) for name in sorted(by_name)]
-    if args.json:
-        _print_json({"adapters": totals, "tier": facts})
-        return 0
-    now = time.time()
-    rows = [_totals_row(one, one.adapter or BASE_MODEL, now) for one in totals]
-    rows += [_totals_row(_totals("", summaries), "all", now)] * (len(rows) > 1)
-    _print_table(("adapter", "versions", "salts", "blocks", "size", "oldest", "newest"), rows)
-    print()
-    for name, value in facts.items():
-        title, is_size = name.removesuffix("_bytes").replace("_", " "), name.endswith("_bytes")
-        print(f"{title:<18}{size_text(value) if is_size and isinstance(value, int) else value}")
-    return 0
-
-
-# ── words and columns ───────────────────────────────────────────────────────────────────────
-
-
-def size_text(num_bytes: int) -> str:
-    size = float(num_bytes)
-    for unit in UNITS[:-1]:
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} {UNITS[-1]}"
-
-
-def age_text(written: float | None, now: float) -> str:
-    if written is None:
-        return "–"
-    seconds = max(now - written, 0.0)
-    for length, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def _identity(namespace: TierNamespace) -> tuple[str, str, str, str, str]:
-    return (
-        namespace.lora_name or BASE_MODEL,
-        namespace.digest.hex()[:SHORT_DIGEST] or "–",
-        str(namespace.generation) if namespace.lora_name else "–",
-        namespace.salt_digest.hex()[:SHORT_DIGEST] or "–",
-        namespace.model.hex()[:SHORT_DIGEST],
-    )
-
-
-def _order(namespace: TierNamespace) -> tuple[str, int, bytes, bytes]:
-    return namespace.lora_name, namespace.generation, namespace.digest, namespace.salt_digest
-
-
-def _as_json(namespace: TierNamespace) -> dict[str, object]:
-    return {
-        "adapter": namespace.lora_name or None,
-        "digest": namespace.digest.hex() or None,
-        "generation": namespace.generation,
-        "salt_digest": namespace.salt_digest.hex() or None,
-        "model": namespace.model.hex(),
-        "layout": namespace.layout.hex(),
-        "root": namespace.root.hex(),
-        "block_bytes": namespace.block_bytes,
-    }
-
-
-def _amounts(summary: Summary) -> dict[str, object]:
-    return {
-        "num_blocks": summary.num_blocks,
-        "num_bytes": summary.num_bytes,
-        "oldest": summary.oldest,
-        "newest": summary.newest,
-    }
-
-
-def _judgement(verdict: Verdict) -> dict[str, object]:
-    return {
-        "num_good": verdict.num_good,
-        "num_bytes": verdict.num_bytes,
-        "refused": dict(verdict.refused),
-    }
-
-
-def _totals(name: str, summaries: Sequence[Summary]) -> Totals:
-    spaces = [one.namespace for one in summaries]
-    return Totals(
-        adapter=name,
-        num_versions=len({(one.lora_name, one.digest, one.generation) for one in spaces}),
-        num_salts=len({one.salt_digest for one in spaces if one.salt_digest}),
-        num_blocks=sum(one.num_blocks for one in summaries),
-        num_bytes=sum(one.num_bytes for one in summaries),
-        oldest=min((one.oldest for one in summaries if one.oldest is not None), default=None),
-        newest=max((one.newest for one in summaries if one.newest is not None), default=None),
-    )
-
-
-def _totals_row(totals: Totals, title: str, now: float) -> tuple[str, ...]:
-    counts = (totals.num_versions, totals.num_salts, totals.num_blocks)
-    ages = (age_text(totals.oldest, now), age_text(totals.newest, now))
-    return (title, *(f"{count:,}" for count in counts), size_text(totals.num_bytes), *ages)
-
-
-def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    print(text_table(header, rows) if rows else "nothing is stored here")
-
-
-def _print_json(document: object) -> None:
-    print(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())

@@ -1,46 +1,63 @@
-"""`lora-serve`: finds the command, runs it, and says what is wrong in one line."""
+"""`lora-serve`: finds the command, runs it, and says what is wrong in one line.
+
+A command's module is imported only when that command was asked for; help, the version and a typo
+import none of them. A new command is a module with `add_arguments` and a line in COMMANDS.
+"""
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 
 from lora_serve import __version__
-from lora_serve.cli.arguments import OneLineParser
-from lora_serve.cli.bench import add_bench_parser
-from lora_serve.cli.demo import add_demo_parser
-from lora_serve.cli.fuzz import add_fuzz_parser
-from lora_serve.cli.kv import add_kv_parser
-from lora_serve.cli.merge import add_merge_parser
-from lora_serve.cli.serve import add_serve_parser
+from lora_serve.cli.parser import OneLineParser
 from lora_serve.errors import LoraServeError
 
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+COMMANDS: Mapping[str, str] = {  # each with a module of its name beside this one, and its help
+    "serve": "serve a model and its adapters over HTTP",
+    "demo": "train a tiny model and play the reload scenarios against a real server",
+    "bench": "measure an OpenAI-compatible server",
+    "fuzz": "compare every answer of random traces with a lone, cold one",
+    "kv": "list, verify and clear stored KV",
+    "merge": "add an adapter's delta to a model's weights and save the sum",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. Mistakes of the user are one line and exit code 2."""
-    parser = OneLineParser(
-        prog="lora-serve", description="Serve many LoRA adapters; every answer is exact."
-    )
-    parser.add_argument("--version", action="version", version=f"lora-serve {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    add_serve_parser(commands)
-    add_demo_parser(commands)
-    add_bench_parser(commands)
-    add_fuzz_parser(commands)
-    add_kv_parser(commands)
-    add_merge_parser(commands)
-    args = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
     try:
-        return int(args.run(args))
+        parser = _parser_for(words)
+        args = parser.parse_args(words)
+        if "run" in args:
+            return int(args.run(args))
+        parser.print_help()
+        return 0
     except LoraServeError as error:
         print(f"lora-serve: error: {error}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would only show a traceback
-        return 130
+        return EXIT_INTERRUPTED
+
+
+def _parser_for(words: Sequence[str]) -> OneLineParser:
+    """The parser of all commands, of which only the one in `words` knows its arguments."""
+    parser = OneLineParser(
+        prog="lora-serve", description="Serve many LoRA adapters; every answer is exact."
+    )
+    parser.add_argument("--version", action="version", version=f"lora-serve {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND")
+    parsers = {name: commands.add_parser(name, help=what) for name, what in COMMANDS.items()}
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    if chosen in parsers:
+        import_module(f"lora_serve.cli.{chosen}").add_arguments(parsers[chosen])
+    return parser
 
 
 if __name__ == "__main__":

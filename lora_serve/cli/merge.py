@@ -11,19 +11,16 @@ import shutil
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any
 
 from lora_serve.cli.hub import prepare_hub
 from lora_serve.errors import AdapterFormatError, AdapterNotFoundError, ConfigError
 
 
-def add_merge_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "merge",
-        help="add an adapter's delta to a model's weights and save the sum",
-        usage="lora-serve merge MODEL ADAPTER OUT",
-        description="Add the delta of a PEFT adapter to the weights of MODEL and save the sum, "
-        "with the model's tokenizer, as a model in the directory OUT.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "lora-serve merge MODEL ADAPTER OUT"
+    parser.description = (
+        "Add the delta of a PEFT adapter to the weights of MODEL and save the sum, "
+        "with the model's tokenizer, as a model in the directory OUT."
     )
     parser.add_argument("model", metavar="MODEL", help="Directory or hub id of the model.")
     parser.add_argument("adapter", metavar="ADAPTER", help="Directory of the adapter.")

@@ -3,102 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import logging
-import os
-import signal
-import sys
-from collections.abc import Coroutine
-from dataclasses import replace
-from typing import Any, TypeVar
 
-from lora_serve.cli.arguments import (
-    OneLineParser,
-    add_config_arguments,
-    engine_config,
-    server_config,
-)
-from lora_serve.cli.hub import prepare_hub
-from lora_serve.config import EngineConfig, ServerConfig
-from lora_serve.errors import ConfigError
-
-Started = TypeVar("Started")
-
-DEMO_MODEL_NAME = "lora-serve-demo"
+from lora_serve.cli.arguments import add_config_arguments
 
 
-def add_serve_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "serve",
-        help="serve a model and its adapters over HTTP",
-        usage="lora-serve serve [MODEL] [flags]",
-        description="Serve a model and its adapters over an OpenAI-compatible HTTP API.",
-    )
-    assert isinstance(parser, OneLineParser), "subcommands parse as their parent does"
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "lora-serve serve [MODEL] [flags]"
+    parser.description = "Serve a model and its adapters over an OpenAI-compatible HTTP API."
     add_config_arguments(parser)
-    parser.set_defaults(run=run_serve, parser=parser)
+    parser.set_defaults(run=_run, parser=parser)
 
 
-def run_serve(args: argparse.Namespace) -> int:
-    """Serve until told to stop. Raises ConfigError for what cannot be served."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    engine, server = engine_config(args), server_config(args)
-    if engine.scheduler.fair_share == "key" and not (server.api_key or server.admin_api_key):
-        raise ConfigError("--fair-share key needs --api-key: without keys there is one share")
-    if not engine.model.model:
-        engine = with_demo_model(engine)
-    names = (engine.model.model, engine.model.tokenizer or engine.model.model)
-    prepare_hub(names, engine.model.revision)
-    asyncio.run(_serve(engine, server))
-    return 0
+def _run(args: argparse.Namespace) -> int:
+    from lora_serve.cli.serve_run import run_serve  # slow to import; not for --help
 
-
-async def _serve(config: EngineConfig, server: ServerConfig) -> None:
-    from lora_serve.server.http.listener import open_listener
-
-    with open_listener(server) as listener:
-        from lora_serve.engine.frontend.async_engine import AsyncEngine  # slow to import
-        from lora_serve.server.http.app import run_server
-
-        engine = await _unless_interrupted(AsyncEngine.start(config))
-        await run_server(engine, server, listener)
-
-
-async def _unless_interrupted(start: Coroutine[None, None, Started]) -> Started:
-    """What `start` returns; or, if SIGINT or SIGTERM comes first, the end of this process.
-
-    That is quiet, and at once when `start` has taken down what it had begun: a thread may be
-    reading a tokenizer still, for which Python itself would wait.
-    """
-    task = asyncio.ensure_future(start)
-    loop, received = asyncio.get_running_loop(), list[signal.Signals]()
-
-    def interrupt(number: signal.Signals) -> None:
-        if not received:  # a second one must not stop the taking down
-            task.cancel()
-        received.append(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupt, number)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        if not received:
-            raise
-        os._exit(128 + received[0])
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-
-
-def with_demo_model(config: EngineConfig) -> EngineConfig:
-    """Serve the demo's model (made on first use), and its adapters unless others were named."""
-    from lora_serve.demo.model import ensure_demo
-
-    paths = ensure_demo(lambda line: print(line, file=sys.stderr))
-    names = config.model.served_model_name or (DEMO_MODEL_NAME,)
-    model = replace(config.model, model=str(paths.model), served_model_name=names)
-    lora = config.lora
-    if lora.enable_lora and not lora.lora_modules:
-        lora = replace(lora, lora_modules=(f"alpha={paths.alpha}", f"beta={paths.beta}"))
-    return replace(config, model=model, lora=lora)
+    return run_serve(args)

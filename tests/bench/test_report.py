@@ -4,15 +4,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from lora_serve.bench.report import save_json, text_report, text_table
+from lora_serve.bench.report import save_json, text_report
 from lora_serve.bench.workload import WorkloadSpec
 from tests.bench.records import record, run_of
-
-
-def test_a_table_aligns_names_left_and_figures_right() -> None:
-    assert text_table(("ms", "mean"), [("long name", "1.0"), ("x", "12.5")]) == (
-        "ms         mean\nlong name   1.0\nx          12.5"
-    )
 
 
 def test_the_report_says_what_was_measured_where_and_how_fast() -> None:

@@ -6,11 +6,11 @@ import pytest
 
 from lora_serve.cli.arguments import (
     GROUPS,
-    OneLineParser,
     add_config_arguments,
     engine_config,
     server_config,
 )
+from lora_serve.cli.parser import OneLineParser
 from lora_serve.config import EngineConfig, ServerConfig
 from lora_serve.errors import ConfigError
 
@@ -62,6 +62,7 @@ def test_every_setting_has_one_sentence_of_help() -> None:
     [
         (["--max-lora", "3"], ["--max-lora", "did you mean --max-lora"]),
         (["--dtype", "int3"], ["--dtype", "int3", "bfloat16"]),
+        (["--dtype", "bloat16"], ["did you mean bfloat16?"]),
         (["--port", "http"], ["--port", "http"]),
         (["model", "another"], ["another"]),
     ],

@@ -12,8 +12,9 @@ from benchmarks.peers.ours import LoraServe
 from benchmarks.peers.peer import Deployment, Peer
 from benchmarks.peers.transformers import Transformers
 from benchmarks.peers.vllm import Vllm
-from lora_serve.cli.arguments import OneLineParser, engine_config, server_config
-from lora_serve.cli.serve import add_serve_parser
+from lora_serve.cli.arguments import engine_config, server_config
+from lora_serve.cli.parser import OneLineParser
+from lora_serve.cli.serve import add_arguments
 
 
 @pytest.fixture
@@ -42,8 +43,8 @@ def test_our_own_flags_are_those_that_the_server_has(
 ) -> None:
     command = LoraServe().launch(Environment(tmp_path), deployment, 8123).command
     parser = OneLineParser()
-    add_serve_parser(parser.add_subparsers())
-    args = parser.parse_args(command[command.index("serve") :])
+    add_arguments(parser)
+    args = parser.parse_args(command[command.index("serve") + 1 :])
     config = engine_config(args)
     assert config.scheduler.max_num_seqs == deployment.max_running
     assert [name for name, _ in config.lora.modules] == ["a", "b"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.cli.kv import age_text, size_text
+from lora_serve.cli.kv_actions import age_text, size_text
 from lora_serve.cli.main import main
 from lora_serve.kv_tiers.base import Record, Tier, TierNamespace
 from lora_serve.kv_tiers.codec import make_record

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.cli.arguments import OneLineParser
-from lora_serve.cli.bench import add_bench_parser
+from lora_serve.cli.bench import add_arguments
+from lora_serve.cli.parser import OneLineParser
 from lora_serve.errors import ConfigError
 from tests.fakes.timed_server import TimedServer
 
 
 def bench(*arguments: str) -> int:
-    parser = OneLineParser(prog="lora-serve")
-    add_bench_parser(parser.add_subparsers(required=True))
-    args = parser.parse_args(["bench", *arguments])
+    parser = OneLineParser(prog="lora-serve bench")
+    add_arguments(parser)
+    args = parser.parse_args(arguments)
     return int(args.run(args))
 
 

@@ -1,0 +1,45 @@
+"""A parser of command lines that says in one line what is wrong and what was probably meant."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Exits with 2 after one line on stderr. Flags are not abbreviated."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **options})
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: error: {message}", file=sys.stderr)
+        raise SystemExit(2)
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            parser = getattr(parsed, "parser", self)
+            meant = did_you_mean(unknown[0].split("=")[0], parser._option_string_actions)
+            self.error(f"unknown argument {unknown[0]}{meant} ({parser.prog} --help lists all)")
+        return parsed
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a value that is none of the action's choices; a command is one of them."""
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(
+                action,
+                f"{value!r} is not one of {', '.join(map(str, action.choices))}"
+                f"{did_you_mean(str(value), map(str, action.choices))}",
+            )
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A hint for the end of a message; empty if nothing known is like `word`."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
