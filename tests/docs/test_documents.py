@@ -1,0 +1,138 @@
+"""What the documents say of the tree is so: files, links, flags, and how long they may be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from functools import cache
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from lora_serve.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+MOST_LINES = {"README.md": 150, "docs/architecture.md": 250}
+MOST_COLUMNS = 100
+MOST_BYTES = 100_000  # of a picture, too
+SOURCES = (".py", ".h", ".cpp", ".cu", ".md", ".toml", ".json", ".png")
+COMMANDS = (
+    *("serve", "demo", "fuzz", "merge"),
+    *("bench latency", "bench throughput", "bench serve"),
+    *("kv ls", "kv verify", "kv stats", "kv clear"),
+)
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+GENERATED = re.compile(r"<!-- peers: begin -->.*<!-- peers: end -->", re.DOTALL)
+
+
+def shown(document: Path) -> str:
+    return document.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("name", MOST_LINES)
+def test_the_first_documents_stay_short(name: str) -> None:
+    assert len((ROOT / name).read_text().splitlines()) <= MOST_LINES[name]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=shown)
+def test_lines_fit_a_screen(document: Path) -> None:
+    lines = GENERATED.sub("", document.read_text()).splitlines()
+    assert [line for line in lines if len(line) > MOST_COLUMNS and not line.startswith("|")] == []
+
+
+@pytest.mark.parametrize("document", sorted((ROOT / "docs").iterdir()), ids=shown)
+def test_nothing_in_docs_is_large(document: Path) -> None:
+    assert document.stat().st_size <= MOST_BYTES
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=shown)
+def test_every_path_exists(document: Path) -> None:
+    assert [path for path in sorted(set(paths(document))) if not exists(path)] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=shown)
+def test_every_link_leads_somewhere(document: Path) -> None:
+    lost = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(document)):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = (document.parent / name) if name else document
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            lost.append(target)
+    assert lost == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=shown)
+def test_every_flag_exists(document: Path, flags: frozenset[str]) -> None:
+    assert sorted(set(flags_named(document)) - flags) == []
+
+
+@pytest.fixture(scope="module")
+def flags() -> frozenset[str]:
+    """The flags of every command, and of the scripts that measure."""
+    pages = [help_of(command) for command in COMMANDS]
+    scripts = [path.read_text() for path in (ROOT / "benchmarks").rglob("*.py")]
+    named = re.findall(r"--[a-z][a-z-]+", "\n".join(pages))
+    return frozenset([*named, *re.findall(r'"(--[a-z][a-z-]+)"', "\n".join(scripts))])
+
+
+def help_of(command: str) -> str:
+    page = StringIO()
+    with redirect_stdout(page), pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    return page.getvalue()
+
+
+def flags_named(document: Path) -> Iterator[str]:
+    """Those that stand alone, and those behind `lora-serve`; other programs have their own."""
+    for command in (*spans(document), *command_lines(document)):
+        if command.startswith(("lora-serve ", "--")):
+            yield from re.findall(r"(?<![\w-])--[a-z][a-z-]+", command.partition(" #")[0])
+
+
+def command_lines(document: Path) -> Iterator[str]:
+    for _, block in FENCE.findall(document.read_text()):
+        yield from block.replace("\\\n", " ").splitlines()
+
+
+def paths(document: Path) -> Iterator[str]:
+    """Words in code that begin with a folder of the repository, or end as a source file does."""
+    for span in spans(document):
+        for word in span.split():
+            is_path = "/" in word and not word.startswith(("/", "-", "."))
+            if is_path and (first_folder_exists(word) or word.endswith(SOURCES)):
+                yield word
+    for kind, block in FENCE.findall(document.read_text()):
+        if kind == "text":
+            yield from re.findall(r"\b[a-z_]+/[a-z_/]*\.py\b", block)
+
+
+def first_folder_exists(word: str) -> bool:
+    return exists(word.partition("/")[0] + "/")
+
+
+def exists(path: str) -> bool:
+    """Below the repository or the package; `<…>` and `*` stand for anything."""
+    if "<" in path or "*" in path:
+        return True
+    return any((base / path).exists() for base in (ROOT, ROOT / "lora_serve"))
+
+
+def prose(document: Path) -> str:
+    return FENCE.sub("", document.read_text())
+
+
+def spans(document: Path) -> list[str]:
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(document))]
+
+
+@cache
+def anchors(document: Path) -> frozenset[str]:
+    """As GitHub makes them from headings."""
+    headings = re.findall(r"^#+ (.+)$", prose(document), re.MULTILINE)
+    kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return frozenset(heading.replace(" ", "-") for heading in kept)
