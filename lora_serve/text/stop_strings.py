@@ -1,10 +1,12 @@
 """Cuts a growing text at the first stop string, and lets nothing out that may begin one.
 
-Knows text only, no tokens.
+Each character costs a few comparisons for each stop string (Knuth, Morris and Pratt 1977), however
+long the stop strings are, the text, and what is held back of it. Knows text only, no tokens.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 
@@ -16,9 +18,13 @@ class StopStrings:
 
     def __init__(self, stop: Sequence[str], include_in_output: bool) -> None:
         self.matched: str | None = None
-        self._stop = tuple(stop)
+        self._searches = tuple(map(_Search, stop))
         self._include_in_output = include_in_output
-        self._held = ""  # the longest end of the text so far that a stop string begins with
+        # The longest end of the text that a stop string begins with: these pieces, but for the
+        # first characters of the first, which are out.
+        self._held: deque[str] = deque()
+        self._num_out = 0
+        self._num_held = 0
 
     def push(self, text: str, *, is_checked: bool = True) -> str:
         """Add text; give what is sure to be shown.
@@ -28,36 +34,95 @@ class StopStrings:
         """
         if self.matched is not None:
             return ""
-        num_held, text = len(self._held), self._held + text
-        self._held = ""
-        if is_checked:
-            end = self._find(text, num_held)
-            if end is not None:
-                return text[:end]
-        shown = len(text) - self._num_to_hold(text)
-        self._held = text[shown:]
-        return text[:shown]
+        if not self._searches:
+            return text
+        found = self._search(text)
+        if text:
+            self._held.append(text)
+            self._num_held += len(text)
+        if is_checked and found is not None:
+            begin, self.matched = found
+            shown = begin + len(self.matched) if self._include_in_output else begin
+            text = self._take(self._num_held - len(text) + shown)
+            self._forget()
+            return text
+        return self._take(self._num_held - max(search.num_begun for search in self._searches))
 
     def flush(self) -> str:
         """What was held back, now that no more text comes."""
-        held, self._held = self._held, ""
+        held = self._take(self._num_held)
+        self._forget()
         return held
 
-    def _find(self, text: str, num_old: int) -> int | None:
-        """Where to cut: at the stop string that begins first and ends after the old text."""
-        begin = len(text)
-        for stop in self._stop:
-            found = text.find(stop, max(0, num_old + 1 - len(stop)), begin + len(stop) - 1)
-            if found >= 0:
-                begin, self.matched = found, stop
-        if self.matched is None:
-            return None
-        return begin + len(self.matched) if self._include_in_output else begin
+    def _search(self, text: str) -> tuple[int, str] | None:
+        """Where the stop string begins that begins first of those that end in `text`, and which.
 
-    def _num_to_hold(self, text: str) -> int:
-        longest = max((len(stop) - 1 for stop in self._stop), default=0)
-        for length in range(min(longest, len(text)), 0, -1):
-            tail = text[-length:]
-            if any(len(stop) > length and stop.startswith(tail) for stop in self._stop):
-                return length
-        return 0
+        Of two that begin together it is the first listed. What began before `text` begins below 0.
+        """
+        found: tuple[int, str] | None = None
+        for search in self._searches:
+            begin = search.push(text)
+            if begin is not None and (found is None or begin < found[0]):
+                found = begin, search.stop
+        return found
+
+    def _take(self, count: int) -> str:
+        """The first characters of what is held, which is held no longer."""
+        self._num_held -= count
+        taken = []
+        while count:
+            piece = self._held[0][self._num_out : self._num_out + count]
+            taken.append(piece)
+            count -= len(piece)
+            self._num_out += len(piece)
+            if self._num_out == len(self._held[0]):
+                self._held.popleft()
+                self._num_out = 0
+        return "".join(taken)
+
+    def _forget(self) -> None:
+        self._held.clear()
+        self._num_out = self._num_held = 0
+        for search in self._searches:
+            search.num_begun = 0
+
+
+class _Search:
+    """One stop string's place in the text.
+
+    num_begun: how many of its characters the text ends with, the most there can be; never all.
+    """
+
+    __slots__ = ("_borders", "num_begun", "stop")
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.num_begun = 0
+        # Of the first i characters, how many of the last are the first as well. Computed as the
+        # text comes to need it, so a stop string that never begins costs nothing.
+        self._borders = [0, 0]
+
+    def push(self, text: str) -> int | None:
+        """Go on with `text`; where in it the stop string begins that ends first, or None."""
+        stop, borders, begun = self.stop, self._borders, self.num_begun
+        begin = None
+        for i, character in enumerate(text, 1):
+            while begun and stop[begun] != character:
+                begun = borders[begun]
+            if stop[begun] == character:
+                begun += 1
+                if begun == len(borders):
+                    borders.append(self._border(character))
+                if begun == len(stop):
+                    if begin is None:
+                        begin = i - begun
+                    begun = borders[begun]
+        self.num_begun = begun
+        return begin
+
+    def _border(self, last: str) -> int:
+        """Of one character more than there are borders of, `last`."""
+        border = self._borders[-1]
+        while border and self.stop[border] != last:
+            border = self._borders[border]
+        return border + (self.stop[border] == last)
