@@ -56,7 +56,7 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """One decoder's facts that kernels are shaped by."""
+    """One decoder's facts that kernels are shaped by. is_gemma: its activation and wide norms."""
 
     name: str
     hidden_size: int
@@ -66,6 +66,8 @@ class ModelShape:
     head_size: int
     dtype: torch.dtype = torch.bfloat16
     window: int | None = None
+    softcap: float | None = None
+    is_gemma: bool = False
 
 
 MODELS = (
@@ -74,6 +76,7 @@ MODELS = (
     ModelShape("7B", 3584, 18944, 28, 4, 128),
     ModelShape("heads of 96", 3072, 8192, 32, 32, 96, window=2048),
     ModelShape("heads of 256", 2048, 16384, 8, 4, 256, window=4096),
+    ModelShape("Gemma 2", 2304, 9216, 8, 4, 256, window=4096, softcap=50.0, is_gemma=True),
 )
 
 
@@ -138,8 +141,10 @@ def _run_layer(ops: Ops, model: ModelShape, work: Work) -> None:
         (hidden, inner),
     )
     lora = _plan_lora(ops, shapes, work, model.dtype)
+    norm_dtype = torch.float32 if model.is_gemma else model.dtype
+    norm_weight = empty(hidden, dtype=norm_dtype)
     residual = ops.add_rms_norm(
-        empty(work.num_rows, hidden), empty(work.num_rows, hidden), empty(hidden), 1e-6
+        empty(work.num_rows, hidden), empty(work.num_rows, hidden), norm_weight, 1e-6
     )
     for index, (out_features, in_features) in enumerate(shapes):
         bias = empty(out_features) if index == 0 else None
@@ -147,15 +152,19 @@ def _run_layer(ops: Ops, model: ModelShape, work: Work) -> None:
         y = ops.linear(x, ops.pack_linear(empty(out_features, in_features), bias))
         ops.lora(y, x, lora, index)
     q, k, v = empty(work.num_rows, sum(heads), head).split(heads, dim=1)
-    ops.rms_norm(q, empty(head), 1e-6)
+    ops.rms_norm(q, empty(head, dtype=norm_dtype), 1e-6)
     cache = ops.new_kv_cache(4096, BLOCK_SIZE, model.num_kv_heads, head, model.dtype)
     rows = empty(work.num_rows, dtype=torch.int64)
     ops.rotary_and_write_kv(
         q, k, v, empty(work.context, head, dtype=torch.float32), rows, cache, rows
     )
     plan = _plan_attention(ops, work)
-    ops.paged_attention(q, cache, plan, head**-0.5, model.window)
-    ops.silu_and_mul(empty(residual.shape[0], 2 * inner))
+    ops.paged_attention(q, cache, plan, head**-0.5, model.window, model.softcap)
+    gate = ops.gelu_tanh_and_mul if model.is_gemma else ops.silu_and_mul
+    gate(empty(residual.shape[0], 2 * inner))
+    if model.is_gemma:
+        ops.embed(empty(1000, hidden), rows, hidden**0.5)
+        ops.soft_cap(empty(work.num_requests, 1000), 30.0)
 
 
 def _plan_lora(

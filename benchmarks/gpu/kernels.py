@@ -123,7 +123,7 @@ class Works:
         seen = sum(range(seq_len - tokens + 1, seq_len + 1))
         return Work(
             f"attention, {requests} x {tokens} tokens at {seq_len}",
-            partial(ops.paged_attention, q, cache.normal_(), plan, size**-0.5, None),
+            partial(ops.paged_attention, q, cache.normal_(), plan, size**-0.5, None, None),
             4.0 * requests * seen * heads * size,
             self._bytes(requests * seq_len * kv_heads * size * 2 + 2 * q.numel()),
         )

@@ -120,7 +120,7 @@ def attention_works(ops: Ops, dtype: torch.dtype) -> Iterator[Work]:
         seen = sum(range(seq_len - tokens + 1, seq_len + 1))
         yield Work(
             f"attention, {requests} x {tokens} tokens at {seq_len}",
-            partial(ops.paged_attention, q, cache, plan, D**-0.5, None),
+            partial(ops.paged_attention, q, cache, plan, D**-0.5, None, None),
             4.0 * requests * seen * HQ * D,
             q.element_size() * (requests * seq_len * HKV * D * 2 + 2 * q.numel()),
         )

@@ -1,5 +1,7 @@
 // out[t][h] = softmax over seen positions j of (q[t][h] . k[j] scale) times v[j]
 //
+// With soft-capping, cap tanh(q . k scale / cap) stands in the place of q . k scale.
+//
 // T tokens of R requests, D head size. Token t of a request with seq_len L and n queries is at
 // position p = L - n + t and sees [0, p], or the last `window` of it.
 //
@@ -175,12 +177,17 @@ static void run_tasks(const AttentionSetup<T>& setup, const AttentionWork& work,
   });
 }
 
+static inline LogitScale logit_scale(const AttentionCall& call) {
+  if (call.softcap == 0) return {0, call.scale * kLog2E};
+  return {call.scale / call.softcap, call.softcap * kLog2E};
+}
+
 template <class T>
 static void attention_of(const AttentionCall& call, Workers& workers) {
   const size_t heads = call.num_heads / call.shape.num_kv_heads;
   const size_t tokens_per_unit = heads < kUnitRows ? kUnitRows / heads : 1;
   const AttentionSetup<T> setup{&call, KvLayout(call.shape), heads, tokens_per_unit * heads,
-                                call.scale * kLog2E};
+                                logit_scale(call)};
   AttentionWork work{};
   const size_t num_units = count_units(setup, tokens_per_unit);
   work.units = static_cast<AttentionUnit*>(workers.plan.take(num_units * sizeof(AttentionUnit)));

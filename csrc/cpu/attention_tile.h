@@ -3,7 +3,9 @@
 // R rows (tokens of one request times the heads that share a kv head), D head size, words as in
 // dtype.h, layout of the cache as in kv_layout.h.
 //
-//   s = q . k        p = 2^(s scale log2(e) - max)        out = out 2^(old max - max) + sum p v
+//   s = q . k        p = 2^(l - max)        out = out 2^(old max - max) + sum p v
+//
+// where l is the logit of s in base 2, see LogitScale.
 //
 // What a row computes depends on its own position and window alone. Positions that it does not see
 // are never multiplied, not even by zero: they may hold anything, NaN too. p is rounded as
@@ -37,13 +39,20 @@ struct Visible {
   int64_t begin, end;
 };
 
+// l = outer s; with soft-capping, l = outer tanh(inner s). Of logits scale s, outer is
+// scale log2(e); of logits cap tanh(scale s / cap), it is cap log2(e).
+struct LogitScale {
+  float inner;  // 0: no cap
+  float outer;
+};
+
 // Running softmax of R rows over the positions walked so far.
 template <class Dot>
 struct TileState {
   typename Dot::Left* q;        // (R, D)
-  float* scores;                // (R, kTile)
+  float* scores;                // (R, kTile): s, or tanh(inner s)
   typename Dot::Left* weights;  // (R, kTile)
-  float* max;                   // (R), of scores times scale log2(e)
+  float* max;                   // (R), of l
   float* decay;                 // (R), what this tile's maximum does to older sums
   float* sums;                  // (R, 16), added up at the end
   float* out;                   // (R, D)
@@ -72,6 +81,14 @@ static void tile_scores(const TileState<Dot>& state, const TileGroups& groups, R
   }
 }
 
+template <class Dot>
+static void cap_scores(const TileState<Dot>& state, Range rows, float inner) {
+  for (size_t at = rows.begin * kTile; at < rows.end * kTile; at += kLanes) {
+    float* s = state.scores + at;
+    store(s, tanh(mul(load(s), broadcast(inner))));
+  }
+}
+
 SIMD_INLINE int clamp_lane(int64_t lane) {
   return static_cast<int>(lane < 0 ? 0 : lane > kLanes ? kLanes : lane);
 }
@@ -92,7 +109,7 @@ SIMD_INLINE F32x16 seen_scores(const TileState<Dot>& state, size_t row, int g, P
 
 // Brings max up to date, and says how much older sums decay. part_of_row(row) -> Part.
 template <class Dot, class PartOfRow>
-static void raise_max(const TileState<Dot>& state, Range rows, float scale,
+static void raise_max(const TileState<Dot>& state, Range rows, float outer,
                       const PartOfRow& part_of_row) {
   for (size_t row = rows.begin; row < rows.end; ++row) {
     const Part part = part_of_row(row);
@@ -107,15 +124,15 @@ static void raise_max(const TileState<Dot>& state, Range rows, float scale,
     float* max = state.max + rows.begin + i;
     float* decay = state.decay + rows.begin + i;
     const F32x16 old_max = load_lanes(max, n);
-    const F32x16 new_max = at_least(mul(load_lanes(decay, n), broadcast(scale)), old_max);
+    const F32x16 new_max = at_least(mul(load_lanes(decay, n), broadcast(outer)), old_max);
     store_lanes(max, new_max, n);
     store_lanes(decay, exp2_below_overflow(sub(old_max, new_max)), n);
   });
 }
 
-// weights = 2^(scores scale - max), added to the decayed sums.
+// weights = 2^(l - max), added to the decayed sums.
 template <class Dot, class PartOfRow>
-static void weigh(const TileState<Dot>& state, Range rows, float scale,
+static void weigh(const TileState<Dot>& state, Range rows, float outer,
                   const PartOfRow& part_of_row) {
   for (size_t row = rows.begin; row < rows.end; ++row) {
     const Part part = part_of_row(row);
@@ -124,7 +141,7 @@ static void weigh(const TileState<Dot>& state, Range rows, float scale,
 #pragma GCC unroll 4
     for (int g = 0; g < kTileGroups; ++g) {
       const F32x16 s = seen_scores(state, row, g, part);
-      const F32x16 p = exp2_below_overflow(fma(s, broadcast(scale), max));
+      const F32x16 p = exp2_below_overflow(fma(s, broadcast(outer), max));
       store_left<Dot>(state.weights + row * kTile + g * kLanes, p);
       sum = add(sum, p);
     }
@@ -218,17 +235,19 @@ static void prefetch_groups(const uint32_t* const (&groups)[kTileGroups], size_t
 // next_tile: what to fetch meanwhile, or null.
 template <class Dot, class See>
 static void attend_tile(const TileState<Dot>& state, const TileGroups& groups, int64_t tile_begin,
-                        Range rows, float scale, const See& visible, const TileGroups* next_tile) {
+                        Range rows, LogitScale scale, const See& visible,
+                        const TileGroups* next_tile) {
   const auto part_of_row = [&](size_t row) {
     const Visible seen = visible(row);
     return Part{static_cast<int>(seen.begin > tile_begin ? seen.begin - tile_begin : 0),
                 static_cast<int>(seen.end < tile_begin + kTile ? seen.end - tile_begin : kTile)};
   };
   tile_scores(state, groups, rows);
+  if (scale.inner != 0) cap_scores(state, rows, scale.inner);
   if (next_tile != nullptr) prefetch_groups<Dot>(next_tile->keys, state.head_size);
-  raise_max(state, rows, scale, part_of_row);
+  raise_max(state, rows, scale.outer, part_of_row);
   if (next_tile != nullptr) prefetch_groups<Dot>(next_tile->values, state.head_size);
-  weigh(state, rows, scale, part_of_row);
+  weigh(state, rows, scale.outer, part_of_row);
   for (size_t first = rows.begin; first < rows.end;) {
     const Part part = part_of_row(first);
     size_t last = first + 1;

@@ -40,9 +40,9 @@ template <class T>
 struct AttentionSetup {
   const AttentionCall* call;
   KvLayout layout;
-  size_t heads;      // that share a kv head
-  size_t max_rows;   // of a unit
-  float scale_log2;  // scale times log2(e)
+  size_t heads;     // that share a kv head
+  size_t max_rows;  // of a unit
+  LogitScale scale;
 
   Visible visible(int64_t position) const {
     const int64_t begin = call->window > 0 ? position - call->window + 1 : 0;
@@ -200,7 +200,7 @@ static Range walk_span(const AttentionSetup<T>& setup, const AttentionUnit& unit
     TileGroups next;
     const bool has_next = rows.end - rows.begin <= kPrefetchRows && seen.end > tile + kTile;
     if (has_next) next = find_groups(setup, unit, tile + kTile, seen);
-    attend_tile(state, groups, tile, rows, setup.scale_log2, visible, has_next ? &next : nullptr);
+    attend_tile(state, groups, tile, rows, setup.scale, visible, has_next ? &next : nullptr);
   }
   return all;
 }

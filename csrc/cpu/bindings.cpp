@@ -271,12 +271,13 @@ class Backend {
                                      linear_index, in_features, out_features});
   }
 
-  void norm(int dtype, Address x, size_t x_stride, size_t heads, Address residual, Address weight,
-            Address y, size_t rows, size_t width, float eps) {
+  void norm(int dtype, Address x, size_t x_stride, size_t heads, Address residual,
+            int weight_dtype, Address weight, Address y, size_t rows, size_t width, float eps) {
     submit<NormCall>(kernels_.norm, {Dtype(dtype),
                                      {pointer(x), x_stride},
                                      heads,
                                      pointer(residual),
+                                     Dtype(weight_dtype),
                                      pointer(weight),
                                      pointer(y),
                                      rows,
@@ -285,7 +286,21 @@ class Backend {
   }
 
   void silu_and_mul(int dtype, Address x, Address y, size_t rows, size_t width) {
-    submit<SiluCall>(kernels_.silu_and_mul, {Dtype(dtype), pointer(x), pointer(y), rows, width});
+    submit<ActivationCall>(kernels_.silu_and_mul,
+                           {Dtype(dtype), pointer(x), pointer(y), rows, width});
+  }
+
+  void gelu_tanh_and_mul(int dtype, Address x, Address y, size_t rows, size_t width) {
+    submit<ActivationCall>(kernels_.gelu_tanh_and_mul,
+                           {Dtype(dtype), pointer(x), pointer(y), rows, width});
+  }
+
+  void scale(int dtype, Address x, size_t size, float factor) {
+    submit<ElementwiseCall>(kernels_.scale, {Dtype(dtype), pointer(x), size, factor});
+  }
+
+  void soft_cap(int dtype, Address x, size_t size, float cap) {
+    submit<ElementwiseCall>(kernels_.soft_cap, {Dtype(dtype), pointer(x), size, cap});
   }
 
   void rotary_and_write_kv(int dtype, Address q, size_t q_stride, Address k, size_t k_stride,
@@ -307,7 +322,8 @@ class Backend {
 
   void attention(int dtype, Address q, size_t q_stride, Address out, Address cache,
                  size_t block_size, size_t num_kv_heads, size_t head_size,
-                 const StepAttention& step, size_t num_heads, float scale, int64_t window) {
+                 const StepAttention& step, size_t num_heads, float scale, int64_t window,
+                 float softcap) {
     submit<AttentionCall>(kernels_.attention, {Dtype(dtype),
                                                {pointer(q), q_stride},
                                                pointer(out),
@@ -316,7 +332,8 @@ class Backend {
                                                &step.plan,
                                                num_heads,
                                                scale,
-                                               window});
+                                               window,
+                                               softcap});
   }
 
   std::vector<Sampled> sample(int dtype, Address logits, size_t vocab_size,
@@ -437,6 +454,9 @@ NB_MODULE(_cpu, m) {
       .def("lora", &Backend::lora)
       .def("norm", &Backend::norm)
       .def("silu_and_mul", &Backend::silu_and_mul)
+      .def("gelu_tanh_and_mul", &Backend::gelu_tanh_and_mul)
+      .def("scale", &Backend::scale)
+      .def("soft_cap", &Backend::soft_cap)
       .def("rotary_and_write_kv", &Backend::rotary_and_write_kv)
       .def("attention", &Backend::attention)
       .def("sample", &Backend::sample)

@@ -89,15 +89,24 @@ struct NormCall {
   Dtype dtype;
   TokenRows x;
   size_t heads;
-  void* residual;  // or null
+  void* residual;      // or null
+  Dtype weight_dtype;  // dtype, or kFloat32
   const void* weight;
   void* y;
   size_t rows, width;
   float eps;
 };
 
-// y[t] = silu(x[t][:width]) * x[t][width:].   x (rows, 2 width), y (rows, width).
-struct SiluCall {
+// x[i] = f(x[i], factor).
+struct ElementwiseCall {
+  Dtype dtype;
+  void* x;
+  size_t size;
+  float factor;
+};
+
+// y[t] = activation(x[t][:width]) * x[t][width:].   x (rows, 2 width), y (rows, width).
+struct ActivationCall {
   Dtype dtype;
   const void* x;
   void* y;
@@ -139,6 +148,7 @@ struct AttentionCall {
   size_t num_heads;
   float scale;
   int64_t window;  // 0: no window
+  float softcap;   // 0: none
 };
 
 struct Kernels {
@@ -150,7 +160,10 @@ struct Kernels {
   void (*greedy)(const GreedyCall&, Workers&);
   void (*lora)(const LoraCall&, Workers&);
   void (*norm)(const NormCall&, Workers&);
-  void (*silu_and_mul)(const SiluCall&, Workers&);
+  void (*silu_and_mul)(const ActivationCall&, Workers&);
+  void (*gelu_tanh_and_mul)(const ActivationCall&, Workers&);
+  void (*scale)(const ElementwiseCall&, Workers&);
+  void (*soft_cap)(const ElementwiseCall&, Workers&);
   void (*rotary_and_write_kv)(const RotaryCall&, Workers&);
   void (*attention)(const AttentionCall&, Workers&);
   void (*sample)(const SampleCall&, Workers&);

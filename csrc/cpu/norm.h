@@ -1,5 +1,6 @@
 // y[n] = x[n] * weight / sqrt(mean over d of x[n][d]^2 + eps)        N rows, D width
 //
+// The weight has x's type, or is float. In float, rounded once.
 // With a residual, residual[n] += x[n] is rounded to its type first and then normalised. Squares
 // are summed in 16 lanes over ascending d, lanes in reduce_add's tree: the order depends on D only.
 
@@ -13,8 +14,8 @@
 
 namespace lora_serve::LORA_SERVE_PATH {
 
-template <class T>
-static void norm_row(const T* x, const T* weight, size_t width, float eps, T* y) {
+template <class T, class W>
+static void norm_row(const T* x, const W* weight, size_t width, float eps, T* y) {
   F32x16 squares = zero();
   for_each_vector(width, [&](size_t d, auto n) {
     const F32x16 v = load_lanes(x + d, n);
@@ -35,8 +36,8 @@ static void add_row(const T* x, size_t width, T* residual) {
   });
 }
 
-template <class T>
-static void norm_of(const NormCall& call, Workers& workers) {
+template <class T, class W>
+static void norm_rows(const NormCall& call, Workers& workers) {
   const Team team = workers.team(call.rows * call.width >= kParallelElements);
   const size_t num_tasks = tasks_of_rows(team);
   for_each_task(team, num_tasks, [&](size_t task, int) {
@@ -50,9 +51,15 @@ static void norm_of(const NormCall& call, Workers& workers) {
         x = residual;
       }
       T* y = static_cast<T*>(call.y) + r * call.width;
-      norm_row(x, static_cast<const T*>(call.weight), call.width, call.eps, y);
+      norm_row(x, static_cast<const W*>(call.weight), call.width, call.eps, y);
     }
   });
+}
+
+template <class T>
+static void norm_of(const NormCall& call, Workers& workers) {
+  if (call.weight_dtype == Dtype::kFloat32) return norm_rows<T, float>(call, workers);
+  norm_rows<T, T>(call, workers);
 }
 
 }  // namespace lora_serve::LORA_SERVE_PATH

@@ -10,6 +10,7 @@
 
 #include "activation.h"
 #include "attention.h"
+#include "elementwise.h"
 #include "integer_linear.h"
 #include "kernels.h"
 #include "linear.h"
@@ -39,7 +40,10 @@ LORA_SERVE_BY_DTYPE(linear, LinearCall)
 LORA_SERVE_BY_DTYPE(quantize, QuantizeCall)
 LORA_SERVE_BY_DTYPE(lora, LoraCall)
 LORA_SERVE_BY_DTYPE(norm, NormCall)
-LORA_SERVE_BY_DTYPE(silu_and_mul, SiluCall)
+LORA_SERVE_BY_DTYPE(silu_and_mul, ActivationCall)
+LORA_SERVE_BY_DTYPE(gelu_tanh_and_mul, ActivationCall)
+LORA_SERVE_BY_DTYPE(scale, ElementwiseCall)
+LORA_SERVE_BY_DTYPE(soft_cap, ElementwiseCall)
 LORA_SERVE_BY_DTYPE(rotary_and_write_kv, RotaryCall)
 LORA_SERVE_BY_DTYPE(attention, AttentionCall)
 LORA_SERVE_BY_DTYPE(sample, SampleCall)
@@ -79,6 +83,9 @@ static constexpr Kernels table(const char* path) {
           lora,
           norm,
           silu_and_mul,
+          gelu_tanh_and_mul,
+          scale,
+          soft_cap,
           rotary_and_write_kv,
           attention,
           sample,

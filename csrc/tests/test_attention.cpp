@@ -11,12 +11,13 @@ namespace {
 struct Shape {
   size_t num_heads, num_kv_heads, head_size, block_size, seq_len;
   int64_t window;
+  float softcap;
 };
 
-constexpr Shape kShapes[] = {{1, 1, 16, 16, 1, 0},     {4, 2, 32, 16, 130, 0},
-                             {7, 1, 64, 32, 70, 0},    {3, 3, 80, 16, 65, 20},
-                             {2, 1, 256, 48, 100, 1},  {1, 1, 16, 16, 530, 0},
-                             {1, 1, 16, 16, 590, 70}};
+constexpr Shape kShapes[] = {{1, 1, 16, 16, 1, 0, 0},    {4, 2, 32, 16, 130, 0, 0},
+                             {7, 1, 64, 32, 70, 0, 0},   {3, 3, 80, 16, 65, 20, 0},
+                             {2, 1, 256, 48, 100, 1, 0}, {1, 1, 16, 16, 530, 0, 0},
+                             {1, 1, 16, 16, 590, 70, 0}, {2, 1, 256, 16, 90, 40, 0.5}};
 
 // One request: its fused q, k, v rows, its blocks dealt in disorder, and a cache full of NaN.
 struct Request {
@@ -73,11 +74,20 @@ struct Request {
           workers);
       const int32_t query_start[] = {0, static_cast<int32_t>(tokens)};
       const int32_t seq_len = static_cast<int32_t>(begin + tokens);
-      const AttentionPlan plan{query_start, &seq_len, table.data(), 1, table.size()};
-      kernels.attention({dtype, heads_from(fused, begin, 0), out.at(begin * out_width), kv.data(),
-                         kv_shape, &plan, shape.num_heads,
-                         1 / std::sqrt(static_cast<float>(shape.head_size)), shape.window},
-                        workers);
+      // Blocks that lie before all windows have no address that may be looked at.
+      std::vector<int32_t> seen = table;
+      for (size_t b = 0; b < table.size(); ++b) {
+        const int64_t end = static_cast<int64_t>((b + 1) * shape.block_size);
+        const bool is_hidden =
+            shape.window > 0 && end <= static_cast<int64_t>(begin) - shape.window + 1;
+        if (is_hidden) seen[b] = 1 << 24;
+      }
+      const AttentionPlan plan{query_start, &seq_len, seen.data(), 1, seen.size()};
+      kernels.attention(
+          {dtype, heads_from(fused, begin, 0), out.at(begin * out_width), kv.data(), kv_shape,
+           &plan, shape.num_heads, 1 / std::sqrt(static_cast<float>(shape.head_size)), shape.window,
+           shape.softcap},
+          workers);
     }
     return out;
   }
@@ -96,6 +106,12 @@ struct Request {
     std::vector<double> result;
     for (size_t d = 0; d < size; ++d) result.push_back(is_value ? x(d) : rounded[d]);
     return result;
+  }
+
+  double logit(double score) const {
+    const double scaled = score / std::sqrt(static_cast<double>(shape.head_size));
+    const double cap = shape.softcap;
+    return cap == 0 ? scaled : cap * std::tanh(scaled / cap);
   }
 
   std::vector<double> exact() const {
@@ -118,7 +134,7 @@ struct Request {
           for (size_t d = 0; d < size; ++d) {
             score += heads[t * per_token + h][d] * heads[j * per_token + key][d];
           }
-          const double weight = std::exp(score / std::sqrt(static_cast<double>(size)));
+          const double weight = std::exp(logit(score));
           total += weight;
           for (size_t d = 0; d < size; ++d) {
             sum[d] += weight * heads[j * per_token + key + shape.num_kv_heads][d];
@@ -138,7 +154,8 @@ void test_attention(const Kernels& kernels, Dtype dtype) {
   for (const Shape& shape : kShapes) {
     const Case c{&kernels, dtype,
                  "attention over " + std::to_string(shape.seq_len) + ", head size " +
-                     std::to_string(shape.head_size) + ", window " + std::to_string(shape.window)};
+                     std::to_string(shape.head_size) + ", window " + std::to_string(shape.window) +
+                     ", cap " + std::to_string(shape.softcap)};
     const Request request(dtype, shape);
     const Array whole = request.run(kernels, shape.seq_len, three);
     expect_close(c, whole, request.exact());

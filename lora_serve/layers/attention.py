@@ -65,6 +65,6 @@ class Attention:
     def attend(self, q: Tensor, rows: ForwardBatch | OutputRows, kv_cache: Tensor) -> Tensor:
         """q: (T, Hq, D), of `rows` -> (T, H). All that they see has been written."""
         attended = self._ops.paged_attention(
-            q, kv_cache, rows.attention, self._scale, self._sliding_window
+            q, kv_cache, rows.attention, self._scale, self._sliding_window, None
         )
         return self._output(attended.view(q.shape[0], -1), rows)

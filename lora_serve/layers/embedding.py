@@ -17,7 +17,7 @@ class Embedding:
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """(T, H), newly allocated: the model adds to it in place."""
-        rows = self._ops.embed(self._weight, batch.input_ids)
+        rows = self._ops.embed(self._weight, batch.input_ids, None)
         if batch.inputs_embeds is None or batch.is_embeds is None:
             return rows
         return where(batch.is_embeds[:, None], batch.inputs_embeds, rows)

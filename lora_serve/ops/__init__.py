@@ -95,10 +95,6 @@ class Runtime:
     launcher: object = None
 
 
-def _rows_of(weight: Tensor, input_ids: Tensor) -> Tensor:
-    return weight[input_ids]
-
-
 @dataclass(frozen=True, slots=True)
 class Ops:
     """A backend's kernels. T tokens, R requests, H hidden, D head size, dtype the model's.
@@ -107,7 +103,8 @@ class Ops:
         bit; part of the model fingerprint.
     device: where the tensors of all calls live, except those that plans are made of: these are
         CPU tensors, and the backend brings to the device what its kernels need of them.
-    embed(weight (V, H), input_ids (T), int64) -> (T, H), newly allocated: the tokens' rows.
+    embed(weight (V, H), input_ids (T), int64, scale or None) -> (T, H), newly allocated: the
+        tokens' rows, as they are; or times scale, in float32, rounded once.
     pack_linear(weight (out, in), bias (out) or None) -> PackedLinear. May keep the weight itself.
     linear(x (T, in), packed) -> (T, out). Accumulates in float32, rounds once, after the bias.
     pack_quantized(weight, code_format, bias or None, quantize_activations) -> PackedLinear, for
@@ -121,11 +118,16 @@ class Ops:
         disjoint row ranges in ascending order; rows outside them have no adapter.
     lora(y (T, out), x (T, in), plan, linear_index) adds every segment's delta to y, in place.
         The hidden x @ a.T stays float32; delta is added in float32 and y rounded once.
-    rms_norm(x (N, D) or (T, heads, D), weight (D), eps) -> the same shape, contiguous. Mean of
-        squares in float32. A token's heads lie side by side, tokens at any stride.
+    rms_norm(x (N, D) or (T, heads, D), weight (D), eps) -> the same shape, contiguous. In float32,
+        rounded once. A token's heads lie side by side, tokens at any stride. The weight is of x's
+        dtype or float32, here and in add_rms_norm.
     add_rms_norm(x (T, H), residual (T, H), weight, eps) -> (T, H). residual += x in place, rounded
         to its dtype; returns rms_norm(residual).
     silu_and_mul(x (T, 2 I)) -> (T, I): silu(x[:, :I]) * x[:, I:], in float32, rounded once.
+    gelu_tanh_and_mul(x (T, 2 I)) -> (T, I): the same with gelu in its form with tanh, gate / 2 *
+        (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 gate^3))), in the place of silu.
+    soft_cap(logits (N, V), cap) -> the same tensor, whose numbers became cap * tanh(logits / cap),
+        in float32, rounded once. Contiguous; cap is above 0.
     new_kv_cache(num_blocks, block_size, num_kv_heads, head_size, dtype) -> one layer's cache; dim 0
         is the block, everything below it belongs to the backend (tiers move it as bytes).
     rotary_and_write_kv(q (T, Hq, D), k (T, Hkv, D), v (T, Hkv, D), cos_sin (P, D), positions (T),
@@ -134,8 +136,10 @@ class Ops:
     plan_attention(query_start_loc (R+1), seq_lens (R), block_tables (R, max_blocks), block_size)
         -> AttentionPlan, once a step; int32 CPU tensors. Request r's queries are rows
         [query_start_loc[r], query_start_loc[r+1]), the last of seq_lens[r] positions.
-    paged_attention(q (T, Hq, D), kv_cache, plan, scale, sliding_window or None) -> (T, Hq, D).
-        Causal; query at position p sees [0, p], or (p - sliding_window, p].
+    paged_attention(q (T, Hq, D), kv_cache, plan, scale, sliding_window or None, softcap or None)
+        -> (T, Hq, D). Causal; query at position p sees [0, p], or (p - sliding_window, p]. Blocks
+        that none of a request's queries sees may hold anything; those before a window need not be
+        the request's. Scores are scale * q . k, or softcap * tanh(scale * q . k / softcap).
     runtime: for kernels of the backend outside this record.
     graph_plans: how plans live at fixed addresses; None where nothing is ever captured.
     """
@@ -151,13 +155,17 @@ class Ops:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     silu_and_mul: Callable[[Tensor], Tensor]
+    gelu_tanh_and_mul: Callable[[Tensor], Tensor]
+    soft_cap: Callable[[Tensor, float], Tensor]
     new_kv_cache: Callable[[int, int, int, int, dtype], Tensor]
     rotary_and_write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
     plan_attention: Callable[[Tensor, Tensor, Tensor, int], AttentionPlan]
-    paged_attention: Callable[[Tensor, Tensor, AttentionPlan, float, int | None], Tensor]
+    paged_attention: Callable[
+        [Tensor, Tensor, AttentionPlan, float, int | None, float | None], Tensor
+    ]
+    embed: Callable[[Tensor, Tensor, float | None], Tensor]
     graph_plans: GraphPlans | None = None
     pack_quantized: Callable[[Tensor, CodeFormat, Tensor | None, bool], PackedLinear] | None = None
-    embed: Callable[[Tensor, Tensor], Tensor] = _rows_of
     pack_screen: Callable[[Tensor, PackedLinear], ScreenedArgmax | None] | None = None
     runtime: Runtime = Runtime("reference")
 
@@ -170,6 +178,8 @@ OP_GROUPS: dict[str, tuple[str, ...]] = {
     "rms_norm": ("rms_norm",),
     "add_rms_norm": ("add_rms_norm",),
     "silu_and_mul": ("silu_and_mul",),
+    "gelu_tanh_and_mul": ("gelu_tanh_and_mul",),
+    "soft_cap": ("soft_cap",),
     "paged_attention": (
         "new_kv_cache",
         "rotary_and_write_kv",

@@ -138,6 +138,7 @@ class Backend:
         x_stride: int,
         heads: int,
         residual: int,
+        weight_dtype: int,
         weight: int,
         y: int,
         rows: int,
@@ -146,6 +147,9 @@ class Backend:
         /,
     ) -> None: ...
     def silu_and_mul(self, dtype: int, x: int, y: int, rows: int, width: int, /) -> None: ...
+    def gelu_tanh_and_mul(self, dtype: int, x: int, y: int, rows: int, width: int, /) -> None: ...
+    def scale(self, dtype: int, x: int, size: int, factor: float, /) -> None: ...
+    def soft_cap(self, dtype: int, x: int, size: int, cap: float, /) -> None: ...
     def rotary_and_write_kv(
         self,
         dtype: int,
@@ -180,6 +184,7 @@ class Backend:
         num_heads: int,
         scale: float,
         window: int,
+        softcap: float,
         /,
     ) -> None: ...
     def sample(

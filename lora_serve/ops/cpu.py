@@ -78,6 +78,8 @@ class CpuKernels:
             rms_norm=self.rms_norm,
             add_rms_norm=self.add_rms_norm,
             silu_and_mul=self.silu_and_mul,
+            gelu_tanh_and_mul=self.gelu_tanh_and_mul,
+            soft_cap=self.soft_cap,
             new_kv_cache=self.new_kv_cache,
             rotary_and_write_kv=self.rotary_and_write_kv,
             plan_attention=plan_attention,
@@ -92,7 +94,7 @@ class CpuKernels:
             runtime=Runtime("cpu", self.native),
         )
 
-    def embed(self, weight: Tensor, input_ids: Tensor) -> Tensor:
+    def embed(self, weight: Tensor, input_ids: Tensor, scale: float | None = None) -> Tensor:
         vocab_size, hidden_size = weight.shape
         assert weight.is_contiguous(), "embed reads rows by address"
         input_ids = input_ids.contiguous()
@@ -105,6 +107,8 @@ class CpuKernels:
             hidden_size * weight.itemsize,
             vocab_size,
         )
+        if scale is not None:
+            self.native.scale(dtype_code(y.dtype), y.data_ptr(), y.numel(), scale)
         return y
 
     def linear(self, x: Tensor, packed: PackedLinear | QuantizedLinear) -> Tensor:
@@ -171,12 +175,14 @@ class CpuKernels:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         tokens, heads, width = x.shape if x.dim() == 3 else (len(x), 1, x.shape[1])
         y = self._recorder.new(*x.shape, dtype=x.dtype)
+        code, weight_code = _norm_codes(x, weight)
         self.native.norm(
-            DTYPE_CODES[x.dtype],
+            code,
             x.data_ptr(),
             _token_stride(x.view(tokens, heads, width), width),
             heads,
             0,
+            weight_code,
             weight.data_ptr(),
             y.data_ptr(),
             tokens * heads,
@@ -190,12 +196,14 @@ class CpuKernels:
         assert residual.is_contiguous(), "add_rms_norm adds in place: residual must be contiguous"
         rows, width = x.shape
         y = self._recorder.new(rows, width, dtype=x.dtype)
+        code, weight_code = _norm_codes(x, weight)
         self.native.norm(
-            DTYPE_CODES[x.dtype],
+            code,
             x.data_ptr(),
             width,
             1,
             residual.data_ptr(),
+            weight_code,
             weight.data_ptr(),
             y.data_ptr(),
             rows,
@@ -210,6 +218,21 @@ class CpuKernels:
         y = self._recorder.new(rows, width // 2, dtype=x.dtype)
         self.native.silu_and_mul(DTYPE_CODES[x.dtype], x.data_ptr(), y.data_ptr(), rows, width // 2)
         return y
+
+    def gelu_tanh_and_mul(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        rows, width = x.shape
+        y = self._recorder.new(rows, width // 2, dtype=x.dtype)
+        code = DTYPE_CODES[x.dtype]
+        self.native.gelu_tanh_and_mul(code, x.data_ptr(), y.data_ptr(), rows, width // 2)
+        return y
+
+    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
+        assert logits.is_contiguous(), "soft_cap works in place: logits must be contiguous"
+        assert cap > 0, f"logits capped at {cap}"
+        code = DTYPE_CODES[logits.dtype]
+        self.native.soft_cap(code, logits.data_ptr(), logits.numel(), cap)
+        return logits
 
     def new_kv_cache(
         self,
@@ -277,7 +300,9 @@ class CpuKernels:
         plan: AttentionStep,
         scale: float,
         sliding_window: int | None,
+        softcap: float | None = None,
     ) -> Tensor:
+        assert softcap is None or softcap > 0, f"scores capped at {softcap}"
         tokens, num_heads, head_size = q.shape
         _, _, num_kv_heads, groups, _ = kv_cache.shape
         out = self._recorder.new(tokens, num_heads, head_size, dtype=q.dtype)
@@ -294,8 +319,16 @@ class CpuKernels:
             num_heads,
             scale,
             sliding_window or 0,
+            softcap or 0.0,
         )
         return out
+
+
+def _norm_codes(x: Tensor, weight: Tensor) -> tuple[int, int]:
+    """The dtypes of the rows and of the weight, which may be float32 beside narrower rows."""
+    code, weight_code = DTYPE_CODES[x.dtype], DTYPE_CODES[weight.dtype]
+    assert weight_code in (code, 0), f"a norm's weight in {weight.dtype}, its rows in {x.dtype}"
+    return code, weight_code
 
 
 def _token_stride(rows: Tensor, head_size: int) -> int:

@@ -83,13 +83,19 @@ class RecordableOps:
             )
 
     def paged_attention(
-        self, q: Tensor, kv_cache: Tensor, plan: AttentionPlan, scale: float, window: int | None
+        self,
+        q: Tensor,
+        kv_cache: Tensor,
+        plan: AttentionPlan,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
     ) -> Tensor:
         if not isinstance(plan, HeldAttention):
-            return self._ops.paged_attention(q, kv_cache, plan, scale, window)
+            return self._ops.paged_attention(q, kv_cache, plan, scale, window, softcap)
         out = torch.zeros(q.shape, dtype=q.dtype)
         if n := plan.num_taken:
-            out[:n] = self._ops.paged_attention(q[:n], kv_cache, plan.plan, scale, window)
+            out[:n] = self._ops.paged_attention(q[:n], kv_cache, plan.plan, scale, window, softcap)
         return out
 
     def lora(self, y: Tensor, x: Tensor, plan: LoRAPlan, linear_index: int) -> None:

@@ -26,6 +26,9 @@ class HostedOps:
             rms_norm=self.rms_norm,
             add_rms_norm=self.add_rms_norm,
             silu_and_mul=self.silu_and_mul,
+            gelu_tanh_and_mul=self.gelu_tanh_and_mul,
+            soft_cap=self.soft_cap,
+            embed=self.embed,
             rotary_and_write_kv=self.rotary_and_write_kv,
             paged_attention=self.paged_attention,
         )
@@ -64,6 +67,15 @@ class HostedOps:
     def silu_and_mul(self, x: Tensor) -> Tensor:
         return self._ops.silu_and_mul(self._up(x)).cpu()
 
+    def gelu_tanh_and_mul(self, x: Tensor) -> Tensor:
+        return self._ops.gelu_tanh_and_mul(self._up(x)).cpu()
+
+    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
+        return logits.copy_(self._ops.soft_cap(self._up(logits).clone(), cap))
+
+    def embed(self, weight: Tensor, input_ids: Tensor, scale: float | None) -> Tensor:
+        return self._ops.embed(self._up(weight), self._up(input_ids), scale).cpu()
+
     def rotary_and_write_kv(
         self,
         q: Tensor,
@@ -80,6 +92,13 @@ class HostedOps:
         q.copy_(there)
 
     def paged_attention(
-        self, q: Tensor, kv_cache: Tensor, plan: AttentionPlan, scale: float, window: int | None
+        self,
+        q: Tensor,
+        kv_cache: Tensor,
+        plan: AttentionPlan,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
     ) -> Tensor:
-        return self._ops.paged_attention(self._up(q), kv_cache, plan, scale, window).cpu()
+        there = self._up(q)
+        return self._ops.paged_attention(there, kv_cache, plan, scale, window, softcap).cpu()

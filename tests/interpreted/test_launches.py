@@ -33,7 +33,7 @@ def test_a_kernel_waits_if_and_only_if_it_is_launched_early(
     monkeypatch: pytest.MonkeyPatch, model_path: Path, can: bool, may: bool
 ) -> None:
     kernel, card = RecordedKernel(), replace(INTERPRETER, overlaps_launches=can)
-    monkeypatch.setattr(rowwise, "silu_and_mul_kernel", kernel)
+    monkeypatch.setattr(rowwise, "gate_kernel", kernel)
     monkeypatch.setattr(triton_ops, "machine_of", lambda device: card)
     config = ModelConfig(model=str(model_path), override_op=("all=triton",), overlap_launches=may)
     load_model(config, CpuDevice(), 16).ops.silu_and_mul(torch.ones(1, 4))

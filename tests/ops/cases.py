@@ -61,6 +61,15 @@ def exact_silu_and_mul(x: Tensor) -> Tensor:
     return torch.nn.functional.silu(gate) * up
 
 
+def exact_gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    gate, up = x.double().chunk(2, dim=-1)
+    return torch.nn.functional.gelu(gate, approximate="tanh") * up
+
+
+def exact_soft_cap(x: Tensor, cap: float) -> Tensor:
+    return cap * (x.double() / cap).tanh()
+
+
 def exact_rotation(x: Tensor, cos_sin: Tensor, positions: Tensor) -> Tensor:
     """x: (T, heads, D)."""
     cos, sin = cos_sin[positions].double()[:, None].chunk(2, dim=-1)
@@ -68,11 +77,20 @@ def exact_rotation(x: Tensor, cos_sin: Tensor, positions: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def exact_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+def exact_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None = None,
+) -> Tensor:
     """q: (Q, Hq, D), a request's last positions; k and v: (S, Hkv, D), all -> (Q, Hq, D)."""
     group = q.shape[1] // k.shape[1]
     keys, values = (t.double().repeat_interleave(group, dim=1) for t in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * scale
+    if softcap is not None:
+        scores = exact_soft_cap(scores, softcap)
     distance = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))
     hidden = distance < 0
     if window is not None:
@@ -114,13 +132,16 @@ class PagedCase:
         dtype: torch.dtype,
         block_size: int = 16,
         window: int | None = None,
+        softcap: float | None = None,
         seed: int = 0,
     ) -> None:
-        self.ops, self.window, self.block_size = ops, window, block_size
+        self.ops, self.block_size = ops, block_size
+        self.window, self.softcap = window, softcap
         self.heads = (num_heads, num_kv_heads, num_kv_heads)
         self.scale = head_size**-0.5
         counts = [-(-seq_len // block_size) for seq_len in seq_lens]
         num_blocks = sum(counts) + 3
+        self.num_blocks = num_blocks
         self.cache = ops.new_kv_cache(num_blocks, block_size, num_kv_heads, head_size, dtype)
         self.cache.fill_(torch.nan)
         shuffled = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed))
@@ -144,7 +165,10 @@ class PagedCase:
 
     def step(self, chunks: Sequence[tuple[int, int, int]]) -> list[Tensor]:
         """Run (request, start, end) chunks as one batch; the attention output of each."""
-        q = self.write(chunks)
+        return self.attend(self.write(chunks), chunks)
+
+    def attend(self, q: Tensor, chunks: Sequence[tuple[int, int, int]]) -> list[Tensor]:
+        """`step` for q that `write` gave."""
         parts = [(self.requests[index], start, end) for index, start, end in chunks]
         sizes = [end - start for _, start, end in parts]
         plan = self.ops.plan_attention(
@@ -153,7 +177,7 @@ class PagedCase:
             self._block_tables([r for r, _, _ in parts]),
             self.block_size,
         )
-        out = self.ops.paged_attention(q, self.cache, plan, self.scale, self.window)
+        out = self.ops.paged_attention(q, self.cache, plan, self.scale, self.window, self.softcap)
         return list(out.split(sizes))
 
     def chunked(self, index: int, chunk: int) -> Tensor:
@@ -162,15 +186,28 @@ class PagedCase:
         steps = range(0, seq_len, chunk)
         return torch.cat([self.step([(index, s, min(s + chunk, seq_len))])[0] for s in steps])
 
+    def free_blocks_before(self, index: int, position: int, poison: float) -> None:
+        """Spoil the blocks that lie wholly before a position; the request then names another.
+
+        The block that it names in their place belongs to no request, and is spoilt too.
+        """
+        ids = self.requests[index].block_ids
+        taken = {int(i) for request in self.requests for i in request.block_ids}
+        spare = next(i for i in range(self.num_blocks) if i not in taken)
+        num_freed = max(0, position) // self.block_size
+        self.cache[ids[:num_freed].long()] = poison
+        self.cache[spare] = poison
+        ids[:num_freed] = spare
+
     def exact(self, index: int, start: int = 0) -> Tensor:
         """Of positions from start on, from rotated q, and k and v rounded to the cache's dtype."""
         request = self.requests[index]
         positions = torch.arange(len(request.q))
         q = exact_rotation(request.q[start:], self.cos_sin, positions[start:]).to(request.q.dtype)
         k = exact_rotation(request.k, self.cos_sin, positions).to(request.k.dtype)
-        return exact_attention(q, k, request.v, self.scale, self.window)
+        return exact_attention(q, k, request.v, self.scale, self.window, self.softcap)
 
     def _block_tables(self, requests: Sequence[PagedRequest]) -> Tensor:
-        """Filled up with block 0, whoever owns that."""
+        """Filled up with block 0, which may be another request's."""
         tables = [request.block_ids for request in requests]
         return torch.nn.utils.rnn.pad_sequence(tables, batch_first=True)

@@ -16,7 +16,7 @@ def make(
     *seq_lens: int,
     heads: tuple[int, int] = (4, 2),
     head_size: int = 32,
-    **options: int | None,
+    **options: int | float | None,
 ) -> PagedCase:
     return PagedCase(
         ops,
@@ -136,3 +136,93 @@ def test_large_scores_do_not_overflow(ops: Ops, dtype: torch.dtype) -> None:
     got = case.step([(0, 0, 30)])[0]
     assert torch.isfinite(got).all()
     assert got.abs().max() <= case.requests[0].v.abs().max() * 1.01
+
+
+SOFTCAPS = pytest.mark.parametrize("softcap", [0.5, 50.0])
+
+
+def capped(
+    ops: Ops, dtype: torch.dtype, *seq_lens: int, softcap: float, window: int | None = None
+) -> PagedCase:
+    """Scores far below the cap and far above it."""
+    case = make(ops, dtype, *seq_lens, softcap=softcap, window=window)
+    for request in case.requests:
+        request.q.mul_(3)
+        request.q[::7].mul_(60)
+    return case
+
+
+@SOFTCAPS
+@pytest.mark.parametrize("seq_len", [1, 17, 257, 600])
+def test_soft_capping_squeezes_scores_before_the_softmax(
+    ops: Ops, dtype: torch.dtype, seq_len: int, softcap: float
+) -> None:
+    case = capped(ops, dtype, seq_len, softcap=softcap)
+    assert_close(case.step([(0, 0, seq_len)])[0], case.exact(0), dtype)
+
+
+@WINDOWS
+def test_capped_scores_give_the_same_bits_in_any_chunks_and_company(
+    ops: Ops, dtype: torch.dtype, window: int | None
+) -> None:
+    case = capped(ops, dtype, 330, 40, softcap=5.0, window=window)
+    whole = case.chunked(0, 330)
+    for chunk in (7, 100):
+        case.cache.fill_(torch.nan)
+        assert torch.equal(case.chunked(0, chunk), whole), f"chunks of {chunk}"
+    assert torch.equal(case.step([(1, 0, 40), (0, 329, 330)])[1], whole[329:])
+
+
+def test_a_cap_that_no_score_comes_near_changes_next_to_nothing(
+    ops: Ops, dtype: torch.dtype
+) -> None:
+    case = make(ops, dtype, 70)
+    free = case.chunked(0, 70)
+    case.softcap = 1e4
+    assert_close(case.chunked(0, 70), free.double(), dtype)
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_an_overflow_reaches_no_capped_row_before_it(
+    ops: Ops, dtype: torch.dtype, broken: float
+) -> None:
+    case = make(ops, dtype, 70, softcap=50.0)
+    before = case.chunked(0, 70)[:50]
+    case.requests[0].k[50] = broken
+    case.cache.fill_(torch.nan)
+    assert torch.equal(case.step([(0, 0, 70)])[0][:50], before)
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, 3e4])
+@pytest.mark.parametrize("window", [1, 20, 100, 300])
+def test_blocks_before_a_window_may_be_anything(
+    ops: Ops, dtype: torch.dtype, window: int, poison: float
+) -> None:
+    """Freed blocks are other requests' by then, and so is the block that stands in the table."""
+    case = make(ops, dtype, 560, window=window)
+    whole = case.chunked(0, 560)
+    case.cache.fill_(torch.nan)
+    for start in range(0, 560, 80):
+        case.free_blocks_before(0, start - window + 1, poison)
+        assert torch.equal(case.step([(0, start, start + 80)])[0], whole[start:][:80])
+    for position in (557, 558, 559):
+        case.free_blocks_before(0, position - window + 1, poison)
+        assert torch.equal(case.step([(0, position, position + 1)])[0], whole[position:][:1])
+
+
+def test_layers_of_one_plan_may_have_windows_of_their_own(ops: Ops, dtype: torch.dtype) -> None:
+    whole = {}
+    for window in (None, 20, 300):
+        case = make(ops, dtype, 330, window=window)
+        whole[window] = case.chunked(0, 330)
+    for window, expected in whole.items():
+        case.window = window
+        assert torch.equal(case.step([(0, 0, 330)])[0], expected)
+
+
+@WINDOWS
+def test_heads_of_256(ops: Ops, dtype: torch.dtype, window: int | None) -> None:
+    case = make(ops, dtype, 270, heads=(4, 1), head_size=256, window=window, softcap=50.0)
+    whole = case.step([(0, 0, 270)])[0]
+    assert_close(whole, case.exact(0), dtype)
+    assert torch.equal(case.step([(0, 269, 270)])[0], whole[269:])

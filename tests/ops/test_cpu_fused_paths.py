@@ -55,14 +55,30 @@ def test_linear_and_lora(on_both: OnBoth, dtype: torch.dtype) -> None:
 def test_norm_and_activation(on_both: OnBoth, dtype: torch.dtype) -> None:
     x, weight = normal(13, 257, dtype=dtype), normal(257, dtype=dtype, seed=1)
     on_both(lambda ops: ops.rms_norm(x, weight, 1e-6))
+    on_both(lambda ops: ops.rms_norm(x, weight.float() + 2**-12, 1e-6))
     on_both(lambda ops: ops.silu_and_mul(x[:, 1:].contiguous()))
+    on_both(lambda ops: ops.gelu_tanh_and_mul(x[:, 1:].contiguous()))
 
 
-def test_attention(on_both: OnBoth, dtype: torch.dtype) -> None:
+def test_capped_logits(on_both: OnBoth, dtype: torch.dtype) -> None:
+    x = normal(13, 2570, dtype=dtype) * torch.logspace(-6, 3, 2570).to(dtype)
+    on_both(lambda ops: ops.soft_cap(x.clone(), 30.0))
+
+
+@pytest.mark.parametrize("softcap", [None, 20.0])
+def test_attention(on_both: OnBoth, dtype: torch.dtype, softcap: float | None) -> None:
     def attend(ops: Ops) -> Tensor:
         case = PagedCase(
-            ops, [700], num_heads=6, num_kv_heads=2, head_size=80, dtype=dtype, window=600
+            ops,
+            [700],
+            num_heads=6,
+            num_kv_heads=2,
+            head_size=80,
+            dtype=dtype,
+            window=600,
+            softcap=softcap,
         )
+        case.requests[0].q.mul_(6)
         return case.step([(0, 0, 700)])[0]
 
     on_both(attend)

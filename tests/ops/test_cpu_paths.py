@@ -17,10 +17,12 @@ from lora_serve.ops.reference import REFERENCE
 from tests.ops.cases import (
     PagedCase,
     assert_close,
+    exact_gelu_tanh_and_mul,
     exact_linear,
     exact_lora,
     exact_rms_norm,
     exact_silu_and_mul,
+    exact_soft_cap,
     normal,
 )
 
@@ -148,11 +150,34 @@ def test_norm_and_activation(by_threads: list[Ops], dtype: torch.dtype, rows: in
     assert_close(normed, exact_rms_norm(x, weight, 1e-6), dtype)
     gated = same_on_all([ops.silu_and_mul(x) for ops in by_threads])
     assert_close(gated, exact_silu_and_mul(x), dtype)
+    gated = same_on_all([ops.gelu_tanh_and_mul(x) for ops in by_threads])
+    assert_close(gated, exact_gelu_tanh_and_mul(x), dtype)
+    wide = weight.float() + 2**-12
+    normed = same_on_all([ops.rms_norm(x, wide, 1e-6) for ops in by_threads])
+    assert_close(normed, exact_rms_norm(x, wide, 1e-6), dtype)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_scaled_rows_and_capped_logits(
+    by_threads: list[Ops], dtype: torch.dtype, rows: int
+) -> None:
+    x, ids = normal(5, 40010, dtype=dtype) * 20, torch.tensor([4, 0, 3])[:rows]
+    scaled = same_on_all([ops.embed(x, ids, 1.5) for ops in by_threads])
+    assert torch.equal(scaled, (x[ids].double() * 1.5).to(dtype))
+    capped = same_on_all([ops.soft_cap(x[:rows].clone(), 30.0) for ops in by_threads])
+    assert_close(capped, exact_soft_cap(x[:rows], 30.0), dtype)
 
 
 @pytest.mark.parametrize(
-    ("heads", "head_size", "window"),
-    [((14, 2), 64, None), ((2, 2), 80, 700), ((4, 1), 256, None), ((3, 3), 16, 33)],
+    ("heads", "head_size", "window", "softcap"),
+    [
+        ((14, 2), 64, None, None),
+        ((2, 2), 80, 700, None),
+        ((4, 1), 256, None, None),
+        ((3, 3), 16, 33, None),
+        ((4, 2), 256, 700, 50.0),
+        ((2, 1), 32, None, 0.5),
+    ],
 )
 def test_attention(
     by_threads: list[Ops],
@@ -160,6 +185,7 @@ def test_attention(
     heads: tuple[int, int],
     head_size: int,
     window: int | None,
+    softcap: float | None,
 ) -> None:
     """1,100 positions are three spans: with more threads than units, spans are shared too."""
 
@@ -172,6 +198,7 @@ def test_attention(
             head_size=head_size,
             dtype=dtype,
             window=window,
+            softcap=softcap,
         )
 
     cases = [case(ops) for ops in by_threads]
@@ -179,3 +206,17 @@ def test_attention(
     assert_close(whole[1000:], cases[0].exact(0)[1000:], dtype)
     decoded = same_on_all([torch.cat(case.step([(1, 0, 90), (0, 1099, 1100)])) for case in cases])
     assert torch.equal(decoded[90:], whole[1099:])
+
+
+@pytest.mark.parametrize("window", [33, 700])
+def test_attention_is_not_changed_by_blocks_before_its_window(
+    by_threads: list[Ops], dtype: torch.dtype, window: int
+) -> None:
+    for ops in by_threads:
+        case = PagedCase(
+            ops, [1100], num_heads=4, num_kv_heads=2, head_size=32, dtype=dtype, window=window
+        )
+        whole = case.step([(0, 0, 1100)])[0]
+        for start, end in ((900, 1099), (1099, 1100)):
+            case.free_blocks_before(0, start - window + 1, torch.nan)
+            assert torch.equal(case.step([(0, start, end)])[0], whole[start:end])

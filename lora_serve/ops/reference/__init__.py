@@ -19,7 +19,14 @@ from lora_serve.ops.reference.attention import (
 )
 from lora_serve.ops.reference.projections import lora, pack_adapter, pack_linear, plan_lora
 from lora_serve.ops.reference.quantized import linear, pack_quantized
-from lora_serve.ops.reference.rowwise import add_rms_norm, rms_norm, silu_and_mul
+from lora_serve.ops.reference.rowwise import (
+    add_rms_norm,
+    embed,
+    gelu_tanh_and_mul,
+    rms_norm,
+    silu_and_mul,
+    soft_cap,
+)
 
 __all__ = ["REFERENCE"]
 
@@ -27,6 +34,7 @@ REFERENCE = Ops(
     name="reference",
     numerics=f"reference-2-rows{TILE_ROWS}-kv{KV_TILE}",
     device=torch.device("cpu"),
+    embed=embed,
     pack_linear=pack_linear,
     pack_quantized=pack_quantized,
     linear=linear,
@@ -36,6 +44,8 @@ REFERENCE = Ops(
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
     silu_and_mul=silu_and_mul,
+    gelu_tanh_and_mul=gelu_tanh_and_mul,
+    soft_cap=soft_cap,
     new_kv_cache=new_kv_cache,
     rotary_and_write_kv=rotary_and_write_kv,
     plan_attention=plan_attention,

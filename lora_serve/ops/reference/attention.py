@@ -1,6 +1,7 @@
 """Paged attention with rotary positions. Hq query heads share Hkv key heads, G = Hq / Hkv each.
 
     s[t] = scale * q . k[t]        w[t] = e^(s[t] - max s), 0 where t is hidden
+    or, with soft-capping, s[t] = softcap * tanh(scale * q . k[t] / softcap)
     out  = sum over tiles of (sum of w v in the tile)  /  sum over tiles of (sum of w in the tile)
 
 A tile is KV_TILE keys from a multiple of KV_TILE on, whichever of them the query may see, and
@@ -16,7 +17,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, dtype
 
-from lora_serve.ops.reference.arithmetic import exponential, multiply_tiles, pad_rows, row_sum
+from lora_serve.ops.reference.arithmetic import (
+    exponential,
+    hyperbolic_tangent,
+    multiply_tiles,
+    pad_rows,
+    row_sum,
+)
 
 KV_TILE = 256
 SCORES_AT_ONCE = 1 << 19  # bounds temporaries; 16 queries of 8 heads over 4096 keys
@@ -34,6 +41,9 @@ class RequestPlan:
     @property
     def first_position(self) -> int:
         return self.seq_len - (self.end - self.start)
+
+    def first_visible(self, sliding_window: int | None) -> int:
+        return 0 if sliding_window is None else max(0, self.first_position - sliding_window + 1)
 
 
 def new_kv_cache(
@@ -83,14 +93,15 @@ def paged_attention(
     plan: tuple[RequestPlan, ...],
     scale: float,
     sliding_window: int | None,
+    softcap: float | None = None,
 ) -> Tensor:
     out = torch.empty(q.shape, dtype=q.dtype)
     for request in plan:
-        keys, values = _read_tiles(kv_cache, request)
+        keys, values = _read_tiles(kv_cache, request, request.first_visible(sliding_window))
         for start, end in _query_chunks(request, q.shape[1]):
             positions = torch.arange(start, end) + (request.seq_len - request.end)
             out[start:end] = _attend(
-                q[start:end], positions, keys, values, scale, sliding_window
+                q[start:end], positions, keys, values, scale, sliding_window, softcap
             ).to(q.dtype)
     return out
 
@@ -101,17 +112,21 @@ def _query_chunks(request: RequestPlan, num_heads: int) -> Iterator[tuple[int, i
         yield start, min(start + size, request.end)
 
 
-def _read_tiles(kv_cache: Tensor, request: RequestPlan) -> tuple[Tensor, Tensor]:
+def _read_tiles(
+    kv_cache: Tensor, request: RequestPlan, first_visible: int
+) -> tuple[Tensor, Tensor]:
     """The request's keys (tiles, Hkv, KV_TILE, D) and values (tiles, Hkv, D, KV_TILE), float32.
 
-    Zero beyond seq_len, whatever the blocks hold there.
+    Zero beyond seq_len and before the block of first_visible, whatever the blocks hold there.
     """
-    _, _, num_kv_heads, _, head_size = kv_cache.shape
+    _, _, num_kv_heads, block_size, head_size = kv_cache.shape
     num_tiles = -(-request.seq_len // KV_TILE)
     tiles = torch.zeros(2, num_kv_heads, num_tiles * KV_TILE, head_size, dtype=torch.float32)
-    blocks = kv_cache[request.blocks].permute(1, 2, 0, 3, 4)
-    tiles[:, :, : request.seq_len] = blocks.reshape(2, num_kv_heads, -1, head_size)[
-        :, :, : request.seq_len
+    first_block = first_visible // block_size
+    blocks = kv_cache[request.blocks[first_block:]].permute(1, 2, 0, 3, 4)
+    read = slice(first_block * block_size, request.seq_len)
+    tiles[:, :, read] = blocks.reshape(2, num_kv_heads, -1, head_size)[
+        :, :, : read.stop - read.start
     ]
     keys, values = tiles.view(2, num_kv_heads, num_tiles, KV_TILE, head_size).transpose(1, 2)
     return keys.contiguous(), values.transpose(2, 3).contiguous()
@@ -124,6 +139,7 @@ def _attend(
     values: Tensor,
     scale: float,
     sliding_window: int | None,
+    softcap: float | None,
 ) -> Tensor:
     """The formula for q (n, Hq, D) at ascending `positions` (n) -> (n, Hq, D), float32."""
     num_queries, num_heads, head_size = q.shape
@@ -138,6 +154,8 @@ def _attend(
     ]
     row_positions = positions.repeat(num_heads // num_kv_heads)
     scores = _scores(rows, keys[span], scale)
+    if softcap is not None:
+        scores = hyperbolic_tangent(scores.div_(softcap)).mul_(softcap)
     masked = slice(span.start + num_clear, span.stop)
     hidden = _hidden(row_positions, rows[0].shape[0], masked, sliding_window)
     scores[num_clear:].masked_fill_(hidden, -torch.inf)

@@ -1,11 +1,18 @@
-"""Norms and activation: every row by itself, in float32, rounded once."""
+"""Embedding, norms, activations, capped logits: every row by itself, in float32, rounded once."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
-from lora_serve.ops.reference.arithmetic import exponential, row_sum
+from lora_serve.ops.reference.arithmetic import exponential, hyperbolic_tangent, row_sum
+
+
+def embed(weight: Tensor, input_ids: Tensor, scale: float | None = None) -> Tensor:
+    rows = weight[input_ids]
+    return rows if scale is None else rows.to(torch.float32).mul_(scale).to(rows.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -24,7 +31,16 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
 
 def silu_and_mul(x: Tensor) -> Tensor:
     """Y = gate / (1 + e^-gate) * up."""
-    half = x.shape[-1] // 2
-    gate = x[..., :half].to(torch.float32)
-    up = x[..., half:].to(torch.float32)
+    gate, up = x.to(torch.float32).chunk(2, dim=-1)
     return (gate / exponential(-gate).add_(1.0)).mul_(up).to(x.dtype)
+
+
+def gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    """Y = gate / (1 + e^(-2 u)) * up, for (1 + tanh u) / 2 is 1 / (1 + e^(-2 u))."""
+    gate, up = x.to(torch.float32).chunk(2, dim=-1)
+    u = math.sqrt(2 / math.pi) * gate * (1.0 + 0.044715 * gate * gate)
+    return (gate / exponential(-2.0 * u).add_(1.0)).mul_(up).to(x.dtype)
+
+
+def soft_cap(logits: Tensor, cap: float) -> Tensor:
+    return logits.copy_(hyperbolic_tangent(logits.to(torch.float32) / cap).mul_(cap))

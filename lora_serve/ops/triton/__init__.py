@@ -37,7 +37,7 @@ from lora_serve.ops.triton.lora_plan import (
     pack_adapter,
     plan_lora,
 )
-from lora_serve.ops.triton.rowwise import norm_launch, silu_and_mul_launch
+from lora_serve.ops.triton.rowwise import change_launch, gate_launch, norm_launch
 
 # Raised whenever any kernel's results may change in a bit.
 NUMERICS_VERSION = 2
@@ -62,6 +62,7 @@ class TritonKernels:
         return Ops(
             name="triton",
             numerics=self._numerics(),
+            embed=self.embed,
             pack_linear=self.pack_linear,
             linear=self.linear if self._batch_invariant else self.library_linear,
             pack_adapter=self.pack_adapter,
@@ -70,6 +71,8 @@ class TritonKernels:
             rms_norm=self.rms_norm,
             add_rms_norm=self.add_rms_norm,
             silu_and_mul=self.silu_and_mul,
+            gelu_tanh_and_mul=self.gelu_tanh_and_mul,
+            soft_cap=self.soft_cap,
             new_kv_cache=self.new_kv_cache,
             rotary_and_write_kv=self.rotary_and_write_kv,
             plan_attention=self.plan_attention,
@@ -88,6 +91,12 @@ class TritonKernels:
         where = f"sm{self._machine.capability}" if self._device.type == "cuda" else "interpreted"
         linear = "invariant" if self._batch_invariant else f"torch{torch.__version__}"
         return f"triton-{NUMERICS_VERSION}-{triton.__version__}-{where}-{linear}"
+
+    def embed(self, weight: Tensor, input_ids: Tensor, scale: float | None = None) -> Tensor:
+        rows = weight[input_ids]
+        if scale is not None:
+            self._run(change_launch(rows, scale, self._machine, caps=False))
+        return rows
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         return pack_linear(weight, bias, self._device)
@@ -129,10 +138,22 @@ class TritonKernels:
         return y
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
+        return self._gate(x, is_gelu=False)
+
+    def gelu_tanh_and_mul(self, x: Tensor) -> Tensor:
+        return self._gate(x, is_gelu=True)
+
+    def _gate(self, x: Tensor, *, is_gelu: bool) -> Tensor:
         x = x.contiguous()
         y = x.new_empty((x.shape[0], x.shape[1] // 2))
-        self._run(silu_and_mul_launch(x, y, self._machine))
+        self._run(gate_launch(x, y, self._machine, is_gelu=is_gelu))
         return y
+
+    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
+        assert logits.is_contiguous(), "soft_cap works in place: logits must be contiguous"
+        assert cap > 0, f"logits capped at {cap}"
+        self._run(change_launch(logits, cap, self._machine, caps=True))
+        return logits
 
     def new_kv_cache(
         self,
@@ -176,9 +197,13 @@ class TritonKernels:
         plan: AttentionPlan,
         scale: float,
         sliding_window: int | None,
+        softcap: float | None = None,
     ) -> Tensor:
+        assert softcap is None or softcap > 0, f"scores capped at {softcap}"
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        launches = attention_launches(q, out, kv_cache, plan, scale, sliding_window, self._machine)
+        launches = attention_launches(
+            q, out, kv_cache, plan, scale, sliding_window, softcap, self._machine
+        )
         for launch in launches:
             self._run(launch)
         return out

@@ -2,6 +2,8 @@
 
     s[t] = q . k[t]     m = max s     z = sum of e^(scale (s[t] - m))     a = the same sum of v[t]
 
+With soft-capping, s[t] = tanh(inner q . k[t]), and scale holds the cap.
+
 Each query row walks its keys in tiles of KEYS from position 0 on, with running m, z and a. After
 every span of keys the three are folded into the row's totals, and begin anew. So a span can just as
 well be walked by a program of its own and folded in by `fold_kernel`: few long rows are spread over
@@ -11,7 +13,8 @@ a row's spans are folded one after the other.
 A program's rows are the GROUP heads of one KV head for some neighbouring tokens. Tiles of different
 height sum a row by the same tensor core instruction and in the same order (attention_launch.py).
 Keys that a row does not see but others of its program do add 0 to it: the cache holds no value that
-0 could not silence.
+0 could not silence. Of blocks that lie before the windows of all rows of a program nothing is
+read: they may be another request's, or hold anything.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lora_serve.ops.triton.arithmetic import multiply, rounded
+from lora_serve.ops.triton.arithmetic import hyperbolic_tangent, multiply, rounded
 from lora_serve.ops.triton.launch import kernel
 from lora_serve.ops.triton.overlap import wait_for_earlier_kernels
 
@@ -61,10 +64,12 @@ def walk(
     a,
     q,
     position,
+    first_key,
     end_position,
     cache_ptr,
     table_ptr,
     scale,
+    inner,
     window,
     HEAD: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
@@ -72,22 +77,26 @@ def walk(
     BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr,
     WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Tiles [begin, end) of one span. Not MASKED: every row sees all keys of every tile."""
     channel = tl.arange(0, HEAD_BLOCK)
     for tile in range(begin, end):
         key = tile * KEYS + tl.arange(0, KEYS)
+        is_read = key < end_position
+        if WINDOWED:
+            is_read &= key >= first_key
         if MASKED:
-            block = tl.load(table_ptr + key // BLOCK_SIZE, mask=key < end_position, other=0)
+            block = tl.load(table_ptr + key // BLOCK_SIZE, mask=is_read, other=0)
         else:
             block = tl.load(table_ptr + key // BLOCK_SIZE)
         start = block.to(tl.int64) * (2 * KV_HEADS * BLOCK_SIZE * HEAD) + key % BLOCK_SIZE * HEAD
         k_ptrs = cache_ptr + start[None, :] + channel[:, None]
         v_ptrs = cache_ptr + KV_HEADS * BLOCK_SIZE * HEAD + start[:, None] + channel[None, :]
         if MASKED:
-            k_mask = (key < end_position)[None, :] & (channel < HEAD)[:, None]
-            v_mask = (key < end_position)[:, None] & (channel < HEAD)[None, :]
+            k_mask = is_read[None, :] & (channel < HEAD)[:, None]
+            v_mask = is_read[:, None] & (channel < HEAD)[None, :]
             k = tl.load(k_ptrs, mask=k_mask, other=0.0)
             v = tl.load(v_ptrs, mask=v_mask, other=0.0)
         elif HEAD == HEAD_BLOCK:
@@ -97,6 +106,8 @@ def walk(
             k = tl.load(k_ptrs, mask=(channel < HEAD)[:, None], other=0.0)
             v = tl.load(v_ptrs, mask=(channel < HEAD)[None, :], other=0.0)
         s = multiply(q, k, tl.zeros((q.shape[0], KEYS), tl.float32))
+        if CAPPED:
+            s = hyperbolic_tangent(s * inner)
         if MASKED:
             visible = key[None, :] <= position[:, None]
             if WINDOWED:
@@ -121,10 +132,12 @@ def walk_spans(
     clear_end,
     q,
     position,
+    first_key,
     end_position,
     cache_ptr,
     table_ptr,
     scale,
+    inner,
     window,
     HEAD: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
@@ -136,6 +149,7 @@ def walk_spans(
     SPAN_TILES: tl.constexpr,
     FAR_SPAN_TILES: tl.constexpr,
     WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
 ):
     """Of some spans the tiles [begin, end).
 
@@ -158,14 +172,14 @@ def walk_spans(
         if not WINDOWED:
             mask_begin = tl.maximum(walk_begin, tl.minimum(walk_end, clear_end))
             m, z, a = walk(
-                walk_begin, mask_begin, m, z, a, q, position, end_position,
-                cache_ptr, table_ptr, scale, window,
-                HEAD, HEAD_BLOCK, KV_HEADS, BLOCK_SIZE, KEYS, WINDOWED, MASKED=False,
+                walk_begin, mask_begin, m, z, a, q, position, first_key, end_position,
+                cache_ptr, table_ptr, scale, inner, window,
+                HEAD, HEAD_BLOCK, KV_HEADS, BLOCK_SIZE, KEYS, WINDOWED, CAPPED, MASKED=False,
             )  # fmt: skip
         m, z, a = walk(
-            mask_begin, walk_end, m, z, a, q, position, end_position,
-            cache_ptr, table_ptr, scale, window,
-            HEAD, HEAD_BLOCK, KV_HEADS, BLOCK_SIZE, KEYS, WINDOWED, MASKED=True,
+            mask_begin, walk_end, m, z, a, q, position, first_key, end_position,
+            cache_ptr, table_ptr, scale, inner, window,
+            HEAD, HEAD_BLOCK, KV_HEADS, BLOCK_SIZE, KEYS, WINDOWED, CAPPED, MASKED=True,
         )  # fmt: skip
         total_m, total_z, total_a = fold(total_m, total_z, total_a, m, z, a, scale)
     return total_m, total_z, total_a
@@ -230,6 +244,7 @@ def attention_kernel(
     partial_stats_ptr,
     q_stride,
     scale,
+    inner,
     window,
     HEAD: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
@@ -245,6 +260,7 @@ def attention_kernel(
     FAR_SPAN_TILES: tl.constexpr,
     TILE_WORDS: tl.constexpr,
     WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     # q (T, KV_HEADS GROUP, HEAD), tokens q_stride apart; out alike, contiguous
@@ -279,18 +295,19 @@ def attention_kernel(
         position = tile_position + token
         first_position = tile_position + first_pair // GROUP
         end_position = tile_position + tl.minimum(num_tokens, (first_pair + ROWS - 1) // GROUP + 1)
-        begin = 0
+        first_key = 0
         end = tl.where(first_position < end_position, tl.cdiv(end_position, KEYS), 0)
         clear_end = (first_position + 1) // KEYS
         if WINDOWED:
-            begin = tl.maximum(first_position - window + 1, 0) // KEYS
+            first_key = tl.maximum(first_position - window + 1, 0)
+        begin = first_key // KEYS
         head_ptr = cache_ptr + kv_head * (BLOCK_SIZE * HEAD)
         table_ptr = plan_ptr + table_start + request * table_width
         m, z, a = walk_spans(
             first_span, end_span, begin, end, clear_end,
-            q, position, end_position, head_ptr, table_ptr, scale, window,
+            q, position, first_key, end_position, head_ptr, table_ptr, scale, inner, window,
             HEAD, HEAD_BLOCK, KV_HEADS, BLOCK_SIZE, ROWS, KEYS,
-            NEAR_SPANS, SPAN_TILES, FAR_SPAN_TILES, WINDOWED,
+            NEAR_SPANS, SPAN_TILES, FAR_SPAN_TILES, WINDOWED, CAPPED,
         )  # fmt: skip
         # 0, but loaded: else the rows' addresses would be kept in registers since q was read.
         first_pair += tl.load(tile_ptr + 7)

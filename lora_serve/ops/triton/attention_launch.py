@@ -36,6 +36,7 @@ def attention_launches(
     plan: AttentionPlan,
     scale: float,
     sliding_window: int | None,
+    softcap: float | None,
     machine: Machine,
 ) -> list[Launch]:
     """All of one call: single tiles, wide tiles, then the fold of what was walked apart."""
@@ -48,7 +49,7 @@ def attention_launches(
         "plan_ptr": plan.words,
         "partial_ptr": partial,
         "partial_stats_ptr": stats,
-        "scale": scale * LOG2_E,
+        "scale": (scale if softcap is None else softcap) * LOG2_E,
     }
     group = num_heads // num_kv_heads
     shape: dict[str, int | bool] = {
@@ -72,6 +73,7 @@ def attention_launches(
                     "q_ptr": q,
                     "cache_ptr": kv_cache,
                     "q_stride": token_stride(q),
+                    "inner": 0.0 if softcap is None else scale / softcap,
                     "window": sliding_window or 0,
                 },
                 {
@@ -87,6 +89,7 @@ def attention_launches(
                     "FAR_SPAN_TILES": FAR_SPAN // tile.keys,
                     "TILE_WORDS": TILE_WORDS,
                     "WINDOWED": sliding_window is not None,
+                    "CAPPED": softcap is not None,
                 },
                 num_warps=tile.num_warps,
                 num_stages=tile.num_stages,

@@ -1,4 +1,4 @@
-"""Norms and activation: every row by itself, in float32, rounded once.
+"""Norms, activations, scaled and capped elements: every row by itself, in float32, rounded once.
 
 How a row is summed depends on its width alone. A program takes several where they are narrow, such
 as a head's.
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lora_serve.ops.triton.arithmetic import rounded
+from lora_serve.ops.triton.arithmetic import hyperbolic_tangent, rounded
 from lora_serve.ops.triton.launch import Launch, Machine, kernel
 from lora_serve.ops.triton.overlap import wait_for_earlier_kernels
 
@@ -53,24 +53,49 @@ def norm_kernel(
 
 
 @kernel()
-def silu_and_mul_kernel(
+def gate_kernel(
     x_ptr,
     y_ptr,
     num_rows,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
+    IS_GELU: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    # y (num_rows, WIDTH) = silu(x[:, :WIDTH]) * x[:, WIDTH:]; programs (rows, blocks of columns)
+    # y (num_rows, WIDTH) = f(x[:, :WIDTH]) * x[:, WIDTH:], f silu, or gelu with tanh
+    # silu(g) = g / (1 + e^-g); gelu(g) = g / 2 (1 + tanh u) = g / (1 + e^-2u)
+    # programs (rows, blocks of columns)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     mask = (row < num_rows) & (column < WIDTH)
     wait_for_earlier_kernels(OVERLAPS)
     gate = tl.load(x_ptr + row * 2 * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * 2 * WIDTH + WIDTH + column, mask=mask, other=0.0).to(tl.float32)
-    y = gate / (1.0 + tl.exp(-gate)) * up
+    exponent = -gate
+    if IS_GELU:
+        # u = sqrt(2 / pi) (g + 0.044715 g^3)
+        exponent = -1.5957691216057308 * (gate * tl.fma(gate * gate, 0.044715, 1.0))
+    y = gate / (1.0 + tl.exp(exponent)) * up
     tl.store(y_ptr + row * WIDTH + column, rounded(y, y_ptr.dtype.element_ty), mask=mask)
+
+
+@kernel()
+def change_kernel(
+    x_ptr,
+    size,
+    factor,
+    BLOCK: tl.constexpr,
+    CAPS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    # x (size) = factor * x; or, CAPS, factor * tanh(x / factor)
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    wait_for_earlier_kernels(OVERLAPS)
+    x = tl.load(x_ptr + index, mask=index < size, other=0.0).to(tl.float32)
+    if CAPS:
+        x = hyperbolic_tangent(x / factor)
+    tl.store(x_ptr + index, rounded(x * factor, x_ptr.dtype.element_ty), mask=index < size)
 
 
 def norm_launch(
@@ -109,15 +134,33 @@ def norm_launch(
     )
 
 
-def silu_and_mul_launch(x: Tensor, y: Tensor, machine: Machine) -> Launch:
+def gate_launch(x: Tensor, y: Tensor, machine: Machine, *, is_gelu: bool) -> Launch:
     """x: (T, 2 I), y: (T, I), contiguous."""
     num_rows, width = y.shape
     block = min(ACTIVATION_BLOCK, triton.next_power_of_2(width))
     rows = max(1, machine.row_elements // block)
     return Launch(
-        silu_and_mul_kernel,
+        gate_kernel,
         (triton.cdiv(num_rows, rows), triton.cdiv(width, block)),
         {"x_ptr": x, "y_ptr": y, "num_rows": num_rows},
-        {"WIDTH": width, "BLOCK": block, "ROWS": rows, "OVERLAPS": machine.overlaps_launches},
+        {
+            "WIDTH": width,
+            "BLOCK": block,
+            "ROWS": rows,
+            "IS_GELU": is_gelu,
+            "OVERLAPS": machine.overlaps_launches,
+        },
+        num_warps=4,
+    )
+
+
+def change_launch(x: Tensor, factor: float, machine: Machine, *, caps: bool) -> Launch:
+    """x: contiguous, changed in place."""
+    block = machine.row_elements
+    return Launch(
+        change_kernel,
+        (triton.cdiv(x.numel(), block),),
+        {"x_ptr": x, "size": x.numel(), "factor": factor},
+        {"BLOCK": block, "CAPS": caps, "OVERLAPS": machine.overlaps_launches},
         num_warps=4,
     )

@@ -23,6 +23,7 @@ def make(
     head_size: int = 16,
     block_size: int = 16,
     window: int | None = None,
+    softcap: float | None = None,
 ) -> PagedCase:
     return PagedCase(
         ops,
@@ -33,6 +34,7 @@ def make(
         dtype=dtype,
         block_size=block_size,
         window=window,
+        softcap=softcap,
     )
 
 
@@ -87,6 +89,38 @@ def test_an_overflow_reaches_no_row_before_it(ops: Ops, dtype: torch.dtype, brok
         after = case.step([(0, 0, 70)])[0]
         assert torch.equal(after[:50], before)
         assert not torch.isfinite(after[50:]).all(dim=(1, 2)).any()
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+@pytest.mark.parametrize("window", [20, 100])
+def test_blocks_before_a_window_may_be_anything(
+    ops: Ops, dtype: torch.dtype, window: int, poison: float
+) -> None:
+    """Freed blocks are other requests' by then, and so is the block that stands in the table."""
+    case = make(ops, 340, dtype=dtype, window=window)
+    whole = case.chunked(0, 340)
+    case.cache.fill_(torch.nan)
+    for start, end in ((0, 130), (130, 260), (260, 339), (339, 340)):
+        case.free_blocks_before(0, start - window + 1, poison)
+        assert torch.equal(case.step([(0, start, end)])[0], whole[start:end])
+
+
+@pytest.mark.parametrize("softcap", [0.5, 50.0])
+@WINDOWS
+def test_soft_capping_squeezes_scores_before_the_softmax(
+    ops: Ops, dtype: torch.dtype, softcap: float, window: int | None
+) -> None:
+    case = make(ops, 270, dtype=dtype, softcap=softcap, window=window)
+    case.requests[0].q[::2].mul_(60)
+    whole = case.step([(0, 0, 270)])[0]
+    assert_close(whole, case.exact(0), dtype)
+    for position in (63, 269):
+        assert torch.equal(case.step([(0, position, position + 1)])[0], whole[position:][:1])
+
+
+def test_capped_heads_of_256(ops: Ops) -> None:
+    case = make(ops, 70, heads=(4, 2), head_size=256, softcap=50.0, window=40)
+    assert_close(case.step([(0, 0, 70)])[0], case.exact(0), BF16)
 
 
 @pytest.mark.parametrize("block_size", [8, 48])
@@ -254,7 +288,7 @@ def dealt_out(rows: int, rng: random.Random) -> list[int]:
 
 
 def attend(case: PagedCase, q: torch.Tensor, plan: object) -> torch.Tensor:
-    return case.ops.paged_attention(q, case.cache, plan, case.scale, case.window)
+    return case.ops.paged_attention(q, case.cache, plan, case.scale, case.window, case.softcap)
 
 
 def rotated(case: PagedCase, index: int, position: int) -> torch.Tensor:
