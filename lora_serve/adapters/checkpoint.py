@@ -1,8 +1,8 @@
 """Reads a PEFT LoRA checkpoint: checks all of it, then holds exactly the bytes it digested.
 
-Everything that the model would have to do otherwise than `y += scale * (x @ a.T) @ b.T` is
-refused, with all findings at once; nothing is ever left out in silence. Knows nothing of names,
-versions or memory, and touches no tensor.
+An adapter that needs more than `y += scale * (x @ a.T) @ b.T` is refused, with all findings at
+once; no part of it is ever ignored in silence. Knows nothing of names, versions or memory, and
+touches no tensor.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def read_adapter(path: str, *, lora_modules: Shapes, max_lora_rank: int) -> Adap
         max_lora_rank: highest rank of any module.
 
     Returns:
-        The adapter. Its tensors are read-only views of one buffer that nobody else holds.
+        The adapter. Its tensors are read-only views of one buffer that is not shared.
 
     Raises:
         AdapterNotFoundError: there is no adapter at `path`.
@@ -154,7 +154,7 @@ def _module(name: str, settings: LoRASettings, a: RawTensor, b: RawTensor) -> Lo
 def _pair(
     specs: Mapping[str, TensorSpec], lora_modules: Shapes, findings: list[str]
 ) -> dict[str, dict[str, str]]:
-    """Tensor names by module and side ("A", "B"); what is no such tensor is a finding."""
+    """Tensor names by module and side ("A", "B"). Any other tensor is a finding."""
     pairs: dict[str, dict[str, str]] = {}
     strangers = []
     for name in specs:

@@ -1,6 +1,6 @@
-"""Names and memory together: what the engine's thread asks and tells about adapters.
+"""Names and memory of adapters together, for the engine's thread.
 
-After every change to versions or leases, the digests it touched are settled with the memory.
+After every change of versions or leases, the memory learns which digests are still wanted.
 Decides no order of requests and reads no file.
 """
 
@@ -34,7 +34,7 @@ class AdapterManager:
     def publish(
         self, name: str, checkpoint: AdapterCheckpoint, *, load_inplace: bool, pinned: bool = False
     ) -> AdapterRef:
-        """Let `name` stand for a checkpoint that the workers have prepared.
+        """Make `name` stand for a checkpoint that the workers have prepared.
 
         Raises:
             AdapterExistsError: as AdapterRegistry.publish; call `discard_prepared` then.
@@ -47,25 +47,25 @@ class AdapterManager:
         return ref
 
     def discard_prepared(self, digest: bytes) -> None:
-        """The workers have prepared these weights, and no `publish` came of it."""
+        """Give up weights that the workers have prepared and that will not be published."""
         self._residency.add(digest, self._claim(digest))
 
     def unload(self, name: str) -> None:
-        """The name is gone at once, the weights go with the last lease.
+        """Remove the name at once; the weights go with the last lease.
 
         Raises:
-            AdapterNotFoundError: it stands for nothing now.
+            AdapterNotFoundError: there is no such name.
         """
         self._settle(self._registry.unload(name))
 
     def invalidate(self, name: str) -> tuple[AdapterRef, AdapterRef]:
-        """The (old, new) version: equal bytes, another generation. Raises AdapterNotFoundError."""
+        """Raise the generation; returns (old, new) version. Raises AdapterNotFoundError."""
         old, new = self._registry.invalidate(name)
         self._settle(old)
         return old, new
 
     def restore(self, adapters: Sequence[AdapterInfo], generations: Mapping[str, int]) -> None:
-        """Have what an engine before this one had, all of it as evicted."""
+        """Take over the adapters of an earlier engine, all of them as evicted."""
         for name, generation in generations.items():
             self._registry.raise_generation(name, generation)
         for info in adapters:
@@ -92,11 +92,11 @@ class AdapterManager:
         return self._registry.info(ref, is_resident=self.is_resident(ref))
 
     def infos(self) -> list[AdapterInfo]:
-        """All adapters that have a name."""
+        """Describe all adapters that have a name."""
         return [self.info(ref) for ref in self._registry.current_refs]
 
     def current(self, name: str) -> AdapterRef | None:
-        """What the name stands for, without a lease on it."""
+        """The version that the name stands for, without a lease on it."""
         return self._registry.get(name)
 
     def is_resident(self, ref: AdapterRef) -> bool:
@@ -112,21 +112,21 @@ class AdapterManager:
 
     @property
     def num_over_bound(self) -> int:
-        """How many loads found nothing to evict, and so exceeded the bound."""
+        """How many loads exceeded the bound, because no adapter could be evicted."""
         return self._residency.num_over_bound
 
     # ── memory ──────────────────────────────────────────────────────────────────────────────
 
     def begin_load(self, ref: AdapterRef) -> None:
-        """An evicted version is being read again; `finish_load` or `fail_load` ends that."""
+        """Note that an evicted version is being read again, until `finish_load` or `fail_load`."""
         assert ref not in self._loading, f"{ref.name} is being read already"
         self._loading.add(ref)
 
     def verify_reload(self, ref: AdapterRef, checkpoint: AdapterCheckpoint) -> None:
-        """Check that what was read is still that version.
+        """Check that the bytes read again are still that version.
 
         Raises:
-            AdapterChangedError: the files hold something else now.
+            AdapterChangedError: the files have changed.
         """
         if checkpoint.digest != ref.digest:
             raise AdapterChangedError(
@@ -136,16 +136,16 @@ class AdapterManager:
             )
 
     def finish_load(self, ref: AdapterRef) -> None:
-        """It has been read, verified, and prepared by the workers."""
+        """Note that it has been read and verified, and that the workers have prepared it."""
         self._loading.remove(ref)
         self._residency.add(ref.digest, self._claim(ref.digest), is_awaited=True)
 
     def fail_load(self, ref: AdapterRef) -> None:
-        """It cannot be had; the caller ends the requests that wait for it."""
+        """Note that it cannot be read; the caller ends the requests that wait for it."""
         self._loading.remove(ref)
 
     def on_running(self, ref: AdapterRef) -> None:
-        """A request runs on this version: its weights stay until `on_idle`."""
+        """A request runs on this version; its weights stay until `on_idle`."""
         self._residency.on_running(ref.digest)
 
     def on_idle(self, ref: AdapterRef) -> None:

@@ -1,9 +1,9 @@
 """Which modules a key of `rank_pattern` or `alpha_pattern` means, as PEFT reads it.
 
 A key is a regular expression that must match a module's whole name, or what follows one of its
-dots; the first key in the file's order wins. An expression can take longer than the universe
-lasts, and Python's matcher holds the interpreter meanwhile: so only what module names need is
-accepted, and no more ways through a name than `_MAX_WAYS`.
+dots; the first key in the file's order wins. Matching an expression can take exponential time, and
+Python's matcher holds the interpreter meanwhile. So only the syntax that module names need is
+accepted, and at most `_MAX_WAYS` ways through a name.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ def _compile(key: str) -> re.Pattern[str] | None:
     if re.search(r"\)[*+{]", key):  # a repeated group can take exponential time
         return None
     try:
-        re.compile(key)  # by itself, too: ")|(" is whole only between the parentheses below
+        re.compile(key)  # compiled alone, too: ")|(" is valid only between the parentheses below
         return re.compile(rf"(.*\.)?({key})$")
     except (re.error, RecursionError):
         return None
 
 
 def _count_ways(key: str) -> int:
-    """At most how many ways a matcher tries to lay `key` over one name."""
+    """An upper bound for the ways in which a matcher tries `key` on one name."""
     num_repeats = 1  # the one before the key, in _compile
     ways = _NAME_CHARACTERS
     branches = [1]

@@ -1,6 +1,6 @@
-"""What PEFT's adapter_config.json says of the delta, and what in it we cannot serve.
+"""Reads PEFT's adapter_config.json: the settings of the delta, and those we cannot serve.
 
-Every setting is honoured, harmless or refused; one that nobody has sorted yet is refused when it
+Every setting is honoured, known to be harmless, or refused. An unknown setting is refused when it
 is set, because it may change the answers. Knows nothing of tensors.
 """
 
@@ -32,7 +32,7 @@ HONOURED = frozenset(
 
 HARMLESS = frozenset(
     {
-        # who made it, from what
+        # where it comes from
         *("task_type", "auto_mapping", "peft_version", "revision"),
         # how it was trained, or how PEFT itself would run it
         *("inference_mode", "lora_dropout", "runtime_config", "merge_weights", "megatron_core"),

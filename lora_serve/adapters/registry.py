@@ -1,4 +1,4 @@
-"""Which version a name stands for, and who still runs on the versions before.
+"""Which version a name stands for, and which earlier versions still have requests.
 
 A version lives while it is current or leased; a request that leases one keeps it to its end,
 whatever happens to the name. Holds no tensor and knows nothing of memory. One thread, no locks;
@@ -33,7 +33,7 @@ class AdapterVersion:
 
 @dataclass(slots=True)
 class DigestUse:
-    """Why the bytes of one digest are wanted, summed over the versions that have them."""
+    """How the living versions use the bytes of one digest."""
 
     num_versions: int = 0
     num_current: int = 0
@@ -52,7 +52,7 @@ class _Version:
 
 
 class AdapterRegistry:
-    """Names, their versions, and the leases on these."""
+    """Names, their versions, and the leases on the versions."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -74,7 +74,7 @@ class AdapterRegistry:
     def publish(
         self, name: str, checkpoint: AdapterCheckpoint, *, load_inplace: bool, pinned: bool = False
     ) -> AdapterRef:
-        """Let `name` stand for these bytes, from the next `acquire` on.
+        """Make `name` stand for these bytes, from the next `acquire` on.
 
         Bytes that a living version of this name has already are that version again, with its
         leases; path and pin are those of this call.
@@ -86,7 +86,7 @@ class AdapterRegistry:
         return self._publish(name, replace(checkpoint, modules=()), pinned)
 
     def unload(self, name: str) -> AdapterRef:
-        """Let `name` stand for nothing; returns what it stood for.
+        """Remove `name`; returns the version that it stood for.
 
         Raises:
             AdapterNotFoundError: it stands for nothing now.
@@ -97,7 +97,7 @@ class AdapterRegistry:
         return ref
 
     def invalidate(self, name: str) -> tuple[AdapterRef, AdapterRef]:
-        """Give `name` a new generation of the same bytes; returns the old and the new version.
+        """Give `name` a new generation of the same bytes; returns the old and new version.
 
         Raises:
             AdapterNotFoundError: it stands for nothing now.
@@ -108,7 +108,7 @@ class AdapterRegistry:
         return old, self._publish(name, version.facts, version.pinned)
 
     def restore(self, info: AdapterInfo) -> AdapterRef:
-        """Let a name that is free stand for a version that another registry had."""
+        """Make a free name stand for a version that an earlier engine's registry had."""
         assert info.name not in self._current, f"{info.name} stands for something already"
         if info.generation:
             self.raise_generation(info.name, info.generation)
@@ -119,7 +119,7 @@ class AdapterRegistry:
         return ref
 
     def raise_generation(self, name: str, generation: int) -> None:
-        """From its next version on, KV of `name` that is older must not be trusted."""
+        """Let `name` have at least this generation from its next version on."""
         self._generations[name] = max(generation, self._generations.get(name, 0))
 
     # ── leases ──────────────────────────────────────────────────────────────────────────────
@@ -143,11 +143,11 @@ class AdapterRegistry:
     # ── lookups ─────────────────────────────────────────────────────────────────────────────
 
     def get(self, name: str) -> AdapterRef | None:
-        """What `name` stands for, without a lease on it."""
+        """The version that `name` stands for, without a lease on it."""
         return self._current.get(name)
 
     def version(self, ref: AdapterRef) -> AdapterVersion:
-        """A living version: one that is current or leased."""
+        """Look up a version that is current or leased."""
         version = self._versions[ref]
         return AdapterVersion(
             path=version.facts.path,
@@ -161,7 +161,7 @@ class AdapterRegistry:
         )
 
     def use_of(self, digest: bytes) -> DigestUse | None:
-        """Who wants these bytes; None if nobody does."""
+        """How these bytes are used; None if no version has them."""
         return self._uses.get(digest)
 
     def info(self, ref: AdapterRef, *, is_resident: bool) -> AdapterInfo:
@@ -182,7 +182,7 @@ class AdapterRegistry:
 
     @property
     def current_refs(self) -> Iterable[AdapterRef]:
-        """What the names stand for, in the order in which they first got a version."""
+        """The names' versions, in the order in which the names were first published."""
         return self._current.values()
 
     # ── state ───────────────────────────────────────────────────────────────────────────────
@@ -218,7 +218,7 @@ class AdapterRegistry:
         use.num_superseded_leases -= version.num_leases
 
     def _retire(self, ref: AdapterRef) -> None:
-        """Its name no longer stands for this version."""
+        """Note that its name no longer stands for this version."""
         version, use = self._versions[ref], self._uses[ref.digest]
         use.num_current -= 1
         use.num_pinned -= version.pinned
@@ -249,7 +249,7 @@ class AdapterRegistry:
         uses: dict[bytes, DigestUse] = {}
         for ref, version in self._versions.items():
             assert version.is_current == (self._current.get(ref.name) == ref), f"{ref.name} current"
-            assert version.is_current or version.num_leases > 0, f"{ref.name} is kept for nobody"
+            assert version.is_current or version.num_leases > 0, f"{ref.name} is kept without need"
             assert version.is_current or not version.pinned, f"{ref.name} is pinned but superseded"
             assert ref.generation <= self._generations.get(ref.name, 0), f"{ref.name} is ahead"
             use = uses.setdefault(ref.digest, DigestUse())

@@ -1,8 +1,8 @@
 """Which adapters' weights are in the workers' memory, and which go when it is full.
 
-Weights are kept by digest: two names may share them. Nothing that a request runs on, or that
-could not be had again, is ever evicted; rather more is kept than was asked for, and counted.
-Knows digests and claims, no names. Every operation takes constant time.
+Weights are kept by digest: two names may share them. Weights that a request runs on, or that could
+not be read again, are never evicted; the bound is exceeded instead, and that is counted. Knows
+digests and claims, no names. Every operation takes constant time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enum import Enum
 class Claim(Enum):
     """How strongly the registry's versions want the weights of a digest."""
 
-    NONE = "nobody can ask for them: they are dropped"
+    NONE = "no request can ask for them: they are dropped"
     IDLE = "a name stands for them: first to be evicted"
     LEASED = "requests wait for them, and they can be read again: evicted next"
     PROTECTED = "pinned, or leased by a version whose files may be gone: never evicted"
@@ -61,13 +61,13 @@ class AdapterResidency:
         return digest in self._residents
 
     def claims(self) -> Iterator[tuple[bytes, Claim]]:
-        """All residents, and who wants them as far as `settle` was told."""
+        """All residents with their claims, as `settle` was told them."""
         return ((digest, resident.claim) for digest, resident in self._residents.items())
 
     def add(self, digest: bytes, claim: Claim, *, is_awaited: bool = False) -> None:
-        """The workers have prepared the weights once more.
+        """Note that the workers have prepared the weights (again).
 
-        is_awaited: they were read for a waiting request, and stay until it has run or gone.
+        is_awaited: they were read for a waiting request, and stay until it has run or ended.
         """
         self.num_loads += 1
         self._add.append(digest)
@@ -78,7 +78,7 @@ class AdapterResidency:
             self.num_over_bound += 1
 
     def settle(self, digest: bytes, claim: Claim) -> None:
-        """Take in who wants a digest now. Counts as a use of it."""
+        """Take in how a digest is used now. Counts as a use of it."""
         resident = self._residents.get(digest)
         if resident is None:
             return
@@ -99,14 +99,14 @@ class AdapterResidency:
         self._rank(digest, resident)
 
     def on_idle(self, digest: bytes) -> None:
-        """One request less runs on them."""
+        """One of the requests that ran on them has ended."""
         resident = self._residents[digest]
         resident.num_running -= 1
         assert resident.num_running >= 0, f"{digest.hex()}: more requests ended than ran"
         self.settle(digest, resident.claim)
 
     def take_changes(self) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-        """What the next step has to (drop, add), in this order, since the last call."""
+        """The digests that the next step has to (drop, add), in this order, since the last call."""
         drop, add = tuple(dict.fromkeys(self._drop)), tuple(self._add)
         self._active.difference_update(drop)
         self._active.update(add)
@@ -116,7 +116,7 @@ class AdapterResidency:
         return drop, add
 
     def _rank(self, digest: bytes, resident: _Resident) -> None:
-        """Enter a resident as the most recently used of its rank among the victims, if any."""
+        """Make a resident that may be evicted the most recently used one of its rank."""
         for victims in self._victims.values():
             victims.pop(digest, None)
         if resident.is_evictable and resident.claim in self._victims:
@@ -138,7 +138,7 @@ class AdapterResidency:
     def check_invariants(self) -> None:
         """Assert what must hold after every operation."""
         for digest, resident in self._residents.items():
-            assert resident.claim is not Claim.NONE or resident.num_running, "kept for nobody"
+            assert resident.claim is not Claim.NONE or resident.num_running, "kept without need"
             for claim, victims in self._victims.items():
                 is_victim = resident.is_evictable and resident.claim is claim
                 assert (digest in victims) == is_victim, f"{digest.hex()} among {claim.name}"

@@ -1,4 +1,4 @@
-"""JSON from files that nobody vouches for: one object, no key twice, or a finding.
+"""Parses JSON of untrusted files: one object, no key twice, or a finding.
 
 Never raises for any bytes. Knows nothing of what the object means.
 """

@@ -1,7 +1,7 @@
 """Reads a safetensors file once, into a buffer of our own. Knows nothing of adapters.
 
-A file's header is checked in full before memory is given to what it claims to hold. The file may
-change under us at any time: what counts is what stands in the buffer, and nothing is mapped.
+A file's header is checked in full before memory is allocated for what it claims to hold. The file
+may change at any time: only what was read into the buffer counts, and nothing is mapped.
 
     8 bytes: length N of the header, little-endian · N bytes: JSON · the rest: the tensors' bytes
 """

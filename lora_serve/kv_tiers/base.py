@@ -18,7 +18,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class TierNamespace:
-    """One prefix-cache namespace as the tiers know it. Only `root` decides who shares KV.
+    """One prefix-cache namespace as the tiers know it. Only `root` decides which KV is shared.
 
     root: the root of the hash chain, which all other fields but the layout have entered.
     model: fingerprint of the model. lora_name: "" for the base model.
@@ -40,7 +40,7 @@ class TierNamespace:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """KV to be forgotten: of one adapter ("": the base model), or of everyone (None).
+    """Which KV to forget: that of one adapter ("": the base model), or all (None).
 
     keep: (digest, generation) of the adapter's version whose KV stays.
     """
@@ -56,7 +56,7 @@ class Drop:
 
 
 class Cause(StrEnum):
-    """Why a block that was asked for did not come, or one that was offered was not kept."""
+    """Why a block was not loaded, or not saved."""
 
     ABSENT = "absent"
     DEADLINE = "deadline"
@@ -97,7 +97,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a load gave: verified records of the first blocks asked for.
+    """The result of a load: verified records of the first blocks asked for.
 
     cause: why the run ended there; None if it has not ended, and the rest may be asked for.
     """
@@ -107,7 +107,7 @@ class Loaded:
 
 
 class Tier(Protocol):
-    """One place for records. Threads of the store call it; `holds` and `may_hold` anyone.
+    """One place for records. Threads of the store call it; `holds` and `may_hold` any thread.
 
     `load`, `save`, `touch` and `drop` raise TierError when the tier cannot be used now.
     """
@@ -117,25 +117,25 @@ class Tier(Protocol):
         """Its name in results and figures."""
 
     def holds(self, namespace: TierNamespace, block_hash: BlockHash) -> bool:
-        """Whether it is known to be here. Looks into memory only, never waits."""
+        """Whether this block is known to be here. Looks into memory only, never waits."""
 
     def may_hold(self, namespace: TierNamespace, block_hash: BlockHash) -> bool:
-        """Whether a load is worth trying: it is here, or nobody knows. Never waits."""
+        """Whether a load is worth trying: the block is here, or that is not known. Never waits."""
 
     def load(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> Loaded:
-        """Records of the first blocks of `hashes`; at most what one I/O should bring.
+        """Load records of the first blocks of `hashes`; at most what one I/O should bring.
 
         A record that is refused (codec.py) ends the run, and is never found again.
         """
 
     def save(self, namespace: TierNamespace, records: Sequence[Record]) -> int:
-        """Keep records, each once, in the order of the chain; how many were not here before."""
+        """Keep records, each once, in the order of the chain; returns how many were new."""
 
     def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
-        """These blocks are in use elsewhere: let others be evicted before them."""
+        """Count these blocks as used: others are evicted before them."""
 
     def drop(self, drop: Drop) -> None:
-        """Forget the namespaces that it takes; for good, whatever ends this process now."""
+        """Forget the namespaces that `drop` takes, for good, even if this process is killed now."""
 
     def contents(self) -> TierContents: ...
 
@@ -148,7 +148,7 @@ class TierError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TierContents:
-    """What a tier holds, as far as it knows without asking anyone. 0 bytes: not bounded here.
+    """What a tier holds, as far as it knows without I/O. capacity_bytes: 0 if not bounded here.
 
     quarantined: files or records that were refused and set aside since start, by Cause.
     """
@@ -162,7 +162,7 @@ class TierContents:
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """What became of a fetch.
+    """The result of a fetch.
 
     blocks: the longest run of blocks from the first hash asked for; empty for a miss.
     num_blocks_by_tier: where they came from, "ram", "disk" or "redis".
@@ -179,7 +179,7 @@ class FetchResult:
 class TierFigures:
     """One tier's counters since start; blocks, bytes and seconds.
 
-    misses: blocks that were asked for and did not come, by Cause: those that a fetch still wanted
+    misses: blocks that were asked for and not loaded, by Cause: those that a fetch still wanted
         when this tier had no more for it, and one for each record that was refused.
     unsaved: blocks offered and not kept, by Cause.
     load_seconds: duration of each load, as counts of those at most as long as each bound of

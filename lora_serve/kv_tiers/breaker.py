@@ -15,7 +15,7 @@ CLOSED, OPEN, HALF_OPEN = "closed", "open", "half-open"
 
 
 class Breaker:
-    """Thread-safe. A caller that `allow` let through must report success or failure."""
+    """Thread-safe. A caller for which `allow` was True must report success or failure."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Breaker:
             self._is_trying = False
 
     def failure(self) -> bool:
-        """Count one; True if the breaker opened with it."""
+        """Count a failure; True if it opened the breaker."""
         with self._lock:
             self._num_failures += 1
             was_closed = self._retry_at is None

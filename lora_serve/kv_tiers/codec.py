@@ -4,8 +4,8 @@ r"""A record: one block's bytes behind a header that says what they are. Same in
     · time written f64 · fingerprint of model and layout (32) · block hash (32, zero-padded)
     · xxh3-128 over all of the above and the payload (16)              little-endian, 112 bytes
 
-Every read is checked against what was asked for: whatever was cut off, flipped, put in another's
-place or written by another model, layout or version is refused, with a cause.
+Every read is checked against what was asked for: a record that was cut off, flipped, put in
+another's place, or written by another model, layout or version is refused, with a cause.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def record_bytes(namespace: TierNamespace) -> int:
 
 
 def format_fingerprint(namespace: TierNamespace) -> bytes:
-    """Of all that must agree for a block's bytes to mean the same."""
+    """A digest of all that must agree for a block's bytes to mean the same."""
     size = str(namespace.block_bytes).encode()
     return hashlib.sha256(framed(namespace.model, namespace.layout, size)).digest()
 
@@ -56,7 +56,7 @@ def make_record(
 
 
 def written_time(header: bytes) -> float | None:
-    """When a record says that it was written, in seconds since 1970; for people, unchecked."""
+    """The time at which a record says it was written, in seconds since 1970; unchecked."""
     return float(_FIELDS.unpack_from(header)[4]) if len(header) == HEADER_BYTES else None
 
 

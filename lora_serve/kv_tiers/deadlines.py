@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 class Deadlines:
-    """`expire(ticket)` is called from the thread; whether anyone still waits is its matter."""
+    """`expire(ticket)` is called from the thread, also for tickets that are done."""
 
     def __init__(self, expire: Callable[[int], None]) -> None:
         self._expire = expire

@@ -1,4 +1,4 @@
-"""One fetch on its way through the tiers: what was asked for, and what has come so far."""
+"""One fetch on its way through the tiers: what was asked for, and what was loaded so far."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lora_serve.kv_tiers.base import Cause, FetchResult, Record, TierNamespace
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """Changed under the store's lock only; a reader looks at what does not change.
+    """Changed under the store's lock only; reader threads read only what does not change.
 
     deadline: in time.monotonic(). num_drops: of the store, when the fetch began.
     tier: which tier it waits for now, since queued_at.
@@ -44,7 +44,7 @@ class Fetch:
         self.num_blocks_by_tier[tier] = self.num_blocks_by_tier.get(tier, 0) + len(records)
 
     def missed(self, tier: str, cause: Cause) -> None:
-        """The tier has no more; only the first time counts."""
+        """Note that the tier has no more; only its first time counts."""
         self.causes.setdefault(tier, (cause, len(self.wanted)))
 
     def result(self) -> FetchResult:

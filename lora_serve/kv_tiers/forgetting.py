@@ -1,7 +1,7 @@
-"""One drop on its way through the tiers: who has forgotten for good, and who says why not.
+"""One drop on its way through the tiers: which have forgotten for good, and why others have not.
 
-KV that is not trusted any more must not come back, also after a kill of this process. So whoever
-asked for a drop is told of success only when every tier has confirmed it.
+KV that is not trusted any more must not come back, also after a kill of this process. So a drop is
+reported as done only when every tier has confirmed it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ NOT_YET = "it has not answered yet"
 
 
 class Forgetting:
-    """Thread-safe. Tiers report from their threads; `notify` is called when all have spoken."""
+    """Thread-safe. Tiers report from their threads; `notify` is called when all have reported."""
 
     def __init__(
         self, tiers: Iterable[str] = (), notify: Callable[[], None] = lambda: None
@@ -35,13 +35,13 @@ class Forgetting:
             return dict(self._obstacles)
 
     def confirm(self, tier: str) -> None:
-        """That tier has forgotten, for good."""
+        """Note that this tier has forgotten, for good."""
         with self._lock:
             del self._obstacles[tier]
         self._spoke(tier)
 
     def failed(self, tier: str, why: str) -> None:
-        """That tier cannot now, and will be asked again."""
+        """Note that this tier cannot forget now, and will be asked again."""
         with self._lock:
             self._obstacles[tier] = why
         self._spoke(tier)

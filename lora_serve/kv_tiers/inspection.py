@@ -1,6 +1,6 @@
 """What lies in a tier, for operators: read from outside, also while servers use it.
 
-Nothing is changed but by `clear`, and nothing is believed: `verify` reads every byte.
+Only `clear` changes anything, and nothing is trusted: `verify` reads every byte.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lora_serve.kv_tiers.codec import refusal
 
 @dataclass(slots=True)
 class Summary:
-    """One namespace's blocks. Times are in seconds since 1970; None where nobody knows."""
+    """One namespace's blocks. Times are in seconds since 1970; None if not known."""
 
     namespace: TierNamespace
     num_blocks: int = 0
@@ -55,16 +55,16 @@ class Verdict:
 
 class Inspection(Protocol):
     def summaries(self) -> list[Summary]:
-        """One for each namespace."""
+        """Give a summary of each namespace."""
 
     def verify(self) -> Iterator[Verdict]:
-        """One for each namespace, as they are read."""
+        """Give a verdict on each namespace, as they are read."""
 
     def num_broken(self) -> int:
-        """Namespaces whose descriptor is damaged: nobody can tell whose KV they hold, or use it."""
+        """How many namespaces have a damaged descriptor: no server can use their KV."""
 
     def clear(self, namespaces: Sequence[TierNamespace]) -> None:
-        """Delete these."""
+        """Delete these namespaces."""
 
     def clear_everything(self) -> None:
         """Delete also what is broken or set aside."""

@@ -1,4 +1,4 @@
-"""One tier's threads, queue, breakers and counters. No fault of a tier leaves here as an exception.
+"""One tier's threads, queue, breakers and counters. A tier's faults never leave as exceptions.
 
 Loads and saves have threads and breakers of their own: a write never delays a read, and a full
 disk still gives what it has.
@@ -72,7 +72,7 @@ class TierLane:
     # ── loading ─────────────────────────────────────────────────────────────────────────────
 
     def obstacle(self, namespace: TierNamespace, block_hash: BlockHash) -> Cause | None:
-        """Why a load is not worth trying; None if it is. Never waits."""
+        """Why a load is not worth trying, or None. Never waits."""
         if not self._load_breaker.would_allow():
             return Cause.BREAKER
         if any(drop.takes(namespace) for drop in self._hidden):
@@ -86,7 +86,7 @@ class TierLane:
         self._fetches.put(fetch)
 
     def give_up(self, fetch: Fetch) -> None:
-        """Its deadline has passed while it was queued here, or being loaded."""
+        """Note that a fetch's deadline has passed while it was queued here, or being loaded."""
         if self._last_return < fetch.queued_at:
             self._failed_load("nothing came back within a request's deadline")
 
@@ -126,25 +126,25 @@ class TierLane:
     # ── saving ──────────────────────────────────────────────────────────────────────────────
 
     def lacks(self, namespace: TierNamespace, block_hash: BlockHash) -> bool:
-        """Whether a block is worth offering, as far as is known without asking anyone."""
+        """Whether a block is worth offering, as far as is known without I/O."""
         return not self._tier.holds(namespace, block_hash)
 
     def save(self, namespace: TierNamespace, records: Sequence[Record]) -> None:
-        """Queue records; those that find no room are counted and lost."""
+        """Queue records; those for which there is no room are counted and lost."""
         if not self._saves.put(namespace, records, sum(record.num_bytes for record in records)):
             self.counters.unsaved(Cause.QUEUE_FULL, len(records))
 
     def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
-        """Note a use elsewhere. The writer comes to it soon, and wakes for nothing else."""
+        """Note a use elsewhere, for the writer's next turn; it does not wake for this."""
         self._touched.append((namespace, hashes))
 
     def hide(self, drop: Drop) -> None:
-        """Nothing that it takes is found here until the `drop` that follows is done."""
+        """Hide what `drop` takes until the call of `drop` that follows is done."""
         with self._lock:
             self._hidden = (*self._hidden, drop)
 
     def drop(self, drop: Drop, forgetting: Forgetting) -> None:
-        """Forget after what is being saved now. Somebody may wait: tried at once, then by turns."""
+        """Forget, after what is being saved now: try at once, then again by turns."""
         self._saves.put_task(lambda: self._owe(drop, forgetting), drop.takes)
 
     def _save_all(self) -> None:
@@ -185,13 +185,13 @@ class TierLane:
         self._forget(drop)
 
     def _pay(self) -> None:
-        """Do the drops that are owed, while the tier lets us."""
+        """Do the drops that are still to be done, while the tier can."""
         for drop in list(self._owed):
             if not (self._save_breaker.allow() and self._forget(drop)):
                 return
 
     def _forget(self, drop: Drop) -> bool:
-        """Let the tier forget, and tell all who asked for it; whether it did."""
+        """Let the tier forget, and tell all that asked for it; returns whether it did."""
         trouble = self._trouble(lambda: self._tier.drop(drop))
         if trouble:
             for forgetting in self._owed[drop]:
@@ -208,7 +208,7 @@ class TierLane:
         return True
 
     def _trouble(self, act: Callable[[], None]) -> str:
-        """Why the tier could not do it; "" if it did."""
+        """The reason why the tier could not do it; "" if it did."""
         try:
             act()
         except TierError as error:

@@ -21,7 +21,7 @@ class _Entries:
 
 
 class RamTier:
-    """Thread-safe. Payloads are its own bytes: a view would keep alive all that it is a view of."""
+    """Thread-safe. It copies payloads: a view would keep the whole buffer alive."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.name = "ram"
@@ -50,7 +50,7 @@ class RamTier:
         return Loaded(tuple(good), None if len(good) == len(hashes) else Cause.ABSENT)
 
     def _lookup(self, hashes: Sequence[BlockHash]) -> list[Record]:
-        """The records of the first blocks, and make them the most recent, the head last."""
+        """Find the records of the first blocks, and make them the most recent, the head last."""
         with self._lock:
             found: list[Record] = []
             for block_hash in hashes:

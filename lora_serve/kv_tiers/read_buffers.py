@@ -1,4 +1,4 @@
-"""Memory for loads, used again when nobody looks at it any more.
+"""Memory for loads, used again when no view of it is left.
 
 The first touch of a fresh page can cost more than reading its bytes from a file in the page cache,
 above all on virtual machines.
@@ -25,7 +25,7 @@ class ReadBuffers:
         self._lock = threading.Lock()
 
     def take(self, num_bytes: int) -> memoryview:
-        """Writable, of any content. The memory is this view's, and its slices', while they live."""
+        """A writable view of any content, whose memory is its own as long as any slice lives."""
         if not SMALL_BYTES <= num_bytes <= self._buffer_bytes:
             return np.empty(num_bytes, np.uint8).data
         with self._lock:

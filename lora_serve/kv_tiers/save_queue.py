@@ -1,6 +1,6 @@
-"""What waits to be saved, gathered by namespace so that few large writes come of many small saves.
+"""Gathers what waits to be saved by namespace, so that many small saves become few large writes.
 
-Bounded by bytes: what does not fit is refused, and whoever offered it goes on. Knows no tier.
+Bounded by bytes: what does not fit is refused, and the caller goes on. Knows no tier.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Batch(Generic[T]):
 
 
 class SaveQueue(Generic[T]):
-    """Any number of threads put; one takes, and says `done` after each."""
+    """Any number of threads put; one takes, and calls `done` after each."""
 
     def __init__(self, capacity_bytes: int, batch_bytes: int, linger_seconds: float) -> None:
-        """A batch is given out when it has `batch_bytes`, or its oldest item is that old."""
+        """A batch is given out when it has `batch_bytes`, or its oldest item has lingered."""
         self._capacity_bytes = capacity_bytes
         self._batch_bytes = batch_bytes
         self._linger_seconds = linger_seconds
@@ -46,7 +46,7 @@ class SaveQueue(Generic[T]):
         self._is_closed = False
 
     def put(self, namespace: TierNamespace, items: Sequence[T], num_bytes: int) -> bool:
-        """False if there is no room, and nothing was taken."""
+        """Take items; returns False, and takes none, if there is no room."""
         with self._changed:
             if self._is_closed or self._num_bytes + num_bytes > self._capacity_bytes:
                 return False
@@ -60,7 +60,7 @@ class SaveQueue(Generic[T]):
             return True
 
     def put_task(self, task: Task, discard: Callable[[TierNamespace], bool]) -> None:
-        """Run `task` after what is being saved now; first forget what it would undo anyway."""
+        """Run `task` after what is being saved now; first discard what it would undo anyway."""
         with self._changed:
             for root, batch in list(self._batches.items()):
                 if discard(batch.namespace):
@@ -89,7 +89,7 @@ class SaveQueue(Generic[T]):
             return None
 
     def done(self) -> None:
-        """What was taken last is saved, or lost."""
+        """Note that what was taken last is saved, or lost."""
         with self._changed:
             self._num_bytes -= self._taken_bytes
             self._taken_bytes = 0

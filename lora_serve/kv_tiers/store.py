@@ -103,7 +103,7 @@ class TieredStore:
             self._deadlines.add(deadline, ticket)
 
     def cancel(self, ticket: int) -> None:
-        """Nobody waits for this any more."""
+        """Give up a fetch that no request waits for any more."""
         with self._lock:
             fetch = self._fetches.pop(ticket, None)
             if fetch is not None:
@@ -116,9 +116,9 @@ class TieredStore:
             return results
 
     def not_asked(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
-        """Blocks were computed that no fetch had asked for: tiers that are left alone missed them.
+        """Count blocks that were computed without a fetch as misses of tiers whose breaker is open.
 
-        What a tier is known not to have was not missed.
+        A block that a tier is known not to have is not counted.
         """
         for lane in self._lanes:
             if lane.obstacle(namespace, hashes[0]) is Cause.BREAKER:
@@ -138,7 +138,7 @@ class TieredStore:
         return False
 
     def _deliver(self, lane: TierLane, fetch: Fetch, loaded: Loaded) -> None:
-        """A reader thread brings what its tier had; then the others may have what follows."""
+        """Take in what a tier had, from its reader thread; then ask the others for what follows."""
         with self._lock:
             if fetch.is_over:
                 return
@@ -154,7 +154,7 @@ class TieredStore:
         self._notify()
 
     def _expire(self, ticket: int) -> None:
-        """The deadline has come: whoever waits gets what is there."""
+        """End a fetch at its deadline, with what has been loaded."""
         with self._lock:
             fetch = self._fetches.get(ticket)
             if fetch is None:
@@ -194,15 +194,15 @@ class TieredStore:
                 lane.counters.unsaved(Cause.QUEUE_FULL, len(blocks))
 
     def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
-        """Blocks were used that the device cache had: the tiers shall keep them as if asked."""
+        """Count blocks that were hit on the device as used in the tiers, too."""
         for lane in self._lanes:
             lane.touch(namespace, hashes)
 
     def drop(self, drop: Drop) -> Forgetting:
-        """Forget KV. Nothing that it takes is found once this has returned, while we live.
+        """Forget KV. Once this has returned, this process finds nothing that `drop` takes.
 
-        What is returned tells when it is so for good. A tier that cannot do it now is asked again
-        until it can.
+        The result tells when all tiers have forgotten for good. A tier that cannot do it now is
+        asked again until it can.
         """
         forgetting = Forgetting((lane.name for lane in self._lanes), self._notify)
         with self._lock:
@@ -218,7 +218,7 @@ class TieredStore:
         return forgetting
 
     def _encode(self) -> None:
-        """The thread that gives blocks their headers, once for all tiers."""
+        """Give blocks their headers, once for all tiers, in a thread of its own."""
         while not self._incoming.is_closed:
             taken = self._incoming.take(IDLE_SECONDS)
             if taken is None:
@@ -249,7 +249,7 @@ class TieredStore:
         return TierStats(tuple(lane.figures() for lane in self._lanes), self._num_late)
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Save now what waits to be saved; whether all of it was done in time."""
+        """Save now what waits to be saved; returns whether all of it was done in time."""
         deadline = time.monotonic() + timeout_seconds
         queues = [self._incoming.wait_idle, *(lane.flush for lane in self._lanes)]
         return all(wait(max(deadline - time.monotonic(), 0.0)) for wait in queues)

@@ -1,9 +1,9 @@
 """The directory of the disk tier: names, descriptors, and moves that are atomic.
 
-    PATH/namespaces/ROOT/namespace.json   who shares this KV, in words; two lines: JSON, checksum
+    PATH/namespaces/ROOT/namespace.json   what shares this KV, in words; two lines: JSON, checksum
     PATH/namespaces/ROOT/*.kv             groups of blocks (group_file.py), complete or not there
     PATH/staging/…                        files being written, by process; gone with their process
-    PATH/staging/writer                   whose turn it is to write, and what writers have changed
+    PATH/staging/writer                   the lock for writing, and what writers have changed
     PATH/trash/…                          dropped namespaces, until they are deleted
     PATH/quarantine/…                     files that were refused; few, the newest
 
@@ -54,7 +54,7 @@ class DiskDirectory:
             ) from error
 
     def check_in_place(self) -> None:
-        """Make the directory again if somebody has deleted it.
+        """Make the directory again if it was deleted.
 
         Raises OSError if its disk was unmounted, or it was moved: what is written now would go
         elsewhere, and what is forgotten now would come back with it.
@@ -72,7 +72,7 @@ class DiskDirectory:
     # ── namespaces ──────────────────────────────────────────────────────────────────────────
 
     def roots(self) -> list[bytes]:
-        """Roots of all namespaces that lie here, of any process."""
+        """The roots of all namespaces that lie here, of any process."""
         try:
             names = os.listdir(self.path / "namespaces")
         except FileNotFoundError:
@@ -126,7 +126,7 @@ class DiskDirectory:
             self._news.tell(Place(root))
 
     def sync_trash(self) -> None:
-        """Bring down to the disk what `trash` has moved, so that no failure of power undoes it."""
+        """Sync what `trash` has moved, so that no power failure undoes it."""
         for directory in (self.path / "namespaces", self.path / "trash"):
             with suppress(FileNotFoundError):
                 _sync(directory)
@@ -146,11 +146,11 @@ class DiskDirectory:
             return self._staging / uuid4().hex
 
     def writers_turn(self) -> AbstractContextManager[Turn]:
-        """One process at a time makes room and reserves it."""
+        """Hold the lock under which one process at a time makes room and reserves it."""
         return self._news.turn()
 
     def reserve(self, place: Place, num_bytes: int) -> Path:
-        """Stage a file that takes as much of the bound from now on, whatever is written to it."""
+        """Stage a file that counts with this size from now on, whatever is written to it."""
         staged = self.stage().with_name(f"{place.root.hex()}{BETWEEN}{place.name}")
         try:
             with staged.open("xb") as file:
@@ -161,7 +161,7 @@ class DiskDirectory:
         return staged
 
     def reserved_elsewhere(self) -> dict[Place, int]:
-        """Bytes by the place they are for: by other processes, and by those killed over it."""
+        """Bytes reserved by other processes, also by killed ones, by the file they are for."""
         with self._mutex:
             own = self._staging
         directories = [entry for entry in _listed(self.path / "staging") if entry != own]
@@ -169,9 +169,9 @@ class DiskDirectory:
         return {place: _size(file) for file in files if (place := _place(file.name))}
 
     def quarantine(self, group: Path, max_files: int, max_bytes: int) -> bool:
-        """Move a file aside for whoever wants to know; of those, only the newest are kept.
+        """Move a file aside for an operator to look at; only the newest are kept.
 
-        False if somebody else has done so.
+        Returns False if another process has done so.
         """
         place = self.path / "quarantine"
         place.mkdir(exist_ok=True)
@@ -206,7 +206,7 @@ class DiskDirectory:
         self.empty_trash()
 
     def _open_staging(self) -> None:
-        """A directory of this process's own; its lock is held as long as the process lives."""
+        """Make a directory of this process's own; its lock is held as long as the process lives."""
         if self._staging is not None:
             os.close(self._staging_lock)
         (self.path / "staging").mkdir(exist_ok=True)
@@ -219,7 +219,7 @@ class DiskDirectory:
 
     @contextmanager
     def _staging_turn(self) -> Iterator[None]:
-        """One process at a time makes or sweeps staging directories."""
+        """Hold the lock under which one process at a time makes or sweeps staging directories."""
         with (self.path / "staging" / "turn").open("w") as turn:
             fcntl.flock(turn, fcntl.LOCK_EX)
             yield
@@ -237,7 +237,7 @@ def _is_abandoned(staging: Path) -> bool:
 
 
 def _place(staged: str) -> Place | None:
-    """What a staged file is to become; None for what is no group of blocks."""
+    """The file that a staged file is to become; None if it is no group of blocks."""
     root, _, name = staged.partition(BETWEEN)
     return place_of(root, name) if name else None
 

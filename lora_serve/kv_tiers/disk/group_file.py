@@ -4,8 +4,8 @@
     · bytes of a block u64 · root (32, zero-padded) · hashes · xxh3-128 of all these (16)
     · records, as codec.py lays them out, one after another                  little-endian
 
-The table makes an index of a directory cost one small read a file, and a run of blocks one large
-one. Thousands of tokens are few files. Whoever reads records must check them (codec.refusal).
+With the table, indexing a directory costs one small read a file, and a run of blocks one large one.
+Thousands of tokens are few files. Callers must check the records that they read (codec.refusal).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def group_bytes(namespace: TierNamespace, records: Sequence[Record]) -> int:
 
 
 def write_group(path: Path, namespace: TierNamespace, records: Sequence[Record]) -> int:
-    """Write a file, new or reserved, down to the disk; its size in bytes. Raises OSError."""
+    """Write and sync a file, new or reserved; returns its size in bytes. Raises OSError."""
     assert 0 < len(records) <= MAX_RECORDS, f"{len(records)} records are no group"
     buffers: list[Buffer] = [_table([record.block_hash for record in records], namespace)]
     for record in records:

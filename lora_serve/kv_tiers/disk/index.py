@@ -55,7 +55,7 @@ class DiskIndex:
         return block_hash in self._where
 
     def runs(self, hashes: Sequence[BlockHash], max_blocks: int) -> list[Run]:
-        """Where the first of `hashes` lie, up to the first that is not here."""
+        """Find where `hashes` lie, up to the first that is not here."""
         with self._lock:
             runs: list[Run] = []
             for block_hash in hashes[:max_blocks]:
@@ -70,7 +70,7 @@ class DiskIndex:
             return runs
 
     def groups_of(self, hashes: Sequence[BlockHash]) -> list[Group]:
-        """The files where those of `hashes` lie that are here, each once, in this order."""
+        """The files that hold any of `hashes`, each once, in this order."""
         with self._lock:
             found = (self._where.get(block_hash) for block_hash in hashes)
             return list(dict.fromkeys(place[0] for place in found if place is not None))
@@ -88,7 +88,7 @@ class DiskIndex:
             return list(self._by_root)
 
     def add(self, group: Group) -> None:
-        """As the most recently used one; it replaces what is known of that file."""
+        """Add a group as the most recently used one; it replaces what is known of its file."""
         with self._lock:
             files = self._by_root.setdefault(group.namespace.root, {})
             if group.file_name in files:
@@ -126,7 +126,7 @@ class DiskIndex:
             return next(iter(self._groups), None)
 
     def sort(self) -> None:
-        """Order groups that were added as they were found by when they were used."""
+        """Order all groups by when they were used, after they were added as they were found."""
         with self._lock:
             for group in sorted(self._groups, key=lambda group: group.used):
                 self._groups.move_to_end(group)

@@ -2,9 +2,10 @@
 
     PATH/staging/writer    the edition, a random word; then a line a change: ROOT NAME, or ROOT
 
-Whoever has the lock on that file has its turn. Each process remembers how far it has read, so a
-turn costs what others have changed since its last one. These are hints: where one may have been
-lost, by a kill or a full disk, an edition begins, and everybody looks everywhere once.
+A process has its turn while it holds the lock on that file. Each remembers how far it has read, so
+a turn costs what others have changed since its last one. These are hints: where one may have been
+lost, by a kill or a full disk, a new edition begins, and each process looks at the whole directory
+once.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class DiskNews:
 
     @contextmanager
     def turn(self) -> Iterator[Turn]:
-        """One process at a time."""
+        """Hold the lock: one process at a time has its turn."""
         self._path.parent.mkdir(exist_ok=True)
         with self._path.open("a+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -60,11 +61,11 @@ class DiskNews:
             try:
                 yield turn
             except BaseException:
-                self._edition = b""  # who knows what became of the news
+                self._edition = b""  # what became of the news is not known
                 raise
 
     def tell(self, place: Place) -> None:
-        """Out of turn: a process that hangs in its own shall keep nobody from telling."""
+        """Write outside of a turn, so that a process that hangs in its turn blocks no other."""
         with suppress(OSError), self._path.open("ab", buffering=0) as file:
             file.write(_line(place))
 
@@ -97,7 +98,7 @@ class DiskNews:
 
 
 def place_of(root: str, name: str) -> Place | None:
-    """None if these cannot be a namespace's and a file's: what is elsewhere is nobody's."""
+    """The place of a root and a file name; None if they cannot be such."""
     with suppress(ValueError):
         if (place := Place(bytes.fromhex(root), name)).root and "/" not in name:
             return place
@@ -105,11 +106,11 @@ def place_of(root: str, name: str) -> Place | None:
 
 
 def _line(place: Place) -> bytes:
-    """Begins with an end of line: what was written before may have been cut off."""
+    """Write a line behind an end of line, because what was written before may have been cut off."""
     return f"\n{place.root.hex()} {place.name}\n".encode()
 
 
 def _place(line: bytes) -> Place | None:
-    """None for a line that is not whole."""
+    """Parse a line; None if it is not whole."""
     root, separator, name = line.decode("ascii", "replace").partition(" ")
     return place_of(root, name) if separator else None

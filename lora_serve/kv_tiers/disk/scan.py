@@ -52,7 +52,7 @@ class DiskScan:
         self._thread.start()
 
     def may_find(self, root: bytes) -> bool:
-        """Whether a namespace has not been looked into yet since start."""
+        """Whether a namespace has yet to be looked into since the start."""
         return not self._is_complete.is_set() and root not in self._seen
 
     def wait_until_complete(self) -> None:
@@ -61,7 +61,7 @@ class DiskScan:
     def look_again(self, root: bytes) -> bool:
         """Look for other processes' new files of a namespace; False if that was done just now.
 
-        Waits for the thread if it is looking: then its finds are what is looked for.
+        Waits for the thread if it is looking, and then takes what it found.
         """
         now = time.monotonic()
         if root in self._seen and now - self._looked.get(root, 0.0) < LOOK_AGAIN_SECONDS:
@@ -91,7 +91,7 @@ class DiskScan:
         self._wake.set()
 
     def retire(self, root: bytes) -> None:
-        """A namespace has no files left: remove its directory at the next turn."""
+        """Remove the directory of a namespace without files at the next turn."""
         with self._lock:
             self._retired.add(root)
 
@@ -116,7 +116,7 @@ class DiskScan:
             self._wake.clear()
 
     def _guarded(self, act: Callable[[], object]) -> None:
-        """What cannot be read, or a bug of ours, ends one act and not the thread."""
+        """Run one act; a file that cannot be read, or a bug, ends the act and not the thread."""
         try:
             act()
         except OSError as error:
@@ -170,7 +170,7 @@ class DiskScan:
 
     def _add(self, root: bytes, names: set[str]) -> None:
         namespace = self._directory.describe(root)
-        if namespace is None:  # nobody could drop it by name
+        if namespace is None:  # it could never be dropped by name
             for name in names:
                 self._refuse(self._directory.of(root) / name, Cause.FOREIGN)
             self._directory.trash(root)

@@ -1,8 +1,7 @@
 """The tier on a disk: one file per group of blocks, an index in memory, bounded by bytes.
 
-The index is rebuilt in the background at start, newest processes' files included, and follows
-what other processes write to the same directory. Reads and writes come from different threads;
-whatever has vanished meanwhile is a miss.
+The index is rebuilt in the background at start and follows what other processes write to the same
+directory. Reads and writes come from different threads; a file that has vanished is a miss.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ TOUCH_SECONDS = 60.0  # a file's time of use is written at most this often
 
 
 class DiskTier:
-    """At most `capacity_bytes` at `path`, others' files there included as soon as they are seen."""
+    """Keeps at most `capacity_bytes` at `path`, other processes' files included."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class DiskTier:
         self._scan = DiskScan(self._directory, self._index, self._quarantine_file, poll_seconds)
 
     def wait_until_indexed(self) -> None:
-        """Until all that lies here from before can be found."""
+        """Wait until all that was here at start can be found."""
         self._scan.wait_until_complete()
 
     # ── reading ─────────────────────────────────────────────────────────────────────────────
@@ -107,7 +106,7 @@ class DiskTier:
     def _load_run(
         self, namespace: TierNamespace, run: Run, into: memoryview, records: list[Record]
     ) -> Cause | None:
-        """Append the run's records up to one that is refused; why it was."""
+        """Append the run's records up to one that is refused; returns why it was refused."""
         path = self._path(run.group)
         try:
             descriptor = os.open(path, os.O_RDONLY)
@@ -145,7 +144,7 @@ class DiskTier:
     # ── writing ─────────────────────────────────────────────────────────────────────────────
 
     def save(self, namespace: TierNamespace, records: Sequence[Record]) -> int:
-        self._scan.wait_until_complete()  # before, nobody knows how much lies here
+        self._scan.wait_until_complete()  # before, it is not known how much lies here
         new = [record for record in records if not self._index.holds(record.block_hash)]
         most = min(MAX_RECORDS, self._largest_group_bytes // record_bytes(namespace))
         if most == 0:
@@ -174,16 +173,16 @@ class DiskTier:
         self._index.add(Group(namespace, place.name, GroupTable(hashes, num_bytes), time.time()))
 
     def _reserve(self, place: Place, num_bytes: int) -> Path:
-        """A staged file of this size, within the bound whatever other processes do meanwhile."""
+        """Stage a file of this size, within the bound whatever other processes do meanwhile."""
         with self._directory.writers_turn() as turn:
             if turn.news is None or turn.news or self._reserved_elsewhere:
                 self._look_at(turn.news)
             evicted = self._make_room(sum(self._reserved_elsewhere.values()) + num_bytes)
-            turn.tell([*evicted, place])  # before it is there: rather for nothing than too late
+            turn.tell([*evicted, place])  # before it is there: telling too early does no harm
             return self._directory.reserve(place, num_bytes)
 
     def _look_at(self, news: Sequence[Place] | None) -> None:
-        """Bring the index up to date with what other processes have changed, and may have."""
+        """Bring the index up to date with what other processes have changed, or may have."""
         staged = self._reserved_elsewhere
         # before looking: what is moved into its place meanwhile shall rather count twice
         self._reserved_elsewhere = self._directory.reserved_elsewhere()
@@ -193,7 +192,7 @@ class DiskTier:
             self._scan.look_at(dict.fromkeys((*staged, *news)))
 
     def _make_room(self, num_bytes: int) -> list[Place]:
-        """Where files were evicted for it."""
+        """Evict files for it; returns the places where they were."""
         evicted: list[Place] = []
         limit = self._capacity_bytes - self._quarantine_bytes
         while self._index.num_bytes + num_bytes > limit:

@@ -5,10 +5,10 @@
     lora-serve:kv:1:members:EPOCH           sorted set: hashes, by when they were written
 
 An epoch is drawn when a namespace is first written to, and is part of its blocks' keys. So
-forgetting its field makes all its blocks unreachable at once, for all replicas, also if the server
-has evicted other keys of ours; what is unreachable is then unlinked through the members. As of what
-can be found only blocks expire, a maxmemory-policy of volatile-lru evicts blocks alone; what led to
-them is trimmed by whoever writes (`trim`).
+forgetting its field makes all its blocks unreachable at once, for all replicas, even if the server
+has evicted other keys of ours; they are then unlinked through the members. Only blocks expire, so a
+maxmemory-policy of volatile-lru evicts blocks alone. Each server that writes trims what led to
+evicted blocks (`trim`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lora_serve.kv_tiers.base import Record, TierError, TierNamespace
 
 PREFIX = b"lora-serve:kv:1:"
 NAMESPACES = PREFIX + b"namespaces"
-BATCH_BYTES = 4 * 2**20  # of one pipeline: neither side buffers more
+BATCH_BYTES = 4 * 2**20  # of one pipeline: neither side has to buffer more
 BATCH_KEYS = 512
 SOCKET_READ_BYTES = 2**20
 MAX_REASON_CHARS = 200
@@ -98,7 +98,7 @@ class RedisKeyspace:
         return [entry for entry in self._fields().values() if entry is not None]
 
     def broken_roots(self) -> list[bytes]:
-        """Fields that cannot be read: nobody finds what they led to."""
+        """Roots whose fields cannot be read; their blocks cannot be found."""
         return [root for root, entry in self._fields().items() if entry is None]
 
     def _fields(self) -> dict[bytes, Entry | None]:
@@ -107,7 +107,7 @@ class RedisKeyspace:
         return {root: _entry(root, text) for root, text in fields.items()}
 
     def some_entries(self, count: int) -> list[Entry]:
-        """Namespaces drawn at random, at most so many."""
+        """Draw namespaces at random, at most so many."""
         with _tier_errors():
             roots = self._redis.hrandfield(NAMESPACES, count)
             texts = self._redis.hmget(NAMESPACES, roots) if roots else []
@@ -127,7 +127,7 @@ class RedisKeyspace:
                 self._redis.unlink(*(entry.block(block_hash) for block_hash, _ in popped))
 
     def forget_everything(self) -> None:
-        """All keys of this scheme, also those that nothing leads to. Scans; for operators."""
+        """Delete all keys of this scheme, also unreachable ones. Scans; for operators."""
         with _tier_errors():
             self._redis.unlink(NAMESPACES)
             batch: list[bytes] = []
@@ -142,7 +142,7 @@ class RedisKeyspace:
     # ── blocks ──────────────────────────────────────────────────────────────────────────────
 
     def read(self, entry: Entry, hashes: Sequence[BlockHash]) -> list[object]:
-        """What lies at each block's key: bytes of a record, None, or whatever the server says."""
+        """Read what lies at each block's key: a record, None, or whatever the server says."""
         with _tier_errors():
             return list(self._redis.mget([entry.block(block_hash) for block_hash in hashes]))
 
@@ -172,11 +172,13 @@ class RedisKeyspace:
                     value = b"".join((record.header, record.payload))
                     pipeline.set(entry.block(record.block_hash), value, ex=EXPIRE_SECONDS)
                 pipeline.execute()
-        if self.entry(entry.namespace) != entry:  # forgotten meanwhile: nobody will find these
+        if (
+            self.entry(entry.namespace) != entry
+        ):  # forgotten meanwhile: these cannot be found any more
             self._free(entry)
 
     def touch(self, entry: Entry, hashes: Sequence[BlockHash]) -> None:
-        """Let blocks live as if they had been written now; the server counts it as a use, too."""
+        """Renew the blocks' expiry; the server counts it as a use, too."""
         for start in range(0, len(hashes), BATCH_KEYS):
             with _tier_errors(), self._pipeline() as pipeline:
                 for block_hash in hashes[start : start + BATCH_KEYS]:
@@ -190,7 +192,7 @@ class RedisKeyspace:
             pipeline.execute()
 
     def trim(self, entry: Entry, count: int) -> None:
-        """Look at some members; those whose blocks are evicted or expired leave the set.
+        """Look at some members; remove those whose blocks were evicted or have expired.
 
         The namespace goes with the last of them.
         """
@@ -206,7 +208,7 @@ class RedisKeyspace:
             self.forget(entry)
 
     def members(self, entry: Entry) -> Iterator[list[tuple[BlockHash, float]]]:
-        """Hashes of a namespace's blocks and when they were written, some at a time."""
+        """Give the hashes of a namespace's blocks and when they were written, some at a time."""
         cursor = 0
         while True:
             with _tier_errors():
@@ -239,7 +241,7 @@ def _entry(root: bytes, text: object) -> Entry | None:
 
 @contextmanager
 def _tier_errors() -> Iterator[None]:
-    """ValueError, TypeError: what redis-py raises for answers that are no answers."""
+    """ValueError and TypeError are what redis-py raises for malformed answers."""
     try:
         yield
     except (redis.RedisError, OSError, ValueError, TypeError) as error:
@@ -247,7 +249,7 @@ def _tier_errors() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """What the server said, as one line that can be read, whatever it said.
+    """The server's error as one printable line.
 
     redis-py puts a pipeline's command before it, with its raw bytes.
     """

@@ -1,7 +1,7 @@
 """The tier that replicas share: records in Redis or Valkey, through its client library.
 
-How much is kept is the server's matter: set its maxmemory, and maxmemory-policy volatile-lru.
-Nothing of what it says is believed: each record is checked like a file's.
+The server decides how much is kept: set its maxmemory, and maxmemory-policy volatile-lru. Its
+answers are not trusted: each record is checked like a file's.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RedisTier:
         return len(new)
 
     def _trim(self, entry: Entry, num_written: int) -> None:
-        """Twice as much is looked at as was written: so at most half of what there is is dead."""
+        """Look at twice as many members as were written, so that at most half of them are dead."""
         for one in (entry, *self._saves.some_entries(2)):
             self._saves.trim(one, 2 * num_written)
 
