@@ -1,4 +1,4 @@
-"""What a server says it serves: its models, and the adapters that name one as their parent."""
+"""Lists what a server serves: its models, and the adapters that name one as their parent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Models(msgspec.Struct):
 
 
 async def served_models(origin: Origin, api_key: str | None = None) -> Catalog:
-    """Ask GET /v1/models. Raises ConfigError if nobody answers, or not with at least one model."""
+    """Ask GET /v1/models. Raises ConfigError unless it answers with at least one model."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     where = f"{origin.scheme}://{origin.host}:{origin.port}{origin.prefix}/v1/models"
     try:

@@ -22,7 +22,7 @@ JsonObject = Mapping[str, Any]  # a request body's fields, whatever a server's o
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where requests go, and how this server wants them.
+    """The server that requests go to, and how it wants them.
 
     extra_body: fields added to every request.
     adapter_fields: what asks for an adapter, by name; {"model": name} where it is not listed.
@@ -59,7 +59,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """What one request took. Times in seconds; a failed one has an error and what came before it.
+    """The times of one request, in seconds; a failed one has an error and what came before it.
 
     late_seconds: how long after its time the request was sent.
     ttft_seconds: from sending to the first token. gaps_seconds: between its later arrivals.
@@ -147,7 +147,7 @@ class _Answer:
         return tuple(b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False))
 
     async def follow(self, response: Response) -> str | None:
-        """Read to the end; what went wrong, if anything did."""
+        """Read to the end; returns what went wrong, or None."""
         if response.status != 200:
             text = (await response.read()).decode(errors="replace")
             return f"HTTP {response.status}: {text[:300]}"
@@ -163,7 +163,7 @@ class _Answer:
         return None if finished else "the stream ended before the answer did"
 
     def _take(self, event: _Event, now: float) -> bool:
-        """Count what an event brings; whether it finishes the answer."""
+        """Count what an event brings; returns whether it finishes the answer."""
         if event.usage:
             self.output_tokens = event.usage.completion_tokens
             details = event.usage.prompt_tokens_details
@@ -171,7 +171,7 @@ class _Answer:
         if not event.choices:
             return False
         choice = event.choices[0]
-        # Some servers finish with an event of its own: no text, so no token came with it.
+        # Some servers finish with a separate event: no text, so no token came with it.
         if choice.text or choice.finish_reason is None:
             self.arrivals.append(now)
             self.texts.append(choice.text)

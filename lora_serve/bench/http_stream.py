@@ -89,7 +89,7 @@ async def request(
     """Send one request; the connection closes with the context.
 
     Raises:
-        OSError: nobody answers at the origin.
+        OSError: the origin cannot be reached.
         HttpFault: what answers speaks no HTTP, or falls silent before its headers.
     """
     context = ssl.create_default_context() if origin.scheme == "https" else None

@@ -1,4 +1,4 @@
-"""Which machine and which software a figure came from. A figure without them says nothing."""
+"""Describes the machine and the software that a figure came from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGES = ("torch", "transformers", "peft", "numpy")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What decides a figure besides the code.
+    """All that decides a figure besides the code.
 
     cpu_features: those that decide how fast products run.
     load_average: over the minute before; what else ran then took part in every figure.
@@ -71,7 +71,7 @@ def _cpu_facts() -> dict[str, str]:
 
 
 def _cpu_name(facts: Mapping[str, str]) -> str:
-    """With the generation where it can be told: a virtual machine's is often a brand alone."""
+    """The CPU's name, with its generation if known: a virtual machine may tell the brand alone."""
     name = facts.get("model name", platform.processor() or "unknown")
     if "cpu family" not in facts:
         return name

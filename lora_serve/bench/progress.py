@@ -1,4 +1,4 @@
-"""Say how a run is coming along: one line that is rewritten, or a line now and then in a log."""
+"""Shows the progress of a run: one line that is rewritten, or a line now and then in a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run for people (a table) and for machines (JSON with the machine it ran on)."""
+"""Reports a run to people (a table) and to programs (JSON, with the machine it ran on)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's records say: percentiles, rates and errors, of all requests and of each adapter."""
+"""Sums up a run's records: percentiles, rates and errors, over all requests and by adapter."""
 
 from __future__ import annotations
 

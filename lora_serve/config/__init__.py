@@ -1,6 +1,7 @@
 """What the user asked for: frozen parts, each the source of its command-line flags and their help.
 
-What we found out (how many blocks, which end tokens) has its own types; nothing here changes.
+What is found out at start (how many blocks, which end tokens) has its own types; nothing here
+changes.
 A field's metadata holds the one sentence of help; `cli/arguments.py` makes the flags.
 """
 

@@ -1,4 +1,4 @@
-"""All that an engine needs, in one value, and what no part of it can check alone."""
+"""All settings of an engine in one value, and the checks that concern several parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lora_serve.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """All that an engine needs; the server has its own part."""
+    """All settings of an engine; the server has its own part."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)

@@ -70,13 +70,13 @@ class KVTierConfig:
         require_one_of(
             KV_LOAD_FAILURE_POLICIES, "--kv-load-failure-policy", self.kv_load_failure_policy
         )
-        self.expanded()  # tells at once what is wrong with the JSON
+        self.expanded()  # raises at once for what is wrong with the JSON
 
     def expanded(self) -> KVTierConfig:
         """These settings with those of the JSON, and without the JSON.
 
         Raises:
-            ConfigError: for JSON that says what is not known, or what a flag says as well.
+            ConfigError: for JSON with an unknown setting, or with one that is given as a flag, too.
         """
         if self.kv_transfer_config is None:
             return self
@@ -94,7 +94,7 @@ class KVTierConfig:
 
 
 def _transfer_settings(text: str) -> dict[str, Any]:
-    """The settings that vLLM-style JSON holds. Raises ConfigError for what it cannot mean here."""
+    """The settings of vLLM-style JSON. Raises ConfigError for what is not supported here."""
     try:
         given = json.loads(text)
         settings = dict(given.pop("kv_connector_extra_config", {}))

@@ -1,4 +1,4 @@
-"""How much is taken on before requests are refused, and how long an engine may stand still."""
+"""How much may be queued, and how long an engine may stand still."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lora_serve.config.setting import require_at_least, setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsConfig:
-    """How much is taken on before requests are refused, and how long an engine may stand still."""
+    """How much may be queued before requests are refused, and how long an engine may hang."""
 
     max_num_queued_reqs: int | None = setting(
         "Most requests that may wait beyond the --max-num-seqs that run; more are refused with "

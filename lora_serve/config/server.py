@@ -1,4 +1,4 @@
-"""The HTTP server: its address, its keys, and how long it waits for whom."""
+"""The HTTP server: its address, its keys, and how long it waits for clients."""
 
 from __future__ import annotations
 

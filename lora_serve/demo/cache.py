@@ -1,4 +1,4 @@
-"""A directory made once and kept: whole or absent, whoever looks, whenever somebody dies.
+"""A directory that is made once and kept, and is always whole or absent.
 
 It is built beside its final place and renamed into it, under a lock that the system drops with its
 holder. A manifest of digests tells a whole directory from a damaged one, which is made again.

@@ -1,4 +1,4 @@
-"""What the scenarios ask of a server over HTTP: completions, and adapters loaded and unloaded."""
+"""A client of one server: completions, and loading and unloading of adapters."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Client:
         self._http.close()
 
     def complete(self, model: str, prompt: str, cache_salt: str | None = None) -> Answer:
-        """Greedy answer of at most MAX_TOKENS tokens, as the report of S1 asked for it."""
+        """The greedy answer, of at most MAX_TOKENS tokens."""
         body: dict[str, object] = {
             "model": model,
             "prompt": prompt,

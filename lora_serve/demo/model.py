@@ -20,9 +20,9 @@ class DemoPaths:
 
 
 def ensure_demo(progress: Callable[[str], None]) -> DemoPaths:
-    """Train model and adapters in about a minute, or find them where an earlier call left them.
+    """Train model and adapters in a minute or two, or find them where an earlier call left them.
 
-    `progress` gets a line now and then while there is something to wait for.
+    `progress` gets a line now and then while that takes time.
     """
     recipe = Recipe()
     directory = cache_root() / f"demo-{recipe.name}"

@@ -16,12 +16,12 @@ from lora_serve.demo.corpus import long_prompt
 from lora_serve.demo.model import DemoPaths
 from lora_serve.demo.scenarios import MODEL_NAME, Ask, Hits, Load, Scenario, Step, Unload, Version
 
-LEAST_HIT_RATE = 0.85  # what the report saw was 85–97 %; below, a right answer proves nothing
+LEAST_HIT_RATE = 0.85  # with fewer hits a right answer proves nothing
 
 
 @dataclass(slots=True)
 class Outcome:
-    """How a scenario went; figures are those of its last question."""
+    """The outcome of a scenario; figures are those of its last question."""
 
     scenario: Scenario
     answer: str = ""
@@ -42,7 +42,7 @@ class Outcome:
 
 
 class Player:
-    """Plays against one server. `workspace` is for adapters whose bytes are overwritten."""
+    """Plays scenarios on one server. `workspace` is for adapters whose bytes are overwritten."""
 
     def __init__(self, client: Client, paths: DemoPaths, workspace: Path) -> None:
         self._client = client
@@ -50,7 +50,7 @@ class Player:
         self._workspace = workspace
 
     def play(self, scenario: Scenario) -> Outcome:
-        """All steps, until one is refused; wrong answers do not stop it."""
+        """Play all steps, until one is refused; wrong answers do not stop it."""
         outcome = Outcome(scenario)
         started = time.perf_counter()
         try:
@@ -115,7 +115,7 @@ def _judge(step: Ask, answers: list[Answer], outcome: Outcome) -> None:
 
 
 def _hit_problem(hits: Hits, answers: list[Answer], hit_rate: float) -> str:
-    """What is wrong with the hits, or nothing."""
+    """What is wrong with the hits, or ""."""
     first, others = answers[0], answers[1:]
     if hits is Hits.NONE and hit_rate > 0:
         return f"{hit_rate:.0%} of the prompts' tokens were hits, where there is no cache"

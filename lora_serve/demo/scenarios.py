@@ -1,8 +1,8 @@
-"""S1, as data: an adapter is replaced under its name, and the old one's KV must not answer.
+"""The scenarios, as data: an adapter is replaced under its name; its old KV must not answer.
 
-Each scenario brings adapters under names of its own, so that any of them may be played on a server
-that has played others. Rows 1 to 13 are those of the public report; the rest
-are ours, first of all the one that fools servers whose key is name and path.
+Each scenario has adapters under names of its own, so that it may be played on a server that has
+played others. Rows 1 to 13 are those of the public report; the rest are ours, first of all the one
+that fools servers whose key is name and path.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TENANT = "tenant"
 
 
 class Version(Enum):
-    """Whose bytes, and what they must answer."""
+    """The bytes of one adapter, and what they must answer."""
 
     A = ALPHA_LABEL
     B = BETA_LABEL
@@ -34,7 +34,7 @@ class Hits(Enum):
 
 
 class Server(Enum):
-    """Which server a scenario needs, in the order in which they are best started."""
+    """The server that a scenario needs, in the order in which they are best started."""
 
     UNCACHED = auto()
     FRESH = auto()

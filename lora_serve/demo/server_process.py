@@ -1,7 +1,7 @@
-"""`lora-serve serve` as a process of its own, started, awaited and stopped by whoever asks it.
+"""Starts, awaits and stops `lora-serve serve` in a process of its own.
 
 It runs in a session of its own, so that Ctrl-C reaches it only through `stop`. Where the system can
-do that, it is killed when whoever started it dies, however that happens.
+do that, it is killed when the process that started it dies, however that happens.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ServerProcess:
             time.sleep(0.1)
 
     def wait(self) -> int:
-        """Until it ends by itself; its exit code."""
+        """Wait until it ends by itself; returns its exit code."""
         return self._process.wait()
 
     def begin_to_stop(self) -> None:
@@ -106,13 +106,13 @@ class ServerProcess:
 
 
 def dying_with_parent(command: Sequence[str]) -> tuple[str, ...]:
-    """The same process, killed when the thread that starts it is gone, if there is util-linux."""
+    """Have the command killed with the thread that starts it, where there is util-linux."""
     setpriv = shutil.which("setpriv")
     return (setpriv, "--pdeathsig", "KILL", "--", *command) if setpriv else tuple(command)
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on now."""
+    """A TCP port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

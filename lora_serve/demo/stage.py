@@ -1,6 +1,6 @@
-"""The servers that scenarios are played on, one process each, the next one started ahead of time.
+"""The servers that scenarios are played on, one process each; the next is started ahead of time.
 
-All logs lie in one directory, which outlives the stage: whoever made it decides when it goes.
+All logs lie in one directory, which outlives the stage: the caller made it and deletes it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Stage:
             self.stop(server)
 
     def start(self, server: Server) -> ServerProcess:
-        """Begin to start it, unless it runs; do not wait for it."""
+        """Start a server, unless it runs; do not wait for it."""
         if server not in self._processes:
             log_path = self._log_directory / f"{server.name.lower()}.log"
             self._processes[server] = ServerProcess(

@@ -1,4 +1,4 @@
-"""What is compared: answers as clients see them, whole or as far as they came.
+"""The answers that are compared, as clients see them, whole or as far as they came.
 
 Floats are kept as JSON had them, which is to the bit. Knows nothing of what is right.
 """
@@ -25,7 +25,7 @@ class Choice:
     claims: set[str] = field(default_factory=set)
 
     def add(self, piece: Mapping[str, Any]) -> None:
-        """One choice of an answer, or of a chunk, of either route."""
+        """Add one choice of an answer, or of a chunk, of either route."""
         message = piece.get("message") or piece.get("delta") or {}
         self.text += piece.get("text") or message.get("content") or ""
         self.token_ids.extend(piece.get("token_ids") or ())
@@ -35,7 +35,7 @@ class Choice:
             self.stop_reason = piece["stop_reason"]
 
     def difference(self, right: Choice, *, is_part: bool) -> str:
-        """How this differs from what is right, or nothing. is_part: it may end earlier."""
+        """How this differs from the right answer, or "". is_part: it may end earlier."""
         count = len(self.token_ids)
         if self.token_ids != right.token_ids[:count]:
             at = _first_difference(self.token_ids, right.token_ids)
@@ -54,7 +54,7 @@ class Choice:
 
 @dataclass(slots=True)
 class Heard:
-    """What came of a request. Times are of one clock. status: 0 if none came.
+    """What a client got for a request. Times are of one clock. status: 0 if none came.
 
     status, message: of the answer, or of the error that ended it. is_whole: it ended as it should.
     has_left: the client hung up first.
@@ -73,7 +73,7 @@ class Heard:
     choices: dict[int, Choice] = field(default_factory=dict)
 
     def add(self, document: Mapping[str, Any]) -> None:
-        """An answer, a chunk of one, or an error in either's place."""
+        """Add an answer, a chunk of one, or an error in either's place."""
         if "error" in document:
             error = document["error"]
             self.status, self.message = error["code"], error["message"]
@@ -101,7 +101,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """What came of an operator's call. Times as of `Heard`."""
+    """The outcome of an operator's call. Times as in `Heard`."""
 
     begin: float
     end: float

@@ -1,4 +1,4 @@
-"""An `Ask` as a body of HTTP. Every setting is written out, so that no server's defaults matter."""
+"""Writes an `Ask` as an HTTP body, with every setting, so that no server's defaults matter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks one thing over HTTP, and keeps what came of it, whatever that is."""
+"""Sends one request over HTTP and keeps the outcome, whatever it is."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from lora_serve.bench.http_stream import HttpFault, Origin, Response, request
 from lora_serve.fuzz.answers import Called, Heard
 
-PATIENCE_SECONDS = 300.0  # an answer that is not there by then counts as one that never comes
+PATIENCE_SECONDS = 300.0  # an answer that is not there by then counts as lost
 
 
 class FuzzClient:
-    """One server, asked by as many at once as like to."""
+    """One server; many tasks may ask it at once."""
 
     def __init__(self, origin: Origin, api_key: str | None = None) -> None:
         self._origin = origin
@@ -29,7 +29,7 @@ class FuzzClient:
         leaves_after_tokens: int | None = None,
         leaves_after_seconds: float | None = None,
     ) -> Heard:
-        """The answer to a body that may say "stream", as far as whoever asks stays for it."""
+        """The answer to a body that may say "stream", up to where the caller leaves."""
         heard = Heard(time.monotonic())
         data = json.dumps(body).encode()
         try:
@@ -64,7 +64,7 @@ class FuzzClient:
         return sums
 
     async def _text(self, method: str, path: str, body: bytes = b"") -> tuple[int, str]:
-        """Status and body; status 0 if nobody answers."""
+        """Status and body; status 0 if there is no answer."""
         try:
             async with (
                 asyncio.timeout(PATIENCE_SECONDS),

@@ -1,4 +1,4 @@
-"""What goes wrong on purpose: the engine process is killed, files of the disk tier are damaged."""
+"""Faults on purpose: kills the engine process, damages files of the disk tier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One trace after the other: play, judge, and make a failing one small."""
+"""Plays a trace, judges it, and makes a failing one small."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Verdict:
         return not (self.findings or self.played.troubles)
 
     def lines(self) -> list[str]:
-        """What is wrong, a line each."""
+        """The findings, a line each."""
         wrong = [
             f"event {finding.event}: {finding.what}" if finding.event is not None else finding.what
             for finding in self.findings
@@ -41,7 +41,7 @@ class Fuzzer:
 
     def check(self, trace: Trace) -> Verdict:
         played = self.ground.play(trace)
-        if len(played.records) < len(trace.events):  # the server never stood
+        if len(played.records) < len(trace.events):  # the server did not start
             return Verdict(played, [])
         return Verdict(played, Judge(trace, played.records, self.cold, self.block_size).findings())
 

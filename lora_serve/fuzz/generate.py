@@ -1,4 +1,4 @@
-"""Traces from seeds: every mean thing that clients and operators do, close together.
+"""Makes traces from seeds: the worst that clients and operators do, close together.
 
 Prompts share beginnings, versions come back, pools are small. Knows the model by its vocabulary.
 """
@@ -34,7 +34,7 @@ STOPS = (("e",), (" the", "\n"), ("er", "A", "zz"))
 PREFIX_LENGTHS = (60, 120, 200)
 ANSWER_LENGTHS = (1, 2, 12, 48, 96, 96)
 # A prompt, at most 9 tokens longer than its prefix, and its answer just fit the smallest pool; two
-# that share nothing do not, so that whoever grows last is preempted.
+# that share nothing do not, so that the one that grows last is preempted.
 POOLS = (20, 20, 24, 32, 1000)  # blocks, of 16 tokens or more
 RESERVED_TOKENS = 3  # the first ids are often special
 
@@ -139,7 +139,7 @@ class _Writer:
         return self._ask()
 
     def _wait_ms(self) -> int:
-        """Mostly at once; now and then long enough for answers to end."""
+        """The wait before an event: mostly none, now and then until answers have ended."""
         return self._rng.choice((0, 0, 0, 1, 5, 20, 60))
 
     def _load(self, name: str) -> Load:

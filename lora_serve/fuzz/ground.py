@@ -1,4 +1,4 @@
-"""Where traces are played: a server of the trace's own each time, or one that runs at a URL."""
+"""The servers that traces are played on: a new one for each trace, or one at a URL."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ DISK_BYTES = 4 * 2**20
 
 @dataclass(slots=True)
 class Played:
-    """records: of each event, if the trace came to its end. metrics: of the server, then.
+    """A trace as it was played.
 
+    records: one for each event, if the trace came to its end. metrics: of the server, at the end.
     troubles: what is wrong with the server itself.
     """
 

@@ -1,4 +1,4 @@
-"""What is wrong with a trace that was played: answers, claims, hits, refusals.
+"""Judges a trace that was played: answers, claims, hits, refusals.
 
 An answer must be that of the version which it claims, to the bit, and the claim must be one that
 the name can have stood for meanwhile. A request may be refused only for what was done to it.
@@ -27,7 +27,7 @@ class Finding:
 
 
 class Judge:
-    """Of one trace that was played. block_size: hits come in such steps."""
+    """Judges one trace that was played. block_size: hits are multiples of it."""
 
     def __init__(
         self, trace: Trace, records: Sequence[Record], cold: ColdEngine, block_size: int
@@ -72,7 +72,7 @@ class Judge:
             yield from self._wrong_hits(index, ask, heard)
 
     def _may_break(self, ask: Ask, heard: Heard) -> bool:
-        """Whether this error is what had to come of what was done meanwhile."""
+        """Whether this error had to come of what was done meanwhile."""
         begin, end = heard.begin, heard.end
         if heard.status == 503:
             return self._timeline.num_kills(begin, end) > 0
@@ -85,7 +85,7 @@ class Judge:
         return heard.status == 400 and self._timeline.may_have_changed(ask.lora_name, begin, end)
 
     def _wrong(self, ask: Ask, heard: Heard, number: int, choice: Choice) -> str:
-        """What is wrong with a choice, or nothing: it must be right for a version it claims."""
+        """What is wrong with a choice, or "": it must be right for a version that it claims."""
         possible: set[int | None] = {None}
         if ask.lora_name is not None:
             possible = set(self._timeline.versions(ask.lora_name, heard.begin, heard.end))
@@ -96,7 +96,7 @@ class Judge:
             try:
                 version = self._cold.version_claimed(claim)
             except ValueError:
-                return f"claims to come from {claim}, which nobody loaded"
+                return f"claims to come from {claim}, which was never loaded"
             if version not in possible:
                 shown = sorted(one for one in possible if one is not None)
                 return f"claims version {version}, but {ask.lora_name} can only have been {shown}"
@@ -111,7 +111,7 @@ class Judge:
         )
 
     def _true_source(self, ask: Ask, number: int, choice: Choice) -> str:
-        """A hint: which version's answer it is, if it is one's."""
+        """Name, as a hint, the version whose answer it is, if there is one."""
         for version in (None, *range(self._cold.num_versions)):
             right = self._cold.answer(ask, version).choices[number]
             if not choice.difference(right, is_part=True):
@@ -131,7 +131,7 @@ class Judge:
             yield f"{num_cached} cached tokens, but no more than {most} were ever computed before"
 
     def _most_hits(self, index: int, ask: Ask, heard: Heard) -> int:
-        """Tokens that others' KV can have given: their common beginnings, in the same namespace.
+        """The most tokens that can be hits: common beginnings with others in the same namespace.
 
         A request finds blocks of its own when its engine was killed, or by its other choices.
         """
@@ -155,7 +155,7 @@ class Judge:
         ) or bool(other_heard.has_left)  # one that was left may run on for a moment
 
     def _computed_units(self, ask: Ask, heard: Heard) -> list[Hashable]:
-        """The prompt, and what was told of its first choice."""
+        """The prompt, and the tokens of its first choice that were sent."""
         told = heard.choices[0].token_ids if 0 in heard.choices else []
         return [*self._cold.units(ask), *told]
 
@@ -173,7 +173,7 @@ class Judge:
 
 
 def _common(these: Sequence[Hashable], those: Sequence[Hashable]) -> int:
-    """How long their common beginning is."""
+    """The length of their common beginning."""
     for index, (one, other) in enumerate(zip(these, those, strict=False)):
         if one != other:
             return index

@@ -1,4 +1,4 @@
-"""Plays a trace against one server and writes down what came of each event. Judges nothing."""
+"""Plays a trace against one server and notes the outcome of each event. Judges nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Record = Heard | Called
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stand:
-    """Where a trace is played.
+    """The server that a trace is played on, with what goes with it.
 
     versions: the library's directories. workspace: for adapters that overwrite each other.
     prefix: of names and salts, so that traces on one server have nothing in common.
@@ -51,7 +51,7 @@ class Player:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def play(self, trace: Trace) -> list[Record]:
-        """What came of each event, in their order."""
+        """Play it all; returns the outcome of each event, in order."""
         places = asyncio.Semaphore(trace.concurrency)
         tasks: list[asyncio.Task[Record]] = []
         async with asyncio.TaskGroup() as group:
@@ -132,7 +132,7 @@ class Player:
 
 
 def check_playable(trace: Trace, stand: Stand) -> None:
-    """Raises ConfigError for a trace whose faults or versions this stand cannot play."""
+    """Raise ConfigError for a trace whose faults or versions this stand cannot play."""
     for event in trace.events:
         if isinstance(event, Kill) and stand.server_pid is None:
             raise ConfigError("the trace kills engines; a server at --url is not the fuzzer's own")

@@ -1,4 +1,4 @@
-"""One line that says how a run is coming along: rewritten on a terminal, now and then in a log."""
+"""Shows the progress of a run in one line: rewritten on a terminal, now and then in a log."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What is right: a cold engine in this process, without caches, asked one thing at a time.
+"""The right answers: a cold engine in this process, without caches, with one request at a time.
 
-It shares with servers the kernels and the text, and nothing of what a fuzzer doubts: one request
-fills the batch, prompts are computed in one piece, nothing is looked up or recorded.
+It has the servers' kernels and text, and nothing that a fuzzer doubts: one request fills the batch,
+prompts are computed in one piece, nothing is looked up or recorded.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ NUM_BLOCKS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """The right answer of one version: its choices, and the logprobs of the prompt as told."""
+    """The right answer of one version: its choices, and the logprobs of the prompt."""
 
     choices: tuple[Choice, ...]
     prompt_logprobs: object
 
 
 class ColdEngine:
-    """Answers of every version, each computed once. `versions` lie where nobody writes to them."""
+    """Answers of every version, each computed once. The files of `versions` must not change."""
 
     def __init__(self, config: EngineConfig, versions: Sequence[Path]) -> None:
         model = {name: getattr(config.model, name) for name in config.model.__slots__}
@@ -78,7 +78,7 @@ class ColdEngine:
         """Which version a `system_fingerprint` claims; None for the base model.
 
         Raises:
-            ValueError: another model, or an adapter that nobody loaded.
+            ValueError: another model, or an adapter that was never loaded.
         """
         model, _, adapter = claim.partition("-")
         if model != self.fingerprint:
@@ -95,7 +95,7 @@ class ColdEngine:
         return self._memo[key]
 
     def units(self, ask: Ask) -> list[Hashable]:
-        """The prompt, token by token or row by row: equal units have equal KV before them."""
+        """The prompt as tokens or rows: where two prompts' units are equal, so is their KV."""
         if isinstance(ask.prompt, Embeds):
             return [(seed, row) for seed, count in ask.prompt.runs for row in range(count)]
         prompt = self._prompt(ask)
@@ -149,6 +149,6 @@ class ColdEngine:
 
 
 def _as_json(value: object) -> object:
-    """As it reads after a way through JSON."""
+    """The value as it reads after a round trip through JSON."""
     decoded: object = msgspec.json.decode(msgspec.json.encode(value))
     return decoded

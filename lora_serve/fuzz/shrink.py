@@ -1,8 +1,8 @@
-"""Smaller traces that still fail: fewer events first, then simpler ones, then fewer flags.
+"""Makes failing traces smaller: fewer events first, then simpler ones, then fewer flags.
 
 Removes halves, quarters, … as delta debugging does (Zeller and Hildebrandt 2002). Knows no server:
-whoever asks says whether a trace fails. Such a failure may depend on luck, so a trace that passed
-may be tried again by `fails`.
+the caller's `fails` says whether a trace fails. A failure may depend on luck, so `fails` may try a
+trace that passed again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _first_that_fail(
     fails: Fails,
     has_time: Callable[[], bool],
 ) -> Trace:
-    """Take the first simpler trace that fails, until none does."""
+    """Go on with the first simpler trace that fails, until none does."""
     found = True
     while found:
         found = False
@@ -77,7 +77,7 @@ def _simpler_traces(trace: Trace) -> Iterator[Trace]:
 
 
 def _simpler_events(event: Event) -> Iterator[Event]:
-    """Events with one thing less; each is strictly simpler, so that this comes to an end."""
+    """Events with one thing less. Each is strictly simpler, so that shrinking ends."""
     if event.wait_ms:
         yield replaced(event, wait_ms=0)
     if not isinstance(event, Ask):

@@ -1,4 +1,4 @@
-"""What a run of the fuzzer came to, for its table and its JSON."""
+"""Counts of a run of the fuzzer, for its table and its JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METRICS = {
 
 
 class Kind(msgspec.Struct):
-    """One kind of requests: how many, and what became of them. refused: as they had to be."""
+    """Counts of one kind of requests by outcome. refused: rightly."""
 
     requests: int = 0
     whole: int = 0
@@ -50,7 +50,7 @@ class Kind(msgspec.Struct):
 
 
 class Tally(msgspec.Struct):
-    """first_seed: of the first trace. events, counts: by name, of all traces."""
+    """The counts of all traces. first_seed: of the first one. events, counts: by name."""
 
     first_seed: int
     traces: int = 0

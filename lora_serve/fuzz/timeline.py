@@ -20,7 +20,7 @@ PUBLISHED_LATE_SECONDS = 0.05  # an answer may be written down a little after it
 
 @dataclass(frozen=True, slots=True)
 class _Stay:
-    """A name may have stood for `version` from begin to end. path: of its files; empty for none."""
+    """A name may have stood for `version` from begin to end. path: of its files; "" if none."""
 
     version: int
     begin: float
@@ -29,7 +29,7 @@ class _Stay:
 
 
 class Timeline:
-    """Of one trace that has been played."""
+    """The changes of names and of the server in one trace that was played."""
 
     def __init__(self, trace: Trace, records: Sequence[Record]) -> None:
         calls = [
@@ -56,7 +56,7 @@ class Timeline:
         ]
 
     def versions(self, lora_name: str, begin: float, end: float) -> set[int]:
-        """Those that `lora_name` may have stood for at some time from begin to end; or ABSENT."""
+        """The versions that `lora_name` may have stood for from begin to end; ABSENT for none."""
         stays = self._stays.get(lora_name, [_Stay(ABSENT, -math.inf, math.inf, "")])
         return {stay.version for stay in stays if stay.begin <= end and stay.end >= begin}
 
@@ -83,7 +83,7 @@ class Timeline:
 
 
 def _stays(changes: Iterable[tuple[Load | Unload, Called]]) -> list[_Stay]:
-    """What a name may have stood for: each change's outcome until the next that surely was."""
+    """The versions a name may have stood for: each change lasts until the next certain one."""
     stays: list[_Stay] = []
     open_stays = [_Stay(ABSENT, -math.inf, math.inf, "")]
     for event, called in changes:

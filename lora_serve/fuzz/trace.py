@@ -24,13 +24,13 @@ class Text(msgspec.Struct, frozen=True, tag="text"):
 
 
 class Embeds(msgspec.Struct, frozen=True, tag="embeds"):
-    """Runs of random rows, each the first of those that its seed gives: (seed, number of rows)."""
+    """Runs of random rows as (seed, number of rows); each is the first rows of its seed."""
 
     runs: tuple[tuple[int, int], ...]
 
 
 class Chat(msgspec.Struct, frozen=True, tag="chat"):
-    """(role, content) of each message."""
+    """A conversation: (role, content) of each message."""
 
     messages: tuple[tuple[str, str], ...]
 
@@ -57,9 +57,10 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
-    """Let a name stand for a version. place: whose bytes are written first; none for the library's.
+    """Load a version under a name.
 
-    A place is a path of the name's own: at one place versions overwrite each other.
+    place: a path of the name's own, to which the version's bytes are written first, over those of
+    earlier versions; "" loads from the library's directory.
     """
 
     lora_name: str
@@ -74,14 +75,14 @@ class Unload(msgspec.Struct, frozen=True, kw_only=True, tag="unload"):
 
 
 class Reset(msgspec.Struct, frozen=True, kw_only=True, tag="reset"):
-    """Of the prefix cache: all of it, or one adapter's."""
+    """Reset the prefix cache: all of it, or one adapter's."""
 
     lora_name: str | None = None
     wait_ms: int = 0
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True, tag="kill"):
-    """kill -9 of the engine process; the next event waits until there is another."""
+    """Kill the engine process with SIGKILL; the next event waits until there is another."""
 
     wait_ms: int = 0
 
@@ -97,7 +98,7 @@ Event = Ask | Load | Unload | Reset | Kill | Damage
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """flags: of the server. tiers: those of ram, disk and redis it has, at paths of the run."""
+    """All of a trace. flags: the server's. tiers: which of ram, disk and redis it has."""
 
     seed: int
     flags: tuple[str, ...] = ()
@@ -115,7 +116,7 @@ def save_trace(trace: Trace, path: Path) -> None:
 
 
 def load_trace(path: Path) -> Trace:
-    """Raises ConfigError for a file that is no trace."""
+    """Read a trace. Raises ConfigError for a file that is none."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Trace)
     except (OSError, msgspec.DecodeError) as error:

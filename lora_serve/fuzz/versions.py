@@ -1,7 +1,7 @@
 """Adapter versions: the given adapters, and copies of them whose deltas are scaled.
 
-Each lies in a directory that nobody writes to again; `overwrite` puts one's bytes where an adapter
-lies, as a training loop does.
+Each lies in a directory of its own that is not written to again; `overwrite` copies a version over
+an adapter's files, as a training loop does.
 """
 
 from __future__ import annotations

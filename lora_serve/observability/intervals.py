@@ -1,7 +1,7 @@
 """Times between the tokens of running requests, as they leave the engine.
 
-Remembers one time for each request that is answering. An aborted request never says that it
-ended, so the longest silent ones are forgotten beyond a bound.
+Remembers one time for each running request. The end of an aborted request is not reported, so those
+that were silent for the longest are forgotten beyond a bound.
 """
 
 from __future__ import annotations

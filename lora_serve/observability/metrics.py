@@ -1,6 +1,6 @@
-"""What one engine tells Prometheus: vLLM's names, plus series for each adapter.
+"""One engine's metrics for Prometheus: vLLM's names, plus series for each adapter.
 
-A step costs two assignments and its histograms; everything else is made when somebody asks.
+A step costs two assignments and its histograms; everything else is made for a scrape.
 Each engine has its own registry, so two fit in one process.
 """
 
@@ -123,11 +123,11 @@ class EngineMetrics(Collector):
         self._adapters = adapters
 
     def count_stale_scrape(self) -> None:
-        """The engine did not answer in time, so the gauges are those of an earlier moment."""
+        """Count a scrape for which the engine did not answer in time: its gauges are older."""
         self._num_stale_scrapes += 1
 
     def count_restart(self) -> None:
-        """A new engine process has taken the place of one that died."""
+        """Count an engine process that has taken the place of one that died."""
         self._num_restarts += 1
 
     def watch_refusals(self, refused: Mapping[str, int]) -> None:
@@ -139,7 +139,7 @@ class EngineMetrics(Collector):
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """The registry's way to ask for everything but the histograms."""
+        """Give the registry everything but the histograms."""
         for name, (help, read) in GAUGES.items():
             yield self._gauge(name, help, read(self._stats))
         for name, (help, read) in COUNTERS.items():
@@ -200,7 +200,7 @@ class EngineMetrics(Collector):
         return family
 
     def _lora_requests_info(self) -> GaugeMetricFamily:
-        """Which adapters run and wait, as routers read it: the newest time is the present."""
+        """Which adapters run and wait, in the form that routers read: the newest time counts."""
         labels = {
             "max_lora": str(self._config.lora.max_loras),
             "running_lora_adapters": ",".join(self._stats.running_adapters),

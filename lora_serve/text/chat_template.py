@@ -1,7 +1,7 @@
-"""From messages to the one text that a model was trained to continue.
+"""Renders messages as the text that a model was trained to continue.
 
-Templates are programs from the model's author, or from whoever may choose one; they run in
-transformers' sandbox. Whatever they raise is about the messages they were given.
+Templates are programs of the model's author or of the operator; they run in transformers' sandbox.
+Whatever they raise is about the messages that they were given.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RESERVED_NAMES = frozenset(
 
 
 def check_template(source: str) -> None:
-    """Refuse a template that is no template.
+    """Raise for a text that is no template.
 
     Raises:
         ConfigError: naming the line.

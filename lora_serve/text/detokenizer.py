@@ -1,7 +1,7 @@
-"""Text of an answer while its tokens come, without ever showing a part of a character.
+"""Decodes an answer while its tokens come, without ever showing a part of a character.
 
-Each token costs the decoding of the few before it, however long the answer is. What has been shown
-stays; put together it is what decoding all tokens at once gives.
+A token costs the decoding of the few before it, however long the answer is. Text that was shown
+stays; all of it together is what decoding all tokens at once gives.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class IncrementalDetokenizer:
 
 
 class TextWindow:
-    """The last tokens, and how much of their text is out.
+    """The last tokens, and how much of their text was shown.
 
     Decoding the window gives the end of the whole text, because it begins where a character does
     and holds at least the tokens of one earlier piece of text.
@@ -81,7 +81,7 @@ class TextWindow:
         self._next = len(self._ids) if self._num_out == len(text) else 0
 
     def push(self, token_id: int) -> str:
-        """The text that is sure now. What may be a part of a character waits for the next."""
+        """Add tokens; returns the text that is certain now. A part of a character waits."""
         if token_id in self._skipped:
             return ""
         self._ids.append(token_id)
@@ -99,7 +99,7 @@ class TextWindow:
         return new
 
     def flush(self) -> str:
-        """What waited, as it is."""
+        """The text that waited, as it is."""
         new = self._text()[self._num_out :]
         self._num_out += len(new)
         return new
@@ -112,7 +112,7 @@ class TextWindow:
         self._num_out = len(self._text()) - num_unsure
 
     def _shorten(self, text: str) -> None:
-        """Drop tokens that can no longer change the text, when no character ever gets whole.
+        """Drop tokens that can no longer change the text, where no character is ever completed.
 
         A character has at most four bytes, so of four tokens one begins where a character does.
         """

@@ -1,6 +1,6 @@
-"""What a model's directory says on where answers end and how to sample by default.
+"""Reads end tokens and default sampling settings from a model's directory.
 
-Knows no tokenizer. A file that is missing says nothing; one that is broken is an error.
+Knows no tokenizer. A missing file has no settings; a broken one is an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cuts a growing text at the first stop string, and lets nothing out that may begin one.
+"""Cuts a growing text at the first stop string, and holds back what may begin one.
 
 Each character costs a few comparisons for each stop string (Knuth, Morris and Pratt 1977), however
 long the stop strings are, the text, and what is held back of it. Knows text only, no tokens.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Text goes in by pieces and comes out by pieces; nothing comes out after a match.
+    """Takes text by pieces and gives it by pieces; after a match it gives none.
 
     matched: the stop string that was found, None so far.
     """
@@ -27,7 +27,7 @@ class StopStrings:
         self._num_held = 0
 
     def push(self, text: str, *, is_checked: bool = True) -> str:
-        """Add text; give what is sure to be shown.
+        """Add text; returns the text that can be shown.
 
         is_checked: whether a stop string may end within this text. One that begins in unchecked
             text and ends in checked text counts.
@@ -49,7 +49,7 @@ class StopStrings:
         return self._take(self._num_held - max(search.num_begun for search in self._searches))
 
     def flush(self) -> str:
-        """What was held back, now that no more text comes."""
+        """The text that was held back, once no more text comes."""
         held = self._take(self._num_held)
         self._forget()
         return held

@@ -1,4 +1,4 @@
-"""Many oracle traces, on all cores. A trace's seed is all there is to it, so a seed repeats it.
+"""Runs many oracle traces on all cores. A trace follows from its seed alone.
 
 Even seeds are lives of one engine, odd ones lives of several over KV tiers that fail; in half of
 each, steps overlap. Counts in the order of the seeds, so that a call repeated gives the same.
@@ -35,7 +35,7 @@ class OracleFailure(msgspec.Struct, frozen=True):
 
 
 class OracleTotals(msgspec.Struct):
-    """What traces came to, added up. Refused: adapters whose files had changed, failing tiers."""
+    """The sums over traces. refused: for adapters whose files had changed, and failing tiers."""
 
     first_seed: int = 0
     num_traces: int = 0
@@ -88,7 +88,7 @@ def run_trace(
 
 
 def _parts(first_seed: int) -> Iterator[OracleTotals]:
-    """The traces' totals, in the order of their seeds, while others are being run already."""
+    """Give the traces' totals in the order of their seeds, while others are being run."""
     num_processes = len(os.sched_getaffinity(0))
     pool = ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn"))
     pending: deque[Future[OracleTotals]] = deque()
@@ -109,7 +109,7 @@ def _run_seeds(first: int, end: int) -> OracleTotals:
 
 
 def _fault(seed: int, num_operations: int, make: MakeTrace, totals: OracleTotals) -> str:
-    """What is wrong with a trace, or nothing; what it came to is added to `totals`."""
+    """What is wrong with a trace, or ""; its counts are added to `totals`."""
     trace = make(seed)
     try:
         result = trace.run(num_operations)
@@ -133,7 +133,7 @@ def _count(result: TraceResult, totals: OracleTotals) -> None:
 
 
 def _fewest_operations(seed: int, make: MakeTrace, what: str) -> tuple[int, str]:
-    """A trace's operations do not depend on how many there will be, so this finds a beginning."""
+    """Cut a failing trace: its operations do not depend on how many there are."""
     for num_operations in range(1, default_num_operations(seed)):
         shorter = _fault(seed, num_operations, make, OracleTotals())
         if shorter:

@@ -37,7 +37,7 @@ SECONDS_A_STEP = 0.05
 
 
 class OracleClock:
-    """Seconds that pass when they are told to."""
+    """A clock that tests move."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -146,7 +146,7 @@ class OracleEngine:
         self._sort_replies()
 
     def load(self, name: str, path: str, content: str | None = None, inplace: bool = False) -> int:
-        """Ask for a load; the call's id."""
+        """Ask for a load; returns the call's id."""
         if content is not None:
             self.loader.files[path] = content
         self._num_calls += 1
@@ -162,7 +162,7 @@ class OracleEngine:
         return has_run
 
     def run(self, max_steps: int = 10_000) -> None:
-        """Step until nobody is left. Fails if that takes too long: then somebody waits for ever."""
+        """Step until no request is left. Fails if that takes too long: then one waits for ever."""
         for _ in range(max_steps):
             self.step()
             if not self.core.has_requests and not self.core.awaits_threads:

@@ -77,7 +77,7 @@ def lone_answer(
 class OracleExecutor:
     """An Executor with real bookkeeping: it refuses adapters it was not given.
 
-    A step runs as late as can be, when it is collected: what was planned meanwhile must not matter.
+    A step runs as late as possible, when it is collected: plans made meanwhile must not matter.
     """
 
     def __init__(self, block_size: int, row_bytes: int = 8) -> None:
@@ -109,7 +109,7 @@ class OracleExecutor:
         self.steps.append(step)
         self._active -= set(step.drop_adapters)
         for digest in step.add_adapters:
-            assert digest in self._prepared, "an adapter was added that nobody prepared"
+            assert digest in self._prepared, "an adapter was added that was never prepared"
             self._active.add(digest)
         saved = tuple(self.gather(block_id) for block_id in step.kv_saves)
         for load in step.kv_loads:
@@ -154,7 +154,7 @@ class OracleExecutor:
         if request.token_from is None:
             return request.token_ids
         drawn = self._drawn[request.token_from].token_id
-        assert drawn is not None, f"{request.request_id} waits for a token that nobody drew"
+        assert drawn is not None, f"{request.request_id} waits for a token that was never drawn"
         return (drawn,)
 
     def _read(self, request: ScheduledRequest) -> tuple[bytes, bytes]:

@@ -16,7 +16,7 @@ def oracle_checkpoint(path: str, content: str) -> AdapterCheckpoint:
 
 
 class OracleLoader:
-    """Finishes each job after `delay` looks at the results, in order."""
+    """Finishes each job after the results were polled `delay` times, in order."""
 
     def __init__(self, executor: Executor, delay: int = 0) -> None:
         self.files: dict[str, str] = {}

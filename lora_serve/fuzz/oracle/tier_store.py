@@ -1,6 +1,6 @@
-"""Tiers in a dictionary: late, lossy or silent when told to be, and alive across engines.
+"""Tiers in a dictionary: late, lossy or silent on demand, and alive across engines.
 
-It never lies: a block that it gives is the block that was saved. What refuses wrong bytes is the
+It never lies: a block that it gives is the block that was saved. Wrong bytes are refused by the
 real store's codec.
 """
 
@@ -27,7 +27,7 @@ TIERS = ("ram", "disk")
 
 @dataclass
 class Faults:
-    """Chances, of 1. delay: looks at the results before one is there. silent: one never is."""
+    """Probabilities. delay: polls before a result is there. silent: it never is."""
 
     delay: int = 0
     silent: float = 0.0
@@ -122,7 +122,7 @@ class OracleTierStore:
         return sum(map(len, self.blocks.values()))
 
     def restarted(self) -> OracleTierStore:
-        """The same blocks before another engine."""
+        """The same blocks for another engine."""
         return replace(self, pending={}, fetched=[], touched=[], num_cancelled=0, is_closed=False)
 
     def _result(
@@ -143,7 +143,7 @@ class OracleTierStore:
 
 
 def _figures(tier: str, num_blocks: int) -> TierFigures:
-    """Names the tier; nobody reads more of them here."""
+    """Names the tier; no other figure is read here."""
     return TierFigures(
         tier=tier,
         contents=TierContents(num_blocks=num_blocks),

@@ -1,4 +1,4 @@
-"""Random lives of engines over one store of KV, which outlives them, and fails in many ways."""
+"""Random lives of engines over one store of KV that outlives them and fails in many ways."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TieredTrace(OracleTrace):
         return OracleEngine(**self.settings, store=self.store)
 
     def _prompt(self) -> list[int]:
-        """Few beginnings that fork often, so that requests want parts of each other's KV."""
+        """Draw one of few beginnings that fork, so that requests share parts of their KV."""
         pieces = [prefix[:20] for prefix in self.prefixes]
         chosen = self.rng.choices(pieces, weights=(4, 2, 1), k=self.rng.randrange(1, 6))
         return [*(token for piece in chosen for token in piece), *self._tokens(1)]
@@ -87,13 +87,13 @@ class TieredTrace(OracleTrace):
             super()._operate()
 
     def _add_together(self) -> None:
-        """Several at once who may wait for one fetch, and whose prompts part somewhere in it."""
+        """Add several that may wait for one fetch, and whose prompts part within it."""
         namespace = self._namespace()
         for _ in range(self.rng.randrange(2, 5)):
             self._add(namespace)
 
     def _restart(self) -> None:
-        """Another engine, whose adapters may be others; the store is as the last one left it."""
+        """Start another engine, maybe with other adapters, over the same store."""
         self.tiered.num_restarts += 1
         if self.rng.random() < 0.5:
             self.engine.run()

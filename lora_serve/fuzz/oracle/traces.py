@@ -19,7 +19,7 @@ LATEST = 8  # requests, most of which have not ended yet
 
 @dataclass
 class Expected:
-    """A request that was added: what it must answer."""
+    """The answer that a request must get."""
 
     answer: list[int]
     digest: bytes | None
@@ -28,7 +28,7 @@ class Expected:
 
 @dataclass
 class TraceResult:
-    """What a trace came to. `wrong` names the requests that answered something else."""
+    """The outcome of a trace. `wrong` names the requests that got another answer."""
 
     num_requests: int = 0
     num_hit_tokens: int = 0
@@ -114,7 +114,7 @@ class OracleTrace:
         return [self.rng.randbytes(ROW_BYTES) for _ in range(count)]
 
     def _namespace(self) -> tuple[str | None, str]:
-        """An adapter's name, or none, and a salt."""
+        """Draw an adapter's name, or none, and a salt."""
         return self.rng.choice((None, *self.versions)), self.rng.choice(("", "", "salt"))
 
     def _add(self, namespace: tuple[str | None, str] | None = None) -> None:
@@ -150,7 +150,7 @@ class OracleTrace:
             self._leave(self.rng.choice(list(self.expected)[-LATEST:]))
 
     def _replace_at_once(self) -> None:
-        """A name's requests leave and it gets new weights, while a step may still use the old."""
+        """Abort a name's requests and give it new weights, while a step may still use the old."""
         if self.versions:
             name = self.rng.choice(list(self.versions))
             digest = _digest(self.versions[name])
@@ -191,16 +191,16 @@ class OracleTrace:
         self.engine.core.handle(ResetPrefixCache(10**7, name))
 
     def _judge(self) -> None:
-        """Compare what everybody was answered, once all have left."""
+        """Compare all answers, once no request is left."""
         engine, result = self.engine, self.result
         self._judge_answers()
         result.num_preemptions += engine.core.scheduler.totals.num_preemptions
         result.num_evictions += engine.core.adapters.manager.num_evictions
-        assert engine.kv.usage == 0.0, "blocks are still held after everyone has left"
+        assert engine.kv.usage == 0.0, "blocks are still held after the last request has ended"
         assert not any(info.num_leases for info in engine.core.adapters.manager.infos())
 
     def _is_excused(self, error: ErrorInfo) -> bool:
-        """Only a version whose files are gone may be refused."""
+        """Whether a refusal was right: the files of the version are gone."""
         self.result.num_lost += 1
         return error.kind == "AdapterChangedError"
 
