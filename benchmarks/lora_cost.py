@@ -27,8 +27,8 @@ from lora_serve.models.spec import DecoderSpec
 from lora_serve.models.weights import RandomWeights, WeightReader
 from lora_serve.ops import LoRAPart, Ops, PackedAdapter, RecordedWork
 from lora_serve.ops._cpu import usable_paths
-from lora_serve.ops.cpu import CpuKernels
-from lora_serve.ops.cpu_threads import default_num_threads, pin_threads
+from lora_serve.ops.cpu.backend import CpuKernels
+from lora_serve.ops.cpu.threads import default_num_threads, pin_threads
 from lora_serve.worker.kv_cache import allocate_kv_caches
 
 DTYPE = torch.bfloat16

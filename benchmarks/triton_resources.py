@@ -33,7 +33,7 @@ from triton.compiler import ASTSource
 
 from benchmarks.machine_code import touched_before_wait, waits
 from lora_serve.ops import LoRAPart, Ops
-from lora_serve.ops.triton import TritonKernels
+from lora_serve.ops.triton.backend import TritonKernels
 from lora_serve.ops.triton.launch import A100, H200, Launch, Launcher, Machine
 from lora_serve.sampling.triton.sampler import TritonSampler
 from lora_serve.sampling_params import SamplingParams

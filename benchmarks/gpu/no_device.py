@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lora_serve.config import EngineConfig
 from lora_serve.ops import Ops, RecordedWork
-from lora_serve.ops.triton import TritonKernels
+from lora_serve.ops.triton.backend import TritonKernels
 from lora_serve.ops.triton.launch import H200, Launch
 from lora_serve.step import ModelInfo
 from lora_serve.worker import loaded_model

@@ -16,8 +16,8 @@ from benchmarks.facts import write_facts
 from benchmarks.kernels.measure import Timing, huge_buffer, measure
 from benchmarks.kernels.works import all_works
 from lora_serve.ops._cpu import usable_paths
-from lora_serve.ops.cpu import CpuKernels
-from lora_serve.ops.cpu_weights import dtype_code
+from lora_serve.ops.cpu.backend import CpuKernels
+from lora_serve.ops.cpu.weights import dtype_code
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 

@@ -15,7 +15,7 @@ import torch
 from benchmarks.facts import write_facts
 from benchmarks.overhead.engine import SHAPES, Parts, Threads, decode_steps
 from benchmarks.overhead.stopwatch import medians
-from lora_serve.ops.cpu_threads import default_num_threads
+from lora_serve.ops.cpu.threads import default_num_threads
 
 COLUMNS = ("schedule", "batch", "forward", "kernels", "sample", "update", "rest", "reply")
 HEAD = "| model | requests | step us | " + " | ".join(COLUMNS) + " | Python |"

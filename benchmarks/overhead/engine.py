@@ -23,8 +23,8 @@ from lora_serve.models.spec import DecoderSpec
 from lora_serve.models.weights import RandomWeights, WeightReader
 from lora_serve.ops import GraphPlans, RecordedWork
 from lora_serve.ops._cpu import usable_paths
-from lora_serve.ops.cpu import CpuKernels
-from lora_serve.ops.cpu_threads import pin_threads
+from lora_serve.ops.cpu.backend import CpuKernels
+from lora_serve.ops.cpu.threads import pin_threads
 from lora_serve.sampling.lm_head_screening import LMHeadScreening, with_screening
 from lora_serve.sampling.select import select_sampler
 from lora_serve.sampling_params import SamplingParams

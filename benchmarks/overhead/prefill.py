@@ -13,7 +13,7 @@ import torch
 from benchmarks.facts import write_facts
 from benchmarks.overhead.engine import KERNELS, SHAPES, Threads, prefill_steps
 from benchmarks.overhead.stopwatch import medians
-from lora_serve.ops.cpu_threads import default_num_threads
+from lora_serve.ops.cpu.threads import default_num_threads
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ struct Float16 {
   uint16_t bits;
 };
 
-// The numbers are part of the binding: ops/cpu.py maps torch's dtypes to them.
+// The numbers are part of the binding: ops/cpu/weights.py maps torch's dtypes to them.
 enum class Dtype : int { kFloat32 = 0, kFloat16 = 1, kBfloat16 = 2 };
 
 constexpr int kLanes = 16;

@@ -1,4 +1,4 @@
-"""The native side of ops/cpu.py, built from csrc/cpu. Takes addresses, sizes and dtype codes."""
+"""The native side of ops/cpu, built from csrc/cpu. Takes addresses, sizes and dtype codes."""
 
 from collections.abc import Sequence
 

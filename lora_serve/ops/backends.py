@@ -37,7 +37,8 @@ def available_ops(
         return {"triton": _load_triton(device, batch_invariant, overlap_launches)}
     backends = {"reference": REFERENCE}
     try:
-        backends["cpu"] = importlib.import_module("lora_serve.ops.cpu").load(pin=pin_threads)
+        native = importlib.import_module("lora_serve.ops.cpu.backend")
+        backends["cpu"] = native.load(pin=pin_threads)
     except ImportError as error:
         logger.debug("no native CPU kernels: %s", error)
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -47,7 +48,7 @@ def available_ops(
 
 def _load_triton(device: torch.device, batch_invariant: bool, overlap_launches: bool) -> Ops:
     try:
-        module = importlib.import_module("lora_serve.ops.triton")
+        module = importlib.import_module("lora_serve.ops.triton.backend")
     except ImportError as error:
         raise ConfigError(
             f"--device {device}: its kernels need Triton, which cannot be imported ({error}); "

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from lora_serve.ops._cpu import Backend, StepEdits
-from lora_serve.ops.cpu_weights import dtype_code
+from lora_serve.ops.cpu.weights import dtype_code
 from lora_serve.sampling.host import HostSamplerOutput, count_pending
 from lora_serve.sampling.specification.logprobs import log_sum_exp, logprob
 from lora_serve.sampling.specification.weights import MAX_VOCAB_SIZE

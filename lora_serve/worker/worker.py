@@ -17,7 +17,7 @@ from lora_serve.identity import AdapterRef
 from lora_serve.models.layout import lora_modules
 from lora_serve.ops import GraphPlans, NotRecordableError, PackedAdapter
 from lora_serve.ops.block_rows import RowsRead
-from lora_serve.ops.cpu_threads import default_num_threads
+from lora_serve.ops.cpu.threads import default_num_threads
 from lora_serve.step import AdapterCheckpoint, ModelInfo, ModelRunnerOutput, SchedulerOutput
 from lora_serve.worker.adapter_weights import AdapterWeights
 from lora_serve.worker.batch_builder import BatchBuilder

@@ -21,7 +21,7 @@ SHAPE = SHAPES["4 layers, 256 wide"]
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    kernels = pytest.importorskip("lora_serve.ops.cpu")
+    kernels = pytest.importorskip("lora_serve.ops.cpu.backend")
     native = pytest.importorskip("lora_serve.ops._cpu")
     return Model(SHAPE, kernels.CpuKernels(native.usable_paths()[0], 1), rank=16)
 

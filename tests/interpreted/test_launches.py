@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-import lora_serve.ops.triton as triton_ops
+import lora_serve.ops.triton.backend as triton_ops
 from lora_serve.config import ModelConfig
 from lora_serve.ops.triton import rowwise
 from lora_serve.ops.triton.launch import INTERPRETER

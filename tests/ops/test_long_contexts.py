@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.ops.cases import PagedCase, assert_close
 
-cpu = pytest.importorskip("lora_serve.ops.cpu", reason="the native kernels are not built")
+cpu = pytest.importorskip("lora_serve.ops.cpu.backend", reason="the native kernels are not built")
 
 LONG = 32_768
 THREADS = (1, 2, 4)

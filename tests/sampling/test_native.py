@@ -21,7 +21,7 @@ from tests.fakes.sampling_inputs import inputs_for
 from tests.ops.cases import normal
 from tests.ops.conftest import dtype
 
-cpu = pytest.importorskip("lora_serve.ops.cpu", reason="the native kernels are not built")
+cpu = pytest.importorskip("lora_serve.ops.cpu.backend", reason="the native kernels are not built")
 
 VOCAB_SIZES = (1, 2, 15, 16, 17, 63, 64, 65, 511, 512, 513, 997, 5000)
 NAN, INF = math.nan, math.inf

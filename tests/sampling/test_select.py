@@ -13,7 +13,7 @@ from lora_serve.sampling.native import NativeSampler
 from lora_serve.sampling.select import select_sampler
 from lora_serve.sampling.specification.sampler import SpecificationSampler
 
-cpu = pytest.importorskip("lora_serve.ops.cpu", reason="the native kernels are not built")
+cpu = pytest.importorskip("lora_serve.ops.cpu.backend", reason="the native kernels are not built")
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,8 @@ from tests.fakes.served_model import save_served_model
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from lora_serve.ops.triton import TritonKernels, lora
+from lora_serve.ops.triton import lora
+from lora_serve.ops.triton.backend import TritonKernels
 from lora_serve.ops.triton.launch import H200, Launch
 
 BLOCK_SIZE = 16

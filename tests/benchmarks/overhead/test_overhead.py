@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("lora_serve.ops.cpu", reason="the native kernels are not built")
+pytest.importorskip("lora_serve.ops.cpu.backend", reason="the native kernels are not built")
 
 from benchmarks.overhead.__main__ import COLUMNS, HEAD, row_of, table_line
 from benchmarks.overhead.engine import Shape, Threads, decode_steps, prefill_steps

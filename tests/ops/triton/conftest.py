@@ -20,7 +20,7 @@ __all__ = ["dtype", "ops"]
 def ops() -> Ops:
     if not triton.knobs.runtime.interpret:
         pytest.skip("kernels are compiled on this machine: run the tests of -m gpu")
-    from lora_serve.ops.triton import load
+    from lora_serve.ops.triton.backend import load
 
     return load(torch.device("cpu"), batch_invariant=True)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lora_serve.ops import Ops
-from lora_serve.ops.triton import load
+from lora_serve.ops.triton.backend import load
 from lora_serve.ops.triton.launch import Machine
 from lora_serve.ops.triton.linear import RESERVED_SHARED_BYTES, linear_launch, pack_linear
 from tests.ops.cases import assert_close, exact_linear, normal

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import lora_serve.ops.triton as triton_ops
+import lora_serve.ops.triton.backend as triton_ops
 from lora_serve.errors import ConfigError
 from lora_serve.ops.triton.launch import INTERPRETER, machine_of
 

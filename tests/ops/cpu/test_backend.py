@@ -13,7 +13,7 @@ from lora_serve.errors import ConfigError
 from lora_serve.ops import LoRAPart, Ops
 from tests.ops.cases import normal
 
-cpu = pytest.importorskip("lora_serve.ops.cpu", reason="the native kernels are not built")
+cpu = pytest.importorskip("lora_serve.ops.cpu.backend", reason="the native kernels are not built")
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_the_fastest_path_is_the_default_and_in_the_numerics() -> None:
 
 def test_the_environment_forces_a_path() -> None:
     slowest = cpu.usable_paths()[-1]
-    code = "from lora_serve.ops.cpu import load; print(load().numerics)"
+    code = "from lora_serve.ops.cpu.backend import load; print(load().numerics)"
     told = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, cpu.PATH_VARIABLE: slowest},

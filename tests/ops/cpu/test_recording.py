@@ -10,7 +10,7 @@ from torch import Tensor
 from lora_serve.ops import NotRecordableError, RecordedWork
 from tests.ops.cases import normal
 
-cpu = pytest.importorskip("lora_serve.ops.cpu", reason="the native kernels are not built")
+cpu = pytest.importorskip("lora_serve.ops.cpu.backend", reason="the native kernels are not built")
 
 DTYPE = torch.bfloat16
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.ops.cpu_threads import cpu_quota, default_num_threads, physical_cores, pin_threads
+from lora_serve.ops.cpu.threads import cpu_quota, default_num_threads, physical_cores, pin_threads
 
 
 def write(root: Path, files: dict[str, str]) -> Path:

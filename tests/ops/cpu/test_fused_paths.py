@@ -16,7 +16,7 @@ from torch import Tensor
 from lora_serve.ops import LoRAPart, Ops
 from tests.ops.cases import PagedCase, normal
 
-cpu = pytest.importorskip("lora_serve.ops.cpu", reason="the native kernels are not built")
+cpu = pytest.importorskip("lora_serve.ops.cpu.backend", reason="the native kernels are not built")
 
 BEST, *OTHERS = [path for path in cpu.usable_paths() if path != "scalar"] or ["neon"]
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lora_serve.ops import NotRecordableError
 from lora_serve.ops._cpu import Backend, Recording
-from lora_serve.ops.cpu_memory import ChunkMemory
+from lora_serve.ops.cpu.memory import ChunkMemory
 
 # Smaller tensors are torch's own: its allocator has their memory at hand.
 _LARGE_BYTES = 1 << 20

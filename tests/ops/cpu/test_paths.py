@@ -2,7 +2,7 @@
 
 What a kernel must give is tested in the files that all backends share; here each path meets the
 reference once more, and itself in other batches, chunks and thread counts. That paths agree with
-each other: test_cpu_fused_paths.py.
+each other: test_fused_paths.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.ops.cases import (
     normal,
 )
 
-cpu = pytest.importorskip("lora_serve.ops.cpu", reason="the native kernels are not built")
+cpu = pytest.importorskip("lora_serve.ops.cpu.backend", reason="the native kernels are not built")
 
 THREADS = (1, 2, 3)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from lora_serve.errors import ConfigError
 from lora_serve.ops import GraphPlans, Ops, Runtime, ScreenedArgmax
 from lora_serve.ops._cpu import Backend, PackedScreen, usable_paths, use_huge_pages
-from lora_serve.ops.cpu_plans import (
+from lora_serve.ops.cpu.plans import (
     AttentionStep,
     LoraStep,
     fill_attention_plan,
@@ -26,9 +26,9 @@ from lora_serve.ops.cpu_plans import (
     plan_attention,
     plan_lora,
 )
-from lora_serve.ops.cpu_recording import Recorder
-from lora_serve.ops.cpu_threads import pin_threads
-from lora_serve.ops.cpu_weights import (
+from lora_serve.ops.cpu.recording import Recorder
+from lora_serve.ops.cpu.threads import pin_threads
+from lora_serve.ops.cpu.weights import (
     DTYPE_CODES,
     PackedLinear,
     QuantizedLinear,

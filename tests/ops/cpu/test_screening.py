@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.ops._cpu import Backend, PackedScreen, usable_paths
-from lora_serve.ops.cpu_weights import DTYPE_CODES, PackedLinear, pack_linear, pack_screen
+from lora_serve.ops.cpu.weights import DTYPE_CODES, PackedLinear, pack_linear, pack_screen
 
 UNDECIDED = -1
 

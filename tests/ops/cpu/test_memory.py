@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lora_serve.ops.cpu_memory import ChunkMemory
-from tests.ops.test_cpu_recording import DTYPE, Layers, ops_that_record
+from lora_serve.ops.cpu.memory import ChunkMemory
+from tests.ops.cpu.test_recording import DTYPE, Layers, ops_that_record
 
 both = pytest.mark.parametrize("keeps_all", [False, True])
 

@@ -1,0 +1,1 @@
+"""Kernels in C++ for CPUs (csrc/cpu): `backend` has them all."""
