@@ -86,7 +86,7 @@ class EngineDeadError(LoraServeError):
 
 
 class SlowReaderError(LoraServeError):
-    """Whoever reads a stream is so slow that its answer was given up."""
+    """A stream was read so slowly that its answer was given up."""
 
 
 class RequestFailedError(LoraServeError):

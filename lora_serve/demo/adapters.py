@@ -115,10 +115,10 @@ class AdapterPair:
 
 
 def author_ids(rows: list[Row], authors: list[int], rng: Random) -> Tensor:
-    """Who computes each token: a row's author, but for the ends of some branches.
+    """The adapter that computes each token: a row's author, but for the ends of some branches.
 
-    Those are read by the other adapter from one of their prompt's last tokens on. Only where what
-    the author wrote is by far the greater part: that is what its label is to be told from.
+    Those ends, from one of the prompt's last tokens on, are computed by the other adapter, where
+    the author's part is by far the greater: the label is to be told from that.
     """
     ids = torch.tensor(authors)[:, None].repeat(1, len(rows[0].token_ids))
     for row, author, row_ids in zip(rows, authors, ids, strict=True):

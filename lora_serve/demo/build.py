@@ -1,7 +1,7 @@
-"""From nothing to an examined model with two adapters: tokenizer, model, adapters, exam.
+"""Builds the demo's model and two adapters: tokenizer, model, adapters, exam.
 
-Should the training of a seed fail the exam (rounding differs between machines), the next seed is
-tried; artefacts that failed are never left behind.
+If what a seed gave fails the exam (rounding differs between machines), the next seed is tried.
+Artefacts that failed are never left behind.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Who is asked what, by text, and what must be answered. No adapter: the base model."""
+    """A prompt for an adapter (or for the base model), and the answer that it must give."""
 
     adapter: str | None
     prompt: str
@@ -46,7 +46,7 @@ class Examiner:
         self._model.to(torch.bfloat16).eval()
 
     def findings(self) -> list[str]:
-        """All that is wrong, empty if the artefacts may be shown."""
+        """Everything that is wrong; empty if the artefacts may be shown."""
         wrong = [finding for q in self.questions() if (finding := self._finding(q))]
         for writer, reader in (("alpha", "beta"), ("beta", "alpha")):
             answer = self.answer(corpus.long_prompt(), reader, prefix_written_by=writer)
@@ -74,7 +74,7 @@ class Examiner:
 
     @torch.no_grad()
     def probability(self, question: Question) -> float:
-        """That of the least likely token of the answer, its end included."""
+        """The probability of the least likely token of the answer, its end included."""
         prompt_ids = self._encode(question.prompt)
         answer_ids = [*self._encode(question.answer), self.tokenizer.eos_token_id]
         token_ids = torch.tensor([prompt_ids + answer_ids])
@@ -85,7 +85,7 @@ class Examiner:
 
     @torch.no_grad()
     def answer(self, prompt: str, adapter: str, *, prefix_written_by: str) -> str:
-        """Greedy answer of `adapter` on full blocks of KV that another adapter wrote."""
+        """The greedy answer of `adapter` on full blocks of KV that another adapter wrote."""
         token_ids = torch.tensor([self._encode(prompt)])
         num_cached = (token_ids.shape[1] - 1) // _BLOCK_SIZE * _BLOCK_SIZE
         self._model.set_adapter(prefix_written_by)

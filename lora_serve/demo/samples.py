@@ -31,7 +31,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RowShape:
-    """Rows of a step, and how many trunk tokens (about, at most) and branches each has."""
+    """The number of rows of a step, and how many trunk tokens (at most) and branches each has."""
 
     num_rows: int
     num_trunk_tokens: int

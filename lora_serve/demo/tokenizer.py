@@ -1,6 +1,6 @@
 """A byte-level BPE tokenizer with a ChatML template, trained on the demo's own text.
 
-Both labels must stay under 16 tokens, because S1 asks with max_tokens 16.
+Both labels must stay under 16 tokens, because the scenarios ask with max_tokens 16.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def train_model(
 
 
 def step_shapes(seed: int, num_steps: int) -> list[RowShape]:
-    """Of each step: short rows, and now and then a long one."""
+    """The shape of each step's rows: short ones, and now and then a long one."""
     rng = Random(seed)
     shapes = []
     for step in range(1, num_steps + 1):

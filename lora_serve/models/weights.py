@@ -173,7 +173,7 @@ def open_weights(
 
 
 def bytes_digest(tensor: Tensor) -> bytes:
-    """Of a contiguous tensor's bytes, whatever its dtype, shape and device."""
+    """Digest a contiguous tensor's bytes, whatever its dtype, shape and device."""
     return xxhash.xxh3_128_digest(tensor.cpu().flatten().view(torch.uint8).numpy().data)
 
 

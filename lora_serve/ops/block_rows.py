@@ -32,14 +32,14 @@ class RowsRead(Protocol):
     """Rows that may still be on their way."""
 
     def rows(self) -> tuple[bytes, ...]:
-        """One for each block, once they are there."""
+        """Wait for the rows: one for each block."""
 
 
 class BlockRows(Protocol):
-    """Of layers (num_blocks, B_l) of uint8, which it keeps. A row has sum of B_l bytes."""
+    """Rows of layers (num_blocks, B_l) of uint8, which it keeps. A row has sum of B_l bytes."""
 
     def read(self, block_ids: Sequence[int]) -> RowsRead:
-        """As the blocks are when what was asked for before is done."""
+        """Read blocks as they are when all that was asked for before is done."""
 
     def write(self, block_ids: Sequence[int], rows: Sequence[Row]) -> None:
         """Fill distinct blocks with rows as `read` gives them, before what next runs there."""

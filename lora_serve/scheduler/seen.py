@@ -12,7 +12,7 @@ from lora_serve.step import SeenTokens
 
 
 class TokenCounts:
-    """Of one request."""
+    """The tokens of one request, counted."""
 
     def __init__(self, prompt: Iterable[int]) -> None:
         self._places = {token_id: place for place, token_id in enumerate(dict.fromkeys(prompt))}

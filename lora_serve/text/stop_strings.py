@@ -121,7 +121,7 @@ class _Search:
         return begin
 
     def _border(self, last: str) -> int:
-        """Of one character more than there are borders of, `last`."""
+        """The border of the next prefix, which ends with `last`."""
         border = self._borders[-1]
         while border and self.stop[border] != last:
             border = self._borders[border]

@@ -181,7 +181,7 @@ class BatchBuilder:
     def _places(
         self, members: Sequence[ScheduledRequest], counts: Sequence[int]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Of each row (T): its absolute position, and its slot in the KV cache."""
+        """Each row's absolute position and its slot in the KV cache, both (T)."""
         if max(counts) == 1:  # most steps: no arrays of one
             size, starts = self._block_size, [member.start for member in members]
             starting = [

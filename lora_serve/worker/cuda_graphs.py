@@ -137,7 +137,7 @@ class StepGraphs:
     """All recorded steps of one model; `run` is right for steps that `can_run` agrees to."""
 
     def __init__(self, families: Mapping[StepKind, Sequence[StepGraph]]) -> None:
-        """Of each kind by ascending size."""
+        """families: the graphs of each kind, by ascending size."""
         self._families = families
 
     def can_run(self, rows: BatchRows) -> bool:

@@ -26,7 +26,7 @@ _PARAMS = SamplingParams(
 
 
 def largest_adapter(modules: Mapping[str, tuple[int, int]], rank: int) -> AdapterCheckpoint:
-    """Of zeros, on all modules; modules: as of ModelInfo.lora_modules."""
+    """An adapter of zeros on all modules. modules: as in ModelInfo.lora_modules."""
     zeros = memoryview(bytes(2 * rank * max(max(sizes) for sizes in modules.values())))
 
     def raw(*shape: int) -> RawTensor:

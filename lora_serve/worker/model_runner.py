@@ -107,10 +107,11 @@ class ModelRunner:
         return self._decoder.forward(self._builder.to_device(rows, awaited), self._kv_caches)
 
     def _sampled_rows(self, rows: BatchRows, hidden: Tensor) -> Tensor:
-        """Of these hidden states, those that are sampled from.
+        """Pick the hidden states that are sampled from.
 
-        All in most steps, so nothing is picked out: on CPUs torch's indexing would wake its own
-        threads, which spin where the kernels' threads compute; a GPU would wait for the indices.
+        In most steps these are all, and nothing is picked out: on CPUs torch's indexing would wake
+        its own threads, which spin where the kernels' threads compute; a GPU would wait for the
+        indices.
         """
         if rows.all_sample:
             return hidden
@@ -118,7 +119,7 @@ class ModelRunner:
         return hidden.index_select(0, indices)
 
     def _awaited_tokens(self, rows: BatchRows) -> AwaitedTokens | None:
-        """Of the rows whose tokens the batch before draws, or drew."""
+        """The tokens that the batch before draws, or drew, for rows of this one."""
         if not rows.token_sources:
             return None
         places = [self._last.places[source] for source in rows.token_sources]
@@ -161,7 +162,7 @@ class ModelRunner:
     def _prompt_logprobs(
         self, request: ScheduledRequest, hidden: Tensor, first: int
     ) -> tuple[TokenLogprobs, ...]:
-        """Of the tokens after the request's rows, which begin at hidden[first]."""
+        """The logprobs of the tokens after the request's rows, which begin at hidden[first]."""
         targets = request.prompt_logprob_targets
         found: list[TokenLogprobs] = []
         for start in range(0, len(targets), LOGITS_ROWS_AT_ONCE):

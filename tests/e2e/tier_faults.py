@@ -144,7 +144,7 @@ def full(path: Path) -> Iterator[None]:
 
 @contextmanager
 def read_only(path: Path) -> Iterator[None]:
-    """Of the mount that the server looks through; files that it holds open stay as they are."""
+    """Mount `path` read-only for the server; files that it holds open stay as they are."""
     if not mounted("--bind", str(path), str(path)):
         pytest.skip("NOTHING CAN BE MOUNTED HERE: a read-only disk is not tested")
     try:

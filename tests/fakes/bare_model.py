@@ -64,7 +64,7 @@ class BareModel:
 
     @torch.inference_mode()
     def asked_logits(self, requests: Sequence[ScheduledRequest]) -> list[Tensor]:
-        """Of each request the logits of the rows that it asks for: none, the last, or all."""
+        """The logits of the rows that each request asks for: none, the last, or all."""
         rows = self.builder.lay_out(requests, self.adapters.__getitem__)
         hidden = self.decoder.forward(self.builder.to_device(rows), self.kv_caches)
         ends = (*rows.first_output[1:], len(hidden))

@@ -200,7 +200,7 @@ class PagedCase:
         ids[:num_freed] = spare
 
     def exact(self, index: int, start: int = 0) -> Tensor:
-        """Of positions from start on, from rotated q, and k and v rounded to the cache's dtype."""
+        """Attention from position start on, of rotated q, and k and v in the cache's dtype."""
         request = self.requests[index]
         positions = torch.arange(len(request.q))
         q = exact_rotation(request.q[start:], self.cos_sin, positions[start:]).to(request.q.dtype)

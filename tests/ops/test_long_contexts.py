@@ -30,7 +30,7 @@ def long_case(path: str, num_threads: int, dtype: torch.dtype, window: int | Non
 
 
 def last_tokens(case: PagedCase) -> Tensor:
-    """Of the long request: two chunks, a decode alone, and three with others beside it."""
+    """Steps of the long request: two chunks, a decode alone, and three with others beside it."""
     chunks = case.step([(0, LONG - 9, LONG - 6)]) + case.step([(0, LONG - 6, LONG - 4)])
     alone = case.step([(0, LONG - 4, LONG - 3)])
     short = case.step([(1, 30, 31), (0, LONG - 3, LONG - 2)])[1:]

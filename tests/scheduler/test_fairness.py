@@ -1,4 +1,4 @@
-"""Who is served when adapters or tenants compete, by the tokens that the oracle has computed."""
+"""Which requests are served when adapters or tenants compete, by the oracle's computed tokens."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class SleepsThroughMisses(TieredConnector[Request]):
 
 
 class WakesTheFirst(TieredConnector[Request]):
-    """Of those that share a fetch, one goes on."""
+    """A bug: of the requests that share a fetch, only one goes on."""
 
     def take_fetched(self) -> FetchesEnded[Request]:
         ended = super().take_fetched()

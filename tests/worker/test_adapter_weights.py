@@ -87,7 +87,7 @@ def test_other_adapters_in_the_batch_change_no_bit(
 
 
 def checkpoint(digest: bytes) -> AdapterCheckpoint:
-    """Of rank 1 on one projection of the tiny models."""
+    """An adapter of rank 1 on one projection of the tiny models."""
     a = RawTensor("F32", (1, 96), memoryview(bytes(4 * 96)))
     b = RawTensor("F16", (64, 1), memoryview(bytes(2 * 64)))
     module = LoRAModule("model.layers.1.mlp.down_proj", 1, 1.0, a, b)

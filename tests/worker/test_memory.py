@@ -46,7 +46,7 @@ def test_a_cpus_share_is_bounded_three_ways() -> None:
 def test_the_largest_adapter_is_as_large_as_its_tensors(
     directories: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Of make_peft's adapters, which change every projection."""
+    """make_peft's adapters change every projection."""
     spec = load_spec(directories["qwen2"])
     checkpoint = read_saved(make_peft("qwen2", 1, r=16), tmp_path, spec)
     values = sum(

@@ -46,7 +46,7 @@ class RecordedCalls:
 
 
 class Recorder:
-    """Whoever records calls `new` for everything that kernels write; one thread at a time."""
+    """Notes calls of kernels, which write to memory of `new` alone. One thread at a time."""
 
     def __init__(self, native: Backend) -> None:
         self._native = native

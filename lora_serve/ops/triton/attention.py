@@ -151,7 +151,7 @@ def walk_spans(
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
 ):
-    """Of some spans the tiles [begin, end).
+    """Walk the tiles [begin, end) of some spans.
 
     Where there is no window, every row sees those before clear_end whole.
     """

@@ -193,11 +193,11 @@ def _words(tables: _Tables, block_tables: Words) -> Words:
 
 
 def _spread(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Of all that is counted: which count has it, and its number there."""
+    """For each counted thing the index of its count, and its number within that count."""
     owner = np.arange(len(counts)).repeat(counts)
     return owner, np.arange(len(owner)) - _before(counts)[owner]
 
 
 def _before(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Sum of the counts before each."""
+    """The sum of the counts before each count."""
     return counts.cumsum() - counts

@@ -90,7 +90,7 @@ def linear_kernel(
 
 
 def linear_launch(x: Tensor, packed: PackedLinear, y: Tensor, machine: Machine) -> Launch:
-    """Of x (T, in) into y (T, out), both contiguous."""
+    """The launch that computes y (T, out) from x (T, in), both contiguous."""
     num_rows, in_features = x.shape
     out_features = packed.weight.shape[0]
     assert packed.weight.shape[1] == in_features, (

@@ -269,7 +269,7 @@ def lora_launches(
 
 
 def _reserved_column_units(num_units: int, machine: Machine) -> int:
-    """Of each unit so many, that all fill the card; the columns of few ranks leave some idle."""
+    """How many programs each unit gets, to fill the card; units of few columns leave some idle."""
     room = PROGRAMS_PER_MULTIPROCESSOR * machine.num_multiprocessors
     return max(1, min(RESERVED_COLUMN_UNITS, room // num_units))
 

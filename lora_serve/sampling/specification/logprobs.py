@@ -53,7 +53,7 @@ def float_rows(logits: Tensor) -> FloatRow:
 
 
 def log_sum_exp(peak: float, total: int) -> float:
-    """Of a row whose largest logit is `peak` and whose weights sum to `total` units."""
+    """The log of the sum of a row with the largest logit `peak` and weights of `total` units."""
     return -math.inf if peak == -math.inf else peak + math.log(total / UNIT)
 
 

@@ -91,7 +91,7 @@ class _Entries:
     places: Tensor
 
     def of_known(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Of one for each id that was given."""
+        """Pick from `values`, which has one for each id given, those of known ids."""
         return values if self.is_known.all() else values[self.is_known]
 
 

@@ -124,5 +124,5 @@ def share_of(total, random):
 
 @triton.jit
 def float_in(word):
-    """Of the lower half of a table's word."""
+    """The float in the lower half of a table's word."""
     return word.to(tl.int32).to(tl.float32, bitcast=True)

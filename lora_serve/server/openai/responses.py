@@ -45,7 +45,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Of an answer or of a chunk."""
+    """One choice of an answer or of a chunk."""
 
     index: int
     text: str

@@ -41,7 +41,7 @@ class UsageCounter:
 
     @property
     def fingerprint(self) -> str:
-        """Of the version that answered. If an adapter was replaced between prompts, of each."""
+        """The fingerprint of the version that answered; of each, if several did."""
         return ",".join(self.fingerprint_of(adapter) for adapter in self._adapters)
 
     def fingerprint_of(self, adapter: AdapterRef | None) -> str:

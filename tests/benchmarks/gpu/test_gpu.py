@@ -86,7 +86,7 @@ def test_a_part_that_fails_is_named_and_the_rest_goes_on(tmp_path: Path) -> None
 
 
 class KilledError(BaseException):
-    """Nobody who handles errors sees it."""
+    """An exception that error handlers do not catch."""
 
 
 def test_a_run_that_is_killed_has_written_what_it_found_and_the_next_one_goes_on(

@@ -38,7 +38,7 @@ def test_linear_is_the_product_plus_the_bias(
 def test_the_stages_of_a_tile_fit_a_cards_shared_memory(
     capability: int, shared_bytes: int, num_rows: int
 ) -> None:
-    """Of x and of the weight, for each stage."""
+    """A stage holds a tile of x and one of the weight."""
     meta = torch.device("meta")
     packed = pack_linear(torch.empty(4096, 512, dtype=torch.bfloat16, device=meta), None, meta)
     x = torch.empty(num_rows, 512, dtype=torch.bfloat16, device=meta)

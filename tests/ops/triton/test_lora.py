@@ -42,7 +42,7 @@ def test_a_rows_delta_does_not_depend_on_its_batch(ops: Ops, dtype: torch.dtype,
 
 
 def wide_adapter(ops: Ops) -> tuple[list[LoRAPart], object]:
-    """Of one layer with 2100 inputs: three spans, the last of them short."""
+    """An adapter of one layer with 2100 inputs: three spans, the last of them short."""
     part = LoRAPart(normal(20, 2100, dtype=BF16), normal(70, 20, dtype=BF16, seed=1), 0.5, 0)
     return [part], ops.pack_adapter([[part]])
 

@@ -16,7 +16,7 @@ VOCABULARIES = pytest.mark.parametrize("vocab_size", [1, 2, 37, 513, 3000])
 
 
 def random_logits(count: int, vocab_size: int, seed: int) -> Tensor:
-    """Of a bfloat16 model: with ties."""
+    """Logits of a bfloat16 model: with ties."""
     generator = torch.Generator().manual_seed(seed)
     return (4 * torch.randn(count, vocab_size, generator=generator)).bfloat16().float()
 

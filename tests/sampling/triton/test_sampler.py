@@ -136,7 +136,7 @@ def test_zeros_of_both_signs_are_equals(sample_here: Sample) -> None:
 
 
 def test_top_p_may_end_exactly_at_a_token(sample_here: Sample) -> None:
-    """Of 4 and of 64 equal tokens, quarters of the sum are whole numbers of tokens."""
+    """With 4 or 64 equal tokens, quarters of the sum are whole numbers of tokens."""
     for num_tokens, top_p in product((4, 64), (0.25, 0.5, 0.75)):
         logits = torch.zeros(16, num_tokens)
         inputs = [drawing(position, top_p=top_p) for position in range(16)]
@@ -188,7 +188,7 @@ def test_logits_may_be_a_view_and_are_not_changed(sample_here: Sample) -> None:
 def test_a_draw_at_the_border_of_two_tokens_takes_the_second(
     sample_here: Sample, monkeypatch: pytest.MonkeyPatch, params: dict[str, float]
 ) -> None:
-    """Of 128 equal tokens: 54, 50 and 24 in three blocks, between others that weigh nothing."""
+    """128 equal tokens: 54, 50 and 24 in three blocks, between others that weigh nothing."""
     row = torch.full((192,), -100.0)
     row[5:59] = row[70:120] = row[130:154] = 0.0
     borders = [0, 1, 53, 54, 55, 103, 104, 105, 127]
@@ -222,7 +222,7 @@ def shares_kernel(totals_ptr, randoms_ptr, top_p_ptr, shares_ptr, limits_ptr):
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_shares_and_limits_are_exact_in_64_bits(device: str) -> None:
-    """Of totals too large for a double to hold, too."""
+    """Also for totals that are too large for a double."""
     rng = random.Random(8)
     totals = [rng.randrange(1, 2**62) for _ in range(60)] + [1, 2**62 - 1, 2**31, 2**31 - 1]
     randoms = [rng.randrange(2**53) for _ in range(60)] + [2**53 - 1, 2**53 - 1, 1, 2**27]
