@@ -20,10 +20,7 @@ from torch import Tensor
 from benchmarks.facts import write_facts
 from benchmarks.overhead.engine import SHAPES, Shape
 from lora_serve.layers.batch import ForwardBatch
-from lora_serve.layers.rotary import rotary_table
-from lora_serve.models.decoder import Decoder, build_decoder
-from lora_serve.models.layout import LinearLayout, all_linears, tensor_shapes
-from lora_serve.models.spec import DecoderSpec
+from lora_serve.models.base import LinearLayout, Model, ModelSpec
 from lora_serve.models.weights import RandomWeights, WeightReader
 from lora_serve.ops import LoRAPart, Ops, PackedAdapter, RecordedWork
 from lora_serve.ops._cpu import usable_paths
@@ -93,25 +90,27 @@ class Cost:
     kept_by_bytes: float
 
 
-class Model:
-    """A decoder of random weights, its adapters, and steps of both as recordings."""
+class Subject:
+    """A model of random weights, its adapters, and steps of both as recordings."""
 
     def __init__(self, shape: Shape, kernels: CpuKernels, rank: int) -> None:
         self._ops = kernels.ops()
         self._spec = shape.spec(MAX_TOKENS)
-        self._decoder = _random_decoder(self._spec, self._ops)
+        self._model = _random_model(self._spec, self._ops)
         self._adapters = [
             random_adapter(self._spec, self._ops, rank, seed) for seed in range(NUM_ADAPTERS)
         ]
         num_blocks = MAX_TOKENS // BLOCK_SIZE
-        self._kv_caches = allocate_kv_caches(self._spec, self._ops, num_blocks, BLOCK_SIZE, DTYPE)
+        self._kv_caches = allocate_kv_caches(
+            self._spec.kv_specs(), self._ops, num_blocks, BLOCK_SIZE, DTYPE
+        )
         for cache in self._kv_caches:
             cache.zero_()  # decode steps read what no prefill wrote
         self._batches: list[ForwardBatch] = []  # recordings point into them
 
     def weight_bytes(self, step: Step) -> int:
         """What a step reads of weights: the base model's once, each adapter's once."""
-        linears = sum(_outputs(linear) * linear.in_features for linear in all_linears(self._spec))
+        linears = sum(_outputs(linear) * linear.in_features for linear in self._spec.linears())
         base = (linears + self._spec.vocab_size * self._spec.hidden_size) * DTYPE.itemsize
         return base + sum(adapter.num_bytes for adapter in self._adapters[: step.num_adapters])
 
@@ -123,8 +122,8 @@ class Model:
         self._batches.append(batch)
 
         def forward() -> Tensor:
-            hidden = self._decoder.forward(batch, self._kv_caches)
-            return self._decoder.logits(hidden if step.tokens_each == 1 else hidden[-1:])
+            hidden = self._model.forward(batch, self._kv_caches)
+            return self._model.logits(hidden if step.tokens_each == 1 else hidden[-1:])
 
         return plans.record(forward)
 
@@ -154,18 +153,16 @@ class Model:
         ]
 
 
-def _random_decoder(spec: DecoderSpec, ops: Ops) -> Decoder:
-    weights = WeightReader(RandomWeights(tensor_shapes(spec), 0, DTYPE), DTYPE)
-    return build_decoder(
-        spec, weights, ops, rotary_table(spec.rope, spec.head_size, spec.max_positions)
-    )
+def _random_model(spec: ModelSpec, ops: Ops) -> Model:
+    weights = WeightReader(RandomWeights(spec.tensor_shapes(), 0, DTYPE), DTYPE)
+    return spec.build(weights, ops, spec.rotary_tables())
 
 
 def _outputs(linear: LinearLayout) -> int:
     return sum(outputs for _, outputs in linear.projections)
 
 
-def random_adapter(spec: DecoderSpec, ops: Ops, rank: int, seed: int) -> PackedAdapter:
+def random_adapter(spec: ModelSpec, ops: Ops, rank: int, seed: int) -> PackedAdapter:
     """Of all projections of all layers; small, so that its rows stay numbers."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -173,7 +170,7 @@ def random_adapter(spec: DecoderSpec, ops: Ops, rank: int, seed: int) -> PackedA
         return (torch.randn(rows, columns, generator=generator) * 0.01).to(DTYPE)
 
     linears = []
-    for linear in all_linears(spec):
+    for linear in spec.linears():
         parts: list[LoRAPart] = []
         start = 0
         for _, outputs in linear.projections:
@@ -197,8 +194,8 @@ def take_turns(runs: Sequence[Callable[[], None]], patience_seconds: float) -> l
     return times
 
 
-def measure(model: Model, step: Step, against: Step, patience_seconds: float) -> Cost:
-    recordings = [model.record(step), model.record(against)]
+def measure(subject: Subject, step: Step, against: Step, patience_seconds: float) -> Cost:
+    recordings = [subject.record(step), subject.record(against)]
     for recording in recordings:
         recording.replay()
     own, other = take_turns([recording.replay for recording in recordings], patience_seconds)
@@ -208,7 +205,7 @@ def measure(model: Model, step: Step, against: Step, patience_seconds: float) ->
         median(own) * 1e3,
         median(other) * 1e3,
         median(b / a for a, b in zip(own, other, strict=True)),
-        model.weight_bytes(against) / model.weight_bytes(step),
+        subject.weight_bytes(against) / subject.weight_bytes(step),
     )
 
 
@@ -235,12 +232,12 @@ def main() -> None:
     torch.set_num_threads(1)  # no other pool beside the kernels' own
     kernels = CpuKernels(usable_paths()[0], arguments.threads)
     pin_threads(kernels.native.thread_ids())
-    model = Model(SHAPES["Qwen2.5-0.5B"], kernels, arguments.rank)
+    subject = Subject(SHAPES["Qwen2.5-0.5B"], kernels, arguments.rank)
     costs = []
     print(HEAD, flush=True)
     for step, against in COMPARISONS:
         if arguments.only in step.name:
-            costs.append(measure(model, step, against, arguments.seconds))
+            costs.append(measure(subject, step, against, arguments.seconds))
             print(table_line(costs[-1]), flush=True)
     write_facts(arguments.out, threads=arguments.threads, rank=arguments.rank, costs=costs)
 

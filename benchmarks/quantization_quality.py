@@ -105,14 +105,16 @@ def all_logits(directory: Path, arithmetic: str, sequences: Sequence[Tokens]) ->
 
 def logits_of(model: LoadedModel, tokens: Tokens) -> Tensor:
     num_blocks = -(-len(tokens) // BLOCK_SIZE)
-    caches = allocate_kv_caches(model.spec, model.ops, num_blocks, BLOCK_SIZE, model.dtype)
+    caches = allocate_kv_caches(
+        model.spec.kv_specs(), model.ops, num_blocks, BLOCK_SIZE, model.dtype
+    )
     builder = BatchBuilder(model.ops, model.device, BLOCK_SIZE, model.spec.hidden_size, model.dtype)
     request = ScheduledRequest(
         "all", None, 0, tokens, range(num_blocks), prompt_logprob_targets=tokens
     )
     rows = builder.lay_out([request], lambda _: None)
-    hidden = model.decoder.forward(builder.to_device(rows), caches)
-    return model.decoder.logits(hidden).float()
+    hidden = model.model.forward(builder.to_device(rows), caches)
+    return model.model.logits(hidden).float()
 
 
 def compare(

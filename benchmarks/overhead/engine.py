@@ -15,11 +15,9 @@ from torch import Tensor
 from benchmarks.overhead.stopwatch import Stopwatch, Timed
 from lora_serve.config import EngineConfig, SchedulerConfig
 from lora_serve.engine.core.core import EngineCore
-from lora_serve.layers.rotary import RopeSpec, rotary_table
+from lora_serve.layers.rotary import RopeSpec
 from lora_serve.messages import EngineRequest, EngineRequests
-from lora_serve.models.decoder import build_decoder
-from lora_serve.models.layout import tensor_shapes
-from lora_serve.models.spec import DecoderSpec
+from lora_serve.models.dense import DenseSpec
 from lora_serve.models.weights import RandomWeights, WeightReader
 from lora_serve.ops import GraphPlans, RecordedWork
 from lora_serve.ops._cpu import usable_paths
@@ -57,13 +55,12 @@ class Shape:
     num_heads: int
     num_kv_heads: int
 
-    def spec(self, max_positions: int) -> DecoderSpec:
-        return DecoderSpec(
+    def spec(self, max_positions: int) -> DenseSpec:
+        return DenseSpec(
             architecture="Qwen2ForCausalLM",
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
             intermediate_size=self.intermediate_size,
-            num_layers=self.num_layers,
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
             head_size=64,
@@ -74,7 +71,7 @@ class Shape:
             output_bias=False,
             qk_norm=False,
             tie_word_embeddings=True,
-            sliding_window=None,
+            windows=(None,) * self.num_layers,
             dtype="bfloat16",
         )
 
@@ -120,17 +117,16 @@ class TimedExecutor:
         ops = replace(ops, graph_plans=_timed_replays(ops.graph_plans, watch))
         sampler: Any = select_sampler(ops)
         device: Any = CpuDevice()
-        weights = WeightReader(RandomWeights(tensor_shapes(spec), 0, DTYPE), DTYPE)
-        cos_sin = rotary_table(spec.rope, spec.head_size, spec.max_positions)
-        decoder: Any = build_decoder(spec, weights, ops, cos_sin)
-        argmax = decoder.screened_argmax
+        weights = WeightReader(RandomWeights(spec.tensor_shapes(), 0, DTYPE), DTYPE)
+        model: Any = spec.build(weights, ops, spec.rotary_tables())
+        argmax = model.screened_argmax
         screening: Any = None if argmax is None else LMHeadScreening(argmax)
         builder: Any = BatchBuilder(ops, device, BLOCK_SIZE, spec.hidden_size, DTYPE)
-        kv_caches = allocate_kv_caches(spec, ops, num_blocks, BLOCK_SIZE, DTYPE)
+        kv_caches = allocate_kv_caches(spec.kv_specs(), ops, num_blocks, BLOCK_SIZE, DTYPE)
         recorder = StepRecorder(
             device,
             ops.graph_plans,
-            partial(decoder.forward, kv_caches=kv_caches),
+            partial(model.forward, kv_caches=kv_caches),
             exact_sizes(max_num_seqs, max_num_seqs),
             max_blocks=num_blocks,
             block_size=BLOCK_SIZE,
@@ -139,12 +135,12 @@ class TimedExecutor:
         graphs: Any = recorder.record()
         self._runner = ModelRunner(
             device,
-            Timed(decoder, watch, {"forward": "forward", "logits": "forward"}),  # type: ignore
+            Timed(model, watch, {"forward": "forward", "logits": "forward"}),  # type: ignore
             Timed(sampler, watch, {"sample": "sample"}),  # type: ignore
             Timed(screening, watch, {"sample": "forward"}) if screening else None,  # type: ignore
             kv_caches,
             Timed(builder, watch, {"lay_out": "batch", "to_device": "batch"}),  # type: ignore
-            AdapterWeights(spec, ops, device, DTYPE),
+            AdapterWeights(spec.linears(), ops, device, DTYPE),
             Timed(graphs, watch, {"run": "forward"}),  # type: ignore
         )
         self._submitted: deque[tuple[int, SubmittedBatch]] = deque()

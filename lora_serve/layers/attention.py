@@ -28,7 +28,11 @@ class HeadLayout:
 
 
 class Attention:
-    """cos_sin: (P, D), float32, from `rotary_table`. q_norm, k_norm: per head, or None."""
+    """One layer's attention.
+
+    q_norm, k_norm: per head, or None. cos_sin: (P, D), float32, from `rotary_table`. scale: of the
+    products q k. sliding_window: query p sees (p - sliding_window, p]; None: all of [0, p].
+    """
 
     def __init__(
         self,
@@ -40,6 +44,7 @@ class Attention:
         q_norm: RMSNorm | None,
         k_norm: RMSNorm | None,
         cos_sin: Tensor,
+        scale: float,
         sliding_window: int | None,
     ) -> None:
         self._ops = ops
@@ -49,7 +54,7 @@ class Attention:
         self._q_norm = q_norm
         self._k_norm = k_norm
         self._cos_sin = cos_sin
-        self._scale = heads.head_size**-0.5
+        self._scale = scale
         self._sliding_window = sliding_window
 
     def queries(self, x: Tensor, batch: ForwardBatch, kv_cache: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from lora_serve.errors import ConfigError
-from lora_serve.models.families import read_spec
-from lora_serve.models.spec import DecoderSpec
+from lora_serve.models.base import ModelSpec
+from lora_serve.models.registry import read_spec
 
 _CONFIG_FILES = ["*.json"]
 _WEIGHT_FILES = ["*.safetensors"]
@@ -37,8 +37,8 @@ def model_directory(model: str, revision: str | None, *, with_weights: bool) -> 
         ) from error
 
 
-def load_spec(directory: Path) -> DecoderSpec:
-    """The facts in the directory's config.json.
+def load_spec(directory: Path) -> ModelSpec:
+    """The model that the directory's config.json describes.
 
     Raises:
         ConfigError: when it is missing, broken, or describes what is not supported.

@@ -7,7 +7,7 @@ copied out of the file, so that a file that changes later changes nothing here.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -18,18 +18,18 @@ from torch import Tensor
 
 from lora_serve.errors import ConfigError
 from lora_serve.identity import framed
-from lora_serve.models.layout import LM_HEAD, tensor_shapes
+from lora_serve.models.base import ModelSpec
 from lora_serve.models.readahead import ReadAhead, tensor_ranges
-from lora_serve.models.spec import DecoderSpec
 
 STORED_DTYPES = ("F32", "BF16", "F16")
 MOST_FINDINGS = 8  # named in an error; a wrong checkpoint has hundreds
 _CPU = torch.device("cpu")
+_BUFFER = ".rotary_emb.inv_freq"  # old checkpoints hold it; it is computed here
 _RANDOM_POOL = 1_048_583  # values; a prime, so that no two rows of a weight are alike
 
 
 class TensorSource(Protocol):
-    """Tensors by the names that `models/layout.py` gives them."""
+    """The tensors of one model, by the names of `ModelSpec.tensor_shapes`."""
 
     def read(self, name: str) -> Tensor:
         """A tensor that nobody else holds, of any float dtype."""
@@ -38,25 +38,28 @@ class TensorSource(Protocol):
 class Checkpoint:
     """The safetensors files of one directory, single or sharded.
 
+    name_of: as ModelSpec.tensor_name.
+
     Raises:
         ConfigError: when there are none, or one is missing or broken.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, name_of: Callable[[str], str | None]) -> None:
         self._directory = directory
         self._paths = _files_of(directory)
-        self._files = [_open(path) for path in self._paths]
-        self._file_of = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118
+        self._stored = {
+            name: (file, stored)
+            for file in map(_open, self._paths)
+            for stored in file.keys()  # noqa: SIM118
+            if (name := name_of(stored)) is not None and not stored.endswith(_BUFFER)
+        }
         self._read_ahead = ReadAhead(())
 
-    def check(self, shapes: dict[str, tuple[int, ...]], ignored: frozenset[str]) -> None:
-        """Refuse a checkpoint that does not hold exactly `shapes`, naming what differs.
-
-        ignored: tensors that may be there and are not read.
-        """
-        found = {name for name in self._file_of if not name.endswith(".rotary_emb.inv_freq")}
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse a checkpoint that does not hold exactly `shapes`, naming what differs."""
+        found = self._stored.keys()
         findings = [f"{name} is missing" for name in shapes if name not in found]
-        findings += [f"{name} is unexpected" for name in sorted(found - shapes.keys() - ignored)]
+        findings += [f"{name} is unexpected" for name in sorted(found - shapes.keys())]
         findings += [
             finding
             for name in shapes
@@ -70,10 +73,12 @@ class Checkpoint:
     def will_read(self, names: Iterable[str]) -> None:
         """Tensors that `read` will be asked for, about in this order."""
         ranges = {k: v for path in self._paths for k, v in tensor_ranges(path).items()}
-        self._read_ahead = ReadAhead([ranges[name] for name in names if name in ranges])
+        stored = [self._stored[name][1] for name in names]
+        self._read_ahead = ReadAhead([ranges[name] for name in stored if name in ranges])
 
     def _check_tensor(self, name: str, shape: tuple[int, ...]) -> str:
-        stored = self._file_of[name].get_slice(name)
+        file, stored_name = self._stored[name]
+        stored = file.get_slice(stored_name)
         if tuple(stored.get_shape()) != shape:
             return f"{name} has shape {tuple(stored.get_shape())}, the config says {shape}"
         if stored.get_dtype() not in STORED_DTYPES:
@@ -81,7 +86,8 @@ class Checkpoint:
         return ""
 
     def read(self, name: str) -> Tensor:
-        tensor = self._file_of[name].get_tensor(name).clone()
+        file, stored = self._stored[name]
+        tensor = file.get_tensor(stored).clone()
         self._read_ahead.note_read(tensor.nbytes)
         return tensor
 
@@ -128,7 +134,7 @@ class RandomWeights:
 
     def __init__(
         self,
-        shapes: dict[str, tuple[int, ...]],
+        shapes: Mapping[str, tuple[int, ...]],
         seed: int,
         dtype: torch.dtype,
         device: torch.device = _CPU,
@@ -150,7 +156,7 @@ class RandomWeights:
 
 def open_weights(
     directory: Path,
-    spec: DecoderSpec,
+    spec: ModelSpec,
     load_format: str,
     seed: int,
     dtype: torch.dtype,
@@ -163,11 +169,11 @@ def open_weights(
     Raises:
         ConfigError: when the directory does not hold them.
     """
-    shapes = tensor_shapes(spec)
+    shapes = spec.tensor_shapes()
     if load_format == "dummy":
         return RandomWeights(shapes, seed, dtype, device)
-    checkpoint = Checkpoint(directory)
-    checkpoint.check(shapes, ignored=frozenset({LM_HEAD} if spec.tie_word_embeddings else ()))
+    checkpoint = Checkpoint(directory, spec.tensor_name)
+    checkpoint.check(shapes)
     checkpoint.will_read(shapes)
     return checkpoint
 

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lora_serve.models.layout import all_linears
-from lora_serve.models.spec import DecoderSpec
+from lora_serve.models.base import LinearLayout
 from lora_serve.ops import LoRAPart, Ops, PackedAdapter
 from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
 from lora_serve.worker.device import Device
@@ -23,13 +22,18 @@ _STORED_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.flo
 
 
 class AdapterWeights:
-    """dtype: the model's; adapters are rounded to it. They lie on the device from `prepare` on."""
+    """linears: the model's. dtype: the model's; adapters are rounded to it.
 
-    def __init__(self, spec: DecoderSpec, ops: Ops, device: Device, dtype: torch.dtype) -> None:
+    They lie on the device from `prepare` on.
+    """
+
+    def __init__(
+        self, linears: Sequence[LinearLayout], ops: Ops, device: Device, dtype: torch.dtype
+    ) -> None:
         self._ops = ops
         self._device = device
         self._dtype = dtype
-        self._linears = tuple(all_linears(spec))
+        self._linears = linears
         self._lock = threading.Lock()  # over _prepared
         self._prepared: dict[bytes, list[PackedAdapter]] = {}
         self._active: dict[bytes, PackedAdapter] = {}

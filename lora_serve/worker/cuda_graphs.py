@@ -3,7 +3,7 @@
 The one rule: what a recorded step reads lies in buffers that it owns, at addresses that never
 change; a step is run by filling them and replaying. A step takes the smallest graph of its kind
 that has rows enough; the others are padding, which no kernel reads KV for or writes it from. What
-is recorded is exactly the decoder's forward, so a graph and an eager step run the same kernels. A
+is recorded is exactly the model's forward, so a graph and an eager step run the same kernels. A
 graph gives the hidden states of all rows, whoever asks: which are asked for changes from step to
 step.
 """

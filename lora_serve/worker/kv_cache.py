@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from lora_serve.config import CacheConfig
 from lora_serve.errors import ConfigError
-from lora_serve.models.spec import DecoderSpec
+from lora_serve.models.base import KVSpec
 from lora_serve.ops import Ops
 from lora_serve.worker.memory import Room
 
 
 def allocate_kv_caches(
-    spec: DecoderSpec, ops: Ops, num_blocks: int, block_size: int, dtype: torch.dtype
+    kv_specs: Sequence[KVSpec], ops: Ops, num_blocks: int, block_size: int, dtype: torch.dtype
 ) -> list[Tensor]:
     """One cache a layer, uninitialised: kernels read no slot that was not written.
 
@@ -25,7 +25,7 @@ def allocate_kv_caches(
     try:
         return [
             ops.new_kv_cache(num_blocks, block_size, spec.num_kv_heads, spec.head_size, dtype)
-            for _ in range(spec.num_layers)
+            for spec in kv_specs
         ]
     except (RuntimeError, MemoryError) as error:  # torch's allocator raises the first
         raise ConfigError(
@@ -34,9 +34,11 @@ def allocate_kv_caches(
         ) from error
 
 
-def kv_block_bytes(spec: DecoderSpec, ops: Ops, block_size: int, dtype: torch.dtype) -> int:
+def kv_block_bytes(
+    kv_specs: Sequence[KVSpec], ops: Ops, block_size: int, dtype: torch.dtype
+) -> int:
     """Bytes of one block over all layers, in this backend's layout."""
-    return sum(cache.nbytes for cache in allocate_kv_caches(spec, ops, 1, block_size, dtype))
+    return sum(cache.nbytes for cache in allocate_kv_caches(kv_specs, ops, 1, block_size, dtype))
 
 
 def num_kv_blocks(cache: CacheConfig, block_bytes: int, find_room: Callable[[], Room]) -> int:

@@ -9,11 +9,9 @@ import torch
 
 from lora_serve.config import ModelConfig
 from lora_serve.errors import ConfigError
-from lora_serve.layers.rotary import rotary_table
-from lora_serve.models.decoder import Decoder, build_decoder
+from lora_serve.models.base import Model, ModelSpec
 from lora_serve.models.fingerprint import model_fingerprint
 from lora_serve.models.source import load_spec, model_directory
-from lora_serve.models.spec import DecoderSpec
 from lora_serve.models.weights import WeightReader, open_weights
 from lora_serve.ops import Ops, quantize_linears
 from lora_serve.ops.backends import choose_ops, machine_numerics
@@ -38,10 +36,10 @@ class LoadedModel:
 
     device: Device
     ops: Ops
-    spec: DecoderSpec
+    spec: ModelSpec
     dtype: torch.dtype
     max_model_len: int
-    decoder: Decoder
+    model: Model
     sampler: Sampler
     screening: LMHeadScreening | None
     fingerprint: bytes
@@ -62,19 +60,19 @@ def load_model(config: ModelConfig, device: Device, block_size: int) -> LoadedMo
     ops = _chosen_ops(config, on_device)
     source = open_weights(directory, spec, config.load_format, config.seed, dtype, on_device)
     weights = WeightReader(source, dtype, on_device)
-    cos_sin = rotary_table(spec.rope, spec.head_size, spec.max_positions)
-    decoder = build_decoder(spec, weights, ops, cos_sin.to(on_device))
+    tables = spec.rotary_tables()
+    model = spec.build(weights, ops, [table.to(on_device) for table in tables])
     fingerprint = model_fingerprint(
-        spec, dtype, weights.digest(), cos_sin, machine_numerics(ops), block_size
+        spec, dtype, weights.digest(), tables, machine_numerics(ops), block_size
     )
-    argmax = decoder.screened_argmax
+    argmax = model.screened_argmax
     return LoadedModel(
         device=device,
         ops=ops,
         spec=spec,
         dtype=dtype,
         max_model_len=max_model_len,
-        decoder=decoder,
+        model=model,
         sampler=select_sampler(ops),
         screening=None if argmax is None else LMHeadScreening(argmax),
         fingerprint=fingerprint,
@@ -97,7 +95,7 @@ def _chosen_ops(config: ModelConfig, device: torch.device) -> Ops:
     return quantize_linears(ops, quantization)
 
 
-def _model_dtype(setting: str, spec: DecoderSpec) -> torch.dtype:
+def _model_dtype(setting: str, spec: ModelSpec) -> torch.dtype:
     name = (spec.dtype or "float32") if setting == "auto" else setting
     if name not in _DTYPES:
         raise ConfigError(
@@ -107,7 +105,7 @@ def _model_dtype(setting: str, spec: DecoderSpec) -> torch.dtype:
     return _DTYPES[name]
 
 
-def _max_model_len(setting: int | None, spec: DecoderSpec) -> int:
+def _max_model_len(setting: int | None, spec: ModelSpec) -> int:
     if setting is None:
         return spec.max_positions
     if setting > spec.max_positions:

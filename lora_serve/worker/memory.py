@@ -6,11 +6,11 @@ no step can run out of memory later.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lora_serve.errors import ConfigError
-from lora_serve.models.layout import all_linears
-from lora_serve.models.spec import DecoderSpec
+from lora_serve.models.base import LinearLayout
 
 CPU_DEFAULT_BYTES = 4 * 2**30
 _GIB = 2**30
@@ -81,11 +81,11 @@ def cpu_room(available_bytes: int, utilization: float, most_needed_bytes: int) -
     )
 
 
-def largest_adapter_bytes(spec: DecoderSpec, rank: int, value_bytes: int) -> int:
+def largest_adapter_bytes(linears: Sequence[LinearLayout], rank: int, value_bytes: int) -> int:
     """A and B of the highest rank on every projection, the rank as kernels may round it up."""
     rank = -(-rank // _RANK_STEP) * _RANK_STEP
     return sum(
         rank * (linear.in_features + out_features) * value_bytes
-        for linear in all_linears(spec)
+        for linear in linears
         for _, out_features in linear.projections
     )

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lora_serve.models.decoder import Decoder
+from lora_serve.models.base import Model
 from lora_serve.sampling.contract import Sampler, SamplerOutput
 from lora_serve.sampling.host import HostSamplerOutput
 from lora_serve.sampling.lm_head_screening import LMHeadScreening
@@ -65,7 +65,7 @@ class ModelRunner:
     def __init__(
         self,
         device: Device,
-        decoder: Decoder,
+        model: Model,
         sampler: Sampler,
         screening: LMHeadScreening | None,
         kv_caches: Sequence[Tensor],
@@ -74,7 +74,7 @@ class ModelRunner:
         graphs: StepGraphs | None = None,
     ) -> None:
         self._device = device
-        self._decoder = decoder
+        self._model = model
         self._sampler = sampler
         self._screening = screening
         self._kv_caches = kv_caches
@@ -104,7 +104,7 @@ class ModelRunner:
         awaited = self._awaited_tokens(rows)
         if self._graphs is not None and self._graphs.can_run(rows):
             return self._graphs.run(rows, awaited)
-        return self._decoder.forward(self._builder.to_device(rows, awaited), self._kv_caches)
+        return self._model.forward(self._builder.to_device(rows, awaited), self._kv_caches)
 
     def _sampled_rows(self, rows: BatchRows, hidden: Tensor) -> Tensor:
         """Pick the hidden states that are sampled from.
@@ -141,7 +141,7 @@ class ModelRunner:
         if screened is not None:
             return screened
         pending = self._pending_tokens([requests[index] for index in samplers], inputs)
-        return self._sampler.sample(self._decoder.logits(hidden), inputs, pending)
+        return self._sampler.sample(self._model.logits(hidden), inputs, pending)
 
     def _pending_tokens(
         self, requests: Sequence[ScheduledRequest], inputs: Sequence[SampleInput]
@@ -168,6 +168,6 @@ class ModelRunner:
         for start in range(0, len(targets), LOGITS_ROWS_AT_ONCE):
             wanted = targets[start : start + LOGITS_ROWS_AT_ONCE]
             row = first + start
-            logits = self._decoder.logits(hidden[row : row + len(wanted)])
+            logits = self._model.logits(hidden[row : row + len(wanted)])
             found += self._sampler.token_logprobs(logits, wanted, request.num_prompt_logprobs)
         return tuple(found)

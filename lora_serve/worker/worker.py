@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.identity import AdapterRef
-from lora_serve.models.layout import lora_modules
+from lora_serve.models.base import lora_modules
 from lora_serve.ops import GraphPlans, NotRecordableError, PackedAdapter
 from lora_serve.ops.block_rows import RowsRead
 from lora_serve.ops.cpu.threads import default_num_threads
@@ -90,8 +90,10 @@ class Worker:
         self._device = device = self._given_device or open_device(self._config.device)
         free_bytes = device.free_bytes()
         model = load_model(self._config, device, self._cache.block_size)
-        self._adapters = AdapterWeights(model.spec, model.ops, device, model.dtype)
-        block_bytes = kv_block_bytes(model.spec, model.ops, self._cache.block_size, model.dtype)
+        self._adapters = AdapterWeights(model.spec.linears(), model.ops, device, model.dtype)
+        block_bytes = kv_block_bytes(
+            model.spec.kv_specs(), model.ops, self._cache.block_size, model.dtype
+        )
         if device.counts_memory:
             find_room = partial(_gpu_room, device, self._warm_up(model, free_bytes))
         else:
@@ -108,7 +110,7 @@ class Worker:
             max_model_len=model.max_model_len,
             num_blocks=num_blocks,
             kernels=model.ops.numerics,
-            lora_modules=lora_modules(model.spec),
+            lora_modules=lora_modules(model.spec.linears()),
             kv_block_bytes=self._transfer.block_bytes,
             kv_layout=layout_fingerprint(kv_caches, model.ops.numerics),
             is_asynchronous=device.is_asynchronous,
@@ -145,7 +147,9 @@ class Worker:
 
     def _kv_caches(self, model: LoadedModel, num_blocks: int) -> list[Tensor]:
         block_size = self._cache.block_size
-        return allocate_kv_caches(model.spec, model.ops, num_blocks, block_size, model.dtype)
+        return allocate_kv_caches(
+            model.spec.kv_specs(), model.ops, num_blocks, block_size, model.dtype
+        )
 
     def _make_runner(
         self, model: LoadedModel, kv_caches: Sequence[Tensor], *, with_graphs: bool
@@ -156,7 +160,7 @@ class Worker:
         graphs = _recorded(recorder) if recorder is not None else None
         return ModelRunner(
             device,
-            model.decoder,
+            model.model,
             model.sampler,
             model.screening,
             kv_caches,
@@ -173,7 +177,7 @@ class Worker:
         return StepRecorder(
             model.device,
             plans,
-            partial(model.decoder.forward, kv_caches=kv_caches),
+            partial(model.model.forward, kv_caches=kv_caches),
             self._graph_sizes(plans),
             max_blocks=-(-model.max_model_len // self._cache.block_size),
             block_size=self._cache.block_size,
@@ -211,7 +215,7 @@ class Worker:
             peaks = [device.peak_bytes(partial(runner.submit, step)) for step in steps]
         recorder = self._recorder(model, kv_caches)
         itemsize = model.dtype.itemsize
-        adapter_bytes = largest_adapter_bytes(model.spec, lora.max_lora_rank, itemsize)
+        adapter_bytes = largest_adapter_bytes(model.spec.linears(), lora.max_lora_rank, itemsize)
         return GpuMemory(
             free=free_bytes,
             utilization=self._cache.gpu_memory_utilization,
@@ -229,7 +233,7 @@ class Worker:
         if not self._lora.enable_lora:
             yield None
             return
-        adapter = largest_adapter(lora_modules(model.spec), self._lora.max_lora_rank)
+        adapter = largest_adapter(lora_modules(model.spec.linears()), self._lora.max_lora_rank)
         self._adapters.prepare(adapter)
         self._adapters.change((), (adapter.digest,))
         yield AdapterRef(adapter.path, adapter.digest)

@@ -10,8 +10,8 @@ from benchmarks.lora_cost import (
     DECODE_8_OF_8,
     PREFILL,
     PREFILL_ADAPTER,
-    Model,
     Step,
+    Subject,
     take_turns,
 )
 from benchmarks.overhead.engine import SHAPES
@@ -20,20 +20,20 @@ SHAPE = SHAPES["4 layers, 256 wide"]
 
 
 @pytest.fixture(scope="module")
-def model() -> Model:
+def model() -> Subject:
     kernels = pytest.importorskip("lora_serve.ops.cpu.backend")
     native = pytest.importorskip("lora_serve.ops._cpu")
-    return Model(SHAPE, kernels.CpuKernels(native.usable_paths()[0], 1), rank=16)
+    return Subject(SHAPE, kernels.CpuKernels(native.usable_paths()[0], 1), rank=16)
 
 
 @torch.inference_mode()
-def logits_of(model: Model, step: Step) -> Tensor:
+def logits_of(model: Subject, step: Step) -> Tensor:
     recording = model.record(step)
     recording.replay()
     return recording.output.float().clone()
 
 
-def test_each_adapter_changes_its_own_rows(model: Model) -> None:
+def test_each_adapter_changes_its_own_rows(model: Subject) -> None:
     base, one, eight = (logits_of(model, step) for step in (DECODE_8, DECODE_8_OF_1, DECODE_8_OF_8))
     assert base.isfinite().all()
     assert (base != one).any(dim=1).all()
@@ -41,13 +41,13 @@ def test_each_adapter_changes_its_own_rows(model: Model) -> None:
     assert (one[1:] != eight[1:]).any(dim=1).all()
 
 
-def test_a_prefill_gives_the_logits_of_its_last_row(model: Model) -> None:
+def test_a_prefill_gives_the_logits_of_its_last_row(model: Subject) -> None:
     base, adapted = logits_of(model, PREFILL), logits_of(model, PREFILL_ADAPTER)
     assert base.shape == adapted.shape == (1, SHAPE.vocab_size)
     assert (base != adapted).any()
 
 
-def test_a_step_reads_each_of_its_adapters_once(model: Model) -> None:
+def test_a_step_reads_each_of_its_adapters_once(model: Subject) -> None:
     base, one, eight = (
         model.weight_bytes(step) for step in (DECODE_8, DECODE_8_OF_1, DECODE_8_OF_8)
     )

@@ -1,4 +1,4 @@
-"""A decoder with its KV pool and nothing around it: steps in, logits of every row out."""
+"""A model with its KV pool and nothing around it: steps in, logits of every row out."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from lora_serve.identity import AdapterRef
-from lora_serve.layers.rotary import rotary_table
-from lora_serve.models.decoder import build_decoder
 from lora_serve.models.source import load_spec
 from lora_serve.models.weights import WeightReader, open_weights
 from lora_serve.ops import Ops
@@ -41,10 +39,12 @@ class BareModel:
         self.spec = load_spec(directory)
         source = open_weights(directory, self.spec, "safetensors", 0, dtype)
         weights = WeightReader(source, dtype, device.torch_device)
-        cos_sin = rotary_table(self.spec.rope, self.spec.head_size, self.spec.max_positions)
-        self.decoder = build_decoder(self.spec, weights, ops, cos_sin.to(device.torch_device))
-        self.adapters = AdapterWeights(self.spec, ops, device, dtype)
-        self.kv_caches = allocate_kv_caches(self.spec, ops, num_blocks, BLOCK_SIZE, dtype)
+        tables = [table.to(device.torch_device) for table in self.spec.rotary_tables()]
+        self.model = self.spec.build(weights, ops, tables)
+        self.adapters = AdapterWeights(self.spec.linears(), ops, device, dtype)
+        self.kv_caches = allocate_kv_caches(
+            self.spec.kv_specs(), ops, num_blocks, BLOCK_SIZE, dtype
+        )
         self.builder = BatchBuilder(ops, device, BLOCK_SIZE, self.spec.hidden_size, dtype)
         self.poison()
 
@@ -66,10 +66,10 @@ class BareModel:
     def asked_logits(self, requests: Sequence[ScheduledRequest]) -> list[Tensor]:
         """The logits of the rows that each request asks for: none, the last, or all."""
         rows = self.builder.lay_out(requests, self.adapters.__getitem__)
-        hidden = self.decoder.forward(self.builder.to_device(rows), self.kv_caches)
+        hidden = self.model.forward(self.builder.to_device(rows), self.kv_caches)
         ends = (*rows.first_output[1:], len(hidden))
         logits = {
-            index: self.decoder.logits(hidden[start:end])
+            index: self.model.logits(hidden[start:end])
             for index, start, end in zip(rows.order, rows.first_output, ends, strict=True)
         }
         return [logits[index] for index in range(len(requests))]

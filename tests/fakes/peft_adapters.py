@@ -10,8 +10,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from lora_serve.adapters.checkpoint import read_adapter
-from lora_serve.models.layout import lora_modules
-from lora_serve.models.spec import DecoderSpec
+from lora_serve.models.base import ModelSpec, lora_modules
 from lora_serve.step import AdapterCheckpoint
 from tests.fakes.tiny_models import ALL_MODELS
 
@@ -32,7 +31,7 @@ def make_peft(family: str, seed: int, **settings: Any) -> PeftModel:
     return model
 
 
-def read_saved(model: PeftModel, directory: Path, spec: DecoderSpec) -> AdapterCheckpoint:
+def read_saved(model: PeftModel, directory: Path, spec: ModelSpec) -> AdapterCheckpoint:
     """What the server reads of the adapter when PEFT has saved it."""
     model.save_pretrained(str(directory))
-    return read_adapter(str(directory), lora_modules=lora_modules(spec), max_lora_rank=64)
+    return read_adapter(str(directory), lora_modules=lora_modules(spec.linears()), max_lora_rank=64)

@@ -67,7 +67,7 @@ class TinyModel:
         return model
 
 
-TINY_MODELS = {
+DENSE_MODELS = {
     "llama": TinyModel(LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3_ROPE}),
     "llama-bias-yarn": TinyModel(
         LlamaConfig, LlamaForCausalLM, {"rope_parameters": YARN_ROPE, "attention_bias": True}
@@ -75,7 +75,13 @@ TINY_MODELS = {
     "qwen2": TinyModel(Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     "qwen3": TinyModel(Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
     "mistral": TinyModel(MistralConfig, MistralForCausalLM, {"sliding_window": 10}),
+    "qwen2-windows": TinyModel(
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
+    ),
 }
+TINY_MODELS = DENSE_MODELS
 
 
 # For kernels that take a second a layer.

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from lora_serve.layers.rotary import RopeSpec, rotary_table
 from lora_serve.models.fingerprint import model_fingerprint
 from lora_serve.models.source import load_spec
+from tests.models.configs import read
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def facts(directories: dict[str, Path]) -> dict[str, Any]:
         "spec": load_spec(directories["qwen2"]),
         "dtype": torch.bfloat16,
         "weights_digest": b"weights",
-        "cos_sin": rotary_table(RopeSpec(), 16, 64),
+        "rotary_tables": [rotary_table(RopeSpec(), 16, 64)],
         "numerics": "kernels-1",
         "block_size": 16,
     }
@@ -35,7 +36,8 @@ def test_equal_models_have_equal_fingerprints(facts: dict[str, Any]) -> None:
     [
         {"dtype": torch.float16},
         {"weights_digest": b"other weights"},
-        {"cos_sin": rotary_table(RopeSpec(), 16, 65)},
+        {"rotary_tables": [rotary_table(RopeSpec(), 16, 65)]},
+        {"rotary_tables": [rotary_table(RopeSpec(), 16, 64)] * 2},
         {"numerics": "kernels-2"},
         {"block_size": 32},
     ],
@@ -50,3 +52,40 @@ def test_whatever_may_change_kv_changes_the_fingerprint(
 def test_a_fact_of_the_spec_changes_the_fingerprint(facts: dict[str, Any]) -> None:
     spec = replace(facts["spec"], rms_norm_eps=1e-5)
     assert model_fingerprint(**{**facts, "spec": spec}) != model_fingerprint(**facts)
+
+
+def test_the_facts_of_models_whose_kv_may_be_stored_stay_the_same_text() -> None:
+    """Else an upgrade loses all stored KV."""
+    assert read(rope_scaling={"type": "linear", "factor": 2.0}).facts() == (
+        "DecoderSpec(architecture='LlamaForCausalLM', vocab_size=100, hidden_size=64, "
+        "intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=4, head_size=16, "
+        "rms_norm_eps=1e-06, rope=RopeSpec(theta=10000.0, scaling=LinearScaling(factor=2.0)), "
+        "max_positions=4096, qkv_bias=False, output_bias=False, qk_norm=False, "
+        "tie_word_embeddings=False, sliding_window=None, dtype=None)"
+    )
+    mistral = read(architectures=["MistralForCausalLM"], num_key_value_heads=2, sliding_window=10)
+    assert "sliding_window=10, " in mistral.facts()
+
+
+def test_every_fact_of_a_family_is_in_its_text(directories: dict[str, Path]) -> None:
+    """Also those that no test changes: two models that differ in one share no KV."""
+    for directory in directories.values():
+        spec = load_spec(directory)
+        for field in fields(spec):
+            value = getattr(spec, field.name)
+            other = replace(spec, **{field.name: _other(value)})
+            assert other.facts() != spec.facts(), field.name
+
+
+def _other(value: object) -> object:
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value + 1
+        case tuple():
+            return (*value, 7)
+        case RopeSpec():
+            return RopeSpec(3.0)
+        case _:
+            return f"{value} else"

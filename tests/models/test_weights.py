@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lora_serve.errors import ConfigError
-from lora_serve.models.layout import FINAL_NORM, tensor_shapes
+from lora_serve.models.base import ModelSpec
+from lora_serve.models.decoder_shape import FINAL_NORM
 from lora_serve.models.source import load_spec
-from lora_serve.models.spec import DecoderSpec
 from lora_serve.models.weights import RandomWeights, TensorSource, WeightReader, open_weights
 from tests.fakes.tiny_models import save
 
@@ -27,11 +27,11 @@ def model(directories: dict[str, Path], tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def spec(directories: dict[str, Path]) -> DecoderSpec:
+def spec(directories: dict[str, Path]) -> ModelSpec:
     return load_spec(directories["qwen2"])
 
 
-def open_model(directory: Path, spec: DecoderSpec) -> TensorSource:
+def open_model(directory: Path, spec: ModelSpec) -> TensorSource:
     return open_weights(directory, spec, "safetensors", 0, torch.float32)
 
 
@@ -42,29 +42,29 @@ def rewrite(directory: Path, changes: dict[str, Tensor | None]) -> None:
     save_file({name: t for name, t in tensors.items() if t is not None}, path)
 
 
-def digest(source: TensorSource, spec: DecoderSpec, dtype: torch.dtype = torch.float32) -> bytes:
+def digest(source: TensorSource, spec: ModelSpec, dtype: torch.dtype = torch.float32) -> bytes:
     reader = WeightReader(source, dtype)
-    for name in tensor_shapes(spec):
+    for name in spec.tensor_shapes():
         reader.take(name)
     return reader.digest()
 
 
 def test_a_sharded_checkpoint_gives_the_same_tensors(
-    tiny_models: dict[str, PreTrainedModel], model: Path, spec: DecoderSpec, tmp_path: Path
+    tiny_models: dict[str, PreTrainedModel], model: Path, spec: ModelSpec, tmp_path: Path
 ) -> None:
     sharded = save(tiny_models["qwen2"], tmp_path / "sharded", max_shard_size="100KB")
     assert len(list(sharded.glob("*.safetensors"))) > 1
     assert digest(open_model(sharded, spec), spec) == digest(open_model(model, spec), spec)
 
 
-def test_tensors_are_converted_to_the_models_dtype(model: Path, spec: DecoderSpec) -> None:
+def test_tensors_are_converted_to_the_models_dtype(model: Path, spec: ModelSpec) -> None:
     stored = load_file(model / "model.safetensors")[Q_PROJ]
     taken = WeightReader(open_model(model, spec), torch.bfloat16).take(Q_PROJ)
     assert torch.equal(taken, stored.to(torch.bfloat16))
 
 
 def test_a_file_that_changes_later_changes_nothing_that_was_read(
-    model: Path, spec: DecoderSpec
+    model: Path, spec: ModelSpec
 ) -> None:
     taken = WeightReader(open_model(model, spec), torch.float32).take(FINAL_NORM)
     before = taken.clone()
@@ -75,7 +75,7 @@ def test_a_file_that_changes_later_changes_nothing_that_was_read(
     assert torch.equal(taken, before)
 
 
-def test_the_digest_is_over_what_was_read(model: Path, spec: DecoderSpec) -> None:
+def test_the_digest_is_over_what_was_read(model: Path, spec: ModelSpec) -> None:
     before = digest(open_model(model, spec), spec)
     assert digest(open_model(model, spec), spec) == before
     assert digest(open_model(model, spec), spec, torch.bfloat16) != before
@@ -85,13 +85,13 @@ def test_the_digest_is_over_what_was_read(model: Path, spec: DecoderSpec) -> Non
     assert digest(open_model(model, spec), spec) != before
 
 
-def test_a_tied_lm_head_in_the_file_is_not_read(model: Path, spec: DecoderSpec) -> None:
+def test_a_tied_lm_head_in_the_file_is_not_read(model: Path, spec: ModelSpec) -> None:
     before = digest(open_model(model, spec), spec)
     rewrite(model, {"lm_head.weight": torch.ones(128, 64)})
     assert digest(open_model(model, spec), spec) == before
 
 
-def test_buffers_that_old_checkpoints_hold_are_not_read(model: Path, spec: DecoderSpec) -> None:
+def test_buffers_that_old_checkpoints_hold_are_not_read(model: Path, spec: ModelSpec) -> None:
     rewrite(model, {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
     open_model(model, spec)
 
@@ -106,7 +106,7 @@ def test_buffers_that_old_checkpoints_hold_are_not_read(model: Path, spec: Decod
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused_by_the_tensors_name(
-    model: Path, spec: DecoderSpec, changes: dict[str, Tensor | None], told: str
+    model: Path, spec: ModelSpec, changes: dict[str, Tensor | None], told: str
 ) -> None:
     rewrite(model, changes)
     with pytest.raises(ConfigError) as error:
@@ -116,15 +116,15 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_the_tensors_name(
 
 
 def test_of_many_findings_the_first_are_named_and_the_rest_counted(
-    model: Path, spec: DecoderSpec
+    model: Path, spec: ModelSpec
 ) -> None:
-    rewrite(model, dict.fromkeys(list(tensor_shapes(spec))[:20]))
+    rewrite(model, dict.fromkeys(list(spec.tensor_shapes())[:20]))
     with pytest.raises(ConfigError, match="; and 12 more"):
         open_model(model, spec)
 
 
 def test_a_missing_shard_is_named(
-    tiny_models: dict[str, PreTrainedModel], spec: DecoderSpec, tmp_path: Path
+    tiny_models: dict[str, PreTrainedModel], spec: ModelSpec, tmp_path: Path
 ) -> None:
     sharded = save(tiny_models["qwen2"], tmp_path / "sharded", max_shard_size="100KB")
     shard = sorted(sharded.glob("*.safetensors"))[1]
@@ -134,13 +134,13 @@ def test_a_missing_shard_is_named(
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}'])
-def test_a_broken_index_is_refused(model: Path, spec: DecoderSpec, text: str) -> None:
+def test_a_broken_index_is_refused(model: Path, spec: ModelSpec, text: str) -> None:
     (model / "model.safetensors.index.json").write_text(text)
     with pytest.raises(ConfigError, match="not an index"):
         open_model(model, spec)
 
 
-def test_a_truncated_file_is_refused(model: Path, spec: DecoderSpec) -> None:
+def test_a_truncated_file_is_refused(model: Path, spec: ModelSpec) -> None:
     path = model / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ConfigError, match="is broken"):
@@ -148,19 +148,19 @@ def test_a_truncated_file_is_refused(model: Path, spec: DecoderSpec) -> None:
 
 
 def test_pickled_weights_are_refused_with_the_way_to_convert_them(
-    model: Path, spec: DecoderSpec
+    model: Path, spec: ModelSpec
 ) -> None:
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
     with pytest.raises(ConfigError, match="safe_serialization=True"):
         open_model(model, spec)
 
 
-def test_a_directory_without_weights_is_refused(tmp_path: Path, spec: DecoderSpec) -> None:
+def test_a_directory_without_weights_is_refused(tmp_path: Path, spec: ModelSpec) -> None:
     with pytest.raises(ConfigError, match=r"holds no model\.safetensors"):
         open_model(tmp_path, spec)
 
 
-def test_random_weights_need_only_a_config_and_a_seed(spec: DecoderSpec, tmp_path: Path) -> None:
+def test_random_weights_need_only_a_config_and_a_seed(spec: ModelSpec, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({}))
     sources = [open_weights(tmp_path, spec, "dummy", seed, torch.bfloat16) for seed in (1, 1, 2)]
     first, again, other = (digest(source, spec, torch.bfloat16) for source in sources)

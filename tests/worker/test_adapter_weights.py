@@ -96,7 +96,8 @@ def checkpoint(digest: bytes) -> AdapterCheckpoint:
 
 @pytest.fixture
 def slots(directories: dict[str, Path]) -> AdapterWeights:
-    return AdapterWeights(load_spec(directories["qwen2"]), REFERENCE, CpuDevice(), torch.bfloat16)
+    linears = load_spec(directories["qwen2"]).linears()
+    return AdapterWeights(linears, REFERENCE, CpuDevice(), torch.bfloat16)
 
 
 def test_prepared_weights_serve_from_the_step_that_adds_them(slots: AdapterWeights) -> None:
@@ -114,7 +115,8 @@ def test_loads_go_beside_the_steps_and_dropped_weights_are_handed_over(
     directories: dict[str, Path],
 ) -> None:
     device = RecordingDevice()
-    slots = AdapterWeights(load_spec(directories["qwen2"]), REFERENCE, device, torch.bfloat16)
+    linears = load_spec(directories["qwen2"]).linears()
+    slots = AdapterWeights(linears, REFERENCE, device, torch.bfloat16)
     slots.prepare(checkpoint(b"one"))
     slots.change((), (b"one",))
     assert device.num_loads == 1

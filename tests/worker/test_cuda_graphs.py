@@ -59,7 +59,7 @@ class Recorded:
             self.adapters.append(self.model.add_adapter(checkpoint))
         assert ops.graph_plans is not None
         self.plans = ops.graph_plans
-        self.forward = partial(self.model.decoder.forward, kv_caches=self.model.kv_caches)
+        self.forward = partial(self.model.model.forward, kv_caches=self.model.kv_caches)
         with torch.inference_mode():
             self.recorder = StepRecorder(
                 self.device,

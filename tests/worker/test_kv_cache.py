@@ -46,17 +46,19 @@ def test_a_pool_without_a_block_is_refused_with_what_one_takes() -> None:
 
 
 def test_a_block_counts_all_layers_and_both_k_and_v(directories: dict[str, Path]) -> None:
-    spec = load_spec(directories["qwen3"])
-    values = spec.num_layers * 2 * spec.num_kv_heads * 32 * spec.head_size
-    assert kv_block_bytes(spec, REFERENCE, 32, torch.bfloat16) == 2 * values
+    specs = load_spec(directories["qwen3"]).kv_specs()
+    values = sum(2 * spec.num_kv_heads * 32 * spec.head_size for spec in specs)
+    assert kv_block_bytes(specs, REFERENCE, 32, torch.bfloat16) == 2 * values
 
 
 def test_there_is_one_cache_a_layer_with_blocks_first(directories: dict[str, Path]) -> None:
-    caches = allocate_kv_caches(load_spec(directories["qwen3"]), REFERENCE, 5, 16, torch.float16)
+    specs = load_spec(directories["qwen3"]).kv_specs()
+    caches = allocate_kv_caches(specs, REFERENCE, 5, 16, torch.float16)
     assert [cache.shape[0] for cache in caches] == [5, 5, 5]
     assert {cache.dtype for cache in caches} == {torch.float16}
 
 
 def test_more_memory_than_there_is_is_refused(directories: dict[str, Path]) -> None:
+    specs = load_spec(directories["qwen3"]).kv_specs()
     with pytest.raises(ConfigError, match=r"no memory for 1000000000000 KV blocks .* lower"):
-        allocate_kv_caches(load_spec(directories["qwen3"]), REFERENCE, 10**12, 16, torch.float32)
+        allocate_kv_caches(specs, REFERENCE, 10**12, 16, torch.float32)

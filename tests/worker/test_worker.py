@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.errors import ConfigError
 from lora_serve.identity import AdapterRef
-from lora_serve.models.decoder import Decoder
-from lora_serve.models.layout import EMBEDDING
+from lora_serve.models.decoder_shape import EMBEDDING
+from lora_serve.models.dense import DenseModel
 from lora_serve.models.source import load_spec
 from lora_serve.ops.backends import available_ops
 from lora_serve.ops.reference import REFERENCE
@@ -148,7 +148,7 @@ def test_a_gpus_memory_is_divided_by_what_its_largest_steps_take(
 ) -> None:
     """What a step takes is the device's to tell; here the tests' own makes it up."""
     weights, step, room = 7_000_000, 1_000_000, 90_000_000
-    adapters = (8 * 2 + 1) * largest_adapter_bytes(load_spec(model), 64, 4)
+    adapters = (8 * 2 + 1) * largest_adapter_bytes(load_spec(model).linears(), 64, 4)
     free = weights + step + graphs + adapters + room
     peaks = [step // 2, step, step // 9, *([graphs] if graphs else [])]
     device = CountingDevice(2 * free, weights, peaks)
@@ -160,7 +160,7 @@ def test_a_gpus_memory_is_divided_by_what_its_largest_steps_take(
         max_num_batched_tokens=256,
         device=device,
     )
-    block_bytes = kv_block_bytes(load_spec(model), REFERENCE, 16, torch.float32)
+    block_bytes = kv_block_bytes(load_spec(model).kv_specs(), REFERENCE, 16, torch.float32)
     assert worker.load().num_blocks == room // block_bytes
     assert not peaks, "not all was measured"
     assert None not in device.measured, "what was measured computed nothing"
@@ -327,7 +327,9 @@ def test_an_adapter_answers_from_its_step_on_and_is_gone_after_its_last(
 def test_a_plain_greedy_step_takes_what_is_found_without_all_logits(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Decoder, "screened_argmax", staticmethod(lambda hidden: [7] * len(hidden)))
+    monkeypatch.setattr(
+        DenseModel, "screened_argmax", staticmethod(lambda hidden: [7] * len(hidden))
+    )
     worker = make_worker(model)
     worker.load()
     plain = replace(request(PROMPT), sample=SampleInput(SamplingParams(temperature=0.0), 0, 40))

@@ -12,7 +12,7 @@ from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.engine import DecodeTiming, MeasuredEngine, covered
 from benchmarks.gpu.measurement import Measurement
 from benchmarks.gpu.shapes import SHAPES, model_config
-from lora_serve.models.families import read_spec
+from lora_serve.models.registry import read_spec
 
 FLAGS = ("--device", "cpu", "--shapes", "tiny", "--out")
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel
 
-from lora_serve.models.layout import LM_HEAD, all_linears, lora_modules, tensor_shapes
+from lora_serve.models.base import lora_modules
+from lora_serve.models.decoder_shape import LM_HEAD
 from lora_serve.models.source import load_spec
 from tests.fakes.tiny_models import TINY_MODELS
 
@@ -17,13 +18,13 @@ def test_the_tensors_are_those_of_transformers(
     expected = {name: tuple(t.shape) for name, t in tiny_models[family].state_dict().items()}
     if tiny_models[family].config.tie_word_embeddings:
         del expected[LM_HEAD]
-    assert tensor_shapes(load_spec(directories[family])) == expected
+    assert load_spec(directories[family]).tensor_shapes() == expected
 
 
 def test_linear_layers_are_numbered_in_the_order_in_which_they_come(
     directories: dict[str, Path],
 ) -> None:
-    linears = list(all_linears(load_spec(directories["qwen2"])))
+    linears = load_spec(directories["qwen2"]).linears()
     assert [linear.index for linear in linears] == list(range(12))
     assert linears[4].projections == (
         ("model.layers.1.self_attn.q_proj", 64),
@@ -35,7 +36,7 @@ def test_linear_layers_are_numbered_in_the_order_in_which_they_come(
 def test_adapters_may_change_the_seven_projections_of_each_layer(
     directories: dict[str, Path],
 ) -> None:
-    modules = lora_modules(load_spec(directories["qwen3"]))
+    modules = lora_modules(load_spec(directories["qwen3"]).linears())
     assert len(modules) == 3 * 7
     assert modules["model.layers.2.self_attn.q_proj"] == (128, 64)
     assert modules["model.layers.2.self_attn.o_proj"] == (64, 128)

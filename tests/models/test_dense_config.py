@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,32 +7,13 @@ import pytest
 
 from lora_serve.errors import ConfigError
 from lora_serve.layers.rotary import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
-from lora_serve.models.families import FAMILIES, read_spec
-from lora_serve.models.spec import DecoderSpec
-
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 100,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 2048,
-}
-
-
-def read(**changes: Any) -> DecoderSpec:
-    """LLAMA with changes; None takes a key away."""
-    return read_spec(
-        {key: value for key, value in {**LLAMA, **changes}.items() if value is not None}, "c.json"
-    )
+from lora_serve.models.source import load_spec
+from tests.fakes.tiny_models import DENSE_MODELS
+from tests.models.configs import read
 
 
 def test_saved_models_are_read_as_what_they_are(directories: dict[str, Path]) -> None:
-    specs = {
-        name: read_spec(json.loads((directory / "config.json").read_text()), name)
-        for name, directory in directories.items()
-    }
+    specs = {name: load_spec(directories[name]) for name in DENSE_MODELS}
     assert specs["llama"].rope == RopeSpec(10000.0, Llama3Scaling(8.0, 1.0, 4.0, 64))
     assert specs["llama"].num_kv_heads == 2
     assert not specs["llama"].qkv_bias
@@ -45,7 +25,10 @@ def test_saved_models_are_read_as_what_they_are(directories: dict[str, Path]) ->
     assert specs["qwen3"].qk_norm
     assert specs["qwen3"].head_size == 32
     assert specs["mistral"].sliding_window == 10
-    assert {name for name, spec in specs.items() if spec.sliding_window} == {"mistral"}
+    assert {name for name, spec in specs.items() if any(spec.windows)} == {
+        "mistral",
+        "qwen2-windows",
+    }
     assert {spec.dtype for spec in specs.values()} == {"float32"}
 
 
@@ -78,37 +61,6 @@ def test_scaling_adds_positions_beyond_those_trained() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "window"),
-    [
-        ({}, None),
-        ({"use_sliding_window": True, "max_window_layers": 2}, None),
-        ({"use_sliding_window": True, "max_window_layers": 0}, 512),
-        ({"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2}, 512),
-        ({"use_sliding_window": True, "layer_types": ["full_attention"] * 2}, None),
-    ],
-)
-def test_qwen_uses_its_window_only_when_told_to(
-    changes: dict[str, Any], window: int | None
-) -> None:
-    settings = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 512, **changes}
-    assert read(num_key_value_heads=2, **settings).sliding_window == window
-
-
-def test_a_null_window_is_none() -> None:
-    config = {**LLAMA, "architectures": ["MistralForCausalLM"], "num_key_value_heads": 2}
-    assert read_spec({**config, "sliding_window": None}, "c.json").sliding_window is None
-
-
-def test_an_unsupported_architecture_is_answered_with_those_supported() -> None:
-    with pytest.raises(ConfigError) as told:
-        read(architectures=["GPT2LMHeadModel"])
-    assert "GPT2LMHeadModel" in str(told.value)
-    assert all(name in str(told.value) for name in FAMILIES)
-    with pytest.raises(ConfigError, match="none named"):
-        read(architectures=None)
-
-
-@pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({"hidden_size": None}, "hidden_size is missing"),
@@ -129,11 +81,6 @@ def test_an_unsupported_architecture_is_answered_with_those_supported() -> None:
         ({"rope_scaling": {"rope_type": "llama3"}}, "low_freq_factor is missing"),
         ({"rope_scaling": {"rope_type": "yarn", "mscale": 1.0}}, "yarn with mscale"),
         ({"rope_scaling": "linear"}, "rope_scaling must be an object, is 'linear'"),
-        (
-            {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}
-            | {"num_key_value_heads": 2, "max_window_layers": 1},
-            "layers of different attention (full_attention, sliding_attention)",
-        ),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(changes: dict[str, Any], told: str) -> None:

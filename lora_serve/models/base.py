@@ -1,0 +1,128 @@
+"""The door for model families: what a model is to the rest of the engine.
+
+A family turns a config.json into a `ModelSpec`, which is all that is known before weights are
+read; the spec builds a `Model`, which computes. Whatever else a family has, only its own file in
+this folder knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from lora_serve.layers.batch import ForwardBatch
+from lora_serve.ops import Ops, ScreenedArgmax
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """What one layer keeps of each token: a key and a value for each of its KV heads.
+
+    window: the query at position p sees (p - window, p]; None: all of [0, p].
+    """
+
+    num_kv_heads: int
+    head_size: int
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LinearLayout:
+    """One linear layer: projections of one input, their outputs side by side.
+
+    index: its number among all linear layers of the model, which finds an adapter's deltas.
+    projections: (name, out_features) in that order; adapters change projections by these names,
+        such as "model.layers.0.self_attn.q_proj".
+    """
+
+    index: int
+    projections: tuple[tuple[str, int], ...]
+    in_features: int
+    has_bias: bool
+
+
+class Weights(Protocol):
+    """The tensors of one model, by the names of `ModelSpec.tensor_shapes`."""
+
+    def take(self, name: str) -> Tensor:
+        """The tensor, in the model's dtype on its device. Each is taken once."""
+
+
+class Model(Protocol):
+    """A model on its device."""
+
+    def forward(self, batch: ForwardBatch, kv_caches: Sequence[Tensor]) -> Tensor:
+        """The final hidden states (N, H) of the rows that are asked for.
+
+        kv_caches: one a layer; the KV of all the batch's rows is written there. Of one batch's
+        kind and size it always runs the same kernels, so that a step can be recorded.
+        """
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(N, H) -> (N, V), in the model's dtype."""
+
+    @property
+    def screened_argmax(self) -> ScreenedArgmax | None:
+        """Finds the largest logits without computing all, where the LM head was packed for it."""
+
+
+class ModelSpec(Protocol):
+    """A model as its config.json describes it.
+
+    max_positions: with what the rotary scaling adds to what was trained. dtype: as the config
+    names it, None if it does not.
+    """
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def max_positions(self) -> int: ...
+    @property
+    def dtype(self) -> str | None: ...
+
+    def facts(self) -> str:
+        """All that the forward pass depends on besides weights, rotary tables and kernels.
+
+        It is part of the model fingerprint, so it stays the same text for the same model from one
+        release to the next: otherwise stored KV is lost.
+        """
+
+    def linears(self) -> Sequence[LinearLayout]:
+        """The linear layers that adapters may change, in the order of their index."""
+
+    def kv_specs(self) -> Sequence[KVSpec]:
+        """What each layer keeps in its KV cache."""
+
+    def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Every tensor that `build` takes, about in that order."""
+
+    def tensor_name(self, stored: str) -> str | None:
+        """The name in `tensor_shapes` of what a checkpoint stores as `stored`; None: not read."""
+
+    def rotary_tables(self) -> Sequence[Tensor]:
+        """The tables that `build` takes, computed on the CPU: (max_positions, D), float32."""
+
+    def build(self, weights: Weights, ops: Ops, rotary_tables: Sequence[Tensor]) -> Model:
+        """Read the model layer by layer, so that unpacked weights of one layer at most are alive.
+
+        Args:
+            weights: gives the tensors that `tensor_shapes` names.
+            ops: packs the linear layers.
+            rotary_tables: from `rotary_tables`, on the model's device.
+        """
+
+
+def lora_modules(linears: Sequence[LinearLayout]) -> dict[str, tuple[int, int]]:
+    """(out_features, in_features) of each projection that an adapter may change."""
+    return {
+        name: (out_features, linear.in_features)
+        for linear in linears
+        for name, out_features in linear.projections
+    }

@@ -1,0 +1,119 @@
+"""What all decoder families have in common: sizes, and from them tensors, linear layers and KV.
+
+The families name their tensors alike, as transformers does; norms are the family's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lora_serve.layers.attention import HeadLayout
+from lora_serve.layers.linear import Linear
+from lora_serve.models.base import KVSpec, LinearLayout, Weights
+from lora_serve.ops import Ops
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+LM_HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLinears:
+    """The linear layers of one decoder layer, in the order of their index."""
+
+    qkv: LinearLayout
+    output: LinearLayout
+    gate_up: LinearLayout
+    down: LinearLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderShape:
+    """The sizes of a decoder of self-attention and gated MLPs.
+
+    qkv_bias, output_bias: whether q k v, and o, have a bias. windows: of each layer, as KVSpec has
+    them. max_positions, dtype: as ModelSpec has them.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    windows: tuple[int | None, ...]
+    qkv_bias: bool
+    output_bias: bool
+    tie_word_embeddings: bool
+    max_positions: int
+    dtype: str | None
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.windows)
+
+    @property
+    def heads(self) -> HeadLayout:
+        return HeadLayout(self.num_heads, self.num_kv_heads, self.head_size)
+
+    def kv_specs(self) -> tuple[KVSpec, ...]:
+        return tuple(KVSpec(self.num_kv_heads, self.head_size, window) for window in self.windows)
+
+    def linears(self) -> tuple[LinearLayout, ...]:
+        layers = map(self.layer_linears, range(self.num_layers))
+        return tuple(
+            linear for each in layers for linear in (each.qkv, each.output, each.gate_up, each.down)
+        )
+
+    def layer_linears(self, layer: int) -> LayerLinears:
+        attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
+        q_size, kv_size = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
+        qkv = tuple((f"{attention}.{p}_proj", q_size if p == "q" else kv_size) for p in "qkv")
+        output = ((f"{attention}.o_proj", self.hidden_size),)
+        gate_up = tuple((f"{mlp}.{p}_proj", self.intermediate_size) for p in ("gate", "up"))
+        down = ((f"{mlp}.down_proj", self.hidden_size),)
+        return LayerLinears(
+            qkv=LinearLayout(4 * layer, qkv, self.hidden_size, self.qkv_bias),
+            output=LinearLayout(4 * layer + 1, output, q_size, self.output_bias),
+            gate_up=LinearLayout(4 * layer + 2, gate_up, self.hidden_size, False),
+            down=LinearLayout(4 * layer + 3, down, self.intermediate_size, False),
+        )
+
+    def shapes_with_norms(
+        self, norms: Callable[[int], Mapping[str, int]]
+    ) -> dict[str, tuple[int, ...]]:
+        """The shapes of all tensors. A tied LM head is not among them.
+
+        norms: the names and sizes of a layer's norms.
+        """
+        shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (self.vocab_size, self.hidden_size)}
+        linears = self.linears()
+        for layer in range(self.num_layers):
+            for linear in linears[4 * layer : 4 * layer + 4]:
+                for name, out_features in linear.projections:
+                    shapes[f"{name}.weight"] = (out_features, linear.in_features)
+                    if linear.has_bias:
+                        shapes[f"{name}.bias"] = (out_features,)
+            shapes |= {name: (size,) for name, size in norms(layer).items()}
+        shapes[FINAL_NORM] = (self.hidden_size,)
+        if not self.tie_word_embeddings:
+            shapes[LM_HEAD] = (self.vocab_size, self.hidden_size)
+        return shapes
+
+    def tensor_name(self, stored: str) -> str | None:
+        """As ModelSpec has it: some checkpoints store a tied LM head a second time."""
+        return None if self.tie_word_embeddings and stored == LM_HEAD else stored
+
+
+def build_linear(layout: LinearLayout, weights: Weights, ops: Ops) -> Linear:
+    def fused(kind: str) -> Tensor:
+        parts = [weights.take(f"{name}.{kind}") for name, _ in layout.projections]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    bias = fused("bias") if layout.has_bias else None
+    return Linear(ops, fused("weight"), bias, layout.index)

@@ -1,0 +1,19 @@
+"""Llama: a dense decoder, with a bias in its attention if the config asks for one."""
+
+from __future__ import annotations
+
+from lora_serve.models.dense import DenseSpec
+from lora_serve.models.dense_config import attention_bias, read_dense
+from lora_serve.models.settings import Settings
+
+
+def read_llama(settings: Settings, architecture: str) -> DenseSpec:
+    """The facts of a Llama; faults are among the findings of `settings`."""
+    has_bias = attention_bias(settings)
+    return read_dense(
+        settings,
+        architecture,
+        windows=(None,) * settings.integer("num_hidden_layers"),
+        qkv_bias=has_bias,
+        output_bias=has_bias,
+    )

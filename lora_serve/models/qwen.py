@@ -1,0 +1,51 @@
+"""Qwen 2 and 3: dense decoders, whose later layers have a sliding window if the config asks."""
+
+from __future__ import annotations
+
+from lora_serve.models.common_config import FULL, SLIDING, layer_types, windows_of
+from lora_serve.models.dense import DenseSpec
+from lora_serve.models.dense_config import attention_bias, read_dense
+from lora_serve.models.settings import Settings
+
+_NUM_KV_HEADS = 32  # where the config is silent, as the three below
+_QWEN3_HEAD_SIZE = 128
+_WINDOW = 4096
+_FIRST_WINDOWED_LAYER = 28
+
+
+def read_qwen2(settings: Settings, architecture: str) -> DenseSpec:
+    """The facts of a Qwen 2; faults are among the findings of `settings`."""
+    return read_dense(
+        settings,
+        architecture,
+        windows=_windows(settings),
+        qkv_bias=True,
+        num_kv_heads=_NUM_KV_HEADS,
+    )
+
+
+def read_qwen3(settings: Settings, architecture: str) -> DenseSpec:
+    """The facts of a Qwen 3; faults are among the findings of `settings`."""
+    has_bias = attention_bias(settings)
+    return read_dense(
+        settings,
+        architecture,
+        windows=_windows(settings),
+        qkv_bias=has_bias,
+        output_bias=has_bias,
+        qk_norm=True,
+        num_kv_heads=_NUM_KV_HEADS,
+        head_size=_QWEN3_HEAD_SIZE,
+    )
+
+
+def _windows(settings: Settings) -> tuple[int | None, ...]:
+    """Each layer's window: with use_sliding_window, and from max_window_layers on."""
+    num_layers = settings.integer("num_hidden_layers")
+    is_null = "sliding_window" in settings and settings.get("sliding_window") is None
+    if is_null or not settings.flag("use_sliding_window", False):
+        return (None,) * num_layers
+    window = settings.integer("sliding_window", _WINDOW)
+    first = settings.integer("max_window_layers", _FIRST_WINDOWED_LAYER, least=0)
+    default = [SLIDING if layer >= first else FULL for layer in range(num_layers)]
+    return windows_of(layer_types(settings, default), window)
