@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where nobody asked for the GPU's tests, no test finds one: "auto" then means the CPU."""
+    """Unless the GPU's tests were asked for, hide the GPU: "auto" then means the CPU."""
     if "not gpu" in config.option.markexpr:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 

@@ -150,7 +150,7 @@ def test_overlapped_traces_catch_a_scheduler_that(mutant: type[StepsInFlight]) -
 
 
 class LoadsWhenSubmitted(OracleExecutor):
-    """Reuses blocks before the step in flight, which writes them for somebody who has left."""
+    """Reuses blocks before the step in flight, which writes them for a request that has left."""
 
     def submit(self, step: SchedulerOutput) -> None:
         for load in step.kv_loads:

@@ -88,7 +88,7 @@ class IgnoresWhereTheHitEnds(TieredConnector[Request]):
 
 
 class IgnoresWhoseChainItIs(TieredConnector[Request]):
-    """Gives everybody who waited for a fetch all of its blocks."""
+    """Gives every request that waited for a fetch all of its blocks."""
 
     def admitted(self, request: Request, num_hit_blocks: int) -> dict[str, int]:
         fetch: Fetch[Request] | None = self._fetches.in_hand(request)

@@ -1,4 +1,4 @@
-"""Says the same tokens to everybody, or with "adapted" other ones to those who name an adapter.
+"""Gives the same tokens to all requests, or with "adapted" others to those that name an adapter.
 
 Called as python constant_server.py PORT [adapted].
 """

@@ -1,4 +1,4 @@
-"""A directory is whole or absent, whoever builds it and whatever happens to it."""
+"""A directory is whole or absent, however it is built and whatever happens to it."""
 
 from __future__ import annotations
 

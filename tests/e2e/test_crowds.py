@@ -1,4 +1,4 @@
-"""S4 over HTTP at its full size, and with merged weights."""
+"""Thousands of equal prompts over HTTP, also with merged weights."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ async def test_equal_prompts_at_once_cost_one_prefill(
 async def test_many_equal_prompts_pass_through_a_pool_that_holds_a_handful(
     tight_server: ServerProcess, cold_server: ServerProcess
 ) -> None:
-    """S4: 16 whole prompts would need five times the pool."""
+    """16 whole prompts would need five times the pool."""
     request = base_request("a crowd", max_tokens=4)
     assert 16 * NUM_TOKENS > 4 * TIGHT_NUM_BLOCKS * BLOCK_SIZE
     (expected,) = await record_alone(cold_server.base_url, [request])

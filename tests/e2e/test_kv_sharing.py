@@ -59,7 +59,7 @@ def test_two_servers_share_one_place_and_one_outlives_the_other(
             salt = f"of {writer.base_url}"
             assert check(writer, salt) == 0
             wait_until_counted(writer, SAVED, num_saved * NUM_BLOCKS)
-            if place[0] == "--kv-disk-path":  # of Redis nobody knows what is there
+            if place[0] == "--kv-disk-path":  # what Redis holds is not known
                 wait_until_counted(reader, KNOWN, num_known * NUM_BLOCKS)
             assert check(reader, salt) == len(PROMPTS) * num_findable(NUM_TOKENS)
         with ThreadPoolExecutor(2) as both:

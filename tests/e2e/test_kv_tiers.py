@@ -1,4 +1,4 @@
-"""S3 over HTTP, row by row: embeddings never find the KV of others, whatever outlives the engine.
+"""Embeddings over HTTP never find the KV of others, whatever outlives the engine.
 
 The device cache is off, so that it is the tiers that are seen. A server ends by a signal that it
 cannot catch once its KV is stored, and the next one starts over what it left.

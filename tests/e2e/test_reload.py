@@ -1,4 +1,4 @@
-"""S1 over HTTP, row by row: after a reload under the same name, the old KV never answers.
+"""The demo's scenarios: after a reload under the same name, the old KV never answers.
 
 Counts are cut to a few; `lora-serve demo` plays the full ones.
 """

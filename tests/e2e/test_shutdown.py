@@ -31,7 +31,7 @@ Start = AbstractContextManager[ServerProcess]
 
 
 class Wire:
-    """A connection that keeps only a little of what comes before somebody reads it."""
+    """A connection that buffers only a little of what is not read yet."""
 
     def __init__(self, server: ServerProcess) -> None:
         self._socket = socket.socket()
@@ -95,7 +95,7 @@ def server(
 
 
 def begin_large(wire: Wire) -> int:
-    """Have an answer that nobody takes; how many bytes of it are to come."""
+    """Begin an answer that is not read; returns how many bytes of it are to come."""
     wire.post(LARGE)
     length = int(wire.read_until(b"\r\n\r\n").lower().partition(b"content-length: ")[2].split()[0])
     wire.read_until(b"{")

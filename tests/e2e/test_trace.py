@@ -1,4 +1,4 @@
-"""S2: the 17 requests that the report lists, in half a second, two of them abandoned.
+"""17 requests, reported to get wrong answers elsewhere, in half a second, two of them abandoned.
 
 Every request must be equal, token for token and logprob for logprob, to the same request alone on
 a cold server; so must be what the two had heard before they left.

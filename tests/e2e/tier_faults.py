@@ -176,7 +176,7 @@ def removed(path: Path) -> Iterator[None]:
 DISK_FAULTS = (
     Fault("full", full, ("error",)),
     Fault("read-only", read_only, ("error",)),
-    Fault("removed", removed),  # nothing is known to be there, so nobody asks for it
+    Fault("removed", removed),  # nothing is known to be there, so it is not asked for
     Fault("unplugged", unplugged, ("absent", "error")),
     Fault("truncated", files(cut), ("truncated",)),
     Fault("emptied", files(empty), ("truncated",)),

@@ -196,7 +196,7 @@ class World:
         pinned = {self._current[name][0] for name in self._pinned}
         assert pinned <= resident, "a pinned adapter was evicted"
         wanted = {digest for digest, _ in self._current.values()} | {ref.digest for ref in leased}
-        assert resident <= wanted, "weights are kept that nobody can ask for"
+        assert resident <= wanted, "weights are kept that no request can ask for"
         # Weights that were read back for a request that has not run yet are kept as well.
         awaited = {ref.digest for ref in leased}
         kept = superseded | running | pinned | awaited
@@ -217,5 +217,5 @@ class World:
         self._step()
         self._step()
         self._check()
-        assert not self._active, "the worker keeps weights that nobody can ask for"
-        assert not +self._prepared, "the worker keeps prepared weights that nobody will take"
+        assert not self._active, "the worker keeps weights that no request can ask for"
+        assert not +self._prepared, "the worker keeps prepared weights that no step will take"

@@ -50,7 +50,7 @@ class FaultyTier:
         if fault == "bug":
             raise ZeroDivisionError("it was told to be wrong")
         if fault == "hang":
-            assert self._released.wait(30), "nobody released it"
+            assert self._released.wait(30), "it was not released"
         return fault
 
     def holds(self, namespace: TierNamespace, block_hash: BlockHash) -> bool:

@@ -1,4 +1,4 @@
-"""A card's kernels for tensors of the host: whoever tests kernels need not know where they run."""
+"""A card's kernels for tensors of the host: tests of kernels need not know where they run."""
 
 from __future__ import annotations
 

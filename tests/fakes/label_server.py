@@ -1,7 +1,7 @@
 """A server that answers with labels and remembers prompts by a key of the test's choice.
 
 It speaks the routes that the demo needs. A prompt that it has seen under a key is answered with
-the label of whoever wrote it then, as a prefix cache with that key would have it. The label of an
+the label of the adapter that wrote it, as a prefix cache with that key would do. The label of an
 adapter is the text of the file `label` in its directory.
 """
 

@@ -1,4 +1,4 @@
-"""Files of the disk tier that somebody else wrote: no block is served but the right one."""
+"""Foreign files in the disk tier: no block is served but the right one."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def check(case: object) -> None:
     assert isinstance(case, bytes)
     for block_hash, payload in accepted(case).items():
         if block_hash in HASHES:
-            assert payload == content(NAMESPACE, block_hash), "a block that nobody stored"
+            assert payload == content(NAMESPACE, block_hash), "a block that was never stored"
 
 
 def test_a_sound_file_is_served_whole() -> None:

@@ -105,7 +105,7 @@ def eventually(is_so: Callable[[], bool]) -> None:
 
 
 def test_a_fetch_goes_through_the_tiers_and_back(tmp_path: Path) -> None:
-    """RAM has the head and the tail, the disk what is between, and nobody the end."""
+    """RAM has the head and the tail, the disk what is between, and no tier the end."""
     disk = a_lower_tier()
     ram = RamTier(2**20)
     ram.save(NS, records(NS, HASHES[:5] + HASHES[12:15]))

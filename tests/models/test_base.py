@@ -127,7 +127,7 @@ def test_other_requests_in_the_batch_change_no_bit(
 def test_rows_that_nobody_asks_for_change_no_bit_of_the_others(
     build: Build, family: str, ops: Ops, dtype: torch.dtype
 ) -> None:
-    """The last layer computes only those that somebody asks for, and the KV of all."""
+    """The last layer computes only the rows that are asked for, and the KV of all."""
     model = build(family, ops, dtype)
     silent, sampling, scoring = (
         Prompt(tokens(length, seed=length), range(10 * i, 10 * i + 8))

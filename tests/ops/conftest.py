@@ -32,7 +32,7 @@ def backends() -> list[ParameterSet]:
 
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> Iterator[None]:
-    """New memory of torch's is full of NaN, so that an output which nobody wrote shows.
+    """New memory of torch's is full of NaN, so that an output that was not written shows.
 
     Not on a card, where the same setting forbids operations.
     """

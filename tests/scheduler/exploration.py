@@ -1,6 +1,6 @@
-"""Visit every state that a small world can reach, and see that nobody in it waits for ever.
+"""Visit every state that a small world can reach, and see that no request waits for ever.
 
-All reachable states are visited breadth first, and every way on from each is noted. Somebody waits
+All reachable states are visited breadth first, and every way on from each is noted. A request waits
 for ever if loads and fetches may end, and steps may follow each other, in an order that never leads
 to a state without requests: because nothing changes any more, or because states come again. Worlds
 count as one state if `world_states` says that nothing tells them apart that decides what can
@@ -21,7 +21,7 @@ class Map:
     """States by number, in the order in which they were found, and the ways between them.
 
     came_by: from where each was found, and by what. ways_on: to which states it goes on by itself.
-    ends: those in which nobody waits.
+    ends: those in which no request waits.
     """
 
     def __init__(self, first: World) -> None:
@@ -73,7 +73,7 @@ class Map:
 def explore(first: World, most_states: int = 100_000) -> int:
     """Visit every reachable state; the number of them.
 
-    Fails where somebody waits for ever, or for a fetch of somebody else's.
+    Fails where a request waits for ever, or for a fetch of another's.
     """
     states, idle = Map(first), None
     for here in range(most_states):

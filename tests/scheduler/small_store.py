@@ -1,7 +1,7 @@
 """KV tiers small enough to visit every state of them, behind the real connector.
 
 The store may have whatever it is asked for. What comes of a fetch is the world's choice: some of
-the blocks, none, a failure, a result after nobody wants it any more, or nothing at all until the
+the blocks, none, a failure, a result that is not wanted any more, or nothing at all until the
 connector gives it up. Nothing is saved, which no request waits for.
 """
 

@@ -44,7 +44,7 @@ class Asked:
     adapter: AdapterRef | None
     prompt: tuple[int, ...]
     max_tokens: int = 2
-    ends_early: bool = False  # with its first token, which nobody foresees
+    ends_early: bool = False  # with its first token, which cannot be foreseen
 
     @cached_property
     def namespace(self) -> CacheNamespace:
@@ -88,7 +88,7 @@ def renewed(asked: Asked) -> Asked:
 
 
 class Memory:
-    """Room for the weights of one adapter that nobody runs on; loads take as long as they like.
+    """Room for the weights of one adapter that no request runs on; loads take any time.
 
     resident, num_running: by digest, which all generations of a version share.
     """
@@ -281,7 +281,7 @@ class _Pickler(pickle.Pickler):
     }  # fmt: skip
 
 
-_constants: dict[int, object] = {}  # by id, which nobody else gets while they are here
+_constants: dict[int, object] = {}  # by id, which is theirs while they are here
 
 
 def _number_of(thing: object) -> int:

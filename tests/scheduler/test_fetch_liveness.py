@@ -104,7 +104,7 @@ def test_worlds_of_one_essence_look_alike_and_go_on_alike(first: World) -> None:
 
 
 class SleepsThroughMisses(TieredConnector[Request]):
-    """A fetch that gives nothing wakes nobody."""
+    """A fetch that gives nothing wakes no request."""
 
     def take_fetched(self) -> FetchesEnded[Request]:
         ended = super().take_fetched()
@@ -126,7 +126,7 @@ class ForgetsWhatFailed(TieredConnector[Request]):
 
 
 class WaitsForMemory(TieredConnector[Request]):
-    """A request waits where there is no memory for what it would fetch, and nobody wakes it."""
+    """A request waits where there is no memory for what it would fetch, and is never woken."""
 
     def fetch(self, request: Request, first_block: int, last_block: int) -> bool:
         is_asked = first_block < last_block and not self._fetches.has_asked(request, first_block)
@@ -214,7 +214,7 @@ def test_exploration_finds_a_fetch_that_keeps_a_seat() -> None:
 
 
 class FreesBlocksInUse(BlockPool):
-    """A reset takes the blocks that it forgets from whoever holds them."""
+    """A reset takes the blocks that it forgets from requests that hold them."""
 
     def _forget_all(self, hashes: Iterable[BlockHash]) -> None:
         held = [self._by_hash[block_hash] for block_hash in hashes]

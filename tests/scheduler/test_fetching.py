@@ -314,7 +314,7 @@ def test_blocks_that_came_to_the_device_meanwhile_are_used() -> None:
 
 
 class IgnoresWhoseChainItIs(TieredConnector[Request]):
-    """Gives everybody who waited for a fetch all of its blocks."""
+    """Gives every request that waited for a fetch all of its blocks."""
 
     def admitted(self, request: Request, num_hit_blocks: int) -> dict[str, int]:
         fetch = self._fetches.in_hand(request)

@@ -1,4 +1,4 @@
-"""S2 and S4 without a model: crowds of equal prompts, tight pools, writers that do not finish."""
+"""Pressure without a model: crowds of equal prompts, tight pools, writers that do not finish."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_thousands_of_equal_prompts_pass_through_a_pool_of_the_prefix_and_a_few_
     add_crowd(engine, 2000, lora_name=lora_name, max_tokens=2)
     most_running = 0
     while engine.core.has_requests:
-        assert engine.core.step(), "nobody runs, and somebody waits"
+        assert engine.core.step(), "no request runs, and one waits"
         most_running = max(most_running, len(engine.executor.steps[-1].requests))
     engine.core.check_invariants()
     engine._sort_replies()

@@ -4,16 +4,16 @@ Why `essence` may leave out what it leaves out: nothing compares two block ids, 
 request ids but for their order or for being equal, so worlds that differ in names alone go on
 alike. Past these, it drops
 - the order of dictionaries of which only members are looked up,
-- a cached block's hash once no request that is here, or may come, has that block: nobody looks for
-  it, and whoever takes the block forgets it, as a bare one's,
+- a cached block's hash once no request that is here, or may come, has that block: it is not
+  looked for, and is forgotten when the block is taken, as a bare one's,
 - how often a request was preempted or what its draws were: only whether is asked, and all draws are
   equal,
 - a share's place in the last step, which workers alone ask for,
 - shares of requests that have ended, of a step in flight: its report passes over them,
-- weights in memory of adapters that nobody wants any more,
+- weights in memory of adapters that are not wanted any more,
 - where served tokens are counted from,
 - why a fetch failed, unless its requests must fail with it, and which of two ended first,
-- what a result held that nobody waited for any more.
+- what a result held that no request waited for any more.
 Both leave out tickets, and the time but for whose is up: nothing compares more of them.
 `test_liveness.py` checks it: worlds of one essence look alike, and go on alike.
 """
@@ -69,7 +69,7 @@ def essence(world: World) -> Hashable:
     scheduler, pool, writers = world.scheduler, world.kv.pool, world.scheduler._writers
     place = {request: index for index, request in enumerate(world.requests)}
     wanted = _wanted_hashes(world)
-    blocks: dict[int, int] = {}  # that somebody holds, by who came first
+    blocks: dict[int, int] = {}  # that requests hold, by which came first
     requests = tuple(_essence_of_request(world, request, blocks) for request in place)
     hash_of = {
         block.block_id: block.block_hash if block.block_hash in wanted else None

@@ -91,7 +91,7 @@ class Recorded:
         return self.model.builder.lay_out(requests, self.model.adapters.__getitem__)
 
     def kv(self) -> Tensor:
-        """As bytes: blocks that nobody wrote are NaN, and must stay the NaN they are."""
+        """The cache as bytes: unwritten blocks are NaN, and must stay the NaN they are."""
         return torch.cat([cache.view(torch.uint8).flatten() for cache in self.model.kv_caches])
 
     def eager(self, rows: BatchRows) -> Tensor:

@@ -25,7 +25,7 @@ def size(cache: CacheConfig, room_bytes: int = 0) -> int:
 
 
 def never() -> Room:
-    raise AssertionError("nobody should have looked for room")
+    raise AssertionError("memory should not have been looked at")
 
 
 def test_what_the_user_set_is_taken_without_looking_for_room() -> None:

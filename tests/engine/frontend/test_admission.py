@@ -76,7 +76,7 @@ def test_more_choices_than_can_ever_be_taken_are_no_matter_of_retrying() -> None
 def test_the_prompts_of_a_body_are_taken_together_or_not_at_all() -> None:
     admission = control(max_num_queued_reqs=2, max_num_queued_tokens=25)
     large = RequestGroup(num_requests=3, num_tokens=30)
-    for number in range(3):  # more tokens than may be queued, but nobody else is there
+    for number in range(3):  # more tokens than may be queued, but no other request is there
         admission.admit([request(f"large-{number}")], large)
     small = RequestGroup(num_requests=2, num_tokens=2)
     for number in range(2):

@@ -236,7 +236,7 @@ async def test_who_leaves_while_others_are_being_sent_is_not_sent() -> None:
         assert len(await asyncio.wait_for(answer, 5)) == 3
     await settle()
     assert [request.request_id for request in second.requests] == ["suspect-0", "a-0", "b-0"]
-    assert engine.num_unfinished == 0, "nobody waits for who has left"
+    assert engine.num_unfinished == 0, "nothing is kept for a caller who has left"
     await engine.shutdown()
 
 

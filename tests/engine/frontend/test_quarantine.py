@@ -64,7 +64,7 @@ class World:
         return {name for name, f in self.by_name.items() if f.is_sent and not f.is_over}
 
     def step(self, lengths: dict[str, int], num_unheard: int = 0) -> None:
-        """One token for everybody, or death, with which the last steps are never heard of."""
+        """Give each request one token; or die, and with it the last steps' replies are lost."""
         self.now += self.seconds_per_step
         sent = self.sent()
         if any(self.kills_at.get(name) == self.sampled.get(name, 0) for name in sent):
@@ -232,7 +232,7 @@ def test_a_killer_whose_trial_is_long_is_found_at_its_third_death() -> None:
 
 
 def test_newcomers_beside_a_long_trial_leave_its_end_open_once() -> None:
-    """A death that one of them may have caused names nobody; they are suspects then."""
+    """A death that one of several may have caused names none; they are suspects then."""
     world = World({"new": 3}, seconds_per_step=PATIENCE_SECONDS / 5)
     lengths = {"innocent": 60, "new": 60}
     world.come("innocent")

@@ -39,7 +39,7 @@ def heard(news: DiskNews, *told: Place) -> list[Place] | None:
 
 def acquaint(*everyone: DiskNews) -> None:
     for news in everyone:
-        assert heard(news, THERE) is None, "nobody knows what was before his time"
+        assert heard(news, THERE) is None, "what was before its time is not known"
     for news in everyone:
         heard(news)
 

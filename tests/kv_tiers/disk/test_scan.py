@@ -29,7 +29,7 @@ class GatedDirectory(DiskDirectory):
     def groups(self, root: bytes) -> list[Path]:
         if not self.is_listing.is_set():
             self.is_listing.set()
-            assert self.gate.wait(30), "nobody opened the gate"
+            assert self.gate.wait(30), "the gate was not opened"
         return super().groups(root)
 
 

@@ -455,7 +455,7 @@ def test_a_file_that_cannot_be_read_is_an_error_of_the_tier(tiers: Tiers) -> Non
     save(tier, NS, HASHES)
     (file,) = group_files(tiers.path)
     file.unlink()
-    file.mkdir()  # reading it is EISDIR, whoever asks
+    file.mkdir()  # reading it is EISDIR, also for root
     with pytest.raises(TierError, match="reading from"):
         tier.load(NS, HASHES)
 
