@@ -250,7 +250,11 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
 
 
 class CallReply(msgspec.Struct, frozen=True, tag=True):
-    """Answer to the message with this call_id: an error, or what that message asks for."""
+    """Answer to the message with this call_id: an error, or what that message asks for.
+
+    adapters: those that ListAdapters asks for; the one that LoadAdapter published; the one whose
+        generation ResetPrefixCache raised, as it stood then, also if a tier has not forgotten.
+    """
 
     call_id: int
     error: ErrorInfo | None = None

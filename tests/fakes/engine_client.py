@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from lora_serve.config import EngineConfig
 from lora_serve.errors import EngineDeadError
 from lora_serve.messages import (
@@ -32,6 +34,7 @@ class FakeClient:
     All of a request's tokens are the one that follows its prompt's last.
 
     deadly: a prompt that begins with this token kills the engine that gets it.
+    holds_resets: leave calls to reset unanswered; `resets` has the answers.
     """
 
     def __init__(
@@ -47,6 +50,9 @@ class FakeClient:
         self.config: EngineConfig | None = None
         self.is_alive = True
         self.was_closed = False
+        self.holds_resets = False
+        self.resets: list[CallReply] = []
+        self._adapters: dict[str, AdapterInfo] = {}
         self._ready = ready
         self._start_error = start_error
         self._deadly = deadly
@@ -82,13 +88,26 @@ class FakeClient:
                 for request in message.requests:
                     self.give_tokens(request, self.num_tokens)
             case LoadAdapter():
-                info = AdapterInfo(
+                adapter = AdapterInfo(
                     message.lora_name, message.lora_path, "ab" * 32, 0, 8, 100, "resident",
                     message.pinned, 0, 1.0,
                 )  # fmt: skip
-                self.reply(CallReply(message.call_id, adapters=(info,)))
-            case UnloadAdapter() | ResetPrefixCache() | GetStats():
+                self._adapters[adapter.name] = adapter
+                self.reply(CallReply(message.call_id, adapters=(adapter,)))
+            case ResetPrefixCache():
+                self.resets.append(self._reset(message))
+                if not self.holds_resets:
+                    self.reply(self.resets[-1])
+            case UnloadAdapter() | GetStats():
                 self.reply(CallReply(message.call_id))
+
+    def _reset(self, call: ResetPrefixCache) -> CallReply:
+        if call.lora_name is None:
+            return CallReply(call.call_id)
+        adapter = self._adapters[call.lora_name]
+        adapter = msgspec.structs.replace(adapter, generation=adapter.generation + 1)
+        self._adapters[call.lora_name] = adapter
+        return CallReply(call.call_id, adapters=(adapter,))
 
     def give_tokens(self, request: EngineRequest, count: int, start: int = 0) -> None:
         limit = request.sampling_params.max_tokens

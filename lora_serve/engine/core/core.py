@@ -209,9 +209,11 @@ class EngineCore:
             self._end(request, "abort")
 
     def _reset_prefix_cache(self, call: ResetPrefixCache) -> None:
+        reply = CallReply(call.call_id)
         if call.lora_name is not None:
-            self.adapters.manager.invalidate(call.lora_name)  # raises its generation
-        self._resets.add(call.call_id, self.scheduler.reset_prefix_cache(call.lora_name))
+            _, ref = self.adapters.manager.invalidate(call.lora_name)  # raises its generation
+            reply = CallReply(call.call_id, adapters=(self.adapters.manager.info(ref),))
+        self._resets.add(reply, self.scheduler.reset_prefix_cache(call.lora_name))
         self._answer_resets()
 
     # ── work ────────────────────────────────────────────────────────────────────────────────
@@ -298,9 +300,8 @@ class EngineCore:
             self._end(request, "error")
 
     def _answer_resets(self) -> None:
-        for call_id, error in self._resets.take_ended():
-            info = error_info(error) if error else None
-            self._outbox.reply(CallReply(call_id, error=info, success=error is None))
+        for reply in self._resets.take_ended():
+            self._outbox.reply(reply)
 
     def _count_down_stale_versions(self, lora_name: str) -> None:
         ref = self.adapters.manager.current(lora_name)

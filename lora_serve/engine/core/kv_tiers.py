@@ -6,14 +6,17 @@ import time
 from collections.abc import Callable
 from itertools import takewhile
 
+import msgspec
+
 from lora_serve.config import KVTierConfig
+from lora_serve.engine.wire import error_info
 from lora_serve.errors import NotForgottenError
 from lora_serve.identity import AdapterRef, BlockHasher
 from lora_serve.kv.connector import KVConnector, TieredConnector, tier_namespaces
 from lora_serve.kv_tiers.base import LATENCY_BUCKETS, TierStats
 from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.kv_tiers.opening import open_store
-from lora_serve.messages import KVTierStats
+from lora_serve.messages import CallReply, KVTierStats
 from lora_serve.scheduler.request import Request
 from lora_serve.step import ModelInfo
 
@@ -50,36 +53,41 @@ class PendingResets:
     def __init__(self, seconds: float = RESET_SECONDS, clock: Clock = time.monotonic) -> None:
         self._seconds = seconds
         self._clock = clock
-        self._pending: dict[int, tuple[Forgetting, float]] = {}  # by call_id, soonest due first
+        # By call_id, soonest due first.
+        self._pending: dict[int, tuple[CallReply, Forgetting, float]] = {}
 
     @property
     def next_due(self) -> float | None:
         """When the first of them ends, whatever the tiers do."""
-        return next((due for _, due in self._pending.values()), None)
+        return next((due for _, _, due in self._pending.values()), None)
 
-    def add(self, call_id: int, forgetting: Forgetting) -> None:
-        self._pending[call_id] = forgetting, self._clock() + self._seconds
+    def add(self, reply: CallReply, forgetting: Forgetting) -> None:
+        """Hold back `reply` until it is known whether the tiers have forgotten."""
+        self._pending[reply.call_id] = reply, forgetting, self._clock() + self._seconds
 
-    def take_ended(self) -> list[tuple[int, NotForgottenError | None]]:
-        """The calls that can be answered: None where every tier has forgotten for good."""
+    def take_ended(self) -> list[CallReply]:
+        """The replies that can be given, with an error where a tier has not forgotten for good."""
         now = self._clock()
         ended = [
-            call_id
-            for call_id, (forgetting, due) in self._pending.items()
+            (reply, forgetting)
+            for reply, forgetting, due in self._pending.values()
             if forgetting.is_settled or due <= now
         ]
-        return [(call_id, _not_forgotten(self._pending.pop(call_id)[0])) for call_id in ended]
+        for reply, _ in ended:
+            del self._pending[reply.call_id]
+        return [_ended(reply, forgetting) for reply, forgetting in ended]
 
 
-def _not_forgotten(forgetting: Forgetting) -> NotForgottenError | None:
+def _ended(reply: CallReply, forgetting: Forgetting) -> CallReply:
     obstacles = [f"{tier} ({why})" for tier, why in forgetting.obstacles.items()]
     if not obstacles:
-        return None
-    return NotForgottenError(
+        return reply
+    error = NotForgottenError(
         f"this server uses that KV no more, but it is not yet forgotten by {', '.join(obstacles)}; "
         "it is tried again while this server runs: repeat the call until it succeeds, or the next "
         "server may find that KV again"
     )
+    return msgspec.structs.replace(reply, error=error_info(error), success=False)
 
 
 class StaleVersions:

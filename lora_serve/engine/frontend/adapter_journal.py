@@ -1,14 +1,15 @@
 """What the API process remembers of adapters, so that a new engine process has the same ones.
 
-It is written from the engine's own replies, so it says what the engine did and not what it was
-asked to do; a caller who has given up changes nothing about that.
+It is written from the engine's replies alone, so it says what the engine did and not what it was
+asked to do; a caller who has given up changes nothing about that. Replies come in the order in
+which the engine did things, but for resets, which are answered when the KV tiers have forgotten:
+so a reset says which generation it raised, and generations only ever grow.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from lora_serve.errors import NotForgottenError
 from lora_serve.messages import (
     AdapterInfo,
     CallReply,
@@ -33,18 +34,15 @@ class AdapterJournal:
         self._asked[call_id] = message
 
     def note_reply(self, reply: CallReply) -> None:
-        message = self._asked.pop(reply.call_id, None)
-        # a reset that some tier has not confirmed has raised the generation all the same
-        if reply.error is not None and reply.error.kind != NotForgottenError.__name__:
-            return
-        match message:
+        """The engine has answered a call; an error that changed nothing names no adapter."""
+        match self._asked.pop(reply.call_id, None):
             case LoadAdapter():
-                (info,) = reply.adapters
-                self._adapters[info.name] = info
-            case UnloadAdapter():
-                self._adapters.pop(message.lora_name, None)
-            case ResetPrefixCache() if message.lora_name is not None:
-                self._raise_generation(message.lora_name)
+                self._adapters |= {info.name: info for info in reply.adapters}
+            case UnloadAdapter() as call if reply.error is None:
+                self._adapters.pop(call.lora_name, None)
+            case ResetPrefixCache():
+                for info in reply.adapters:
+                    self._raise_generation(info.name, info.generation)
 
     def note_death(self) -> None:
         """What was asked of the engine that died will not be answered."""
@@ -53,7 +51,9 @@ class AdapterJournal:
     def restore_message(self) -> RestoreAdapters:
         return RestoreAdapters(tuple(self._adapters.values()), dict(self._generations))
 
-    def _raise_generation(self, name: str) -> None:
-        info = self._adapters[name]
-        self._generations[name] = info.generation + 1
-        self._adapters[name] = msgspec.structs.replace(info, generation=info.generation + 1)
+    def _raise_generation(self, name: str, generation: int) -> None:
+        """The name may have been unloaded since, or stand for another version."""
+        self._generations[name] = max(generation, self._generations.get(name, 0))
+        info = self._adapters.get(name)
+        if info is not None and info.generation < generation:
+            self._adapters[name] = msgspec.structs.replace(info, generation=generation)

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TypeVar
 
 from lora_serve.config import EngineConfig
 from lora_serve.engine.frontend.adapter_journal import AdapterJournal
@@ -49,6 +50,8 @@ from lora_serve.sampling_params import SamplingParams
 from lora_serve.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+Noted = TypeVar("Noted", bound=EngineReply)
 
 
 class AsyncEngine:
@@ -240,12 +243,12 @@ class AsyncEngine:
     async def take_in(self, reply: EngineReply) -> None:
         if isinstance(reply, StepOutputs):
             self._watchdog.note_step()
-            self.metrics.observe(reply)
+            _keep_books(self.metrics.observe, reply)
             for output in reply.outputs:
                 await self._tell(output)
             await self._advance()
         elif isinstance(reply, CallReply):
-            self._journal.note_reply(reply)
+            _keep_books(self._journal.note_reply, reply)
             future = self._calls.get(reply.call_id)
             if future is not None and not future.done():  # its caller may just have given up
                 future.set_result(reply)
@@ -342,6 +345,14 @@ class AsyncEngine:
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(error)
+
+
+def _keep_books(note: Callable[[Noted], None], noted: Noted) -> None:
+    """Take note of a reply. A bug in that costs a line of the log, and no answer."""
+    try:
+        note(noted)
+    except Exception:
+        logger.exception("a reply of the engine could not be noted")
 
 
 def warn_of_small_pool(model: EngineReady, block_size: int) -> None:

@@ -10,7 +10,7 @@ from lora_serve.fuzz.oracle.tier_store import OracleTierStore
 from lora_serve.identity import AdapterRef
 from lora_serve.kv.connector import TieredConnector
 from lora_serve.kv_tiers.forgetting import Forgetting
-from lora_serve.messages import ResetPrefixCache, RestoreAdapters, UnloadAdapter
+from lora_serve.messages import CallReply, ResetPrefixCache, RestoreAdapters, UnloadAdapter
 from lora_serve.scheduler.request import Request
 
 PROMPT = list(range(10, 110))
@@ -28,38 +28,44 @@ def resets(clock: OracleClock) -> PendingResets:
 
 def test_a_reset_ends_when_all_tiers_have_forgotten(resets: PendingResets) -> None:
     forgetting = Forgetting(("ram", "disk"))
-    resets.add(7, forgetting)
+    resets.add(CallReply(7), forgetting)
     assert resets.next_due == 8.0
     forgetting.confirm("ram")
     assert resets.take_ended() == []
     forgetting.confirm("disk")
-    assert resets.take_ended() == [(7, None)]
+    assert resets.take_ended() == [CallReply(7)]
     assert resets.take_ended() == []
     assert resets.next_due is None
 
 
+def refusal(resets: PendingResets) -> str:
+    """What the one call that has ended is told, which has not succeeded."""
+    (reply,) = resets.take_ended()
+    assert (reply.call_id, reply.success) == (7, False)
+    assert reply.error is not None
+    assert reply.error.kind == NotForgottenError.__name__
+    return reply.error.message
+
+
 def test_a_reset_ends_at_once_when_a_tier_cannot_forget_and_says_so(resets: PendingResets) -> None:
     forgetting = Forgetting(("disk", "redis"))
-    resets.add(7, forgetting)
+    resets.add(CallReply(7), forgetting)
     forgetting.confirm("disk")
     forgetting.failed("redis", "Redis: connection refused")
-    ((call_id, error),) = resets.take_ended()
-    assert call_id == 7
-    assert isinstance(error, NotForgottenError)
-    assert "not yet forgotten by redis (Redis: connection refused)" in str(error)
-    assert "disk" not in str(error)
-    assert "repeat the call until it succeeds" in str(error)
+    message = refusal(resets)
+    assert "not yet forgotten by redis (Redis: connection refused)" in message
+    assert "disk" not in message
+    assert "repeat the call until it succeeds" in message
 
 
 def test_a_reset_ends_at_its_deadline_when_a_tier_is_silent(
     resets: PendingResets, clock: OracleClock
 ) -> None:
-    resets.add(7, Forgetting(("disk",)))
+    resets.add(CallReply(7), Forgetting(("disk",)))
     clock.now = 7.9
     assert resets.take_ended() == []
     clock.now = 8.0
-    ((_, error),) = resets.take_ended()
-    assert "disk (it has not answered yet)" in str(error)
+    assert "disk (it has not answered yet)" in refusal(resets)
 
 
 class AnswersBeforeTheTiers(TieredConnector[Request]):

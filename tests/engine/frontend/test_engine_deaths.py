@@ -22,6 +22,7 @@ from lora_serve.messages import (
     EngineMessage,
     EngineRequests,
     RestoreAdapters,
+    StepOutputs,
 )
 from lora_serve.observability.metrics import EngineMetrics
 from lora_serve.outputs import OutputDelta
@@ -356,6 +357,38 @@ async def test_the_next_engine_is_told_of_adapters_before_anything_else() -> Non
     ]
     assert restore.generations == {"a": 1, "c": 1}
     assert second.requests
+    await engine.shutdown()
+
+
+async def test_a_reset_that_is_answered_after_its_name_was_unloaded_harms_nobody() -> None:
+    first, second = FakeClient(0), FakeClient(3)
+    engine = make(first, second)
+    await engine.load_lora_adapter("a", "/a")
+    first.holds_resets = True
+    reset = asyncio.create_task(engine.reset_prefix_cache("a"))
+    await settle()
+    await engine.unload_lora_adapter("a")
+    first.reply(first.resets[0])
+    assert await asyncio.wait_for(reset, 5)
+    assert engine.is_alive, "the same engine goes on"
+    first.die()
+    while not second.sent:
+        await asyncio.sleep(0)
+    assert second.sent[0] == RestoreAdapters((), {"a": 1})
+    await engine.shutdown()
+
+
+class BrokenMetrics(EngineMetrics):
+    def observe(self, step: StepOutputs) -> None:
+        raise ZeroDivisionError("a bug")
+
+
+async def test_a_bug_in_the_bookkeeping_of_replies_ends_no_engine() -> None:
+    client = FakeClient(3)
+    metrics = BrokenMetrics("m")
+    engine = AsyncEngine(EngineConfig(), client, READY, ByteTokenizer(), metrics)
+    assert len(await asyncio.wait_for(generate(engine, "r"), 5)) == 3
+    assert client.is_alive
     await engine.shutdown()
 
 
