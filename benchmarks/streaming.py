@@ -34,7 +34,7 @@ from lora_serve.messages import (
     EngineOutput,
     EngineReady,
     EngineReply,
-    EngineRequests,
+    EngineRequest,
     StepOutputs,
 )
 from lora_serve.observability.metrics import EngineMetrics
@@ -63,9 +63,9 @@ class InstantEngine:
         return READY
 
     async def send(self, message: EngineMessage) -> None:
-        if isinstance(message, EngineRequests):
-            for request in message.requests:
-                self._growing[request.request_id] = request.sampling_params.max_tokens or 0
+        if isinstance(message, EngineRequest):
+            max_tokens = message.request.params.max_tokens or 0
+            self._growing |= dict.fromkeys(message.choice_ids, max_tokens)
             self._arrived.set()
 
     async def receive(self) -> EngineReply:

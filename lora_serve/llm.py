@@ -22,6 +22,7 @@ from lora_serve.engine.frontend.input import InputProcessor
 from lora_serve.engine.frontend.output import OutputProcessor
 from lora_serve.engine.wire import error_from_info
 from lora_serve.errors import ConfigError, InvalidRequestError, LoraServeError
+from lora_serve.generate_request import GenerateRequest
 from lora_serve.messages import (
     AbortRequests,
     AdapterInfo,
@@ -29,7 +30,6 @@ from lora_serve.messages import (
     EngineMessage,
     EngineReady,
     EngineRequest,
-    EngineRequests,
     EngineStats,
     ListAdapters,
     LoadAdapter,
@@ -145,23 +145,22 @@ class LLM:
             prompt = TokensPrompt(tuple(self.tokenizer.encode(prompt)))
         self._num_prompts += 1
         request_id = f"llm-{self._num_prompts}"
-        requests = self._inputs.requests(
-            prompt,
-            params,
+        request = GenerateRequest(
             request_id=request_id,
+            prompt=prompt,
+            params=params,
             lora_name=lora_name,
             cache_salt=salt,
-            priority=0,
         )
-        token_ids = list(prompt.token_ids) if isinstance(prompt, TokensPrompt) else []
-        return _Job(requests, RequestOutput(request_id, token_ids, num_choices=params.n))
+        output = RequestOutput(request_id, list(prompt.token_ids), num_choices=params.n)
+        return _Job(self._inputs.resolve(request), output)
 
     def _run(self, jobs: list[_Job]) -> list[RequestOutput]:
-        owners = {request.request_id: job.output for job in jobs for request in job.requests}
+        owners = {choice_id: job.output for job in jobs for choice_id in job.message.choice_ids}
         try:
             for job in jobs:
-                self._outputs.add(job.requests)
-                self._core.handle(EngineRequests(tuple(job.requests)))
+                self._outputs.add(job.message)
+                self._core.handle(job.message)
             while self._outputs.num_unfinished:
                 self._step(owners)
         finally:
@@ -209,9 +208,9 @@ class LLM:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A prompt's requests, one for each choice, and what they come to."""
+    """A prompt, and what its choices come to."""
 
-    requests: list[EngineRequest]
+    message: EngineRequest
     output: RequestOutput
 
 

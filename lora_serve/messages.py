@@ -7,48 +7,45 @@ from __future__ import annotations
 
 import msgspec
 
+from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import AdapterRef
-from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import TokenLogprobs
 
 
-class PromptEmbeds(msgspec.Struct, frozen=True):
-    """Embedding rows in the model's dtype, with one digest for each block of rows.
-
-    data: num_tokens * hidden_size values. block_digests: `identity.embeds_digest` of rows
-    [i * block_size, (i + 1) * block_size), the last one over what is left.
-    """
-
-    num_tokens: int
-    data: bytes
-    block_digests: tuple[bytes, ...]
-
-
-class EngineRequest(msgspec.Struct, frozen=True):
-    """One prompt to be continued once (the API splits n > 1 into n of these).
-
-    sampling_params: with max_tokens and seed resolved, so that a request sent again, to another
-        engine process even, draws the same tokens.
-    tenant: whose API key it came with, as a digest.
-    token_ids: empty with prompt_embeds. eos_token_ids: end tokens, unless params.ignore_eos.
-    """
+class Choice(msgspec.Struct, frozen=True):
+    """One of the n continuations of a prompt, which the engine knows as a request of its own."""
 
     request_id: str
-    token_ids: tuple[int, ...]
-    sampling_params: SamplingParams
+    seed: int
+
+
+class EngineRequest(msgspec.Struct, frozen=True, tag=True):
+    """A request that was checked. Its choices are taken in together, so one version answers all.
+
+    request: with max_tokens and seed resolved, so that a request sent again, to another engine
+        process even, draws the same tokens.
+    eos_token_ids: end tokens, unless params.ignore_eos.
+    embeds_digests: of an embeddings prompt, `identity.embeds_digest` of rows
+        [i * block_size, (i + 1) * block_size), the last one over what is left.
+    """
+
+    request: GenerateRequest
     eos_token_ids: tuple[int, ...] = ()
-    prompt_embeds: PromptEmbeds | None = None
-    lora_name: str | None = None
-    cache_salt: str = ""
-    priority: int = 0
-    tenant: str = ""
+    embeds_digests: tuple[bytes, ...] = ()
     arrival_time: float = 0.0
 
+    @property
+    def choices(self) -> list[Choice]:
+        """Choice i draws with seed + i. A choice that is the only one has the request's id."""
+        name, params = self.request.request_id, self.request.params
+        assert params.seed is not None, f"{name}: seed was not resolved"
+        if params.n == 1:
+            return [Choice(name, params.seed)]
+        return [Choice(f"{name}-{i}", params.seed + i) for i in range(params.n)]
 
-class EngineRequests(msgspec.Struct, frozen=True, tag=True):
-    """One prompt's choices, which are taken in together: so one version answers them all."""
-
-    requests: tuple[EngineRequest, ...]
+    @property
+    def choice_ids(self) -> list[str]:
+        return [choice.request_id for choice in self.choices]
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag=True):
@@ -118,7 +115,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 
 EngineMessage = (
-    EngineRequests
+    EngineRequest
     | AbortRequests
     | LoadAdapter
     | UnloadAdapter

@@ -27,9 +27,11 @@ from lora_serve.engine.core.adapters import EngineAdapters
 from lora_serve.engine.core.core import EngineCore
 from lora_serve.engine.core.executor import Executor, make_executor
 from lora_serve.engine.core.kv_tiers import StaleVersions, make_connector
+from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import BlockHasher
 from lora_serve.kv.manager import KVCacheManager
-from lora_serve.messages import AbortRequests, EngineRequest, EngineRequests, LoadAdapter
+from lora_serve.messages import AbortRequests, EngineRequest, LoadAdapter
+from lora_serve.prompts import TokensPrompt
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
 
@@ -240,14 +242,14 @@ class MeasuredEngine:
         self._num_requests += 1
         request_id = str(self._num_requests)
         first = 7 * self._num_requests
-        request = EngineRequest(
+        token_ids = tuple((first + i) % self._shape.vocab_size for i in range(prompt_len))
+        request = GenerateRequest(
             request_id=request_id,
-            token_ids=tuple((first + i) % self._shape.vocab_size for i in range(prompt_len)),
-            sampling_params=msgspec.structs.replace(sampling, max_tokens=max_tokens),
-            eos_token_ids=(),
+            prompt=TokensPrompt(token_ids),
+            params=msgspec.structs.replace(sampling, max_tokens=max_tokens),
             lora_name=lora_name,
         )
-        self._core.handle(EngineRequests((request,)))
+        self._core.handle(EngineRequest(request))
         return request_id
 
     def _idle_share(self, num_steps: int) -> float | None:

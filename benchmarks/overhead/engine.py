@@ -15,14 +15,16 @@ from torch import Tensor
 from benchmarks.overhead.stopwatch import Stopwatch, Timed
 from lora_serve.config import EngineConfig, SchedulerConfig
 from lora_serve.engine.core.core import EngineCore
+from lora_serve.generate_request import GenerateRequest
 from lora_serve.layers.rotary import RopeSpec
-from lora_serve.messages import EngineRequest, EngineRequests
+from lora_serve.messages import EngineRequest
 from lora_serve.models.dense import DenseSpec
 from lora_serve.models.weights import RandomWeights, WeightReader
 from lora_serve.ops import GraphPlans, RecordedWork
 from lora_serve.ops._cpu import usable_paths
 from lora_serve.ops.cpu.backend import CpuKernels
 from lora_serve.ops.cpu.threads import pin_threads
+from lora_serve.prompts import TokensPrompt
 from lora_serve.sampling.lm_head_screening import LMHeadScreening, with_screening
 from lora_serve.sampling.select import select_sampler
 from lora_serve.sampling_params import SamplingParams
@@ -196,7 +198,7 @@ def decode_steps(shape: Shape, threads: Threads, num_requests: int, num_steps: i
     core = _build_core(executor, watch)
     for index in range(num_requests):
         request = _request(index, PROMPT_TOKENS, num_tokens - PROMPT_TOKENS, shape.vocab_size)
-        core.handle(EngineRequests((request,)))
+        core.handle(request)
     encode = msgspec.msgpack.Encoder().encode
 
     def step() -> None:
@@ -224,7 +226,7 @@ def prefill_steps(shape: Shape, threads: Threads, num_tokens: int, num_steps: in
     steps = []
     for index in range(num_steps + 1):
         request = _request(index, num_tokens, 1, shape.vocab_size)
-        core.handle(EngineRequests((request,)))
+        core.handle(request)
         watch.take()
         watch.timed("step", core.step)()
         steps.append(watch.take())
@@ -244,6 +246,7 @@ def _build_core(executor: Any, watch: Stopwatch) -> EngineCore:
 
 def _request(index: int, num_tokens: int, max_tokens: int, vocab_size: int) -> EngineRequest:
     """A prompt of its own, so that nothing is found in the cache."""
-    token_ids = tuple((index * 7919 + 31 * i) % vocab_size for i in range(num_tokens))
+    prompt = TokensPrompt(tuple((index * 7919 + 31 * i) % vocab_size for i in range(num_tokens)))
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=0, ignore_eos=True)
-    return EngineRequest(f"request-{index}", token_ids, params)
+    request = GenerateRequest(request_id=f"request-{index}", prompt=prompt, params=params)
+    return EngineRequest(request)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from lora_serve.messages import EngineRequest
+from lora_serve.generate_request import GenerateRequest
 
 
-def share_of(request: EngineRequest, fair_share: str) -> str:
+def share_of(request: GenerateRequest, fair_share: str) -> str:
     """The adapter's name, or the API key's; without fair shares all are one."""
     match fair_share:
         case "adapter":

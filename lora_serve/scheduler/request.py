@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from lora_serve.identity import BlockHash, BlockHasher, CacheNamespace
-from lora_serve.messages import EngineRequest, PromptEmbeds
+from lora_serve.messages import Choice, EngineRequest
+from lora_serve.prompts import EmbedsPrompt
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.scheduler.seen import TokenCounts
 
@@ -59,7 +60,8 @@ class Request:
     token_ids: list[int]
     num_prompt_tokens: int
     arrival_time: float
-    prompt_embeds: PromptEmbeds | None = None
+    prompt_embeds: EmbedsPrompt | None = None
+    embeds_digests: tuple[bytes, ...] = ()
     share: str = ""
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
@@ -138,14 +140,14 @@ class Request:
             self.block_hashes.append(parent)
 
     def _embeds_digest(self, block_index: int) -> bytes:
-        embeds = self.prompt_embeds
-        if embeds is None or block_index >= len(embeds.block_digests):
+        if block_index >= len(self.embeds_digests):
             return b""
-        return embeds.block_digests[block_index]
+        return self.embeds_digests[block_index]
 
 
 def request_from_message(
     message: EngineRequest,
+    choice: Choice,
     *,
     namespace: CacheNamespace,
     hasher: BlockHasher,
@@ -153,16 +155,15 @@ def request_from_message(
     sort_key: SortKey,
     share: str = "",
 ) -> Request:
-    """Build the request that a message asks for; `engine/frontend/input.py` has checked it."""
-    embeds = message.prompt_embeds
-    token_ids = list(message.token_ids) if embeds is None else [0] * embeds.num_tokens
-    params = message.sampling_params
-    assert params.max_tokens is not None, f"{message.request_id}: max_tokens was not resolved"
-    assert params.seed is not None, f"{message.request_id}: seed was not resolved"
+    """Build one choice of what a message asks for; `engine/frontend/input.py` has checked it."""
+    prompt, params = message.request.prompt, message.request.params
+    embeds = prompt if isinstance(prompt, EmbedsPrompt) else None
+    token_ids = list(prompt.token_ids) if embeds is None else [0] * embeds.num_tokens
+    assert params.max_tokens is not None, f"{choice.request_id}: max_tokens was not resolved"
     return Request(
-        request_id=message.request_id,
+        request_id=choice.request_id,
         params=params,
-        seed=params.seed,
+        seed=choice.seed,
         max_tokens=params.max_tokens,
         eos_token_ids=message.eos_token_ids,
         namespace=namespace,
@@ -173,5 +174,6 @@ def request_from_message(
         num_prompt_tokens=len(token_ids),
         arrival_time=message.arrival_time,
         prompt_embeds=embeds,
+        embeds_digests=message.embeds_digests,
         share=share,
     )

@@ -10,11 +10,10 @@ from typing import Protocol
 
 from lora_serve.config import EngineConfig
 from lora_serve.engine.frontend.admission import RequestGroup
+from lora_serve.generate_request import GenerateRequest
 from lora_serve.messages import AdapterInfo, EngineReady, EngineStats
 from lora_serve.observability.metrics import EngineMetrics
 from lora_serve.outputs import OutputDelta
-from lora_serve.prompts import Prompt
-from lora_serve.sampling_params import SamplingParams
 
 
 class Tokenizer(Protocol):
@@ -64,17 +63,7 @@ class Engine(Protocol):
         """Raises EngineDeadError unless requests are being answered."""
 
     def generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        request_id: str,
-        lora_name: str | None = None,
-        cache_salt: str = "",
-        priority: int = 0,
-        tenant: str = "",
-        is_streamed: bool = True,
-        group: RequestGroup | None = None,
+        self, request: GenerateRequest, group: RequestGroup | None = None
     ) -> AsyncGenerator[OutputDelta, None]: ...
 
     async def load_lora_adapter(

@@ -21,12 +21,11 @@ from lora_serve.errors import (
     AdapterNotFoundError,
     EngineDeadError,
 )
+from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import AdapterRef
-from lora_serve.messages import AdapterInfo, EngineReady, EngineRequest, EngineStats, StepOutputs
+from lora_serve.messages import AdapterInfo, EngineReady, EngineStats, StepOutputs
 from lora_serve.observability.metrics import EngineMetrics
 from lora_serve.outputs import OutputDelta
-from lora_serve.prompts import Prompt
-from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import TokenLogprobs
 from tests.fakes.tokenizer import EOS, VOCAB_SIZE, ByteTokenizer
 
@@ -84,8 +83,8 @@ class FakeEngine:
         self.fail_after: int | None = None
         self.growing: set[str] = set()
         self.ended_early: list[str] = []
-        self.seen: list[EngineRequest] = []
-        self.companies: list[RequestGroup] = []  # of each prompt
+        self.seen: list[GenerateRequest] = []
+        self.groups: list[RequestGroup] = []  # the one of each prompt
         self.resets: list[str | None] = []
         self.was_shut_down = False
         self._adapters: dict[str, AdapterInfo] = {}
@@ -95,30 +94,13 @@ class FakeEngine:
         )
 
     async def generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        request_id: str,
-        lora_name: str | None = None,
-        cache_salt: str = "",
-        priority: int = 0,
-        tenant: str = "",
-        is_streamed: bool = True,
-        group: RequestGroup | None = None,
+        self, request: GenerateRequest, group: RequestGroup | None = None
     ) -> AsyncGenerator[OutputDelta, None]:
-        requests = self._inputs.requests(
-            prompt,
-            params,
-            request_id=request_id,
-            lora_name=lora_name,
-            cache_salt=cache_salt,
-            priority=priority,
-            tenant=tenant,
-        )
-        self.seen += requests
+        request = self._inputs.resolve(request).request
+        request_id, lora_name = request.request_id, request.lora_name
+        self.seen.append(request)
         if group is not None:
-            self.companies.append(group)
+            self.groups.append(group)
         if lora_name is not None and lora_name not in self._adapters:
             raise AdapterNotFoundError(f"no adapter {lora_name}", "model")
         if self.error is not None:
@@ -126,7 +108,7 @@ class FakeEngine:
         self.growing.add(request_id)
         num_told = 0
         try:
-            for index, request in enumerate(requests):
+            for index in range(request.params.n):
                 for delta in self._answer(request, index):
                     await self.gate.wait()
                     await asyncio.sleep(0)
@@ -203,7 +185,7 @@ class FakeEngine:
         if not self.is_alive:
             raise EngineDeadError("the engine process has died")
 
-    def _answer(self, request: EngineRequest, index: int) -> Iterator[OutputDelta]:
+    def _answer(self, request: GenerateRequest, index: int) -> Iterator[OutputDelta]:
         adapter = self._adapter(request.lora_name)
         num_cached = self._look_up(request)
         prompt_logprobs = self._prompt_logprobs(request)
@@ -230,10 +212,14 @@ class FakeEngine:
                 prompt_logprobs=prompt_logprobs if position == 0 else (),
             )
 
-    def _text(self, request: EngineRequest, index: int) -> tuple[str, str, str | None]:
+    def _text(self, request: GenerateRequest, index: int) -> tuple[str, str, str | None]:
         """The answer up to its stop string or max_tokens bytes, and why it ended."""
-        params = request.sampling_params
-        said = self.tokenizer.decode(request.token_ids) if request.token_ids else "embeddings"
+        params = request.params
+        said = (
+            self.tokenizer.decode(request.prompt.token_ids)
+            if request.prompt.token_ids
+            else "embeddings"
+        )
         weights = ""
         if request.lora_name is not None:
             weights = Path(self._adapters[request.lora_name].path, WEIGHTS).read_text() + ": "
@@ -253,29 +239,29 @@ class FakeEngine:
         info = self._adapters[lora_name]
         return AdapterRef(info.name, bytes.fromhex(info.digest), info.generation)
 
-    def _look_up(self, request: EngineRequest) -> int:
+    def _look_up(self, request: GenerateRequest) -> int:
         """Whole blocks of the prompt that were seen before, but never all of its tokens."""
         num_cached = 0
-        for end in range(BLOCK_SIZE, len(request.token_ids) + 1, BLOCK_SIZE):
-            key = (request.lora_name, request.cache_salt, request.token_ids[:end])
-            if key in self._cached and end < len(request.token_ids):
+        for end in range(BLOCK_SIZE, len(request.prompt.token_ids) + 1, BLOCK_SIZE):
+            key = (request.lora_name, request.cache_salt, request.prompt.token_ids[:end])
+            if key in self._cached and end < len(request.prompt.token_ids):
                 num_cached = end
             self._cached.add(key)
         return num_cached
 
     def _logprobs(
-        self, request: EngineRequest, position: int, token_id: int
+        self, request: GenerateRequest, position: int, token_id: int
     ) -> tuple[TokenLogprobs, ...]:
-        num_top = request.sampling_params.logprobs
+        num_top = request.params.logprobs
         return () if num_top is None else (logprobs_at(position, token_id, num_top),)
 
-    def _prompt_logprobs(self, request: EngineRequest) -> tuple[TokenLogprobs, ...]:
-        num_top = request.sampling_params.prompt_logprobs
+    def _prompt_logprobs(self, request: GenerateRequest) -> tuple[TokenLogprobs, ...]:
+        num_top = request.params.prompt_logprobs
         if num_top is None:
             return ()
         return tuple(
             logprobs_at(position, token_id, num_top)
-            for position, token_id in enumerate(request.token_ids)
+            for position, token_id in enumerate(request.prompt.token_ids)
             if position > 0
         )
 

@@ -16,7 +16,6 @@ from lora_serve.messages import (
     EngineReady,
     EngineReply,
     EngineRequest,
-    EngineRequests,
     GetStats,
     LoadAdapter,
     ResetPrefixCache,
@@ -64,12 +63,11 @@ class FakeClient:
 
     @property
     def requests(self) -> list[EngineRequest]:
-        return [
-            request
-            for message in self.sent
-            if isinstance(message, EngineRequests)
-            for request in message.requests
-        ]
+        return [message for message in self.sent if isinstance(message, EngineRequest)]
+
+    @property
+    def request_ids(self) -> list[str]:
+        return [message.request.request_id for message in self.requests]
 
     async def start(self, config: EngineConfig) -> EngineReady:
         self.config = config
@@ -81,12 +79,11 @@ class FakeClient:
         assert self.is_alive, "asked after its death"
         self.sent.append(message)
         match message:
-            case EngineRequests():
-                if message.requests[0].token_ids[0] == self._deadly:
+            case EngineRequest():
+                if message.request.prompt.token_ids[0] == self._deadly:
                     self.die()
                     return
-                for request in message.requests:
-                    self.give_tokens(request, self.num_tokens)
+                self.give_tokens(message, self.num_tokens)
             case LoadAdapter():
                 adapter = AdapterInfo(
                     message.lora_name, message.lora_path, "ab" * 32, 0, 8, 100, "resident",
@@ -109,15 +106,17 @@ class FakeClient:
         self._adapters[call.lora_name] = adapter
         return CallReply(call.call_id, adapters=(adapter,))
 
-    def give_tokens(self, request: EngineRequest, count: int, start: int = 0) -> None:
-        limit = request.sampling_params.max_tokens
-        for index in range(start, start + count):
-            reason = "length" if index + 1 == limit else None
-            token_id = request.token_ids[-1] + 1
-            output = EngineOutput(request.request_id, (token_id,), finish_reason=reason)
-            self.reply(StepOutputs((output,)))
-            if reason:
-                return
+    def give_tokens(self, message: EngineRequest, count: int, start: int = 0) -> None:
+        """Let each choice, one after the other, grow by `count` tokens; `start` it has already."""
+        limit = message.request.params.max_tokens
+        token_id = message.request.prompt.token_ids[-1] + 1
+        for choice_id in message.choice_ids:
+            for length in range(start + 1, start + count + 1):
+                reason = "length" if length == limit else None
+                output = EngineOutput(choice_id, (token_id,), finish_reason=reason)
+                self.reply(StepOutputs((output,)))
+                if reason:
+                    break
 
     def reply(self, reply: EngineReply | Exception) -> None:
         self._replies.put_nowait(reply)

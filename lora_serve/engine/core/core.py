@@ -26,11 +26,11 @@ from lora_serve.messages import (
     AbortRequests,
     AdapterInfo,
     CallReply,
+    Choice,
     EngineMessage,
     EngineOutput,
     EngineReply,
     EngineRequest,
-    EngineRequests,
     EngineStats,
     GetStats,
     ListAdapters,
@@ -146,9 +146,9 @@ class EngineCore:
     def handle(self, message: EngineMessage) -> None:
         """Take in one message. Errors of the caller become replies; none escapes."""
         match message:
-            case EngineRequests():
-                for request in message.requests:
-                    self._add(request)
+            case EngineRequest():
+                for choice in message.choices:
+                    self._add(message, choice)
             case AbortRequests():
                 for request_id in message.request_ids:
                     self._abort(request_id)
@@ -182,24 +182,26 @@ class EngineCore:
         else:
             self._outbox.reply(CallReply(call.call_id, adapters=adapters))
 
-    def _add(self, message: EngineRequest) -> None:
-        if self.scheduler.get(message.request_id) is not None:
+    def _add(self, message: EngineRequest, choice: Choice) -> None:
+        if self.scheduler.get(choice.request_id) is not None:
             return  # sent again after a reconnect
+        request = message.request
         try:
-            adapter = self.adapters.acquire(message.lora_name) if message.lora_name else None
+            adapter = self.adapters.acquire(request.lora_name) if request.lora_name else None
         except LoraServeError as error:
-            self._outbox.output(EngineOutput(message.request_id, error=error_info(error)))
+            self._outbox.output(EngineOutput(choice.request_id, error=error_info(error)))
             return
         self._num_arrived += 1
         is_ranked = self._config.scheduler.scheduling_policy == "priority"
         self.scheduler.add(
             request_from_message(
                 message,
-                namespace=CacheNamespace(self._model.fingerprint, adapter, message.cache_salt),
+                choice,
+                namespace=CacheNamespace(self._model.fingerprint, adapter, request.cache_salt),
                 hasher=self._hasher,
                 block_size=self._config.cache.block_size,
-                sort_key=(message.priority if is_ranked else 0, self._num_arrived),
-                share=share_of(message, self._config.scheduler.fair_share),
+                sort_key=(request.priority if is_ranked else 0, self._num_arrived),
+                share=share_of(request, self._config.scheduler.fair_share),
             )
         )
 

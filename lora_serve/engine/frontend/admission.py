@@ -13,11 +13,12 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from lora_serve.config import LimitsConfig
 from lora_serve.engine.fair_share import share_of
 from lora_serve.errors import InvalidRequestError, LoraServeError, OverloadedError
+from lora_serve.generate_request import GenerateRequest
 from lora_serve.messages import EngineRequest
 
 WINDOW = 64  # first outputs over which their rate is taken
@@ -50,7 +51,7 @@ class AdmissionControl:
         self._fair_share = fair_share
         self._clock = clock
         self._growing: set[str] = set()
-        self._waiting: dict[str, EngineRequest] = {}  # those without an output yet
+        self._waiting: dict[str, GenerateRequest] = {}  # choices without an output yet
         self._num_waiting_tokens = 0
         self._num_of_share: Counter[str] = Counter()  # of those that wait
         self._num_tokens_of_share: Counter[str] = Counter()
@@ -67,23 +68,24 @@ class AdmissionControl:
         """Prompt tokens of requests that wait for their first output."""
         return self._num_waiting_tokens
 
-    def admit(self, requests: Sequence[EngineRequest], group: RequestGroup | None = None) -> None:
-        """Count requests that arrive together.
+    def admit(self, message: EngineRequest, group: RequestGroup | None = None) -> None:
+        """Count a prompt's choices.
 
         Args:
-            group: that they belong to, unless they are all of it.
+            group: what they belong to, unless they are all of it.
 
         Raises:
             OverloadedError: the group would exceed a limit; none of it is counted.
             InvalidRequestError: it exceeds one by itself, however often it is retried.
         """
-        num_tokens = sum(num_prompt_tokens(request) for request in requests)
-        share = share_of(requests[0], self._fair_share)
-        self._take(group or RequestGroup(len(requests), num_tokens), share)
-        for request in requests:
-            self._growing.add(request.request_id)
-            self._waiting[request.request_id] = request
-        self._count(share, len(requests), num_tokens)
+        request, n = message.request, message.request.params.n
+        num_tokens = n * request.prompt.num_tokens
+        share = share_of(request, self._fair_share)
+        self._take(group or RequestGroup(n, num_tokens), share)
+        for choice_id in message.choice_ids:
+            self._growing.add(choice_id)
+            self._waiting[choice_id] = request
+        self._count(share, n, num_tokens)
 
     def note_output(self, request_id: str) -> None:
         """The engine has told something of it, so it does not wait any more."""
@@ -99,7 +101,7 @@ class AdmissionControl:
         request = self._waiting.pop(request_id, None)
         if request is None:
             return False
-        self._count(share_of(request, self._fair_share), -1, -num_prompt_tokens(request))
+        self._count(share_of(request, self._fair_share), -1, -request.prompt.num_tokens)
         return True
 
     def _count(self, share: str, num_requests: int, num_tokens: int) -> None:
@@ -181,8 +183,3 @@ class AdmissionControl:
             return 1
         rate = len(self._first_outputs) / seconds
         return min(MAX_RETRY_SECONDS, max(1, math.ceil(len(self._waiting) / rate)))
-
-
-def num_prompt_tokens(request: EngineRequest) -> int:
-    embeds = request.prompt_embeds
-    return embeds.num_tokens if embeds is not None else len(request.token_ids)

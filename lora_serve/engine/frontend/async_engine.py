@@ -26,6 +26,7 @@ from lora_serve.engine.frontend.supervisor import Client, EngineSupervisor
 from lora_serve.engine.frontend.watchdog import Watchdog
 from lora_serve.engine.wire import error_from_info
 from lora_serve.errors import EngineDeadError, LoraServeError, RequestFailedError
+from lora_serve.generate_request import GenerateRequest
 from lora_serve.messages import (
     AbortRequests,
     AdapterInfo,
@@ -34,7 +35,6 @@ from lora_serve.messages import (
     EngineOutput,
     EngineReady,
     EngineReply,
-    EngineRequests,
     EngineStats,
     GetStats,
     ListAdapters,
@@ -45,8 +45,6 @@ from lora_serve.messages import (
 )
 from lora_serve.observability.metrics import EngineMetrics
 from lora_serve.outputs import OutputDelta
-from lora_serve.prompts import Prompt
-from lora_serve.sampling_params import SamplingParams
 from lora_serve.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -147,27 +145,14 @@ class AsyncEngine:
         return self._outputs.num_unfinished
 
     async def generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        request_id: str,
-        lora_name: str | None = None,
-        cache_salt: str = "",
-        priority: int = 0,
-        tenant: str = "",
-        is_streamed: bool = True,
-        group: RequestGroup | None = None,
+        self, request: GenerateRequest, group: RequestGroup | None = None
     ) -> AsyncGenerator[OutputDelta, None]:
         """Continue a prompt params.n times; deltas of all choices as they come.
 
         Closing the iterator aborts what is still growing.
 
         Args:
-            tenant: whose share it counts to, with --fair-share key.
-            is_streamed: False for a caller who tells nobody before the end. He gets all deltas
-                then, and an engine that dies in the middle costs him only time.
-            group: of prompts that are admitted together with this one, or refused with it.
+            group: the requests that are admitted together with this one, or refused with it.
 
         Raises:
             InvalidRequestError, AdapterNotFoundError, OverloadedError: before the first delta.
@@ -175,24 +160,16 @@ class AsyncEngine:
             RequestFailedError: this prompt kills engines.
             SlowReaderError: deltas were not taken in time.
         """
-        requests = self._inputs.requests(
-            prompt,
-            params,
-            request_id=request_id,
-            lora_name=lora_name,
-            cache_salt=cache_salt,
-            priority=priority,
-            tenant=tenant,
-        )
+        message = self._inputs.resolve(request)
         self._require_engine()
-        self._admission.admit(requests, group)
-        state = RequestState(requests, is_streamed, self.config.limits.max_stream_backlog)
+        self._admission.admit(message, group)
+        state = RequestState(message, self.config.limits.max_stream_backlog)
         self._states.add(state)
         self._watchdog.note_request(self.num_unfinished)
         self._quarantine.add(state)
         try:
             await self._advance()
-            num_growing = len(requests)
+            num_growing = request.params.n
             while num_growing:
                 delta = await state.get()
                 num_growing -= delta.finish_reason is not None
@@ -275,7 +252,7 @@ class AsyncEngine:
 
     async def _advance(self) -> None:
         """Send the engine whatever may be sent to it by now."""
-        if self._quarantine.are_over:
+        if self._quarantine.is_empty:
             return
         with contextlib.suppress(EngineDeadError):  # as `engine_died` will tell
             while self.is_alive and (state := self._quarantine.next_to_send()) is not None:
@@ -283,16 +260,16 @@ class AsyncEngine:
 
     async def _send(self, state: RequestState) -> None:
         state.is_sent = True
-        self._outputs.add(state.requests)
-        await self._engine.send(EngineRequests(tuple(state.requests)))
+        self._outputs.add(state.message)
+        await self._engine.send(state.message)
 
     async def _release(self, state: RequestState) -> None:
         """Nothing more is told of this state; what still grows is aborted in the engine."""
         growing = []
-        for request in state.requests:
-            self._admission.note_gone(request.request_id)
-            if self._outputs.discard(request.request_id):
-                growing.append(request.request_id)
+        for choice_id in state.choice_ids:
+            self._admission.note_gone(choice_id)
+            if self._outputs.discard(choice_id):
+                growing.append(choice_id)
         await self._abort(growing)
 
     async def _tell(self, output: EngineOutput) -> None:

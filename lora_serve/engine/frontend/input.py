@@ -1,4 +1,4 @@
-"""From a prompt and its settings to the requests that an engine takes. Checks every limit."""
+"""From what a caller asks for to what an engine is told. Checks every limit."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import msgspec
 
 from lora_serve.errors import InvalidRequestError, PromptTooLongError
+from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import embeds_digest
-from lora_serve.messages import EngineReady, EngineRequest, PromptEmbeds
-from lora_serve.prompts import EmbedsPrompt, Prompt, TokensPrompt
+from lora_serve.messages import EngineReady, EngineRequest
+from lora_serve.prompts import EmbedsPrompt, Prompt
 from lora_serve.sampling_params import SamplingParams
 
 
@@ -28,53 +29,26 @@ class InputProcessor:
     eos_token_ids: tuple[int, ...]
     max_logprobs: int
 
-    def requests(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        request_id: str,
-        lora_name: str | None,
-        cache_salt: str,
-        priority: int,
-        tenant: str = "",
-    ) -> list[EngineRequest]:
-        """One request for each of the n choices; choice i draws with seed + i.
+    def resolve(self, request: GenerateRequest) -> EngineRequest:
+        """What the engine is told of a request that it can answer.
 
         Raises:
             InvalidRequestError: naming the field, its value and the limit.
         """
-        params.verify(self.max_logprobs, self.model.vocab_size)
-        num_tokens = self._check_prompt(prompt)
-        params = self._resolve(params, num_tokens)
-        arrival_time = time.monotonic()
-        assert params.seed is not None, "the seed was resolved above"
-        return [
-            EngineRequest(
-                request_id=f"{request_id}-{index}",
-                token_ids=prompt.token_ids if isinstance(prompt, TokensPrompt) else (),
-                sampling_params=msgspec.structs.replace(params, seed=params.seed + index),
-                eos_token_ids=() if params.ignore_eos else self.eos_token_ids,
-                prompt_embeds=self._embeds(prompt),
-                lora_name=lora_name,
-                cache_salt=cache_salt,
-                priority=priority,
-                tenant=tenant,
-                arrival_time=arrival_time,
-            )
-            for index in range(params.n)
-        ]
+        request.params.verify(self.max_logprobs, self.model.vocab_size)
+        self._check_prompt(request.prompt)
+        params = self._resolve(request.params, request.prompt.num_tokens)
+        return EngineRequest(
+            msgspec.structs.replace(request, params=params),
+            eos_token_ids=() if params.ignore_eos else self.eos_token_ids,
+            embeds_digests=self._embeds_digests(request.prompt),
+            arrival_time=time.monotonic(),
+        )
 
-    def _check_prompt(self, prompt: Prompt) -> int:
-        """The prompt's length, once it and its tokens are known to be possible."""
-        if isinstance(prompt, EmbedsPrompt):
-            num_tokens = prompt.num_tokens
-        else:
-            num_tokens = len(prompt.token_ids)
-            self._check_vocabulary(prompt.token_ids)
-        if num_tokens == 0:
+    def _check_prompt(self, prompt: Prompt) -> None:
+        self._check_vocabulary(prompt.token_ids)
+        if prompt.num_tokens == 0:
             raise InvalidRequestError("the prompt is empty; give at least one token", "prompt")
-        return num_tokens
 
     def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.model.vocab_size):
@@ -104,13 +78,12 @@ class InputProcessor:
         seed = params.seed if params.seed is not None else secrets.randbits(62)
         return msgspec.structs.replace(params, max_tokens=max_tokens, seed=seed)
 
-    def _embeds(self, prompt: Prompt) -> PromptEmbeds | None:
+    def _embeds_digests(self, prompt: Prompt) -> tuple[bytes, ...]:
         if not isinstance(prompt, EmbedsPrompt):
-            return None
+            return ()
         rows = memoryview(prompt.data)
         block_bytes = len(rows) // prompt.num_tokens * self.block_size
-        digests = tuple(
+        return tuple(
             embeds_digest(rows[start : start + block_bytes])
             for start in range(0, len(rows), block_bytes)
         )
-        return PromptEmbeds(prompt.num_tokens, prompt.data, digests)

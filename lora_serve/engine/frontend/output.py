@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from lora_serve.engine.wire import error_from_info
 from lora_serve.errors import LoraServeError
+from lora_serve.generate_request import GenerateRequest
 from lora_serve.messages import EngineOutput, EngineRequest
 from lora_serve.outputs import OutputDelta
 from lora_serve.step import TokenLogprobs
@@ -16,9 +15,8 @@ from lora_serve.text.tokenizer import Tokenizer
 class ChoiceState:
     """One of a prompt's n choices while it grows."""
 
-    def __init__(self, request: EngineRequest, index: int, tokenizer: Tokenizer) -> None:
-        params = request.sampling_params
-        self.request = request
+    def __init__(self, request: GenerateRequest, index: int, tokenizer: Tokenizer) -> None:
+        params = request.params
         self.index = index
         self.is_finished = False
         self._includes_stop = params.include_stop_str_in_output
@@ -29,7 +27,7 @@ class ChoiceState:
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             min_tokens=params.min_tokens,
-            prompt_token_ids=request.token_ids,
+            prompt_token_ids=request.prompt.token_ids,
         )
 
     def delta(self, output: EngineOutput) -> OutputDelta | None:
@@ -74,9 +72,9 @@ class OutputProcessor:
     def num_unfinished(self) -> int:
         return len(self._choices)
 
-    def add(self, requests: Sequence[EngineRequest]) -> None:
-        for index, request in enumerate(requests):
-            self._choices[request.request_id] = ChoiceState(request, index, self._tokenizer)
+    def add(self, message: EngineRequest) -> None:
+        for index, choice_id in enumerate(message.choice_ids):
+            self._choices[choice_id] = ChoiceState(message.request, index, self._tokenizer)
 
     def discard(self, request_id: str) -> bool:
         """Forget a choice; True if it was still growing, so that the engine must abort it."""

@@ -1,13 +1,13 @@
-"""Prompts that are being answered: whom to tell what, and what to ask of a new engine again.
+"""Requests that are being answered: where their deltas go, and what is asked of a new engine again.
 
-A state that has not begun to tell its caller anything can be flown again by another engine, with
-the same outcome to the bit; one that has begun cannot.
+A request that has told its caller nothing yet can be sent again to another engine, with the same
+answer to the bit; one that has begun to tell cannot.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from lora_serve.errors import LoraServeError, SlowReaderError
@@ -19,16 +19,14 @@ LOST_TOKENS = 2  # an engine may have sampled so many more than were heard of be
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """One prompt's choices.
+    """One prompt's choices, and the deltas that wait for its caller.
 
-    is_streamed: the caller takes deltas as they come; else all at once, when there are no more.
-    max_backlog: deltas that may wait for a caller who takes them as they come.
-    is_sent: an engine has been sent it. num_deaths: of engines under it, since it last got past
-    the place of one.
+    max_backlog: how many deltas of a streamed request may wait.
+    is_sent: an engine has been sent it. num_deaths: engines that died with it, since it last got
+        past the place where one did.
     """
 
-    requests: Sequence[EngineRequest]
-    is_streamed: bool
+    message: EngineRequest
     max_backlog: int
     num_growing: int = field(init=False)
     has_begun: bool = False
@@ -36,13 +34,26 @@ class RequestState:
     num_deaths: int = 0
     _deltas: asyncio.Queue[OutputDelta | LoraServeError] = field(default_factory=asyncio.Queue)
     _over: asyncio.Event = field(default_factory=asyncio.Event)
-    _num_tokens: list[int] = field(init=False)  # of each choice
+    _num_tokens: list[int] = field(init=False)  # by choice, as the next two
     _num_tokens_at_death: list[int] = field(init=False)
     _is_finished: list[bool] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._num_tokens_at_death = [0] * len(self.requests)
+        self._num_tokens_at_death = [0] * self.num_choices
         self._begin()
+
+    @property
+    def is_streamed(self) -> bool:
+        """The caller takes deltas as they come; else all at once, when there are no more."""
+        return self.message.request.is_streamed
+
+    @property
+    def num_choices(self) -> int:
+        return self.message.request.params.n
+
+    @property
+    def choice_ids(self) -> list[str]:
+        return self.message.choice_ids
 
     @property
     def is_over(self) -> bool:
@@ -51,12 +62,12 @@ class RequestState:
 
     @property
     def num_tokens_at_death(self) -> int:
-        """How far the choices had come, together, when an engine last died under them."""
+        """How far the choices had come, together, when an engine last died with them."""
         return sum(self._num_tokens_at_death)
 
     @property
     def is_past_its_death(self) -> bool:
-        """Every choice has surely come further than where an engine last died under it."""
+        """Every choice has surely come further than where an engine last died with it."""
         return self.num_deaths > 0 and all(
             is_finished or now > then + LOST_TOKENS
             for is_finished, now, then in zip(
@@ -65,7 +76,7 @@ class RequestState:
         )
 
     def put(self, delta: OutputDelta) -> bool:
-        """Keep a delta for the caller; False when too many wait already, which ends the state."""
+        """Keep a delta for the caller; False when too many wait already, which ends the request."""
         if self.is_streamed and self._deltas.qsize() >= self.max_backlog:
             self.fail(
                 SlowReaderError(
@@ -86,7 +97,7 @@ class RequestState:
     def fail(self, error: LoraServeError) -> None:
         """The caller gets this after what waits for it; a caller who gets all at once, only it.
 
-        A state that is over does not fail any more.
+        A request that is over does not fail any more.
         """
         if self.is_over:
             return
@@ -96,7 +107,7 @@ class RequestState:
         self._over.set()
 
     async def get(self) -> OutputDelta:
-        """The next delta, or raises the error that ended the state."""
+        """The next delta. Raises the error that ended the request."""
         if not self.is_streamed:
             await self._over.wait()
         delta = await self._deltas.get()
@@ -106,7 +117,7 @@ class RequestState:
         return delta
 
     def note_death(self) -> None:
-        """The engine died under it."""
+        """The engine that had it has died."""
         if self.is_past_its_death:
             self.num_deaths = 0
         self.num_deaths += 1
@@ -114,7 +125,7 @@ class RequestState:
         self._num_tokens_at_death = [max(tokens) for tokens in both]
 
     def rewind(self) -> None:
-        """It has told nobody anything, and will be flown again from its beginning."""
+        """Forget an answer of which the caller has seen nothing; it begins again."""
         self._discard_deltas()
         self._begin()
 
@@ -124,9 +135,9 @@ class RequestState:
 
     def _begin(self) -> None:
         self.is_sent = False
-        self.num_growing = len(self.requests)
-        self._num_tokens = [0] * len(self.requests)
-        self._is_finished = [False] * len(self.requests)
+        self.num_growing = self.num_choices
+        self._num_tokens = [0] * self.num_choices
+        self._is_finished = [False] * self.num_choices
 
     def _discard_deltas(self) -> None:
         while not self._deltas.empty():
@@ -134,26 +145,26 @@ class RequestState:
 
 
 class RequestStates:
-    """All states, by the engine's request ids."""
+    """All requests that are being answered, by their choices' ids."""
 
     def __init__(self) -> None:
-        self._by_request_id: dict[str, RequestState] = {}
+        self._by_choice_id: dict[str, RequestState] = {}
 
     def __iter__(self) -> Iterator[RequestState]:
-        """Each once, oldest first."""
-        return iter(dict.fromkeys(self._by_request_id.values()))
+        """Iterate over each once, oldest first."""
+        return iter(dict.fromkeys(self._by_choice_id.values()))
 
-    def get(self, request_id: str) -> RequestState | None:
-        return self._by_request_id.get(request_id)
+    def get(self, choice_id: str) -> RequestState | None:
+        return self._by_choice_id.get(choice_id)
 
     def add(self, state: RequestState) -> None:
-        self._by_request_id.update((request.request_id, state) for request in state.requests)
+        self._by_choice_id.update((choice_id, state) for choice_id in state.choice_ids)
 
     def remove(self, state: RequestState) -> None:
-        """Its caller is gone."""
+        """Forget a request whose caller is gone."""
         state.leave()
-        for request in state.requests:
-            del self._by_request_id[request.request_id]
+        for choice_id in state.choice_ids:
+            del self._by_choice_id[choice_id]
 
     def fail_all(self, error: LoraServeError) -> None:
         for state in self:

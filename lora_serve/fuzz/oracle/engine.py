@@ -16,6 +16,7 @@ from lora_serve.engine.core.core import EngineCore
 from lora_serve.engine.core.kv_tiers import StaleVersions
 from lora_serve.fuzz.oracle.executor import EOS, OracleExecutor, oracle_model
 from lora_serve.fuzz.oracle.loader import OracleLoader
+from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import BlockHasher, embeds_digest
 from lora_serve.kv.connector import KVConnector, TieredConnector, TierStore, tier_namespaces
 from lora_serve.kv.manager import KVCacheManager
@@ -23,11 +24,10 @@ from lora_serve.messages import (
     CallReply,
     EngineOutput,
     EngineRequest,
-    EngineRequests,
     LoadAdapter,
-    PromptEmbeds,
     StepOutputs,
 )
+from lora_serve.prompts import EmbedsPrompt, TokensPrompt
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.scheduler.request import Request
 
@@ -131,18 +131,16 @@ class OracleEngine:
         params: SamplingParams | None = None,
     ) -> None:
         params = params or SamplingParams(max_tokens=max_tokens, seed=1)
-        request = EngineRequest(
+        request = GenerateRequest(
             request_id=request_id,
-            token_ids=() if embeds_rows else tuple(prompt),
-            sampling_params=params,
-            eos_token_ids=(EOS,),
-            prompt_embeds=prompt_embeds(embeds_rows) if embeds_rows else None,
+            prompt=embeds_prompt(embeds_rows) if embeds_rows else TokensPrompt(tuple(prompt)),
+            params=params,
             lora_name=lora_name,
             cache_salt=salt,
             priority=priority,
             tenant=tenant,
         )
-        self.core.handle(EngineRequests((request,)))
+        self.core.handle(EngineRequest(request, (EOS,), embeds_digests(embeds_rows)))
         self._sort_replies()
 
     def load(self, name: str, path: str, content: str | None = None, inplace: bool = False) -> int:
@@ -189,8 +187,11 @@ class OracleEngine:
                 self.calls[reply.call_id] = reply
 
 
-def prompt_embeds(rows: Sequence[bytes]) -> PromptEmbeds:
-    data = b"".join(rows)
-    size = BLOCK_SIZE * ROW_BYTES
-    digests = tuple(embeds_digest(data[i : i + size]) for i in range(0, len(data), size))
-    return PromptEmbeds(len(rows), data, digests)
+def embeds_prompt(rows: Sequence[bytes]) -> EmbedsPrompt:
+    return EmbedsPrompt(len(rows), b"".join(rows))
+
+
+def embeds_digests(rows: Sequence[bytes]) -> tuple[bytes, ...]:
+    """The digest of each block's rows, as the API process tells them."""
+    blocks = (rows[i : i + BLOCK_SIZE] for i in range(0, len(rows), BLOCK_SIZE))
+    return tuple(embeds_digest(b"".join(block)) for block in blocks)

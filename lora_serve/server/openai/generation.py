@@ -17,9 +17,11 @@ from starlette.responses import Response
 
 from lora_serve.engine.frontend.admission import RequestGroup
 from lora_serve.errors import AdapterNotFoundError, InvalidRequestError
+from lora_serve.generate_request import GenerateRequest
 from lora_serve.outputs import OutputDelta, RequestOutput
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.context import ServerContext
+from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import caller_of
 from lora_serve.server.http.disconnect import unless_disconnected
 from lora_serve.server.http.streaming import EventStream
@@ -45,40 +47,16 @@ class Generation:
     """The deltas of all prompts as they come. `aclose` aborts in the engine what still grows."""
 
     def __init__(
-        self,
-        context: ServerContext,
-        target: ModelTarget,
-        inputs: Sequence[Input],
-        params: SamplingParams,
-        *,
-        cache_salt: str,
-        priority: int,
-        tenant: str,
-        is_streamed: bool,
+        self, engine: Engine, target: ModelTarget, requests: Sequence[GenerateRequest]
     ) -> None:
         self._target = target
-        self._inputs = inputs
-        self._num_choices = params.n
+        self._requests = requests
         self._first: PromptDelta | None = None
-        num_tokens = sum(item.num_tokens for item in inputs)
-        group = RequestGroup(params.n * len(inputs), params.n * num_tokens)
-        unique = uuid.uuid4().hex  # clients may well repeat the id that they choose
-        self._deltas = _merged(
-            [
-                context.engine.generate(
-                    item.prompt,
-                    params,
-                    request_id=f"{unique}-{index}",
-                    lora_name=target.lora_name,
-                    cache_salt=cache_salt,
-                    priority=priority,
-                    tenant=tenant,
-                    is_streamed=is_streamed,
-                    group=group,
-                )
-                for index, item in enumerate(inputs)
-            ]
+        group = RequestGroup(
+            sum(request.params.n for request in requests),
+            sum(request.params.n * request.prompt.num_tokens for request in requests),
         )
+        self._deltas = _merged([engine.generate(request, group) for request in requests])
 
     async def wait_for_first(self) -> None:
         """Wait until something is there to be sent. What is wrong with a request shows here."""
@@ -96,8 +74,8 @@ class Generation:
     async def outputs(self) -> list[RequestOutput]:
         """All prompts, finished."""
         outputs = [
-            RequestOutput("", list(item.token_ids), num_choices=self._num_choices)
-            for item in self._inputs
+            RequestOutput("", list(request.prompt.token_ids), num_choices=request.params.n)
+            for request in self._requests
         ]
         async for index, delta in self.deltas():
             outputs[index].add(delta)
@@ -131,16 +109,21 @@ def start_generation(
     params: SamplingParams,
 ) -> Generation:
     """Nothing runs before the first delta is waited for."""
-    return Generation(
-        context,
-        target,
-        inputs,
-        params,
-        cache_salt=context.keys.cache_salt(caller_of(request), body.cache_salt),
-        priority=body.priority or 0,
-        tenant=context.keys.tenant(caller_of(request)),
-        is_streamed=bool(body.stream),
-    )
+    caller, unique = caller_of(request), uuid.uuid4().hex  # clients may repeat ids they choose
+    requests = [
+        GenerateRequest(
+            request_id=f"{unique}-{index}",
+            prompt=item.prompt,
+            params=params,
+            lora_name=target.lora_name,
+            cache_salt=context.keys.cache_salt(caller, body.cache_salt),
+            priority=body.priority or 0,
+            tenant=context.keys.tenant(caller),
+            is_streamed=bool(body.stream),
+        )
+        for index, item in enumerate(inputs)
+    ]
+    return Generation(context.engine, target, requests)
 
 
 def response_id(prefix: str, request: Request, body: GenerationBody) -> str:

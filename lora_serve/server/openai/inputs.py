@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lora_serve.errors import InvalidRequestError, PromptTooLongError
-from lora_serve.prompts import EmbedsPrompt, Prompt, TokensPrompt
+from lora_serve.prompts import Prompt, TokensPrompt
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.openai.prompt_embeds import decode_prompt_embeds
 from lora_serve.server.openai.protocol import ChatMessage, CompletionBody, JsonObject
@@ -29,14 +29,11 @@ class Input:
 
     @property
     def num_tokens(self) -> int:
-        if isinstance(self.prompt, EmbedsPrompt):
-            return self.prompt.num_tokens
-        return len(self.prompt.token_ids)
+        return self.prompt.num_tokens
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Empty for embeddings."""
-        return () if isinstance(self.prompt, EmbedsPrompt) else self.prompt.token_ids
+        return self.prompt.token_ids
 
 
 async def completion_inputs(engine: Engine, body: CompletionBody, n: int) -> list[Input]:

@@ -21,6 +21,7 @@ from lora_serve.errors import (
     EngineDeadError,
     LoraServeError,
 )
+from lora_serve.generate_request import GenerateRequest
 from lora_serve.llm import engine_config
 from lora_serve.messages import AdapterInfo
 from lora_serve.outputs import OutputDelta, RequestOutput
@@ -29,6 +30,7 @@ from lora_serve.sampling_params import SamplingParams
 
 PROMPT = TokensPrompt(tuple(i % 90 for i in range(50)))
 LONG = SamplingParams(max_tokens=900, temperature=0, ignore_eos=True)
+LONG_REQUEST = GenerateRequest(request_id="long", prompt=PROMPT, params=LONG)
 
 
 @pytest.fixture
@@ -53,9 +55,14 @@ async def collect(
     is_streamed: bool = True,
 ) -> RequestOutput:
     output = RequestOutput(request_id, list(PROMPT.token_ids), params.n)
-    async for delta in engine.generate(
-        PROMPT, params, request_id=request_id, lora_name=name, is_streamed=is_streamed
-    ):
+    request = GenerateRequest(
+        request_id=request_id,
+        prompt=PROMPT,
+        params=params,
+        lora_name=name,
+        is_streamed=is_streamed,
+    )
+    async for delta in engine.generate(request):
         output.add(delta)
     return output
 
@@ -99,7 +106,7 @@ async def test_a_running_answer_keeps_its_version_while_its_adapter_is_replaced(
 
 
 async def test_a_caller_that_leaves_frees_its_blocks(engine: AsyncEngine) -> None:
-    deltas = engine.generate(PROMPT, LONG, request_id="r")
+    deltas = engine.generate(LONG_REQUEST)
     await anext(deltas)
     assert (await engine.get_stats()).num_running == 1
     await deltas.aclose()
@@ -131,7 +138,7 @@ async def test_a_killed_engine_is_replaced_and_nobody_sees_but_whom_it_was_talki
     before = await engine.list_adapters()
     params = SamplingParams(max_tokens=200, temperature=1, seed=5, ignore_eos=True, logprobs=1)
     undisturbed = await collect(engine, params, "b")
-    stream = engine.generate(PROMPT, LONG, request_id="stream")
+    stream = engine.generate(LONG_REQUEST)
     await anext(stream)
     whole = asyncio.create_task(collect(engine, params, "b", is_streamed=False))
     await asyncio.sleep(0.1)

@@ -16,11 +16,11 @@ from lora_serve.errors import (
     RequestFailedError,
     SlowReaderError,
 )
+from lora_serve.generate_request import GenerateRequest
 from lora_serve.messages import (
     AbortRequests,
     CallReply,
     EngineMessage,
-    EngineRequests,
     RestoreAdapters,
     StepOutputs,
 )
@@ -66,10 +66,19 @@ async def generate(
     n: int = 1,
 ) -> list[OutputDelta]:
     params = SamplingParams(max_tokens=max_tokens, seed=1, n=n)
-    stream = engine.generate(
-        TokensPrompt(tuple(prompt)), params, request_id=request_id, is_streamed=is_streamed
+    request = GenerateRequest(
+        request_id=request_id,
+        prompt=TokensPrompt(tuple(prompt)),
+        params=params,
+        is_streamed=is_streamed,
     )
+    stream = engine.generate(request)
     return [delta async for delta in stream]
+
+
+def one_token_prompt(max_tokens: int) -> GenerateRequest:
+    params = SamplingParams(max_tokens=max_tokens)
+    return GenerateRequest(request_id="r", prompt=TokensPrompt((1,)), params=params)
 
 
 async def take(stream: AsyncIterator[OutputDelta], count: int) -> list[OutputDelta]:
@@ -101,7 +110,7 @@ async def test_a_request_that_was_told_nothing_is_answered_by_the_next_engine(
 async def test_a_stream_that_had_begun_ends_with_an_error() -> None:
     first, second = FakeClient(1), FakeClient(3)
     engine = make(first, second)
-    stream = engine.generate(TokensPrompt((1,)), SamplingParams(max_tokens=3), request_id="r")
+    stream = engine.generate(one_token_prompt(max_tokens=3))
     assert (await anext(stream)).token_ids == (2,)
     first.die()
     with pytest.raises(EngineDeadError, match="signal 9"):
@@ -126,7 +135,7 @@ async def test_a_whole_answer_in_its_middle_begins_again_without_a_trace() -> No
 async def test_a_finished_answer_survives_the_engine_that_gave_it() -> None:
     first, second = FakeClient(3), FakeClient(3)
     engine = make(first, second)
-    stream = engine.generate(TokensPrompt((1,)), SamplingParams(max_tokens=3), request_id="r")
+    stream = engine.generate(one_token_prompt(max_tokens=3))
     await anext(stream)
     await settle()
     first.die()
@@ -160,15 +169,14 @@ async def test_innocents_beside_a_killer_are_answered_by_the_engines_after_it() 
         await asyncio.wait_for(killer, 5)
     assert len(await asyncio.wait_for(before, 5)) == 6
     assert len(await asyncio.wait_for(after, 5)) == 3
-    sent = [[request.request_id for request in client.requests] for client in clients]
-    assert sent[1:] == [["before-0", "before-1", "killer-0"], ["after-0"]]
+    assert [client.request_ids for client in clients[1:]] == [["before", "killer"], ["after"]]
     await engine.shutdown()
 
 
-async def test_who_comes_during_a_trial_waits_for_its_end() -> None:
+async def test_a_request_that_comes_during_a_quarantine_waits_for_its_end() -> None:
     first, second = FakeClient(0), FakeClient(0)
     engine = make(first, second)
-    suspect = asyncio.create_task(generate(engine, "suspect"))
+    survivor = asyncio.create_task(generate(engine, "survivor"))
     await settle()
     first.die()
     while not second.requests:
@@ -176,30 +184,30 @@ async def test_who_comes_during_a_trial_waits_for_its_end() -> None:
     newcomer = asyncio.create_task(generate(engine, "new"))
     leaver = asyncio.create_task(generate(engine, "leaver"))
     await settle()
-    assert [request.request_id for request in second.requests] == ["suspect-0"]
+    assert second.request_ids == ["survivor"]
     leaver.cancel()
     await settle()
     second.num_tokens = 3
     second.give_tokens(second.requests[0], 3)
-    assert len(await asyncio.wait_for(suspect, 5)) == 3
+    assert len(await asyncio.wait_for(survivor, 5)) == 3
     assert len(await asyncio.wait_for(newcomer, 5)) == 3
-    assert [request.request_id for request in second.requests] == ["suspect-0", "new-0"]
+    assert second.request_ids == ["survivor", "new"]
     await engine.shutdown()
 
 
-async def test_a_suspect_whose_caller_leaves_does_not_hold_the_others() -> None:
+async def test_a_probed_request_whose_caller_leaves_does_not_hold_the_others() -> None:
     first, second = FakeClient(0), FakeClient(0)
     engine = make(first, second)
-    suspect = asyncio.create_task(generate(engine, "suspect"))
+    survivor = asyncio.create_task(generate(engine, "survivor"))
     other = asyncio.create_task(generate(engine, "other"))
     await settle()
     first.die()
     while not second.requests:
         await asyncio.sleep(0)
     second.num_tokens = 3
-    suspect.cancel()
+    survivor.cancel()
     assert len(await asyncio.wait_for(other, 5)) == 3
-    assert AbortRequests(("suspect-0",)) in second.sent
+    assert AbortRequests(("survivor",)) in second.sent
     await engine.shutdown()
 
 
@@ -219,7 +227,7 @@ class GatedClient(FakeClient):
 async def test_who_leaves_while_others_are_being_sent_is_not_sent() -> None:
     first, second = FakeClient(0), GatedClient()
     engine = make(first, second)
-    suspect = asyncio.create_task(generate(engine, "suspect"))
+    survivor = asyncio.create_task(generate(engine, "survivor"))
     await settle()
     first.die()
     while not second.requests:
@@ -227,16 +235,16 @@ async def test_who_leaves_while_others_are_being_sent_is_not_sent() -> None:
     a, b, leaver = (asyncio.create_task(generate(engine, name)) for name in ("a", "b", "leaver"))
     await settle()
     second.gate.clear()
-    second.give_tokens(second.requests[0], 3)  # the trial is over
-    await settle()  # the reply's reader sends a, the suspect's caller sends b
+    second.give_tokens(second.requests[0], 3)  # it is past where it stood
+    await settle()  # the reply's reader sends a, the survivor's caller sends b
     leaver.cancel()
     await settle()
     second.num_tokens = 3
     second.gate.set()
-    for answer in (suspect, a, b):
+    for answer in (survivor, a, b):
         assert len(await asyncio.wait_for(answer, 5)) == 3
     await settle()
-    assert [request.request_id for request in second.requests] == ["suspect-0", "a-0", "b-0"]
+    assert second.request_ids == ["survivor", "a", "b"]
     assert engine.num_unfinished == 0, "nothing is kept for a caller who has left"
     await engine.shutdown()
 
@@ -265,7 +273,7 @@ async def test_who_waits_hears_when_the_engine_cannot_be_started_again() -> None
     await engine.shutdown()
 
 
-async def test_calls_in_flight_fail_with_the_engine() -> None:
+async def test_calls_that_are_not_answered_fail_with_the_engine() -> None:
     first = FakeClient(0)
     engine = make(first, FakeClient(0))
     call = asyncio.create_task(engine.list_adapters())
@@ -286,7 +294,7 @@ async def test_a_caller_who_leaves_during_a_restart_is_not_answered_by_the_next_
     while not engine.is_alive:
         await asyncio.sleep(0)
     await settle()
-    assert [request.request_id for request in second.requests] == ["b-0"]
+    assert second.request_ids == ["b"]
     await engine.shutdown()
     with pytest.raises(EngineDeadError, match="shutting down"):
         await answers[1]
@@ -405,12 +413,12 @@ async def test_the_next_engine_gets_the_pool_that_requests_were_checked_against(
 async def test_a_reader_who_is_too_slow_is_given_up_and_its_answer_aborted() -> None:
     client = FakeClient(6)
     engine = make(client, limits=LimitsConfig(max_stream_backlog=4))
-    stream = engine.generate(TokensPrompt((1,)), SamplingParams(max_tokens=9), request_id="r")
+    stream = engine.generate(one_token_prompt(max_tokens=9))
     await anext(stream)
     await settle()
     with pytest.raises(SlowReaderError, match="--max-stream-backlog"):
         await take(stream, 5)
-    assert AbortRequests(("r-0",)) in client.sent
+    assert AbortRequests(("r",)) in client.sent
     assert engine.num_unfinished == 0
     assert len(await generate(engine, "whole", max_tokens=6, is_streamed=False)) == 6
     await engine.shutdown()
@@ -436,6 +444,6 @@ async def test_a_prompts_choices_reach_the_engine_together_so_no_load_comes_betw
     client = FakeClient(3)
     engine = make(client)
     assert len(await generate(engine, "r", n=3)) == 9
-    ((first, *others),) = [m.requests for m in client.sent if isinstance(m, EngineRequests)]
-    assert [first.request_id, *(request.request_id for request in others)] == ["r-0", "r-1", "r-2"]
+    (message,) = client.requests
+    assert message.choice_ids == ["r-0", "r-1", "r-2"]
     await engine.shutdown()

@@ -13,8 +13,9 @@ from lora_serve.engine.frontend.async_engine import AsyncEngine
 from lora_serve.engine.frontend.client import EngineClient
 from lora_serve.engine.frontend.quarantine import Quarantine
 from lora_serve.errors import RequestFailedError
+from lora_serve.generate_request import GenerateRequest
 from lora_serve.llm import engine_config
-from lora_serve.messages import EngineMessage, EngineReply, EngineRequests, StepOutputs
+from lora_serve.messages import EngineMessage, EngineReply, EngineRequest, StepOutputs
 from lora_serve.observability.metrics import EngineMetrics
 from lora_serve.outputs import RequestOutput
 from lora_serve.prompts import TokensPrompt
@@ -42,11 +43,11 @@ class MortalClient(EngineClient):
 
     async def send(self, message: EngineMessage) -> None:
         await super().send(message)
-        if isinstance(message, EngineRequests):
-            for request in message.requests:
-                self.requests.append(request.request_id)
-                if request.token_ids[0] == MARK:
-                    self._marked = request.request_id
+        if isinstance(message, EngineRequest):
+            (choice_id,) = message.choice_ids
+            self.requests.append(choice_id)
+            if message.request.prompt.token_ids[0] == MARK:
+                self._marked = choice_id
 
     async def receive(self) -> EngineReply:
         reply = await super().receive()
@@ -65,7 +66,8 @@ async def answer(engine: AsyncEngine, name: str, first_token: int) -> RequestOut
     prompt = TokensPrompt((first_token, *range(20)))
     params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, seed=0)
     output = RequestOutput(name, list(prompt.token_ids), 1)
-    async for delta in engine.generate(prompt, params, request_id=name, is_streamed=False):
+    request = GenerateRequest(request_id=name, prompt=prompt, params=params, is_streamed=False)
+    async for delta in engine.generate(request):
         output.add(delta)
     return output
 

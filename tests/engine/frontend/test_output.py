@@ -1,34 +1,37 @@
 from __future__ import annotations
 
 from lora_serve.engine.frontend.output import OutputProcessor
+from lora_serve.generate_request import GenerateRequest
 from lora_serve.messages import EngineOutput, EngineRequest
 from lora_serve.outputs import OutputDelta
+from lora_serve.prompts import TokensPrompt
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import TokenLogprobs
 from tests.fakes.tokenizer import ByteTokenizer
 
 REQUEST = EngineRequest(
-    request_id="r-0",
-    token_ids=tuple(b"abcdef"),
-    sampling_params=SamplingParams(prompt_logprobs=0),
-    eos_token_ids=(),
+    GenerateRequest(
+        request_id="r",
+        prompt=TokensPrompt(tuple(b"abcdef")),
+        params=SamplingParams(prompt_logprobs=0, seed=0),
+    )
 )
 SECOND_TO_LAST = tuple(TokenLogprobs(token_id, -1.0, 1) for token_id in b"bcdef")
 
 
 def told(*outputs: EngineOutput) -> list[OutputDelta]:
     processor = OutputProcessor(ByteTokenizer())
-    processor.add([REQUEST])
+    processor.add(REQUEST)
     deltas = [processor.process(output)[0] for output in outputs]
     return [delta for delta in deltas if isinstance(delta, OutputDelta)]
 
 
 def test_logprobs_of_a_prompt_that_was_computed_in_chunks_come_with_the_first_token() -> None:
     first, second = told(
-        EngineOutput("r-0", prompt_logprobs=SECOND_TO_LAST[:1]),
-        EngineOutput("r-0", prompt_logprobs=SECOND_TO_LAST[1:4]),
-        EngineOutput("r-0", tuple(b"g"), prompt_logprobs=SECOND_TO_LAST[4:]),
-        EngineOutput("r-0", tuple(b"h"), finish_reason="length"),
+        EngineOutput("r", prompt_logprobs=SECOND_TO_LAST[:1]),
+        EngineOutput("r", prompt_logprobs=SECOND_TO_LAST[1:4]),
+        EngineOutput("r", tuple(b"g"), prompt_logprobs=SECOND_TO_LAST[4:]),
+        EngineOutput("r", tuple(b"h"), finish_reason="length"),
     )
     assert first.text == "g"
     assert first.prompt_logprobs == SECOND_TO_LAST
@@ -37,8 +40,8 @@ def test_logprobs_of_a_prompt_that_was_computed_in_chunks_come_with_the_first_to
 
 def test_they_come_with_the_end_of_a_request_for_no_tokens() -> None:
     (only,) = told(
-        EngineOutput("r-0", prompt_logprobs=SECOND_TO_LAST[:3]),
-        EngineOutput("r-0", prompt_logprobs=SECOND_TO_LAST[3:], finish_reason="length"),
+        EngineOutput("r", prompt_logprobs=SECOND_TO_LAST[:3]),
+        EngineOutput("r", prompt_logprobs=SECOND_TO_LAST[3:], finish_reason="length"),
     )
     assert only.prompt_logprobs == SECOND_TO_LAST
     assert only.finish_reason == "length"

@@ -11,17 +11,21 @@ from hypothesis import strategies as st
 from lora_serve.engine.frontend.quarantine import PATIENCE_SECONDS, Quarantine
 from lora_serve.engine.frontend.request_states import LOST_TOKENS, RequestState, RequestStates
 from lora_serve.errors import EngineDeadError, RequestFailedError
+from lora_serve.generate_request import GenerateRequest
 from lora_serve.messages import EngineRequest
 from lora_serve.outputs import OutputDelta
+from lora_serve.prompts import TokensPrompt
 from lora_serve.sampling_params import SamplingParams
 
 DEATH = EngineDeadError("the engine process has died")
-PARAMS = SamplingParams(max_tokens=99, seed=0)
 
 
-def flight_of(name: str, *, n: int = 1, is_streamed: bool = False) -> RequestState:
-    requests = [EngineRequest(f"{name}-{i}", (1,), PARAMS) for i in range(n)]
-    return RequestState(requests, is_streamed, max_backlog=1000)
+def state_of(name: str, *, n: int = 1, is_streamed: bool = False) -> RequestState:
+    params = SamplingParams(max_tokens=99, seed=0, n=n)
+    request = GenerateRequest(
+        request_id=name, prompt=TokensPrompt((1,)), params=params, is_streamed=is_streamed
+    )
+    return RequestState(EngineRequest(request), max_backlog=1000)
 
 
 def error_of(state: RequestState) -> object:
@@ -46,10 +50,10 @@ class World:
         self.by_name: dict[str, RequestState] = {}
         self.sampled: dict[str, int] = {}  # by the engine of this moment
         self.unheard: deque[dict[str, bool]] = deque()  # steps: whose token, and if it is the last
-        self.companies: list[set[str]] = []  # who was sent at each death
+        self.sent_at_death: list[set[str]] = []
 
     def come(self, name: str, *, n: int = 1) -> RequestState:
-        state = self.by_name[name] = flight_of(name, n=n)
+        state = self.by_name[name] = state_of(name, n=n)
         self.states.add(state)
         self.quarantine.add(state)
         self.advance()
@@ -61,7 +65,7 @@ class World:
             state.is_sent = True
 
     def sent(self) -> set[str]:
-        return {name for name, f in self.by_name.items() if f.is_sent and not f.is_over}
+        return {name for name, state in self.by_name.items() if state.is_sent and not state.is_over}
 
     def step(self, lengths: dict[str, int], num_unheard: int = 0) -> None:
         """Give each request one token; or die, and with it the last steps' replies are lost."""
@@ -79,12 +83,12 @@ class World:
 
     def tell(self, name: str, reason: str | None) -> None:
         state = self.by_name[name]
-        for index in range(len(state.requests)):
+        for index in range(state.num_choices):
             state.put(OutputDelta(index, "x", (1,), finish_reason=reason))
 
     def die(self) -> None:
         self.num_deaths += 1
-        self.companies.append(self.sent())
+        self.sent_at_death.append(self.sent())
         self.sampled.clear()
         self.unheard.clear()
         self.quarantine.engine_died(DEATH, self.states)
@@ -142,7 +146,7 @@ def test_each_further_killer_costs_one_more_engine(lengths: list[int], which: se
     assert world.num_deaths == 1 + len(killers)
 
 
-def test_suspects_are_tried_alone_and_the_cleared_go_on_beside_the_next() -> None:
+def test_quarantined_requests_are_probed_alone_and_go_on_beside_the_next() -> None:
     world = World()
     for name in "abc":
         world.come(name)
@@ -158,10 +162,10 @@ def test_suspects_are_tried_alone_and_the_cleared_go_on_beside_the_next() -> Non
     assert world.sent() == {"a", "b", "c"}
     for _ in range(LOST_TOKENS + 1):
         world.step(lengths)
-    assert world.sent() == {"a", "b", "c", "d"}, "who came since goes when all are cleared"
+    assert world.sent() == {"a", "b", "c", "d"}, "d came since, and is sent when all are cleared"
 
 
-def test_a_killer_that_came_since_waits_and_harms_no_suspect() -> None:
+def test_a_killer_that_came_since_waits_and_harms_no_quarantined_request() -> None:
     world = World({"late": 0})
     for name in "abc":
         world.come(name)
@@ -169,11 +173,11 @@ def test_a_killer_that_came_since_waits_and_harms_no_suspect() -> None:
     world.come("late")
     world.run({"a": 99, "b": 99, "c": 99, "late": 99})
     assert world.refused() == {"late"}
-    assert world.companies[1] == {"a", "b", "c", "late"}, "it took off when they were cleared"
+    assert world.sent_at_death[1] == {"a", "b", "c", "late"}, "it is sent when they are cleared"
     assert world.num_deaths == 3
 
 
-def test_the_shortest_trial_comes_first() -> None:
+def test_the_shortest_probe_comes_first() -> None:
     world = World()
     world.come("long")
     for _ in range(20):
@@ -183,7 +187,7 @@ def test_the_shortest_trial_comes_first() -> None:
     assert world.sent() == {"short"}
 
 
-def test_a_long_trial_does_not_hold_everybody_for_ever() -> None:
+def test_a_long_probe_does_not_hold_the_others_for_ever() -> None:
     world = World(seconds_per_step=1.0)
     lengths = {"one": 99, "two": 99, "new": 99}
     world.come("one")
@@ -198,7 +202,7 @@ def test_a_long_trial_does_not_hold_everybody_for_ever() -> None:
     assert world.sent() == {"one", "two", "new"}
 
 
-def test_who_was_about_to_take_off_at_a_death_is_a_suspect_once() -> None:
+def test_a_request_that_was_about_to_be_sent_at_a_death_is_quarantined_once() -> None:
     world = World()
     for name in "abc":
         world.come(name)
@@ -212,12 +216,12 @@ def test_who_was_about_to_take_off_at_a_death_is_a_suspect_once() -> None:
     assert world.sent() == {"a"}
     world.now += PATIENCE_SECONDS
     world.advance()
-    assert world.sent() == {"a", "c", "d"}, "b saw two deaths, and waits for its trial"
+    assert world.sent() == {"a", "c", "d"}, "b saw two deaths, and waits for its probe"
     world.run(dict.fromkeys("abcd", 99))
     assert world.refused() == set()
 
 
-def test_a_killer_whose_trial_is_long_is_found_at_its_third_death() -> None:
+def test_a_killer_whose_probe_is_long_is_found_at_its_third_death() -> None:
     world = World({"killer": 40}, seconds_per_step=1.0)
     lengths = dict.fromkeys(["killer", "other", "third", "new"], 99)
     for name in ("other", "killer", "third"):
@@ -231,8 +235,8 @@ def test_a_killer_whose_trial_is_long_is_found_at_its_third_death() -> None:
     assert world.num_deaths == 3
 
 
-def test_newcomers_beside_a_long_trial_leave_its_end_open_once() -> None:
-    """A death that one of several may have caused names none; they are suspects then."""
+def test_newcomers_beside_a_long_probe_leave_its_end_open_once() -> None:
+    """A death that one of them may have caused names none; they are quarantined then."""
     world = World({"new": 3}, seconds_per_step=PATIENCE_SECONDS / 5)
     lengths = {"innocent": 60, "new": 60}
     world.come("innocent")
@@ -244,19 +248,19 @@ def test_newcomers_beside_a_long_trial_leave_its_end_open_once() -> None:
     assert world.refused() == {"new"}
 
 
-def test_whoever_leaves_in_the_middle_of_a_trial_makes_room_for_the_next() -> None:
+def test_a_caller_who_leaves_in_the_middle_of_a_probe_makes_room_for_the_next() -> None:
     world = World()
     states = [world.come(name) for name in "abcd"]
     world.die()
-    world.states.remove(states[0])  # on trial
+    world.states.remove(states[0])  # probed
     world.states.remove(states[1])  # waiting for it
     world.advance()
     assert world.sent() == {"c"}
 
 
-def test_a_stream_that_has_begun_in_its_trial_ends_with_its_killers_name() -> None:
+def test_a_stream_that_has_begun_in_its_probe_ends_with_its_killers_name() -> None:
     world = World()
-    state = flight_of("s", is_streamed=True)
+    state = state_of("s", is_streamed=True)
     world.by_name["s"] = state
     world.states.add(state)
     world.quarantine.add(state)

@@ -101,7 +101,7 @@ async def test_a_conversation_is_tokenized_as_a_chat_would_see_it(
 ) -> None:
     answer = (await client.post("/tokenize", json={"messages": MESSAGES})).json()
     await client.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 1})
-    assert tuple(answer["tokens"]) == engine.seen[0].token_ids
+    assert tuple(answer["tokens"]) == engine.seen[0].prompt.token_ids
 
 
 async def test_tokens_are_turned_back(client: httpx.AsyncClient) -> None:

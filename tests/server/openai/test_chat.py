@@ -23,7 +23,7 @@ async def chat(client: httpx.AsyncClient, **body: object) -> dict:
 
 
 def prompt_text(engine: FakeEngine) -> str:
-    return engine.tokenizer.decode(engine.seen[-1].token_ids, skip_special_tokens=False)
+    return engine.tokenizer.decode(engine.seen[-1].prompt.token_ids, skip_special_tokens=False)
 
 
 async def test_a_conversation_is_continued(engine: FakeEngine, client: httpx.AsyncClient) -> None:
@@ -52,7 +52,7 @@ async def test_without_a_limit_the_answer_may_fill_the_context(
 ) -> None:
     answer = await chat(client)
     expected = engine.model_info.max_model_len - answer["usage"]["prompt_tokens"]
-    assert engine.seen[0].sampling_params.max_tokens == expected
+    assert engine.seen[0].params.max_tokens == expected
 
 
 @pytest.mark.parametrize(("own_default", "expected"), [(20, 20), (10_000, 493)])
@@ -63,7 +63,7 @@ async def test_the_models_own_limit_is_the_default_as_far_as_it_fits(
     async with client_for(engine) as client:
         await chat(client)
         await chat(client, max_tokens=30)
-    limits = [request.sampling_params.max_tokens for request in engine.seen]
+    limits = [request.params.max_tokens for request in engine.seen]
     assert limits == [expected, 30]
 
 

@@ -82,8 +82,8 @@ async def test_the_prompts_of_a_body_ask_for_admission_together(
     engine: FakeEngine, client: httpx.AsyncClient
 ) -> None:
     await complete(client, prompt=[[5] * 40, [6] * 20], n=3, max_tokens=1)
-    assert len(engine.companies) == 2
-    (group,) = set(engine.companies)
+    assert len(engine.groups) == 2
+    (group,) = set(engine.groups)
     assert (group.num_requests, group.num_tokens) == (6, 180)
 
 
@@ -266,7 +266,7 @@ async def test_the_engine_gets_the_settings_as_they_were_asked_for(
     }
     await complete(client, **body)
     (request,) = engine.seen
-    params = request.sampling_params
+    params = request.params
     assert {name: getattr(params, name) for name in settings} == settings
     assert params.stop == ("§", "$")
     assert params.stop_token_ids == (5, 6)
@@ -282,7 +282,7 @@ async def test_the_models_own_settings_are_the_defaults() -> None:
         async with client_for(engine) as client:
             await complete(client, prompt="hi")
             await complete(client, prompt="hi", temperature=0.0)
-        first, second = (request.sampling_params for request in engine.seen)
+        first, second = (request.params for request in engine.seen)
         assert (first.temperature, first.top_k, first.repetition_penalty) == expected
         assert second.temperature == 0.0
 

@@ -10,6 +10,7 @@ import httpx
 import pytest
 import torch
 
+from lora_serve.prompts import EmbedsPrompt
 from tests.fakes.engine import FakeEngine, fake_config
 from tests.server.clients import client_for, error_of, events
 
@@ -41,9 +42,9 @@ async def test_embeddings_are_continued_as_they_were_sent(
     assert answer["choices"][0]["text"] == "You said: embeddings #0"
     assert answer["usage"]["prompt_tokens"] == 3
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
-    embeds = engine.seen[0].prompt_embeds
-    assert embeds is not None
-    assert torch.frombuffer(bytearray(embeds.data), dtype=torch.float32).tolist() == [0.5] * 24
+    prompt = engine.seen[0].prompt
+    assert isinstance(prompt, EmbedsPrompt)
+    assert torch.frombuffer(bytearray(prompt.data), dtype=torch.float32).tolist() == [0.5] * 24
 
 
 async def test_embeddings_come_before_text(engine: FakeEngine, client: httpx.AsyncClient) -> None:

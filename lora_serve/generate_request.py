@@ -1,0 +1,31 @@
+"""`GenerateRequest`: what a caller asks for, one value from the routes to the engine.
+
+A new field is written where a body is parsed (`server/openai`), here, and where it acts.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from lora_serve.prompts import Prompt
+from lora_serve.sampling_params import SamplingParams
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt to be continued params.n times.
+
+    request_id: its own among all that are being answered.
+    lora_name: the adapter that answers; None is the base model.
+    tenant: a digest of the API key it came with, whose share it counts to with --fair-share key.
+    is_streamed: False for a caller who shows nothing before the end. He gets all deltas then, and
+        an engine that dies in the middle costs him only time.
+    """
+
+    request_id: str
+    prompt: Prompt
+    params: SamplingParams
+    lora_name: str | None = None
+    cache_salt: str = ""
+    priority: int = 0
+    tenant: str = ""
+    is_streamed: bool = True
