@@ -20,6 +20,7 @@ from lora_serve.engine.core.core import EngineCore
 from lora_serve.engine.core.executor import make_executor
 from lora_serve.engine.frontend.input import InputProcessor
 from lora_serve.engine.frontend.output import OutputProcessor
+from lora_serve.engine.frontend.startup_checks import check_startup
 from lora_serve.engine.wire import error_from_info
 from lora_serve.errors import ConfigError, InvalidRequestError, LoraServeError
 from lora_serve.generate_request import GenerateRequest
@@ -48,6 +49,7 @@ class LLM:
 
     def __init__(self, model: str, **settings: Any) -> None:
         self.config = engine_config(model=model, **settings)
+        check_startup(self.config)
         self.tokenizer = Tokenizer(
             self.config.model.tokenizer or model, self.config.model.revision, model=model
         )

@@ -12,7 +12,8 @@ import os
 import re
 import shlex
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from lora_serve.adapters.findings import listed
 from lora_serve.adapters.peft_config import LoRASettings, parse_settings
@@ -49,8 +50,35 @@ def read_adapter(path: str, *, lora_modules: Shapes, max_lora_rank: int) -> Adap
         AdapterFormatError: it cannot be served; lists every finding.
         AdapterError: the system would not let us read it.
     """
-    try:
+    with _told_as_adapter_errors(path):
         return _read(path, lora_modules, max_lora_rank)
+
+
+def check_adapter(path: str, *, lora_modules: Shapes | None, max_lora_rank: int) -> None:
+    """Check the adapter in directory `path` as `read_adapter` does, without its tensors' bytes.
+
+    Args:
+        path, max_lora_rank: as of read_adapter.
+        lora_modules: as of read_adapter; None where the model is not known, then only the config
+            is checked.
+
+    Raises:
+        AdapterNotFoundError, AdapterFormatError, AdapterError: as read_adapter.
+    """
+    findings: list[str] = []
+    with _told_as_adapter_errors(path):
+        settings = _read_settings(path, findings)
+        with _weights(path, findings) as file:
+            if file is not None and lora_modules is not None:
+                _check_tensors(file, settings, lora_modules, max_lora_rank, findings)
+    if findings:
+        raise AdapterFormatError(path, findings)
+
+
+@contextmanager
+def _told_as_adapter_errors(path: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise AdapterError(f"{path}: cannot be read: {error.strerror or error}") from error
 
@@ -59,13 +87,8 @@ def _read(path: str, lora_modules: Shapes, max_lora_rank: int) -> AdapterCheckpo
     findings: list[str] = []
     settings = _read_settings(path, findings)
     modules: tuple[LoRAModule, ...] = ()
-    try:
-        weights = open_regular(os.path.join(path, WEIGHTS_NAME))
-    except FileNotFoundError:
-        findings.append(_missing_weights(path))
-    else:
-        with weights:
-            file = TensorFile(weights)
+    with _weights(path, findings) as file:
+        if file is not None:
             modules = _read_modules(file, settings, lora_modules, max_lora_rank, findings)
     if findings:
         raise AdapterFormatError(path, findings)
@@ -77,6 +100,19 @@ def _read(path: str, lora_modules: Shapes, max_lora_rank: int) -> AdapterCheckpo
         base_model=settings.base_model,
         modules=modules,
     )
+
+
+@contextmanager
+def _weights(path: str, findings: list[str]) -> Iterator[TensorFile | None]:
+    """The adapter's tensors, still unread; None, and a finding, where there is no such file."""
+    try:
+        weights = open_regular(os.path.join(path, WEIGHTS_NAME))
+    except FileNotFoundError:
+        findings.append(_missing_weights(path))
+        yield None
+    else:
+        with weights:
+            yield TensorFile(weights)
 
 
 def digest(modules: tuple[LoRAModule, ...]) -> bytes:
@@ -132,19 +168,32 @@ def _read_modules(
     findings: list[str],
 ) -> tuple[LoRAModule, ...]:
     """All modules by name, or findings. Reads no tensor while there are findings."""
-    specs = file.read_header(findings)
-    if specs is None:
+    checked = _check_tensors(file, settings, lora_modules, max_lora_rank, findings)
+    if checked is None or findings:
         return ()
-    pairs = _pair(specs, lora_modules, findings)
-    _check_shapes(pairs, specs, settings, lora_modules, findings)
-    _check_ranks(pairs, settings, max_lora_rank, findings)
-    if findings:
-        return ()
+    specs, pairs = checked
     tensors = file.read_tensors(specs, findings)
     return tuple(
         _module(name, settings, tensors[pair["A"]], tensors[pair["B"]])
         for name, pair in sorted(pairs.items())
     )
+
+
+def _check_tensors(
+    file: TensorFile,
+    settings: LoRASettings,
+    lora_modules: Shapes,
+    max_lora_rank: int,
+    findings: list[str],
+) -> tuple[Mapping[str, TensorSpec], Mapping[str, Mapping[str, str]]] | None:
+    """What the file's header says: all tensors, and their names by module and side."""
+    specs = file.read_header(findings)
+    if specs is None:
+        return None
+    pairs = _pair(specs, lora_modules, findings)
+    _check_shapes(pairs, specs, settings, lora_modules, findings)
+    _check_ranks(pairs, settings, max_lora_rank, findings)
+    return specs, pairs
 
 
 def _module(name: str, settings: LoRASettings, a: RawTensor, b: RawTensor) -> LoRAModule:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import Field, fields
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -16,6 +17,7 @@ from lora_serve.config import (
     SchedulerConfig,
     ServerConfig,
 )
+from lora_serve.config.refusals import Refusals
 
 Config = TypeVar("Config", bound=Any)
 
@@ -28,6 +30,14 @@ GROUPS: tuple[tuple[str, type], ...] = (
     ("limits", LimitsConfig),
     ("server", ServerConfig),
 )
+ENGINE_PARTS: Mapping[str, type[Any]] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "lora": LoRAConfig,
+    "limits": LimitsConfig,
+    "kv_tiers": KVTierConfig,
+}
 POSITIONAL = {"model"}
 
 
@@ -50,15 +60,18 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The engine's part of what was given. Raises ConfigError for what cannot be."""
-    return EngineConfig(
-        model=_part(ModelConfig, args),
-        cache=_part(CacheConfig, args),
-        scheduler=_part(SchedulerConfig, args),
-        lora=_part(LoRAConfig, args),
-        limits=_part(LimitsConfig, args),
-        kv_tiers=_part(KVTierConfig, args),
-    )
+    """The engine's part of what was given.
+
+    Raises:
+        ConfigError: a part cannot be, with a line for each such part; or two contradict each other.
+    """
+    refusals = Refusals()
+    parts = {}
+    for name, config in ENGINE_PARTS.items():
+        with refusals.noted():
+            parts[name] = _part(config, args)
+    refusals.raise_noted()
+    return EngineConfig(**parts)
 
 
 def server_config(args: argparse.Namespace) -> ServerConfig:

@@ -26,7 +26,7 @@ def prepare_hub(models: Sequence[str], revision: str | None) -> None:
     Raises:
         ConfigError: the hub cannot be reached, and one of them is not here.
     """
-    hub_ids = [model for model in models if model.count("/") == 1 and not is_directory(model)]
+    hub_ids = [model for model in models if is_hub_id(model)]
     if not hub_ids or os.environ.get(OFFLINE):
         return
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
@@ -49,8 +49,10 @@ def prepare_hub(models: Sequence[str], revision: str | None) -> None:
     )
 
 
-def is_directory(model: str) -> bool:
-    return Path(model).expanduser().is_dir()
+def is_hub_id(model: str) -> bool:
+    """Whether this is "organisation/name", and no directory here."""
+    is_path = model.startswith((".", "/", "~")) or Path(model).is_dir()
+    return model.count("/") == 1 and not is_path
 
 
 def unreachable(endpoint: str) -> str | None:

@@ -29,7 +29,7 @@ COMMANDS: Mapping[str, str] = {  # each with a module of its name beside this on
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code. Mistakes of the user are one line and exit code 2."""
+    """Run one command; its exit code. A user's mistake is told in one line, and ends with 2."""
     words = sys.argv[1:] if argv is None else list(argv)
     try:
         parser = _parser_for(words)
@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     except LoraServeError as error:
-        print(f"lora-serve: error: {error}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"lora-serve: error: {line}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would only show a traceback

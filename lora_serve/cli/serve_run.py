@@ -7,15 +7,19 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Coroutine
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
 
 from lora_serve.cli.arguments import engine_config, server_config
 from lora_serve.cli.hub import prepare_hub
 from lora_serve.config import EngineConfig, ServerConfig
+from lora_serve.config.refusals import Refusals
 from lora_serve.errors import ConfigError
+from lora_serve.kv_tiers.opening import check_tiers
 
 Started = TypeVar("Started")
 
@@ -23,28 +27,71 @@ DEMO_MODEL_NAME = "lora-serve-demo"
 
 
 def run_serve(args: argparse.Namespace) -> int:
-    """Serve until told to stop. Raises ConfigError for what cannot be served."""
+    """Serve until told to stop.
+
+    What can be refused without the model's weights is, before they are read; all of it at once.
+
+    Raises:
+        ConfigError: this cannot be served; one line for each reason.
+    """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    engine, server = engine_config(args), server_config(args)
-    if engine.scheduler.fair_share == "key" and not (server.api_key or server.admin_api_key):
-        raise ConfigError("--fair-share key needs --api-key: without keys there is one share")
-    if not engine.model.model:
-        engine = with_demo_model(engine)
-    names = (engine.model.model, engine.model.tokenizer or engine.model.model)
-    prepare_hub(names, engine.model.revision)
-    asyncio.run(_serve(engine, server))
+    engine, server = _configs(args)
+    with ExitStack() as stack:
+        engine, listener = _checked(engine, server, stack)
+        asyncio.run(_serve(engine, server, listener))
     return 0
 
 
-async def _serve(config: EngineConfig, server: ServerConfig) -> None:
-    from lora_serve.server.http.listener import open_listener
+def _configs(args: argparse.Namespace) -> tuple[EngineConfig, ServerConfig]:
+    """What was given. Raises ConfigError with a line for each part that cannot be."""
+    refusals = Refusals()
+    with refusals.noted():
+        server = server_config(args)
+    with refusals.noted():
+        engine = engine_config(args)
+    refusals.raise_noted()
+    if engine.scheduler.fair_share == "key" and not (server.api_key or server.admin_api_key):
+        raise ConfigError("--fair-share key needs --api-key: without keys there is one share")
+    return engine, server
 
-    with open_listener(server) as listener:
-        from lora_serve.engine.frontend.async_engine import AsyncEngine  # slow to import
-        from lora_serve.server.http.app import run_server
 
-        engine = await _unless_interrupted(AsyncEngine.start(config))
-        await run_server(engine, server, listener)
+def _checked(
+    engine: EngineConfig, server: ServerConfig, stack: ExitStack
+) -> tuple[EngineConfig, socket.socket]:
+    """The engine to start, and the server's address, which `stack` closes.
+
+    The model to serve without one that was named is trained once nothing else is refused.
+
+    Raises:
+        ConfigError: with a line for each reason why this cannot be served.
+    """
+    from lora_serve.engine.frontend.startup_checks import check_startup
+    from lora_serve.server.http.listener import check_chat_template, open_listener
+
+    refusals = Refusals()
+    with refusals.noted():
+        listener = stack.enter_context(open_listener(server))
+    with refusals.noted():
+        check_chat_template(server)
+    if not engine.model.model:
+        with refusals.noted():
+            check_tiers(engine.kv_tiers)
+        refusals.raise_noted()
+        engine = with_demo_model(engine)
+    model = engine.model
+    with refusals.noted():
+        prepare_hub((model.model, model.tokenizer or model.model), model.revision)
+        check_startup(engine)
+    refusals.raise_noted()
+    return engine, listener
+
+
+async def _serve(config: EngineConfig, server: ServerConfig, listener: socket.socket) -> None:
+    from lora_serve.engine.frontend.async_engine import AsyncEngine  # slow to import
+    from lora_serve.server.http.app import run_server
+
+    engine = await _unless_interrupted(AsyncEngine.start(config))
+    await run_server(engine, server, listener)
 
 
 async def _unless_interrupted(start: Coroutine[None, None, Started]) -> Started:

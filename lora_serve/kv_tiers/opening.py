@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lora_serve.config import KVTierConfig
+from lora_serve.config.refusals import Refusals
 from lora_serve.errors import ConfigError
 from lora_serve.kv_tiers.base import Tier
+from lora_serve.kv_tiers.disk.directory import check_writable
 from lora_serve.kv_tiers.disk.tier import DiskTier
 from lora_serve.kv_tiers.ram import RamTier
 from lora_serve.kv_tiers.store import TieredStore
@@ -23,6 +25,25 @@ def open_store(config: KVTierConfig, notify: Callable[[], None]) -> TieredStore 
     """
     tiers = open_tiers(config.expanded())
     return TieredStore(tiers, notify) if tiers else None
+
+
+def check_tiers(config: KVTierConfig) -> None:
+    """Refuse tiers that can never work as named, and a directory that nothing can be written to.
+
+    The directory is made if it is not there, as it would be later.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    config = config.expanded()
+    refusals = Refusals()
+    if config.kv_disk_path:
+        with refusals.noted():
+            check_writable(Path(config.kv_disk_path))
+    if config.kv_redis_url:
+        with refusals.noted():
+            _redis_tier(config.kv_redis_url, config.kv_load_deadline_ms / 1000).close()
+    refusals.raise_noted()
 
 
 def open_tiers(config: KVTierConfig) -> list[Tier]:

@@ -190,6 +190,20 @@ OP_GROUPS: dict[str, tuple[str, ...]] = {
 }
 
 
+def overridden_group(override: str) -> str:
+    """The group of kernels that GROUP=BACKEND is about.
+
+    Raises:
+        ConfigError: naming the group that does not exist, and those that do.
+    """
+    group = override.partition("=")[0]
+    if group not in (*OP_GROUPS, "all"):
+        raise ConfigError(
+            f"--override-op {override}: no op {group!r}; have {sorted(OP_GROUPS)} and 'all'"
+        )
+    return group
+
+
 def override_ops(ops: Ops, overrides: Sequence[str], backends: dict[str, Ops]) -> Ops:
     """Swap groups of kernels as `--override-op GROUP=BACKEND` asks; the group "all" is every one.
 
@@ -198,11 +212,7 @@ def override_ops(ops: Ops, overrides: Sequence[str], backends: dict[str, Ops]) -
             backend that works on another device.
     """
     for override in overrides:
-        group, _, backend = override.partition("=")
-        if group not in (*OP_GROUPS, "all"):
-            raise ConfigError(
-                f"--override-op {override}: no op {group!r}; have {sorted(OP_GROUPS)} and 'all'"
-            )
+        group, backend = overridden_group(override), override.partition("=")[2]
         if backend not in backends:
             raise ConfigError(
                 f"--override-op {override}: no backend {backend!r}; have {sorted(backends)}"

@@ -7,7 +7,6 @@ refuses a change while another thread encodes ("Already borrowed").
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -16,6 +15,7 @@ from lora_serve.errors import ConfigError, InvalidRequestError
 from lora_serve.text.chat_template import render_chat
 from lora_serve.text.generation_config import end_token_ids, read_model_json, sampling_defaults
 from lora_serve.text.token_bytes import token_bytes
+from lora_serve.text.tokenizer_files import check_tokenizer_directory
 
 
 class Tokenizer:
@@ -131,8 +131,7 @@ class Tokenizer:
 
 
 def _load(source: str, revision: str | None) -> PreTrainedTokenizerFast:
-    if source.startswith(("/", ".", "~")) and not Path(source).is_dir():
-        raise ConfigError(f"no tokenizer at {source}: there is no such directory")
+    check_tokenizer_directory(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
     except Exception as error:  # transformers has no base class for what a broken file raises

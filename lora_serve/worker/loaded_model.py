@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from lora_serve.config import ModelConfig
-from lora_serve.errors import ConfigError
 from lora_serve.models.base import Model, ModelSpec
+from lora_serve.models.choices import dtype_name, max_model_len
 from lora_serve.models.fingerprint import model_fingerprint
 from lora_serve.models.source import load_spec, model_directory
 from lora_serve.models.weights import WeightReader, open_weights
@@ -20,14 +20,9 @@ from lora_serve.sampling.contract import Sampler
 from lora_serve.sampling.lm_head_screening import LMHeadScreening, with_screening
 from lora_serve.sampling.select import select_sampler
 from lora_serve.worker.device import Device
+from lora_serve.worker.kv_cache import kv_block_bytes
 
 logger = logging.getLogger(__name__)
-
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +46,14 @@ def load_model(config: ModelConfig, device: Device, block_size: int) -> LoadedMo
     Raises:
         ConfigError: when the model, or a setting for it, cannot be served.
     """
+    on_device = device.torch_device
+    ops = _chosen_ops(config, on_device)  # first: what it refuses needs no download
     with_weights = config.load_format != "dummy"
     directory = model_directory(config.model, config.revision, with_weights=with_weights)
     spec = load_spec(directory)
-    dtype = _model_dtype(config.dtype, spec)
-    max_model_len = _max_model_len(config.max_model_len, spec)
-    on_device = device.torch_device
-    ops = _chosen_ops(config, on_device)
+    dtype: torch.dtype = getattr(torch, dtype_name(config.dtype, spec))
+    longest = max_model_len(config.max_model_len, spec)
+    kv_block_bytes(spec.kv_specs(), ops, block_size, dtype)  # kernels refuse some sizes of heads
     source = open_weights(directory, spec, config.load_format, config.seed, dtype, on_device)
     weights = WeightReader(source, dtype, on_device)
     tables = spec.rotary_tables()
@@ -71,7 +67,7 @@ def load_model(config: ModelConfig, device: Device, block_size: int) -> LoadedMo
         ops=ops,
         spec=spec,
         dtype=dtype,
-        max_model_len=max_model_len,
+        max_model_len=longest,
         model=model,
         sampler=select_sampler(ops),
         screening=None if argmax is None else LMHeadScreening(argmax),
@@ -93,24 +89,3 @@ def _chosen_ops(config: ModelConfig, device: torch.device) -> Ops:
     quantization = Quantization(FORMATS[config.quantization], config.quantize_activations)
     logger.info("linear layers are quantised: %s", quantization)
     return quantize_linears(ops, quantization)
-
-
-def _model_dtype(setting: str, spec: ModelSpec) -> torch.dtype:
-    name = (spec.dtype or "float32") if setting == "auto" else setting
-    if name not in _DTYPES:
-        raise ConfigError(
-            f"the checkpoint's dtype {name} is not supported; set --dtype to one of "
-            f"{', '.join(_DTYPES)}"
-        )
-    return _DTYPES[name]
-
-
-def _max_model_len(setting: int | None, spec: ModelSpec) -> int:
-    if setting is None:
-        return spec.max_positions
-    if setting > spec.max_positions:
-        raise ConfigError(
-            f"--max-model-len {setting} is above the {spec.max_positions} positions of the model; "
-            "lower it"
-        )
-    return setting

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lora_serve.adapters.checkpoint import digest, read_adapter
+from lora_serve.adapters.checkpoint import check_adapter, digest, read_adapter
 from lora_serve.errors import AdapterError, AdapterFormatError, AdapterNotFoundError
 from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
 from tests.adapters.conftest import Shapes
@@ -355,6 +355,45 @@ def test_the_largest_finite_value_is_served(read: Read, lora_modules: Shapes) ->
         "F32", (16, 4), largest.tobytes()
     )
     assert read(tensors).rank == 4
+
+
+# ── what is checked without reading tensors ─────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("settings", [{}, {"r": 8}, {"use_dora": True}, {"rank_pattern": {"q": 9}}])
+def test_a_check_refuses_what_reading_refuses(
+    tmp_path: Path, lora_modules: Shapes, settings: Mapping[str, object]
+) -> None:
+    path = write_adapter(tmp_path / "adapter", lora_tensors(lora_modules), settings)
+    limits = {"lora_modules": lora_modules, "max_lora_rank": 4}
+    assert findings_of(check_adapter, path, **limits) == findings_of(read_adapter, path, **limits)
+
+
+def test_a_check_reads_no_tensor(tmp_path: Path, lora_modules: Shapes) -> None:
+    tensors = lora_tensors(lora_modules)
+    name = next(iter(tensors))
+    nan = np.full(tensors[name].shape, np.nan, np.float32)
+    tensors[name] = StoredTensor("F32", nan.shape, nan.tobytes())
+    path = write_adapter(tmp_path / "adapter", tensors)
+    limits = {"lora_modules": lora_modules, "max_lora_rank": 8}
+    assert findings_of(read_adapter, path, **limits) != []
+    assert findings_of(check_adapter, path, **limits) == []
+
+
+def test_without_a_model_the_config_alone_is_checked(tmp_path: Path, lora_modules: Shapes) -> None:
+    path = write_adapter(tmp_path / "adapter", lora_tensors(lora_modules), {"r": 8})
+    check_adapter(path, lora_modules=None, max_lora_rank=8)
+    path = write_adapter(tmp_path / "dora", lora_tensors(lora_modules), {"use_dora": True})
+    with pytest.raises(AdapterFormatError, match="DoRA"):
+        check_adapter(path, lora_modules=None, max_lora_rank=8)
+
+
+def findings_of(read: Callable[..., object], path: str, **limits: object) -> list[str]:
+    try:
+        read(path, **limits)
+    except AdapterFormatError as error:
+        return error.findings
+    return []
 
 
 # ── files that are not what they should be ──────────────────────────────────────────────────

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.cli.hub import OFFLINE, prepare_hub, unreachable
+from lora_serve.cli.hub import OFFLINE, is_hub_id, prepare_hub, unreachable
 from lora_serve.demo.server_process import free_port
 from tests.fakes.hub import serve_hub
 
@@ -44,3 +44,12 @@ def test_directories_need_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     prepare_hub([str(tmp_path), "not-an-id"], None)
     assert OFFLINE not in os.environ
+
+
+def test_a_path_with_one_slash_is_no_hub_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "organisation" / "here").mkdir(parents=True)
+    assert is_hub_id("organisation/name")
+    assert not any(map(is_hub_id, ("/name", "./name", "~/name", "name", "organisation/here")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,14 +27,48 @@ def start(*arguments: str, temporary: Path = Path("/tmp")) -> subprocess.Popen[s
     )
 
 
-def test_a_taken_port_is_told_in_one_line_before_any_model_is_looked_for() -> None:
+def refusals(*arguments: str) -> list[str]:
+    """What `lora-serve serve` says before it ends with 2, line by line."""
+    server = start(*arguments)
+    _, told = server.communicate(timeout=60)
+    assert server.returncode == 2, told
+    lines = told.splitlines()
+    assert all(line.startswith("lora-serve: error: ") for line in lines), told
+    return [line.removeprefix("lora-serve: error: ") for line in lines]
+
+
+def test_a_taken_port_is_told_in_one_line(model_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        server = start("/no/model/here", "--host", "127.0.0.1", "--port", str(port))
-        _, told = server.communicate(timeout=60)
-    assert server.returncode == 2
-    assert told.startswith("lora-serve: error: cannot listen on --host 127.0.0.1")
-    assert told.count("\n") == 1
+        (told,) = refusals(str(model_path), "--host", "127.0.0.1", "--port", str(port))
+    assert told.startswith(f"cannot listen on --host 127.0.0.1 --port {port}: ")
+
+
+def test_all_that_needs_no_weights_is_refused_at_once(model_path: Path, tmp_path: Path) -> None:
+    """The engine never starts: it would say that there are no weights."""
+    ignored = shutil.ignore_patterns("*.safetensors")
+    model = shutil.copytree(model_path, tmp_path / "model", ignore=ignored)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        told = refusals(
+            *(str(model), "--host", "127.0.0.1", "--port", str(taken.getsockname()[1])),
+            *("--chat-template", "/none", "--max-model-len", "1000000", "--tokenizer", "/none"),
+            *("--override-op", "lore=reference", "--kv-disk-path", "/proc/kv"),
+            *("--enable-lora", "--lora-modules", "a=/none"),
+        )
+    assert [next(word for word in line.split() if "-" in word or "/" in word) for line in told] == [
+        *("--host", "--chat-template", "--max-model-len", "--override-op", "/none:"),
+        *("--kv-disk-path", "--lora-modules"),
+    ]
+
+
+def test_every_group_of_settings_that_cannot_be_is_told() -> None:
+    told = refusals("--port", "70000", "--block-size", "3", "--max-loras", "0")
+    assert [line.split()[0] for line in told] == ["--port", "--block-size", "--max-loras"]
+
+
+def test_the_demos_model_is_not_made_for_a_server_that_is_refused() -> None:
+    (told,) = refusals("--chat-template", "/none", "--port", "0")
+    assert told.startswith("--chat-template /none cannot be read")
 
 
 def test_shares_by_key_need_keys() -> None:

@@ -100,20 +100,17 @@ class AsyncEngine:
         client = EngineClient()
         source = config.model.tokenizer or config.model.model
         try:
-            tokenizer, model_info = await asyncio.gather(
-                asyncio.to_thread(
-                    Tokenizer, source, config.model.revision, model=config.model.model
-                ),
-                client.start(config),
-                return_exceptions=True,
-            )
-            if isinstance(model_info, BaseException):
-                raise model_info
-            if isinstance(tokenizer, BaseException):
-                raise tokenizer
-        except BaseException:  # also when the caller gives up: a process must not be left behind
+            async with asyncio.TaskGroup() as group:  # one that is refused does not wait for both
+                reading = group.create_task(
+                    asyncio.to_thread(
+                        Tokenizer, source, config.model.revision, model=config.model.model
+                    )
+                )
+                starting = group.create_task(client.start(config))
+        except BaseException as error:  # also when the caller gives up: no process is left behind
             await client.close()
-            raise
+            raise first_of(error) from error
+        tokenizer, model_info = reading.result(), starting.result()
         warn_of_small_pool(model_info, config.cache.block_size)
         names = config.model.served_model_name or (config.model.model,)
         engine = cls(config, client, model_info, tokenizer, EngineMetrics(names[0], config))
@@ -330,6 +327,11 @@ def _keep_books(note: Callable[[Noted], None], noted: Noted) -> None:
         note(noted)
     except Exception:
         logger.exception("a reply of the engine could not be noted")
+
+
+def first_of(error: BaseException) -> BaseException:
+    """The first of the errors that a group of tasks ended with; an error of no group as it is."""
+    return error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
 
 
 def warn_of_small_pool(model: EngineReady, block_size: int) -> None:

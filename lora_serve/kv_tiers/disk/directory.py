@@ -17,6 +17,7 @@ import errno
 import fcntl
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -32,7 +33,29 @@ from lora_serve.kv_tiers.disk.news import DiskNews, Place, Turn, place_of
 
 DESCRIPTOR = "namespace.json"
 GROUP_SUFFIX = ".kv"
+# What stays so; a disk that is full or away may be used later.
+_NOT_OURS_TO_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS)
 BETWEEN = "-"  # a staged file's namespace and its name
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a directory in which this process cannot make files. Makes it if it is not there.
+
+    Raises:
+        ConfigError: naming the directory.
+    """
+    directory = DiskDirectory(path)
+    try:
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        if error.errno in _NOT_OURS_TO_WRITE:
+            raise ConfigError(
+                f"--kv-disk-path {path}: no file can be made there ({error.strerror}); give this "
+                "user the right to write, or name another directory"
+            ) from error
+    finally:
+        directory.close()
 
 
 class DiskDirectory:

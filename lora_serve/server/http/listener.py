@@ -10,18 +10,17 @@ from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError
 
 
-def open_listener(config: ServerConfig) -> socket.socket:
-    """The server's address, bound but not listening: who connects before the model is there fails.
+def check_chat_template(config: ServerConfig) -> None:
+    """Refuse a --chat-template that cannot be read, or is no template.
 
     Raises:
-        ConfigError: the address cannot be had, or --chat-template cannot be used.
+        ConfigError: naming the file, or the line.
     """
     template = read_template(config.chat_template)
     if template is not None:
         from lora_serve.text.chat_template import check_template  # slow to import
 
         check_template(template)
-    return _bind(config.host, config.port)
 
 
 def read_template(path: str | None) -> str | None:
@@ -33,7 +32,13 @@ def read_template(path: str | None) -> str | None:
         raise ConfigError(f"--chat-template {path} cannot be read: {error}") from error
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def open_listener(config: ServerConfig) -> socket.socket:
+    """The server's address, bound but not listening: a client that connects too early is refused.
+
+    Raises:
+        ConfigError: the address cannot be had.
+    """
+    host, port = config.host, config.port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -45,6 +50,7 @@ def _bind(host: str, port: int) -> socket.socket:
             stack.pop_all()  # bound: now it is the caller's to close
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on --host {host} --port {port}: {error.strerror}"
+            f"cannot listen on --host {host} --port {port}: {error.strerror}; "
+            "choose another address or port, or stop what has it"
         ) from error
     return listener

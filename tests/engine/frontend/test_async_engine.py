@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from lora_serve.config import EngineConfig
+from lora_serve.engine.frontend import async_engine
 from lora_serve.engine.frontend.async_engine import AsyncEngine
+from lora_serve.engine.frontend.client import EngineClient
 from lora_serve.errors import (
     AdapterChangedError,
     AdapterError,
@@ -23,7 +26,7 @@ from lora_serve.errors import (
 )
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.llm import engine_config
-from lora_serve.messages import AdapterInfo
+from lora_serve.messages import AdapterInfo, EngineReady
 from lora_serve.outputs import OutputDelta, RequestOutput
 from lora_serve.prompts import TokensPrompt
 from lora_serve.sampling_params import SamplingParams
@@ -198,3 +201,26 @@ async def test_a_start_that_is_given_up_leaves_no_process_behind(model_path: Pat
         with pytest.raises(asyncio.CancelledError):
             await start
     assert multiprocessing.active_children() == []
+
+
+async def test_a_tokenizer_that_is_refused_ends_a_start_whose_model_is_still_being_read(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tokenizer.json").write_text("{ nope")
+    closed = asyncio.Event()
+
+    class Reading(EngineClient):
+        async def start(self, config: EngineConfig) -> EngineReady:
+            await asyncio.Event().wait()
+            raise AssertionError("never read to its end")
+
+        async def close(self) -> None:
+            await super().close()
+            closed.set()
+
+    monkeypatch.setattr(async_engine, "EngineClient", Reading)
+    config = engine_config(model=str(model_path), tokenizer=str(tmp_path))
+    async with asyncio.timeout(60):
+        with pytest.raises(ConfigError, match="cannot load a tokenizer"):
+            await AsyncEngine.start(config)
+    assert closed.is_set()

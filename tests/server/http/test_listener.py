@@ -7,7 +7,7 @@ import pytest
 
 from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError
-from lora_serve.server.http.listener import open_listener
+from lora_serve.server.http.listener import check_chat_template, open_listener
 
 
 def test_who_connects_before_the_server_listens_is_refused() -> None:
@@ -30,17 +30,16 @@ def test_an_unknown_host_is_a_clear_error() -> None:
 
 def test_a_template_that_is_not_there_is_a_clear_error() -> None:
     with pytest.raises(ConfigError, match="--chat-template /nowhere cannot be read"):
-        open_listener(ServerConfig(host="127.0.0.1", port=0, chat_template="/nowhere"))
+        check_chat_template(ServerConfig(chat_template="/nowhere"))
 
 
 def test_a_template_that_is_none_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "bad").write_text("fine\n{% for message in %}")
-    config = ServerConfig(host="127.0.0.1", port=0, chat_template=str(tmp_path / "bad"))
+    config = ServerConfig(chat_template=str(tmp_path / "bad"))
     with pytest.raises(ConfigError, match="--chat-template: line 2 is no Jinja"):
-        open_listener(config)
+        check_chat_template(config)
 
 
 def test_a_template_may_use_what_transformers_adds_to_jinja(tmp_path: Path) -> None:
     (tmp_path / "good").write_text("{% generation %}x{% endgeneration %}")
-    config = ServerConfig(host="127.0.0.1", port=0, chat_template=str(tmp_path / "good"))
-    open_listener(config).close()
+    check_chat_template(ServerConfig(chat_template=str(tmp_path / "good")))

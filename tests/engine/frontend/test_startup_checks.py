@@ -1,0 +1,140 @@
+"""What is refused before weights are read: the models here have none that could be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lora_serve.engine.frontend.startup_checks import check_startup
+from lora_serve.errors import AdapterFormatError, ConfigError, LoraServeError
+from lora_serve.llm import engine_config
+from tests.fakes.peft_adapters import make_peft
+
+
+@pytest.fixture
+def model(model_path: Path, tmp_path: Path) -> Path:
+    """A model's directory without its weights."""
+    copy = tmp_path / "model"
+    shutil.copytree(model_path, copy, ignore=shutil.ignore_patterns("*.safetensors"))
+    return copy
+
+
+def refusal(model: Path, **settings: object) -> str:
+    with pytest.raises(LoraServeError) as caught:
+        check_startup(engine_config(model=str(model), **settings))
+    return str(caught.value)
+
+
+def edit(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_what_can_be_served_passes_without_its_weights(
+    model: Path, adapter_paths: list[Path], tmp_path: Path
+) -> None:
+    modules = tuple(f"{path.name}={path}" for path in adapter_paths)
+    check_startup(
+        engine_config(
+            model=str(model),
+            enable_lora=True,
+            lora_modules=modules,
+            kv_disk_path=str(tmp_path / "kv"),
+            override_op=("paged_attention=reference",),
+        )
+    )
+
+
+def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    assert "neither a directory nor a hub id" in refusal(tmp_path / "nothing")
+
+
+def test_an_architecture_that_is_not_served_is_refused(model: Path) -> None:
+    edit(model / "config.json", architectures=["T5ForConditionalGeneration"])
+    assert "T5ForConditionalGeneration is not supported" in refusal(model)
+
+
+def test_a_dtype_and_a_length_that_the_model_does_not_have_are_refused_together(
+    model: Path,
+) -> None:
+    edit(model / "config.json", dtype="float8_e4m3fn", torch_dtype="float8_e4m3fn")
+    dtype, length = refusal(model, max_model_len=10**6).splitlines()
+    assert "float8_e4m3fn is not supported; set --dtype" in dtype
+    assert "--max-model-len 1000000 is above the" in length
+
+
+def test_a_kernel_that_does_not_exist_is_refused(model: Path) -> None:
+    told = refusal(model, override_op=("lore=reference", "linear=reference", "emb=reference"))
+    assert [line.split(":")[0] for line in told.splitlines()] == [
+        "--override-op lore=reference",
+        "--override-op emb=reference",
+    ]
+
+
+def test_a_model_without_a_tokenizer_is_refused_unless_another_is_named(
+    model: Path, model_path: Path
+) -> None:
+    (model / "tokenizer.json").unlink()
+    assert "holds no tokenizer" in refusal(model)
+    check_startup(engine_config(model=str(model), tokenizer=str(model_path)))
+
+
+def test_an_adapter_that_is_not_there_is_refused_with_its_flag(model: Path, tmp_path: Path) -> None:
+    told = refusal(model, enable_lora=True, lora_modules=(f"a={tmp_path / 'none'}",))
+    assert told.startswith(f"--lora-modules a={tmp_path / 'none'}: No adapter found for")
+    assert "adapter_config.json" in told
+
+
+def test_an_adapter_above_the_highest_rank_is_refused(
+    model: Path, adapter_paths: list[Path]
+) -> None:
+    modules = tuple(f"{path.name}={path}" for path in adapter_paths)
+    told = refusal(model, enable_lora=True, lora_modules=modules, max_lora_rank=8)
+    assert told.startswith(f"{adapter_paths[2]}: rank 16 is above --max-lora-rank 8")
+
+
+def test_an_adapter_of_another_model_is_refused(model: Path, tmp_path: Path) -> None:
+    make_peft("mistral", 0, r=4).save_pretrained(str(tmp_path / "other"))
+    edit(model / "config.json", hidden_size=128, head_dim=32)
+    with pytest.raises(AdapterFormatError, match="shapes that do not fit this model"):
+        check_startup(
+            engine_config(
+                model=str(model), enable_lora=True, lora_modules=(f"a={tmp_path / 'other'}",)
+            )
+        )
+
+
+def test_an_adapters_config_is_checked_though_the_model_is_refused(
+    tmp_path: Path, adapter_paths: list[Path]
+) -> None:
+    shutil.copytree(adapter_paths[0], tmp_path / "dora")
+    edit(tmp_path / "dora" / "adapter_config.json", use_dora=True)
+    told = refusal(tmp_path / "nothing", enable_lora=True, lora_modules=(f"a={tmp_path / 'dora'}",))
+    assert [("hub id" in line, "DoRA" in line) for line in told.splitlines()] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+def test_a_tier_that_cannot_be_is_refused(model: Path) -> None:
+    told = refusal(model, kv_disk_path="/proc/kv", kv_redis_url="http://host")
+    assert [line.split(" ")[0].rstrip(":") for line in told.splitlines()] == [
+        "--kv-disk-path",
+        "--kv-redis-url",
+    ]
+
+
+def test_all_that_is_wrong_is_one_error(model: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_startup(
+            engine_config(
+                model=str(model),
+                enable_lora=True,
+                lora_modules=("a=/none", "b=/none"),
+                override_op=("lore=reference",),
+                kv_disk_path="/proc/kv",
+            )
+        )
+    assert len(str(caught.value).splitlines()) == 4
