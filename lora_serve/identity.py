@@ -37,7 +37,7 @@ class AdapterRef:
 
 @dataclass(frozen=True, slots=True)
 class CacheNamespace:
-    """Who may share KV: one model, one adapter version (or none), one salt."""
+    """All that requests which share KV have in common: model, adapter version (or none), salt."""
 
     model_fingerprint: bytes
     adapter: AdapterRef | None = None

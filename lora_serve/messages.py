@@ -139,7 +139,7 @@ class ErrorInfo(msgspec.Struct, frozen=True):
 
 
 class EngineOutput(msgspec.Struct, frozen=True):
-    """What one step gave one request. The last one has `finish_reason` or `error`.
+    """The output of one step for one request. The last one has `finish_reason` or `error`.
 
     finish_reason: "stop", "length" or "abort". stop_token_id: which token ended it, if one did.
     num_cached_tokens: prompt tokens whose KV was found, not computed; told with the first output.

@@ -199,7 +199,7 @@ class AdapterCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the engine found out about the model that its workers loaded.
+    """Facts of the model that the workers have loaded.
 
     fingerprint: over weights, dtype, KV layout and numerics; in every block's identity.
     lora_modules: (out_features, in_features) of each projection an adapter may change.

@@ -64,7 +64,7 @@ class ErrorDetail(msgspec.Struct, frozen=True):
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
-    """What every status above 399 comes with."""
+    """The body of every status above 399."""
 
     error: ErrorDetail
 

@@ -1,6 +1,6 @@
 """The application: its routes, what surrounds them, and how it is served until it is told to stop.
 
-Owns no engine: `run_server` shuts down the one it was given, because nobody else can tell when the
+Owns no engine, but `run_server` shuts down the one it was given, because it alone can tell when the
 last answer has been sent.
 """
 

@@ -1,4 +1,4 @@
-"""Who may do what: Bearer keys, and which of them are an operator's.
+"""Bearer keys: which callers are known, and which of them are operators.
 
 All routes need a key when keys are set, but for those that say nothing of tenants (OPEN_PATHS).
 Keys are compared in constant time. An admin key may do everything that a key may.
@@ -24,7 +24,7 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request. api_key: None when the server is open and no known key was given."""
+    """The sender of a request. api_key: None if the server is open and no known key was given."""
 
     api_key: str | None
     is_admin: bool
@@ -113,7 +113,7 @@ class Authentication:
 
 
 def caller_of(request: Request) -> Caller:
-    """Who sent this request, on any route that is not open to all."""
+    """The sender of this request, on any route that is not open to all."""
     caller = request.state.caller
     assert isinstance(caller, Caller), "a route outside of the Authentication middleware"
     return caller

@@ -42,7 +42,7 @@ class Drain:
 class Draining:
     """Middleware that counts requests, and refuses them once the drain has begun.
 
-    The routes that are open to all go on, so that everybody can see how it stands.
+    The routes that are open to all go on, so that its state can be seen.
     """
 
     def __init__(self, app: ASGIApp, drain: Drain) -> None:

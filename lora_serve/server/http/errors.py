@@ -1,7 +1,7 @@
 """From errors to HTTP: one table, one shape of body, on every route.
 
 The body is OpenAI's: {"error": {"message", "type", "param", "code"}}. What is not in the tree of
-lora_serve/errors.py is a bug: logged with its traceback, and told to nobody.
+lora_serve/errors.py is a bug: it is logged with its traceback and not shown to the caller.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def error_response(error: BaseException) -> Response:
     elif isinstance(error, EngineDeadError):
         headers["Retry-After"] = "1"
     elif isinstance(error, BodyTimeoutError):
-        headers["Connection"] = "close"  # whoever sends the rest after all would not be understood
+        headers["Connection"] = "close"  # what follows could not be told from a new request
     elif isinstance(error, UnauthorizedError):
         headers["WWW-Authenticate"] = "Bearer"
     return _response(error_body(error), status, headers)

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lora_serve.observability.http import HTTPMetrics
 
 GENERATION_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
-CLIENT_LEFT = 499  # nginx's status for a request that nobody waits for any more
+CLIENT_LEFT = 499  # nginx's status for a request whose client has left
 
 
 class Instrumentation:

@@ -46,7 +46,7 @@ class ServerShutdown:
         logger.info("stopping: %d requests are still being answered", self._drain.num_active)
         await _until(lambda: self._is_urgent or self._all_is_sent, self._timeout)
         self._cut_off()
-        await self._engine.shutdown()  # which tells whoever still waits for it
+        await self._engine.shutdown()  # which ends the requests that still wait for it
         await _until(lambda: self._all_is_sent, LAST_WORDS_SECONDS)
         self._cut_off()
         then()

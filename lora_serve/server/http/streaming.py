@@ -1,4 +1,4 @@
-"""Server-sent events: how they look, and what becomes of them when somebody fails or leaves.
+"""Server-sent events: their form, and how a stream ends when the engine fails or a client leaves.
 
 A stream ends with `data: [DONE]`, also after an error, which is then the event before it.
 """
@@ -42,7 +42,7 @@ class EventStream(Response):
         try:
             await unless_disconnected(receive, self._send(send))
         except ClientDisconnect:
-            pass  # nobody is left to be told
+            pass  # there is no client left to be told
         finally:
             await self._close()
 

@@ -73,7 +73,7 @@ def chat_router(context: ServerContext) -> APIRouter:
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """What the body asked to be shown."""
+    """The parts of an answer that the body asked for."""
 
     tokenizer: Tokenizer
     body: ChatBody

@@ -59,7 +59,7 @@ def completions_router(context: ServerContext) -> APIRouter:
 
 @dataclass(frozen=True, slots=True)
 class CompletionFormat:
-    """What the body asked to be shown."""
+    """The parts of an answer that the body asked for."""
 
     tokenizer: Tokenizer
     body: CompletionBody

@@ -1,6 +1,6 @@
 """From a body's prompts and messages to what the engine continues. Embeddings come before text.
 
-Tokenizing runs in worker threads, so that a long prompt delays nobody else's tokens.
+Tokenizing runs in worker threads, so that a long prompt does not delay other requests' tokens.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A prompt of embeddings from its payload: base64 of torch.save, or of safetensors.
 
-Whoever sends it may be hostile. Nothing in it is executed or expanded: shapes are bounded by the
+The sender may be hostile. Nothing in it is executed or expanded: shapes are bounded by the
 model's limits and by the bytes that were really sent before a single value is copied.
 """
 

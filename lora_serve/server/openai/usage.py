@@ -1,4 +1,4 @@
-"""What a body's answer comes to: its tokens, and which weights gave it."""
+"""Counts the tokens of an answer, and notes which weights gave it."""
 
 from __future__ import annotations
 
