@@ -32,6 +32,7 @@ class Attention:
 
     q_norm, k_norm: per head, or None. cos_sin: (P, D), float32, from `rotary_table`. scale: of the
     products q k. sliding_window: query p sees (p - sliding_window, p]; None: all of [0, p].
+    softcap: as Ops.paged_attention has it.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Attention:
         cos_sin: Tensor,
         scale: float,
         sliding_window: int | None,
+        softcap: float | None = None,
     ) -> None:
         self._ops = ops
         self._heads = heads
@@ -56,6 +58,7 @@ class Attention:
         self._cos_sin = cos_sin
         self._scale = scale
         self._sliding_window = sliding_window
+        self._softcap = softcap
 
     def queries(self, x: Tensor, batch: ForwardBatch, kv_cache: Tensor) -> Tensor:
         """x: (T, H) -> (T, Hq, D). Writes the rows' K and V."""
@@ -70,6 +73,6 @@ class Attention:
     def attend(self, q: Tensor, rows: ForwardBatch | OutputRows, kv_cache: Tensor) -> Tensor:
         """q: (T, Hq, D), of `rows` -> (T, H). All that they see has been written."""
         attended = self._ops.paged_attention(
-            q, kv_cache, rows.attention, self._scale, self._sliding_window, None
+            q, kv_cache, rows.attention, self._scale, self._sliding_window, self._softcap
         )
         return self._output(attended.view(q.shape[0], -1), rows)

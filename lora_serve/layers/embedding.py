@@ -9,15 +9,16 @@ from lora_serve.ops import Ops
 
 
 class Embedding:
-    """weight: (V, H)."""
+    """weight: (V, H). scale: of the tokens' rows, in the model's dtype; None for none."""
 
-    def __init__(self, ops: Ops, weight: Tensor) -> None:
+    def __init__(self, ops: Ops, weight: Tensor, scale: float | None = None) -> None:
         self._ops = ops
         self._weight = weight
+        self._scale = scale
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """(T, H), newly allocated: the model adds to it in place."""
-        rows = self._ops.embed(self._weight, batch.input_ids, None)
+        rows = self._ops.embed(self._weight, batch.input_ids, self._scale)
         if batch.inputs_embeds is None or batch.is_embeds is None:
             return rows
         return where(batch.is_embeds[:, None], batch.inputs_embeds, rows)
@@ -26,15 +27,19 @@ class Embedding:
 class LMHead:
     """weight: (V, H). No adapter changes it.
 
-    screened_argmax: finds the largest logits without computing all; None where that is not wanted.
+    soft_cap: as Ops.soft_cap has it; None for plain logits.
+    screened_argmax: finds the largest logits without computing all; None where that is not wanted,
+        or where they are capped: capping can make two of them equal, and then the first counts.
     """
 
-    def __init__(self, ops: Ops, weight: Tensor) -> None:
+    def __init__(self, ops: Ops, weight: Tensor, soft_cap: float | None = None) -> None:
         self._ops = ops
+        self._soft_cap = soft_cap
         self._packed = ops.pack_linear(weight, None)
-        pack_screen = ops.pack_screen
+        pack_screen = ops.pack_screen if soft_cap is None else None
         self.screened_argmax = None if pack_screen is None else pack_screen(weight, self._packed)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden: (N, H) -> logits (N, V), in the model's dtype."""
-        return self._ops.linear(hidden, self._packed)
+        logits = self._ops.linear(hidden, self._packed)
+        return logits if self._soft_cap is None else self._ops.soft_cap(logits, self._soft_cap)

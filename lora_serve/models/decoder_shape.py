@@ -16,8 +16,8 @@ from lora_serve.layers.linear import Linear
 from lora_serve.models.base import KVSpec, LinearLayout, Weights
 from lora_serve.ops import Ops
 
-EMBEDDING = "model.embed_tokens.weight"
-FINAL_NORM = "model.norm.weight"
+EMBEDDING = "embed_tokens.weight"
+FINAL_NORM = "norm.weight"
 LM_HEAD = "lm_head.weight"
 
 
@@ -54,12 +54,23 @@ class DecoderShape:
     dtype: str | None
 
     @property
+    def prefix(self) -> str:
+        """The decoder's name in its checkpoint, where its tensors' names begin."""
+        return "model"
+
+    @property
     def num_layers(self) -> int:
         return len(self.windows)
 
     @property
     def heads(self) -> HeadLayout:
         return HeadLayout(self.num_heads, self.num_kv_heads, self.head_size)
+
+    def named(self, tensor: str) -> str:
+        return f"{self.prefix}.{tensor}"
+
+    def named_layer(self, layer: int) -> str:
+        return f"{self.prefix}.layers.{layer}"
 
     def kv_specs(self) -> tuple[KVSpec, ...]:
         return tuple(KVSpec(self.num_kv_heads, self.head_size, window) for window in self.windows)
@@ -71,7 +82,8 @@ class DecoderShape:
         )
 
     def layer_linears(self, layer: int) -> LayerLinears:
-        attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
+        prefix = self.named_layer(layer)
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         q_size, kv_size = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
         qkv = tuple((f"{attention}.{p}_proj", q_size if p == "q" else kv_size) for p in "qkv")
         output = ((f"{attention}.o_proj", self.hidden_size),)
@@ -91,7 +103,9 @@ class DecoderShape:
 
         norms: the names and sizes of a layer's norms.
         """
-        shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (self.vocab_size, self.hidden_size)}
+        shapes: dict[str, tuple[int, ...]] = {
+            self.named(EMBEDDING): (self.vocab_size, self.hidden_size)
+        }
         linears = self.linears()
         for layer in range(self.num_layers):
             for linear in linears[4 * layer : 4 * layer + 4]:
@@ -100,7 +114,7 @@ class DecoderShape:
                     if linear.has_bias:
                         shapes[f"{name}.bias"] = (out_features,)
             shapes |= {name: (size,) for name, size in norms(layer).items()}
-        shapes[FINAL_NORM] = (self.hidden_size,)
+        shapes[self.named(FINAL_NORM)] = (self.hidden_size,)
         if not self.tie_word_embeddings:
             shapes[LM_HEAD] = (self.vocab_size, self.hidden_size)
         return shapes

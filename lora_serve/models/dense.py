@@ -14,6 +14,7 @@ from lora_serve.layers.mlp import GatedMLP
 from lora_serve.layers.norm import RMSNorm
 from lora_serve.layers.rotary import RopeSpec, rotary_table
 from lora_serve.models.base import Weights
+from lora_serve.models.decoder import Decoder
 from lora_serve.models.decoder_shape import (
     EMBEDDING,
     FINAL_NORM,
@@ -21,7 +22,7 @@ from lora_serve.models.decoder_shape import (
     DecoderShape,
     build_linear,
 )
-from lora_serve.ops import Ops, ScreenedArgmax
+from lora_serve.ops import Ops
 
 # As they stand in the fingerprints of KV that is stored already.
 _FACTS = (
@@ -54,24 +55,24 @@ class DenseSpec(DecoderShape):
         return self.shapes_with_norms(self._norms)
 
     def _norms(self, layer: int) -> dict[str, int]:
-        names = _NormNames.of(layer)
+        names = _NormNames.of(self.named_layer(layer))
         norms = dict.fromkeys((names.input, names.post_attention), self.hidden_size)
         return norms | (dict.fromkeys((names.q, names.k), self.head_size) if self.qk_norm else {})
 
     def rotary_tables(self) -> tuple[Tensor, ...]:
         return (rotary_table(self.rope, self.head_size, self.max_positions),)
 
-    def build(self, weights: Weights, ops: Ops, rotary_tables: Sequence[Tensor]) -> DenseModel:
-        embedding = weights.take(EMBEDDING)
+    def build(self, weights: Weights, ops: Ops, rotary_tables: Sequence[Tensor]) -> Decoder:
+        embedding = weights.take(self.named(EMBEDDING))
         (cos_sin,) = rotary_tables
         layers = [
             _build_layer(self, layer, weights, ops, cos_sin) for layer in range(self.num_layers)
         ]
         lm_head = embedding if self.tie_word_embeddings else weights.take(LM_HEAD)
-        return DenseModel(
+        return Decoder(
             Embedding(ops, embedding),
             layers,
-            RMSNorm(ops, weights.take(FINAL_NORM), self.rms_norm_eps),
+            RMSNorm(ops, weights.take(self.named(FINAL_NORM)), self.rms_norm_eps),
             LMHead(ops, lm_head),
         )
 
@@ -86,8 +87,7 @@ class _NormNames:
     k: str
 
     @classmethod
-    def of(cls, layer: int) -> _NormNames:
-        prefix = f"model.layers.{layer}"
+    def of(cls, prefix: str) -> _NormNames:
         return cls(
             input=f"{prefix}.input_layernorm.weight",
             post_attention=f"{prefix}.post_attention_layernorm.weight",
@@ -113,10 +113,7 @@ class DenseLayer:
         kv_cache: Tensor,
         outputs: OutputRows | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """What is to be added next, and the residual to add it to.
-
-        x: what input_norm gave. outputs: go on with these rows alone, once KV is written.
-        """
+        """As DecoderLayer has it."""
         q = self._attention.queries(x, batch, kv_cache)
         rows: ForwardBatch | OutputRows = batch
         if outputs is not None:
@@ -126,45 +123,13 @@ class DenseLayer:
         return self._mlp(self._post_attention_norm.add(attended, residual), rows), residual
 
 
-class DenseModel:
-    def __init__(
-        self,
-        embedding: Embedding,
-        layers: Sequence[DenseLayer],
-        final_norm: RMSNorm,
-        lm_head: LMHead,
-    ) -> None:
-        self._embedding = embedding
-        self._layers = layers
-        self._final_norm = final_norm
-        self._lm_head = lm_head
-
-    def forward(self, batch: ForwardBatch, kv_caches: Sequence[Tensor]) -> Tensor:
-        residual = self._embedding(batch)
-        x = None  # what is to be added to it
-        for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
-            outputs = batch.outputs if layer is self._layers[-1] else None
-            norm = layer.input_norm
-            normed = norm(residual) if x is None else norm.add(x, residual)
-            x, residual = layer(normed, residual, batch, kv_cache, outputs)
-        assert x is not None, "a model has layers"
-        return self._final_norm.add(x, residual)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._lm_head(hidden)
-
-    @property
-    def screened_argmax(self) -> ScreenedArgmax | None:
-        return self._lm_head.screened_argmax
-
-
 def _build_layer(
     spec: DenseSpec, layer: int, weights: Weights, ops: Ops, cos_sin: Tensor
 ) -> DenseLayer:
     def norm(name: str) -> RMSNorm:
         return RMSNorm(ops, weights.take(name), spec.rms_norm_eps)
 
-    linears, norms = spec.layer_linears(layer), _NormNames.of(layer)
+    linears, norms = spec.layer_linears(layer), _NormNames.of(spec.named_layer(layer))
     attention = Attention(
         ops,
         spec.heads,

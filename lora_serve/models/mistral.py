@@ -11,7 +11,7 @@ _DEFAULT_WINDOW = 4096  # where the config has no such key; null there means non
 
 def read_mistral(settings: Settings, architecture: str) -> DenseSpec:
     """The facts of a Mistral; faults are among the findings of `settings`."""
-    is_null = "sliding_window" in settings and settings.get("sliding_window") is None
+    is_null = settings.is_null("sliding_window")
     window = None if is_null else settings.integer("sliding_window", _DEFAULT_WINDOW)
     return read_dense(
         settings,

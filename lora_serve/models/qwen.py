@@ -42,8 +42,7 @@ def read_qwen3(settings: Settings, architecture: str) -> DenseSpec:
 def _windows(settings: Settings) -> tuple[int | None, ...]:
     """Each layer's window: with use_sliding_window, and from max_window_layers on."""
     num_layers = settings.integer("num_hidden_layers")
-    is_null = "sliding_window" in settings and settings.get("sliding_window") is None
-    if is_null or not settings.flag("use_sliding_window", False):
+    if settings.is_null("sliding_window") or not settings.flag("use_sliding_window", False):
         return (None,) * num_layers
     window = settings.integer("sliding_window", _WINDOW)
     first = settings.integer("max_window_layers", _FIRST_WINDOWED_LAYER, least=0)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from lora_serve.errors import ConfigError
 from lora_serve.models.base import ModelSpec
 from lora_serve.models.common_config import refuse_quantised
+from lora_serve.models.gemma import read_gemma2, read_gemma3, read_gemma3_multimodal
 from lora_serve.models.llama import read_llama
 from lora_serve.models.mistral import read_mistral
 from lora_serve.models.qwen import read_qwen2, read_qwen3
@@ -15,6 +16,9 @@ from lora_serve.models.settings import Settings
 SpecReader = Callable[[Settings, str], ModelSpec]
 
 ARCHITECTURES: Mapping[str, SpecReader] = {
+    "Gemma2ForCausalLM": read_gemma2,
+    "Gemma3ForCausalLM": read_gemma3,
+    "Gemma3ForConditionalGeneration": read_gemma3_multimodal,
     "LlamaForCausalLM": read_llama,
     "MistralForCausalLM": read_mistral,
     "Qwen2ForCausalLM": read_qwen2,

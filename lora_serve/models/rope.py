@@ -19,22 +19,42 @@ def read_rope(settings: Settings, max_position_embeddings: int) -> tuple[RopeSpe
     key = "rope_parameters" if settings.get("rope_parameters") else "rope_scaling"
     rope = settings.part(key)
     theta = settings.number("rope_theta", rope.number("rope_theta", 10000.0))
-    for part in (settings, rope):
-        if part.number("partial_rotary_factor", 1.0) != 1.0:
-            settings.refuse("partial_rotary_factor other than 1 is not supported")
-    kind = rope.text("rope_type", rope.text("type", "default"))
-    if kind == "linear":
-        linear = LinearScaling(rope.number("factor"))
-        return RopeSpec(theta, linear), int(max_position_embeddings * linear.factor)
-    if kind == "llama3":
-        return RopeSpec(theta, _llama3(rope)), max_position_embeddings
-    if kind == "yarn":
-        yarn = _yarn(rope, max_position_embeddings)
-        stretched = int(yarn.original_max_position_embeddings * yarn.factor)
-        return RopeSpec(theta, yarn), max(max_position_embeddings, stretched)
-    if kind != "default":
-        settings.refuse(f"{key} of type {kind!r} is not supported; {', '.join(KINDS)} are")
-    return RopeSpec(theta), max_position_embeddings
+    _refuse_partial(settings)
+    spec = read_scaling(rope, key, theta, max_position_embeddings)
+    return spec, _stretched(spec, max_position_embeddings)
+
+
+def read_scaling(rope: Settings, key: str, theta: float, max_position_embeddings: int) -> RopeSpec:
+    """The rotary facts in the object `rope`, which the config has below `key`."""
+    _refuse_partial(rope)
+    match rope.text("rope_type", rope.text("type", "default")):
+        case "default":
+            return RopeSpec(theta)
+        case "linear":
+            return RopeSpec(theta, LinearScaling(rope.number("factor")))
+        case "llama3":
+            return RopeSpec(theta, _llama3(rope))
+        case "yarn":
+            return RopeSpec(theta, _yarn(rope, max_position_embeddings))
+        case kind:
+            rope.refuse(f"{key} of type {kind!r} is not supported; {', '.join(KINDS)} are")
+            return RopeSpec(theta)
+
+
+def _refuse_partial(settings: Settings) -> None:
+    if settings.number("partial_rotary_factor", 1.0) != 1.0:
+        settings.refuse("partial_rotary_factor other than 1 is not supported")
+
+
+def _stretched(rope: RopeSpec, max_position_embeddings: int) -> int:
+    match rope.scaling:
+        case LinearScaling(factor):
+            return int(max_position_embeddings * factor)
+        case YarnScaling() as yarn:
+            stretched = int(yarn.original_max_position_embeddings * yarn.factor)
+            return max(max_position_embeddings, stretched)
+        case _:
+            return max_position_embeddings
 
 
 def _llama3(rope: Settings) -> Llama3Scaling:

@@ -22,6 +22,10 @@ class Settings:
     def get(self, key: str) -> object:
         return self._values.get(key)
 
+    def is_null(self, key: str) -> bool:
+        """Whether the key is there and says none, where a missing key means a default."""
+        return key in self and self.get(key) is None
+
     def refuse(self, finding: str) -> None:
         self.findings.append(finding)
 
@@ -50,6 +54,11 @@ class Settings:
         if value is not None:
             self.refuse(f"{key} must be a positive number, is {value!r}")
         return 1.0
+
+    def optional_number(self, key: str, default: float | None) -> float | None:
+        """A positive, finite number, or None where the key is null or has no default."""
+        is_none = self.is_null(key) or (key not in self and default is None)
+        return None if is_none else self.number(key, default)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._required(key, default)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 
 from lora_serve.identity import AdapterRef
+from lora_serve.models.base import ModelSpec
 from lora_serve.models.source import load_spec
 from lora_serve.models.weights import WeightReader, open_weights
 from lora_serve.ops import Ops
@@ -25,7 +27,7 @@ SAMPLE = SampleInput(SamplingParams(), seed=0, position=0)
 
 
 class BareModel:
-    """KV is NaN until written. ops: of the same device."""
+    """KV is NaN until written. ops: of the same device. change_spec: of what the config says."""
 
     def __init__(
         self,
@@ -34,9 +36,10 @@ class BareModel:
         dtype: torch.dtype,
         num_blocks: int = 64,
         device: Device | None = None,
+        change_spec: Callable[[Any], ModelSpec] = lambda spec: spec,
     ) -> None:
         device = device or CpuDevice()
-        self.spec = load_spec(directory)
+        self.spec = change_spec(load_spec(directory))
         source = open_weights(directory, self.spec, "safetensors", 0, dtype)
         weights = WeightReader(source, dtype, device.torch_device)
         tables = [table.to(device.torch_device) for table in self.spec.rotary_tables()]

@@ -8,6 +8,10 @@ from typing import Any
 
 import torch
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -81,7 +85,27 @@ DENSE_MODELS = {
         {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
     ),
 }
-TINY_MODELS = DENSE_MODELS
+# Gemmas whose windows, caps and scalings all act within 90 tokens: three layers, the last without
+# a window. Heads are not hidden_size / heads wide, and the root of hidden_size is no whole number.
+LAYER_TYPES = ["sliding_attention", "sliding_attention", "full_attention"]
+GEMMA = {"hidden_size": 96, "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 20}
+GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+}
+GEMMA_MODELS = {
+    "gemma2": TinyModel(
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        GEMMA | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+    ),
+    "gemma3": TinyModel(
+        Gemma3TextConfig,
+        Gemma3ForCausalLM,
+        GEMMA | {"layer_types": LAYER_TYPES, "rope_parameters": GEMMA3_ROPE},
+    ),
+}
+TINY_MODELS = DENSE_MODELS | GEMMA_MODELS
 
 
 # For kernels that take a second a layer.

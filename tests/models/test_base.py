@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from msgspec.structs import replace
-from transformers import PreTrainedModel
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lora_serve.ops import Ops
 from lora_serve.ops.backends import available_ops
@@ -40,6 +41,26 @@ def test_logits_are_those_of_transformers(
         expected = tiny_models[family](torch.tensor([token_ids])).logits[0]
     got = Prompt(token_ids, range(9, 3, -1)).alone(build(family, ops, torch.float32))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@FAMILIES
+@BACKENDS
+def test_bfloat16_logits_are_as_near_the_truth_as_those_of_transformers(
+    build: Build, directories: dict[str, Path], family: str, ops: Ops
+) -> None:
+    """The truth: the same bfloat16 weights, computed with in float32."""
+    token_ids = tokens(90)
+
+    def logits_in(model: PreTrainedModel) -> Tensor:
+        with torch.no_grad():
+            return model(torch.tensor([token_ids])).logits[0].float()
+
+    rounded = AutoModelForCausalLM.from_pretrained(directories[family], dtype=torch.bfloat16)
+    exact = AutoModelForCausalLM.from_pretrained(directories[family], dtype=torch.float32)
+    exact.load_state_dict(rounded.state_dict())
+    truth = logits_in(exact)
+    got = Prompt(token_ids, range(9, 3, -1)).alone(build(family, ops, torch.bfloat16)).float()
+    assert (got - truth).abs().mean() < 1.2 * (logits_in(rounded) - truth).abs().mean()
 
 
 @FAMILIES

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from lora_serve.errors import ConfigError
 from lora_serve.models.base import ModelSpec
-from lora_serve.models.decoder_shape import FINAL_NORM
 from lora_serve.models.source import load_spec
 from lora_serve.models.weights import RandomWeights, TensorSource, WeightReader, open_weights
 from tests.fakes.tiny_models import save
@@ -66,7 +65,7 @@ def test_tensors_are_converted_to_the_models_dtype(model: Path, spec: ModelSpec)
 def test_a_file_that_changes_later_changes_nothing_that_was_read(
     model: Path, spec: ModelSpec
 ) -> None:
-    taken = WeightReader(open_model(model, spec), torch.float32).take(FINAL_NORM)
+    taken = WeightReader(open_model(model, spec), torch.float32).take("model.norm.weight")
     before = taken.clone()
     with (model / "model.safetensors").open("r+b") as file:
         size = (model / "model.safetensors").stat().st_size
@@ -79,9 +78,9 @@ def test_the_digest_is_over_what_was_read(model: Path, spec: ModelSpec) -> None:
     before = digest(open_model(model, spec), spec)
     assert digest(open_model(model, spec), spec) == before
     assert digest(open_model(model, spec), spec, torch.bfloat16) != before
-    changed = load_file(model / "model.safetensors")[FINAL_NORM]
+    changed = load_file(model / "model.safetensors")["model.norm.weight"]
     changed[3] += 1e-6
-    rewrite(model, {FINAL_NORM: changed})
+    rewrite(model, {"model.norm.weight": changed})
     assert digest(open_model(model, spec), spec) != before
 
 

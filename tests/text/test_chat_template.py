@@ -85,3 +85,17 @@ def test_template_variables_cannot_reach_transformers_own_arguments(
     with pytest.raises(InvalidRequestError, match=f"must not set {name}") as caught:
         byte_level.apply_chat_template(MESSAGES, template_kwargs={name: 1})
     assert caught.value.param == "chat_template_kwargs"
+
+
+def test_a_template_without_a_system_role_says_so(byte_level: Tokenizer) -> None:
+    """As Gemma 2's."""
+    template = (
+        "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
+        "{{ raise_exception('System role not supported') }}{% endif %}"
+    )
+    with pytest.raises(InvalidRequestError) as caught:
+        byte_level.apply_chat_template(MESSAGES, chat_template=template)
+    assert str(caught.value) == (
+        "the chat template refused the messages: System role not supported"
+    )
+    assert caught.value.param == "messages"

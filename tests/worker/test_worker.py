@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.errors import ConfigError
 from lora_serve.identity import AdapterRef
-from lora_serve.models.decoder_shape import EMBEDDING
-from lora_serve.models.dense import DenseModel
+from lora_serve.models.decoder import Decoder
 from lora_serve.models.source import load_spec
 from lora_serve.ops.backends import available_ops
 from lora_serve.ops.reference import REFERENCE
@@ -268,7 +267,7 @@ def test_embedding_rows_answer_as_the_tokens_they_come_from(
 
 
 def embedding_rows(model: Path, token_ids: list[int], dtype: str) -> bytes:
-    rows = load_file(model / "model.safetensors")[EMBEDDING][token_ids]
+    rows = load_file(model / "model.safetensors")["model.embed_tokens.weight"][token_ids]
     return rows.to(getattr(torch, dtype)).view(torch.uint8).numpy().tobytes()
 
 
@@ -327,9 +326,7 @@ def test_an_adapter_answers_from_its_step_on_and_is_gone_after_its_last(
 def test_a_plain_greedy_step_takes_what_is_found_without_all_logits(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        DenseModel, "screened_argmax", staticmethod(lambda hidden: [7] * len(hidden))
-    )
+    monkeypatch.setattr(Decoder, "screened_argmax", staticmethod(lambda hidden: [7] * len(hidden)))
     worker = make_worker(model)
     worker.load()
     plain = replace(request(PROMPT), sample=SampleInput(SamplingParams(temperature=0.0), 0, 40))
