@@ -131,7 +131,7 @@ async def measure_sockets(model: Path, num_streams: int, num_tokens: int, http: 
     engine = make_engine(model, num_streams)
     config = ServerConfig()
     connections = Connections(config, import_from_string(HTTP_PROTOCOLS[http]))
-    server = uvicorn.Server(http_config(create_app(engine, config), connections))
+    server = uvicorn.Server(http_config(create_app(engine, config), config, connections))
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from lora_serve.cli.arguments import engine_config, server_config
+from lora_serve.cli.environment import with_environment
 from lora_serve.cli.hub import prepare_hub
 from lora_serve.config import EngineConfig, ServerConfig
 from lora_serve.config.refusals import Refusals
@@ -46,12 +47,14 @@ def _configs(args: argparse.Namespace) -> tuple[EngineConfig, ServerConfig]:
     """What was given. Raises ConfigError with a line for each part that cannot be."""
     refusals = Refusals()
     with refusals.noted():
-        server = server_config(args)
+        server = with_environment(server_config(args), os.environ)
     with refusals.noted():
         engine = engine_config(args)
     refusals.raise_noted()
-    if engine.scheduler.fair_share == "key" and not (server.api_key or server.admin_api_key):
+    if engine.scheduler.fair_share == "key" and not server.has_keys:
         raise ConfigError("--fair-share key needs --api-key: without keys there is one share")
+    if server.isolate_api_keys and not server.has_keys:
+        raise ConfigError("--isolate-api-keys needs --api-key: without keys there is one cache")
     return engine, server
 
 
@@ -66,13 +69,15 @@ def _checked(
         ConfigError: with a line for each reason why this cannot be served.
     """
     from lora_serve.engine.frontend.startup_checks import check_startup
-    from lora_serve.server.http.listener import check_chat_template, open_listener
+    from lora_serve.server.http.keys import read_keys
+    from lora_serve.server.http.listener import check_chat_template, check_tls, open_listener
 
     refusals = Refusals()
     with refusals.noted():
         listener = stack.enter_context(open_listener(server))
-    with refusals.noted():
-        check_chat_template(server)
+    for check in (check_chat_template, check_tls, read_keys):
+        with refusals.noted():
+            check(server)
     if not engine.model.model:
         with refusals.noted():
             check_tiers(engine.kv_tiers)

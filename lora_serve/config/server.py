@@ -12,16 +12,52 @@ from lora_serve.errors import ConfigError
 class ServerConfig:
     """The HTTP server."""
 
-    host: str = setting("Address to listen on.", "0.0.0.0", metavar="ADDRESS")
+    host: str = setting(
+        "Address to listen on; the default is reached from this machine alone.",
+        "127.0.0.1",
+        metavar="ADDRESS",
+    )
     port: int = setting("Port to listen on.", 8000)
     api_key: tuple[str, ...] = setting(
-        "Keys that may use the API; open to all if left out.", (), repeat="nargs", metavar="KEY"
-    )
-    admin_api_key: tuple[str, ...] = setting(
-        "Keys that may also load and unload adapters and reset caches; every key may if left out.",
+        "Keys that may generate; open to all if left out. LORA_SERVE_API_KEY and VLLM_API_KEY are "
+        "added.",
         (),
         repeat="nargs",
         metavar="KEY",
+    )
+    api_key_file: str | None = setting(
+        "File with such keys, one a line; read again on SIGHUP.", None, metavar="FILE"
+    )
+    admin_api_key: tuple[str, ...] = setting(
+        "Keys that may also change the server: load and unload adapters, reset caches. "
+        "LORA_SERVE_ADMIN_API_KEY is added.",
+        (),
+        repeat="nargs",
+        metavar="KEY",
+    )
+    admin_api_key_file: str | None = setting(
+        "File with such keys, one a line; read again on SIGHUP.", None, metavar="FILE"
+    )
+    allow_runtime_lora_updating: bool = setting(
+        "Let every caller who may generate change the server too, where there is no admin key. "
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 says the same.",
+        False,
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        "Hosts that requests may be addressed to and pages may come from. On a loopback address "
+        "loopback names if left out, elsewhere any.",
+        (),
+        repeat="nargs",
+        metavar="HOST",
+    )
+    ssl_keyfile: str | None = setting("Private key for TLS, as PEM.", None, metavar="FILE")
+    ssl_certfile: str | None = setting(
+        "Certificate chain for TLS, as PEM; the server then speaks https.", None, metavar="FILE"
+    )
+    ssl_ca_certs: str | None = setting(
+        "Certificates that sign clients' certificates, as PEM; a client must then have one.",
+        None,
+        metavar="FILE",
     )
     isolate_api_keys: bool = setting("Never share cached KV between API keys.", False)
     ignore_unknown_fields: bool = setting(
@@ -54,11 +90,32 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port {self.port} must be in [0, 65535]")
-        if self.isolate_api_keys and not (self.api_key or self.admin_api_key):
-            raise ConfigError("--isolate-api-keys needs --api-key")
+        self._check_keys()
+        self._check_tls()
         require_at_least(1, "--max-body-bytes", self.max_body_bytes)
         require_at_least(1, "--max-connections", self.max_connections)
         require_at_least(0, "--request-head-timeout", self.request_head_timeout)
         require_at_least(0, "--request-body-timeout", self.request_body_timeout)
         require_at_least(0, "--response-read-timeout", self.response_read_timeout)
         require_at_least(0, "--drain-timeout", self.drain_timeout)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether some key is asked for, by some flag."""
+        return bool(
+            self.api_key or self.admin_api_key or self.api_key_file or self.admin_api_key_file
+        )
+
+    def _check_keys(self) -> None:
+        for flag, keys in (("--api-key", self.api_key), ("--admin-api-key", self.admin_api_key)):
+            if not all(key.strip() for key in keys):
+                raise ConfigError(
+                    f"{flag} got an empty key, which anybody could send; is the variable set that "
+                    "should hold it?"
+                )
+
+    def _check_tls(self) -> None:
+        if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
+            raise ConfigError("--ssl-keyfile and --ssl-certfile go together; give both")
+        if self.ssl_ca_certs and not self.ssl_certfile:
+            raise ConfigError("--ssl-ca-certs needs --ssl-keyfile and --ssl-certfile")

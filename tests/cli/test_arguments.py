@@ -93,7 +93,6 @@ def test_a_mistyped_command_is_one_line_and_exit_code_2(
         (["--enable-lora", "--lora-modules", "{broken"], "{broken"),
         (["--lora-modules", "a=/a"], "--enable-lora"),
         (["--port", "70000"], "70000"),
-        (["--isolate-api-keys"], "--api-key"),
     ],
 )
 def test_impossible_settings_are_named(argv: list[str], words: str) -> None:

@@ -11,19 +11,22 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 COMMAND = [sys.executable, "-m", "lora_serve.cli.main", "serve"]
 
 
-def start(*arguments: str, temporary: Path = Path("/tmp")) -> subprocess.Popen[str]:
+def start(
+    *arguments: str, temporary: Path = Path("/tmp"), **environment: str
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*COMMAND, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, "TMPDIR": str(temporary)},
+        env={**os.environ, "TMPDIR": str(temporary), **environment},
     )
 
 
@@ -71,11 +74,12 @@ def test_the_demos_model_is_not_made_for_a_server_that_is_refused() -> None:
     assert told.startswith("--chat-template /none cannot be read")
 
 
-def test_shares_by_key_need_keys() -> None:
-    server = start("/no/model/here", "--port", "0", "--fair-share", "key")
+@pytest.mark.parametrize("flags", ["--fair-share key", "--isolate-api-keys"])
+def test_what_goes_by_key_needs_keys(flags: str) -> None:
+    server = start("/no/model/here", "--port", "0", *flags.split())
     _, told = server.communicate(timeout=60)
     assert server.returncode == 2
-    assert told.startswith("lora-serve: error: --fair-share key needs --api-key")
+    assert told.startswith(f"lora-serve: error: {flags} needs --api-key")
 
 
 def group_of(server: subprocess.Popen[str]) -> list[str]:
@@ -162,3 +166,43 @@ def test_a_temporary_directory_too_long_for_sockets_is_told(
     assert told.startswith(f"lora-serve: error: temporary directory {long}: ")
     assert told.endswith("set TMPDIR to a shorter path\n")
     assert list(long.iterdir()) == []
+
+
+def test_keys_come_from_the_environment_and_from_a_file_that_sighup_reads_again(
+    model_path: Path, short_path: Path
+) -> None:
+    users = short_path / "users"
+    users.write_text("old\n")
+    flags = ("--port", "0", "--api-key-file", str(users))
+    server = start(str(model_path), *flags, temporary=short_path, LORA_SERVE_ADMIN_API_KEY="root")
+    try:
+        assert server.stdout is not None
+        url = server.stdout.readline().split()[-1]
+        assert url.startswith("http://127.0.0.1:")
+
+        def status(key: str, method: str = "GET", path: str = "/v1/models") -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            return httpx.request(method, url + path, headers=headers).status_code
+
+        assert [status("old"), status("new"), status("root")] == [200, 401, 200]
+        assert status("old", "POST", "/reset_prefix_cache") == 403
+        assert status("root", "POST", "/reset_prefix_cache") == 200
+        users.write_text("new\n")
+        server.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + 10
+        while status("new") == 401:
+            assert time.monotonic() < deadline, "SIGHUP was not heard"
+            time.sleep(0.01)
+        assert status("old") == 401
+    finally:
+        server.terminate()
+        server.communicate(timeout=30)
+
+
+@pytest.mark.parametrize("flag", ["--api-key", "--admin-api-key"])
+def test_an_empty_key_is_refused_at_start(flag: str) -> None:
+    server = start("/no/model/here", "--port", "0", flag, "")
+    _, told = server.communicate(timeout=60)
+    assert server.returncode == 2
+    assert "empty key" in told
+    assert told.count("\n") == 1

@@ -43,7 +43,7 @@ class Wire:
         """Ask for a completion, but for the last bytes of it."""
         data = json.dumps(body).encode()
         head = (
-            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(data)}\r\n\r\n"
         )
         self._socket.sendall(head.encode() + data[: len(data) - num_missing])

@@ -74,7 +74,7 @@ async def _post(apps: list[FastAPI], case: object) -> None:
     url, content = case
     for app in apps:
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             async with asyncio.timeout(ANSWER_SECONDS):
                 headers = {"Content-Type": "application/json"}
                 check_answer(await client.post(url, content=content, headers=headers))

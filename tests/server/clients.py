@@ -25,7 +25,7 @@ T = TypeVar("T")
 def client_for(engine: FakeEngine, config: ServerConfig | None = None) -> httpx.AsyncClient:
     """In memory. An exception that leaves the application fails the test."""
     app = create_app(engine, config or ServerConfig())
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
 
 @asynccontextmanager
@@ -38,12 +38,13 @@ async def serving(
     listener = socket.create_server(("127.0.0.1", 0))
     config = config or ServerConfig()
     connections = Connections(config, http_protocol)
-    server = uvicorn.Server(http_config(create_app(engine, config), connections))
+    server = uvicorn.Server(http_config(create_app(engine, config), config, connections))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:
         await asyncio.sleep(0.005)
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        scheme = "https" if server.config.is_ssl else "http"
+        yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         done, _ = await asyncio.wait({task}, timeout=5)

@@ -124,7 +124,7 @@ def apps() -> list[FastAPI]:
 
 
 def in_memory(app: FastAPI) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
 
 async def post(app: FastAPI, url: str, content: bytes) -> None:
@@ -162,5 +162,5 @@ async def test_no_bytes_are_a_500(apps: list[FastAPI], url: str, content: bytes)
 )
 async def test_no_path_is_a_500(apps: list[FastAPI], path: str, method: str) -> None:
     async with in_memory(apps[0]) as client:
-        url = httpx.URL("http://test", raw_path=b"/" + path.encode())
+        url = httpx.URL("http://localhost", raw_path=b"/" + path.encode())
         assert (await client.request(method, url)).status_code < 500

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -32,6 +34,7 @@ from lora_serve.server.http.auth import Authentication, KeyRing
 from lora_serve.server.http.connections import Connections
 from lora_serve.server.http.drain import Drain, Draining
 from lora_serve.server.http.errors import ErrorBoundary, answer_error, answer_http_error
+from lora_serve.server.http.hosts import AllowedHosts, HostCheck, is_loopback
 from lora_serve.server.http.instrumentation import Instrumentation
 from lora_serve.server.http.listener import read_template
 from lora_serve.server.http.shutdown import LAST_WORDS_SECONDS, ServerShutdown
@@ -40,21 +43,28 @@ from lora_serve.server.openai.completions import completions_router
 from lora_serve.server.openai.models import ServedModels, models_router
 from lora_serve.server.openapi import openapi_document
 
+logger = logging.getLogger(__name__)
+
 BACKLOG = 2048  # connections that the system holds until they are accepted
 
 
-def create_app(engine: Engine, config: ServerConfig, drain: Drain | None = None) -> FastAPI:
+def create_app(
+    engine: Engine,
+    config: ServerConfig,
+    drain: Drain | None = None,
+    keys: KeyRing | None = None,
+) -> FastAPI:
     """All routes over one engine. Refuses requests once `drain` has begun.
 
     Raises:
-        ConfigError: --chat-template cannot be read.
+        ConfigError: --chat-template or a key file cannot be read.
     """
     drain = drain or Drain()
     context = ServerContext(
         engine=engine,
         config=config,
         models=ServedModels(engine.config),
-        keys=KeyRing(config),
+        keys=keys or KeyRing(config),
         drain=drain,
         chat_template=read_template(config.chat_template),
     )
@@ -75,6 +85,7 @@ def create_app(engine: Engine, config: ServerConfig, drain: Drain | None = None)
     app.add_exception_handler(HTTPException, answer_http_error)
     app.add_middleware(Authentication, keys=context.keys)
     app.add_middleware(Draining, drain=drain)
+    app.add_middleware(HostCheck, hosts=AllowedHosts(config))
     app.add_middleware(ErrorBoundary)
     app.add_middleware(Instrumentation, metrics=http_metrics)  # the last added is the outermost
     return app
@@ -93,18 +104,21 @@ async def run_server(engine: Engine, config: ServerConfig, listener: socket.sock
     """
     try:
         _listen(listener)
-        drain, connections = Drain(), Connections(config, AutoHTTPProtocol)
+        drain, keys = Drain(), KeyRing(config)
+        connections = Connections(config, AutoHTTPProtocol)
         server = _Server(
-            http_config(create_app(engine, config, drain), connections),
+            http_config(create_app(engine, config, drain, keys), config, connections),
             ServerShutdown(engine, drain, connections, config.drain_timeout),
+            keys,
         )
+        _warn_of_open_server(config)
         with contextlib.closing(listener):
             await server.serve(sockets=[listener])
     finally:
         await engine.shutdown()
 
 
-def http_config(app: FastAPI, connections: Connections) -> uvicorn.Config:
+def http_config(app: FastAPI, config: ServerConfig, connections: Connections) -> uvicorn.Config:
     """How uvicorn serves the application: on connections that are watched."""
     return uvicorn.Config(
         app,
@@ -115,22 +129,39 @@ def http_config(app: FastAPI, connections: Connections) -> uvicorn.Config:
         lifespan="off",
         server_header=False,
         timeout_graceful_shutdown=LAST_WORDS_SECONDS,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile,
+        ssl_ca_certs=config.ssl_ca_certs,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if config.ssl_ca_certs else ssl.CERT_NONE,
+    )
+
+
+def _warn_of_open_server(config: ServerConfig) -> None:
+    if is_loopback(config.host) or config.has_keys:
+        return
+    logger.warning(
+        "listening on %s without an API key: everybody who reaches this address may use the "
+        "model%s; give --api-key, or listen on 127.0.0.1",
+        config.host,
+        " and change its adapters" if config.allow_runtime_lora_updating else "",
     )
 
 
 class _Server(uvicorn.Server):
     """Says when it is ready, and leaves the process alive when it has stopped."""
 
-    def __init__(self, config: uvicorn.Config, shutdown: ServerShutdown) -> None:
+    def __init__(self, config: uvicorn.Config, shutdown: ServerShutdown, keys: KeyRing) -> None:
         super().__init__(config)
         self._shutdown = shutdown
+        self._keys = keys
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         assert sockets, "run_server gives the socket"
         host, port = sockets[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        sys.stdout.write(f"lora-serve is ready on http://{shown}:{port}\n")
+        scheme = "https" if self.config.is_ssl else "http"
+        sys.stdout.write(f"lora-serve is ready on {scheme}://{shown}:{port}\n")
         sys.stdout.flush()
 
     @contextlib.contextmanager
@@ -142,11 +173,20 @@ class _Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._shutdown.begin, self._exit)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 loop.remove_signal_handler(number)
+
+    def _reload_keys(self) -> None:
+        try:
+            self._keys.reload()
+        except ConfigError as error:
+            logger.error("the API keys stay as they were: %s", error)
+        else:
+            logger.info("the API keys have been read again")
 
     def _exit(self) -> None:
         self.should_exit = True

@@ -1,7 +1,9 @@
-"""Bearer keys: which callers are known, and which of them are operators.
+"""Who may do what: Bearer keys, and which of them may change the server.
 
 All routes need a key when keys are set, but for those that say nothing of tenants (OPEN_PATHS).
-Keys are compared in constant time. An admin key may do everything that a key may.
+What changes the server for others (load, unload, reset) needs an admin key. Where there is none it
+is left to --allow-runtime-lora-updating, and to a server without keys on a loopback address. Keys
+are compared in constant time. An admin key may do everything that a key may.
 """
 
 from __future__ import annotations
@@ -18,8 +20,12 @@ from lora_serve.config import ServerConfig
 from lora_serve.errors import ForbiddenError, UnauthorizedError
 from lora_serve.identity import tenant_salt
 from lora_serve.server.http.errors import error_response
+from lora_serve.server.http.hosts import is_loopback
+from lora_serve.server.http.keys import read_keys
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
+
+_REMEDY = "start the server with --admin-api-key, or with --allow-runtime-lora-updating"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +37,33 @@ class Caller:
 
 
 class KeyRing:
-    """The configured keys."""
+    """The keys of a server. `reload` alone changes them, all at once."""
 
     def __init__(self, config: ServerConfig) -> None:
-        self._is_open = not config.api_key
-        self._has_admins = bool(config.admin_api_key)
-        self._isolates = config.isolate_api_keys
+        """Raise ConfigError for a key file that cannot be read."""
+        self._config = config
+        self.reload()
+
+    def reload(self) -> None:
+        """Take the key files as they are now.
+
+        Raises:
+            ConfigError: one cannot be read, or is empty; the keys stay as they were.
+        """
+        keys = read_keys(self._config)
+        self._is_open = not keys.api
+        all_may_change = not keys.admin and (
+            self._config.allow_runtime_lora_updating
+            or (self._is_open and is_loopback(self._config.host))
+        )
+        self._anyone = Caller(None, is_admin=all_may_change)
         # By digest, so that the time of a comparison tells neither a key's length nor its text.
         self._keys = [
-            *((_digest(key.encode()), Caller(key, True)) for key in config.admin_api_key),
+            *((_digest(key.encode()), Caller(key, is_admin=True)) for key in keys.admin),
             *(
-                (_digest(key.encode()), Caller(key, not self._has_admins))
-                for key in config.api_key
-                if key not in config.admin_api_key
+                (_digest(key.encode()), Caller(key, is_admin=all_may_change))
+                for key in keys.api
+                if key not in keys.admin
             ),
         ]
 
@@ -62,19 +82,22 @@ class KeyRing:
                 if authorization
                 else "no API key given; send it as `Authorization: Bearer KEY`"
             )
-        return Caller(None, is_admin=not self._has_admins)
+        return self._anyone
 
     def require_admin(self, caller: Caller) -> None:
         """Raise unless `caller` may change what others see."""
         if caller.is_admin:
             return
         if caller.api_key is None:
-            raise UnauthorizedError("this needs an admin API key; send it as a Bearer key")
-        raise ForbiddenError("this API key may not do that; use one of --admin-api-key")
+            raise UnauthorizedError(
+                "this changes the server and needs an admin API key, sent as `Authorization: "
+                f"Bearer KEY`; {_REMEDY}"
+            )
+        raise ForbiddenError(f"this changes the server, and this API key may not; {_REMEDY}")
 
     def cache_salt(self, caller: Caller, cache_salt: str) -> str:
         """The salt to key the caller's KV with: the client's own, or its key's mixed in."""
-        if not self._isolates:
+        if not self._config.isolate_api_keys:
             return cache_salt
         return tenant_salt(caller.api_key or "", cache_salt)
 

@@ -1,9 +1,10 @@
-"""What a server can know to be wrong before it has a model: its address and its chat template."""
+"""What a server can know to be wrong before it has a model: its address, and files it is given."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 from pathlib import Path
 
 from lora_serve.config import ServerConfig
@@ -21,6 +22,29 @@ def check_chat_template(config: ServerConfig) -> None:
         from lora_serve.text.chat_template import check_template  # slow to import
 
         check_template(template)
+
+
+def check_tls(config: ServerConfig) -> None:
+    """Refuse files of --ssl-… that cannot be used; uvicorn reads them later.
+
+    Raises:
+        ConfigError: naming the files.
+    """
+    if config.ssl_certfile is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+    except (OSError, ssl.SSLError) as error:
+        files = f"--ssl-certfile {config.ssl_certfile} and --ssl-keyfile {config.ssl_keyfile}"
+        raise ConfigError(f"{files} cannot be used: {error}") from error
+    if config.ssl_ca_certs is not None:
+        try:
+            context.load_verify_locations(config.ssl_ca_certs)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"--ssl-ca-certs {config.ssl_ca_certs} cannot be used: {error}"
+            ) from error
 
 
 def read_template(path: str | None) -> str | None:

@@ -22,11 +22,11 @@ from lora_serve.server.http.connections import MAX_HEAD_BYTES
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import eventually, serving
 
-HALF = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-"
-VERSION = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+HALF = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-"
+VERSION = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
 COMPLETION = json.dumps({"prompt": "hi", "max_tokens": 3}).encode()
 GENERATE = (
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Content-Length: %d\r\n\r\n%b" % (len(COMPLETION), COMPLETION)
 )
 
@@ -231,7 +231,7 @@ async def test_an_answer_that_is_not_read_does_not_keep_a_connection_beyond_the_
         with socket.create_connection((host, int(port))) as deaf:
             await eventually(lambda: made and made[0].transport)
             while not made[0].transport.get_write_buffer_size():  # type: ignore[attr-defined]
-                deaf.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+                deaf.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 cycle = made[0].cycle
                 await eventually(
                     lambda cycle=cycle: (

@@ -111,7 +111,9 @@ async def test_a_client_that_leaves_while_it_sends_is_no_error(
     async with serving(engine) as url:
         host, port = url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
-        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        )
         writer.write(f"{head}Content-Length: 1000\r\n\r\n{{".encode())
         await writer.drain()
         await asyncio.sleep(0.05)

@@ -14,7 +14,7 @@ from tests.fakes.engine import FakeEngine
 from tests.server.clients import eventually, serving
 
 HEAD = (
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Content-Length: 100\r\n\r\n"
 )
 

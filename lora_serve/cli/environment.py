@@ -1,0 +1,40 @@
+"""What `serve` takes from the environment: secrets that must not stand in argv, vLLM's variables.
+
+The only place that reads it. A variable that is set but empty counts as a mistake, not as unset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from lora_serve.config import ServerConfig
+from lora_serve.errors import ConfigError
+
+API_KEY_VARIABLES = ("LORA_SERVE_API_KEY", "VLLM_API_KEY")
+ADMIN_API_KEY_VARIABLE = "LORA_SERVE_ADMIN_API_KEY"
+RUNTIME_LORA_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+
+
+def with_environment(config: ServerConfig, environ: Mapping[str, str]) -> ServerConfig:
+    """`config` with the keys and the permission that `environ` adds.
+
+    Raises:
+        ConfigError: naming a variable that is set and holds nothing.
+    """
+    api = tuple(_secret(environ, name) for name in API_KEY_VARIABLES if name in environ)
+    admin = (_secret(environ, ADMIN_API_KEY_VARIABLE),) if ADMIN_API_KEY_VARIABLE in environ else ()
+    allows = environ.get(RUNTIME_LORA_VARIABLE, "").strip().lower() in ("1", "true")
+    return replace(
+        config,
+        api_key=(*config.api_key, *api),
+        admin_api_key=(*config.admin_api_key, *admin),
+        allow_runtime_lora_updating=config.allow_runtime_lora_updating or allows,
+    )
+
+
+def _secret(environ: Mapping[str, str], name: str) -> str:
+    value = environ[name].strip()
+    if not value:
+        raise ConfigError(f"{name} is set, but empty; unset it, or give it a key")
+    return value

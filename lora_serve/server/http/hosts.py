@@ -1,0 +1,83 @@
+"""Which names a server answers to, and which pages may ask it.
+
+A browser lets any page send requests to this machine: to a name of its own that it makes point
+here (DNS rebinding), or across origins without reading the answer. Such requests carry the name
+(Host) or the page (Origin), which no page can forge. Keys protect the rest.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from lora_serve.config import ServerConfig
+from lora_serve.errors import ForbiddenError
+from lora_serve.server.http.errors import error_response
+
+LOCALHOST = "localhost"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address, as --host takes it, is reached from this machine alone."""
+    if host == LOCALHOST:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class AllowedHosts:
+    """The hosts of --allowed-hosts; without it every loopback name, on a loopback address."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._names = frozenset(name.lower() for name in config.allowed_hosts)
+        self._allows_any = not self._names and not is_loopback(config.host)
+
+    def check(self, headers: Headers) -> None:
+        """Raise ForbiddenError for a Host or an Origin that is not allowed here."""
+        if self._allows_any:
+            return
+        host = _name_of(f"//{headers.get('host', '')}")
+        if not self._allows(host):
+            raise ForbiddenError(
+                f"this server does not answer to the host {host[:80]!r}; name it with "
+                "--allowed-hosts if it should"
+            )
+        origin = headers.get("origin")
+        if origin is not None and not self._allows(_name_of(origin)):
+            raise ForbiddenError(
+                f"pages of the origin {origin[:80]!r} may not use this server; name its host with "
+                "--allowed-hosts if they may"
+            )
+
+    def _allows(self, name: str) -> bool:
+        return name in self._names if self._names else is_loopback(name)
+
+
+class HostCheck:
+    """Middleware that refuses requests for other hosts and from other pages."""
+
+    def __init__(self, app: ASGIApp, hosts: AllowedHosts) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._hosts.check(Headers(scope=scope))
+            except ForbiddenError as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _name_of(url: str) -> str:
+    """The host of a URL, in lower case and without its port; empty where there is none."""
+    try:
+        return (urlsplit(url).hostname or "").lower()
+    except ValueError:  # such as an unclosed bracket
+        return ""

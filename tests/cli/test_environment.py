@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+
+from lora_serve.cli.environment import with_environment
+from lora_serve.config import ServerConfig
+from lora_serve.errors import ConfigError
+
+
+def test_keys_of_the_environment_are_added_to_those_of_the_flags() -> None:
+    environ = {
+        "VLLM_API_KEY": "theirs",
+        "LORA_SERVE_API_KEY": "ours",
+        "LORA_SERVE_ADMIN_API_KEY": "root",
+    }
+    config = with_environment(ServerConfig(api_key=("flag",)), environ)
+    assert config.api_key == ("flag", "ours", "theirs")
+    assert config.admin_api_key == ("root",)
+
+
+@pytest.mark.parametrize("name", ["VLLM_API_KEY", "LORA_SERVE_API_KEY", "LORA_SERVE_ADMIN_API_KEY"])
+@pytest.mark.parametrize("value", ["", "  "])
+def test_a_key_variable_that_is_set_but_empty_is_refused(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is set, but empty"):
+        with_environment(ServerConfig(), {name: value})
+
+
+@pytest.mark.parametrize(
+    ("value", "allows"), [("1", True), ("True", True), ("0", False), ("", False)]
+)
+def test_vllms_variable_allows_runtime_updating(value: str, allows: bool) -> None:
+    environ = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": value}
+    assert with_environment(ServerConfig(), environ).allow_runtime_lora_updating is allows
+
+
+def test_an_empty_environment_changes_nothing() -> None:
+    assert with_environment(ServerConfig(), {}) == ServerConfig()

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+
+from lora_serve.config import ServerConfig
+from lora_serve.server.http.hosts import is_loopback
+from tests.fakes.engine import FakeEngine
+from tests.server.clients import client_for, error_of
+
+RESET = "/reset_prefix_cache"
+NAMED = ServerConfig(host="0.0.0.0", allowed_hosts=("llm.example", "10.0.0.1"))
+NETWORK = ServerConfig(host="0.0.0.0")
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.8.8", "::1"])
+def test_loopback_hosts(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "localhost.evil.example", "", "1"])
+def test_other_hosts(host: str) -> None:
+    assert not is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST"]
+)
+async def test_a_loopback_server_answers_to_loopback_names(engine: FakeEngine, host: str) -> None:
+    async with client_for(engine) as client:
+        assert (await client.post(RESET, headers={"Host": host})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example:8000", "10.0.0.1", "[::1", "", "user@evil"]
+)
+@pytest.mark.parametrize("url", [RESET, "/health", "/v1/models"])
+async def test_a_name_that_points_here_is_refused_by_a_loopback_server(
+    engine: FakeEngine, host: str, url: str
+) -> None:
+    async with client_for(engine) as client:
+        method = "POST" if url == RESET else "GET"
+        response = await client.request(method, url, headers={"Host": host})
+    assert "--allowed-hosts" in str(error_of(response, 403)["message"])
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://localhost.evil", "//"])
+async def test_a_page_from_elsewhere_may_not_change_a_loopback_server(
+    engine: FakeEngine, origin: str
+) -> None:
+    headers = {"Origin": origin, "Content-Type": "text/plain"}  # what no-cors lets a page send
+    async with client_for(engine) as client:
+        response = await client.post(RESET, content=b"{}", headers=headers)
+    assert origin in str(error_of(response, 403)["message"])
+
+
+async def test_a_page_from_this_machine_may_ask(engine: FakeEngine) -> None:
+    async with client_for(engine) as client:
+        response = await client.get("/v1/models", headers={"Origin": "http://localhost:3000"})
+    assert response.status_code == 200
+
+
+async def test_allowed_hosts_name_who_is_answered_and_whose_pages_are(engine: FakeEngine) -> None:
+    async with client_for(engine, NAMED) as client:
+        for host, status in (("llm.example:80", 200), ("10.0.0.1", 200), ("localhost", 403)):
+            response = await client.get("/health", headers={"Host": host})
+            assert response.status_code == status, host
+        for origin, status in (("https://LLM.example", 200), ("https://other.example", 403)):
+            headers = {"Host": "llm.example", "Origin": origin}
+            assert (await client.get("/health", headers=headers)).status_code == status, origin
+
+
+async def test_a_server_on_the_network_answers_to_any_name(engine: FakeEngine) -> None:
+    async with client_for(engine, NETWORK) as client:
+        response = await client.get("/health", headers={"Host": "pod-3.example"})
+    assert response.status_code == 200
