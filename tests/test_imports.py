@@ -13,6 +13,22 @@ with LLM(sys.argv[1], num_gpu_blocks_override=20) as llm:
 """
 
 
+API_PROCESS = """
+import sys
+import lora_serve.engine.frontend.async_engine
+import lora_serve.server.http.app
+
+engines = ("engine.core", "scheduler", "kv", "adapters", "worker", "models", "layers", "ops")
+print([name for name in engines if f"lora_serve.{name}" in sys.modules])
+"""
+
+
+def test_the_api_process_imports_nothing_of_the_engine_that_it_starts() -> None:
+    command = [sys.executable, "-c", API_PROCESS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"
+
+
 def test_an_engine_on_a_cpu_imports_no_compiler_and_no_triton(model_path: Path) -> None:
     """They take seconds of a start and memory, and tell of leaks when the process ends."""
     command = [sys.executable, "-c", SCRIPT, str(model_path)]

@@ -14,7 +14,7 @@ import zmq.asyncio
 
 from lora_serve.config import EngineConfig
 from lora_serve.engine import wire
-from lora_serve.engine.core.process import run_engine
+from lora_serve.engine.child import run_engine_process
 from lora_serve.engine.frontend.socket_directory import SocketDirectory
 from lora_serve.errors import EngineDeadError
 from lora_serve.messages import EngineMessage, EngineReady, EngineReply, Shutdown
@@ -60,7 +60,9 @@ class EngineClient:
         self._messages.bind(message_address)
         self._replies.bind(reply_address)
         process = multiprocessing.get_context("spawn").Process(
-            target=run_engine, args=(config, message_address, reply_address), name="engine"
+            target=run_engine_process,
+            args=(config, message_address, reply_address),
+            name="engine",
         )
         resource_tracker.ensure_running()  # else start() does it, and lets SIGINT through again
         with _sigint_blocked():
