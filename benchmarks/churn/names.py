@@ -11,8 +11,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import NoReturn
 
+from lora_serve.adapters.loader import AdapterLoader
 from lora_serve.adapters.manager import AdapterManager
+from lora_serve.config import LoRAConfig
 from lora_serve.step import AdapterCheckpoint
 
 NUM_RESIDENT = 64
@@ -29,7 +32,9 @@ class NameCosts:
 
 
 def name_costs(num_names: int) -> NameCosts:
-    manager, rng = AdapterManager(NUM_RESIDENT), Random(num_names)
+    config = LoRAConfig(enable_lora=True, max_cpu_loras=NUM_RESIDENT)
+    loader = AdapterLoader(_not_read, _not_read, notify=lambda: None)
+    manager, rng = AdapterManager(config, loader), Random(num_names)
     numbers = iter(range(10**9))
 
     def publish(name: str) -> None:
@@ -41,11 +46,17 @@ def name_costs(num_names: int) -> NameCosts:
     names = [f"adapter-{number}" for number in range(num_names)]
     for name in names:
         publish(name)
-    return NameCosts(
+    costs = NameCosts(
         num_names=num_names,
         lookup_us=_microseconds(lambda: manager.release(manager.acquire(rng.choice(names)))),
         publish_us=_microseconds(lambda: publish(rng.choice(names))),
     )
+    manager.close()
+    return costs
+
+
+def _not_read(what: object) -> NoReturn:
+    raise AssertionError(f"{what} is loaded, and only names are measured")
 
 
 def _microseconds(operate: Callable[[], None]) -> float:

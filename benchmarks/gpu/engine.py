@@ -15,6 +15,8 @@ import msgspec
 import torch
 
 from benchmarks.make_checkpoint import ModelShape
+from lora_serve.adapters.loader import AdapterLoader
+from lora_serve.adapters.manager import AdapterManager
 from lora_serve.config import (
     CacheConfig,
     EngineConfig,
@@ -22,8 +24,6 @@ from lora_serve.config import (
     ModelConfig,
     SchedulerConfig,
 )
-from lora_serve.engine.core.adapter_loader import AdapterLoader
-from lora_serve.engine.core.adapters import EngineAdapters
 from lora_serve.engine.core.core import EngineCore
 from lora_serve.engine.core.executor import Executor, make_executor
 from lora_serve.engine.core.kv_tiers import StaleVersions, make_connector
@@ -105,7 +105,7 @@ class MeasuredEngine:
             config,
             self._executor,
             self.info,
-            EngineAdapters(config.lora, loader),
+            AdapterManager(config.lora, loader),
             KVCacheManager(self.info.num_blocks, config.cache.block_size, False),
             hasher,
             make_connector(config.kv_tiers, self.info, hasher, _notify_nobody),

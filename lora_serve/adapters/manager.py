@@ -1,35 +1,67 @@
-"""Names and memory of adapters together, for the engine's thread.
+"""Drives adapters from their first load to their last lease, for the engine's thread.
 
-After every change of versions or leases, the memory learns which digests are still wanted.
-Decides no order of requests and reads no file.
+A load is read and prepared by the loader, and takes effect in `take_events`, between two steps. The
+registry says what each name stands for, the residency what is in the workers' memory; after every
+change of versions or leases, the residency learns which digests are still wanted. Decides no order
+of requests and reads no file.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from lora_serve.adapters.registry import AdapterRegistry, AdapterVersion
+from lora_serve.adapters.loader import Loader, LoadJob, LoadResult
+from lora_serve.adapters.registry import AdapterRegistry
 from lora_serve.adapters.residency import AdapterResidency, Claim
-from lora_serve.errors import AdapterChangedError
+from lora_serve.config import LoRAConfig
+from lora_serve.errors import (
+    AdapterChangedError,
+    AdapterError,
+    AdapterExistsError,
+    AdapterNotFoundError,
+    LoraServeError,
+)
 from lora_serve.identity import AdapterRef
-from lora_serve.messages import AdapterInfo
+from lora_serve.messages import AdapterInfo, LoadAdapter
 from lora_serve.step import AdapterCheckpoint
 
 
-class AdapterManager:
-    """Adapters from their first load to their last lease. One thread owns it."""
+@dataclass(frozen=True, slots=True)
+class AdapterEvents:
+    """What loads have come to: callers to answer, versions that are back, versions that are lost.
 
-    def __init__(self, max_cpu_loras: int, clock: Callable[[], float] = time.time) -> None:
+    published: each call with its adapter as it now stands, or the error it ended in.
+    """
+
+    published: list[tuple[LoadAdapter, AdapterInfo | LoraServeError]] = field(default_factory=list)
+    back: list[AdapterRef] = field(default_factory=list)
+    lost: list[tuple[AdapterRef, LoraServeError]] = field(default_factory=list)
+
+
+class AdapterManager:
+    """All adapters of one engine; the `AdapterMemory` of its scheduler. One thread owns it."""
+
+    def __init__(
+        self, config: LoRAConfig, loader: Loader, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._is_enabled = config.enable_lora
+        self._loader = loader
         self._registry = AdapterRegistry(clock)
-        self._residency = AdapterResidency(max_cpu_loras)
-        self._loading: set[AdapterRef] = set()
+        self._residency = AdapterResidency(config.cpu_lora_limit)
 
     # ── names ───────────────────────────────────────────────────────────────────────────────
 
-    def check_name_free(self, name: str, load_inplace: bool) -> None:
-        """Raise AdapterExistsError if `publish` would, before anything is read."""
-        self._registry.check_name_free(name, load_inplace)
+    def start_load(self, call: LoadAdapter) -> None:
+        """Begin to load; `take_events` says how it ended.
+
+        Raises:
+            AdapterError: LoRA is not enabled, or the name is taken and load_inplace is not set.
+        """
+        self._require_enabled()
+        self._registry.check_name_free(call.lora_name, call.load_inplace)
+        self._loader.submit(LoadJob(call.lora_path, call=call))
 
     def publish(
         self, name: str, checkpoint: AdapterCheckpoint, *, load_inplace: bool, pinned: bool = False
@@ -37,25 +69,27 @@ class AdapterManager:
         """Make `name` stand for a checkpoint that the workers have prepared.
 
         Raises:
-            AdapterExistsError: as AdapterRegistry.publish; call `discard_prepared` then.
+            AdapterExistsError: the name is taken and `load_inplace` is not set.
         """
         before = self._registry.get(name)
-        ref = self._registry.publish(name, checkpoint, load_inplace=load_inplace, pinned=pinned)
+        try:
+            ref = self._registry.publish(name, checkpoint, load_inplace=load_inplace, pinned=pinned)
+        except AdapterExistsError:
+            self._add_prepared(checkpoint.digest)
+            raise
         if before is not None:
             self._settle(before)  # what it gives up makes room
-        self._residency.add(ref.digest, self._claim(ref.digest))
+        self._add_prepared(ref.digest)
         return ref
-
-    def discard_prepared(self, digest: bytes) -> None:
-        """Give up weights that the workers have prepared and that will not be published."""
-        self._residency.add(digest, self._claim(digest))
 
     def unload(self, name: str) -> None:
         """Remove the name at once; the weights go with the last lease.
 
         Raises:
+            AdapterError: LoRA is not enabled.
             AdapterNotFoundError: there is no such name.
         """
+        self._require_enabled()
         self._settle(self._registry.unload(name))
 
     def invalidate(self, name: str) -> tuple[AdapterRef, AdapterRef]:
@@ -85,10 +119,8 @@ class AdapterManager:
 
     # ── lookups ─────────────────────────────────────────────────────────────────────────────
 
-    def version(self, ref: AdapterRef) -> AdapterVersion:
-        return self._registry.version(ref)
-
     def info(self, ref: AdapterRef) -> AdapterInfo:
+        """Describe a version that is current or leased."""
         return self._registry.info(ref, is_resident=self.is_resident(ref))
 
     def infos(self) -> list[AdapterInfo]:
@@ -99,8 +131,10 @@ class AdapterManager:
         """The version that the name stands for, without a lease on it."""
         return self._registry.get(name)
 
-    def is_resident(self, ref: AdapterRef) -> bool:
-        return self._residency.is_resident(ref.digest)
+    @property
+    def is_loading(self) -> bool:
+        """Whether the loader has jobs that `take_events` will hear of."""
+        return self._loader.num_pending > 0
 
     @property
     def num_loads(self) -> int:
@@ -117,32 +151,12 @@ class AdapterManager:
 
     # ── memory ──────────────────────────────────────────────────────────────────────────────
 
-    def begin_load(self, ref: AdapterRef) -> None:
-        """Note that an evicted version is being read again, until `finish_load` or `fail_load`."""
-        assert ref not in self._loading, f"{ref.name} is being read already"
-        self._loading.add(ref)
+    def is_resident(self, ref: AdapterRef) -> bool:
+        return self._residency.is_resident(ref.digest)
 
-    def verify_reload(self, ref: AdapterRef, checkpoint: AdapterCheckpoint) -> None:
-        """Check that the bytes read again are still that version.
-
-        Raises:
-            AdapterChangedError: the files have changed.
-        """
-        if checkpoint.digest != ref.digest:
-            raise AdapterChangedError(
-                f"The files of lora adapter '{ref.name}' at {checkpoint.path} have changed since "
-                f"it was loaded (digest {ref.digest.hex()[:12]}, now "
-                f"{checkpoint.digest.hex()[:12]}); load it again with load_inplace, or restore them"
-            )
-
-    def finish_load(self, ref: AdapterRef) -> None:
-        """Note that it has been read and verified, and that the workers have prepared it."""
-        self._loading.remove(ref)
-        self._residency.add(ref.digest, self._claim(ref.digest), is_awaited=True)
-
-    def fail_load(self, ref: AdapterRef) -> None:
-        """Note that it cannot be read; the caller ends the requests that wait for it."""
-        self._loading.remove(ref)
+    def request_load(self, ref: AdapterRef) -> None:
+        """Have an evicted version read again; `take_events` says whether it is back or lost."""
+        self._loader.submit(LoadJob(self._registry.path(ref), ref=ref))
 
     def on_running(self, ref: AdapterRef) -> None:
         """A request runs on this version; its weights stay until `on_idle`."""
@@ -154,6 +168,52 @@ class AdapterManager:
     def take_changes(self) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
         """Digests for the next step's (drop_adapters, add_adapters), since the last call."""
         return self._residency.take_changes()
+
+    def take_events(self) -> AdapterEvents:
+        """Publish what has been loaded since the last call. Between two steps."""
+        events = AdapterEvents()
+        for result in self._loader.take_results():
+            if result.job.call is not None:
+                events.published.append((result.job.call, self._end_load(result.job.call, result)))
+            elif result.job.ref is not None:
+                self._end_reload(result.job.ref, result, events)
+        return events
+
+    def close(self) -> None:
+        self._loader.close()
+
+    # ── parts ───────────────────────────────────────────────────────────────────────────────
+
+    def _end_load(self, call: LoadAdapter, result: LoadResult) -> AdapterInfo | LoraServeError:
+        if isinstance(result.outcome, LoraServeError):
+            return result.outcome
+        try:
+            ref = self.publish(
+                call.lora_name,
+                result.outcome,
+                load_inplace=call.load_inplace,
+                pinned=call.pinned,
+            )
+        except LoraServeError as error:
+            return error
+        return self.info(ref)
+
+    def _end_reload(self, ref: AdapterRef, result: LoadResult, events: AdapterEvents) -> None:
+        error = _reload_error(ref, result)
+        if error is None:
+            self._add_prepared(ref.digest, is_awaited=True)
+        if error is None or self.is_resident(ref):  # the same bytes may have come by another load
+            events.back.append(ref)
+        else:
+            events.lost.append((ref, error))
+
+    def _require_enabled(self) -> None:
+        if not self._is_enabled:
+            raise AdapterError("LoRA is not enabled; start the server with --enable-lora")
+
+    def _add_prepared(self, digest: bytes, *, is_awaited: bool = False) -> None:
+        """Take over a copy that the workers have prepared, if only to drop it again."""
+        self._residency.add(digest, self._claim(digest), is_awaited=is_awaited)
 
     def _claim(self, digest: bytes) -> Claim:
         use = self._registry.use_of(digest)
@@ -172,3 +232,22 @@ class AdapterManager:
         self._residency.check_invariants()
         for digest, claim in self._residency.claims():
             assert claim is self._claim(digest), f"{digest.hex()} was not settled: {claim.name}"
+
+
+def _reload_error(ref: AdapterRef, result: LoadResult) -> LoraServeError | None:
+    """Why an evicted version cannot come back. Its name is known, so it is never "not found"."""
+    path, outcome = result.job.path, result.outcome
+    if isinstance(outcome, AdapterNotFoundError):
+        return AdapterChangedError(
+            f"The files of lora adapter '{ref.name}' at {path} are gone since it was loaded; "
+            "restore them, or load it again from elsewhere with load_inplace"
+        )
+    if isinstance(outcome, LoraServeError):
+        return outcome
+    if outcome.digest != ref.digest:
+        return AdapterChangedError(
+            f"The files of lora adapter '{ref.name}' at {outcome.path} have changed since "
+            f"it was loaded (digest {ref.digest.hex()[:12]}, now "
+            f"{outcome.digest.hex()[:12]}); load it again with load_inplace, or restore them"
+        )
+    return None

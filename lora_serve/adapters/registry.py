@@ -17,20 +17,6 @@ from lora_serve.messages import AdapterInfo
 from lora_serve.step import AdapterCheckpoint
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterVersion:
-    """A version as it stands now. created: when it was first published, Unix seconds."""
-
-    path: str
-    rank: int
-    num_bytes: int
-    base_model: str
-    num_leases: int
-    is_current: bool
-    pinned: bool
-    created: float
-
-
 @dataclass(slots=True)
 class DigestUse:
     """How the living versions use the bytes of one digest."""
@@ -146,25 +132,16 @@ class AdapterRegistry:
         """The version that `name` stands for, without a lease on it."""
         return self._current.get(name)
 
-    def version(self, ref: AdapterRef) -> AdapterVersion:
-        """Look up a version that is current or leased."""
-        version = self._versions[ref]
-        return AdapterVersion(
-            path=version.facts.path,
-            rank=version.facts.rank,
-            num_bytes=version.facts.num_bytes,
-            base_model=version.facts.base_model,
-            num_leases=version.num_leases,
-            is_current=version.is_current,
-            pinned=version.pinned,
-            created=version.created,
-        )
-
     def use_of(self, digest: bytes) -> DigestUse | None:
         """How these bytes are used; None if no version has them."""
         return self._uses.get(digest)
 
+    def path(self, ref: AdapterRef) -> str:
+        """Where a version that is current or leased was last read."""
+        return self._versions[ref].facts.path
+
     def info(self, ref: AdapterRef, *, is_resident: bool) -> AdapterInfo:
+        """Describe a version that is current or leased."""
         version = self._versions[ref]
         return AdapterInfo(
             name=ref.name,

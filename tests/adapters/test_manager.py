@@ -4,18 +4,33 @@ from collections.abc import Iterator
 
 import pytest
 
-from lora_serve.adapters.manager import AdapterManager
-from lora_serve.errors import AdapterChangedError, AdapterExistsError, AdapterNotFoundError
+from lora_serve.adapters.manager import AdapterEvents, AdapterManager
+from lora_serve.errors import (
+    AdapterChangedError,
+    AdapterError,
+    AdapterExistsError,
+    AdapterNotFoundError,
+    LoraServeError,
+)
 from lora_serve.identity import AdapterRef
+from lora_serve.messages import LoadAdapter
+from lora_serve.step import AdapterCheckpoint
+from tests.fakes.adapter_world import room_for
 from tests.fakes.checkpoints import checkpoint_of
+from tests.fakes.manual_loader import ManualLoader
 
 A, B, C = (checkpoint_of(content) for content in "ABC")
 
 
 @pytest.fixture
-def manager() -> Iterator[AdapterManager]:
+def loader() -> ManualLoader:
+    return ManualLoader()
+
+
+@pytest.fixture
+def manager(loader: ManualLoader) -> Iterator[AdapterManager]:
     """Room for two."""
-    manager = AdapterManager(2, clock=lambda: 1.0)
+    manager = AdapterManager(room_for(2), loader, clock=lambda: 1.0)
     yield manager
     manager.check_invariants()
 
@@ -28,10 +43,20 @@ def publish(
     return ref
 
 
-def reload(manager: AdapterManager, ref: AdapterRef) -> None:
-    manager.begin_load(ref)
-    manager.finish_load(ref)
+def reload(
+    manager: AdapterManager,
+    loader: ManualLoader,
+    ref: AdapterRef,
+    outcome: AdapterCheckpoint | LoraServeError,
+) -> AdapterEvents:
+    """Have a version read again, which comes to `outcome`."""
+    manager.request_load(ref)
+    assert manager.is_loading
+    loader.finish(ref, outcome)
+    events = manager.take_events()
+    assert not manager.is_loading
     manager.check_invariants()
+    return events
 
 
 def residency(manager: AdapterManager) -> dict[str, str]:
@@ -122,13 +147,13 @@ def test_more_pinned_adapters_than_fit_are_counted(manager: AdapterManager) -> N
 
 
 def test_an_evicted_adapter_is_read_again_and_kept_for_its_request(
-    manager: AdapterManager,
+    manager: AdapterManager, loader: ManualLoader
 ) -> None:
     for content in "ABC":
         publish(manager, content, content)
     ref = manager.acquire("A")
     assert not manager.is_resident(ref)
-    reload(manager, ref)
+    assert reload(manager, loader, ref, A).back == [ref]
     publish(manager, "D", "D")
     publish(manager, "E", "E")
     assert manager.is_resident(ref)
@@ -137,35 +162,43 @@ def test_an_evicted_adapter_is_read_again_and_kept_for_its_request(
     manager.release(ref)
 
 
-def test_a_load_that_fails_changes_nothing(manager: AdapterManager) -> None:
+def test_a_load_that_fails_changes_nothing(manager: AdapterManager, loader: ManualLoader) -> None:
     for content in "ABC":
         publish(manager, content, content)
     before = residency(manager)
     ref = manager.acquire("A")
-    manager.begin_load(ref)
-    manager.fail_load(ref)
-    manager.release(ref)
+    failure = AdapterError("the disk is gone")
+    assert reload(manager, loader, ref, failure).lost == [(ref, failure)]
     assert residency(manager) == before
-    manager.begin_load(ref)  # and may be tried again
-    manager.fail_load(ref)
+    assert reload(manager, loader, ref, A).back == [ref], "it may be tried again"
+    manager.release(ref)
 
 
-def test_a_version_is_read_only_once_at_a_time(manager: AdapterManager) -> None:
-    ref = publish(manager, "n", "A")
-    manager.begin_load(ref)
-    with pytest.raises(AssertionError, match="n is being read already"):
-        manager.begin_load(ref)
+def test_a_version_that_cannot_be_read_is_back_if_its_bytes_came_by_another_load(
+    manager: AdapterManager, loader: ManualLoader
+) -> None:
+    for content in "ABC":
+        publish(manager, content, content)
+    ref = manager.acquire("A")
+    manager.request_load(ref)
+    publish(manager, "other name", "A")
+    loader.finish(ref, AdapterNotFoundError("no files"))
+    assert manager.take_events().back == [ref]
+    manager.release(ref)
 
 
-def test_weights_that_were_read_for_nobody_arrive_and_go(manager: AdapterManager) -> None:
+def test_weights_that_were_read_for_a_request_that_left_arrive_and_go(
+    manager: AdapterManager, loader: ManualLoader
+) -> None:
     for content in "ABC":
         publish(manager, content, content)
         manager.take_changes()
     ref = manager.acquire("A")
-    manager.begin_load(ref)
+    manager.request_load(ref)
     manager.unload("A")
     manager.release(ref)
-    manager.finish_load(ref)
+    loader.finish(ref, A)
+    manager.take_events()
     assert not manager.is_resident(ref)
     assert manager.take_changes() == ((), (A.digest,))
     assert manager.take_changes() == ((A.digest,), ())
@@ -178,20 +211,24 @@ def test_weights_that_were_prepared_and_not_published_arrive_and_go(
     manager.take_changes()
     with pytest.raises(AdapterExistsError):
         manager.publish("n", B, load_inplace=False)
-    manager.discard_prepared(B.digest)
     assert manager.take_changes() == ((), (B.digest,))
     assert manager.take_changes() == ((B.digest,), ())
-    manager.discard_prepared(A.digest)
+    with pytest.raises(AdapterExistsError):
+        manager.publish("n", A, load_inplace=False)
     assert manager.take_changes() == ((), (A.digest,))
     assert manager.is_resident(ref)
 
 
-def test_files_that_changed_since_the_load_are_refused(manager: AdapterManager) -> None:
+def test_files_that_changed_since_the_load_are_refused(
+    manager: AdapterManager, loader: ManualLoader
+) -> None:
     ref = publish(manager, "n", "A")
-    manager.verify_reload(ref, A)
-    with pytest.raises(AdapterChangedError) as error:
-        manager.verify_reload(ref, B)
-    assert str(error.value) == (
+    publish(manager, "B", "B")
+    publish(manager, "C", "C")  # evicts n
+    ((lost, error),) = reload(manager, loader, ref, B).lost
+    assert lost == ref
+    assert isinstance(error, AdapterChangedError)
+    assert str(error) == (
         "The files of lora adapter 'n' at /adapters/one have changed since it was loaded "
         f"(digest {A.digest.hex()[:12]}, now {B.digest.hex()[:12]}); load it again with "
         "load_inplace, or restore them"
@@ -215,14 +252,15 @@ def test_a_version_can_be_looked_up_while_it_is_leased(manager: AdapterManager) 
     publish(manager, "n", "A")
     ref = manager.acquire("n")
     manager.unload("n")
-    assert manager.version(ref).path == "/adapters/one"
+    assert manager.info(ref).path == "/adapters/one"
     manager.release(ref)
 
 
 def test_names_are_checked_before_anything_is_read(manager: AdapterManager) -> None:
     publish(manager, "n", "A")
     with pytest.raises(AdapterExistsError):
-        manager.check_name_free("n", load_inplace=False)
+        manager.start_load(LoadAdapter(1, "n", "/adapters/one"))
+    assert not manager.is_loading
     with pytest.raises(AdapterNotFoundError):
         manager.acquire("m")
     with pytest.raises(AdapterNotFoundError):

@@ -6,22 +6,26 @@ from collections.abc import Callable
 
 import pytest
 
+from lora_serve.adapters.loader import Loader
 from lora_serve.adapters.manager import AdapterManager
 from lora_serve.adapters.registry import AdapterRegistry
 from lora_serve.adapters.residency import AdapterResidency, Claim
+from lora_serve.config import LoRAConfig
 from lora_serve.identity import AdapterRef
 from lora_serve.step import AdapterCheckpoint
 from tests.fakes.adapter_world import World
+
+Make = Callable[[LoRAConfig, Loader], AdapterManager]
 
 NUM_TRACES = 60
 NUM_OPERATIONS = 120
 
 
-def is_noticed(make: Callable[[int], AdapterManager]) -> bool:
+def is_noticed(make: Make) -> bool:
     for seed in range(NUM_TRACES):
         max_cpu_loras = 1 + seed % 4
         try:
-            World(make(max_cpu_loras), max_cpu_loras, seed).run(NUM_OPERATIONS)
+            World(make, max_cpu_loras, seed).run(NUM_OPERATIONS)
         except (AssertionError, KeyError):
             return True
     return False
@@ -30,7 +34,7 @@ def is_noticed(make: Callable[[int], AdapterManager]) -> bool:
 @pytest.mark.parametrize("max_cpu_loras", [1, 2, 3, 4])
 def test_the_manager_agrees_with_plain_books(max_cpu_loras: int) -> None:
     for seed in range(NUM_TRACES):
-        World(AdapterManager(max_cpu_loras), max_cpu_loras, seed).run(NUM_OPERATIONS)
+        World(AdapterManager, max_cpu_loras, seed).run(NUM_OPERATIONS)
 
 
 # ── known bugs ──────────────────────────────────────────────────────────────────────────────
@@ -62,13 +66,16 @@ class ForgetsWhatWasReplaced(AdapterManager):
         self, name: str, checkpoint: AdapterCheckpoint, *, load_inplace: bool, pinned: bool = False
     ) -> AdapterRef:
         ref = self._registry.publish(name, checkpoint, load_inplace=load_inplace, pinned=pinned)
-        self._residency.add(ref.digest, self._claim(ref.digest))
+        self._add_prepared(ref.digest)
         return ref
 
 
 class ForgetsPreparedCopies(AdapterManager):
-    def discard_prepared(self, digest: bytes) -> None:
-        """Leave them to the worker."""
+    def publish(
+        self, name: str, checkpoint: AdapterCheckpoint, *, load_inplace: bool, pinned: bool = False
+    ) -> AdapterRef:
+        self._registry.check_name_free(name, load_inplace)
+        return super().publish(name, checkpoint, load_inplace=load_inplace, pinned=pinned)
 
 
 class EvictsRunningAdapters(AdapterResidency):
@@ -132,25 +139,25 @@ class LooksUpWithoutLeasing(AdapterRegistry):
         """Nothing was leased."""
 
 
-def with_residency(residency: type[AdapterResidency]) -> Callable[[int], AdapterManager]:
-    def make(max_cpu_loras: int) -> AdapterManager:
-        manager = AdapterManager(max_cpu_loras)
-        manager._residency = residency(max_cpu_loras)
+def with_residency(residency: type[AdapterResidency]) -> Make:
+    def make(config: LoRAConfig, loader: Loader) -> AdapterManager:
+        manager = AdapterManager(config, loader)
+        manager._residency = residency(config.cpu_lora_limit)
         return manager
 
     return make
 
 
-def with_registry(registry: type[AdapterRegistry]) -> Callable[[int], AdapterManager]:
-    def make(max_cpu_loras: int) -> AdapterManager:
-        manager = AdapterManager(max_cpu_loras)
+def with_registry(registry: type[AdapterRegistry]) -> Make:
+    def make(config: LoRAConfig, loader: Loader) -> AdapterManager:
+        manager = AdapterManager(config, loader)
         manager._registry = registry()
         return manager
 
     return make
 
 
-MUTANTS: dict[str, Callable[[int], AdapterManager]] = {
+MUTANTS: dict[str, Make] = {
     mutant.__name__: mutant
     for mutant in (
         EvictsSupersededVersions,

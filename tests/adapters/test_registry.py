@@ -8,6 +8,7 @@ import pytest
 from lora_serve.adapters.registry import AdapterRegistry, DigestUse
 from lora_serve.errors import AdapterExistsError, AdapterNotFoundError
 from lora_serve.identity import AdapterRef
+from lora_serve.messages import AdapterInfo
 from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
 from tests.fakes.checkpoints import checkpoint_of
 
@@ -29,6 +30,10 @@ def publish(
     return ref
 
 
+def info(registry: AdapterRegistry, ref: AdapterRef) -> AdapterInfo:
+    return registry.info(ref, is_resident=False)
+
+
 def test_a_published_name_can_be_acquired(registry: AdapterRegistry) -> None:
     published = publish(registry, "n", A)
     assert registry.acquire("n") == published == AdapterRef("n", A.digest, 0)
@@ -38,10 +43,10 @@ def test_a_published_name_can_be_acquired(registry: AdapterRegistry) -> None:
 def test_a_version_tells_what_was_published(registry: AdapterRegistry) -> None:
     ref = publish(registry, "n", A)
     registry.acquire("n")
-    version = registry.version(ref)
+    version = info(registry, ref)
     assert (version.path, version.rank, version.num_bytes) == ("/adapters/one", 8, 100)
     assert (version.base_model, version.num_leases, version.created) == ("base", 1, 0)
-    assert version.is_current
+    assert registry.get("n") == ref
     assert not version.pinned
 
 
@@ -73,8 +78,8 @@ def test_a_running_request_keeps_its_version_across_load_inplace(registry: Adapt
     old = registry.acquire("n")
     new = publish(registry, "n", B)
     assert registry.acquire("n") == new != old
-    assert registry.version(old).num_leases == 1
-    assert not registry.version(old).is_current
+    assert info(registry, old).num_leases == 1
+    assert registry.get(old.name) != old
 
 
 def test_a_superseded_version_is_forgotten_with_its_last_lease(registry: AdapterRegistry) -> None:
@@ -83,7 +88,7 @@ def test_a_superseded_version_is_forgotten_with_its_last_lease(registry: Adapter
     assert registry.acquire("n") == old
     publish(registry, "n", B)
     registry.release(old)
-    assert registry.version(old).num_leases == 1
+    assert info(registry, old).num_leases == 1
     registry.release(old)
     registry.check_invariants()
     assert registry.use_of(A.digest) is None
@@ -101,7 +106,7 @@ def test_equal_bytes_in_place_are_the_same_version(registry: AdapterRegistry) ->
     first = publish(registry, "n", A)
     registry.acquire("n")
     again = publish(registry, "n", checkpoint_of("A", path="/adapters/two"))
-    version = registry.version(again)
+    version = info(registry, again)
     assert again == first
     assert (version.path, version.num_leases, version.created) == ("/adapters/two", 1, 0)
 
@@ -111,8 +116,8 @@ def test_going_back_finds_the_version_that_is_still_leased(registry: AdapterRegi
     first = registry.acquire("n")
     publish(registry, "n", B)
     assert publish(registry, "n", A) == first
-    assert registry.version(first).num_leases == 1
-    assert registry.version(first).is_current
+    assert info(registry, first).num_leases == 1
+    assert registry.get(first.name) == first
 
 
 def test_unloading_takes_the_name_at_once_and_leaves_the_lease(registry: AdapterRegistry) -> None:
@@ -121,7 +126,7 @@ def test_unloading_takes_the_name_at_once_and_leaves_the_lease(registry: Adapter
     assert registry.unload("n") == ref
     with pytest.raises(AdapterNotFoundError, match="The model `n` does not exist"):
         registry.acquire("n")
-    assert not registry.version(ref).is_current
+    assert registry.get(ref.name) != ref
     registry.release(ref)
     assert registry.use_of(A.digest) is None
 
@@ -146,8 +151,8 @@ def test_invalidation_gives_equal_bytes_another_generation(registry: AdapterRegi
     old, new = registry.invalidate("n")
     assert (old, new) == (leased, AdapterRef("n", A.digest, 1))
     assert registry.get("n") == new
-    assert (registry.version(new).pinned, registry.version(old).pinned) == (True, False)
-    assert registry.version(old).num_leases == 1
+    assert (info(registry, new).pinned, info(registry, old).pinned) == (True, False)
+    assert info(registry, old).num_leases == 1
 
 
 def test_generations_survive_reloads_and_never_go_down(registry: AdapterRegistry) -> None:
@@ -162,7 +167,7 @@ def test_generations_survive_reloads_and_never_go_down(registry: AdapterRegistry
 
 def test_the_last_load_decides_the_pin(registry: AdapterRegistry) -> None:
     ref = publish(registry, "n", A, pinned=True)
-    assert registry.version(ref).pinned
+    assert info(registry, ref).pinned
     assert registry.use_of(A.digest) == DigestUse(num_versions=1, num_current=1, num_pinned=1)
     publish(registry, "n", A, pinned=False)
     assert registry.use_of(A.digest) == DigestUse(num_versions=1, num_current=1)

@@ -7,13 +7,18 @@ is no longer as it should be raises AssertionError.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from lora_serve.adapters.loader import Loader
 from lora_serve.adapters.manager import AdapterManager
+from lora_serve.config import LoRAConfig
 from lora_serve.errors import AdapterExistsError, AdapterNotFoundError
 from lora_serve.identity import AdapterRef
+from lora_serve.step import AdapterCheckpoint
 from tests.fakes.checkpoints import checkpoint_of
+from tests.fakes.manual_loader import ManualLoader
 
 NAMES = ("n0", "n1", "n2", "n3", "n4")
 CONTENTS = "ABCDEF"
@@ -27,9 +32,16 @@ class Lease:
     state: str = "waiting"
 
 
+def room_for(max_cpu_loras: int) -> LoRAConfig:
+    return LoRAConfig(enable_lora=True, max_loras=1, max_cpu_loras=max_cpu_loras)
+
+
 class World:
-    def __init__(self, manager: AdapterManager, max_cpu_loras: int, seed: int) -> None:
-        self._manager = manager
+    def __init__(
+        self, make: Callable[[LoRAConfig, Loader], AdapterManager], max_cpu_loras: int, seed: int
+    ) -> None:
+        self._loader = ManualLoader()
+        self._manager = make(room_for(max_cpu_loras), self._loader)
         self._max_cpu_loras = max_cpu_loras
         self._random = Random(seed)
         self._current: dict[str, tuple[bytes, int]] = {}  # digest and generation
@@ -62,7 +74,6 @@ class World:
         except AdapterExistsError:
             assert name in self._current
             assert not load_inplace
-            self._manager.discard_prepared(checkpoint.digest)
             return
         assert ref == AdapterRef(name, checkpoint.digest, self._generations[name])
         self._current[name] = (ref.digest, ref.generation)
@@ -112,7 +123,7 @@ class World:
             self._manager.on_running(lease.ref)
             lease.state = "running"
         elif not self._loading(lease.ref):
-            self._manager.begin_load(lease.ref)
+            self._manager.request_load(lease.ref)
             lease.state = "loading"
 
     def _finish_load(self) -> None:
@@ -120,13 +131,19 @@ class World:
         if lease is None:
             return
         if self._random.random() < 0.2:  # the files are gone
-            self._manager.fail_load(lease.ref)
+            self._loader.finish(lease.ref, AdapterNotFoundError("no files"))
+            events = self._manager.take_events()
+            if events.back == [lease.ref]:  # the same bytes have come by another load
+                lease.state = "waiting"
+                return
+            assert [ref for ref, _ in events.lost] == [lease.ref]
             for waiting in [lease for lease in self._leases if self._is_lost(lease, lease.ref)]:
                 self._release(waiting)
             self._release(lease)
             return
         self._prepared[lease.ref.digest] += 1
-        self._manager.finish_load(lease.ref)
+        self._loader.finish(lease.ref, AdapterCheckpoint("/", lease.ref.digest, 8, 100, "base", ()))
+        assert self._manager.take_events().back == [lease.ref]
         lease.state = "waiting"
         assert self._manager.is_resident(lease.ref), "what was read for a request is not there"
 
@@ -180,8 +197,8 @@ class World:
         assert {name for name, info in infos.items() if info.pinned} == self._pinned
         num_leases = Counter(lease.ref for lease in self._leases)
         for ref, count in num_leases.items():
-            assert manager.version(ref).num_leases == count
-            assert manager.version(ref).is_current == self._is_current(ref)
+            assert manager.info(ref).num_leases == count
+            assert (manager.current(ref.name) == ref) == self._is_current(ref)
         self._check_memory(set(num_leases))
 
     def _check_memory(self, leased: set[AdapterRef]) -> None:
@@ -208,7 +225,8 @@ class World:
             if lease.state == "running":
                 self._manager.on_idle(lease.ref)
             if lease.state == "loading":
-                self._manager.fail_load(lease.ref)
+                self._loader.finish(lease.ref, AdapterNotFoundError("no files"))
+                self._manager.take_events()
             self._release(lease)
         for name in list(self._current):
             self._manager.unload(name)

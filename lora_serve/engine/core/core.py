@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
+from lora_serve.adapters.loader import make_loader
+from lora_serve.adapters.manager import AdapterManager
 from lora_serve.config import EngineConfig
-from lora_serve.engine.core.adapters import EngineAdapters, make_loader
 from lora_serve.engine.core.executor import Executor
 from lora_serve.engine.core.kv_tiers import PendingResets, StaleVersions, make_connector, tier_stats
 from lora_serve.engine.core.output_buffer import OutputBuffer, progress_output, request_times
@@ -55,7 +56,7 @@ class EngineCore:
         config: EngineConfig,
         executor: Executor,
         model: ModelInfo,
-        adapters: EngineAdapters,
+        adapters: AdapterManager,
         kv: KVCacheManager,
         hasher: BlockHasher,
         connector: KVConnector[Request],
@@ -93,14 +94,14 @@ class EngineCore:
                 steps.
         """
         cache = config.cache
-        loader = make_loader(config.lora, model, executor, notify)
+        loader = make_loader(config.lora, model, executor.prepare_adapter, notify)
         kv = KVCacheManager(model.num_blocks, cache.block_size, cache.enable_prefix_caching)
         hasher = BlockHasher(cache.prefix_caching_hash_algo)
         return cls(
             config,
             executor,
             model,
-            EngineAdapters(config.lora, loader),
+            AdapterManager(config.lora, loader),
             kv,
             hasher,
             make_connector(config.kv_tiers, model, hasher, notify),
@@ -114,7 +115,7 @@ class EngineCore:
     @property
     def awaits_threads(self) -> bool:
         """Whether `notify` will be called: adapters or KV are on their way."""
-        is_loading = self.adapters.num_loading > 0 or self.scheduler.num_fetching > 0
+        is_loading = self.adapters.is_loading or self.scheduler.num_fetching > 0
         return is_loading or self._resets.next_due is not None
 
     @property
@@ -155,7 +156,7 @@ class EngineCore:
             case GetStats():
                 self._outbox.reply(CallReply(message.call_id, stats=self.stats()))
             case RestoreAdapters():
-                self.adapters.manager.restore(message.adapters, message.generations)
+                self.adapters.restore(message.adapters, message.generations)
                 for info in message.adapters:  # each may have replaced others
                     self._count_down_stale_versions(info.name)
             case ListAdapters() | LoadAdapter() | UnloadAdapter() | ResetPrefixCache():
@@ -173,7 +174,7 @@ class EngineCore:
                 case UnloadAdapter():
                     self.adapters.unload(call.lora_name)
                 case ListAdapters():
-                    adapters = tuple(self.adapters.manager.infos())
+                    adapters = tuple(self.adapters.infos())
                 case ResetPrefixCache():
                     self._reset_prefix_cache(call)
                     return  # answered when the tiers have forgotten
@@ -213,8 +214,8 @@ class EngineCore:
     def _reset_prefix_cache(self, call: ResetPrefixCache) -> None:
         reply = CallReply(call.call_id)
         if call.lora_name is not None:
-            _, ref = self.adapters.manager.invalidate(call.lora_name)  # raises its generation
-            reply = CallReply(call.call_id, adapters=(self.adapters.manager.info(ref),))
+            _, ref = self.adapters.invalidate(call.lora_name)  # raises its generation
+            reply = CallReply(call.call_id, adapters=(self.adapters.info(ref),))
         self._resets.add(reply, self.scheduler.reset_prefix_cache(call.lora_name))
         self._answer_resets()
 
@@ -240,7 +241,7 @@ class EngineCore:
     def _submit(self) -> bool:
         """Plan a step; False if there is nothing in it."""
         step = self.scheduler.schedule()
-        drop, add = self.adapters.manager.take_changes()
+        drop, add = self.adapters.take_changes()
         if not (step.requests or step.kv_saves or drop or add):
             return False
         self._note_first_scheduled(step)
@@ -306,23 +307,23 @@ class EngineCore:
             self._outbox.reply(reply)
 
     def _count_down_stale_versions(self, lora_name: str) -> None:
-        ref = self.adapters.manager.current(lora_name)
+        ref = self.adapters.current(lora_name)
         assert ref is not None, f"{lora_name} was published and stands for nothing"
         self._stale_versions.published(ref)
 
     def _drop_stale_versions(self) -> None:
         for last in self._stale_versions.take_due():
-            ref = self.adapters.manager.current(last.name) or last  # a reset raises the generation
+            ref = self.adapters.current(last.name) or last  # a reset raises the generation
             self._connector.drop_stale(ref.name, ref.digest, ref.generation)
 
     def _end(self, request: Request, finish_reason: str) -> None:
         """Settle what outlives a request: its adapter's lease, and its story for the metrics."""
         if request.namespace.adapter is not None:
-            self.adapters.manager.release(request.namespace.adapter)
+            self.adapters.release(request.namespace.adapter)
         self._outbox.finished(request_times(request, finish_reason, time.monotonic()))
 
     def stats(self) -> EngineStats:
-        scheduler, totals, manager = self.scheduler, self.scheduler.totals, self.adapters.manager
+        scheduler, totals, adapters = self.scheduler, self.scheduler.totals, self.adapters
         tiers = self._connector.stats()
         return EngineStats(
             num_running=scheduler.num_running,
@@ -341,8 +342,8 @@ class EngineCore:
             external_cache_hits=totals.external_cache_hits,
             num_late_fetches=tiers.num_late,
             kv_tiers=tier_stats(tiers),
-            adapter_loads=manager.num_loads,
-            adapter_evictions=manager.num_evictions,
+            adapter_loads=adapters.num_loads,
+            adapter_evictions=adapters.num_evictions,
             running_adapters=tuple(ref.name for ref in scheduler.running_adapters),
             waiting_adapters=tuple(ref.name for ref in scheduler.waiting_adapters),
         )
@@ -350,4 +351,4 @@ class EngineCore:
     def check_invariants(self) -> None:
         """Assert what must hold between steps; `--validate` calls it after each."""
         self.scheduler.check_invariants()
-        self.adapters.manager.check_invariants()
+        self.adapters.check_invariants()

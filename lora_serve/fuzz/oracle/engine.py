@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lora_serve.adapters.manager import AdapterManager
 from lora_serve.config import (
     CacheConfig,
     EngineConfig,
@@ -11,7 +12,6 @@ from lora_serve.config import (
     LoRAConfig,
     SchedulerConfig,
 )
-from lora_serve.engine.core.adapters import EngineAdapters
 from lora_serve.engine.core.core import EngineCore
 from lora_serve.engine.core.kv_tiers import StaleVersions
 from lora_serve.fuzz.oracle.executor import EOS, OracleExecutor, oracle_model
@@ -107,7 +107,7 @@ class OracleEngine:
             config,
             self.executor,
             model,
-            EngineAdapters(config.lora, self.loader),
+            AdapterManager(config.lora, self.loader),
             self.kv,
             hasher,
             connector,

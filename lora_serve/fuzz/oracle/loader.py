@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from lora_serve.engine.core.adapter_loader import LoadJob, LoadResult
+from lora_serve.adapters.loader import LoadJob, LoadResult
 from lora_serve.engine.core.executor import Executor
 from lora_serve.errors import AdapterNotFoundError
 from lora_serve.step import AdapterCheckpoint
@@ -24,11 +24,15 @@ class OracleLoader:
         self._executor = executor
         self._jobs: list[tuple[int, LoadResult]] = []
 
+    @property
+    def num_pending(self) -> int:
+        return len(self._jobs)
+
     def submit(self, job: LoadJob) -> None:
         content = self.files.get(job.path)
         if content is None:
             error = AdapterNotFoundError(f"No adapter found for {job.path}")
-            self._jobs.append((self.delay, LoadResult(job, error=error)))
+            self._jobs.append((self.delay, LoadResult(job, error)))
             return
         checkpoint = oracle_checkpoint(job.path, content)
         self._executor.prepare_adapter(checkpoint)

@@ -195,9 +195,9 @@ class OracleTrace:
         engine, result = self.engine, self.result
         self._judge_answers()
         result.num_preemptions += engine.core.scheduler.totals.num_preemptions
-        result.num_evictions += engine.core.adapters.manager.num_evictions
+        result.num_evictions += engine.core.adapters.num_evictions
         assert engine.kv.usage == 0.0, "blocks are still held after the last request has ended"
-        assert not any(info.num_leases for info in engine.core.adapters.manager.infos())
+        assert not any(info.num_leases for info in engine.core.adapters.infos())
 
     def _is_excused(self, error: ErrorInfo) -> bool:
         """Whether a refusal was right: the files of the version are gone."""

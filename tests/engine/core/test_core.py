@@ -53,6 +53,20 @@ def test_a_name_is_refused_at_once_and_again_when_two_loads_race() -> None:
     assert "load_inplace" in third.message
 
 
+def test_an_evicted_adapter_is_read_once_for_all_requests_that_wait_for_it() -> None:
+    engine = OracleEngine(max_loras=1, max_cpu_loras=1, load_delay=3)
+    for name in ("a", "b"):
+        engine.load(name, f"/{name}", name)
+        engine.run()
+    for number in range(3):
+        engine.add(f"r{number}", LONG, lora_name="a")
+        engine.step()
+    assert engine.loader.num_pending == 1
+    engine.run()
+    assert engine.core.stats().adapter_loads == 3
+    assert all(engine.last(f"r{number}").finish_reason == "length" for number in range(3))
+
+
 def test_adapters_are_listed_with_all_that_identifies_them() -> None:
     engine = OracleEngine()
     engine.load("a", "/a", "one")

@@ -119,7 +119,7 @@ def replace_a_version(engine: OracleEngine) -> bytes:
         engine.run()
         engine.add(content, PROMPT, lora_name="a")
         engine.run()
-    current = engine.core.adapters.manager.current("a")
+    current = engine.core.adapters.current("a")
     assert current is not None
     return current.digest
 
@@ -148,7 +148,7 @@ def test_an_engine_that_replaces_a_dead_one_drops_the_kv_of_replaced_versions() 
     latest = replace_a_version(dead)
     store = store.restarted()
     engine = OracleEngine(store=store, kv_tiers=KEEPS_100_SECONDS)
-    engine.core.handle(RestoreAdapters(tuple(dead.core.adapters.manager.infos()), {}))
+    engine.core.handle(RestoreAdapters(tuple(dead.core.adapters.infos()), {}))
     assert len(digests(store)) == 2
     engine.clock.now += 110
     engine.step()

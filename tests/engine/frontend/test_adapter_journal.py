@@ -93,7 +93,7 @@ class World:
         self.check()
 
     def infos(self) -> dict[str, AdapterInfo]:
-        return {info.name: info for info in self.engine.core.adapters.manager.infos()}
+        return {info.name: info for info in self.engine.core.adapters.infos()}
 
     def check(self) -> None:
         """The journal has the engine's adapters; generations only once a reset is answered."""

@@ -11,11 +11,15 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
+from lora_serve.adapters.checkpoint import read_adapter
+from lora_serve.adapters.location import resolve_adapter_path
+from lora_serve.config import LoRAConfig
 from lora_serve.errors import AdapterError, LoraServeError
 from lora_serve.identity import AdapterRef
 from lora_serve.messages import LoadAdapter
-from lora_serve.step import AdapterCheckpoint
+from lora_serve.step import AdapterCheckpoint, ModelInfo
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +35,45 @@ class LoadJob:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What became of a job: a checkpoint whose weights the workers have prepared, or an error."""
+    """What became of a job: a checkpoint whose weights the workers have prepared, or an error.
+
+    The weights of a reload whose digest is not the one of `job.ref` are not prepared.
+    """
 
     job: LoadJob
-    checkpoint: AdapterCheckpoint | None = None
-    error: LoraServeError | None = None
+    outcome: AdapterCheckpoint | LoraServeError
+
+
+class Loader(Protocol):
+    """`AdapterLoader`, or a test's own."""
+
+    @property
+    def num_pending(self) -> int:
+        """Jobs whose results were not taken yet."""
+
+    def submit(self, job: LoadJob) -> None: ...
+
+    def take_results(self) -> list[LoadResult]: ...
+
+    def close(self) -> None: ...
+
+
+def make_loader(
+    config: LoRAConfig,
+    model: ModelInfo,
+    prepare: Callable[[AdapterCheckpoint], None],
+    notify: Callable[[], None],
+) -> AdapterLoader:
+    """A loader of checkpoints that fit this model and these limits."""
+
+    def read(path: str) -> AdapterCheckpoint:
+        return read_adapter(
+            resolve_adapter_path(path, config.lora_allowed_roots),
+            lora_modules=model.lora_modules,
+            max_lora_rank=config.max_lora_rank,
+        )
+
+    return AdapterLoader(read, prepare, notify)
 
 
 class AdapterLoader:
@@ -52,10 +90,16 @@ class AdapterLoader:
         self._notify = notify
         self._jobs: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[LoadResult] = queue.SimpleQueue()
+        self._num_pending = 0
         self._thread = threading.Thread(target=self._run, name="adapter-loader", daemon=True)
         self._thread.start()
 
+    @property
+    def num_pending(self) -> int:
+        return self._num_pending
+
     def submit(self, job: LoadJob) -> None:
+        self._num_pending += 1
         self._jobs.put(job)
 
     def take_results(self) -> list[LoadResult]:
@@ -65,6 +109,7 @@ class AdapterLoader:
             try:
                 results.append(self._results.get_nowait())
             except queue.Empty:
+                self._num_pending -= len(results)
                 return results
 
     def close(self) -> None:
@@ -83,7 +128,7 @@ class AdapterLoader:
                 self._prepare(checkpoint)
             return LoadResult(job, checkpoint)
         except LoraServeError as error:
-            return LoadResult(job, error=error)
+            return LoadResult(job, error)
         except Exception as error:  # a bug of ours must not end the thread: it would hang callers
             logger.exception("loading the adapter at %s failed", job.path)
-            return LoadResult(job, error=AdapterError(f"{job.path}: could not be loaded: {error}"))
+            return LoadResult(job, AdapterError(f"{job.path}: could not be loaded: {error}"))

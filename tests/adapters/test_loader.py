@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 
-from lora_serve.engine.core.adapter_loader import AdapterLoader, LoadJob, LoadResult
+from lora_serve.adapters.loader import AdapterLoader, LoadJob, LoadResult
 from lora_serve.errors import AdapterError, AdapterNotFoundError
 from lora_serve.fuzz.oracle.loader import oracle_checkpoint
 from lora_serve.identity import AdapterRef
@@ -26,7 +26,9 @@ def run_jobs(*jobs: LoadJob) -> tuple[list[LoadResult], list[bytes]]:
         loader.submit(job)
     for _ in jobs:
         assert ended.acquire(timeout=5)
+    assert loader.num_pending == len(jobs)
     results = loader.take_results()
+    assert loader.num_pending == 0
     loader.close()
     return results, prepared
 
@@ -39,13 +41,13 @@ def test_jobs_end_in_the_order_in_which_they_came() -> None:
 
 def test_a_failing_job_is_told_and_the_next_one_runs() -> None:
     results, _ = run_jobs(LoadJob("/missing"), LoadJob("/bug"), LoadJob("/a"))
-    assert isinstance(results[0].error, AdapterNotFoundError)
-    assert type(results[1].error) is AdapterError
-    assert results[2].checkpoint is not None
+    assert isinstance(results[0].outcome, AdapterNotFoundError)
+    assert type(results[1].outcome) is AdapterError
+    assert isinstance(results[2].outcome, AdapterCheckpoint)
 
 
 def test_a_reload_of_changed_files_prepares_nothing() -> None:
     ref = AdapterRef("a", b"another digest")
     results, prepared = run_jobs(LoadJob("/a", ref=ref))
-    assert results[0].checkpoint is not None
+    assert isinstance(results[0].outcome, AdapterCheckpoint)
     assert prepared == []

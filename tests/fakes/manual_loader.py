@@ -1,0 +1,36 @@
+"""A loader of adapters whose jobs end when a test says so."""
+
+from __future__ import annotations
+
+from lora_serve.adapters.loader import LoadJob, LoadResult
+from lora_serve.errors import LoraServeError
+from lora_serve.identity import AdapterRef
+from lora_serve.step import AdapterCheckpoint
+
+
+class ManualLoader:
+    """jobs: those that have not ended, oldest first."""
+
+    def __init__(self) -> None:
+        self.jobs: list[LoadJob] = []
+        self._results: list[LoadResult] = []
+
+    @property
+    def num_pending(self) -> int:
+        return len(self.jobs) + len(self._results)
+
+    def submit(self, job: LoadJob) -> None:
+        self.jobs.append(job)
+
+    def finish(self, ref: AdapterRef, outcome: AdapterCheckpoint | LoraServeError) -> None:
+        """End the job that brings `ref` back."""
+        (job,) = (job for job in self.jobs if job.ref == ref)
+        self.jobs.remove(job)
+        self._results.append(LoadResult(job, outcome))
+
+    def take_results(self) -> list[LoadResult]:
+        results, self._results = self._results, []
+        return results
+
+    def close(self) -> None:
+        self.jobs.clear()
