@@ -22,8 +22,8 @@ from benchmarks.overhead.engine import SHAPES, Shape
 from lora_serve.layers.batch import ForwardBatch
 from lora_serve.models.base import LinearLayout, Model, ModelSpec
 from lora_serve.models.weights import RandomWeights, WeightReader
-from lora_serve.ops import LoRAPart, Ops, PackedAdapter, RecordedWork
 from lora_serve.ops._cpu import usable_paths
+from lora_serve.ops.contract import LoRAPart, Ops, PackedAdapter, RecordedWork
 from lora_serve.ops.cpu.backend import CpuKernels
 from lora_serve.ops.cpu.threads import default_num_threads, pin_threads
 from lora_serve.worker.kv_cache import allocate_kv_caches
@@ -115,9 +115,8 @@ class Subject:
         return base + sum(adapter.num_bytes for adapter in self._adapters[: step.num_adapters])
 
     def record(self, step: Step) -> RecordedWork:
-        plans = self._ops.graph_plans
-        assert plans is not None, "the CPU kernels record"
-        assert plans.record is not None, "the CPU kernels note their own calls"
+        record = self._ops.record
+        assert record is not None, "the CPU kernels note their own calls"
         batch = self._batch(step)
         self._batches.append(batch)
 
@@ -125,7 +124,7 @@ class Subject:
             hidden = self._model.forward(batch, self._kv_caches)
             return self._model.logits(hidden if step.tokens_each == 1 else hidden[-1:])
 
-        return plans.record(forward)
+        return record(forward)
 
     def _batch(self, step: Step) -> ForwardBatch:
         """Prompts of their own tokens, or the token after DECODE_CONTEXT - 1 others."""
@@ -136,13 +135,13 @@ class Subject:
             input_ids=torch.arange(step.num_rows) + 1000,
             positions=torch.arange(seq_len - step.tokens_each, seq_len).repeat(step.num_requests),
             slot_mapping=slots[:, seq_len - step.tokens_each :].reshape(-1),
-            attention=self._ops.plan_attention(
+            attention=self._ops.attention.plan_attention(
                 (torch.arange(step.num_requests + 1) * step.tokens_each).int(),
                 torch.full((step.num_requests,), seq_len, dtype=torch.int32),
                 tables.view(step.num_requests, -1),
                 BLOCK_SIZE,
             ),
-            lora=self._ops.plan_lora(self._segments(step), step.num_rows),
+            lora=self._ops.adapters.plan_lora(self._segments(step), step.num_rows),
         )
 
     def _segments(self, step: Step) -> list[tuple[int, int, PackedAdapter]]:
@@ -178,7 +177,7 @@ def random_adapter(spec: ModelSpec, ops: Ops, rank: int, seed: int) -> PackedAda
             parts.append(LoRAPart(a, b, 2.0, start))
             start += outputs
         linears.append(parts)
-    return ops.pack_adapter(linears)
+    return ops.adapters.pack_adapter(linears)
 
 
 def take_turns(runs: Sequence[Callable[[], None]], patience_seconds: float) -> list[list[float]]:

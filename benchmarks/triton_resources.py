@@ -32,7 +32,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from benchmarks.machine_code import touched_before_wait, waits
-from lora_serve.ops import LoRAPart, Ops
+from lora_serve.ops.contract import LoRAPart, Ops
 from lora_serve.ops.triton.backend import TritonKernels
 from lora_serve.ops.triton.launch import A100, H200, Launch, Launcher, Machine
 from lora_serve.sampling.triton.sampler import TritonSampler
@@ -143,28 +143,28 @@ def _run_layer(ops: Ops, model: ModelShape, work: Work) -> None:
     lora = _plan_lora(ops, shapes, work, model.dtype)
     norm_dtype = torch.float32 if model.is_gemma else model.dtype
     norm_weight = empty(hidden, dtype=norm_dtype)
-    residual = ops.add_rms_norm(
+    residual = ops.rowwise.add_rms_norm(
         empty(work.num_rows, hidden), empty(work.num_rows, hidden), norm_weight, 1e-6
     )
     for index, (out_features, in_features) in enumerate(shapes):
         bias = empty(out_features) if index == 0 else None
         x = empty(work.num_rows, in_features)
-        y = ops.linear(x, ops.pack_linear(empty(out_features, in_features), bias))
-        ops.lora(y, x, lora, index)
+        y = ops.linears.linear(x, ops.linears.pack_linear(empty(out_features, in_features), bias))
+        ops.adapters.lora(y, x, lora, index)
     q, k, v = empty(work.num_rows, sum(heads), head).split(heads, dim=1)
-    ops.rms_norm(q, empty(head, dtype=norm_dtype), 1e-6)
-    cache = ops.new_kv_cache(4096, BLOCK_SIZE, model.num_kv_heads, head, model.dtype)
+    ops.rowwise.rms_norm(q, empty(head, dtype=norm_dtype), 1e-6)
+    cache = ops.attention.new_kv_cache(4096, BLOCK_SIZE, model.num_kv_heads, head, model.dtype)
     rows = empty(work.num_rows, dtype=torch.int64)
-    ops.rotary_and_write_kv(
+    ops.attention.rotary_and_write_kv(
         q, k, v, empty(work.context, head, dtype=torch.float32), rows, cache, rows
     )
     plan = _plan_attention(ops, work)
-    ops.paged_attention(q, cache, plan, head**-0.5, model.window, model.softcap)
-    gate = ops.gelu_tanh_and_mul if model.is_gemma else ops.silu_and_mul
+    ops.attention.paged_attention(q, cache, plan, head**-0.5, model.window, model.softcap)
+    gate = ops.rowwise.gelu_tanh_and_mul if model.is_gemma else ops.rowwise.silu_and_mul
     gate(empty(residual.shape[0], 2 * inner))
     if model.is_gemma:
-        ops.embed(empty(1000, hidden), rows, hidden**0.5)
-        ops.soft_cap(empty(work.num_requests, 1000), 30.0)
+        ops.rowwise.embed(empty(1000, hidden), rows, hidden**0.5)
+        ops.rowwise.soft_cap(empty(work.num_requests, 1000), 30.0)
 
 
 def _plan_lora(
@@ -178,9 +178,9 @@ def _plan_lora(
         for m, n in shapes
     ]
     rows = work.num_rows // work.num_requests
-    adapter = ops.pack_adapter(parts)
+    adapter = ops.adapters.pack_adapter(parts)
     segments = [(i * rows, (i + 1) * rows, adapter) for i in range(work.num_requests)]
-    return ops.plan_lora(segments, work.num_rows)
+    return ops.adapters.plan_lora(segments, work.num_rows)
 
 
 def _plan_attention(ops: Ops, work: Work) -> object:
@@ -191,7 +191,7 @@ def _plan_attention(ops: Ops, work: Work) -> object:
     starts = torch.linspace(0, work.num_rows, work.num_requests + 1).int()
     lengths = torch.full((work.num_requests,), work.context, dtype=torch.int32)
     tables = torch.zeros(work.num_requests, max_blocks, dtype=torch.int32)
-    return ops.plan_attention(starts, lengths, tables, BLOCK_SIZE)
+    return ops.attention.plan_attention(starts, lengths, tables, BLOCK_SIZE)
 
 
 def compile_launch(launch: Launch, capability: int) -> Resources:

@@ -14,8 +14,8 @@ import torch
 from benchmarks.gpu.kernels import BLOCK_SIZE, KernelTiming
 from benchmarks.gpu.timing import TURNS, wait_for
 from benchmarks.make_checkpoint import ModelShape
-from lora_serve.ops import Ops
 from lora_serve.ops.block_rows import open_block_rows
+from lora_serve.ops.contract import Ops
 
 NUM_BLOCKS = 64  # of twice as many: a prompt of 1,024 tokens
 
@@ -24,7 +24,7 @@ def time_block_copies(ops: Ops, shape: ModelShape, dtype: torch.dtype) -> Iterat
     """Of all layers, to pinned memory and back; the second with the copy into pinned memory."""
     device = ops.device
     caches = [
-        ops.new_kv_cache(
+        ops.attention.new_kv_cache(
             2 * NUM_BLOCKS, BLOCK_SIZE, shape.num_key_value_heads, shape.head_dim, dtype
         )
         for _ in range(shape.num_hidden_layers)

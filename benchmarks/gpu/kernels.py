@@ -16,7 +16,7 @@ from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.timing import Stopwatch
 from benchmarks.kernels.work import Work
 from benchmarks.make_checkpoint import ModelShape
-from lora_serve.ops import LoRAPart, Ops
+from lora_serve.ops.contract import LoRAPart, Ops
 
 BLOCK_SIZE = 16
 RANK = 16
@@ -69,13 +69,13 @@ class Works:
             "down": (hidden, inner),
         }
         for name, (outputs, inputs) in layers.items():
-            packed = self._ops.pack_linear(self._random(outputs, inputs), None)
+            packed = self._ops.linears.pack_linear(self._random(outputs, inputs), None)
             for count in rows:
                 x = self._random(count, inputs)
                 for how, ops in (("", self._ops), (", batch-invariant", self._exact_ops)):
                     yield Work(
                         f"linear {name}, {count} rows{how}",
-                        partial(ops.linear, x, packed),
+                        partial(ops.linears.linear, x, packed),
                         2.0 * count * outputs * inputs,
                         self._bytes(outputs * inputs + count * (inputs + outputs)),
                     )
@@ -87,13 +87,13 @@ class Works:
         for rows, num_adapters in (*cases, (prefill_rows, 1)):
             adapters = [self._adapter() for _ in range(num_adapters)]
             each = rows // num_adapters
-            plan = self._ops.plan_lora(
+            plan = self._ops.adapters.plan_lora(
                 [(i * each, (i + 1) * each, adapter) for i, adapter in enumerate(adapters)], rows
             )
             x, y = self._random(rows, hidden), self._random(rows, 2 * inner)
             yield Work(
                 f"lora gate up, rank {RANK}, {rows} rows of {num_adapters} adapters",
-                partial(self._ops.lora, y, x, plan, 0),
+                partial(self._ops.adapters.lora, y, x, plan, 0),
                 2.0 * rows * weights,
                 self._bytes(num_adapters * weights + x.numel() + 2 * y.numel()),
             )
@@ -112,8 +112,10 @@ class Works:
             shape.head_dim,
         )
         blocks = -(-seq_len // BLOCK_SIZE)
-        cache = ops.new_kv_cache(blocks * requests, BLOCK_SIZE, kv_heads, size, self._dtype)
-        plan = ops.plan_attention(
+        cache = ops.attention.new_kv_cache(
+            blocks * requests, BLOCK_SIZE, kv_heads, size, self._dtype
+        )
+        plan = ops.attention.plan_attention(
             (torch.arange(requests + 1) * tokens).int(),
             torch.full((requests,), seq_len, dtype=torch.int32),
             torch.randperm(blocks * requests).int().view(requests, blocks),
@@ -123,7 +125,9 @@ class Works:
         seen = sum(range(seq_len - tokens + 1, seq_len + 1))
         return Work(
             f"attention, {requests} x {tokens} tokens at {seq_len}",
-            partial(ops.paged_attention, q, cache.normal_(), plan, size**-0.5, None, None),
+            partial(
+                ops.attention.paged_attention, q, cache.normal_(), plan, size**-0.5, None, None
+            ),
             4.0 * requests * seen * heads * size,
             self._bytes(requests * seq_len * kv_heads * size * 2 + 2 * q.numel()),
         )
@@ -135,14 +139,14 @@ class Works:
             x, residual = self._random(count, hidden), self._random(count, hidden)
             yield Work(
                 f"add and norm, {count} rows",
-                partial(self._ops.add_rms_norm, x, residual, weight, 1e-6),
+                partial(self._ops.rowwise.add_rms_norm, x, residual, weight, 1e-6),
                 0.0,
                 self._bytes(4 * x.numel()),
             )
             gate_up = self._random(count, 2 * inner)
             yield Work(
                 f"silu and mul, {count} rows",
-                partial(self._ops.silu_and_mul, gate_up),
+                partial(self._ops.rowwise.silu_and_mul, gate_up),
                 0.0,
                 self._bytes(1.5 * gate_up.numel()),
             )
@@ -160,11 +164,11 @@ class Works:
         q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
         angles = torch.zeros(count, size, device=ops.device)
         blocks = -(-count // BLOCK_SIZE)
-        cache = ops.new_kv_cache(blocks, BLOCK_SIZE, kv_heads, size, self._dtype)
+        cache = ops.attention.new_kv_cache(blocks, BLOCK_SIZE, kv_heads, size, self._dtype)
         rows = torch.arange(count, device=ops.device)
         return Work(
             f"rotary and KV write, {count} rows",
-            partial(ops.rotary_and_write_kv, q, k, v, angles, rows, cache, rows),
+            partial(ops.attention.rotary_and_write_kv, q, k, v, angles, rows, cache, rows),
             0.0,
             self._bytes(2 * qkv.numel()) + angles.nbytes,
         )
@@ -175,7 +179,7 @@ class Works:
             LoRAPart(self._random(RANK, hidden), self._random(inner, RANK), 1.0, start)
             for start in (0, inner)
         ]
-        return self._ops.pack_adapter([parts])
+        return self._ops.adapters.pack_adapter([parts])
 
     @property
     def _qkv_size(self) -> int:

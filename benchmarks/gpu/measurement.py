@@ -27,7 +27,7 @@ from benchmarks.gpu.shapes import SHAPES, write_config
 from benchmarks.gpu.timing import Stopwatch
 from benchmarks.limits import layer_weights, vocabulary_weights
 from lora_serve.bench.machine import PACKAGES, describe_machine
-from lora_serve.ops.backends import choose_ops
+from lora_serve.ops.select import choose_ops
 from lora_serve.worker.device import open_device
 
 BF16_BYTES = 2

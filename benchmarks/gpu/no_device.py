@@ -12,7 +12,7 @@ from unittest import mock
 from torch import Tensor
 
 from lora_serve.config import EngineConfig
-from lora_serve.ops import Ops, RecordedWork
+from lora_serve.ops.contract import Ops, RecordedWork
 from lora_serve.ops.triton.backend import TritonKernels
 from lora_serve.ops.triton.launch import H200, Launch
 from lora_serve.step import ModelInfo

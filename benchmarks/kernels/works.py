@@ -13,8 +13,9 @@ import torch
 
 from benchmarks.kernels.measure import in_turns, num_copies
 from benchmarks.kernels.work import Work
-from lora_serve.ops import LoRAPart, Ops, quantize_linears
+from lora_serve.ops.contract import LoRAPart, Ops
 from lora_serve.ops.quantization import INT4, INT8, Quantization
+from lora_serve.ops.select import quantize_linears
 
 H, I, V = 896, 4864, 151_936  # noqa: E741
 HQ, HKV, D = 14, 2, 64
@@ -46,12 +47,12 @@ def linear_works(
         weight = torch.randn(outputs, inputs).to(dtype)
         num_bytes = bytes_per_weight * outputs * inputs
         copies = num_copies(num_bytes)
-        packed = [ops.pack_linear(weight, None) for _ in range(copies)]
+        packed = [ops.linears.pack_linear(weight, None) for _ in range(copies)]
         for rows in (1, 8, 32) if name == "head" else (1, 4, 8, 32, 128, 512, 2048):
             x = torch.randn(rows, inputs).to(dtype)
             yield Work(
                 f"{kind} {name} ({inputs} to {outputs}), {rows} rows",
-                in_turns([partial(ops.linear, x, copy) for copy in packed]),
+                in_turns([partial(ops.linears.linear, x, copy) for copy in packed]),
                 2.0 * rows * outputs * inputs,
                 num_bytes + dtype.itemsize * rows * (outputs + inputs),
             )
@@ -64,12 +65,12 @@ def lora_works(ops: Ops, dtype: torch.dtype) -> Iterator[Work]:
             weights = rank * (len(outputs) * inputs + sum(outputs))
             copies = num_copies(adapters * weights * dtype.itemsize)
             linears = [lora_parts(inputs, outputs, rank, dtype)] * copies
-            plan = ops.plan_lora(
+            plan = ops.adapters.plan_lora(
                 [
                     (
                         index * rows // adapters,
                         (index + 1) * rows // adapters,
-                        ops.pack_adapter(linears),
+                        ops.adapters.pack_adapter(linears),
                     )
                     for index in range(adapters)
                 ],
@@ -79,7 +80,7 @@ def lora_works(ops: Ops, dtype: torch.dtype) -> Iterator[Work]:
             y = torch.randn(rows, sum(outputs)).to(dtype)
             yield Work(
                 f"lora {name}, rank {rank}, {rows} rows of {adapters} adapters",
-                in_turns([partial(ops.lora, y, x, plan, copy) for copy in range(copies)]),
+                in_turns([partial(ops.adapters.lora, y, x, plan, copy) for copy in range(copies)]),
                 2.0 * rows * weights,
                 x.element_size() * (adapters * weights + x.numel() + 2 * y.numel()),
             )
@@ -109,8 +110,8 @@ def attention_works(ops: Ops, dtype: torch.dtype) -> Iterator[Work]:
         (1, 512, 8192),
     ):
         blocks = -(-seq_len // BLOCK_SIZE)
-        cache = ops.new_kv_cache(blocks * requests, BLOCK_SIZE, HKV, D, dtype).normal_()
-        plan = ops.plan_attention(
+        cache = ops.attention.new_kv_cache(blocks * requests, BLOCK_SIZE, HKV, D, dtype).normal_()
+        plan = ops.attention.plan_attention(
             (torch.arange(requests + 1) * tokens).int(),
             torch.full((requests,), seq_len, dtype=torch.int32),
             torch.randperm(blocks * requests).int().view(requests, blocks),
@@ -120,7 +121,7 @@ def attention_works(ops: Ops, dtype: torch.dtype) -> Iterator[Work]:
         seen = sum(range(seq_len - tokens + 1, seq_len + 1))
         yield Work(
             f"attention, {requests} x {tokens} tokens at {seq_len}",
-            partial(ops.paged_attention, q, cache, plan, D**-0.5, None, None),
+            partial(ops.attention.paged_attention, q, cache, plan, D**-0.5, None, None),
             4.0 * requests * seen * HQ * D,
             q.element_size() * (requests * seq_len * HKV * D * 2 + 2 * q.numel()),
         )
@@ -132,24 +133,26 @@ def row_works(ops: Ops, dtype: torch.dtype) -> Iterator[Work]:
         x, residual = torch.randn(rows, H).to(dtype), torch.randn(rows, H).to(dtype)
         gate_up = torch.randn(rows, 2 * I).to(dtype)
         q, k, v = torch.randn(rows, QKV // D, D).to(dtype).split((HQ, HKV, HKV), dim=1)
-        cache = ops.new_kv_cache(rows // BLOCK_SIZE + 1, BLOCK_SIZE, HKV, D, dtype)
+        cache = ops.attention.new_kv_cache(rows // BLOCK_SIZE + 1, BLOCK_SIZE, HKV, D, dtype)
         cos_sin, positions = torch.randn(rows, D), torch.arange(rows)
         size = x.element_size()
         yield Work(
             f"add and norm, {rows} rows",
-            partial(ops.add_rms_norm, x, residual, weight, 1e-6),
+            partial(ops.rowwise.add_rms_norm, x, residual, weight, 1e-6),
             0.0,
             4 * size * x.numel(),
         )
         yield Work(
             f"silu and mul, {rows} rows",
-            partial(ops.silu_and_mul, gate_up),
+            partial(ops.rowwise.silu_and_mul, gate_up),
             0.0,
             1.5 * size * gate_up.numel(),
         )
         yield Work(
             f"rotary and KV write, {rows} rows",
-            partial(ops.rotary_and_write_kv, q, k, v, cos_sin, positions, cache, positions),
+            partial(
+                ops.attention.rotary_and_write_kv, q, k, v, cos_sin, positions, cache, positions
+            ),
             0.0,
             2 * size * rows * QKV,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,8 +20,8 @@ from lora_serve.layers.rotary import RopeSpec
 from lora_serve.messages import EngineRequest
 from lora_serve.models.dense import DenseSpec
 from lora_serve.models.weights import RandomWeights, WeightReader
-from lora_serve.ops import GraphPlans, RecordedWork
 from lora_serve.ops._cpu import usable_paths
+from lora_serve.ops.contract import Record, RecordedWork
 from lora_serve.ops.cpu.backend import CpuKernels
 from lora_serve.ops.cpu.threads import pin_threads
 from lora_serve.prompts import TokensPrompt
@@ -116,7 +116,7 @@ class TimedExecutor:
             pin_threads(kernels.native.thread_ids())
         kernels.native = Timed(kernels.native, watch, part_of_kernel)
         ops = with_screening(kernels.ops(), "auto")
-        ops = replace(ops, graph_plans=_timed_replays(ops.graph_plans, watch))
+        record = _timed_replays(ops.record, watch)
         sampler: Any = select_sampler(ops)
         device: Any = CpuDevice()
         weights = WeightReader(RandomWeights(spec.tensor_shapes(), 0, DTYPE), DTYPE)
@@ -130,6 +130,7 @@ class TimedExecutor:
             ops.graph_plans,
             partial(model.forward, kv_caches=kv_caches),
             exact_sizes(max_num_seqs, max_num_seqs),
+            record=record,
             max_blocks=num_blocks,
             block_size=BLOCK_SIZE,
             with_lora=False,
@@ -171,17 +172,15 @@ class TimedExecutor:
         return ModelRunnerOutput(step_id, batch.results())
 
 
-def _timed_replays(plans: GraphPlans | None, watch: Stopwatch) -> GraphPlans:
+def _timed_replays(record: Record | None, watch: Stopwatch) -> Record:
     """The kernels of a recorded step run when it is replayed."""
-    assert plans is not None
-    assert plans.record is not None
-    record = plans.record
+    assert record is not None, "the native kernels record their own calls"
 
     def timed(run: Callable[[], Tensor]) -> RecordedWork:
         work: Any = Timed(record(run), watch, {"replay": "kernels"})
         return work
 
-    return replace(plans, record=timed)
+    return timed
 
 
 def decode_steps(shape: Shape, threads: Threads, num_requests: int, num_steps: int) -> list[Parts]:

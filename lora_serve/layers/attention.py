@@ -9,7 +9,7 @@ from torch import Tensor
 from lora_serve.layers.batch import ForwardBatch, OutputRows
 from lora_serve.layers.linear import Linear
 from lora_serve.layers.norm import RMSNorm
-from lora_serve.ops import Ops
+from lora_serve.ops.contract import Ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +65,14 @@ class Attention:
         q, k, v = self._heads.split(self._qkv(x, batch))
         if self._q_norm is not None and self._k_norm is not None:
             q, k = self._q_norm(q), self._k_norm(k)
-        self._ops.rotary_and_write_kv(
+        self._ops.attention.rotary_and_write_kv(
             q, k, v, self._cos_sin, batch.positions, kv_cache, batch.slot_mapping
         )
         return q
 
     def attend(self, q: Tensor, rows: ForwardBatch | OutputRows, kv_cache: Tensor) -> Tensor:
         """q: (T, Hq, D), of `rows` -> (T, H). All that they see has been written."""
-        attended = self._ops.paged_attention(
+        attended = self._ops.attention.paged_attention(
             q, kv_cache, rows.attention, self._scale, self._sliding_window, self._softcap
         )
         return self._output(attended.view(q.shape[0], -1), rows)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lora_serve.ops import AttentionPlan, LoRAPlan
+from lora_serve.ops.contract import AttentionPlan, LoRAPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, where
 
 from lora_serve.layers.batch import ForwardBatch
-from lora_serve.ops import Ops
+from lora_serve.ops.contract import Ops
 
 
 class Embedding:
@@ -18,7 +18,7 @@ class Embedding:
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """(T, H), newly allocated: the model adds to it in place."""
-        rows = self._ops.embed(self._weight, batch.input_ids, self._scale)
+        rows = self._ops.rowwise.embed(self._weight, batch.input_ids, self._scale)
         if batch.inputs_embeds is None or batch.is_embeds is None:
             return rows
         return where(batch.is_embeds[:, None], batch.inputs_embeds, rows)
@@ -27,7 +27,7 @@ class Embedding:
 class LMHead:
     """weight: (V, H). No adapter changes it.
 
-    soft_cap: as Ops.soft_cap has it; None for plain logits.
+    soft_cap: as RowwiseKernels.soft_cap takes it; None for plain logits.
     screened_argmax: finds the largest logits without computing all; None where that is not wanted,
         or where they are capped: capping can make two of them equal, and then the first counts.
     """
@@ -35,11 +35,13 @@ class LMHead:
     def __init__(self, ops: Ops, weight: Tensor, soft_cap: float | None = None) -> None:
         self._ops = ops
         self._soft_cap = soft_cap
-        self._packed = ops.pack_linear(weight, None)
+        self._packed = ops.linears.pack_linear(weight, None)
         pack_screen = ops.pack_screen if soft_cap is None else None
         self.screened_argmax = None if pack_screen is None else pack_screen(weight, self._packed)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden: (N, H) -> logits (N, V), in the model's dtype."""
-        logits = self._ops.linear(hidden, self._packed)
-        return logits if self._soft_cap is None else self._ops.soft_cap(logits, self._soft_cap)
+        logits = self._ops.linears.linear(hidden, self._packed)
+        if self._soft_cap is None:
+            return logits
+        return self._ops.rowwise.soft_cap(logits, self._soft_cap)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from lora_serve.layers.batch import ForwardBatch, OutputRows
-from lora_serve.ops import Ops
+from lora_serve.ops.contract import Ops
 
 
 class Linear:
@@ -20,12 +20,12 @@ class Linear:
 
     def __init__(self, ops: Ops, weight: Tensor, bias: Tensor | None, index: int) -> None:
         self._ops = ops
-        self._packed = ops.pack_linear(weight, bias)
+        self._packed = ops.linears.pack_linear(weight, bias)
         self._index = index
 
     def __call__(self, x: Tensor, rows: ForwardBatch | OutputRows) -> Tensor:
         """x: (T, in), of `rows` -> (T, out)."""
-        y = self._ops.linear(x, self._packed)
+        y = self._ops.linears.linear(x, self._packed)
         if rows.lora is not None:
-            self._ops.lora(y, x, rows.lora, self._index)
+            self._ops.adapters.lora(y, x, rows.lora, self._index)
         return y

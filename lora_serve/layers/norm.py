@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lora_serve.ops import Ops
+from lora_serve.ops.contract import Ops
 
 
 class RMSNorm:
@@ -15,8 +15,8 @@ class RMSNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise over the last dimension of (T, H), or of each head of (T, heads, D)."""
-        return self._ops.rms_norm(x, self._weight, self._eps)
+        return self._ops.rowwise.rms_norm(x, self._weight, self._eps)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """Add x to `residual` in place; return the norm of the sum. Both (T, H)."""
-        return self._ops.add_rms_norm(x, residual, self._weight, self._eps)
+        return self._ops.rowwise.add_rms_norm(x, residual, self._weight, self._eps)

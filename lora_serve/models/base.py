@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from lora_serve.layers.batch import ForwardBatch
-from lora_serve.ops import Ops, ScreenedArgmax
+from lora_serve.ops.contract import Ops, ScreenedArgmax
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from lora_serve.layers.batch import ForwardBatch, OutputRows
 from lora_serve.layers.embedding import Embedding, LMHead
 from lora_serve.layers.norm import RMSNorm
-from lora_serve.ops import ScreenedArgmax
+from lora_serve.ops.contract import ScreenedArgmax
 
 
 class DecoderLayer(Protocol):

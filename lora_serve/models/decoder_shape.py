@@ -14,7 +14,7 @@ from torch import Tensor
 from lora_serve.layers.attention import HeadLayout
 from lora_serve.layers.linear import Linear
 from lora_serve.models.base import KVSpec, LinearLayout, Weights
-from lora_serve.ops import Ops
+from lora_serve.ops.contract import Ops
 
 EMBEDDING = "embed_tokens.weight"
 FINAL_NORM = "norm.weight"

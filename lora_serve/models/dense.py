@@ -22,7 +22,7 @@ from lora_serve.models.decoder_shape import (
     DecoderShape,
     build_linear,
 )
-from lora_serve.ops import Ops
+from lora_serve.ops.contract import Ops
 
 # As they stand in the fingerprints of KV that is stored already.
 _FACTS = (
@@ -142,5 +142,5 @@ def _build_layer(
         sliding_window=spec.windows[layer],
     )
     gate_up = build_linear(linears.gate_up, weights, ops)
-    mlp = GatedMLP(gate_up, ops.silu_and_mul, build_linear(linears.down, weights, ops))
+    mlp = GatedMLP(gate_up, ops.rowwise.silu_and_mul, build_linear(linears.down, weights, ops))
     return DenseLayer(attention, mlp, norm(norms.input), norm(norms.post_attention))

@@ -40,7 +40,7 @@ from lora_serve.models.decoder_shape import (
 )
 from lora_serve.models.rope import read_rope, read_scaling
 from lora_serve.models.settings import Settings
-from lora_serve.ops import Ops
+from lora_serve.ops.contract import Ops
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ def _build_layer(
         softcap=spec.attention_softcap,
     )
     gate_up = build_linear(linears.gate_up, weights, ops)
-    mlp = GatedMLP(gate_up, ops.gelu_tanh_and_mul, build_linear(linears.down, weights, ops))
+    mlp = GatedMLP(gate_up, ops.rowwise.gelu_tanh_and_mul, build_linear(linears.down, weights, ops))
     return GemmaLayer(attention, mlp, *map(norm, _LAYER_NORMS))
 
 

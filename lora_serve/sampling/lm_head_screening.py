@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from lora_serve.ops import Ops, PackedLinear, ScreenedArgmax
+from lora_serve.ops.contract import Ops, PackedLinear, ScreenedArgmax
 from lora_serve.sampling.contract import SamplerOutput
 from lora_serve.sampling.host import HostSamplerOutput
 from lora_serve.step import SampleInput

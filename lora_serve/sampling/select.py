@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from lora_serve.ops import Ops
+from lora_serve.ops.contract import Ops
 from lora_serve.sampling.contract import Sampler
 
 # Modules by the backend that `Ops.runtime` names; each has load(launcher) -> Sampler.

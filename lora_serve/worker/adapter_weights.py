@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.models.base import LinearLayout
-from lora_serve.ops import LoRAPart, Ops, PackedAdapter
+from lora_serve.ops.contract import LoRAPart, Ops, PackedAdapter
 from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
 from lora_serve.worker.device import Device
 
@@ -41,7 +41,7 @@ class AdapterWeights:
     def prepare(self, checkpoint: AdapterCheckpoint) -> None:
         """Pack an adapter, whose modules' shapes were checked, for a later `change`."""
         with self._device.loading():
-            packed = self._ops.pack_adapter(self._linear_parts(checkpoint))
+            packed = self._ops.adapters.pack_adapter(self._linear_parts(checkpoint))
         with self._lock:
             self._prepared.setdefault(checkpoint.digest, []).append(packed)
 

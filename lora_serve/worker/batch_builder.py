@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.layers.batch import ForwardBatch, OutputRows
-from lora_serve.ops import AttentionPlan, LoRAPlan, Ops, PackedAdapter
+from lora_serve.ops.contract import AttentionPlan, LoRAPlan, Ops, PackedAdapter
 from lora_serve.step import ScheduledRequest
 from lora_serve.worker.device import Device
 
@@ -166,12 +166,16 @@ class BatchBuilder:
 
     def _attention_of(self, rows: BatchRows | Outputs) -> AttentionPlan:
         first_row = torch.tensor(rows.first_row, dtype=torch.int32)
-        return self._ops.plan_attention(
+        return self._ops.attention.plan_attention(
             first_row, rows.seq_lens, rows.block_tables, self._block_size
         )
 
     def _lora_of(self, rows: BatchRows | Outputs) -> LoRAPlan | None:
-        return self._ops.plan_lora(rows.segments, rows.first_row[-1]) if rows.segments else None
+        return (
+            self._ops.adapters.plan_lora(rows.segments, rows.first_row[-1])
+            if rows.segments
+            else None
+        )
 
     def _outputs_to_device(self, outputs: Outputs | None, indices: Tensor) -> OutputRows | None:
         if outputs is None:

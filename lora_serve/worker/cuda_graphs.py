@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.layers.batch import ForwardBatch
-from lora_serve.ops import GraphPlans, RecordedWork
+from lora_serve.ops.contract import Record, RecordedWork, StepPlans
 from lora_serve.worker.batch_builder import AwaitedTokens, BatchRows
 from lora_serve.worker.device import Device
 
@@ -77,10 +77,11 @@ class StepRecorder:
     def __init__(
         self,
         device: Device,
-        plans: GraphPlans,
+        plans: StepPlans,
         forward: Forward,
         sizes: GraphSizes,
         *,
+        record: Record,
         max_blocks: int,
         block_size: int,
         with_lora: bool,
@@ -88,6 +89,7 @@ class StepRecorder:
         """max_blocks: of the longest request. with_lora: steps with adapters as well as without."""
         self._device = device
         self._plans = plans
+        self._record = record
         self._forward = forward
         self._sizes = sizes
         self._max_blocks = max_blocks
@@ -96,13 +98,12 @@ class StepRecorder:
 
     def record(self) -> StepGraphs:
         """Record steps of all sizes and kinds."""
-        record = self._plans.record or self._device.record
         families: dict[StepKind, list[StepGraph]] = {kind: [] for kind in self._kinds()}
         steps = [(size, kind) for kind in families for size in self._sizes_of(kind)]
         # The largest first: the others find memory in its pool.
         for size, kind in sorted(steps, key=lambda step: step[0], reverse=True):
             buffers = self._buffers(size, kind)
-            work = record(buffers.bind(self._forward))
+            work = self._record(buffers.bind(self._forward))
             families[kind].insert(0, StepGraph(buffers, work, self._device))
         return StepGraphs(families)
 
@@ -163,7 +164,7 @@ class GraphBuffers:
     def __init__(
         self,
         device: Device,
-        plans: GraphPlans,
+        plans: StepPlans,
         size: int,
         kind: StepKind,
         max_blocks: int,

@@ -10,7 +10,7 @@ from torch import Tensor
 from lora_serve.config import CacheConfig
 from lora_serve.errors import ConfigError
 from lora_serve.models.base import KVSpec
-from lora_serve.ops import Ops
+from lora_serve.ops.contract import Ops
 from lora_serve.worker.memory import Room
 
 
@@ -24,7 +24,9 @@ def allocate_kv_caches(
     """
     try:
         return [
-            ops.new_kv_cache(num_blocks, block_size, spec.num_kv_heads, spec.head_size, dtype)
+            ops.attention.new_kv_cache(
+                num_blocks, block_size, spec.num_kv_heads, spec.head_size, dtype
+            )
             for spec in kv_specs
         ]
     except (RuntimeError, MemoryError) as error:  # torch's allocator raises the first

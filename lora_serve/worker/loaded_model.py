@@ -13,9 +13,9 @@ from lora_serve.models.choices import dtype_name, max_model_len
 from lora_serve.models.fingerprint import model_fingerprint
 from lora_serve.models.source import load_spec, model_directory
 from lora_serve.models.weights import WeightReader, open_weights
-from lora_serve.ops import Ops, quantize_linears
-from lora_serve.ops.backends import choose_ops, machine_numerics
+from lora_serve.ops.contract import Ops
 from lora_serve.ops.quantization import FORMATS, Quantization
+from lora_serve.ops.select import choose_ops, machine_numerics, quantize_linears
 from lora_serve.sampling.contract import Sampler
 from lora_serve.sampling.lm_head_screening import LMHeadScreening, with_screening
 from lora_serve.sampling.select import select_sampler

@@ -15,8 +15,8 @@ from torch import Tensor
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.identity import AdapterRef
 from lora_serve.models.base import lora_modules
-from lora_serve.ops import GraphPlans, NotRecordableError, PackedAdapter
 from lora_serve.ops.block_rows import RowsRead
+from lora_serve.ops.contract import NotRecordableError, Ops, PackedAdapter
 from lora_serve.ops.cpu.threads import default_num_threads
 from lora_serve.step import AdapterCheckpoint, ModelInfo, ModelRunnerOutput, SchedulerOutput
 from lora_serve.worker.adapter_weights import AdapterWeights
@@ -178,15 +178,16 @@ class Worker:
             model.device,
             plans,
             partial(model.model.forward, kv_caches=kv_caches),
-            self._graph_sizes(plans),
+            self._graph_sizes(model.ops),
+            record=model.ops.record or model.device.record,
             max_blocks=-(-model.max_model_len // self._cache.block_size),
             block_size=self._cache.block_size,
             with_lora=self._lora.enable_lora,
         )
 
-    def _graph_sizes(self, plans: GraphPlans) -> GraphSizes:
+    def _graph_sizes(self, ops: Ops) -> GraphSizes:
         most_rows = self._config.max_cudagraph_capture_size
-        if plans.record is not None:
+        if ops.record is not None:
             return exact_sizes(self._max_num_seqs, most_rows)
         return graph_sizes(self._max_num_seqs, self._max_num_batched_tokens, most_rows)
 

@@ -14,7 +14,7 @@ from lora_serve.identity import AdapterRef
 from lora_serve.models.base import ModelSpec
 from lora_serve.models.source import load_spec
 from lora_serve.models.weights import WeightReader, open_weights
-from lora_serve.ops import Ops
+from lora_serve.ops.contract import Ops
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import AdapterCheckpoint, SampleInput, ScheduledRequest
 from lora_serve.worker.adapter_weights import AdapterWeights

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lora_serve.ops import AttentionPlan, GraphPlans, LoRAPlan, Ops, PackedAdapter
+from lora_serve.ops.contract import AttentionPlan, LoRAPlan, Ops, PackedAdapter
 
 
 @dataclass(slots=True)
@@ -32,22 +32,18 @@ class HeldLoRA:
 class RecordableOps:
     """`ops` whose kernels also take held plans; padding rows touch nothing, as it must be."""
 
+    new_attention_plan = HeldAttention
+    new_lora_plan = HeldLoRA
+
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
+        self.pack_adapter = ops.adapters.pack_adapter
+        self.plan_lora = ops.adapters.plan_lora
+        self.new_kv_cache = ops.attention.new_kv_cache
+        self.plan_attention = ops.attention.plan_attention
 
     def ops(self) -> Ops:
-        return replace(
-            self._ops,
-            rotary_and_write_kv=self.rotary_and_write_kv,
-            paged_attention=self.paged_attention,
-            lora=self.lora,
-            graph_plans=GraphPlans(
-                new_attention_plan=HeldAttention,
-                fill_attention_plan=self.fill_attention_plan,
-                new_lora_plan=HeldLoRA,
-                fill_lora_plan=self.fill_lora_plan,
-            ),
-        )
+        return replace(self._ops, adapters=self, attention=self, graph_plans=self, record=None)
 
     def fill_attention_plan(
         self, plan: HeldAttention, query_start_loc: Tensor, seq_lens: Tensor, block_tables: Tensor
@@ -56,14 +52,14 @@ class RecordableOps:
         assert plan.num_taken <= plan.num_rows, "more rows than the plan holds"
         assert block_tables.shape[1] <= plan.max_blocks, "more blocks than the plan holds"
         assert not plan.is_decode or plan.num_taken == len(seq_lens), "a request of several rows"
-        plan.plan = self._ops.plan_attention(
+        plan.plan = self._ops.attention.plan_attention(
             query_start_loc, seq_lens, block_tables, plan.block_size
         )
 
     def fill_lora_plan(
         self, plan: HeldLoRA, segments: Sequence[tuple[int, int, PackedAdapter]]
     ) -> None:
-        plan.plan = self._ops.plan_lora(segments, plan.num_rows) if segments else None
+        plan.plan = self._ops.adapters.plan_lora(segments, plan.num_rows) if segments else None
 
     def rotary_and_write_kv(
         self,
@@ -78,7 +74,7 @@ class RecordableOps:
         n = int((slots >= 0).sum())
         assert bool((slots[:n] >= 0).all()), "padding stands before a request's row"
         if n:
-            self._ops.rotary_and_write_kv(
+            self._ops.attention.rotary_and_write_kv(
                 q[:n], k[:n], v[:n], cos_sin, positions[:n], kv_cache, slots[:n]
             )
 
@@ -92,13 +88,15 @@ class RecordableOps:
         softcap: float | None,
     ) -> Tensor:
         if not isinstance(plan, HeldAttention):
-            return self._ops.paged_attention(q, kv_cache, plan, scale, window, softcap)
+            return self._ops.attention.paged_attention(q, kv_cache, plan, scale, window, softcap)
         out = torch.zeros(q.shape, dtype=q.dtype)
         if n := plan.num_taken:
-            out[:n] = self._ops.paged_attention(q[:n], kv_cache, plan.plan, scale, window, softcap)
+            out[:n] = self._ops.attention.paged_attention(
+                q[:n], kv_cache, plan.plan, scale, window, softcap
+            )
         return out
 
     def lora(self, y: Tensor, x: Tensor, plan: LoRAPlan, linear_index: int) -> None:
         held = plan.plan if isinstance(plan, HeldLoRA) else plan
         if held is not None:
-            self._ops.lora(y, x, held, linear_index)
+            self._ops.adapters.lora(y, x, held, linear_index)

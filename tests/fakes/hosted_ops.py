@@ -7,7 +7,14 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from lora_serve.ops import AttentionPlan, LoRAPart, LoRAPlan, Ops, PackedAdapter, PackedLinear
+from lora_serve.ops.contract import (
+    AttentionPlan,
+    LoRAPart,
+    LoRAPlan,
+    Ops,
+    PackedAdapter,
+    PackedLinear,
+)
 
 
 class HostedOps:
@@ -15,35 +22,26 @@ class HostedOps:
 
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
+        self.plan_lora = ops.adapters.plan_lora
+        self.new_kv_cache = ops.attention.new_kv_cache
+        self.plan_attention = ops.attention.plan_attention
 
     def ops(self) -> Ops:
-        return replace(
-            self._ops,
-            pack_linear=self.pack_linear,
-            linear=self.linear,
-            pack_adapter=self.pack_adapter,
-            lora=self.lora,
-            rms_norm=self.rms_norm,
-            add_rms_norm=self.add_rms_norm,
-            silu_and_mul=self.silu_and_mul,
-            gelu_tanh_and_mul=self.gelu_tanh_and_mul,
-            soft_cap=self.soft_cap,
-            embed=self.embed,
-            rotary_and_write_kv=self.rotary_and_write_kv,
-            paged_attention=self.paged_attention,
-        )
+        return replace(self._ops, rowwise=self, linears=self, adapters=self, attention=self)
 
     def _up(self, host: Tensor) -> Tensor:
         return host.to(self._ops.device)
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        return self._ops.pack_linear(self._up(weight), None if bias is None else self._up(bias))
+        return self._ops.linears.pack_linear(
+            self._up(weight), None if bias is None else self._up(bias)
+        )
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        return self._ops.linear(self._up(x), packed).cpu()
+        return self._ops.linears.linear(self._up(x), packed).cpu()
 
     def pack_adapter(self, linears: Sequence[Sequence[LoRAPart]]) -> PackedAdapter:
-        return self._ops.pack_adapter(
+        return self._ops.adapters.pack_adapter(
             [
                 [replace(part, a=self._up(part.a), b=self._up(part.b)) for part in parts]
                 for parts in linears
@@ -52,29 +50,29 @@ class HostedOps:
 
     def lora(self, y: Tensor, x: Tensor, plan: LoRAPlan, linear_index: int) -> None:
         there = self._up(y).clone()
-        self._ops.lora(there, self._up(x), plan, linear_index)
+        self._ops.adapters.lora(there, self._up(x), plan, linear_index)
         y.copy_(there)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return self._ops.rms_norm(self._up(x), self._up(weight), eps).cpu()
+        return self._ops.rowwise.rms_norm(self._up(x), self._up(weight), eps).cpu()
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         there = self._up(residual).clone()
-        normed = self._ops.add_rms_norm(self._up(x), there, self._up(weight), eps)
+        normed = self._ops.rowwise.add_rms_norm(self._up(x), there, self._up(weight), eps)
         residual.copy_(there)
         return normed.cpu()
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
-        return self._ops.silu_and_mul(self._up(x)).cpu()
+        return self._ops.rowwise.silu_and_mul(self._up(x)).cpu()
 
     def gelu_tanh_and_mul(self, x: Tensor) -> Tensor:
-        return self._ops.gelu_tanh_and_mul(self._up(x)).cpu()
+        return self._ops.rowwise.gelu_tanh_and_mul(self._up(x)).cpu()
 
     def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
-        return logits.copy_(self._ops.soft_cap(self._up(logits).clone(), cap))
+        return logits.copy_(self._ops.rowwise.soft_cap(self._up(logits).clone(), cap))
 
     def embed(self, weight: Tensor, input_ids: Tensor, scale: float | None) -> Tensor:
-        return self._ops.embed(self._up(weight), self._up(input_ids), scale).cpu()
+        return self._ops.rowwise.embed(self._up(weight), self._up(input_ids), scale).cpu()
 
     def rotary_and_write_kv(
         self,
@@ -88,7 +86,7 @@ class HostedOps:
     ) -> None:
         there = self._up(q).clone()
         rest = [self._up(host) for host in (k, v, cos_sin, positions)]
-        self._ops.rotary_and_write_kv(there, *rest, kv_cache, self._up(slot_mapping))
+        self._ops.attention.rotary_and_write_kv(there, *rest, kv_cache, self._up(slot_mapping))
         q.copy_(there)
 
     def paged_attention(
@@ -101,4 +99,6 @@ class HostedOps:
         softcap: float | None,
     ) -> Tensor:
         there = self._up(q)
-        return self._ops.paged_attention(there, kv_cache, plan, scale, window, softcap).cpu()
+        return self._ops.attention.paged_attention(
+            there, kv_cache, plan, scale, window, softcap
+        ).cpu()

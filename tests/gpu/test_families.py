@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from lora_serve.ops.backends import choose_ops
+from lora_serve.ops.select import choose_ops
 from lora_serve.worker.device import open_device
 from tests.fakes.bare_model import BareModel, Prompt
 from tests.fakes.peft_adapters import make_peft, read_saved

@@ -36,6 +36,6 @@ def test_a_kernel_waits_if_and_only_if_it_is_launched_early(
     monkeypatch.setattr(rowwise, "gate_kernel", kernel)
     monkeypatch.setattr(triton_ops, "machine_of", lambda device: card)
     config = ModelConfig(model=str(model_path), override_op=("all=triton",), overlap_launches=may)
-    load_model(config, CpuDevice(), 16).ops.silu_and_mul(torch.ones(1, 4))
+    load_model(config, CpuDevice(), 16).ops.rowwise.silu_and_mul(torch.ones(1, 4))
     (given,) = kernel.launches
     assert given["launch_pdl"] == given["OVERLAPS"] == (can and may)

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from lora_serve.ops import Ops
-from lora_serve.ops.backends import available_ops
+from lora_serve.ops.contract import Ops
+from lora_serve.ops.select import available_ops
 from tests.fakes.bare_model import SAMPLE, BareModel, Prompt
 from tests.fakes.tiny_models import TINY_MODELS, VOCAB_SIZE
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lora_serve.ops import LoRAPart, Ops
+from lora_serve.ops.contract import LoRAPart, Ops
 
 # Relative to the largest value there is: what one rounding to the dtype, and sums of a thousand
 # terms in float32, may move a result by. The narrow ones leave room for weights in the dtype.
@@ -142,7 +142,9 @@ class PagedCase:
         counts = [-(-seq_len // block_size) for seq_len in seq_lens]
         num_blocks = sum(counts) + 3
         self.num_blocks = num_blocks
-        self.cache = ops.new_kv_cache(num_blocks, block_size, num_kv_heads, head_size, dtype)
+        self.cache = ops.attention.new_kv_cache(
+            num_blocks, block_size, num_kv_heads, head_size, dtype
+        )
         self.cache.fill_(torch.nan)
         shuffled = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed))
         angles = torch.rand(max(seq_lens), head_size // 2, generator=torch.Generator()) * 6.28
@@ -160,7 +162,7 @@ class PagedCase:
         q, k, v = fused.split(self.heads, dim=1)
         positions = torch.cat([torch.arange(start, end) for _, start, end in parts])
         slots = torch.cat([r.slots(start, end) for r, start, end in parts])
-        self.ops.rotary_and_write_kv(q, k, v, self.cos_sin, positions, self.cache, slots)
+        self.ops.attention.rotary_and_write_kv(q, k, v, self.cos_sin, positions, self.cache, slots)
         return q
 
     def step(self, chunks: Sequence[tuple[int, int, int]]) -> list[Tensor]:
@@ -171,13 +173,15 @@ class PagedCase:
         """`step` for q that `write` gave."""
         parts = [(self.requests[index], start, end) for index, start, end in chunks]
         sizes = [end - start for _, start, end in parts]
-        plan = self.ops.plan_attention(
+        plan = self.ops.attention.plan_attention(
             torch.tensor([0, *sizes]).cumsum(0).int(),
             torch.tensor([end for _, _, end in parts], dtype=torch.int32),
             self._block_tables([r for r, _, _ in parts]),
             self.block_size,
         )
-        out = self.ops.paged_attention(q, self.cache, plan, self.scale, self.window, self.softcap)
+        out = self.ops.attention.paged_attention(
+            q, self.cache, plan, self.scale, self.window, self.softcap
+        )
         return list(out.split(sizes))
 
     def chunked(self, index: int, chunk: int) -> Tensor:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from _pytest.mark import ParameterSet
 
-from lora_serve.ops import Ops
-from lora_serve.ops.backends import available_ops, choose_ops
+from lora_serve.ops.contract import Ops
+from lora_serve.ops.select import available_ops, choose_ops
 from tests.fakes.hosted_ops import HostedOps
 from tests.fakes.threads import one_thread
 

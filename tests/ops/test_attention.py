@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lora_serve.ops import Ops
+from lora_serve.ops.contract import Ops
 from tests.fakes.threads import num_threads
 from tests.ops.cases import PagedCase, assert_close, exact_rotation, normal
 
@@ -123,8 +123,8 @@ def test_rotation_turns_q_in_place_by_its_position(ops: Ops, dtype: torch.dtype)
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
     positions = torch.tensor([49, 0, 7, 7, 3])
     expected = exact_rotation(q, cos_sin, positions)
-    cache = ops.new_kv_cache(4, 16, 2, 32, dtype)
-    ops.rotary_and_write_kv(q, k, v, cos_sin, positions, cache, torch.arange(5))
+    cache = ops.attention.new_kv_cache(4, 16, 2, 32, dtype)
+    ops.attention.rotary_and_write_kv(q, k, v, cos_sin, positions, cache, torch.arange(5))
     assert_close(q, expected, dtype)
 
 

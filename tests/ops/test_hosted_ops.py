@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lora_serve.ops import LoRAPart
+from lora_serve.ops.contract import LoRAPart
 from lora_serve.ops.reference import REFERENCE
 from tests.fakes.hosted_ops import HostedOps
 from tests.ops.cases import PagedCase, normal
@@ -19,11 +19,13 @@ def test_wrapped_kernels_give_what_they_give_bare() -> None:
     part = LoRAPart(normal(2, 16, dtype=F32, seed=3), normal(8, 2, dtype=F32, seed=4), 0.5, 0)
     results = []
     for ops in (REFERENCE, HOSTED):
-        y = ops.linear(x, ops.pack_linear(weight, bias))
-        ops.lora(y, x, ops.plan_lora([(1, 4, ops.pack_adapter([[part]]))], 5), 0)
+        y = ops.linears.linear(x, ops.linears.pack_linear(weight, bias))
+        ops.adapters.lora(
+            y, x, ops.adapters.plan_lora([(1, 4, ops.adapters.pack_adapter([[part]]))], 5), 0
+        )
         residual = x.clone()
-        normed = ops.add_rms_norm(x, residual, norm_weight, 1e-6)
-        rest = ops.rms_norm(x, norm_weight, 1e-6), ops.silu_and_mul(x)
+        normed = ops.rowwise.add_rms_norm(x, residual, norm_weight, 1e-6)
+        rest = ops.rowwise.rms_norm(x, norm_weight, 1e-6), ops.rowwise.silu_and_mul(x)
         results.append((y, residual, normed, *rest))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 

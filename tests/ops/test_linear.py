@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lora_serve.ops import Ops
+from lora_serve.ops.contract import Ops
 from tests.fakes.threads import num_threads
 from tests.ops.cases import assert_close, exact_linear, normal, whole_numbers
 
@@ -18,7 +18,7 @@ def test_linear_is_the_product_plus_the_bias(
     x = normal(19, in_features, dtype=dtype, seed=1)
     weight = normal(out_features, in_features, dtype=dtype, seed=2)
     bias = normal(out_features, dtype=dtype, seed=3) if has_bias else None
-    got = ops.linear(x, ops.pack_linear(weight, bias))
+    got = ops.linears.linear(x, ops.linears.pack_linear(weight, bias))
     assert_close(got, exact_linear(x, weight, bias), dtype)
 
 
@@ -26,29 +26,29 @@ def test_linear_is_the_product_plus_the_bias(
 def test_a_row_has_the_same_bits_alone_and_among_others(
     ops: Ops, dtype: torch.dtype, out_features: int, in_features: int
 ) -> None:
-    packed = ops.pack_linear(
+    packed = ops.linears.pack_linear(
         normal(out_features, in_features, dtype=dtype), normal(out_features, dtype=dtype, seed=1)
     )
     x = normal(70, in_features, dtype=dtype, seed=2)
-    alone = torch.cat([ops.linear(row[None].clone(), packed) for row in x])
+    alone = torch.cat([ops.linears.linear(row[None].clone(), packed) for row in x])
     for start, end in [(0, 70), (0, 2), (3, 19), (5, 38), (69, 70), (1, 65)]:
-        assert torch.equal(ops.linear(x[start:end].clone(), packed), alone[start:end])
+        assert torch.equal(ops.linears.linear(x[start:end].clone(), packed), alone[start:end])
 
 
 def test_a_row_has_the_same_bits_with_two_threads(ops: Ops) -> None:
     with num_threads(2):
-        packed = ops.pack_linear(normal(257, 256, dtype=torch.float32), None)
+        packed = ops.linears.pack_linear(normal(257, 256, dtype=torch.float32), None)
         x = normal(40, 256, dtype=torch.float32, seed=2)
-        alone = torch.cat([ops.linear(row[None].clone(), packed) for row in x])
-        assert torch.equal(ops.linear(x, packed), alone)
+        alone = torch.cat([ops.linears.linear(row[None].clone(), packed) for row in x])
+        assert torch.equal(ops.linears.linear(x, packed), alone)
 
 
 def test_a_row_beside_nan_is_untouched(ops: Ops, dtype: torch.dtype) -> None:
-    packed = ops.pack_linear(normal(48, 32, dtype=dtype), None)
+    packed = ops.linears.pack_linear(normal(48, 32, dtype=dtype), None)
     x = normal(3, 32, dtype=dtype, seed=1)
-    alone = ops.linear(x[1:2].clone(), packed)
+    alone = ops.linears.linear(x[1:2].clone(), packed)
     x[0], x[2] = torch.nan, torch.inf
-    assert torch.equal(ops.linear(x, packed)[1:2], alone)
+    assert torch.equal(ops.linears.linear(x, packed)[1:2], alone)
 
 
 def test_linear_rounds_once_and_after_the_bias(ops: Ops, dtype: torch.dtype) -> None:
@@ -57,12 +57,12 @@ def test_linear_rounds_once_and_after_the_bias(ops: Ops, dtype: torch.dtype) -> 
     weight = whole_numbers(64, 256, dtype=dtype, most=4, seed=2)
     bias = whole_numbers(64, dtype=dtype, most=100, seed=3)
     expected = exact_linear(x, weight, bias).to(dtype)
-    assert torch.equal(ops.linear(x, ops.pack_linear(weight, bias)), expected)
+    assert torch.equal(ops.linears.linear(x, ops.linears.pack_linear(weight, bias)), expected)
 
 
 def test_a_packed_weight_needs_its_source_no_more(ops: Ops, dtype: torch.dtype) -> None:
     weight, x = normal(32, 48, dtype=dtype), normal(5, 48, dtype=dtype, seed=1)
     expected = exact_linear(x, weight, None)
-    packed = ops.pack_linear(weight, None)
+    packed = ops.linears.pack_linear(weight, None)
     del weight
-    assert_close(ops.linear(x, packed), expected, dtype)
+    assert_close(ops.linears.linear(x, packed), expected, dtype)

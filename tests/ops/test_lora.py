@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from lora_serve.ops import LoRAPart, Ops
+from lora_serve.ops.contract import LoRAPart, Ops
 from tests.ops.cases import assert_close, exact_lora, normal, whole_numbers
 
 IN, Q, KV = 48, 64, 32  # a fused q k v layer
@@ -32,9 +32,11 @@ def apply(
     segments: Sequence[tuple[int, int, Sequence[LoRAPart]]],
 ) -> torch.Tensor:
     """Linear layer 1 of three; the others have no parts."""
-    packed = [(start, end, ops.pack_adapter([[], parts, []])) for start, end, parts in segments]
+    packed = [
+        (start, end, ops.adapters.pack_adapter([[], parts, []])) for start, end, parts in segments
+    ]
     y = y.clone()
-    ops.lora(y, x, ops.plan_lora(packed, len(x)), 1)
+    ops.adapters.lora(y, x, ops.adapters.plan_lora(packed, len(x)), 1)
     return y
 
 
@@ -62,10 +64,12 @@ def test_rows_and_columns_without_an_adapter_keep_their_bits(ops: Ops, dtype: to
 
 def test_a_linear_layer_without_parts_is_left_alone(ops: Ops, dtype: torch.dtype) -> None:
     x, y = normal(4, IN, dtype=dtype), normal(4, OUT, dtype=dtype, seed=1)
-    plan = ops.plan_lora([(0, 4, ops.pack_adapter([[], q_and_v(dtype, 8, 0), []]))], 4)
+    plan = ops.adapters.plan_lora(
+        [(0, 4, ops.adapters.pack_adapter([[], q_and_v(dtype, 8, 0), []]))], 4
+    )
     untouched = y.clone()
-    ops.lora(untouched, x, plan, 0)
-    ops.lora(untouched, x, plan, 2)
+    ops.adapters.lora(untouched, x, plan, 0)
+    ops.adapters.lora(untouched, x, plan, 2)
     assert torch.equal(untouched, y)
 
 

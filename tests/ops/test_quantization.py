@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from lora_serve.errors import ConfigError
-from lora_serve.ops import quantize_linears
 from lora_serve.ops.quantization import (
     INT4,
     INT8,
@@ -16,6 +15,7 @@ from lora_serve.ops.quantization import (
     quantize,
 )
 from lora_serve.ops.reference import REFERENCE
+from lora_serve.ops.select import quantize_linears
 from tests.ops.cases import normal
 
 FORMATS = pytest.mark.parametrize("code_format", [INT8, INT4], ids=lambda f: f.name)

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lora_serve.ops import Ops, PackedLinear, quantize_linears
+from lora_serve.ops.contract import Ops, PackedLinear
 from lora_serve.ops.quantization import INT4, INT8, Quantization, quantize
 from lora_serve.ops.reference import REFERENCE
+from lora_serve.ops.select import quantize_linears
 from tests.ops.cases import assert_close, exact_linear, normal, whole_numbers
 
 SHAPES = [(1, 16), (5, 7), (33, 100), (96, 64), (257, 256), (64, 900)]
@@ -21,7 +22,7 @@ def packed_normal(
     ops: Ops, quantization: Quantization, shape: tuple[int, int], dtype: torch.dtype
 ) -> PackedLinear:
     bias = normal(shape[0], dtype=dtype, seed=3)
-    return quantize_linears(ops, quantization).pack_linear(
+    return quantize_linears(ops, quantization).linears.pack_linear(
         normal(*shape, dtype=dtype, seed=2), bias
     )
 
@@ -44,10 +45,10 @@ def test_it_is_the_product_with_the_dequantised_weight(
     x = normal(19, in_features, dtype=dtype, seed=1)
     weight = normal(out_features, in_features, dtype=dtype, seed=2)
     bias = normal(out_features, dtype=dtype, seed=3) if has_bias else None
-    packed = quantize_linears(ops, quantization).pack_linear(weight, bias)
+    packed = quantize_linears(ops, quantization).linears.pack_linear(weight, bias)
     expected = exact_linear(x, dequantized(weight, quantization), bias)
     for rows in (1, 2, 3, 19):
-        assert_close(ops.linear(x[:rows].clone(), packed), expected[:rows], dtype)
+        assert_close(ops.linears.linear(x[:rows].clone(), packed), expected[:rows], dtype)
 
 
 @SHAPED
@@ -57,8 +58,10 @@ def test_activations_in_8_bits_give_the_references_very_bits(
 ) -> None:
     x = normal(19, in_features, dtype=dtype, seed=1)
     shape = (out_features, in_features)
-    expected = REFERENCE.linear(x, packed_normal(REFERENCE, quantization, shape, dtype))
-    assert torch.equal(ops.linear(x, packed_normal(ops, quantization, shape, dtype)), expected)
+    expected = REFERENCE.linears.linear(x, packed_normal(REFERENCE, quantization, shape, dtype))
+    assert torch.equal(
+        ops.linears.linear(x, packed_normal(ops, quantization, shape, dtype)), expected
+    )
 
 
 @pytest.mark.parametrize("quantization", EIGHT_BITS, ids=str)
@@ -66,7 +69,9 @@ def test_activations_in_8_bits_lose_a_hundredth(
     ops: Ops, dtype: torch.dtype, quantization: Quantization
 ) -> None:
     x, weight = normal(9, 512, dtype=dtype, seed=1), normal(64, 512, dtype=dtype, seed=2)
-    got = ops.linear(x, quantize_linears(ops, quantization).pack_linear(weight, None)).double()
+    got = ops.linears.linear(
+        x, quantize_linears(ops, quantization).linears.pack_linear(weight, None)
+    ).double()
     exact = exact_linear(x, dequantized(weight, quantization), None)
     assert (got - exact).norm() / exact.norm() < 0.012
 
@@ -81,8 +86,8 @@ def test_whole_numbers_that_need_no_rounding_come_out_exact(
     for quantization, largest in zip(EIGHT_BITS, (127, -8), strict=True):
         weight = whole_numbers(40, width, dtype=dtype, most=7, seed=2)
         weight[:, ::32] = largest
-        packed = quantize_linears(ops, quantization).pack_linear(weight, None)
-        assert torch.equal(ops.linear(x, packed), exact_linear(x, weight, None).to(dtype))
+        packed = quantize_linears(ops, quantization).linears.pack_linear(weight, None)
+        assert torch.equal(ops.linears.linear(x, packed), exact_linear(x, weight, None).to(dtype))
 
 
 @SHAPED
@@ -93,9 +98,9 @@ def test_a_row_has_the_same_bits_alone_and_among_others(
     packed = packed_normal(ops, quantization, (out_features, in_features), dtype)
     x = normal(70, in_features, dtype=dtype, seed=2)
     x[33] *= 1000  # a scale that took in a neighbour would show
-    alone = torch.cat([ops.linear(row[None].clone(), packed) for row in x])
+    alone = torch.cat([ops.linears.linear(row[None].clone(), packed) for row in x])
     for start, end in [(0, 70), (0, 2), (3, 19), (5, 38), (69, 70), (30, 34), (1, 65)]:
-        assert torch.equal(ops.linear(x[start:end].clone(), packed), alone[start:end])
+        assert torch.equal(ops.linears.linear(x[start:end].clone(), packed), alone[start:end])
 
 
 @pytest.mark.parametrize("quantization", FULL + EIGHT_BITS, ids=str)
@@ -104,9 +109,9 @@ def test_what_is_not_finite_stays_in_its_row(
 ) -> None:
     packed = packed_normal(ops, quantization, (48, 200), dtype)
     x = normal(4, 200, dtype=dtype, seed=1)
-    alone = ops.linear(x[1:2].clone(), packed)
+    alone = ops.linears.linear(x[1:2].clone(), packed)
     x[0, 190], x[2, 3], x[3, 5] = torch.nan, torch.inf, -torch.inf
-    y = ops.linear(x, packed)
+    y = ops.linears.linear(x, packed)
     assert torch.equal(y[1:2], alone)
     assert not y[[0, 2, 3]].isfinite().any()
 
@@ -119,7 +124,7 @@ def test_rows_of_zeros_and_of_next_to_nothing_give_the_bias(
     x = torch.zeros(2, 64)
     x[1] = 1e-38
     bias = normal(20, dtype=torch.float32, seed=3)
-    assert torch.equal(ops.linear(x, packed), bias.expand(2, -1))
+    assert torch.equal(ops.linears.linear(x, packed), bias.expand(2, -1))
 
 
 @pytest.mark.parametrize("quantization", FULL + EIGHT_BITS, ids=str)
@@ -128,7 +133,7 @@ def test_a_row_needs_no_alignment_and_a_batch_no_rows(
 ) -> None:
     packed = packed_normal(ops, quantization, (40, 33), dtype)
     x = normal(7, 33, dtype=dtype)
-    whole = ops.linear(x, packed)
+    whole = ops.linears.linear(x, packed)
     for row in range(7):
-        assert torch.equal(ops.linear(x[row : row + 1], packed)[0], whole[row])
-    assert ops.linear(x[:0], packed).shape == (0, 40)
+        assert torch.equal(ops.linears.linear(x[row : row + 1], packed)[0], whole[row])
+    assert ops.linears.linear(x[:0], packed).shape == (0, 40)

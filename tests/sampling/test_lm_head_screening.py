@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.layers.embedding import LMHead
-from lora_serve.ops import Ops, Runtime, ScreenedArgmax
+from lora_serve.ops.contract import Ops, Runtime, ScreenedArgmax
 from lora_serve.ops.reference import REFERENCE
 from lora_serve.sampling.lm_head_screening import LMHeadScreening, with_screening
 from lora_serve.sampling_params import SamplingParams

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from lora_serve.ops import Ops, Runtime, override_ops
+from lora_serve.ops.contract import Ops, Runtime
 from lora_serve.ops.reference import REFERENCE
+from lora_serve.ops.select import override_ops
 from lora_serve.sampling.lm_head_screening import with_screening
 from lora_serve.sampling.native import NativeSampler
 from lora_serve.sampling.select import select_sampler
@@ -29,7 +30,7 @@ def test_each_backend_has_its_sampler(ops: Ops) -> None:
 def test_sampling_can_be_swapped_for_the_reference(ops: Ops) -> None:
     swapped = override_ops(ops, ["sampling=reference"], {"reference": REFERENCE, "cpu": ops})
     assert isinstance(select_sampler(swapped), SpecificationSampler)
-    assert swapped.linear == ops.linear
+    assert swapped.linears.linear == ops.linears.linear
     assert swapped.numerics == f"{ops.numerics},sampling={REFERENCE.numerics}"
 
 

@@ -8,9 +8,9 @@ import torch
 from msgspec.structs import replace
 
 from lora_serve.models.source import load_spec
-from lora_serve.ops import Ops
-from lora_serve.ops.backends import available_ops
+from lora_serve.ops.contract import Ops
 from lora_serve.ops.reference import REFERENCE
+from lora_serve.ops.select import available_ops
 from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
 from lora_serve.worker.adapter_weights import AdapterWeights
 from lora_serve.worker.device import CpuDevice

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.identity import AdapterRef
 from lora_serve.layers.batch import ForwardBatch
 from lora_serve.models.source import load_spec
-from lora_serve.ops import GraphPlans, RecordedWork
+from lora_serve.ops.contract import RecordedWork
 from lora_serve.ops.reference import REFERENCE
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput, ScheduledRequest, SchedulerOutput
@@ -179,7 +180,12 @@ def ignore(*_: object) -> None:
     """The plans of this test's forward, which looks at ids, positions and slots only."""
 
 
-PLANS = GraphPlans(ignore, ignore, ignore, ignore)
+PLANS = SimpleNamespace(
+    new_attention_plan=ignore,
+    fill_attention_plan=ignore,
+    new_lora_plan=ignore,
+    fill_lora_plan=ignore,
+)
 
 
 def columns_of(batch: ForwardBatch) -> Tensor:

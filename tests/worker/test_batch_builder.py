@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from lora_serve.identity import AdapterRef
 from lora_serve.layers.batch import ForwardBatch
-from lora_serve.ops import PackedAdapter
+from lora_serve.ops.contract import PackedAdapter
 from lora_serve.ops.reference import REFERENCE
 from lora_serve.step import SampleInput, ScheduledRequest
 from lora_serve.worker.batch_builder import BatchBuilder, BatchRows

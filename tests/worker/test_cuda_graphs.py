@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from lora_serve.identity import AdapterRef
-from lora_serve.ops import Ops
-from lora_serve.ops.backends import available_ops
+from lora_serve.ops.contract import Ops
 from lora_serve.ops.reference import REFERENCE
+from lora_serve.ops.select import available_ops
 from lora_serve.step import ScheduledRequest
 from lora_serve.worker.batch_builder import AwaitedTokens, BatchRows
 from lora_serve.worker.cuda_graphs import (
@@ -59,13 +59,15 @@ class Recorded:
             self.adapters.append(self.model.add_adapter(checkpoint))
         assert ops.graph_plans is not None
         self.plans = ops.graph_plans
+        self.records_itself = ops.record is not None
         self.forward = partial(self.model.model.forward, kv_caches=self.model.kv_caches)
         with torch.inference_mode():
             self.recorder = StepRecorder(
                 self.device,
                 self.plans,
                 self.forward,
-                SIZES if self.plans.record is None else GraphSizes(SIZES.decode),
+                GraphSizes(SIZES.decode) if self.records_itself else SIZES,
+                record=ops.record or self.device.record,
                 max_blocks=MAX_BLOCKS,
                 block_size=BLOCK_SIZE,
                 with_lora=with_lora,
@@ -121,7 +123,7 @@ def test_a_recorded_decode_is_the_eager_one_bit_for_bit(
     for count in (3, 1, 4, 2, 3, 1):
         recorded.model.poison()
         recorded.assert_exact(recorded.requests([1] * count, rng))
-    if recorded.plans.record is None:
+    if not recorded.records_itself:
         assert recorded.device.num_replays == 6
 
 

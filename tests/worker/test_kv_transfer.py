@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lora_serve.ops.backends import available_ops, choose_ops
+from lora_serve.ops.select import available_ops, choose_ops
 from lora_serve.step import KVLoad
 from lora_serve.worker.kv_transfer import KVTransfer, layout_fingerprint
 
@@ -13,7 +13,9 @@ BACKENDS = pytest.mark.parametrize("backend", available_ops())
 
 def random_caches(backend: str, num_layers: int = 3, num_blocks: int = 8) -> list[Tensor]:
     ops = choose_ops((f"all={backend}",), torch.device("cpu"))
-    caches = [ops.new_kv_cache(num_blocks, 16, 2, 32, torch.bfloat16) for _ in range(num_layers)]
+    caches = [
+        ops.attention.new_kv_cache(num_blocks, 16, 2, 32, torch.bfloat16) for _ in range(num_layers)
+    ]
     for cache in caches:
         cache.copy_(torch.randn(cache.shape))
     return caches

@@ -16,7 +16,7 @@ import torch
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.identity import AdapterRef
 from lora_serve.models.source import load_spec
-from lora_serve.ops import Ops
+from lora_serve.ops.contract import Ops
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput, ScheduledRequest, SchedulerOutput
 from lora_serve.worker import loaded_model

@@ -18,8 +18,8 @@ from lora_serve.errors import ConfigError
 from lora_serve.identity import AdapterRef
 from lora_serve.models.decoder import Decoder
 from lora_serve.models.source import load_spec
-from lora_serve.ops.backends import available_ops
 from lora_serve.ops.reference import REFERENCE
+from lora_serve.ops.select import available_ops
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import (
     RequestStepOutput,

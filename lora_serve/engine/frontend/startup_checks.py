@@ -64,7 +64,7 @@ def _check_tokenizer(config: ModelConfig) -> None:
 
 
 def _check_kernels(config: ModelConfig) -> None:
-    from lora_serve.ops import overridden_group  # imports torch
+    from lora_serve.ops.select import overridden_group  # imports torch
 
     refusals = Refusals()
     for override in config.override_op:

@@ -1,4 +1,4 @@
-"""The native CPU kernels (csrc/cpu) as an `Ops` record.
+"""The native CPU kernels (csrc/cpu) as `Ops`.
 
 The one rule: whatever the native side takes on trust (addresses, shapes, dtypes, strides) is
 checked or arranged here, dearly where weights and plans are made, cheaply in calls. Knows nothing
@@ -14,22 +14,15 @@ import torch
 from torch import Tensor
 
 from lora_serve.errors import ConfigError
-from lora_serve.ops import GraphPlans, Ops, Runtime, ScreenedArgmax
 from lora_serve.ops._cpu import Backend, PackedScreen, usable_paths, use_huge_pages
-from lora_serve.ops.cpu.plans import (
-    AttentionStep,
-    LoraStep,
-    fill_attention_plan,
-    fill_lora_plan,
-    new_attention_plan,
-    new_lora_plan,
-    plan_attention,
-    plan_lora,
-)
+from lora_serve.ops.contract import Ops, Runtime, ScreenedArgmax
+from lora_serve.ops.cpu import plans
+from lora_serve.ops.cpu.plans import AttentionStep, LoraStep
 from lora_serve.ops.cpu.recording import Recorder
 from lora_serve.ops.cpu.threads import pin_threads
 from lora_serve.ops.cpu.weights import (
     DTYPE_CODES,
+    Packed,
     PackedLinear,
     QuantizedLinear,
     dtype_code,
@@ -38,6 +31,7 @@ from lora_serve.ops.cpu.weights import (
     pack_quantized,
     pack_screen,
 )
+from lora_serve.ops.quantization import CodeFormat
 
 PATH_VARIABLE = "LORA_SERVE_CPU_PATH"
 
@@ -52,7 +46,7 @@ MAX_HEAD_SIZE = 256
 
 
 class CpuKernels:
-    """The members of an `Ops` record on one path.
+    """All groups of kernels on one path.
 
     One thread calls at a time; but any may pack an adapter meanwhile.
     """
@@ -62,39 +56,38 @@ class CpuKernels:
         self._recorder = Recorder(self.native)
 
     def ops(self) -> Ops:
-        screens = self.native.path in SCREENING_PATHS
-        return Ops(
+        return Ops.of_one_backend(
             name="cpu",
             numerics=f"cpu-{self.native.path}-{NUMERICS_VERSION}",
             device=torch.device("cpu"),
-            embed=self.embed,
-            pack_linear=partial(pack_linear, self.native),
-            pack_quantized=partial(pack_quantized, self.native),
-            linear=self.linear,
-            pack_screen=self.pack_screen if screens else None,
-            pack_adapter=pack_adapter,
-            plan_lora=plan_lora,
-            lora=self.lora,
-            rms_norm=self.rms_norm,
-            add_rms_norm=self.add_rms_norm,
-            silu_and_mul=self.silu_and_mul,
-            gelu_tanh_and_mul=self.gelu_tanh_and_mul,
-            soft_cap=self.soft_cap,
-            new_kv_cache=self.new_kv_cache,
-            rotary_and_write_kv=self.rotary_and_write_kv,
-            plan_attention=plan_attention,
-            paged_attention=self.paged_attention,
-            graph_plans=GraphPlans(
-                new_attention_plan=new_attention_plan,
-                fill_attention_plan=fill_attention_plan,
-                new_lora_plan=new_lora_plan,
-                fill_lora_plan=fill_lora_plan,
-                record=self._recorder.record,
-            ),
+            rowwise=self,
+            linears=self,
+            pack_quantized=self.pack_quantized,
+            pack_screen=self.pack_screen if self.native.path in SCREENING_PATHS else None,
+            adapters=self,
+            attention=self,
+            graph_plans=plans,
+            record=self._recorder.record,
             runtime=Runtime("cpu", self.native),
         )
 
-    def embed(self, weight: Tensor, input_ids: Tensor, scale: float | None = None) -> Tensor:
+    pack_adapter = staticmethod(pack_adapter)
+    plan_lora = staticmethod(plans.plan_lora)
+    plan_attention = staticmethod(plans.plan_attention)
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Packed:
+        return pack_linear(self.native, weight, bias)
+
+    def pack_quantized(
+        self,
+        weight: Tensor,
+        code_format: CodeFormat,
+        bias: Tensor | None,
+        quantize_activations: bool,
+    ) -> Packed:
+        return pack_quantized(self.native, weight, code_format, bias, quantize_activations)
+
+    def embed(self, weight: Tensor, input_ids: Tensor, scale: float | None) -> Tensor:
         vocab_size, hidden_size = weight.shape
         assert weight.is_contiguous(), "embed reads rows by address"
         input_ids = input_ids.contiguous()
@@ -111,7 +104,7 @@ class CpuKernels:
             self.native.scale(dtype_code(y.dtype), y.data_ptr(), y.numel(), scale)
         return y
 
-    def linear(self, x: Tensor, packed: PackedLinear | QuantizedLinear) -> Tensor:
+    def linear(self, x: Tensor, packed: Packed) -> Tensor:
         if isinstance(packed, QuantizedLinear):
             return self.quantized_linear(x, packed)
         x = x.contiguous()
@@ -148,7 +141,8 @@ class CpuKernels:
         )
         return y
 
-    def pack_screen(self, weight: Tensor, packed: PackedLinear) -> ScreenedArgmax | None:
+    def pack_screen(self, weight: Tensor, packed: Packed) -> ScreenedArgmax | None:
+        assert isinstance(packed, PackedLinear), "a quantised weight has no screen"
         assert packed.bias is None, "a screen is of a weight alone"
         screen = pack_screen(self.native, weight)
         return None if screen is None else partial(self.screened_argmax, packed, screen)
@@ -300,7 +294,7 @@ class CpuKernels:
         plan: AttentionStep,
         scale: float,
         sliding_window: int | None,
-        softcap: float | None = None,
+        softcap: float | None,
     ) -> Tensor:
         assert softcap is None or softcap > 0, f"scores capped at {softcap}"
         tokens, num_heads, head_size = q.shape

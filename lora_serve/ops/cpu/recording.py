@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lora_serve.ops import NotRecordableError
 from lora_serve.ops._cpu import Backend, Recording
+from lora_serve.ops.contract import NotRecordableError
 from lora_serve.ops.cpu.memory import ChunkMemory
 
 # Smaller tensors are torch's own: its allocator has their memory at hand.

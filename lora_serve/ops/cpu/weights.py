@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lora_serve.errors import ConfigError
-from lora_serve.ops import LoRAPart
 from lora_serve.ops._cpu import Backend, LoraAdapter, PackedQuantized, PackedScreen, PackedWeight
+from lora_serve.ops.contract import LoRAPart
 from lora_serve.ops.quantization import INT8, CodeFormat
 
 # csrc/cpu/dtype.h
@@ -49,6 +49,9 @@ class QuantizedLinear:
     quantize_activations: bool
     in_features: int
     out_features: int
+
+
+Packed = PackedLinear | QuantizedLinear
 
 
 def pack_linear(native: Backend, weight: Tensor, bias: Tensor | None) -> PackedLinear:

@@ -93,7 +93,7 @@ def paged_attention(
     plan: tuple[RequestPlan, ...],
     scale: float,
     sliding_window: int | None,
-    softcap: float | None = None,
+    softcap: float | None,
 ) -> Tensor:
     out = torch.empty(q.shape, dtype=q.dtype)
     for request in plan:

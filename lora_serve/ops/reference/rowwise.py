@@ -10,7 +10,7 @@ from torch import Tensor
 from lora_serve.ops.reference.arithmetic import exponential, hyperbolic_tangent, row_sum
 
 
-def embed(weight: Tensor, input_ids: Tensor, scale: float | None = None) -> Tensor:
+def embed(weight: Tensor, input_ids: Tensor, scale: float | None) -> Tensor:
     rows = weight[input_ids]
     return rows if scale is None else rows.to(torch.float32).mul_(scale).to(rows.dtype)
 

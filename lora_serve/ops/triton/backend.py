@@ -1,4 +1,4 @@
-"""The Triton kernels as an `Ops` record: on a card, or interpreted on the CPU where tests ask.
+"""The Triton kernels as `Ops`: on a card, or interpreted on the CPU where tests ask.
 
 Every kernel call goes through one `run`, so that whoever hands in another one sees all launches
 (benchmarks/triton_resources.py compiles them). Calls enqueue on the current stream and never wait
@@ -16,7 +16,7 @@ import triton
 from torch import Tensor
 
 from lora_serve.errors import ConfigError
-from lora_serve.ops import GraphPlans, LoRAPart, Ops, Runtime
+from lora_serve.ops.contract import LoRAPart, Ops, Runtime
 from lora_serve.ops.triton.attention_launch import attention_launches
 from lora_serve.ops.triton.attention_plan import (
     AttentionPlan,
@@ -45,7 +45,7 @@ LEAST_CAPABILITY = 80  # whose tensor cores multiply bfloat16
 
 
 class TritonKernels:
-    """The members of an `Ops` record on one device.
+    """All groups of kernels on one device.
 
     batch_invariant: linear layers by a kernel of fixed order instead of cuBLAS.
     """
@@ -59,40 +59,27 @@ class TritonKernels:
         self._run = run
 
     def ops(self) -> Ops:
-        return Ops(
+        return Ops.of_one_backend(
             name="triton",
             numerics=self._numerics(),
-            embed=self.embed,
-            pack_linear=self.pack_linear,
-            linear=self.linear if self._batch_invariant else self.library_linear,
-            pack_adapter=self.pack_adapter,
-            plan_lora=self.plan_lora,
-            lora=self.lora,
-            rms_norm=self.rms_norm,
-            add_rms_norm=self.add_rms_norm,
-            silu_and_mul=self.silu_and_mul,
-            gelu_tanh_and_mul=self.gelu_tanh_and_mul,
-            soft_cap=self.soft_cap,
-            new_kv_cache=self.new_kv_cache,
-            rotary_and_write_kv=self.rotary_and_write_kv,
-            plan_attention=self.plan_attention,
-            paged_attention=self.paged_attention,
-            runtime=Runtime("triton", Launcher(self._machine, self._run)),
             device=self._device,
-            graph_plans=GraphPlans(
-                new_attention_plan=self.new_attention_plan,
-                fill_attention_plan=fill_attention_plan,
-                new_lora_plan=self.new_lora_plan,
-                fill_lora_plan=fill_lora_plan,
-            ),
+            rowwise=self,
+            linears=self,
+            adapters=self,
+            attention=self,
+            graph_plans=self,
+            runtime=Runtime("triton", Launcher(self._machine, self._run)),
         )
+
+    fill_lora_plan = staticmethod(fill_lora_plan)
+    fill_attention_plan = staticmethod(fill_attention_plan)
 
     def _numerics(self) -> str:
         where = f"sm{self._machine.capability}" if self._device.type == "cuda" else "interpreted"
         linear = "invariant" if self._batch_invariant else f"torch{torch.__version__}"
         return f"triton-{NUMERICS_VERSION}-{triton.__version__}-{where}-{linear}"
 
-    def embed(self, weight: Tensor, input_ids: Tensor, scale: float | None = None) -> Tensor:
+    def embed(self, weight: Tensor, input_ids: Tensor, scale: float | None) -> Tensor:
         rows = weight[input_ids]
         if scale is not None:
             self._run(change_launch(rows, scale, self._machine, caps=False))
@@ -102,13 +89,12 @@ class TritonKernels:
         return pack_linear(weight, bias, self._device)
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        if not self._batch_invariant:
+            return torch.nn.functional.linear(x, packed.weight, packed.bias)
         x = x.contiguous()
         y = x.new_empty((x.shape[0], packed.weight.shape[0]))
         self._run(linear_launch(x, packed, y, self._machine))
         return y
-
-    def library_linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        return torch.nn.functional.linear(x, packed.weight, packed.bias)
 
     def pack_adapter(self, linears: Sequence[Sequence[LoRAPart]]) -> PackedAdapter:
         return pack_adapter(linears, self._device)
@@ -197,7 +183,7 @@ class TritonKernels:
         plan: AttentionPlan,
         scale: float,
         sliding_window: int | None,
-        softcap: float | None = None,
+        softcap: float | None,
     ) -> Tensor:
         assert softcap is None or softcap > 0, f"scores capped at {softcap}"
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lora_serve.errors import AdapterError
 from lora_serve.host_copies import to_device
-from lora_serve.ops import LoRAPart
+from lora_serve.ops.contract import LoRAPart
 from lora_serve.ops.triton.plan_words import overwrite
 
 MAX_PARTS = 4  # of one linear layer: q, k and v are three

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lora_serve.ops import LoRAPart, Ops
+from lora_serve.ops.contract import LoRAPart, Ops
 from tests.ops.cases import PagedCase, normal
 
 cpu = pytest.importorskip("lora_serve.ops.cpu.backend", reason="the native kernels are not built")
@@ -40,29 +40,31 @@ OnBoth = Callable[[Callable[[Ops], Tensor]], Tensor]
 def lora_delta(ops: Ops, x: Tensor, part: LoRAPart) -> Tensor:
     """What the part adds to rows of zeros."""
     y = torch.zeros(len(x), len(part.b), dtype=x.dtype)
-    ops.lora(y, x, ops.plan_lora([(0, len(x), ops.pack_adapter([[part]]))], len(x)), 0)
+    ops.adapters.lora(
+        y, x, ops.adapters.plan_lora([(0, len(x), ops.adapters.pack_adapter([[part]]))], len(x)), 0
+    )
     return y
 
 
 def test_linear_and_lora(on_both: OnBoth, dtype: torch.dtype) -> None:
     x, weight = normal(13, 257, dtype=dtype), normal(70, 257, dtype=dtype, seed=1)
     bias = normal(70, dtype=dtype, seed=2)
-    on_both(lambda ops: ops.linear(x, ops.pack_linear(weight, bias)))
+    on_both(lambda ops: ops.linears.linear(x, ops.linears.pack_linear(weight, bias)))
     part = LoRAPart(normal(7, 257, dtype=dtype), normal(70, 7, dtype=dtype, seed=3), 0.5, 0)
     on_both(lambda ops: lora_delta(ops, x, part))
 
 
 def test_norm_and_activation(on_both: OnBoth, dtype: torch.dtype) -> None:
     x, weight = normal(13, 257, dtype=dtype), normal(257, dtype=dtype, seed=1)
-    on_both(lambda ops: ops.rms_norm(x, weight, 1e-6))
-    on_both(lambda ops: ops.rms_norm(x, weight.float() + 2**-12, 1e-6))
-    on_both(lambda ops: ops.silu_and_mul(x[:, 1:].contiguous()))
-    on_both(lambda ops: ops.gelu_tanh_and_mul(x[:, 1:].contiguous()))
+    on_both(lambda ops: ops.rowwise.rms_norm(x, weight, 1e-6))
+    on_both(lambda ops: ops.rowwise.rms_norm(x, weight.float() + 2**-12, 1e-6))
+    on_both(lambda ops: ops.rowwise.silu_and_mul(x[:, 1:].contiguous()))
+    on_both(lambda ops: ops.rowwise.gelu_tanh_and_mul(x[:, 1:].contiguous()))
 
 
 def test_capped_logits(on_both: OnBoth, dtype: torch.dtype) -> None:
     x = normal(13, 2570, dtype=dtype) * torch.logspace(-6, 3, 2570).to(dtype)
-    on_both(lambda ops: ops.soft_cap(x.clone(), 30.0))
+    on_both(lambda ops: ops.rowwise.soft_cap(x.clone(), 30.0))
 
 
 @pytest.mark.parametrize("softcap", [None, 20.0])
@@ -89,7 +91,7 @@ def test_a_product_that_cancels(on_both: OnBoth, dtype: torch.dtype, rows: int) 
     """131 + 131 elements: the halves of some words belong to different sides."""
     a, b = normal(rows, 131, dtype=dtype), normal(70, 131, dtype=dtype, seed=1)
     x, weight = torch.cat((a, a), dim=1), torch.cat((b, -b), dim=1)
-    noise = on_both(lambda ops: ops.linear(x, ops.pack_linear(weight, None)))
+    noise = on_both(lambda ops: ops.linears.linear(x, ops.linears.pack_linear(weight, None)))
     assert noise.count_nonzero() > noise.numel() / 2
     assert noise.abs().max() < 1e-4
 
@@ -154,4 +156,4 @@ def test_the_upper_half_of_a_word_is_added_first(path: str, halves: torch.dtype)
     x = torch.tensor([[0.0, 1.5, -4096.0, 4096.0]], dtype=halves)
     weight = torch.tensor([[0.0, 1.0, 8192.0, 8192.0]], dtype=halves)
     ops = cpu.load(path, 1)
-    assert ops.linear(x, ops.pack_linear(weight, None)).item() == 0.0
+    assert ops.linears.linear(x, ops.linears.pack_linear(weight, None)).item() == 0.0

@@ -74,7 +74,7 @@ def test_a_replay_writes_to_nothing_that_a_step_before_it_left_alive() -> None:
     layers.input_ids.remainder_(20)
     work = record(layers)
     gc.collect()
-    kept = [ops.embed(layers.weight, layers.input_ids) for _ in range(3)]
+    kept = [ops.rowwise.embed(layers.weight, layers.input_ids, None) for _ in range(3)]
     before = [tensor.clone() for tensor in kept]
     layers.input_ids.copy_((layers.input_ids + 7) % 20)
     work.replay()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lora_serve.ops import LoRAPart, Ops, PackedLinear
+from lora_serve.ops.contract import LoRAPart, Ops, PackedLinear
 from lora_serve.ops.quantization import INT4, INT8, CodeFormat, quantize
 from lora_serve.ops.reference import REFERENCE
 from tests.ops.cases import (
@@ -48,10 +48,12 @@ def test_linear(by_threads: list[Ops], dtype: torch.dtype, rows: int) -> None:
     """Wide enough that three threads share even one row."""
     x = normal(rows, 258, dtype=dtype)
     weight, bias = normal(1003, 258, dtype=dtype, seed=1), normal(1003, dtype=dtype, seed=2)
-    y = same_on_all([ops.linear(x, ops.pack_linear(weight, bias)) for ops in by_threads])
+    y = same_on_all(
+        [ops.linears.linear(x, ops.linears.pack_linear(weight, bias)) for ops in by_threads]
+    )
     assert_close(y, exact_linear(x, weight, bias), dtype)
-    packed = by_threads[2].pack_linear(weight, bias)
-    last = by_threads[2].linear(x[-1:].clone(), packed)
+    packed = by_threads[2].linears.pack_linear(weight, bias)
+    last = by_threads[2].linears.linear(x[-1:].clone(), packed)
     assert torch.equal(last, y[-1:])
 
 
@@ -66,11 +68,13 @@ def test_quantized_linear(
     exact = exact_linear(x, quantized.dequantized(), bias)
     for activations in (False, True):
         packed = [pack(ops, weight, code_format, bias, activations) for ops in by_threads]
-        y = same_on_all([ops.linear(x, p) for ops, p in zip(by_threads, packed, strict=True)])
-        last = by_threads[2].linear(x[-1:].clone(), packed[2])
+        y = same_on_all(
+            [ops.linears.linear(x, p) for ops, p in zip(by_threads, packed, strict=True)]
+        )
+        last = by_threads[2].linears.linear(x[-1:].clone(), packed[2])
         assert torch.equal(last, y[-1:])
         if activations:
-            expected = REFERENCE.linear(x, pack(REFERENCE, weight, code_format, bias, True))
+            expected = REFERENCE.linears.linear(x, pack(REFERENCE, weight, code_format, bias, True))
             assert torch.equal(y, expected)
         else:
             assert_close(y, exact, dtype)
@@ -95,7 +99,7 @@ def test_every_path_finds_the_specifications_codes_and_scales(
     usable = expected.isfinite().all(dim=1)
     assert (~usable).nonzero().flatten().tolist() == [8, 9, 10]
     for ops in by_threads:
-        got = ops.linear(ones, pack(ops, weight, code_format, None, False)).t()
+        got = ops.linears.linear(ones, pack(ops, weight, code_format, None, False)).t()
         assert torch.equal(got[usable], expected[usable])
         assert not got[~usable].isfinite().any()
 
@@ -130,10 +134,10 @@ def test_lora(by_threads: list[Ops], dtype: torch.dtype, ranks: tuple[int, int])
     segments = [(i, i + 1, i % 2) for i in range(9)] + [(9, 110, 0), (115, 130, 1)]
 
     def run(ops: Ops) -> Tensor:
-        packed = [ops.pack_adapter([parts]) for parts in adapters]
-        plan = ops.plan_lora([(start, end, packed[i]) for start, end, i in segments], 130)
+        packed = [ops.adapters.pack_adapter([parts]) for parts in adapters]
+        plan = ops.adapters.plan_lora([(start, end, packed[i]) for start, end, i in segments], 130)
         y = base.clone()
-        ops.lora(y, x, plan, 0)
+        ops.adapters.lora(y, x, plan, 0)
         return y
 
     exact = base.double()
@@ -146,14 +150,14 @@ def test_lora(by_threads: list[Ops], dtype: torch.dtype, ranks: tuple[int, int])
 def test_norm_and_activation(by_threads: list[Ops], dtype: torch.dtype, rows: int) -> None:
     """Wide enough that rows, or one row's columns, are shared."""
     x, weight = normal(rows, 20010, dtype=dtype), normal(20010, dtype=dtype, seed=1)
-    normed = same_on_all([ops.rms_norm(x, weight, 1e-6) for ops in by_threads])
+    normed = same_on_all([ops.rowwise.rms_norm(x, weight, 1e-6) for ops in by_threads])
     assert_close(normed, exact_rms_norm(x, weight, 1e-6), dtype)
-    gated = same_on_all([ops.silu_and_mul(x) for ops in by_threads])
+    gated = same_on_all([ops.rowwise.silu_and_mul(x) for ops in by_threads])
     assert_close(gated, exact_silu_and_mul(x), dtype)
-    gated = same_on_all([ops.gelu_tanh_and_mul(x) for ops in by_threads])
+    gated = same_on_all([ops.rowwise.gelu_tanh_and_mul(x) for ops in by_threads])
     assert_close(gated, exact_gelu_tanh_and_mul(x), dtype)
     wide = weight.float() + 2**-12
-    normed = same_on_all([ops.rms_norm(x, wide, 1e-6) for ops in by_threads])
+    normed = same_on_all([ops.rowwise.rms_norm(x, wide, 1e-6) for ops in by_threads])
     assert_close(normed, exact_rms_norm(x, wide, 1e-6), dtype)
 
 
@@ -162,9 +166,9 @@ def test_scaled_rows_and_capped_logits(
     by_threads: list[Ops], dtype: torch.dtype, rows: int
 ) -> None:
     x, ids = normal(5, 40010, dtype=dtype) * 20, torch.tensor([4, 0, 3])[:rows]
-    scaled = same_on_all([ops.embed(x, ids, 1.5) for ops in by_threads])
+    scaled = same_on_all([ops.rowwise.embed(x, ids, 1.5) for ops in by_threads])
     assert torch.equal(scaled, (x[ids].double() * 1.5).to(dtype))
-    capped = same_on_all([ops.soft_cap(x[:rows].clone(), 30.0) for ops in by_threads])
+    capped = same_on_all([ops.rowwise.soft_cap(x[:rows].clone(), 30.0) for ops in by_threads])
     assert_close(capped, exact_soft_cap(x[:rows], 30.0), dtype)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lora_serve.ops import NotRecordableError, RecordedWork
+from lora_serve.ops.contract import NotRecordableError, RecordedWork
 from tests.ops.cases import normal
 
 cpu = pytest.importorskip("lora_serve.ops.cpu.backend", reason="the native kernels are not built")
@@ -17,9 +17,8 @@ DTYPE = torch.bfloat16
 
 def ops_that_record() -> tuple[cpu.Ops, Callable[[Callable[[], Tensor]], RecordedWork]]:
     ops = cpu.load(num_threads=2)
-    assert ops.graph_plans is not None
-    assert ops.graph_plans.record is not None
-    return ops, ops.graph_plans.record
+    assert ops.record is not None
+    return ops, ops.record
 
 
 class Layers:
@@ -29,17 +28,18 @@ class Layers:
         self.ops = ops
         self.weight = normal(20, 48, dtype=DTYPE)
         self.packed = [
-            ops.pack_linear(normal(2 * 48, 48, dtype=DTYPE, seed=seed), None) for seed in range(4)
+            ops.linears.pack_linear(normal(2 * 48, 48, dtype=DTYPE, seed=seed), None)
+            for seed in range(4)
         ]
         self.ones = torch.ones(48, dtype=DTYPE)
         self.input_ids = torch.arange(rows)
 
     def __call__(self) -> Tensor:
-        residual = self.ops.embed(self.weight, self.input_ids, None)
-        normed = self.ops.rms_norm(residual, self.ones, 1e-6)
+        residual = self.ops.rowwise.embed(self.weight, self.input_ids, None)
+        normed = self.ops.rowwise.rms_norm(residual, self.ones, 1e-6)
         for packed in self.packed:
-            x = self.ops.silu_and_mul(self.ops.linear(normed, packed))
-            normed = self.ops.add_rms_norm(x, residual, self.ones, 1e-6)
+            x = self.ops.rowwise.silu_and_mul(self.ops.linears.linear(normed, packed))
+            normed = self.ops.rowwise.add_rms_norm(x, residual, self.ones, 1e-6)
         return normed
 
 
@@ -51,12 +51,12 @@ class CappedLayers(Layers):
         self.wide = self.ones.float()
 
     def __call__(self) -> Tensor:
-        residual = self.ops.embed(self.weight, self.input_ids, 1.5)
-        normed = self.ops.rms_norm(residual, self.wide, 1e-6)
+        residual = self.ops.rowwise.embed(self.weight, self.input_ids, 1.5)
+        normed = self.ops.rowwise.rms_norm(residual, self.wide, 1e-6)
         for packed in self.packed:
-            x = self.ops.gelu_tanh_and_mul(self.ops.linear(normed, packed))
-            normed = self.ops.add_rms_norm(x, residual, self.wide, 1e-6)
-        return self.ops.soft_cap(normed, 0.7)
+            x = self.ops.rowwise.gelu_tanh_and_mul(self.ops.linears.linear(normed, packed))
+            normed = self.ops.rowwise.add_rms_norm(x, residual, self.wide, 1e-6)
+        return self.ops.rowwise.soft_cap(normed, 0.7)
 
 
 @pytest.mark.parametrize("kind", [Layers, CappedLayers])
@@ -93,7 +93,7 @@ def test_nothing_runs_while_it_is_recorded() -> None:
     ops, record = ops_that_record()
     y = torch.zeros(1, 48, dtype=DTYPE)
     ones = torch.ones(48, dtype=DTYPE)
-    work = record(lambda: ops.add_rms_norm(ones[None], y, ones, 1e-6))
+    work = record(lambda: ops.rowwise.add_rms_norm(ones[None], y, ones, 1e-6))
     assert not y.any()
     work.replay()
     assert torch.equal(y[0], ones)
@@ -119,4 +119,4 @@ def test_what_torch_computes_between_kernels_cannot_be_recorded(
 def test_a_token_outside_the_vocabulary_is_refused() -> None:
     ops, _ = ops_that_record()
     with pytest.raises(IndexError, match="token id 20 in a vocabulary of 20"):
-        ops.embed(normal(20, 48, dtype=DTYPE), torch.tensor([3, 20]), None)
+        ops.rowwise.embed(normal(20, 48, dtype=DTYPE), torch.tensor([3, 20]), None)

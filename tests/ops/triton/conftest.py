@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lora_serve.ops import Ops
+from lora_serve.ops.contract import Ops
 from tests.ops.conftest import dtype
 
 triton = pytest.importorskip("triton", reason="Triton is installed on Linux x86-64 only")

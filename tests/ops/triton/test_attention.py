@@ -6,7 +6,7 @@ from itertools import accumulate
 import pytest
 import torch
 
-from lora_serve.ops import Ops
+from lora_serve.ops.contract import Ops
 from lora_serve.ops.triton import attention_launch, attention_plan
 from lora_serve.ops.triton.attention_plan import fill_attention_plan, new_attention_plan
 from tests.ops.cases import PagedCase, assert_close, exact_rotation, normal
@@ -65,8 +65,8 @@ def test_rotation_turns_q_in_place_by_its_position(ops: Ops, dtype: torch.dtype)
     cos_sin = normal(50, 32, dtype=torch.float32)
     positions = torch.tensor([49, 0, 7, 7, 3])
     expected = exact_rotation(q, cos_sin, positions)
-    cache = ops.new_kv_cache(4, 16, 2, 32, dtype)
-    ops.rotary_and_write_kv(q, k, v, cos_sin, positions, cache, torch.arange(5))
+    cache = ops.attention.new_kv_cache(4, 16, 2, 32, dtype)
+    ops.attention.rotary_and_write_kv(q, k, v, cos_sin, positions, cache, torch.arange(5))
     assert_close(q, expected, dtype)
 
 
@@ -288,7 +288,9 @@ def dealt_out(rows: int, rng: random.Random) -> list[int]:
 
 
 def attend(case: PagedCase, q: torch.Tensor, plan: object) -> torch.Tensor:
-    return case.ops.paged_attention(q, case.cache, plan, case.scale, case.window, case.softcap)
+    return case.ops.attention.paged_attention(
+        q, case.cache, plan, case.scale, case.window, case.softcap
+    )
 
 
 def rotated(case: PagedCase, index: int, position: int) -> torch.Tensor:
@@ -298,5 +300,5 @@ def rotated(case: PagedCase, index: int, position: int) -> torch.Tensor:
     slots = request.slots(position, position + 1)
     k, v = request.k[position : position + 1], request.v[position : position + 1]
     positions = torch.tensor([position])
-    case.ops.rotary_and_write_kv(q, k, v, case.cos_sin, positions, case.cache, slots)
+    case.ops.attention.rotary_and_write_kv(q, k, v, case.cos_sin, positions, case.cache, slots)
     return q[0]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lora_serve.ops import Ops
+from lora_serve.ops.contract import Ops
 from lora_serve.ops.triton.backend import load
 from lora_serve.ops.triton.launch import Machine
 from lora_serve.ops.triton.linear import RESERVED_SHARED_BYTES, linear_launch, pack_linear
@@ -27,7 +27,7 @@ def test_linear_is_the_product_plus_the_bias(
     x = normal(19, in_features, dtype=dtype, seed=1)
     weight = normal(out_features, in_features, dtype=dtype, seed=2)
     bias = normal(out_features, dtype=dtype, seed=3) if has_bias else None
-    got = ops.linear(x, ops.pack_linear(weight, bias))
+    got = ops.linears.linear(x, ops.linears.pack_linear(weight, bias))
     assert_close(got, exact_linear(x, weight, bias), dtype)
 
 
@@ -52,17 +52,17 @@ def test_the_stages_of_a_tile_fit_a_cards_shared_memory(
 
 def test_a_row_has_the_same_bits_alone_and_among_others(ops: Ops, dtype: torch.dtype) -> None:
     """Few rows and many take tiles of different shape."""
-    packed = ops.pack_linear(normal(300, 100, dtype=dtype), normal(300, dtype=dtype))
+    packed = ops.linears.pack_linear(normal(300, 100, dtype=dtype), normal(300, dtype=dtype))
     x = normal(150, 100, dtype=dtype, seed=2)
-    together = ops.linear(x, packed)
+    together = ops.linears.linear(x, packed)
     for start, end in [(0, 1), (70, 71), (5, 64), (100, 149)]:
-        assert torch.equal(ops.linear(x[start:end].clone(), packed), together[start:end])
+        assert torch.equal(ops.linears.linear(x[start:end].clone(), packed), together[start:end])
 
 
 def test_without_the_flag_products_are_the_librarys(ops: Ops) -> None:
     library = load(torch.device("cpu"), batch_invariant=False)
     weight, x = normal(40, 64, dtype=torch.float32), normal(5, 64, dtype=torch.float32, seed=1)
-    got = library.linear(x, library.pack_linear(weight, None))
+    got = library.linears.linear(x, library.linears.pack_linear(weight, None))
     assert_close(got, exact_linear(x, weight, None), torch.float32)
     assert torch.equal(got, torch.nn.functional.linear(x, weight))
     assert library.numerics != ops.numerics

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lora_serve.errors import AdapterError
-from lora_serve.ops import LoRAPart, Ops
+from lora_serve.ops.contract import LoRAPart, Ops
 from lora_serve.ops.triton import lora as lora_module
 from tests.ops.cases import assert_close, exact_lora, normal
 from tests.ops.test_lora import (
@@ -44,7 +44,7 @@ def test_a_rows_delta_does_not_depend_on_its_batch(ops: Ops, dtype: torch.dtype,
 def wide_adapter(ops: Ops) -> tuple[list[LoRAPart], object]:
     """An adapter of one layer with 2100 inputs: three spans, the last of them short."""
     part = LoRAPart(normal(20, 2100, dtype=BF16), normal(70, 20, dtype=BF16, seed=1), 0.5, 0)
-    return [part], ops.pack_adapter([[part]])
+    return [part], ops.adapters.pack_adapter([[part]])
 
 
 def test_spans_summed_in_a_row_give_the_bits_of_spans_summed_apart(
@@ -53,10 +53,10 @@ def test_spans_summed_in_a_row_give_the_bits_of_spans_summed_apart(
     parts, adapter = wide_adapter(ops)
     x, y = normal(3, 2100, dtype=BF16), normal(3, 70, dtype=BF16, seed=2)
     apart, in_a_row = y.clone(), y.clone()
-    plan = ops.plan_lora([(0, 3, adapter)], 3)
-    ops.lora(apart, x, plan, 0)
+    plan = ops.adapters.plan_lora([(0, 3, adapter)], 3)
+    ops.adapters.lora(apart, x, plan, 0)
     monkeypatch.setattr(lora_module, "MAX_TILES_APART", 0)
-    ops.lora(in_a_row, x, plan, 0)
+    ops.adapters.lora(in_a_row, x, plan, 0)
     assert_close(apart, y.double() + exact_lora(x, parts, 70), BF16)
     assert torch.equal(in_a_row, apart)
 
@@ -65,25 +65,25 @@ def test_a_plan_that_is_filled_again_gives_the_same_bits(ops: Ops) -> None:
     _, adapter = wide_adapter(ops)
     x, y = normal(4, 2100, dtype=BF16), normal(4, 70, dtype=BF16, seed=2)
     expected = y.clone()
-    ops.lora(expected, x, ops.plan_lora([(1, 3, adapter)], 4), 0)
+    ops.adapters.lora(expected, x, ops.adapters.plan_lora([(1, 3, adapter)], 4), 0)
     plans = ops.graph_plans
     assert plans is not None
     plan = plans.new_lora_plan(4)
     got = y.clone()
-    ops.lora(got, x, plan, 0)
+    ops.adapters.lora(got, x, plan, 0)
     assert torch.equal(got, y), "a plan without requests changed rows"
     for _ in range(2):
         plans.fill_lora_plan(plan, [(1, 3, adapter)])
         got = y.clone()
-        ops.lora(got, x, plan, 0)
+        ops.adapters.lora(got, x, plan, 0)
         assert torch.equal(got, expected)
     plans.fill_lora_plan(plan, [])
     got = y.clone()
-    ops.lora(got, x, plan, 0)
+    ops.adapters.lora(got, x, plan, 0)
     assert torch.equal(got, y)
 
 
 def test_ranks_beyond_what_is_reserved_are_refused_by_number(ops: Ops) -> None:
     part = LoRAPart(torch.zeros(1544, 8, dtype=BF16), torch.zeros(8, 1544, dtype=BF16), 1.0, 0)
     with pytest.raises(AdapterError, match="1544"):
-        ops.pack_adapter([[part]])
+        ops.adapters.pack_adapter([[part]])

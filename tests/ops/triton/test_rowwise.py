@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lora_serve.errors import ConfigError
-from lora_serve.ops import Ops
+from lora_serve.ops.contract import Ops
 from tests.ops.cases import normal
 from tests.ops.test_rowwise import (
     test_a_norms_weight_may_be_wider_than_its_rows,
@@ -45,23 +45,23 @@ __all__ = [
 
 def test_norms_and_activation_do_not_depend_on_other_rows(ops: Ops, dtype: torch.dtype) -> None:
     x, weight = normal(9, 100, dtype=dtype) * 3, normal(100, dtype=dtype, seed=1)
-    normed, gated = ops.rms_norm(x, weight, 1e-6), ops.silu_and_mul(x)
-    gelu_gated = ops.gelu_tanh_and_mul(x)
+    normed, gated = ops.rowwise.rms_norm(x, weight, 1e-6), ops.rowwise.silu_and_mul(x)
+    gelu_gated = ops.rowwise.gelu_tanh_and_mul(x)
     for row in (0, 5, 8):
         alone = x[row : row + 1].clone()
-        assert torch.equal(ops.rms_norm(alone, weight, 1e-6), normed[row : row + 1])
-        assert torch.equal(ops.silu_and_mul(alone), gated[row : row + 1])
-        assert torch.equal(ops.gelu_tanh_and_mul(alone), gelu_gated[row : row + 1])
+        assert torch.equal(ops.rowwise.rms_norm(alone, weight, 1e-6), normed[row : row + 1])
+        assert torch.equal(ops.rowwise.silu_and_mul(alone), gated[row : row + 1])
+        assert torch.equal(ops.rowwise.gelu_tanh_and_mul(alone), gelu_gated[row : row + 1])
 
 
 def test_a_row_without_a_slot_is_neither_rotated_nor_written(ops: Ops) -> None:
     q, k, v = (normal(3, 2, 32, dtype=torch.bfloat16, seed=seed) for seed in range(3))
-    cache = ops.new_kv_cache(2, 16, 2, 32, torch.bfloat16)
+    cache = ops.attention.new_kv_cache(2, 16, 2, 32, torch.bfloat16)
     cache.fill_(7.0)
     before = q.clone()
     angles = normal(9, 32, dtype=torch.float32)
     slots = torch.tensor([-1, 20, -1])
-    ops.rotary_and_write_kv(q, k, v, angles, torch.tensor([3, 4, 5]), cache, slots)
+    ops.attention.rotary_and_write_kv(q, k, v, angles, torch.tensor([3, 4, 5]), cache, slots)
     assert torch.equal(q[[0, 2]], before[[0, 2]])
     assert not torch.equal(q[1], before[1])
     written = torch.zeros(2, 16, dtype=torch.bool)
@@ -73,4 +73,4 @@ def test_a_row_without_a_slot_is_neither_rotated_nor_written(ops: Ops) -> None:
 @pytest.mark.parametrize("head_size", [8, 40, 272])
 def test_a_head_size_without_tiles_is_refused_by_name(ops: Ops, head_size: int) -> None:
     with pytest.raises(ConfigError, match=f"head size {head_size}"):
-        ops.new_kv_cache(1, 16, 1, head_size, torch.bfloat16)
+        ops.attention.new_kv_cache(1, 16, 1, head_size, torch.bfloat16)

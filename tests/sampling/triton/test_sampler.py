@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lora_serve.ops import Ops
-from lora_serve.ops.backends import choose_ops
+from lora_serve.ops.contract import Ops
+from lora_serve.ops.select import choose_ops
 from lora_serve.ops.triton.launch import FUSES
 from lora_serve.sampling.select import select_sampler
 from lora_serve.sampling.specification.draw import draw_token

@@ -1,8 +1,9 @@
-"""Linear layers over quantised weights (ops/quantization.py). T tokens, K inputs, N outputs.
+"""Linear layers, over weights as they are and over quantised ones (ops/quantization.py).
 
-With activations in full precision they are those of the dequantised weight, which is exact in
-float32. With activations in 8 bits, sums within a group are of whole numbers below 2^24 and so
-exact in any order; the native kernels give the same bits as `integer_linear`.
+T tokens, K inputs, N outputs. With activations in full precision, a quantised layer is that of the
+dequantised weight, which is exact in float32. With activations in 8 bits, sums within a group are
+of whole numbers below 2^24 and so exact in any order; the native kernels give the same bits as
+`integer_linear`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lora_serve.ops.quantization import CodeFormat, quantize
-from lora_serve.ops.reference import projections
-from lora_serve.ops.reference.projections import PackedWeight, pack_linear
+from lora_serve.ops.reference.arithmetic import PANEL_COLUMNS, product, rows_may_share_a_tile
 
 MOST = torch.tensor(127.0)  # a tensor: torch takes a number's quotient by the reciprocal
 LEAST_MAGNITUDE = 2.0**-100
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """weight: (out, in); bias: (out) or None; both float32, which holds any dtype's values."""
+
+    weight: Tensor
+    bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +39,20 @@ class PackedCodes:
     group: int
 
 
+Packed = PackedWeight | PackedCodes
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None) -> Packed:
+    packed = weight.to(torch.float32).contiguous()
+    out_features, in_features = packed.shape
+    # Try this shape's products now rather than in the first request.
+    rows_may_share_a_tile(min(out_features, PANEL_COLUMNS), in_features, torch.get_num_threads())
+    return PackedWeight(packed, None if bias is None else bias.to(torch.float32))
+
+
 def pack_quantized(
     weight: Tensor, code_format: CodeFormat, bias: Tensor | None, quantize_activations: bool
-) -> PackedWeight | PackedCodes:
+) -> Packed:
     quantized = quantize(weight, code_format)
     if not quantize_activations:
         return pack_linear(quantized.dequantized(), bias)
@@ -45,10 +64,13 @@ def pack_quantized(
     )
 
 
-def linear(x: Tensor, packed: PackedWeight | PackedCodes) -> Tensor:
+def linear(x: Tensor, packed: Packed) -> Tensor:
     if isinstance(packed, PackedCodes):
         return integer_linear(x, packed)
-    return projections.linear(x, packed)
+    y = product(x, packed.weight)
+    if packed.bias is not None:
+        y += packed.bias
+    return y.to(x.dtype)
 
 
 def integer_linear(x: Tensor, packed: PackedCodes) -> Tensor:

@@ -2,20 +2,34 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lora_serve.errors import ConfigError
-from lora_serve.ops import OP_GROUPS, override_ops
-from lora_serve.ops.backends import CPU, available_ops, choose_ops, machine_numerics
+from lora_serve.ops.contract import Ops, RowwiseKernels, Runtime
 from lora_serve.ops.reference import REFERENCE
+from lora_serve.ops.select import (
+    CPU,
+    ROWWISE_OPS,
+    available_ops,
+    choose_ops,
+    machine_numerics,
+    override_ops,
+)
 
-FAST = REFERENCE.__class__(
+FAST = Ops.of_one_backend(
     name="fast",
     numerics="fast-1",
     device=torch.device("cpu"),
-    **{name: object() for group in OP_GROUPS.values() for name in group},  # type: ignore[arg-type]
+    rowwise=SimpleNamespace(**{name: object() for name in ROWWISE_OPS}),
+    linears=SimpleNamespace(),
+    adapters=SimpleNamespace(),
+    attention=SimpleNamespace(),
+    graph_plans=SimpleNamespace(),
+    record=lambda run: None,
+    runtime=Runtime("fast"),
 )
 BACKENDS = {"reference": REFERENCE, "fast": FAST}
 
@@ -31,10 +45,36 @@ def test_all_swaps_every_group() -> None:
 
 def test_a_group_is_swapped_whole_and_shows_in_the_numerics() -> None:
     ops = override_ops(FAST, ["paged_attention=reference"], BACKENDS)
-    assert ops.new_kv_cache is REFERENCE.new_kv_cache
-    assert ops.plan_attention is REFERENCE.plan_attention
-    assert ops.linear is FAST.linear
+    assert ops.attention is REFERENCE.attention
+    assert ops.linears is FAST.linears
     assert ops.numerics == f"fast-1,paged_attention={REFERENCE.numerics}"
+
+
+def test_quantised_and_screened_linears_are_swapped_with_the_others() -> None:
+    ops = override_ops(FAST, ["linear=reference"], BACKENDS)
+    assert ops.linears is REFERENCE.linears
+    assert ops.pack_quantized is REFERENCE.pack_quantized
+    assert ops.pack_screen is REFERENCE.pack_screen
+
+
+@pytest.mark.parametrize("name", ROWWISE_OPS)
+def test_a_rowwise_kernel_is_swapped_alone(name: str) -> None:
+    ops = override_ops(FAST, [f"{name}=reference"], BACKENDS)
+    for other in ROWWISE_OPS:
+        source = REFERENCE if other == name else FAST
+        assert getattr(ops.rowwise, other) is getattr(source.rowwise, other)
+    assert ops.numerics == f"fast-1,{name}={REFERENCE.numerics}"
+
+
+def test_every_rowwise_kernel_can_be_named() -> None:
+    methods = [name for name in vars(RowwiseKernels) if not name.startswith("_")]
+    assert sorted(methods) == sorted(ROWWISE_OPS)
+
+
+def test_kernels_of_two_backends_are_not_recorded_by_the_rules_of_one() -> None:
+    ops = override_ops(FAST, ["rms_norm=reference"], BACKENDS)
+    assert ops.graph_plans is None
+    assert ops.record is None
 
 
 @pytest.mark.parametrize(

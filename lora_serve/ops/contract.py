@@ -1,0 +1,356 @@
+"""What kernels do: a protocol for each group of them that shares a private format.
+
+T tokens, R requests, H hidden size, D head size; Hq query heads share Hkv key heads; "dtype" is the
+model's. `ops/reference/` gives each kernel's meaning in plain torch, and the others are tested
+against it. The rule that all of them keep: an output element is summed in an order that depends on
+absolute position only, never on how many rows, which other rows, or which chunk it came with.
+
+All arithmetic is in float32 and rounded to the dtype once, at the end of a kernel. Kernels know no
+request: how tokens are sampled from logits is `lora_serve.sampling`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NewType, Protocol, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from lora_serve.ops.quantization import CodeFormat
+
+# What a backend makes for itself and only it looks into. A backend's own modules name their own
+# types, and mypy holds its kernels to them; to everyone else they are these.
+PackedLinear = NewType("PackedLinear", object)
+PackedAdapter = NewType("PackedAdapter", object)
+LoRAPlan = NewType("LoRAPlan", object)
+AttentionPlan = NewType("AttentionPlan", object)
+
+# The same, of one backend.
+LinearT = TypeVar("LinearT")
+AdapterT = TypeVar("AdapterT")
+LoRAPlanT = TypeVar("LoRAPlanT")
+AttentionPlanT = TypeVar("AttentionPlanT")
+LinearOutT = TypeVar("LinearOutT", covariant=True)
+LinearInT = TypeVar("LinearInT", contravariant=True)
+AdapterInT = TypeVar("AdapterInT", contravariant=True)
+
+
+class RowwiseKernels(Protocol):
+    """Kernels that take every row by itself. Each of them can be swapped alone."""
+
+    def embed(self, weight: Tensor, input_ids: Tensor, scale: float | None, /) -> Tensor:
+        """Look rows of weight (V, H) up by input_ids (T), int64.
+
+        Returns:
+            (T, H), newly allocated: the rows as they are; or times scale, rounded once.
+        """
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, /) -> Tensor:
+        """Give x / sqrt(mean(x^2) + eps) * weight, the mean over the last dimension.
+
+        Args:
+            x: (N, D); or (T, heads, D), a token's heads side by side, tokens at any stride.
+            weight: (D), of x's dtype or float32, contiguous.
+            eps: added to the mean of squares.
+
+        Returns:
+            x's shape, contiguous, newly allocated.
+        """
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, /) -> Tensor:
+        """Add x (T, H) to residual (T, H) in place, rounded to its dtype; return its `rms_norm`.
+
+        residual: contiguous.
+        """
+
+    def silu_and_mul(self, x: Tensor, /) -> Tensor:
+        """Give silu(x[:, :I]) * x[:, I:] of x (T, 2 I): (T, I), where silu(g) = g / (1 + e^-g)."""
+
+    def gelu_tanh_and_mul(self, x: Tensor, /) -> Tensor:
+        """`silu_and_mul` with gelu in its form with tanh in the place of silu.
+
+        gelu(g) = g / 2 * (1 + tanh(sqrt(2 / pi) * (g + 0.044715 g^3)))
+        """
+
+    def soft_cap(self, logits: Tensor, cap: float, /) -> Tensor:
+        """Make cap * tanh(logits / cap) of logits (N, V), contiguous, in place; return them.
+
+        cap: above 0. Two logits may round to one: an LM head that is capped is not screened.
+        """
+
+
+class LinearKernels(Protocol[LinearT]):
+    """Linear layers, their weights in the backend's own order."""
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None, /) -> LinearT:
+        """Pack weight (out, in) and bias (out). May keep the weight itself."""
+
+    def linear(self, x: Tensor, packed: LinearT, /) -> Tensor:
+        """Give x @ weight.T + bias of x (T, in): (T, out), rounded once, after the bias."""
+
+
+class PackQuantized(Protocol[LinearOutT]):
+    """Packs a weight as the codes and scales that quantization.py has for it, to the bit."""
+
+    def __call__(
+        self,
+        weight: Tensor,
+        code_format: CodeFormat,
+        bias: Tensor | None,
+        quantize_activations: bool,
+        /,
+    ) -> LinearOutT: ...
+
+
+# (N, H) -> of each row the first of its largest outputs, or -1 where that stays in question.
+ScreenedArgmax = Callable[[Tensor], list[int]]
+
+
+class PackScreen(Protocol[LinearInT]):
+    """Makes a kernel that finds the largest output of a packed weight without computing all.
+
+    None where the weight's numbers cannot be screened. The kernel keeps what it needs of `packed`.
+    """
+
+    def __call__(self, weight: Tensor, packed: LinearInT, /) -> ScreenedArgmax | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoRAPart:
+    """One projection's delta inside a (possibly fused) linear layer.
+
+    y[:, out_start : out_start + b.shape[0]] += scale * (x @ a.T) @ b.T
+
+    a: (rank, in_features), model dtype, contiguous. b: (out_features, rank), likewise.
+    """
+
+    a: Tensor
+    b: Tensor
+    scale: float
+    out_start: int
+
+
+class LoRAKernels(Protocol[AdapterT, LoRAPlanT]):
+    """What adapters add to linear layers."""
+
+    def pack_adapter(self, linears: Sequence[Sequence[LoRAPart]], /) -> AdapterT:
+        """Pack an adapter. linears[i]: the parts of linear layer i."""
+
+    def plan_lora(
+        self, segments: Sequence[tuple[int, int, AdapterT]], num_tokens: int, /
+    ) -> LoRAPlanT:
+        """Plan a step's deltas, once a step.
+
+        segments: (start, end, adapter), disjoint row ranges in ascending order. Rows outside them
+            have no adapter.
+        """
+
+    def lora(self, y: Tensor, x: Tensor, plan: LoRAPlanT, linear_index: int, /) -> None:
+        """Add every segment's delta of x (T, in) to y (T, out), contiguous, in place.
+
+        The hidden x @ a.T stays float32; the delta is added in float32 and y rounded once.
+        """
+
+
+class AttentionKernels(Protocol[AttentionPlanT]):
+    """Paged attention with its KV cache, whose layout is the backend's own."""
+
+    def new_kv_cache(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+        /,
+    ) -> Tensor:
+        """Allocate one layer's cache, uninitialised.
+
+        Dimension 0 is the block; what is below it belongs to the backend, and tiers move it as
+        bytes.
+
+        Raises:
+            ConfigError: for a block or head size that the kernels cannot take.
+        """
+
+    def rotary_and_write_kv(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
+        /,
+    ) -> None:
+        """Rotate q in place, and write rotated k, and v, to the cache.
+
+        Args:
+            q: (T, Hq, D), and k and v (T, Hkv, D): heads side by side, tokens at any stride.
+            cos_sin: (P, D), float32: the cosines of position p's angles, then their sines. The
+                halves of a head turn together (neox).
+            positions: (T), int64.
+            kv_cache: from new_kv_cache.
+            slot_mapping: (T), int64: block_id * block_size + offset.
+        """
+
+    def plan_attention(
+        self, query_start_loc: Tensor, seq_lens: Tensor, block_tables: Tensor, block_size: int, /
+    ) -> AttentionPlanT:
+        """Plan a step's attention, once a step, for all layers; int32 tensors on the CPU.
+
+        Args:
+            query_start_loc: (R + 1): request r's queries are rows [loc[r], loc[r + 1]).
+            seq_lens: (R): its queries are the last of so many positions.
+            block_tables: (R, any): where those positions lie.
+            block_size: of the cache.
+        """
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        kv_cache: Tensor,
+        plan: AttentionPlanT,
+        scale: float,
+        sliding_window: int | None,
+        softcap: float | None,
+        /,
+    ) -> Tensor:
+        """Attend from q (T, Hq, D), at any stride of tokens -> (T, Hq, D), newly allocated.
+
+        Causal: the query at position p sees [0, p], or (p - sliding_window, p]. Scores are
+        scale * q . k, or softcap * tanh(scale * q . k / softcap). Blocks that lie before what any
+        of a request's queries sees may hold anything, and need not be the request's.
+        """
+
+
+class NotRecordableError(Exception):
+    """A forward does something that a backend's recording would leave out; it says what."""
+
+
+class RecordedWork(Protocol):
+    """output: what was returned when it was recorded; each replay writes it anew."""
+
+    output: Tensor
+
+    def replay(self) -> None:
+        """Do all of it again, on what the memory holds by then."""
+
+
+# Notes what a forward would do, as Device.record does. Raises NotRecordableError.
+Record = Callable[[Callable[[], Tensor]], RecordedWork]
+
+
+class GraphPlans(Protocol[AdapterInT, LoRAPlanT, AttentionPlanT]):
+    """Plans at fixed addresses, for steps that are captured once and replayed.
+
+    A captured plan is for exactly `num_rows` rows. It is made without any request: its kernels then
+    read and write nothing of the KV cache and of adapters. `fill` makes its first rows those of the
+    given requests and the rest padding again, by copies ordered on the current stream (the captured
+    kernels see what was filled last), without waiting for the device. A captured kernel's grid
+    depends on what the plan was made with alone. Padding rows have slot -1, which
+    rotary_and_write_kv does not write, and sequence length 0, whose attention is 0.
+    """
+
+    def new_attention_plan(
+        self, num_rows: int, max_blocks: int, block_size: int, is_decode: bool, /
+    ) -> AttentionPlanT:
+        """max_blocks: of one request. is_decode: every request has one row."""
+
+    def fill_attention_plan(
+        self,
+        plan: AttentionPlanT,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        block_tables: Tensor,
+        /,
+    ) -> None:
+        """Fill it with requests as plan_attention takes them."""
+
+    def new_lora_plan(self, num_rows: int, /) -> LoRAPlanT: ...
+
+    def fill_lora_plan(
+        self, plan: LoRAPlanT, segments: Sequence[tuple[int, int, AdapterInT]], /
+    ) -> None:
+        """Fill it with segments as plan_lora takes them.
+
+        The caller keeps their adapters alive until the device has run the step.
+        """
+
+
+StepPlans = GraphPlans[PackedAdapter, LoRAPlan, AttentionPlan]
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What runs a backend's kernels.
+
+    launcher: of the backend's own type; None where its kernels need none.
+    """
+
+    backend: str
+    launcher: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """The kernels that serve: a group may be another backend's than the next.
+
+    name: as `--override-op` names the backend. numerics: changes whenever results may change in a
+        bit; part of the model fingerprint.
+    device: where the tensors of all calls live, except those that plans are made of: these are
+        CPU tensors, and the backend brings to the device what its kernels need of them.
+    pack_quantized, pack_screen: for `linears`; None where there are no such kernels.
+    graph_plans: None where nothing is ever captured. record: for a backend that notes its own
+        calls, of decodes alone; None where the device records.
+    runtime: for kernels of the backend outside these groups.
+    """
+
+    name: str
+    numerics: str
+    device: torch.device
+    rowwise: RowwiseKernels
+    linears: LinearKernels[PackedLinear]
+    adapters: LoRAKernels[PackedAdapter, LoRAPlan]
+    attention: AttentionKernels[AttentionPlan]
+    pack_quantized: PackQuantized[PackedLinear] | None
+    pack_screen: PackScreen[PackedLinear] | None
+    graph_plans: StepPlans | None
+    record: Record | None
+    runtime: Runtime
+
+    @classmethod
+    def of_one_backend(
+        cls,
+        *,
+        name: str,
+        numerics: str,
+        device: torch.device,
+        rowwise: RowwiseKernels,
+        linears: LinearKernels[LinearT],
+        adapters: LoRAKernels[AdapterT, LoRAPlanT],
+        attention: AttentionKernels[AttentionPlanT],
+        runtime: Runtime,
+        pack_quantized: PackQuantized[LinearT] | None = None,
+        pack_screen: PackScreen[LinearT] | None = None,
+        graph_plans: GraphPlans[AdapterT, LoRAPlanT, AttentionPlanT] | None = None,
+        record: Record | None = None,
+    ) -> Ops:
+        """Groups that take what each other make. From here on only they know its types."""
+        return cls(
+            name=name,
+            numerics=numerics,
+            device=device,
+            rowwise=rowwise,
+            linears=cast(LinearKernels[PackedLinear], linears),
+            adapters=cast(LoRAKernels[PackedAdapter, LoRAPlan], adapters),
+            attention=cast(AttentionKernels[AttentionPlan], attention),
+            pack_quantized=cast(PackQuantized[PackedLinear] | None, pack_quantized),
+            pack_screen=cast(PackScreen[PackedLinear] | None, pack_screen),
+            graph_plans=cast(StepPlans | None, graph_plans),
+            record=record,
+            runtime=runtime,
+        )
