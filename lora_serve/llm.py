@@ -1,9 +1,5 @@
 """`LLM`: the engine for Python users, in their own process.
 
-    llm = LLM("Qwen/Qwen2.5-0.5B-Instruct", enable_lora=True)
-    llm.load_lora_adapter("tenant", "adapters/tenant")
-    outputs = llm.generate(["Hello"], SamplingParams(temperature=0), lora_name="tenant")
-
 Steps 3 to 13 of a request's way are the server's own code; only the two hops are missing.
 """
 
@@ -11,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import queue
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 from lora_serve.config import EngineConfig
 from lora_serve.engine.core.core import EngineCore
@@ -43,9 +39,22 @@ from lora_serve.prompts import Prompt, TokensPrompt
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.text.tokenizer import Tokenizer
 
+Conversation = Sequence[Mapping[str, object]]
+
 
 class LLM:
-    """A model with adapters. Settings are the server's flags, with underscores."""
+    """A model with adapters. Settings are the server's flags, with underscores.
+
+    >>> from lora_serve import LLM, SamplingParams
+    >>> llm = LLM(MODEL, enable_lora=True)
+    >>> adapter = llm.load_lora_adapter("tenant", ADAPTER)
+    >>> params = SamplingParams(temperature=0, max_tokens=8)
+    >>> first, second = llm.generate(["Hello", "Good morning"], params, lora_name="tenant")
+    >>> (answer,) = llm.chat([{"role": "user", "content": "Hello"}], params)
+    >>> len(answer.outputs[0].token_ids)
+    8
+    >>> llm.close()
+    """
 
     def __init__(self, model: str, **settings: Any) -> None:
         self.config = engine_config(model=model, **settings)
@@ -116,6 +125,45 @@ class LLM:
             for item in zip(prompt_list, params, lora_name, strict=True)
         ]
         return self._run(jobs)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_name: str | Sequence[str | None] | None = None,
+        cache_salt: str = "",
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, as `generate` continues prompts.
+
+        Args:
+            messages: a conversation, which is a list of {"role": …, "content": …}, or a list of
+                conversations.
+            chat_template: Jinja, instead of the model's own.
+            add_generation_prompt: end the prompt with the head of the assistant's next message.
+            chat_template_kwargs: further variables for the template.
+
+        Raises:
+            InvalidRequestError: there is no template, or it refuses a conversation.
+            AdapterNotFoundError: as `generate`.
+        """
+        prompts = [
+            TokensPrompt(
+                tuple(
+                    self.tokenizer.apply_chat_template(
+                        conversation,
+                        add_generation_prompt=add_generation_prompt,
+                        chat_template=chat_template,
+                        template_kwargs=chat_template_kwargs,
+                    )
+                )
+            )
+            for conversation in _conversations(messages)
+        ]
+        return self.generate(prompts, params, lora_name=lora_name, cache_salt=cache_salt)
 
     def load_lora_adapter(
         self, name: str, path: str, load_inplace: bool = False, pinned: bool = False
@@ -214,6 +262,12 @@ class _Job:
 
     message: EngineRequest
     output: RequestOutput
+
+
+def _conversations(messages: Conversation | Sequence[Conversation]) -> Sequence[Conversation]:
+    if messages and isinstance(messages[0], Mapping):
+        return [cast(Conversation, messages)]
+    return cast(Sequence[Conversation], messages)
 
 
 def _require_one_each(num_prompts: int, **counts: int) -> None:

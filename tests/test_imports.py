@@ -4,6 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+import lora_serve
+from lora_serve import errors
+
 SCRIPT = """
 import sys
 from lora_serve.llm import LLM
@@ -11,6 +16,30 @@ from lora_serve.llm import LLM
 with LLM(sys.argv[1], num_gpu_blocks_override=20) as llm:
     print([name for name in ("torch._dynamo", "triton") if name in sys.modules])
 """
+
+
+PUBLIC = """
+import sys
+import lora_serve
+
+before = [name for name in ("torch", "msgspec", "transformers") if name in sys.modules]
+from lora_serve import *
+
+print(before, LLM.__name__, SamplingParams.__name__, issubclass(AdapterError, LoraServeError))
+"""
+
+
+def test_the_package_has_what_users_import_and_loads_it_only_then() -> None:
+    command = [sys.executable, "-c", PUBLIC]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[] LLM SamplingParams True"
+
+
+def test_every_error_is_public() -> None:
+    ours = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
+    assert ours <= set(lora_serve.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'LLMs'"):
+        lora_serve.LLMs  # noqa: B018
 
 
 API_PROCESS = """

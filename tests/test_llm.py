@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from doctest import DocTestFinder, DocTestRunner
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,51 @@ def test_an_adapter_replaced_in_place_never_answers_with_the_old_ones_kv(
             assert output.num_cached_tokens == (96 if is_back else 0)
             assert answers.setdefault(path, bits(output)) == bits(output)
     assert len({str(answer) for answer in answers.values()}) == len(adapter_paths)
+
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ sign or '' }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_a_chat_is_the_generation_of_its_rendered_prompt(
+    model_path: Path, adapter_paths: list[Path]
+) -> None:
+    conversations = [
+        [{"role": "user", "content": "hi"}],
+        [{"role": "system", "content": "be brief"}, {"role": "user", "content": "ho"}],
+    ]
+    params = SamplingParams(max_tokens=5, temperature=0, logprobs=1, ignore_eos=True)
+    with LLM(str(model_path), enable_lora=True) as llm:
+        llm.load_lora_adapter("a", str(adapter_paths[0]))
+        chats = llm.chat(conversations, params, lora_name=["a", None], chat_template=CHAT_TEMPLATE)
+        rendered = ["<user>hi<assistant>", "<system>be brief<user>ho<assistant>"]
+        prompts = [
+            TokensPrompt(tuple(llm.tokenizer.encode(text, add_special_tokens=False)))
+            for text in rendered
+        ]
+        assert [chat.prompt_token_ids for chat in chats] == [list(p.token_ids) for p in prompts]
+        generated = llm.generate(prompts, params, lora_name=["a", None])
+        assert [bits(chat) for chat in chats] == [bits(output) for output in generated]
+        (one,) = llm.chat(
+            conversations[0],
+            params,
+            chat_template=CHAT_TEMPLATE,
+            add_generation_prompt=False,
+            chat_template_kwargs={"sign": "!"},
+        )
+        assert llm.tokenizer.decode(one.prompt_token_ids) == "<user>hi!"
+        with pytest.raises(InvalidRequestError, match="refused the messages"):
+            llm.chat(conversations, chat_template="{{ raise_exception('no') }}")
+
+
+def test_the_example_of_the_docstring_runs(model_path: Path, adapter_paths: list[Path]) -> None:
+    names = {"MODEL": str(model_path), "ADAPTER": str(adapter_paths[0])}
+    (example,) = DocTestFinder(recurse=False).find(LLM, globs=names)
+    runner = DocTestRunner()
+    runner.run(example)
+    assert (runner.summarize(verbose=False).failed, len(example.examples)) == (0, 8)
 
 
 def test_mistakes_are_named_and_leave_the_engine_working(model_path: Path) -> None:
