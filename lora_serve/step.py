@@ -43,6 +43,8 @@ class SampleInput(msgspec.Struct, frozen=True, gc=False):
     seed: never None here; the draw for absolute position `position` depends on (seed, position).
     seen: only filled when params.has_penalties.
     banned_token_ids: not to be sampled now (end tokens before min_tokens).
+    bitmask: what a grammar allows now: token i where bit i % 8 of byte i // 8 is set, and none
+        behind its last byte; None where all are allowed.
     """
 
     params: SamplingParams
@@ -50,6 +52,7 @@ class SampleInput(msgspec.Struct, frozen=True, gc=False):
     position: int
     seen: SeenTokens = NOTHING_SEEN
     banned_token_ids: Sequence[int] = ()
+    bitmask: bytes | None = None
 
     @property
     def is_screenable(self) -> bool:
@@ -60,7 +63,10 @@ class SampleInput(msgspec.Struct, frozen=True, gc=False):
     @property
     def changes_logits(self) -> bool:
         params = self.params
-        return bool(self.banned_token_ids or params.logit_bias or params.has_penalties)
+        return (
+            bool(self.banned_token_ids or params.logit_bias or params.has_penalties)
+            or self.bitmask is not None
+        )
 
 
 class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):

@@ -153,11 +153,21 @@ class StepEdits {
  public:
   using Ids = std::tuple<Address, size_t>;
   StepEdits(Ids banned, Ids biased, Address biases, Ids prompt, Ids output,
-            std::optional<std::tuple<float, float, float>> penalties) {
+            std::optional<std::tuple<float, float, float>> penalties,
+            std::optional<Ids> bitmask) {
     const auto [repetition, frequency, presence] = penalties.value_or(std::tuple(1.0f, 0.0f, 0.0f));
-    edits_ = {
-        ids(banned), ids(biased), ids(prompt), ids(output),          pointer_to<float>(biases),
-        repetition,  frequency,   presence,    penalties.has_value()};
+    const auto [mask, mask_size] = bitmask.value_or(Ids{0, 0});
+    edits_ = {ids(banned),
+              ids(biased),
+              ids(prompt),
+              ids(output),
+              pointer_to<float>(biases),
+              repetition,
+              frequency,
+              presence,
+              penalties.has_value(),
+              pointer_to<uint8_t>(mask),
+              mask_size};
   }
   const RowEdits& edits() const { return edits_; }
 
@@ -433,7 +443,8 @@ NB_MODULE(_cpu, m) {
 
   nb::class_<StepEdits>(m, "StepEdits")
       .def(nb::init<StepEdits::Ids, StepEdits::Ids, Address, StepEdits::Ids, StepEdits::Ids,
-                    std::optional<std::tuple<float, float, float>>>());
+                    std::optional<std::tuple<float, float, float>>,
+                    std::optional<StepEdits::Ids>>());
 
   nb::class_<Recording>(m, "Recording").def_prop_ro("num_calls", &Recording::num_calls);
 

@@ -43,6 +43,17 @@ void penalize(const RowEdits& edits, float* row, size_t size, uint32_t* counts) 
   });
 }
 
+void keep_allowed(const uint8_t* bitmask, size_t bitmask_size, float* row, size_t size) {
+  for (size_t begin = 0; begin < size; begin += 8) {
+    const uint8_t allowed = begin / 8 < bitmask_size ? bitmask[begin / 8] : 0;
+    if (allowed == 0xff) continue;
+    const size_t end = std::min(begin + 8, size);
+    for (size_t id = begin; id < end; ++id) {
+      if (!(allowed >> (id - begin) & 1)) row[id] = -std::numeric_limits<float>::infinity();
+    }
+  }
+}
+
 // Bits of floats that are not negative order like the floats.
 uint32_t bits_of(float weight) {
   uint32_t bits;
@@ -92,6 +103,7 @@ Cut find_cut(const Candidates& candidates, int64_t limit, uint32_t* work) {
 }  // namespace
 
 void apply_edits(const RowEdits& edits, float* row, size_t size, uint32_t* counts) {
+  if (edits.bitmask != nullptr) keep_allowed(edits.bitmask, edits.bitmask_size, row, size);
   for (size_t i = 0; i < edits.banned.size; ++i) {
     const int64_t id = edits.banned.data[i];
     if (is_known(id, size)) row[id] = -std::numeric_limits<float>::infinity();

@@ -28,6 +28,9 @@ struct RowEdits {
   const float* biases;  // one for each of `biased`
   float repetition, frequency, presence;
   bool has_penalties;
+  // Allows token i by bit i % 8 of byte i / 8, and none behind its last byte; null allows all.
+  const uint8_t* bitmask;
+  size_t bitmask_size;
 };
 
 // counts: (size), work memory.

@@ -13,7 +13,8 @@ constexpr size_t kMostTop = 5;
 struct Requests {
   explicit Requests(int64_t size)
       : ids{0, -1, size, size - 1, 0, size / 2}, biases{3, 1, 1, -2, 0, 9} {
-    edits = {{ids, 2}, {ids + 2, 3}, {ids, 6}, {ids + 1, 4}, biases, 1.3f, 0.5f, 0.25f, true};
+    edits = {{ids, 2}, {ids + 2, 3}, {ids, 6}, {ids + 1, 4}, biases, 1.3f, 0.5f, 0.25f, true,
+             bitmask, sizeof bitmask};
     const double top_ps[] = {1.0, 0.9, 0.3, 1e-12};
     const int64_t top_ks[] = {0, 3, size, 0, 1, size - 1};
     for (size_t r = 0; r < kRows; ++r) {
@@ -30,6 +31,7 @@ struct Requests {
   }
   int64_t ids[6];
   float biases[6];
+  uint8_t bitmask[3] = {0xff, 0x53, 0x1d};
   RowEdits edits;
   RowChoice choices[kRows];
 };

@@ -45,7 +45,7 @@ class StepAttention:
     ) -> None: ...
 
 class StepEdits:
-    """One row's: (address, size) of int64 ids; biases, float32; the three penalties."""
+    """One row's: (address, size) of int64 ids; biases, float32; the three penalties; a bitmask."""
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class StepEdits:
         prompt: tuple[int, int],
         output: tuple[int, int],
         penalties: tuple[float, float, float] | None,
+        bitmask: tuple[int, int] | None,
         /,
     ) -> None: ...
 

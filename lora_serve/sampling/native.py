@@ -100,6 +100,8 @@ def _edits(
     def ids(values: Sequence[int] | NDArray[np.integer]) -> tuple[int, int]:
         return address(values, np.int64), len(values)
 
+    bitmask = np.frombuffer(item.bitmask or b"", np.uint8)
+    arrays.append(bitmask)
     penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
     return StepEdits(
         ids(item.banned_token_ids),
@@ -108,6 +110,7 @@ def _edits(
         ids(item.seen.token_ids),
         ids(np.repeat(item.seen.token_ids, item.seen.num_drawn)),
         penalties if params.has_penalties else None,
+        None if item.bitmask is None else (bitmask.ctypes.data, len(bitmask)),
     )
 
 

@@ -9,6 +9,14 @@ from lora_serve.step import SampleInput
 from tests.fakes.seen_tokens import seen_tokens
 
 
+def any_bitmask(vocab_size: int, rng: random.Random) -> bytes:
+    """Much, little or nothing allowed; shorter than the vocabulary, as long, or longer."""
+    num_bytes = max(0, -(-vocab_size // 8) + rng.choice((-2, 0, 0, 0, 3)))
+    few, many = rng.randbytes(num_bytes), rng.randbytes(num_bytes)
+    merge = rng.choice((int.__and__, int.__or__, lambda a, b: 0xFF, lambda a, b: 0))
+    return bytes(merge(a, b) for a, b in zip(few, many, strict=True))
+
+
 def inputs_for(num_rows: int, vocab_size: int, seed: int) -> list[SampleInput]:
     """Each row with its own choices: every filter and every edit alone and with others."""
     rng = random.Random(seed)
@@ -37,6 +45,7 @@ def inputs_for(num_rows: int, vocab_size: int, seed: int) -> list[SampleInput]:
             position=rng.randrange(2**40),
             seen=seen_tokens(ids(40), ids(30)),
             banned_token_ids=ids(2) if rng.random() < 0.3 else (),
+            bitmask=any_bitmask(vocab_size, rng) if rng.random() < 0.2 else None,
         )
         for _ in range(num_rows)
     ]

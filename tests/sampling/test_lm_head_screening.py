@@ -130,6 +130,7 @@ def test_a_plain_greedy_request_is_screenable() -> None:
         SampleInput(msgspec.structs.replace(GREEDY, repetition_penalty=1.1), 0, 5),
         SampleInput(msgspec.structs.replace(GREEDY, presence_penalty=0.1), 0, 5),
         SampleInput(GREEDY, 0, 5, banned_token_ids=(2,)),
+        SampleInput(GREEDY, 0, 5, bitmask=b"\xff"),
     ],
 )
 def test_others_need_all_logits(item: SampleInput) -> None:

@@ -1,6 +1,7 @@
 """What a request changes in its logits before a token is chosen. One row at a time.
 
-The order is vLLM's: banned tokens, logit_bias, repetition, frequency, presence penalty.
+The order is vLLM's: what a grammar bans and what else is banned, logit_bias, repetition, frequency,
+presence penalty.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ def adjusted(row: FloatRow, item: SampleInput) -> FloatRow:
     if not item.changes_logits:
         return row
     row = row.copy()
+    if item.bitmask is not None:
+        row[~allowed_tokens(item.bitmask, len(row))] = -np.inf
     row[_known(item.banned_token_ids, len(row))] = -np.inf
     for token_id, bias in params.logit_bias.items():
         if 0 <= token_id < len(row):
@@ -31,6 +34,14 @@ def adjusted(row: FloatRow, item: SampleInput) -> FloatRow:
     if params.has_penalties:
         _penalize(row, item)
     return row
+
+
+def allowed_tokens(bitmask: bytes, vocab_size: int) -> NDArray[np.bool_]:
+    """(V): which tokens a SampleInput.bitmask allows."""
+    bits = np.unpackbits(np.frombuffer(bitmask, np.uint8), bitorder="little")[:vocab_size]
+    allowed = np.zeros(vocab_size, np.bool_)
+    allowed[: len(bits)] = bits
+    return allowed
 
 
 def _penalize(row: FloatRow, item: SampleInput) -> None:

@@ -28,12 +28,28 @@ def adjust(
 
     pending_tokens: (M), as `Sampler.sample` has them.
     """
+    if any(item.bitmask is not None for item in inputs):
+        _keep_allowed(rows, [item.bitmask for item in inputs])
     if any(item.banned_token_ids for item in inputs):
         _ban(rows, [item.banned_token_ids for item in inputs])
     if any(item.params.logit_bias for item in inputs):
         _add_biases(rows, [item.params.logit_bias for item in inputs])
     if any(item.params.has_penalties for item in inputs):
         _penalize(rows, inputs, pending_tokens)
+
+
+def _keep_allowed(rows: Tensor, bitmasks: Sequence[bytes | None]) -> None:
+    vocab_size = rows.shape[1]
+    table = np.zeros((len(bitmasks), -(-vocab_size // 8)), np.uint8)
+    for words, bitmask in zip(table, bitmasks, strict=True):
+        if bitmask is None:
+            words[:] = 0xFF
+            continue
+        given = np.frombuffer(bitmask, np.uint8)[: len(words)]
+        words[: len(given)] = given
+    bits = torch.arange(8, dtype=torch.uint8, device=rows.device)
+    allowed = (_on_device(table, rows)[:, :, None] >> bits & 1).view(len(bitmasks), -1)
+    rows.masked_fill_(allowed[:, :vocab_size] == 0, -torch.inf)
 
 
 def _ban(rows: Tensor, ids: Sequence[Sequence[int]]) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from lora_serve.sampling.specification.adjust import adjusted
@@ -38,6 +39,15 @@ def test_the_models_row_is_never_changed() -> None:
 def test_a_banned_token_stays_banned_whatever_its_bias() -> None:
     row = adjusted(row_of(1, 2), item(SamplingParams(logit_bias={1: 100.0}), banned=(1,)))
     assert row.tolist() == [1, -np.inf]
+
+
+def test_only_tokens_whose_bit_is_set_stay_whatever_their_bias() -> None:
+    """Bits go from the lowest of the first byte on; where there is no byte, nothing is allowed."""
+    row = row_of(*range(20))
+    asking = replace(item(SamplingParams(logit_bias={2: 9.0})), bitmask=bytes([0b00000011, 0b1]))
+    assert np.flatnonzero(adjusted(row, asking) > -np.inf).tolist() == [0, 1, 8]
+    assert np.all(adjusted(row, replace(asking, bitmask=b"")) == -np.inf)
+    assert adjusted(row, replace(asking, bitmask=b"\xff" * 9))[19] == 19
 
 
 def test_logit_bias_is_added() -> None:

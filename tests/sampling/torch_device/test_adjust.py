@@ -14,6 +14,7 @@ from lora_serve.sampling.torch_device.adjust import adjust
 from lora_serve.sampling.torch_device.output import comparable_rows
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput
+from tests.fakes.sampling_inputs import any_bitmask
 from tests.fakes.seen_tokens import counted, seen_tokens
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -36,7 +37,9 @@ def random_item(rng: random.Random, vocab_size: int) -> SampleInput:
         presence_penalty=rng.choice((0.0, 0.6)),
     )
     seen = seen_tokens(ids(40), ids(60))
-    return SampleInput(params, 0, 0, seen, ids(3) if rng.random() < 0.3 else ())
+    banned = ids(3) if rng.random() < 0.3 else ()
+    bitmask = any_bitmask(vocab_size, rng) if rng.random() < 0.3 else None
+    return SampleInput(params, 0, 0, seen, banned, bitmask)
 
 
 @DEVICES
