@@ -26,7 +26,7 @@ from lora_serve.bench.machine import describe_machine
 from lora_serve.config import ModelConfig
 from lora_serve.demo.corpus import facts, filler
 from lora_serve.demo.model import ensure_demo
-from lora_serve.step import ScheduledRequest
+from lora_serve.step import AskedOutputs, PromptScoring, ScheduledRequest
 from lora_serve.worker.batch_builder import BatchBuilder
 from lora_serve.worker.device import CpuDevice
 from lora_serve.worker.kv_cache import allocate_kv_caches
@@ -110,7 +110,12 @@ def logits_of(model: LoadedModel, tokens: Tokens) -> Tensor:
     )
     builder = BatchBuilder(model.ops, model.device, BLOCK_SIZE, model.spec.hidden_size, model.dtype)
     request = ScheduledRequest(
-        "all", None, 0, tokens, range(num_blocks), prompt_logprob_targets=tokens
+        "all",
+        None,
+        0,
+        tokens,
+        range(num_blocks),
+        asked=AskedOutputs(scoring=PromptScoring(tokens, 0)),
     )
     rows = builder.lay_out([request], lambda _: None)
     hidden = model.model.forward(builder.to_device(rows), caches)

@@ -115,7 +115,7 @@ class Load:
         if len(self._in_flight) <= self._num_ahead:
             return
         step = self._in_flight.popleft()
-        outputs = tuple(RequestStepOutput(5 if r.sample else None) for r in step.requests)
+        outputs = tuple(RequestStepOutput((5,) * len(r.asked.samples)) for r in step.requests)
         sampled = time.perf_counter()
         self.scheduler.update_from_output(ModelRunnerOutput(step.step_id, outputs))
         times.schedule.append(1e3 * (scheduled - begin))

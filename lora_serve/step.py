@@ -69,18 +69,54 @@ class SampleInput(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
-    """One request's share of a step: compute tokens [start, start + len(token_ids)).
+class PromptScoring(msgspec.Struct, frozen=True, gc=False):
+    """Prompt logprobs: row i of a chunk predicts target_ids[i], with num_top alternatives."""
 
-    token_ids: 0 where `embeds` supplies the row instead, or `token_from` tells of the token.
-    token_from: set where the only token is one that nobody was told yet: the request's share of the
-        step before this one draws it, and stands there at this index. `sample` does not count it.
+    target_ids: Sequence[int]
+    num_top: int
+
+
+class AskedOutputs(msgspec.Struct, frozen=True, gc=False):
+    """What is asked of a chunk's rows: of a chunk in the middle of a prompt, nothing.
+
+    samples: a token of each of the last rows, in their order. The chunk's tokens behind the first
+        of these rows are drafts: guesses of what the rows before them sample.
+    scoring: prompt logprobs, of the first rows.
+    num_pooled: the final hidden state of so many of the last rows.
+    """
+
+    samples: tuple[SampleInput, ...] = ()
+    scoring: PromptScoring | None = None
+    num_pooled: int = 0
+
+    @property
+    def num_drafts(self) -> int:
+        return max(0, len(self.samples) - 1)
+
+    def num_rows(self, num_tokens: int) -> int:
+        """How many of a chunk's num_tokens rows give a hidden state: the last ones, or all."""
+        if self.scoring is not None and self.scoring.target_ids:
+            return num_tokens
+        return max(len(self.samples), self.num_pooled)
+
+
+NOTHING_ASKED = AskedOutputs()
+
+
+class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
+    """One request's part of a step: compute tokens [start, start + len(token_ids)).
+
+    token_ids: 0 where `embeds` supplies the row instead, or `token_from` says where the token is.
+        The last asked.num_drafts of them are drafts. Their KV counts as computed as far as the rows
+        before them sample just these tokens, and is overwritten by the next step from there on.
+    block_ids: blocks for positions [0, start + len(token_ids)), in order.
+    asked: samples when the chunk ends at the last token there is, or at drafts behind it.
     embeds: rows of prompt_embeds for the first tokens of this chunk, in the model's dtype,
         hidden_size values each; empty when there are none.
-    block_ids: blocks for positions [0, start + len(token_ids)), in order.
-    sample: set when the chunk ends at the last token there is, so that its logits give the next.
-    prompt_logprob_targets: the prompt token after each computed position, while prompt_logprobs
-        are asked for; row i of the chunk predicts prompt_logprob_targets[i].
+    token_from: set where the only token is pending, drawn and not known yet: the step before this
+        one draws it for the request at this index there. `asked` does not count it.
+    adapter_start: the adapter acts from this position on; rows before it are the base model's. It
+        is 0 as long as the identity of blocks does not say where an adapter begins.
     """
 
     request_id: str
@@ -88,15 +124,18 @@ class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
     start: int
     token_ids: Sequence[int]
     block_ids: Sequence[int]
-    sample: SampleInput | None = None
+    asked: AskedOutputs = NOTHING_ASKED
     embeds: bytes = b""
-    num_prompt_logprobs: int = 0
-    prompt_logprob_targets: Sequence[int] = ()
     token_from: int | None = None
+    adapter_start: int = 0
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def draft_token_ids(self) -> Sequence[int]:
+        return self.token_ids[len(self.token_ids) - self.asked.num_drafts :]
 
     @property
     def end(self) -> int:
@@ -150,12 +189,26 @@ class TokenLogprobs:
 class RequestStepOutput(msgspec.Struct, frozen=True, gc=False):
     """What a step gave one request; in the order of SchedulerOutput.requests.
 
-    token_id: None when the request did not sample. logprobs: None unless asked for.
+    token_ids: what its rows sampled, up to and including the first that is not the draft.
+    logprobs: of these tokens; empty unless asked for.
+    pooled: hidden states (num_pooled, H), float32.
     """
 
-    token_id: int | None = None
-    logprobs: TokenLogprobs | None = None
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    pooled: bytes = b""
+
+
+def accepted(sampled: Sequence[int], draft_token_ids: Sequence[int]) -> tuple[int, ...]:
+    """What rows sampled, up to and including the first that is not the draft behind its row.
+
+    sampled: one more than drafts; empty where nothing was asked.
+    """
+    for count, (token_id, draft) in enumerate(zip(sampled, draft_token_ids, strict=False), 1):
+        if token_id != draft:
+            return tuple(sampled[:count])
+    return tuple(sampled)
 
 
 @dataclass(frozen=True, slots=True)

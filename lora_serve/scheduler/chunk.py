@@ -1,57 +1,93 @@
-"""A request's share of a step, as the worker sees it."""
+"""A request's part of a step, as the worker sees it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lora_serve.prompts import EmbedsPrompt
 from lora_serve.scheduler.request import Request
-from lora_serve.step import NOTHING_SEEN, SampleInput, ScheduledRequest
+from lora_serve.step import (
+    NOTHING_SEEN,
+    AskedOutputs,
+    PromptScoring,
+    SampleInput,
+    ScheduledRequest,
+)
 
 
-def scheduled_chunk(request: Request, num_tokens: int) -> ScheduledRequest:
-    """The next `num_tokens` tokens of a request that has the blocks for them."""
-    start, end = request.num_planned_tokens, request.num_planned_tokens + num_tokens
-    num_blocks = -(-end // request.block_size)
-    is_awaited = start == request.num_tokens
-    is_last = end == request.num_tokens + request.num_awaited_tokens
+def scheduled_chunk(
+    request: Request, num_tokens: int, draft_token_ids: tuple[int, ...] = ()
+) -> ScheduledRequest:
+    """The next `num_tokens` tokens of a request that has the blocks for them.
+
+    draft_token_ids: to be verified behind the last token there is, which must be known.
+    """
+    start = request.num_planned_tokens
+    known_end = start + num_tokens
+    end = known_end + len(draft_token_ids)
+    num_known = request.num_tokens
+    is_pending = start == num_known
+    is_last = known_end == num_known + request.num_pending_tokens
+    assert not draft_token_ids or (is_last and not is_pending), "drafts before the last known token"
+    token_ids: Sequence[int] = (0,) if is_pending else request.token_ids[start:known_end]
+    samples: tuple[SampleInput, ...] = ()
+    if draft_token_ids:
+        token_ids = (*token_ids, *draft_token_ids)
+        samples = _draft_samples(request, known_end, draft_token_ids)
+    elif is_last and request.max_tokens:
+        samples = (_sample_input(request, known_end),)
     return ScheduledRequest(
-        request_id=request.request_id,
-        adapter=request.namespace.adapter,
-        start=start,
-        token_ids=(0,) if is_awaited else request.token_ids[start:end],
-        block_ids=request.block_ids[:num_blocks],
-        sample=_sample_input(request, end) if is_last and request.max_tokens > 0 else None,
-        embeds=_embeds_rows(request, start, end),
-        num_prompt_logprobs=request.params.prompt_logprobs or 0,
-        prompt_logprob_targets=_prompt_logprob_targets(request, start, end),
-        token_from=request.step_index if is_awaited else None,
+        request.request_id,
+        request.namespace.adapter,
+        start,
+        token_ids,
+        request.block_ids[: -(-end // request.block_size)],
+        AskedOutputs(
+            samples,
+            _scoring(request, start, end) if request.needs_whole_prompt else None,
+        ),
+        b"" if request.prompt_embeds is None else _embeds_rows(request.prompt_embeds, start, end),
+        request.step_index if is_pending else None,
     )
 
 
-def _sample_input(request: Request, position: int) -> SampleInput:
+def _draft_samples(
+    request: Request, position: int, draft_token_ids: Sequence[int]
+) -> tuple[SampleInput, ...]:
+    """What sampling the token at `position` needs, and each behind one of the drafts there."""
+    return tuple(
+        _sample_input(request, position + count, draft_token_ids[:count])
+        for count in range(len(draft_token_ids) + 1)
+    )
+
+
+def _sample_input(request: Request, position: int, drafts: Sequence[int] = ()) -> SampleInput:
+    """drafts: those before `position`."""
     params = request.params
     if not (params.has_penalties or params.min_tokens):  # the usual case, once a token
         return SampleInput(params, request.seed, position)
+    seen = request.counts.seen() if request.counts else NOTHING_SEEN
+    if request.counts:
+        for draft in drafts:
+            seen = seen.and_drawn(draft)
     is_short = position - request.num_prompt_tokens < params.min_tokens
     return SampleInput(
         params=params,
         seed=request.seed,
         position=position,
-        seen=request.counts.seen() if request.counts else NOTHING_SEEN,
+        seen=seen,
         banned_token_ids=(*request.eos_token_ids, *params.stop_token_ids) if is_short else (),
     )
 
 
-def _embeds_rows(request: Request, start: int, end: int) -> bytes:
-    embeds = request.prompt_embeds
-    if embeds is None or start >= embeds.num_tokens:
+def _embeds_rows(embeds: EmbedsPrompt, start: int, end: int) -> bytes:
+    if start >= embeds.num_tokens:
         return b""
     row_bytes = len(embeds.data) // embeds.num_tokens
     return embeds.data[start * row_bytes : min(end, embeds.num_tokens) * row_bytes]
 
 
-def _prompt_logprob_targets(request: Request, start: int, end: int) -> Sequence[int]:
+def _scoring(request: Request, start: int, end: int) -> PromptScoring:
     """The prompt tokens that the chunk's rows predict."""
-    if not request.needs_whole_prompt:
-        return ()
-    return request.token_ids[start + 1 : min(end + 1, request.num_prompt_tokens)]
+    targets = request.token_ids[start + 1 : min(end + 1, request.num_prompt_tokens)]
+    return PromptScoring(targets, request.params.prompt_logprobs or 0)

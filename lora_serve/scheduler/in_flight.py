@@ -1,7 +1,7 @@
 """Steps that were planned and have not been reported. At most two, oldest first.
 
 The one rule: what a step in flight will have done is on its requests the moment it is planned
-(num_planned_tokens, num_awaited_tokens), so that the next step can go on from there. What it has
+(num_planned_tokens, num_pending_tokens), so that the next step can go on from there. What it has
 done is written only when it is reported. Knows no blocks.
 """
 
@@ -32,7 +32,8 @@ class StepsInFlight:
             self._steps[self._num_planned] = pairs
         for index, (request, chunk) in enumerate(pairs):
             request.num_planned_tokens = chunk.end
-            request.num_awaited_tokens += chunk.sample is not None
+            if chunk.asked.samples:
+                request.num_pending_tokens += 1
             request.step_index = index
         return self._num_planned
 
@@ -52,7 +53,7 @@ class StepsInFlight:
             starts = [*(chunk.start for chunk in planned), request.num_planned_tokens]
             ends = [request.num_computed_tokens, *(chunk.end for chunk in planned)]
             assert starts == ends, f"{name} has a gap in flight"
-            num_drawn = sum(chunk.sample is not None for chunk in planned)
-            assert request.num_awaited_tokens == num_drawn, f"{name} awaits other tokens"
+            num_drawn = sum(bool(chunk.asked.samples) for chunk in planned)
+            assert request.num_pending_tokens == num_drawn, f"{name} waits for other tokens"
             num_offered = request.num_committed_blocks * request.block_size
             assert num_offered <= request.num_computed_tokens, f"{name} offers what is in flight"

@@ -35,9 +35,10 @@ class Request:
 
     token_ids: prompt, then output; 0 where a prompt embedding stands.
     num_computed_tokens: tokens whose KV finished steps have written, or found.
-    num_planned_tokens: these, and those that steps in flight compute.
-    num_awaited_tokens: drawn by steps in flight, and not known yet.
-    step_index: its place in the last step that it had a share of.
+    num_planned_tokens: these, and those that steps in flight compute, drafts included.
+    num_pending_tokens: drawn by steps in flight, and not known yet. A step that verifies drafts
+        counts as one, since nothing is planned behind it.
+    step_index: its place in the last step that it had a part in.
     num_cached_tokens: of these, found when first admitted, out of num_queried_tokens looked up.
     num_cached_by_tier: the same by where they were found, "device" first; empty without tiers.
     num_found_blocks: blocks that had not to be computed after the last admission.
@@ -66,7 +67,7 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
     num_planned_tokens: int = 0
-    num_awaited_tokens: int = 0
+    num_pending_tokens: int = 0
     step_index: int = 0
     num_queried_tokens: int = 0
     num_cached_tokens: int = 0
@@ -104,14 +105,14 @@ class Request:
     def num_ready_tokens(self) -> int:
         """How many tokens the next step may compute; 0 while that hangs on the step in flight.
 
-        A token that is not known yet may be computed, for the worker has it: unless it will end the
-        answer by its number.
+        A pending token may be computed, for the worker has it: unless it will end the answer by its
+        number, or drafts are behind it.
         """
         num_known = self.num_tokens - self.num_planned_tokens
-        if num_known or not self.num_awaited_tokens:
+        if num_known > 0 or not self.num_pending_tokens:
             return num_known
-        is_last = self.num_output_tokens + self.num_awaited_tokens >= self.max_tokens
-        return 0 if is_last else 1
+        is_last = self.num_output_tokens + self.num_pending_tokens >= self.max_tokens
+        return 0 if is_last or num_known < 0 else 1
 
     @property
     def num_sharable_blocks(self) -> int:
@@ -121,8 +122,9 @@ class Request:
     @property
     def needs_whole_prompt(self) -> bool:
         """Prompt logprobs need every prompt position computed, so they bypass the cache."""
-        is_told = self.num_prompt_logprobs >= self.num_prompt_tokens - 1
-        return self.params.prompt_logprobs is not None and not is_told
+        if self.params.prompt_logprobs is None:
+            return False
+        return self.num_prompt_logprobs < self.num_prompt_tokens - 1
 
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)

@@ -21,11 +21,10 @@ from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.scheduler.chunk import scheduled_chunk
 from lora_serve.scheduler.in_flight import ScheduledPair, StepsInFlight
 from lora_serve.scheduler.lora_slots import AdapterMemory, LoRASlots
-from lora_serve.scheduler.progress import RequestProgress, fresh_prompt_logprobs
+from lora_serve.scheduler.progress import RequestProgress, fresh_prompt_logprobs, take_in
 from lora_serve.scheduler.queue import WaitingQueue
 from lora_serve.scheduler.request import Request, RequestStatus
 from lora_serve.scheduler.shares import FairShares
-from lora_serve.scheduler.stop import finish_after
 from lora_serve.scheduler.totals import SchedulerTotals
 from lora_serve.step import (
     ModelRunnerOutput,
@@ -267,7 +266,7 @@ class Scheduler:
         self._planned.append((request, scheduled_chunk(request, num_tokens)))
 
     def _preempt(self, victim: Request) -> None:
-        assert not victim.num_awaited_tokens, f"{victim.request_id} is preempted in flight"
+        assert not victim.num_pending_tokens, f"{victim.request_id} is preempted in flight"
         self.totals.num_preemptions += 1
         victim.num_preemptions += 1
         self._stop_running(victim)
@@ -309,28 +308,30 @@ class Scheduler:
     def _progress(
         self, request: Request, chunk: ScheduledRequest, result: RequestStepOutput
     ) -> RequestProgress:
-        request.num_computed_tokens = chunk.end
         self.totals.num_computed_tokens += chunk.num_tokens
-        if written := self._kv.commit(request, chunk.end):
+        new_token_ids, finish_reason, stop_token_id = take_in(request, chunk, result)
+        num_new = len(new_token_ids)
+        self.totals.num_generated_tokens += num_new
+        if request.num_output_tokens % request.block_size < num_new:  # in lumps, it is cheaper
+            self._charge(request, num_new)
+        if written := self._kv.commit(request, request.num_computed_tokens):
             self._publish(request, written)
-        new_token_ids: tuple[int, ...] = ()
-        if result.token_id is not None:
-            request.append(result.token_id)
-            request.num_awaited_tokens -= 1
-            new_token_ids = (result.token_id,)
-            self.totals.num_generated_tokens += 1
-            if request.num_output_tokens % request.block_size == 0:  # in lumps, it is cheaper
-                self._queue.charge(request, request.block_size)
-        finish_reason, stop_token_id = finish_after(request)
         if finish_reason is not None:
             self._finish(request)
         return RequestProgress(
             request,
             new_token_ids,
-            (result.logprobs,) if result.logprobs is not None else (),
-            fresh_prompt_logprobs(request, chunk, result),
+            result.logprobs[:num_new],
+            fresh_prompt_logprobs(request, chunk, result) if result.prompt_logprobs else (),
             finish_reason,
             stop_token_id,
+        )
+
+    def _charge(self, request: Request, num_new: int) -> None:
+        """Charge the blocks of the answer that new tokens filled."""
+        size, num_tokens = request.block_size, request.num_output_tokens
+        self._queue.charge(
+            request, num_tokens // size * size - (num_tokens - num_new) // size * size
         )
 
     def _publish(self, request: Request, written: range) -> None:

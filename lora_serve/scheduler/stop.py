@@ -13,12 +13,13 @@ def finish_after(request: Request) -> tuple[str | None, int | None]:
     """
     if request.num_computed_tokens < request.num_prompt_tokens:
         return None, None
-    if request.num_output_tokens >= max(1, request.params.min_tokens):
+    params, num_output_tokens = request.params, request.num_output_tokens
+    if num_output_tokens and num_output_tokens >= params.min_tokens:
         last = request.token_ids[-1]
-        if last in request.params.stop_token_ids:
+        if last in params.stop_token_ids:
             return "stop", last
         if last in request.eos_token_ids:
             return "stop", None
-    if request.num_output_tokens >= request.max_tokens:
+    if num_output_tokens >= request.max_tokens:
         return "length", None
     return None, None

@@ -21,12 +21,12 @@ from lora_serve.worker.device import Device
 class Outputs:
     """The N rows whose hidden states are asked for, of R' requests, where that is not all.
 
-    rows: (N), int64, ascending: of each request its last. first_row (R' + 1), seq_lens,
+    rows: (N), int64, ascending: of each request its last ones. query_start_loc (R' + 1), seq_lens,
     block_tables, segments: as of BatchRows, of these rows alone.
     """
 
     rows: npt.NDArray[np.int64]
-    first_row: tuple[int, ...]
+    query_start_loc: tuple[int, ...]
     seq_lens: Tensor
     block_tables: Tensor
     segments: tuple[tuple[int, int, PackedAdapter], ...]
@@ -36,15 +36,15 @@ class Outputs:
 class BatchRows:
     """A step's T rows of R requests on the host.
 
-    order[i]: index in the step of the request whose rows stand i-th. first_row (R + 1): where its
-        rows begin; the last entry is T.
-    outputs: None if the hidden states of all rows are asked for. first_output (R): where those
-        of a request begin among all that come out.
-    samplers: indices in the step of the S requests that sample. logits_indices (S), int64: the
-        last hidden state of each.
+    order[i]: index in the step of the request whose rows stand i-th. query_start_loc (R + 1):
+        where its rows begin; the last entry is T.
+    outputs: None if the hidden states of all rows are asked for. output_start_loc (R + 1): where
+        those of a request begin among all that come out.
+    samplers: indices in the step of the requests that sample. logits_indices (S), int64: the
+        hidden states that they sample from, as many of each as it has `asked.samples`.
     input_ids, positions, slot_mapping: (T), int64.
-    awaited_rows: (K), int64, whose input ids are not known yet, and token_sources: (K) whose share
-        of the step before draws them, by its index in that step.
+    pending_rows: (K), int64, whose input ids are not known yet, and token_sources: (K) the requests
+        for which the step before draws them, by their indices in that step.
     seq_lens (R), block_tables (R, longest): int32,
         CPU tensors; tables are filled up with block 0, which is not looked at.
     segments: (start, end, adapter), as Ops.plan_lora wants them.
@@ -52,15 +52,15 @@ class BatchRows:
     """
 
     order: tuple[int, ...]
-    first_row: tuple[int, ...]
+    query_start_loc: tuple[int, ...]
     outputs: Outputs | None
-    first_output: tuple[int, ...]
+    output_start_loc: tuple[int, ...]
     samplers: tuple[int, ...]
     logits_indices: npt.NDArray[np.int64]
     input_ids: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
     slot_mapping: npt.NDArray[np.int64]
-    awaited_rows: npt.NDArray[np.int64]
+    pending_rows: npt.NDArray[np.int64]
     token_sources: tuple[int, ...]
     seq_lens: Tensor
     block_tables: Tensor
@@ -70,7 +70,7 @@ class BatchRows:
 
     @property
     def num_rows(self) -> int:
-        return self.first_row[-1]
+        return self.query_start_loc[-1]
 
     @property
     def is_decode(self) -> bool:
@@ -80,13 +80,13 @@ class BatchRows:
     @property
     def all_sample(self) -> bool:
         """Whether logits_indices are all hidden states that come out, in their order."""
-        num_outputs = self.num_rows if self.outputs is None else self.outputs.first_row[-1]
+        num_outputs = self.num_rows if self.outputs is None else self.outputs.query_start_loc[-1]
         return len(self.logits_indices) == num_outputs
 
 
 @dataclass(frozen=True, slots=True)
-class AwaitedTokens:
-    """Tokens that the device has drawn and the host need not know: rows, token_ids: (K), int64."""
+class PendingTokens:
+    """Input tokens that the device has drawn and the host need not know: both (K), int64."""
 
     rows: Tensor
     token_ids: Tensor
@@ -113,29 +113,37 @@ class BatchBuilder:
         adapter_of: Callable[[bytes], PackedAdapter],
     ) -> BatchRows:
         """The rows of all `requests`, at least one; adapter_of finds weights by digest."""
-        order = sorted(range(len(requests)), key=lambda index: _adapter_key(requests[index]))
+        keys = [_adapter_key(request) for request in requests]
+        order = sorted(range(len(requests)), key=keys.__getitem__)
         members = [requests[index] for index in order]
         counts = [request.num_tokens for request in members]
         starts = tuple(accumulate(counts, initial=0))
         num_outputs = _num_outputs(members, counts)
         ends = tuple(accumulate(num_outputs, initial=0))
-        samplers = [i for i, request in enumerate(members) if request.sample is not None]
-        awaiting = [i for i, request in enumerate(members) if request.token_from is not None]
+        samplers = [i for i, request in enumerate(members) if request.asked.samples]
+        pending = [i for i, request in enumerate(members) if request.token_from is not None]
         block_tables = _block_tables(members)
         positions, slot_mapping = self._places(members, counts)
         is_embeds, inputs_embeds = self._embeds(members, starts)
         return BatchRows(
             order=tuple(order),
-            first_row=starts,
+            query_start_loc=starts,
             outputs=self._outputs(members, starts, num_outputs, adapter_of),
-            first_output=ends[:-1],
+            output_start_loc=ends,
             samplers=tuple(order[i] for i in samplers),
-            logits_indices=np.array([ends[i + 1] - 1 for i in samplers], np.int64),
+            logits_indices=np.array(
+                [
+                    row
+                    for i in samplers
+                    for row in range(ends[i + 1] - len(members[i].asked.samples), ends[i + 1])
+                ],
+                np.int64,
+            ),
             input_ids=np.array([t for member in members for t in member.token_ids], np.int64),
             positions=positions,
             slot_mapping=slot_mapping,
-            awaited_rows=np.array([starts[i] for i in awaiting], np.int64),
-            token_sources=tuple(members[i].token_from or 0 for i in awaiting),
+            pending_rows=np.array([starts[i] for i in pending], np.int64),
+            token_sources=tuple(members[i].token_from or 0 for i in pending),
             seq_lens=_seq_lens(members),
             block_tables=torch.from_numpy(block_tables),
             segments=_segments(members, starts, adapter_of),
@@ -143,7 +151,7 @@ class BatchBuilder:
             inputs_embeds=inputs_embeds,
         )
 
-    def to_device(self, rows: BatchRows, awaited: AwaitedTokens | None = None) -> ForwardBatch:
+    def to_device(self, rows: BatchRows, pending: PendingTokens | None = None) -> ForwardBatch:
         """The rows as the model takes them."""
         count = rows.num_rows
         columns = [rows.input_ids, rows.positions, rows.slot_mapping]
@@ -151,8 +159,8 @@ class BatchBuilder:
             columns.append(rows.outputs.rows)
         table = self._device.upload(torch.from_numpy(np.concatenate(columns)))
         input_ids = table[:count]
-        if awaited is not None:
-            awaited.put_into(input_ids)
+        if pending is not None:
+            pending.put_into(input_ids)
         return ForwardBatch(
             input_ids=input_ids,
             positions=table[count : 2 * count],
@@ -165,14 +173,14 @@ class BatchBuilder:
         )
 
     def _attention_of(self, rows: BatchRows | Outputs) -> AttentionPlan:
-        first_row = torch.tensor(rows.first_row, dtype=torch.int32)
+        query_start_loc = torch.tensor(rows.query_start_loc, dtype=torch.int32)
         return self._ops.attention.plan_attention(
-            first_row, rows.seq_lens, rows.block_tables, self._block_size
+            query_start_loc, rows.seq_lens, rows.block_tables, self._block_size
         )
 
     def _lora_of(self, rows: BatchRows | Outputs) -> LoRAPlan | None:
         return (
-            self._ops.adapters.plan_lora(rows.segments, rows.first_row[-1])
+            self._ops.adapters.plan_lora(rows.segments, rows.query_start_loc[-1])
             if rows.segments
             else None
         )
@@ -211,16 +219,16 @@ class BatchBuilder:
         if sum(num_outputs) == starts[-1]:
             return None
         asked = [i for i, count in enumerate(num_outputs) if count]
-        first_row = tuple(accumulate((num_outputs[i] for i in asked), initial=0))
+        query_start_loc = tuple(accumulate((num_outputs[i] for i in asked), initial=0))
         some = [members[i] for i in asked]
         return Outputs(
             rows=np.concatenate(
                 [np.arange(starts[i + 1] - num_outputs[i], starts[i + 1]) for i in asked]
             ),
-            first_row=first_row,
+            query_start_loc=query_start_loc,
             seq_lens=_seq_lens(some),
             block_tables=torch.from_numpy(_block_tables(some)),
-            segments=_segments(some, first_row, adapter_of),
+            segments=_segments(some, query_start_loc, adapter_of),
         )
 
     def _upload(self, host: Tensor | None) -> Tensor | None:
@@ -244,16 +252,13 @@ class BatchBuilder:
 
 
 def _num_outputs(members: Sequence[ScheduledRequest], counts: Sequence[int]) -> list[int]:
-    """How many hidden states are asked for of each request: none, the last, or all its `counts`.
+    """How many of its last hidden states are asked for of each request, of `counts` rows.
 
     All where that costs nothing, and one at least in all, since no kernel is made for none.
     """
     if max(counts) == 1:
         return [1] * len(members)
-    asked = [
-        count if member.prompt_logprob_targets else int(member.sample is not None)
-        for member, count in zip(members, counts, strict=True)
-    ]
+    asked = [member.asked.num_rows(count) for member, count in zip(members, counts, strict=True)]
     return asked if any(asked) else [1, *asked[1:]]
 
 
@@ -271,11 +276,20 @@ def _segments(
     starts: Sequence[int],
     adapter_of: Callable[[bytes], PackedAdapter],
 ) -> tuple[tuple[int, int, PackedAdapter], ...]:
-    segments = []
+    """members: with rows [starts[i], starts[i + 1]), the last ones of their chunks."""
+    segments: list[tuple[int, int, PackedAdapter]] = []
     for digest, group in groupby(range(len(members)), key=lambda i: _adapter_key(members[i])):
-        indices = list(group)
-        if digest:
-            segments.append((starts[indices[0]], starts[indices[-1] + 1], adapter_of(digest)))
+        if not digest:
+            continue
+        indices, adapter = list(group), adapter_of(digest)
+        if not any(members[i].adapter_start for i in indices):
+            segments.append((starts[indices[0]], starts[indices[-1] + 1], adapter))
+            continue
+        for i in indices:
+            start, end = starts[i], starts[i + 1]
+            num_with_adapter = members[i].end - members[i].adapter_start
+            if num_with_adapter > 0:
+                segments.append((max(start, end - num_with_adapter), end, adapter))
     return tuple(segments)
 
 

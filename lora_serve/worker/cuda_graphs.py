@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lora_serve.layers.batch import ForwardBatch
 from lora_serve.ops.contract import Record, RecordedWork, StepPlans
-from lora_serve.worker.batch_builder import AwaitedTokens, BatchRows
+from lora_serve.worker.batch_builder import BatchRows, PendingTokens
 from lora_serve.worker.device import Device
 
 _PADDING_SLOT = -1
@@ -144,11 +144,11 @@ class StepGraphs:
     def can_run(self, rows: BatchRows) -> bool:
         return self._find(rows) is not None
 
-    def run(self, rows: BatchRows, awaited: AwaitedTokens | None = None) -> Tensor:
+    def run(self, rows: BatchRows, pending: PendingTokens | None = None) -> Tensor:
         """The hidden states (N, H) asked for, until the next call."""
         graph = self._find(rows)
         assert graph is not None, f"no graph for {rows.num_rows} rows"
-        return graph.run(rows, awaited)
+        return graph.run(rows, pending)
 
     def _find(self, rows: BatchRows) -> StepGraph | None:
         if rows.is_embeds is not None:
@@ -189,16 +189,16 @@ class GraphBuffers:
         )
         return lambda: forward(batch)
 
-    def fill(self, rows: BatchRows, awaited: AwaitedTokens | None = None) -> None:
+    def fill(self, rows: BatchRows, pending: PendingTokens | None = None) -> None:
         """For the next replay. Replays before may not have run: what they read is never changed."""
         columns = _padding(self.size)
         columns[:, : rows.num_rows] = rows.input_ids, rows.positions, rows.slot_mapping
         self._device.fill(self._columns, torch.from_numpy(columns))
-        if awaited is not None:
-            awaited.put_into(self._columns[0])
+        if pending is not None:
+            pending.put_into(self._columns[0])
         self._plans.fill_attention_plan(
             self._attention,
-            torch.tensor(rows.first_row, dtype=torch.int32),
+            torch.tensor(rows.query_start_loc, dtype=torch.int32),
             rows.seq_lens,
             rows.block_tables,
         )
@@ -213,9 +213,9 @@ class StepGraph:
         self._work = work
         self._device = device
 
-    def run(self, rows: BatchRows, awaited: AwaitedTokens | None = None) -> Tensor:
+    def run(self, rows: BatchRows, pending: PendingTokens | None = None) -> Tensor:
         """As StepGraphs.run."""
-        self._buffers.fill(rows, awaited)
+        self._buffers.fill(rows, pending)
         self._work.replay()
         if rows.outputs is None:
             return self._work.output[: rows.num_rows]

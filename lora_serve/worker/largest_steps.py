@@ -12,7 +12,9 @@ from lora_serve.identity import AdapterRef
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import (
     AdapterCheckpoint,
+    AskedOutputs,
     LoRAModule,
+    PromptScoring,
     RawTensor,
     SampleInput,
     ScheduledRequest,
@@ -67,13 +69,12 @@ def _request(
     index: int, start: int, num_tokens: int, block_size: int, adapter: AdapterRef | None
 ) -> ScheduledRequest:
     end = start + num_tokens
+    scoring = PromptScoring([0] * min(num_tokens, LOGITS_ROWS_AT_ONCE), 1) if index == 0 else None
     return ScheduledRequest(
         request_id=f"largest-{index}",
         adapter=adapter,
         start=start,
         token_ids=[0] * num_tokens,
         block_ids=[0] * -(-end // block_size),
-        sample=SampleInput(_PARAMS, seed=0, position=end),
-        num_prompt_logprobs=1,
-        prompt_logprob_targets=[0] * min(num_tokens, LOGITS_ROWS_AT_ONCE) if index == 0 else (),
+        asked=AskedOutputs((SampleInput(_PARAMS, seed=0, position=end),), scoring),
     )

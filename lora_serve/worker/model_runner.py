@@ -1,4 +1,4 @@
-"""Runs one batch: forward, sampling, prompt logprobs. Results come in the step's own order.
+"""Runs one batch: forward, then what is asked of it. Results come in the step's own order.
 
 A batch is submitted, and its results are asked for later: the next batch may have been submitted
 by then, and take the tokens that this one draws from where they were drawn.
@@ -7,53 +7,78 @@ by then, and take the tokens that this one draws from where they were drawn.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lora_serve.host_copies import HostCopy, to_host
 from lora_serve.models.base import Model
-from lora_serve.sampling.contract import Sampler, SamplerOutput
+from lora_serve.sampling.contract import SampledToken, Sampler, SamplerOutput
 from lora_serve.sampling.host import HostSamplerOutput
 from lora_serve.sampling.lm_head_screening import LMHeadScreening
 from lora_serve.step import (
+    PromptScoring,
     RequestStepOutput,
-    SampleInput,
     ScheduledRequest,
     TokenLogprobs,
+    accepted,
 )
 from lora_serve.worker.adapter_weights import AdapterWeights
-from lora_serve.worker.batch_builder import AwaitedTokens, BatchBuilder, BatchRows
+from lora_serve.worker.batch_builder import BatchBuilder, BatchRows, PendingTokens
 from lora_serve.worker.cuda_graphs import StepGraphs
 from lora_serve.worker.device import Device
 
 LOGITS_ROWS_AT_ONCE = 256  # 150 MB for a vocabulary of 151,936
+NOTHING_SAMPLED = HostSamplerOutput(())
 
 
 @dataclass(frozen=True, slots=True)
 class SubmittedBatch:
-    """places: by index in the step, where `sampled` has the request's token.
+    """All by index in the step.
 
-    prompt_logprobs: of all requests of the step, in its order.
+    requests: of the step. places: where `sampled` has the first of a request's tokens.
+    prompt_logprobs, pooled: of the requests that ask for them.
     """
 
-    places: Mapping[int, int]
-    sampled: SamplerOutput
-    prompt_logprobs: Sequence[tuple[TokenLogprobs, ...]]
+    requests: Sequence[ScheduledRequest] = ()
+    places: Mapping[int, int] = field(default_factory=dict)
+    sampled: SamplerOutput = NOTHING_SAMPLED
+    prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    pooled: Mapping[int, HostCopy] = field(default_factory=dict)
 
     def results(self) -> tuple[RequestStepOutput, ...]:
         """In the step's order, once they are there."""
         tokens = self.sampled.wait()
-        outputs = []
-        for index, prompt_logprobs in enumerate(self.prompt_logprobs):
-            place = self.places.get(index)
-            token_id, logprobs = (None, None) if place is None else tokens[place]
-            outputs.append(RequestStepOutput(token_id, logprobs, prompt_logprobs))
-        return tuple(outputs)
+        return tuple(self._result(index, tokens) for index in range(len(self.requests)))
 
+    def _result(self, index: int, tokens: Sequence[SampledToken]) -> RequestStepOutput:
+        token_ids, logprobs = self._accepted(index, tokens)
+        pooled = self.pooled.get(index)
+        return RequestStepOutput(
+            token_ids,
+            logprobs,
+            self.prompt_logprobs.get(index, ()),
+            b"" if pooled is None else pooled.wait().numpy().tobytes(),
+        )
 
-NOTHING_SAMPLED = HostSamplerOutput(())
+    def _accepted(
+        self, index: int, tokens: Sequence[SampledToken]
+    ) -> tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]:
+        place = self.places.get(index)
+        if place is None:
+            return (), ()
+        request = self.requests[index]
+        num_samples = len(request.asked.samples)
+        if num_samples == 1:  # the usual case
+            token_id, logprobs = tokens[place]
+            return (token_id,), () if logprobs is None else (logprobs,)
+        sampled = tokens[place : place + num_samples]
+        token_ids = accepted([token_id for token_id, _ in sampled], request.draft_token_ids)
+        told = (each for _, each in sampled[: len(token_ids)])
+        return token_ids, tuple(each for each in told if each is not None)
 
 
 class ModelRunner:
@@ -81,30 +106,35 @@ class ModelRunner:
         self._builder = builder
         self._adapters = adapters
         self._graphs = graphs
-        self._last = SubmittedBatch({}, NOTHING_SAMPLED, ())  # of those that had requests
+        self._last = SubmittedBatch()  # of those that had requests
 
     def submit(self, requests: Sequence[ScheduledRequest]) -> SubmittedBatch:
         """Ask the device for a batch, whose results may be waited for later."""
         if not requests:
-            return SubmittedBatch({}, NOTHING_SAMPLED, ())
+            return SubmittedBatch()
         rows = self._builder.lay_out(requests, self._adapters.__getitem__)
         hidden = self._forward(rows)
-        sampled = self._sample(requests, rows.samplers, self._sampled_rows(rows, hidden))
-        first_output = dict(zip(rows.order, rows.first_output, strict=True))
-        prompt_logprobs = [
-            self._prompt_logprobs(request, hidden, first_output[index])
-            for index, request in enumerate(requests)
-        ]
-        places = {index: place for place, index in enumerate(rows.samplers)}
-        self._last = SubmittedBatch(places, sampled, prompt_logprobs)
+        samplers = [requests[index] for index in rows.samplers]
+        sampled = self._sample(samplers, self._sampled_rows(rows, hidden))
+        ends = accumulate((len(request.asked.samples) for request in samplers), initial=0)
+        prompt_logprobs, pooled = {}, {}
+        bounds = zip(rows.order, pairwise(rows.output_start_loc), strict=True)
+        for index, (start, end) in bounds:
+            asked = requests[index].asked
+            if asked.scoring is not None:
+                prompt_logprobs[index] = self._prompt_logprobs(asked.scoring, hidden[start:end])
+            if asked.num_pooled:
+                pooled[index] = _pooled(hidden[end - asked.num_pooled : end])
+        places = dict(zip(rows.samplers, ends, strict=False))
+        self._last = SubmittedBatch(requests, places, sampled, prompt_logprobs, pooled)
         return self._last
 
     def _forward(self, rows: BatchRows) -> Tensor:
         """The hidden states asked for."""
-        awaited = self._awaited_tokens(rows)
+        pending = self._pending_tokens(rows)
         if self._graphs is not None and self._graphs.can_run(rows):
-            return self._graphs.run(rows, awaited)
-        return self._model.forward(self._builder.to_device(rows, awaited), self._kv_caches)
+            return self._graphs.run(rows, pending)
+        return self._model.forward(self._builder.to_device(rows, pending), self._kv_caches)
 
     def _sampled_rows(self, rows: BatchRows, hidden: Tensor) -> Tensor:
         """Pick the hidden states that are sampled from.
@@ -118,40 +148,33 @@ class ModelRunner:
         indices = self._device.upload(torch.from_numpy(rows.logits_indices))
         return hidden.index_select(0, indices)
 
-    def _awaited_tokens(self, rows: BatchRows) -> AwaitedTokens | None:
-        """The tokens that the batch before draws, or drew, for rows of this one."""
+    def _pending_tokens(self, rows: BatchRows) -> PendingTokens | None:
+        """The inputs that the batch before draws, or drew."""
         if not rows.token_sources:
             return None
         places = [self._last.places[source] for source in rows.token_sources]
-        table = self._device.upload(torch.from_numpy(np.stack((rows.awaited_rows, places))))
-        return AwaitedTokens(table[0], self._last.sampled.token_ids[table[1]])
+        table = self._device.upload(torch.from_numpy(np.stack((rows.pending_rows, places))))
+        return PendingTokens(table[0], self._last.sampled.token_ids[table[1]])
 
-    def _sample(
-        self, requests: Sequence[ScheduledRequest], samplers: Sequence[int], hidden: Tensor
-    ) -> SamplerOutput:
-        """A token of each request that samples, by their indices, from its row's state."""
-        inputs: list[SampleInput] = []
-        for index in samplers:
-            sample_input = requests[index].sample
-            assert sample_input is not None, f"{requests[index].request_id} does not sample"
-            inputs.append(sample_input)
+    def _sample(self, requests: Sequence[ScheduledRequest], hidden: Tensor) -> SamplerOutput:
+        """The tokens that requests ask for, one of each hidden state."""
+        inputs = [item for request in requests for item in request.asked.samples]
         if not inputs:
             return NOTHING_SAMPLED
         screened = self._screening.sample(hidden, inputs) if self._screening is not None else None
         if screened is not None:
             return screened
-        pending = self._pending_tokens([requests[index] for index in samplers], inputs)
+        pending = self._uncounted_tokens(requests)
         return self._sampler.sample(self._model.logits(hidden), inputs, pending)
 
-    def _pending_tokens(
-        self, requests: Sequence[ScheduledRequest], inputs: Sequence[SampleInput]
-    ) -> Tensor | None:
-        """The tokens that penalties do not count yet, as `Sampler.sample` takes them."""
+    def _uncounted_tokens(self, requests: Sequence[ScheduledRequest]) -> Tensor | None:
+        """The pending tokens that penalties ask for, as `Sampler.sample` takes them."""
         places = [
             self._last.places[request.token_from]
             if request.token_from is not None and item.params.has_penalties
             else -1
-            for request, item in zip(requests, inputs, strict=True)
+            for request in requests
+            for item in request.asked.samples
         ]
         if max(places) < 0:
             return None
@@ -159,15 +182,16 @@ class ModelRunner:
         tokens = self._last.sampled.token_ids[there.clamp(min=0)]
         return torch.where(there < 0, -1, tokens)
 
-    def _prompt_logprobs(
-        self, request: ScheduledRequest, hidden: Tensor, first: int
-    ) -> tuple[TokenLogprobs, ...]:
-        """The logprobs of the tokens after the request's rows, which begin at hidden[first]."""
-        targets = request.prompt_logprob_targets
+    def _prompt_logprobs(self, scoring: PromptScoring, hidden: Tensor) -> tuple[TokenLogprobs, ...]:
+        """The logprobs of the tokens that a chunk's hidden states predict."""
         found: list[TokenLogprobs] = []
-        for start in range(0, len(targets), LOGITS_ROWS_AT_ONCE):
-            wanted = targets[start : start + LOGITS_ROWS_AT_ONCE]
-            row = first + start
-            logits = self._model.logits(hidden[row : row + len(wanted)])
-            found += self._sampler.token_logprobs(logits, wanted, request.num_prompt_logprobs)
+        for start in range(0, len(scoring.target_ids), LOGITS_ROWS_AT_ONCE):
+            wanted = scoring.target_ids[start : start + LOGITS_ROWS_AT_ONCE]
+            logits = self._model.logits(hidden[start : start + len(wanted)])
+            found += self._sampler.token_logprobs(logits, wanted, scoring.num_top)
         return tuple(found)
+
+
+def _pooled(hidden: Tensor) -> HostCopy:
+    """A copy, since recorded steps use the memory of their hidden states again."""
+    return to_host(hidden.to(torch.float32, copy=True))

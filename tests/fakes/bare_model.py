@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from lora_serve.worker.adapter_weights import AdapterWeights
 from lora_serve.worker.batch_builder import BatchBuilder
 from lora_serve.worker.device import CpuDevice, Device
 from lora_serve.worker.kv_cache import allocate_kv_caches
+from tests.fakes.asked import scoring
 
 BLOCK_SIZE = 16
 SAMPLE = SampleInput(SamplingParams(), seed=0, position=0)
@@ -62,7 +64,7 @@ class BareModel:
 
     def step(self, requests: Sequence[ScheduledRequest]) -> list[Tensor]:
         """The logits (num_tokens, V) of each request's rows."""
-        asking = [replace(r, prompt_logprob_targets=r.token_ids) for r in requests]
+        asking = [replace(r, asked=scoring(r.token_ids)) for r in requests]
         return self.asked_logits(asking)
 
     @torch.inference_mode()
@@ -70,10 +72,9 @@ class BareModel:
         """The logits of the rows that each request asks for: none, the last, or all."""
         rows = self.builder.lay_out(requests, self.adapters.__getitem__)
         hidden = self.model.forward(self.builder.to_device(rows), self.kv_caches)
-        ends = (*rows.first_output[1:], len(hidden))
         logits = {
             index: self.model.logits(hidden[start:end])
-            for index, start, end in zip(rows.order, rows.first_output, ends, strict=True)
+            for index, (start, end) in zip(rows.order, pairwise(rows.output_start_loc), strict=True)
         }
         return [logits[index] for index in range(len(requests))]
 

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lora_serve.ops.contract import Ops
 from lora_serve.ops.select import available_ops
+from tests.fakes.asked import sampling, scoring
 from tests.fakes.bare_model import SAMPLE, BareModel, Prompt
 from tests.fakes.tiny_models import TINY_MODELS, VOCAB_SIZE
 
@@ -150,22 +151,22 @@ def test_rows_that_nobody_asks_for_change_no_bit_of_the_others(
 ) -> None:
     """The last layer computes only the rows that are asked for, and the KV of all."""
     model = build(family, ops, dtype)
-    silent, sampling, scoring = (
+    silent, drawing, scored = (
         Prompt(tokens(length, seed=length), range(10 * i, 10 * i + 8))
         for i, length in enumerate((70, 33, 20))
     )
-    alone = {prompt: prompt.alone(model) for prompt in (silent, sampling, scoring)}
+    alone = {prompt: prompt.alone(model) for prompt in (silent, drawing, scored)}
     model.poison()
     of_none, of_last, of_all = model.asked_logits(
         [
             silent.chunk(0, 60),
-            replace(sampling.chunk(0, 33), sample=SAMPLE),
-            replace(scoring.chunk(0, 20), prompt_logprob_targets=scoring.token_ids),
+            replace(drawing.chunk(0, 33), asked=sampling(SAMPLE)),
+            replace(scored.chunk(0, 20), asked=scoring(scored.token_ids)),
         ]
     )
     assert len(of_none) == 0
-    assert torch.equal(of_last, alone[sampling][-1:])
-    assert torch.equal(of_all, alone[scoring])
+    assert torch.equal(of_last, alone[drawing][-1:])
+    assert torch.equal(of_all, alone[scored])
     assert torch.equal(model.step([silent.chunk(60, 70)])[0], alone[silent][60:])
     model.poison()
     model.asked_logits([silent.chunk(0, 60)])  # not one row is asked for

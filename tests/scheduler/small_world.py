@@ -263,7 +263,7 @@ class World:
     def report(self) -> None:
         step = self.in_flight.popleft()
         outputs = tuple(
-            RequestStepOutput(DRAWN if request.sample else None) for request in step.requests
+            RequestStepOutput((DRAWN,) * len(request.asked.samples)) for request in step.requests
         )
         self.scheduler.update_from_output(ModelRunnerOutput(step.step_id, outputs))
         self.scheduler.check_invariants()

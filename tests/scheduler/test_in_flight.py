@@ -84,9 +84,9 @@ def test_min_tokens_are_counted_with_those_in_flight() -> None:
     engine = OracleEngine(async_scheduling=True)
     engine.add("a", [20, 21], params=SamplingParams(max_tokens=6, min_tokens=3, seed=1))
     engine.run()
-    samples = [step.requests[0].sample for step in engine.executor.steps]
-    assert [sample.position for sample in samples if sample] == list(range(2, 2 + len(samples)))
-    banned = [bool(sample.banned_token_ids) for sample in samples if sample]
+    samples = [item for step in engine.executor.steps for item in step.requests[0].asked.samples]
+    assert [sample.position for sample in samples] == list(range(2, 2 + len(samples)))
+    banned = [bool(sample.banned_token_ids) for sample in samples]
     assert banned[:4] == [True, True, True, False]
 
 
@@ -96,12 +96,12 @@ def test_penalties_are_told_of_all_tokens_but_the_one_that_is_on_its_way() -> No
     engine.add("counts", [30, 31], params=params)
     engine.add("goes", [40, 41], params=PATIENT)
     engine.run()
-    shares = [r for step in engine.executor.steps for r in step.requests]
-    counting = [r for r in shares if r.request_id == "counts"]
-    for position, share in enumerate(counting):
-        assert share.sample is not None
-        is_awaited = share.token_from is not None
-        assert sum(share.sample.seen.num_drawn) + is_awaited == position
+    chunks = [r for step in engine.executor.steps for r in step.requests]
+    counting = [r for r in chunks if r.request_id == "counts"]
+    for position, chunk in enumerate(counting):
+        (sample,) = chunk.asked.samples
+        is_pending = chunk.token_from is not None
+        assert sum(sample.seen.num_drawn) + is_pending == position
     assert [r.token_from is not None for r in counting] == [False, *[True] * 5]
     assert engine.tokens("counts") == lone_answer([30, 31], b"", 6)[:6]
 

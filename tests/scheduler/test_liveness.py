@@ -141,7 +141,7 @@ class NeverHearsOfItsTokens(StepsInFlight):
     def finish(self, step_id: int) -> Sequence[ScheduledPair]:
         pairs = super().finish(step_id)
         for request, chunk in pairs:
-            request.num_awaited_tokens += chunk.sample is not None
+            request.num_pending_tokens += bool(chunk.asked.samples)
         return pairs
 
     def check_invariants(self, running: Sequence[Request]) -> None:

@@ -157,9 +157,10 @@ def test_stop_tokens_end_an_answer_but_not_before_min_tokens() -> None:
     assert engine.last("stop").stop_token_id == answer[2]
     assert engine.tokens("min") == answer
     banned = [
-        s.requests[0].sample.banned_token_ids
+        sample.banned_token_ids
         for s in engine.executor.steps
-        if s.requests and s.requests[0].request_id == "min" and s.requests[0].sample
+        if s.requests and s.requests[0].request_id == "min"
+        for sample in s.requests[0].asked.samples
     ]
     assert banned[0] == (EOS, answer[2])
     assert banned[-1] == ()
@@ -230,10 +231,9 @@ def test_penalties_see_the_prompt_and_the_answer_so_far_but_no_embeddings() -> N
     engine.add("text", [3, 4, 5], params=penalised)
     engine.add("embeds", [], embeds_rows=[b"12345678"] * 3, params=penalised)
     engine.run()
-    last = {r.request_id: r.sample for r in engine.executor.steps[-1].requests}
+    last = {r.request_id: r.asked.samples for r in engine.executor.steps[-1].requests}
     for name, prompt in (("text", [3, 4, 5]), ("embeds", [])):
-        sample = last[name]
-        assert sample is not None
+        (sample,) = last[name]
         drawn = Counter(engine.tokens(name)[:-1])
         seen = dict(zip(sample.seen.token_ids, sample.seen.num_drawn, strict=True))
         assert seen == {token_id: drawn[token_id] for token_id in (*prompt, *drawn)}

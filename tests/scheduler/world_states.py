@@ -38,7 +38,7 @@ def everything(world: World) -> Hashable:
             *(r.request_id, r.sort_key, r.status, r.num_computed_tokens, tuple(r.token_ids)),
             *(tuple(r.block_ids), r.num_committed_blocks, r.offers_blocks),
             *(r.num_preemptions, r.num_overtaken, r.step_index),
-            *(r.num_planned_tokens, r.num_awaited_tokens),
+            *(r.num_planned_tokens, r.num_pending_tokens),
         )
         for r in world.requests
     )
@@ -110,7 +110,7 @@ def _essence_of_request(world: World, request: Request, blocks: dict[int, int]) 
         request.num_tokens,
         request.num_computed_tokens,
         request.num_planned_tokens,
-        request.num_awaited_tokens,
+        request.num_pending_tokens,
         tuple(blocks.setdefault(block_id, len(blocks)) for block_id in request.block_ids),
         request.num_committed_blocks,
         request.offers_blocks,

@@ -14,6 +14,7 @@ from lora_serve.ops.select import available_ops
 from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
 from lora_serve.worker.adapter_weights import AdapterWeights
 from lora_serve.worker.device import CpuDevice
+from tests.fakes.asked import sampling
 from tests.fakes.bare_model import SAMPLE, BareModel, Prompt
 from tests.fakes.device import RecordingDevice
 from tests.fakes.peft_adapters import make_peft, read_saved
@@ -79,7 +80,7 @@ def test_other_adapters_in_the_batch_change_no_bit(
     model.poison()
     model.step([prompts[0].chunk(0, 50), prompts[4].chunk(0, 17)])
     asking = [p.chunk(*chunk) for p, chunk in zip(prompts, chunks, strict=True)]
-    asking[1:4] = [replace(asked, sample=SAMPLE) for asked in asking[1:4]]
+    asking[1:4] = [replace(chunk, asked=sampling(SAMPLE)) for chunk in asking[1:4]]
     nothing, *sampled, also_nothing = model.asked_logits(asking)
     assert len(nothing) == len(also_nothing) == 0
     for got, expected in zip(sampled, alone[1:4], strict=True):

@@ -8,9 +8,10 @@ from lora_serve.identity import AdapterRef
 from lora_serve.layers.batch import ForwardBatch
 from lora_serve.ops.contract import PackedAdapter
 from lora_serve.ops.reference import REFERENCE
-from lora_serve.step import SampleInput, ScheduledRequest
+from lora_serve.step import NOTHING_ASKED, AskedOutputs, ScheduledRequest
 from lora_serve.worker.batch_builder import BatchBuilder, BatchRows
 from lora_serve.worker.device import CpuDevice
+from tests.fakes.asked import sampling, scoring
 from tests.fakes.bare_model import SAMPLE
 
 A, B = AdapterRef("a", b"A" * 32), AdapterRef("b", b"B" * 32)
@@ -56,7 +57,7 @@ def test_each_row_knows_its_token_position_and_slot() -> None:
 def test_rows_of_one_adapter_stand_together() -> None:
     rows = lay_out(request(0, 2, 1, B), request(0, 1, 2), request(0, 3, 3, A), request(5, 1, 4, B))
     assert rows.order == (1, 2, 0, 3)
-    assert rows.first_row == (0, 1, 4, 6, 7)
+    assert rows.query_start_loc == (0, 1, 4, 6, 7)
     assert rows.segments == ((1, 4, "A"), (4, 7, "B"))
     lora = BUILDER.to_device(rows).lora
     assert lora is not None
@@ -68,9 +69,38 @@ def test_versions_with_equal_bytes_are_one_segment() -> None:
     assert lay_out(request(0, 1, 1, A), request(0, 1, 2, again)).segments == ((0, 2, "A"),)
 
 
+def test_rows_before_an_adapters_start_are_in_no_segment() -> None:
+    within = replace(request(4, 6, 1, A), adapter_start=7)
+    before = replace(request(9, 3, 2, A), adapter_start=9)
+    behind = replace(request(0, 5, 3, A), adapter_start=5)
+    rows = lay_out(within, before, behind, request(0, 2, 4, A), request(0, 1, 5, B))
+    assert rows.query_start_loc == (0, 6, 9, 14, 16, 17)
+    assert rows.segments == ((3, 6, "A"), (6, 9, "A"), (14, 16, "A"), (16, 17, "B"))
+
+
+def test_an_adapter_that_starts_behind_all_rows_is_in_no_plan() -> None:
+    batch = build(replace(request(0, 5, 1, A), adapter_start=5))
+    assert batch.lora is None
+
+
+def test_only_output_rows_behind_an_adapters_start_are_in_a_segment() -> None:
+    drafted = replace(request(4, 6, 1, A), adapter_start=8, asked=sampling(*[SAMPLE] * 4))
+    rows = lay_out(drafted, replace(request(0, 3, 2, A), asked=sampling(SAMPLE), adapter_start=3))
+    assert rows.outputs is not None
+    assert rows.outputs.rows.tolist() == [2, 3, 4, 5, 8]
+    assert rows.outputs.segments == ((2, 4, "A"),)
+
+
+def test_a_row_of_each_draft_is_sampled_from() -> None:
+    drafted = replace(request(4, 6, 1), asked=sampling(SAMPLE, SAMPLE, SAMPLE))
+    rows = lay_out(drafted, replace(request(7, 1, 2), asked=sampling(SAMPLE)))
+    assert rows.outputs is not None
+    assert rows.outputs.rows[rows.logits_indices].tolist() == [3, 4, 5, 6]
+
+
 def test_samplers_are_found_by_their_last_row() -> None:
-    first = replace(request(0, 2, 1, B), sample=SAMPLE)
-    rows = lay_out(first, request(0, 3, 2), replace(request(4, 1, 3), sample=SAMPLE))
+    first = replace(request(0, 2, 1, B), asked=sampling(SAMPLE))
+    rows = lay_out(first, request(0, 3, 2), replace(request(4, 1, 3), asked=sampling(SAMPLE)))
     assert rows.order == (1, 2, 0)
     assert rows.samplers == (2, 0)
     batch = BUILDER.to_device(rows)
@@ -79,16 +109,16 @@ def test_samplers_are_found_by_their_last_row() -> None:
 
 
 def test_hidden_states_come_out_only_of_rows_that_are_asked_for() -> None:
-    sampling = replace(request(0, 4, 1, B), sample=SAMPLE)
-    scoring = replace(request(6, 3, 2, A), prompt_logprob_targets=(1, 2, 3))
-    rows = lay_out(request(2, 5, 3, A), sampling, scoring, request(0, 2, 4))
+    drawing = replace(request(0, 4, 1, B), asked=sampling(SAMPLE))
+    scored = replace(request(6, 3, 2, A), asked=scoring((1, 2, 3)))
+    rows = lay_out(request(2, 5, 3, A), drawing, scored, request(0, 2, 4))
     assert rows.order == (3, 0, 2, 1)
     assert rows.outputs is not None
     assert rows.outputs.rows.tolist() == [7, 8, 9, 13]
-    assert rows.outputs.first_row == (0, 3, 4)
+    assert rows.outputs.query_start_loc == (0, 3, 4)
     assert rows.outputs.seq_lens.tolist() == [9, 4]
     assert rows.outputs.segments == ((0, 3, "A"), (3, 4, "B"))
-    assert rows.first_output == (0, 0, 0, 3)
+    assert rows.output_start_loc == (0, 0, 0, 3, 4)
     assert rows.logits_indices.tolist() == [3]
 
 
@@ -99,12 +129,12 @@ def test_a_step_that_asks_for_nothing_has_one_row_come_out() -> None:
     assert not rows.samplers
 
 
-@pytest.mark.parametrize("sample", [None, SAMPLE])
-def test_all_rows_come_out_of_a_decode_step(sample: SampleInput | None) -> None:
+@pytest.mark.parametrize("asked", [NOTHING_ASKED, sampling(SAMPLE)])
+def test_all_rows_come_out_of_a_decode_step(asked: AskedOutputs) -> None:
     """Also where a prompt's chunk happens to be a token: recorded steps compute all rows."""
-    rows = lay_out(request(5, 1, 1), replace(request(7, 1, 2), sample=sample))
+    rows = lay_out(request(5, 1, 1), replace(request(7, 1, 2), asked=asked))
     assert rows.outputs is None
-    assert rows.logits_indices.tolist() == ([] if sample is None else [1])
+    assert rows.logits_indices.tolist() == ([1] if asked.samples else [])
 
 
 def test_a_decode_step_has_one_token_of_each_request() -> None:

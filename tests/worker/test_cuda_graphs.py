@@ -17,7 +17,7 @@ from lora_serve.ops.contract import Ops
 from lora_serve.ops.reference import REFERENCE
 from lora_serve.ops.select import available_ops
 from lora_serve.step import ScheduledRequest
-from lora_serve.worker.batch_builder import AwaitedTokens, BatchRows
+from lora_serve.worker.batch_builder import BatchRows, PendingTokens
 from lora_serve.worker.cuda_graphs import (
     GraphBuffers,
     GraphSizes,
@@ -27,6 +27,7 @@ from lora_serve.worker.cuda_graphs import (
     exact_sizes,
     graph_sizes,
 )
+from tests.fakes.asked import sampling, scoring
 from tests.fakes.bare_model import BLOCK_SIZE, SAMPLE, BareModel, Prompt
 from tests.fakes.device import RecordingDevice
 from tests.fakes.graph_ops import RecordableOps
@@ -143,8 +144,8 @@ def test_a_recorded_step_with_prompts_is_the_eager_one_bit_for_bit(
 
 def asking(request: ScheduledRequest, rng: random.Random) -> ScheduledRequest:
     if rng.random() < 0.3:
-        return replace(request, prompt_logprob_targets=request.token_ids)
-    return replace(request, sample=SAMPLE) if rng.random() < 0.7 else request
+        return replace(request, asked=scoring(request.token_ids))
+    return replace(request, asked=sampling(SAMPLE)) if rng.random() < 0.7 else request
 
 
 @torch.inference_mode()
@@ -181,9 +182,9 @@ def test_adapters_need_steps_recorded_with_them(
 class NewBuffersEachStep(GraphBuffers):
     """A mutant: it gives the step tensors of its own, where recorded work does not look."""
 
-    def fill(self, rows: BatchRows, awaited: AwaitedTokens | None = None) -> None:
+    def fill(self, rows: BatchRows, pending: PendingTokens | None = None) -> None:
         self._columns = self._columns.clone()
-        super().fill(rows, awaited)
+        super().fill(rows, pending)
 
 
 @torch.inference_mode()

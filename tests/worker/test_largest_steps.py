@@ -20,5 +20,5 @@ def test_prompts_fill_the_token_budget_or_all_seats(
     for request in (*prompts, *decodes):
         assert set(request.block_ids) == {0}
         assert len(request.block_ids) == -(-request.end // 16)
-        assert request.sample is not None
-        assert request.sample.params.has_penalties  # for which logits are copied
+        (sample,) = request.asked.samples
+        assert sample.params.has_penalties  # for which logits are copied

@@ -21,6 +21,7 @@ from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput, ScheduledRequest, SchedulerOutput
 from lora_serve.worker import loaded_model
 from lora_serve.worker.worker import Worker
+from tests.fakes.asked import scoring
 from tests.fakes.device import CountingDevice
 from tests.fakes.peft_adapters import make_peft, read_saved
 from tests.fakes.served_model import save_served_model
@@ -100,14 +101,14 @@ def any_step(adapters: Sequence[AdapterRef | None], rng: random.Random) -> list[
 def any_chunk(
     start: int, count: int, adapter: AdapterRef | None, rng: random.Random
 ) -> ScheduledRequest:
+    samples = rng.choice(((), (SampleInput(any_params(rng), 0, start + count),)))
     return ScheduledRequest(
         request_id="r",
         adapter=adapter,
         start=start,
         token_ids=[0] * count,
         block_ids=[0] * -(-(start + count) // BLOCK_SIZE),
-        sample=rng.choice((None, SampleInput(any_params(rng), 0, start + count))),
-        prompt_logprob_targets=rng.choice(((), [0] * count)),
+        asked=scoring(rng.choice(((), [0] * count)), 0, *samples),
     )
 
 

@@ -20,8 +20,11 @@ from lora_serve.models.decoder import Decoder
 from lora_serve.models.source import load_spec
 from lora_serve.ops.reference import REFERENCE
 from lora_serve.ops.select import available_ops
+from lora_serve.sampling.specification.logprobs import token_logprobs
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import (
+    NOTHING_ASKED,
+    AskedOutputs,
     RequestStepOutput,
     SampleInput,
     ScheduledRequest,
@@ -30,6 +33,7 @@ from lora_serve.step import (
 from lora_serve.worker.kv_cache import kv_block_bytes
 from lora_serve.worker.memory import largest_adapter_bytes
 from lora_serve.worker.worker import Worker
+from tests.fakes.asked import sampling, scoring
 from tests.fakes.device import CountingDevice
 from tests.fakes.peft_adapters import make_peft, read_saved
 from tests.fakes.tiny_models import VOCAB_SIZE
@@ -79,7 +83,7 @@ def request(
         start=start,
         token_ids=token_ids[start:],
         block_ids=range(first_block, first_block + num_blocks),
-        sample=SampleInput(ALL_LOGPROBS, 0, len(token_ids)) if samples else None,
+        asked=sampling(SampleInput(ALL_LOGPROBS, 0, len(token_ids))) if samples else NOTHING_ASKED,
     )
 
 
@@ -129,7 +133,7 @@ def test_dummy_weights_need_no_file(model: Path) -> None:
     (model / "model.safetensors").unlink()
     first, other = (make_worker(model, load_format="dummy", seed=seed) for seed in (1, 2))
     assert first.load().fingerprint != other.load().fingerprint
-    assert run(first, request(PROMPT))[0].token_id in range(VOCAB_SIZE)
+    assert run(first, request(PROMPT))[0].token_ids[0] in range(VOCAB_SIZE)
 
 
 def test_the_fingerprint_follows_the_weights_and_the_dtype(
@@ -229,27 +233,20 @@ class CalledOps(TorchDispatchMode):
 def test_prompt_logprobs_are_those_of_sampling_at_each_position(model: Path, backend: str) -> None:
     worker = make_worker(model, backend)
     worker.load()
-    asking = replace(
-        request(PROMPT), num_prompt_logprobs=VOCAB_SIZE, prompt_logprob_targets=PROMPT[1:]
-    )
+    asking = replace(request(PROMPT), asked=scoring(PROMPT[1:], VOCAB_SIZE))
     found = run(worker, request(PROMPT[:9], first_block=20), asking)[1].prompt_logprobs
     assert [each.token_id for each in found] == PROMPT[1:]
     for position, each in enumerate(found):
-        sampled = run(worker, request(PROMPT[: position + 1], first_block=20))[0].logprobs
-        assert sampled is not None
+        (sampled,) = run(worker, request(PROMPT[: position + 1], first_block=20))[0].logprobs
         assert each.top == sampled.top
         assert each.logprob == dict(sampled.top)[each.token_id]
 
 
 def test_many_prompt_logprobs_are_found_slice_by_slice(worker: Worker) -> None:
     token_ids = [i % VOCAB_SIZE for i in range(256)]
-    asking = replace(
-        request(token_ids), num_prompt_logprobs=1, prompt_logprob_targets=token_ids[1:]
-    )
+    asking = replace(request(token_ids), asked=scoring(token_ids[1:], 1))
     assert len(run(worker, asking)[0].prompt_logprobs) == 255
-    rest = replace(
-        asking, start=10, token_ids=token_ids[10:], prompt_logprob_targets=token_ids[11:]
-    )
+    rest = replace(asking, start=10, token_ids=token_ids[10:], asked=scoring(token_ids[11:], 1))
     assert run(worker, rest)[0].prompt_logprobs == run(worker, asking)[0].prompt_logprobs[10:]
 
 
@@ -320,6 +317,65 @@ def test_an_adapter_answers_from_its_step_on_and_is_gone_after_its_last(
     assert run(worker, request(PROMPT))[0] == base
 
 
+@BACKENDS
+def test_an_adapter_that_starts_in_mid_prompt_is_the_base_model_before(
+    model: Path, backend: str
+) -> None:
+    """As if the base model had computed the rows before, and the adapter those behind."""
+    worker = make_worker(model, backend)
+    worker.load()
+    adapter = load(worker, model.parent / "1", seed=1)
+    run(worker, request(PROMPT[:21], samples=False))
+    by_parts = run(worker, request(PROMPT, start=21, adapter=adapter))[0]
+    at_once = replace(request(PROMPT, first_block=8, adapter=adapter), adapter_start=21)
+    others = [request(PROMPT[:5], first_block=20, adapter=adapter), request(PROMPT, first_block=30)]
+    assert run(worker, others[0], at_once, others[1])[1] == by_parts
+    for start, end in ((0, 13), (13, 30), (30, 40)):  # one chunk before, one across, one behind
+        chunk = request(PROMPT[:end], start, first_block=8, adapter=adapter, samples=end == 40)
+        (in_chunks,) = run(worker, replace(chunk, adapter_start=21))
+    assert in_chunks == by_parts
+    assert by_parts not in run(worker, request(PROMPT, adapter=adapter), others[1])
+
+
+# ── pooling ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@BACKENDS
+def test_pooled_rows_are_the_hidden_states_that_logits_are_made_of(
+    model: Path, backend: str
+) -> None:
+    worker = make_worker(model, backend, dtype="bfloat16")
+    worker.load()
+    pooling = replace(request(PROMPT, samples=False), asked=AskedOutputs(num_pooled=3))
+    alone = run(worker, pooling)[0]
+    assert (alone.token_ids, alone.logprobs) == ((), ())
+    hidden = torch.frombuffer(bytearray(alone.pooled), dtype=torch.float32).view(3, 64)
+    logits = worker._runner._model.logits(hidden[2:].bfloat16())
+    (sampled,) = run(worker, request(PROMPT))[0].logprobs
+    assert [sampled] == token_logprobs(logits, [sampled.token_id], VOCAB_SIZE)
+    last = replace(pooling, asked=AskedOutputs(num_pooled=1))
+    mixed = run(worker, request(PROMPT[:9], first_block=20), last)
+    assert mixed[0].pooled == b""
+    assert mixed[1].pooled == alone.pooled[-4 * 64 :]
+    run(worker, request(PROMPT[:30], first_block=8, samples=False))
+    rest = replace(request(PROMPT, 30, first_block=8), asked=AskedOutputs(num_pooled=3))
+    assert run(worker, rest)[0].pooled == alone.pooled
+
+
+def test_what_was_pooled_stays_when_the_next_step_is_submitted(model: Path) -> None:
+    """Recorded steps write their hidden states where those of the step before stood."""
+    worker = make_worker(model, "cpu" if "cpu" in available_ops() else "reference")
+    worker.load()
+    for token_id in (1, 2):
+        chunk = replace(request([*PROMPT[:9], token_id], 9), asked=AskedOutputs(num_pooled=1))
+        worker.submit(SchedulerOutput(token_id, (request(PROMPT[:9]),)))
+        worker.submit(SchedulerOutput(token_id, (chunk,)))
+    pooled = [worker.collect().requests[0].pooled for _ in range(4)]
+    assert pooled[1] != pooled[3]
+    (again,) = run(worker, replace(request([*PROMPT[:9], 1], 9), asked=AskedOutputs(num_pooled=1)))
+    assert again.pooled == pooled[1]
+
+
 # ── greedy tokens ───────────────────────────────────────────────────────────────────────────────
 
 
@@ -329,7 +385,9 @@ def test_a_plain_greedy_step_takes_what_is_found_without_all_logits(
     monkeypatch.setattr(Decoder, "screened_argmax", staticmethod(lambda hidden: [7] * len(hidden)))
     worker = make_worker(model)
     worker.load()
-    plain = replace(request(PROMPT), sample=SampleInput(SamplingParams(temperature=0.0), 0, 40))
-    assert run(worker, plain)[0].token_id == 7
+    plain = replace(
+        request(PROMPT), asked=sampling(SampleInput(SamplingParams(temperature=0.0), 0, 40))
+    )
+    assert run(worker, plain)[0].token_ids == (7,)
     told = run(worker, plain, request(PROMPT, first_block=8))
-    assert told[0].token_id == told[1].token_id != 7
+    assert told[0].token_ids == told[1].token_ids != (7,)

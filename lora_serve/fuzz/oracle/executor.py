@@ -23,6 +23,7 @@ from lora_serve.step import (
     ScheduledRequest,
     SchedulerOutput,
     TokenLogprobs,
+    accepted,
 )
 
 VOCAB_SIZE = 500
@@ -135,6 +136,7 @@ class OracleExecutor:
     ) -> RequestStepOutput:
         digest = self._digest(request.adapter)
         content, before_block = self._read(request)
+        contents = []
         for index, token_id in enumerate(self._token_ids(request)):
             position = request.start + index
             if position % self._block_size == 0:
@@ -143,19 +145,22 @@ class OracleExecutor:
             content = next_content(content, token_id, row, digest)
             slot, written_now = self._slot(request, position), content + before_block
             assert written.setdefault(slot, written_now) == written_now, "two write one slot"
+            contents.append(content)
         self.num_computed_tokens += request.num_tokens
-        drawn = drawn_token(content) if request.sample else None
-        prompt_logprobs = tuple(
-            TokenLogprobs(target, -1.0, 1) for target in request.prompt_logprob_targets
+        asked = request.asked
+        drawn = [drawn_token(each) for each in contents[len(contents) - len(asked.samples) :]]
+        targets = asked.scoring.target_ids if asked.scoring is not None else ()
+        return RequestStepOutput(
+            accepted(drawn, request.draft_token_ids),
+            prompt_logprobs=tuple(TokenLogprobs(target, -1.0, 1) for target in targets),
         )
-        return RequestStepOutput(drawn, None, prompt_logprobs)
 
     def _token_ids(self, request: ScheduledRequest) -> Sequence[int]:
         if request.token_from is None:
             return request.token_ids
-        drawn = self._drawn[request.token_from].token_id
-        assert drawn is not None, f"{request.request_id} waits for a token that was never drawn"
-        return (drawn,)
+        drawn = self._drawn[request.token_from].token_ids
+        assert len(drawn) == 1, f"{request.request_id} waits for a token, {len(drawn)} were drawn"
+        return drawn
 
     def _read(self, request: ScheduledRequest) -> tuple[bytes, bytes]:
         """The content before the chunk, and that before the block it is in.

@@ -21,9 +21,10 @@ from lora_serve.ops.contract import RecordedWork
 from lora_serve.ops.reference import REFERENCE
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput, ScheduledRequest, SchedulerOutput
-from lora_serve.worker.batch_builder import AwaitedTokens, BatchBuilder, BatchRows
+from lora_serve.worker.batch_builder import BatchBuilder, BatchRows, PendingTokens
 from lora_serve.worker.cuda_graphs import GraphBuffers, StepGraph, StepKind
 from lora_serve.worker.worker import Worker
+from tests.fakes.asked import sampling
 from tests.fakes.device import RecordingDevice
 from tests.fakes.peft_adapters import make_peft, read_saved
 from tests.fakes.seen_tokens import seen_tokens
@@ -65,7 +66,7 @@ def prompts(adapters: Sequence[AdapterRef | None]) -> list[ScheduledRequest]:
             start=0,
             token_ids=tuple(range(10 * index + 1, 10 * index + 6)),
             block_ids=(index,),
-            sample=SampleInput(GREEDY, 0, 5),
+            asked=sampling(SampleInput(GREEDY, 0, 5)),
         )
         for index in range(3)
     ]
@@ -77,7 +78,7 @@ def next_row(prompt: ScheduledRequest, token_id: int, token_from: int | None) ->
         start=5,
         token_ids=(token_id,),
         token_from=token_from,
-        sample=SampleInput(GREEDY, 0, 6),
+        asked=sampling(SampleInput(GREEDY, 0, 6)),
     )
 
 
@@ -86,7 +87,7 @@ def test_penalties_count_a_token_that_the_step_before_draws(model: Path, backend
     worker, adapters = make_worker(model, backend)
     asked = prompts(adapters)
     worker.submit(SchedulerOutput(1, tuple(asked)))
-    drawn = [output.token_id or 0 for output in worker.collect().requests]
+    drawn = [output.token_ids[0] for output in worker.collect().requests]
     other = next(token_id for token_id in range(50) if token_id not in drawn)
 
     def again_or_other(index: int) -> ScheduledRequest:
@@ -97,12 +98,12 @@ def test_penalties_count_a_token_that_the_step_before_draws(model: Path, backend
             repetition_penalty=10.0 if index else 1.0,
         )
         row = next_row(asked[index], 0, token_from=index)
-        return replace(row, sample=SampleInput(params, 0, 6, seen_tokens([], [])))
+        return replace(row, asked=sampling(SampleInput(params, 0, 6, seen_tokens([], []))))
 
     worker.submit(SchedulerOutput(2, tuple(asked)))
     worker.submit(SchedulerOutput(3, tuple(again_or_other(i) for i in (2, 0, 1))))
     worker.collect()
-    told = [output.token_id for output in worker.collect().requests]
+    told = [output.token_ids[0] for output in worker.collect().requests]
     assert told == [other, drawn[0], other]
     assert len(set(drawn)) > 1
 
@@ -115,9 +116,9 @@ def test_a_row_takes_the_token_that_its_request_drew_before(model: Path, backend
     order = (2, 0, 1)  # the next step lists its requests in another order
     ahead = tuple(next_row(asked[i], 0, token_from=i) for i in order)
     worker.submit(SchedulerOutput(2, ahead))
-    drawn = [output.token_id for output in worker.collect().requests]
+    drawn = [output.token_ids[0] for output in worker.collect().requests]
     told = worker.collect().requests
-    known = tuple(next_row(asked[i], drawn[i] or 0, token_from=None) for i in order)
+    known = tuple(next_row(asked[i], drawn[i], token_from=None) for i in order)
     worker.submit(SchedulerOutput(3, tuple(asked)))
     worker.submit(SchedulerOutput(4, known))
     worker.collect()
@@ -170,7 +171,7 @@ class LateWork:
 class OneHostBuffer(GraphBuffers):
     """A mutant: it builds each step's columns where the step before may still be read from."""
 
-    def fill(self, rows: BatchRows, awaited: AwaitedTokens | None = None) -> None:
+    def fill(self, rows: BatchRows, pending: PendingTokens | None = None) -> None:
         columns = self.__dict__.setdefault("_host", np.zeros((3, self.size), np.int64))
         columns[:, : rows.num_rows] = rows.input_ids, rows.positions, rows.slot_mapping
         self._device.fill(self._columns, torch.from_numpy(columns))
