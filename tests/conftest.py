@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.peft_adapters import make_peft
+from tests.fakes.peft_adapters import save_adapters
 from tests.fakes.served_model import save_served_model
 
 WITH_SERVERS = "e2e"  # one worker runs this folder: its servers are started once, not twice
@@ -48,11 +48,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def adapter_paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Three adapters of different ranks for the served model."""
-    root = tmp_path_factory.mktemp("adapters")
-    paths = [root / str(seed) for seed in range(3)]
-    for seed, path in enumerate(paths):
-        make_peft("qwen2", seed, r=(4, 8, 16)[seed]).save_pretrained(str(path))
-    return paths
+    return save_adapters(tmp_path_factory.mktemp("adapters"), "qwen2")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from doctest import DocTestFinder, DocTestRunner
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from lora_serve.llm import LLM
 from lora_serve.outputs import RequestOutput
 from lora_serve.prompts import TokensPrompt
 from lora_serve.sampling_params import SamplingParams
+from tests.fakes.peft_adapters import save_adapters
+from tests.fakes.served_model import save_served_model
 
 NAMES = (None, "a", "b", "c")
 
@@ -74,16 +77,41 @@ ARITHMETIC: dict[str, dict[str, Any]] = {
     # One thread: OpenMP's waiting for a second one takes most of the time on a busy machine.
     "reference": {"dtype": "float32", "override_op": ("all=reference",), "cpu_threads": 1},
 }
+# Layers with and without a window, caps, two rotary bases.
+OTHER_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma2, bfloat16": ("gemma2", ARITHMETIC["bfloat16"]),
+    "gemma2, int4 and 8": ("gemma2", ARITHMETIC["int4 and 8"]),
+    "gemma3, int8": ("gemma3", ARITHMETIC["int8"]),
+}
 
 
-@pytest.fixture(scope="module", params=ARITHMETIC)
-def lone(
-    request: pytest.FixtureRequest, model_path: Path, adapter_paths: list[Path]
-) -> Iterator[tuple[dict[str, Any], LoneServer]]:
-    arithmetic = ARITHMETIC[request.param]
-    server = LoneServer(model_path, adapter_paths, arithmetic)
-    yield arithmetic, server
-    server.close()
+@dataclass(frozen=True)
+class Subject:
+    """A model, three adapters for it, and flags of the arithmetic; with what a lone server says."""
+
+    model_path: Path
+    adapter_paths: list[Path]
+    arithmetic: dict[str, Any]
+    lone: LoneServer
+
+
+@pytest.fixture(scope="module", params=(*ARITHMETIC, *OTHER_FAMILIES))
+def subject(
+    request: pytest.FixtureRequest,
+    model_path: Path,
+    adapter_paths: list[Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Subject]:
+    if request.param in ARITHMETIC:
+        arithmetic = ARITHMETIC[request.param]
+    else:
+        family, arithmetic = OTHER_FAMILIES[request.param]
+        root = tmp_path_factory.mktemp(family)
+        model_path = save_served_model(root / "model", family)
+        adapter_paths = save_adapters(root / "adapters", family)
+    lone = LoneServer(model_path, adapter_paths, arithmetic)
+    yield Subject(model_path, adapter_paths, arithmetic, lone)
+    lone.close()
 
 
 @pytest.mark.parametrize(
@@ -104,25 +132,22 @@ def lone(
     ],
 )
 def test_company_chunks_cache_and_preemption_change_no_bit(
-    lone: tuple[dict[str, Any], LoneServer],
-    settings: dict[str, int],
-    model_path: Path,
-    adapter_paths: list[Path],
+    subject: Subject, settings: dict[str, int]
 ) -> None:
-    arithmetic, server = lone
     prompts = prompts_with_shared_prefixes(12)
     names = [NAMES[i % len(NAMES)] for i in range(len(prompts))]
     params = [
         SamplingParams(max_tokens=24, temperature=temperature, seed=i, logprobs=3, ignore_eos=True)
         for i, temperature in enumerate((0.0, 1.0) * 6)
     ]
-    llm = LLM(str(model_path), enable_lora=True, validate=True, **arithmetic, **settings)
-    load_adapters(llm, adapter_paths)
+    flags = {**subject.arithmetic, **settings}
+    llm = LLM(str(subject.model_path), enable_lora=True, validate=True, **flags)
+    load_adapters(llm, subject.adapter_paths)
     cold = llm.generate(prompts, params, lora_name=names)
     warm = llm.generate(prompts, params, lora_name=names)
     preemptions = llm.stats().num_preemptions
     llm.close()
-    expected = [server.answer(*case) for case in zip(prompts, params, names, strict=True)]
+    expected = [subject.lone.answer(*case) for case in zip(prompts, params, names, strict=True)]
     assert [bits(output) for output in cold] == expected
     assert [bits(output) for output in warm] == expected
     if "num_gpu_blocks_override" in settings:
@@ -131,10 +156,7 @@ def test_company_chunks_cache_and_preemption_change_no_bit(
         assert sum(output.num_cached_tokens for output in warm) > 300
 
 
-def test_prompt_logprobs_and_penalties_are_exact_too(
-    lone: tuple[dict[str, Any], LoneServer], model_path: Path, adapter_paths: list[Path]
-) -> None:
-    arithmetic, server = lone
+def test_prompt_logprobs_and_penalties_are_exact_too(subject: Subject) -> None:
     prompts = prompts_with_shared_prefixes(6)
     params = SamplingParams(
         max_tokens=12,
@@ -148,12 +170,12 @@ def test_prompt_logprobs_and_penalties_are_exact_too(
         prompt_logprobs=2,
         ignore_eos=True,
     )
-    settings = {"max_num_batched_tokens": 50, "async_scheduling": True}
-    with LLM(str(model_path), enable_lora=True, **settings, **arithmetic) as llm:
-        load_adapters(llm, adapter_paths)
+    flags = {**subject.arithmetic, "max_num_batched_tokens": 50, "async_scheduling": True}
+    with LLM(str(subject.model_path), enable_lora=True, **flags) as llm:
+        load_adapters(llm, subject.adapter_paths)
         outputs = llm.generate(prompts, params, lora_name="b")
     assert [bits(output) for output in outputs] == [
-        server.answer(prompt, params, "b") for prompt in prompts
+        subject.lone.answer(prompt, params, "b") for prompt in prompts
     ]
     assert all(len(o.prompt_logprobs) == len(o.prompt_token_ids) - 1 for o in outputs)
 

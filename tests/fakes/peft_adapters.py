@@ -31,6 +31,14 @@ def make_peft(family: str, seed: int, **settings: Any) -> PeftModel:
     return model
 
 
+def save_adapters(root: Path, family: str) -> list[Path]:
+    """Three adapters of different ranks for the tiny model of a family."""
+    paths = [root / str(seed) for seed in range(3)]
+    for seed, path in enumerate(paths):
+        make_peft(family, seed, r=(4, 8, 16)[seed]).save_pretrained(str(path))
+    return paths
+
+
 def read_saved(model: PeftModel, directory: Path, spec: ModelSpec) -> AdapterCheckpoint:
     """What the server reads of the adapter when PEFT has saved it."""
     model.save_pretrained(str(directory))

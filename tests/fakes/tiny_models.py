@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +110,15 @@ TINY_MODELS = DENSE_MODELS | GEMMA_MODELS
 
 # For kernels that take a second a layer.
 ONE_LAYER = "qwen2-one-layer"
+GEMMA_TWO_LAYERS = "gemma2-two-layers"  # the first with a window, the second without
 ALL_MODELS = TINY_MODELS | {
+    GEMMA_TWO_LAYERS: replace(
+        GEMMA_MODELS["gemma2"],
+        options=GEMMA_MODELS["gemma2"].options | {"num_hidden_layers": 2},
+    ),
     ONE_LAYER: TinyModel(
         Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True, "num_hidden_layers": 1}
-    )
+    ),
 }
 
 

@@ -17,6 +17,7 @@ from lora_serve.prompts import TokensPrompt
 from lora_serve.sampling_params import SamplingParams
 from tests.test_llm import (
     LoneServer,
+    Subject,
     test_company_chunks_cache_and_preemption_change_no_bit,
     test_prompt_logprobs_and_penalties_are_exact_too,
 )
@@ -43,14 +44,14 @@ ARITHMETIC: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", params=ARITHMETIC)
-def lone(
+def subject(
     request: pytest.FixtureRequest, model_path: Path, adapter_paths: list[Path]
-) -> Iterator[tuple[dict[str, Any], LoneServer]]:
+) -> Iterator[Subject]:
     arithmetic = ARITHMETIC[request.param]
     plain = {**arithmetic, "enforce_eager": True, "overlap_launches": False}
-    server = LoneServer(model_path, adapter_paths, plain)
-    yield arithmetic, server
-    server.close()
+    lone = LoneServer(model_path, adapter_paths, plain)
+    yield Subject(model_path, adapter_paths, arithmetic, lone)
+    lone.close()
 
 
 def test_kv_gets_what_the_budget_leaves(model_path: Path) -> None:

@@ -180,10 +180,15 @@ def multimodal() -> PreTrainedModel:
     return Gemma3ForConditionalGeneration(config).eval()
 
 
+@pytest.mark.parametrize("shard_size", ["1GB", "50KB"], ids=["single", "sharded"])
 def test_of_a_multimodal_checkpoint_the_text_model_is_served(
-    multimodal: PreTrainedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    multimodal: PreTrainedModel,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    shard_size: str,
 ) -> None:
-    save(multimodal, tmp_path)
+    save(multimodal, tmp_path, max_shard_size=shard_size)
+    assert (tmp_path / "model.safetensors").is_file() == (shard_size == "1GB")
     with caplog.at_level(logging.INFO), torch.no_grad():
         expected = multimodal(torch.tensor([TOKENS])).logits[0]
         got = Prompt(TOKENS, range(6)).alone(BareModel(tmp_path, REFERENCE, torch.float32))

@@ -42,20 +42,28 @@ RECORDABLE |= {name: ops for name, ops in available_ops().items() if ops.graph_p
 BACKENDS = pytest.mark.parametrize("ops", RECORDABLE.values(), ids=RECORDABLE)
 MODELS = pytest.mark.parametrize(
     ("model", "with_lora"),
-    [("qwen2", False), ("qwen2", True), ("qwen3", False)],
-    ids=["base", "adapters", "normed heads"],
+    [("qwen2", False), ("qwen2", True), ("qwen3", False), ("gemma2", True), ("gemma3", False)],
+    ids=["base", "adapters", "normed heads", "gemma 2, adapters", "gemma 3"],
 )
 
 
 class Recorded:
     """A model with recorded steps beside its eager ones, and requests that have run for a while."""
 
-    def __init__(self, directory: Path, adapters: Path, ops: Ops, *, with_lora: bool) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        adapters: Path,
+        ops: Ops,
+        *,
+        with_lora: bool,
+        family: str = "qwen2",
+    ) -> None:
         self.model = BareModel(directory, ops, torch.float32)
         self.device = RecordingDevice()
         self.adapters: list[AdapterRef | None] = [None]
         for seed, rank in ((1, 8), (2, 13)) if with_lora else ():
-            peft = make_peft("qwen2", seed, r=rank)
+            peft = make_peft(family, seed, r=rank)
             checkpoint = read_saved(peft, adapters / str(seed), self.model.spec)
             self.adapters.append(self.model.add_adapter(checkpoint))
         assert ops.graph_plans is not None
@@ -119,7 +127,7 @@ class Recorded:
 def test_a_recorded_decode_is_the_eager_one_bit_for_bit(
     directories: dict[str, Path], tmp_path: Path, ops: Ops, model: str, with_lora: bool
 ) -> None:
-    recorded = Recorded(directories[model], tmp_path, ops, with_lora=with_lora)
+    recorded = Recorded(directories[model], tmp_path, ops, with_lora=with_lora, family=model)
     rng = random.Random(5)
     for count in (3, 1, 4, 2, 3, 1):
         recorded.model.poison()
@@ -134,7 +142,8 @@ def test_a_recorded_step_with_prompts_is_the_eager_one_bit_for_bit(
     directories: dict[str, Path], tmp_path: Path, model: str, with_lora: bool
 ) -> None:
     """Whichever rows are asked for: none, a request's last, all."""
-    recorded = Recorded(directories[model], tmp_path, RECORDABLE["reference"], with_lora=with_lora)
+    ops = RECORDABLE["reference"]
+    recorded = Recorded(directories[model], tmp_path, ops, with_lora=with_lora, family=model)
     rng = random.Random(6)
     for num_rows in ([2], [1, 5, 1], [17, 1, 6], [3, 3], [24], [1, 7]):
         recorded.model.poison()
