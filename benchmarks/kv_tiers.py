@@ -128,7 +128,7 @@ def disk_rates(bench: Bench, directory: Path) -> list[Rate]:
 
     def save() -> float:
         tier = open_tier()
-        tier.drop(Drop())
+        tier.drop(Drop(b"model"))
         return bench.save(tier)
 
     saved, written = bench.best(save, lambda: plain_write(bench, directory / "plain"))
@@ -152,7 +152,7 @@ def redis_rates(bench: Bench, url: str) -> list[Rate]:
     save = bench.save(RedisTier(url, DEADLINE_SECONDS))
     (load,) = bench.best(lambda: bench.load(RedisTier(url, DEADLINE_SECONDS)))
     cleaner = RedisTier(url, DEADLINE_SECONDS)
-    cleaner.drop(Drop(bench.namespace.lora_name))
+    cleaner.drop(Drop(b"model", bench.namespace.lora_name))
     cleaner.close()
     return [
         Rate(what="Redis, save", gb_per_second=save),

@@ -160,12 +160,16 @@ class KVConnector(Generic[R]):
 
 
 class TieredConnector(KVConnector[R]):
-    """Over a store. `clock` is time.monotonic's, which the store's deadlines follow, too."""
+    """Over a store. `clock` is time.monotonic's, which the store's deadlines follow, too.
+
+    model: fingerprint of the model, whose KV alone is ever dropped.
+    """
 
     def __init__(
         self,
         config: KVTierConfig,
         store: TierStore,
+        model: bytes,
         namespaces: Callable[[CacheNamespace], TierNamespace],
         block_bytes: int,
         clock: Callable[[], float],
@@ -175,6 +179,7 @@ class TieredConnector(KVConnector[R]):
         self._must_fail = config.kv_load_failure_policy == "fail"
         self._store = store
         self._namespace = namespaces
+        self._model = model
         self._clock = clock
         self._policy = make_store_policy(config)
         self._fetches: Fetches[R] = Fetches(block_bytes, max_fetched_bytes)
@@ -260,10 +265,10 @@ class TieredConnector(KVConnector[R]):
         for fetch in flying:
             self._store.cancel(fetch.ticket)
         self._saves.forget(lora_name)
-        return _members(flying), self._store.drop(Drop(lora_name))
+        return _members(flying), self._store.drop(Drop(self._model, lora_name))
 
     def drop_stale(self, lora_name: str, digest: bytes, generation: int) -> None:
-        self._store.drop(Drop(lora_name, keep=(digest, generation)))
+        self._store.drop(Drop(self._model, lora_name, keep=(digest, generation)))
 
     def stats(self) -> TierStats:
         return self._store.stats()

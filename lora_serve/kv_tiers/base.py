@@ -40,15 +40,19 @@ class TierNamespace:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Which KV to forget: that of one adapter ("": the base model), or all (None).
+    """KV to be forgotten: of one adapter ("": the base model), or of all (None), on one model.
 
+    model: fingerprint of the model; what servers of other models have stored stays.
     keep: (digest, generation) of the adapter's version whose KV stays.
     """
 
+    model: bytes
     lora_name: str | None = None
     keep: tuple[bytes, int] | None = None
 
     def takes(self, namespace: TierNamespace) -> bool:
+        if namespace.model != self.model:
+            return False
         if self.lora_name is None:
             return True
         is_kept = (namespace.digest, namespace.generation) == self.keep

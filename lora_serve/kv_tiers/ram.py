@@ -96,7 +96,10 @@ class RamTier:
             )
 
     def close(self) -> None:
-        self.drop(Drop())
+        with self._lock:
+            self._records.clear()
+            self._by_root.clear()
+            self._num_bytes = 0
 
     def _refuse(self, record: Record, cause: Cause) -> None:
         """Forget a record that went bad in memory; there is nothing to set aside."""

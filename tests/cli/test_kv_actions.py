@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -229,3 +230,27 @@ def test_sizes_and_ages_are_for_people() -> None:
     ]
     ages = [age_text(written, 100_000.0) for written in (100_001.0, 99_990.0, 99_880.0, 0.0, None)]
     assert ages == ["0 s", "10 s", "2 min", "1 d", "–"]
+
+
+@pytest.mark.parametrize("planted", ["namespaces", "trash", "quarantine"])
+def test_no_command_follows_a_planted_link(tmp_path: Path, planted: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / A.root.hex()).mkdir(parents=True)
+    (elsewhere / A.root.hex() / "precious.kv").write_text("data")
+    (elsewhere / "precious.kv").write_text("data")
+    kv = tmp_path / "kv"
+    (kv / "namespaces").mkdir(parents=True)
+    if planted == "namespaces":
+        (kv / planted).rmdir()
+    (kv / planted).symlink_to(elsewhere)
+    for action in ("ls", "verify", "stats", "clear"):
+        main(["kv", action, str(kv)])
+    assert sorted(one.name for one in elsewhere.rglob("*.kv")) == ["precious.kv"] * 2
+
+
+def test_a_directory_of_any_user_may_be_looked_into(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.chmod(0o777)
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    assert main(["kv", "verify", str(path)]) == 0

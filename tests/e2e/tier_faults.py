@@ -19,8 +19,8 @@ import xxhash
 
 from lora_serve.kv_tiers.codec import HEADER_BYTES, make_record
 from lora_serve.kv_tiers.disk.directory import DiskDirectory
-from lora_serve.kv_tiers.disk.group_file import read_table, write_group
 from lora_serve.kv_tiers.redis.keyspace import PREFIX
+from tests.fakes.kv_files import table_of, write_group_file
 from tests.fakes.redis_server import RedisServer
 
 FLIPPED = 4096  # an offset in the first block's payload
@@ -92,11 +92,11 @@ def from_another(**changes: bytes) -> Callable[[Path], None]:
         namespace = directory.describe(bytes.fromhex(file.parent.name))
         directory.close()
         assert namespace is not None
-        hashes = read_table(file, namespace).hashes
+        hashes = table_of(file, namespace).hashes
         foreign = replace(namespace, **changes)  # type: ignore[arg-type]
         wrong = [make_record(foreign, one, bytes(namespace.block_bytes), 0.0) for one in hashes]
         file.unlink()
-        write_group(file, namespace, wrong)
+        write_group_file(file, namespace, wrong)
 
     return damage
 
@@ -107,9 +107,9 @@ def another_block_size(file: Path) -> None:
     directory.close()
     assert namespace is not None
     half = replace(namespace, block_bytes=namespace.block_bytes // 2)
-    hashes = read_table(file, namespace).hashes
+    hashes = table_of(file, namespace).hashes
     file.unlink()
-    write_group(
+    write_group_file(
         file, half, [make_record(half, one, bytes(half.block_bytes), 0.0) for one in hashes]
     )
 

@@ -16,9 +16,9 @@ from lora_serve.kv_tiers.disk.group_file import (
     RefusedGroupError,
     read_records,
     read_table,
-    write_group,
 )
 from tests.fakes.kv_blocks import a_namespace, chain, content, records
+from tests.fakes.kv_files import write_group_file
 from tests.hostile.harness import run_long, run_quick
 from tests.hostile.mutations import NUMBERS, harmed
 
@@ -33,7 +33,7 @@ def group_of(*args: object) -> bytes:
     namespace, hashes = args
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "group")
-        write_group(path, namespace, records(namespace, hashes))  # type: ignore[arg-type]
+        write_group_file(path, namespace, records(namespace, hashes))  # type: ignore[arg-type]
         return path.read_bytes()
 
 
@@ -73,15 +73,13 @@ CASES = st.one_of(harmed(SOUND), *(harmed(other, 1) for other in OTHERS), swappe
 
 def accepted(data: bytes) -> dict[BlockHash, bytes]:
     """Whatever of a file would be served, by the hash that was asked for."""
-    with tempfile.TemporaryFile() as file, tempfile.TemporaryDirectory() as directory:
-        path = Path(directory, "group")
-        path.write_bytes(data)
-        try:
-            table = read_table(path, NAMESPACE)
-        except RefusedGroupError:
-            return {}
+    with tempfile.TemporaryFile() as file:
         file.write(data)
         file.flush()
+        try:
+            table = read_table(file.fileno(), NAMESPACE)
+        except RefusedGroupError:
+            return {}
         buffer = memoryview(bytearray(record_bytes(NAMESPACE) * len(table.hashes)))
         found = read_records(file.fileno(), NAMESPACE, table, 0, buffer)
         return {r.block_hash: bytes(r.payload) for r in found if refusal(NAMESPACE, r) is None}

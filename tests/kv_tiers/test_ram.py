@@ -67,12 +67,12 @@ def test_dropping_an_adapter_keeps_the_named_version_and_other_adapters() -> Non
     hashes = [chain(space, "p", 2) for space in spaces]
     for space, some in zip(spaces, hashes, strict=True):
         tier.save(space, records(space, some))
-    tier.drop(Drop("n", (spaces[1].digest, 0)))
+    tier.drop(Drop(b"model", "n", (spaces[1].digest, 0)))
     kept = [tier.holds(space, some[0]) for space, some in zip(spaces, hashes, strict=True)]
     assert kept == [False, True, True, False, True]
-    tier.drop(Drop("n"))
+    tier.drop(Drop(b"model", "n"))
     assert tier.contents().num_blocks == 2
-    tier.drop(Drop())
+    tier.drop(Drop(b"model"))
     assert tier.contents().num_bytes == 0
 
 
@@ -89,6 +89,6 @@ def test_the_bound_and_the_sums_hold_in_any_life(acts: list[tuple[str, int, int]
         elif act == "l":
             tier.load(space, hashes)
         else:
-            tier.drop(Drop(space.lora_name))
+            tier.drop(Drop(b"model", space.lora_name))
         contents = tier.contents()
         assert contents.num_bytes == contents.num_blocks * SIZE <= 10 * SIZE

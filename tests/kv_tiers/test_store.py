@@ -308,7 +308,7 @@ def test_after_a_clear_nothing_from_before_is_found() -> None:
     with calling(RamTier(2**20), disk) as caller:
         caller.save(NS, HASHES)
         disk.fault = "hang"  # so that clearing takes a while
-        caller.store.drop(Drop())
+        caller.store.drop(Drop(b"model"))
         assert not caller.store.may_have(NS, HASHES[0])
         assert caller.fetch(NS, HASHES).blocks == ()
         disk.release()
@@ -324,7 +324,7 @@ def test_dropping_an_adapter_takes_also_what_waits_to_be_saved() -> None:
     with calling(RamTier(2**20), disk) as caller:
         for space in (old, new):
             caller.store.save(space, blocks(space, chain(space, "p", 4)))
-        caller.store.drop(Drop("n", (new.digest, 0)))
+        caller.store.drop(Drop(b"model", "n", (new.digest, 0)))
         assert caller.store.flush(5)
         assert [len(caller.fetch(one, chain(one, "p", 4)).blocks) for one in (old, new)] == [0, 4]
         assert disk.contents().num_blocks == 4
@@ -335,7 +335,7 @@ def test_a_drop_that_fails_says_why_and_is_done_when_the_tier_works_again() -> N
     with calling(RamTier(2**20), disk) as caller:
         caller.save(NS, HASHES)
         disk.fault = "error"
-        forgettings = [caller.store.drop(Drop("n")) for _ in range(4)]
+        forgettings = [caller.store.drop(Drop(b"model", "n")) for _ in range(4)]
         assert caller.store.flush(5)
         for forgetting in forgettings:
             assert forgetting.is_settled
@@ -356,7 +356,7 @@ def test_a_drop_is_tried_at_once_though_saves_are_given_up_for_now() -> None:
             caller.save(NS, chain(NS, "others", 4))
         assert figures(caller, "disk").save_breaker == "open"
         disk.fault = ""
-        forgetting = caller.store.drop(Drop("n"))
+        forgetting = caller.store.drop(Drop(b"model", "n"))
         assert caller.store.flush(5)
         assert not forgetting.obstacles
 
@@ -369,7 +369,7 @@ def test_what_is_dropped_is_not_found_while_the_tier_still_has_it(fault: str) ->
         for space in (NS, other):
             caller.save(space, chain(space, "a prompt", 20))
         disk.fault = fault
-        forgetting = caller.store.drop(Drop("n"))
+        forgetting = caller.store.drop(Drop(b"model", "n"))
         eventually(lambda: disk.num_calls >= 3)
         disk.fault = ""
         assert not caller.store.may_have(NS, HASHES[0])
@@ -384,7 +384,7 @@ def test_who_waits_for_a_drop_is_woken_when_the_last_tier_has_spoken() -> None:
     disk.fault = "hang"
     notified = threading.Event()
     store = TieredStore([RamTier(2**20), disk], notified.set)
-    forgetting = store.drop(Drop())
+    forgetting = store.drop(Drop(b"model"))
     eventually(lambda: set(forgetting.obstacles) == {"disk"})
     assert not forgetting.is_settled
     assert not notified.is_set()
@@ -400,7 +400,7 @@ def test_a_drop_that_is_confirmed_outlives_a_kill(tmp_path: Path, lora_name: str
     """The store is left as a killed process leaves it; another one opens the directory."""
     with calling(DiskTier(tmp_path, 2**20)) as killed:
         killed.save(NS, HASHES)
-        forgetting = killed.store.drop(Drop(lora_name))
+        forgetting = killed.store.drop(Drop(b"model", lora_name))
         eventually(lambda: not forgetting.obstacles)
         with calling(DiskTier(tmp_path, 2**20)) as caller:
             assert caller.fetch(NS, HASHES).blocks == ()
@@ -412,7 +412,7 @@ def test_what_was_fetched_before_a_drop_is_not_put_into_ram_after_it() -> None:
     disk.fault = "hang"
     with calling(ram, disk) as caller:
         caller.store.fetch(1, NS, HASHES, 5.0)
-        caller.store.drop(Drop("m"))
+        caller.store.drop(Drop(b"model", "m"))
         disk.release()
         assert len(caller.result(1).blocks) == 20
         assert caller.store.flush(5)
@@ -435,7 +435,7 @@ def test_tiers_that_fail_by_chance_give_only_right_blocks(seed: int) -> None:
             hashes = chain(space, f"p{chance.randrange(4)}", chance.randrange(1, 12))
             match chance.randrange(8):
                 case 0:
-                    caller.store.drop(Drop("n", chance.choice([None, (space.digest, 0)])))
+                    caller.store.drop(Drop(b"model", "n", chance.choice([None, (space.digest, 0)])))
                 case 1 | 2 | 3:
                     caller.store.save(space, blocks(space, hashes))
                     caller.store.flush(chance.choice([0.0, 1.0]))

@@ -41,6 +41,7 @@ def make_connector(
     return TieredConnector(
         config.expanded(),
         store,
+        model.fingerprint,
         tier_namespaces(hasher, model),
         model.kv_block_bytes,
         time.monotonic,

@@ -98,6 +98,7 @@ class OracleEngine:
             connector = connector_class(
                 tiers,
                 store,
+                model.fingerprint,
                 tier_namespaces(hasher, model),
                 model.kv_block_bytes,
                 self.clock,

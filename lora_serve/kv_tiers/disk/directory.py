@@ -8,19 +8,16 @@
     PATH/quarantine/…                     files that were refused; few, the newest
 
 Everything appears and vanishes by rename, so a process that is killed, or another that works in
-the same directory, leaves nothing half-done. What else lies in PATH is not touched.
+the same directory, leaves nothing half-done. What else lies in PATH is not touched. PATH is opened
+once, and all below it is reached from there without following a link (folder.py).
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import shutil
-import tempfile
-import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -29,13 +26,17 @@ import xxhash
 
 from lora_serve.errors import ConfigError
 from lora_serve.kv_tiers.base import TierNamespace
+from lora_serve.kv_tiers.disk.folder import Folder
 from lora_serve.kv_tiers.disk.news import DiskNews, Place, Turn, place_of
+from lora_serve.kv_tiers.disk.ownership import open_own, open_to_inspect
+from lora_serve.kv_tiers.disk.staging import Staged, Staging
 
 DESCRIPTOR = "namespace.json"
 GROUP_SUFFIX = ".kv"
 # What stays so; a disk that is full or away may be used later.
 _NOT_OURS_TO_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS)
 BETWEEN = "-"  # a staged file's namespace and its name
+MAX_DESCRIPTOR_BYTES = 2**16
 
 
 def check_writable(path: Path) -> None:
@@ -46,8 +47,7 @@ def check_writable(path: Path) -> None:
     """
     directory = DiskDirectory(path)
     try:
-        with tempfile.TemporaryFile(dir=path):
-            pass
+        directory.make_and_delete_a_file()
     except OSError as error:
         if error.errno in _NOT_OURS_TO_WRITE:
             raise ConfigError(
@@ -61,20 +61,18 @@ def check_writable(path: Path) -> None:
 class DiskDirectory:
     """Methods raise OSError when the disk cannot do what they ask."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises ConfigError if `path` is not a directory, and cannot become one."""
+    def __init__(self, path: Path, *, is_inspected: bool = False) -> None:
+        """Open `path`, and make it if it is not there.
+
+        is_inspected: whether it may be any user's, and must be there.
+
+        Raises:
+            ConfigError: it is not a directory and cannot become one, or others may write to it.
+        """
         self.path = path
-        self._staging: Path | None = None
-        self._staging_lock = -1
-        self._mutex = threading.Lock()
-        self._news = DiskNews(path / "staging" / "writer")
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._itself = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError as error:
-            raise ConfigError(
-                f"--kv-disk-path {path}: {error.strerror}; name a directory that can be made"
-            ) from error
+        self._itself = open_to_inspect(path) if is_inspected else open_own(path)
+        self._staging = Staging(self._folder)
+        self._news = DiskNews(self._folder)
 
     def check_in_place(self) -> None:
         """Make the directory again if it was deleted.
@@ -82,181 +80,196 @@ class DiskDirectory:
         Raises OSError if its disk was unmounted, or it was moved: what is written now would go
         elsewhere, and what is forgotten now would come back with it.
         """
-        itself = os.fstat(self._itself)
+        itself = self._itself.status()
         with suppress(FileNotFoundError):
             if os.path.samestat(self.path.stat(), itself):
                 return
         if itself.st_nlink:
             raise OSError(errno.ENODEV, "the directory of the start is not here", str(self.path))
-        self.path.mkdir(parents=True, exist_ok=True)
-        os.close(self._itself)
-        self._itself = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._itself.replace(open_own(self.path))
+        except ConfigError as error:
+            raise OSError(errno.EPERM, str(error)) from error
+
+    def make_and_delete_a_file(self) -> None:
+        name = uuid4().hex
+        with self._itself.opened(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL):
+            self._itself.unlink(name)
 
     # ── namespaces ──────────────────────────────────────────────────────────────────────────
 
     def roots(self) -> list[bytes]:
-        """The roots of all namespaces that lie here, of any process."""
+        """Roots of all namespaces that lie here, of any process."""
+        return [root for name in self._names("namespaces") if (root := _root(name)) is not None]
+
+    def of(self, root: bytes) -> Folder:
+        """The namespace's directory. Raises FileNotFoundError if there is none."""
+        with self._folder("namespaces") as namespaces:
+            return namespaces.folder(root.hex())
+
+    def groups(self, root: bytes) -> list[str]:
+        """Names of the namespace's files; none if it has just been dropped."""
         try:
-            names = os.listdir(self.path / "namespaces")
+            with self.of(root) as folder:
+                return [name for name in folder.names() if name.endswith(GROUP_SUFFIX)]
         except FileNotFoundError:
             return []
-        return [root for name in names if (root := _root(name)) is not None]
-
-    def of(self, root: bytes) -> Path:
-        return self.path / "namespaces" / root.hex()
-
-    def groups(self, root: bytes) -> list[Path]:
-        """The namespace's files; none if it has just been dropped."""
-        return [path for path in _listed(self.of(root)) if path.suffix == GROUP_SUFFIX]
 
     def describe(self, root: bytes) -> TierNamespace | None:
         """What the namespace's descriptor says; None if it cannot be trusted or is not there."""
-        try:
-            text, _, checksum = (self.of(root) / DESCRIPTOR).read_bytes().partition(b"\n")
-            if checksum.strip() != xxhash.xxh3_128_hexdigest(text).encode():
-                return None
-            namespace = msgspec.json.decode(text, type=TierNamespace)
-        except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
-            return None
-        return namespace if namespace.root == root else None
+        namespace = _namespace(self._description(root))
+        return namespace if namespace is not None and namespace.root == root else None
 
-    def ensure(self, namespace: TierNamespace) -> Path:
+    def is_of_another_version(self, root: bytes) -> bool:
+        """Whether its descriptor is whole, and says what this version of ours cannot read."""
+        text = self._description(root)
+        return bool(text) and _namespace(text) is None
+
+    def _description(self, root: bytes) -> bytes:
+        """The descriptor's text; b"" if it is damaged or not there."""
+        with (
+            suppress(FileNotFoundError, NotADirectoryError),
+            self.of(root) as folder,
+            folder.opened(DESCRIPTOR) as descriptor,
+        ):
+            text, _, checksum = os.read(descriptor, MAX_DESCRIPTOR_BYTES).partition(b"\n")
+            if checksum.strip() == xxhash.xxh3_128_hexdigest(text).encode():
+                return text
+        return b""
+
+    def ensure(self, namespace: TierNamespace) -> Folder:
         """The namespace's directory, made with its descriptor if it was not there."""
-        directory = self.of(namespace.root)
-        if (directory / DESCRIPTOR).exists():
-            return directory
-        made = self.stage()
-        made.mkdir()
-        text = msgspec.json.encode(namespace)
-        checksum = xxhash.xxh3_128_hexdigest(text).encode()
-        with (made / DESCRIPTOR).open("wb", buffering=0) as file:
-            file.write(text + b"\n" + checksum + b"\n")
-            os.fsync(file.fileno())  # without it, synced groups would be lost with the power
-        directory.parent.mkdir(exist_ok=True)
-        try:
-            made.rename(directory)
-        except OSError as error:
-            shutil.rmtree(made, ignore_errors=True)
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-        return directory
+        found = self._described(namespace.root)
+        if found is not None:
+            return found
+        made = uuid4().hex
+        staging = self._staging.folder()
+        with staging.make_folder(made) as folder:
+            _write_descriptor(folder, namespace)
+        with self._folder("namespaces", make=True) as namespaces:
+            try:
+                staging.move(made, namespaces, namespace.root.hex())
+            except OSError as error:
+                staging.remove_tree(made)
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            return namespaces.folder(namespace.root.hex())
 
     def trash(self, root: bytes) -> None:
         """Make a namespace vanish at once; `empty_trash` frees its bytes."""
-        (self.path / "trash").mkdir(exist_ok=True)
-        with suppress(FileNotFoundError):  # another process took it
-            self.of(root).rename(self.path / "trash" / uuid4().hex)
+        with self._folder("trash", make=True) as trash, suppress(FileNotFoundError):
+            with self._folder("namespaces") as namespaces:
+                namespaces.move(root.hex(), trash, uuid4().hex)
             self._news.tell(Place(root))
 
     def sync_trash(self) -> None:
-        """Sync what `trash` has moved, so that no power failure undoes it."""
-        for directory in (self.path / "namespaces", self.path / "trash"):
-            with suppress(FileNotFoundError):
-                _sync(directory)
+        """Bring down to the disk what `trash` has moved, so that no failure of power undoes it."""
+        for name in ("namespaces", "trash"):
+            with suppress(FileNotFoundError), self._folder(name) as folder:
+                folder.sync()
 
     def empty_trash(self) -> None:
-        for entry in _listed(self.path / "trash"):
-            shutil.rmtree(entry, ignore_errors=True)  # another process may be at it too
+        with suppress(FileNotFoundError), self._folder("trash") as trash:
+            for name in trash.names():
+                trash.remove_tree(name)
 
     # ── files ───────────────────────────────────────────────────────────────────────────────
-
-    def stage(self) -> Path:
-        """A new path for something that is not complete yet, on the same disk."""
-        with self._mutex:
-            if self._staging is None or not self._staging.is_dir():
-                self._open_staging()
-            assert self._staging is not None, "just opened"
-            return self._staging / uuid4().hex
 
     def writers_turn(self) -> AbstractContextManager[Turn]:
         """Hold the lock under which one process at a time makes room and reserves it."""
         return self._news.turn()
 
-    def reserve(self, place: Place, num_bytes: int) -> Path:
-        """Stage a file that counts with this size from now on, whatever is written to it."""
-        staged = self.stage().with_name(f"{place.root.hex()}{BETWEEN}{place.name}")
-        try:
-            with staged.open("xb") as file:
-                file.truncate(num_bytes)
-        except OSError:
-            staged.unlink(missing_ok=True)
-            raise
-        return staged
+    def reserve(self, place: Place, num_bytes: int) -> Staged:
+        """Stage a file that takes as much of the bound from now on, whatever is written to it."""
+        return self._staging.reserve(f"{place.root.hex()}{BETWEEN}{place.name}", num_bytes)
+
+    def publish(self, staged: Staged, namespace: TierNamespace, name: str) -> None:
+        """Let a staged file that is complete be found, under this name."""
+        with self.ensure(namespace) as folder:
+            staged.move(folder, name)
 
     def reserved_elsewhere(self) -> dict[Place, int]:
-        """Bytes reserved by other processes, also by killed ones, by the file they are for."""
-        with self._mutex:
-            own = self._staging
-        directories = [entry for entry in _listed(self.path / "staging") if entry != own]
-        files = [file for entry in directories if entry.is_dir() for file in _listed(entry)]
-        return {place: _size(file) for file in files if (place := _place(file.name))}
+        """Bytes by the place they are for: by other processes, and by those killed over it."""
+        sizes = self._staging.sizes_elsewhere()
+        return {place: size for name, size in sizes if (place := _place(name))}
 
-    def quarantine(self, group: Path, max_files: int, max_bytes: int) -> bool:
-        """Move a file aside for an operator to look at; only the newest are kept.
+    def quarantine(self, root: bytes, name: str, max_files: int, max_bytes: int) -> bool:
+        """Move a file aside for whoever wants to know; of those, only the newest are kept.
 
         Returns False if another process has done so.
         """
-        place = self.path / "quarantine"
-        place.mkdir(exist_ok=True)
-        try:
-            group.rename(place / f"{group.parent.name[:16]}-{group.name}")
-        except FileNotFoundError:
-            return False
-        kept_bytes = 0
-        for i, file in enumerate(sorted(_listed(place), key=_mtime, reverse=True)):
-            kept_bytes += _size(file)
-            if i >= max_files or kept_bytes > max_bytes:
-                file.unlink(missing_ok=True)
+        with self._folder("quarantine", make=True) as aside:
+            try:
+                with self.of(root) as folder:
+                    folder.move(name, aside, f"{root.hex()[:16]}-{name}")
+            except FileNotFoundError:
+                return False
+            kept_bytes = 0
+            newest_first = sorted(_statuses(aside), key=lambda one: one[1].st_mtime, reverse=True)
+            for i, (other, status) in enumerate(newest_first):
+                kept_bytes += status.st_size
+                if i >= max_files or kept_bytes > max_bytes:
+                    aside.unlink(other)
         return True
 
+    def quarantined_bytes(self) -> list[int]:
+        """Sizes of the files set aside."""
+        with suppress(FileNotFoundError), self._folder("quarantine") as aside:
+            found = _statuses(aside)
+            return [status.st_size for name, status in found if name.endswith(GROUP_SUFFIX)]
+        return []
+
+    def empty_quarantine(self) -> None:
+        with suppress(FileNotFoundError), self._folder("quarantine") as aside:
+            for name in aside.names():
+                if name.endswith(GROUP_SUFFIX):
+                    aside.unlink(name)
+
+    def free_bytes(self) -> int:
+        return self._itself.free_bytes()
+
     def close(self) -> None:
-        with self._mutex:
-            if self._staging is not None:
-                shutil.rmtree(self._staging, ignore_errors=True)
-                os.close(self._staging_lock)
-                self._staging = None
-            if self._itself >= 0:
-                os.close(self._itself)
-                self._itself = -1
+        self._staging.close()
+        self._itself.close()
 
     def sweep(self) -> None:
         """Delete what killed processes left: their staging directories, and trash."""
-        if (self.path / "staging").is_dir():
-            with self._staging_turn():
-                for entry in _listed(self.path / "staging"):
-                    if entry.is_dir() and _is_abandoned(entry):
-                        shutil.rmtree(entry, ignore_errors=True)
+        self._staging.sweep()
         self.empty_trash()
 
-    def _open_staging(self) -> None:
-        """Make a directory of this process's own; its lock is held as long as the process lives."""
-        if self._staging is not None:
-            os.close(self._staging_lock)
-        (self.path / "staging").mkdir(exist_ok=True)
-        with self._staging_turn():
-            staging = self.path / "staging" / uuid4().hex
-            staging.mkdir()
-            self._staging_lock = os.open(staging / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-            fcntl.flock(self._staging_lock, fcntl.LOCK_EX)
-            self._staging = staging
+    def _folder(self, name: str, *, make: bool = False) -> Folder:
+        """One of PATH's directories. Raises FileNotFoundError if it is not to be made."""
+        folder = self._itself.make_folder(name) if make else self._itself.folder(name)
+        folder.hide()
+        return folder
 
-    @contextmanager
-    def _staging_turn(self) -> Iterator[None]:
-        """Hold the lock under which one process at a time makes or sweeps staging directories."""
-        with (self.path / "staging" / "turn").open("w") as turn:
-            fcntl.flock(turn, fcntl.LOCK_EX)
-            yield
+    def _described(self, root: bytes) -> Folder | None:
+        """The namespace's directory, if it has a descriptor."""
+        with suppress(FileNotFoundError), ExitStack() as stack:
+            folder = stack.enter_context(self.of(root))
+            folder.status_of(DESCRIPTOR)
+            stack.pop_all()
+            return folder
+        return None
+
+    def _names(self, name: str) -> list[str]:
+        with suppress(FileNotFoundError), self._folder(name) as folder:
+            return folder.names()
+        return []
 
 
-def _is_abandoned(staging: Path) -> bool:
-    try:
-        with (staging / "lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except FileNotFoundError:
-        return True
-    return True
+def _write_descriptor(folder: Folder, namespace: TierNamespace) -> None:
+    text = msgspec.json.encode(namespace)
+    checksum = xxhash.xxh3_128_hexdigest(text).encode()
+    with folder.opened(DESCRIPTOR, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor:
+        os.write(descriptor, text + b"\n" + checksum + b"\n")
+        os.fsync(descriptor)  # without it, synced groups would be lost with the power
+
+
+def _namespace(description: bytes) -> TierNamespace | None:
+    with suppress(msgspec.DecodeError):
+        return msgspec.json.decode(description, type=TierNamespace)
+    return None
 
 
 def _place(staged: str) -> Place | None:
@@ -272,28 +285,7 @@ def _root(name: str) -> bytes | None:
         return None
 
 
-def _listed(directory: Path) -> list[Path]:
-    try:
-        return list(directory.iterdir())
-    except FileNotFoundError:
-        return []
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _mtime(path: Path) -> float:
-    with suppress(FileNotFoundError):  # another process took it
-        return path.stat().st_mtime
-    return 0.0
-
-
-def _size(path: Path) -> int:
-    with suppress(FileNotFoundError):  # another process took it
-        return path.stat().st_size
-    return 0
+def _statuses(folder: Folder) -> Iterator[tuple[str, os.stat_result]]:
+    for name in folder.names():
+        with suppress(FileNotFoundError):  # another process took it
+            yield name, folder.status_of(name)

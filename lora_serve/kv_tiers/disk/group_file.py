@@ -14,7 +14,6 @@ import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import xxhash
 
@@ -23,7 +22,7 @@ from lora_serve.kv_tiers.base import Buffer, Cause, Record, TierNamespace
 from lora_serve.kv_tiers.codec import HEADER_BYTES, MAX_HASH_BYTES, record_bytes
 
 MAGIC = b"lora-kvg"
-VERSION = 1
+VERSION = 1  # goes up with codec.VERSION, too: a file holds records of one version
 MAX_RECORDS = 512  # header and payload are a buffer each: two calls of 1,024 (IOV_MAX) write it
 
 _FIELDS = struct.Struct("<8sIIIIQ32s")
@@ -53,31 +52,26 @@ def group_bytes(namespace: TierNamespace, records: Sequence[Record]) -> int:
     return table_bytes + len(records) * record_bytes(namespace)
 
 
-def write_group(path: Path, namespace: TierNamespace, records: Sequence[Record]) -> int:
-    """Write and sync a file, new or reserved; returns its size in bytes. Raises OSError."""
+def write_group(descriptor: int, namespace: TierNamespace, records: Sequence[Record]) -> int:
+    """Write a file, new or reserved, down to the disk; its size in bytes. Raises OSError."""
     assert 0 < len(records) <= MAX_RECORDS, f"{len(records)} records are no group"
     buffers: list[Buffer] = [_table([record.block_hash for record in records], namespace)]
     for record in records:
         buffers += (record.header, record.payload)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-    try:
-        num_bytes = _write_all(descriptor, buffers)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    num_bytes = _write_all(descriptor, buffers)
+    os.fsync(descriptor)
     return num_bytes
 
 
-def read_table(path: Path, namespace: TierNamespace) -> GroupTable:
+def read_table(descriptor: int, namespace: TierNamespace) -> GroupTable:
     """The head of a file.
 
     Raises:
         RefusedGroupError: it is not a group of this namespace, or not whole.
         OSError: it cannot be read.
     """
-    with path.open("rb", buffering=0) as file:
-        head = file.read(_MAX_TABLE_BYTES) or b""
-        num_bytes = os.fstat(file.fileno()).st_size
+    head = os.pread(descriptor, _MAX_TABLE_BYTES, 0)
+    num_bytes = os.fstat(descriptor).st_size
     if len(head) < _FIELDS.size:
         raise RefusedGroupError(Cause.TRUNCATED)
     magic, version, count, hash_bytes, _, block_bytes, root = _FIELDS.unpack_from(head)

@@ -17,9 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from uuid import uuid4
 
+from lora_serve.kv_tiers.disk.folder import STAGING, OpenFolder
+
+WRITER = "writer"
 EDITION_BYTES = 33
 MAX_BYTES = 2**16
 
@@ -46,16 +48,16 @@ class Turn:
 class DiskNews:
     """One process's part in it."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, open_folder: OpenFolder) -> None:
+        """`open_folder` gives directories of PATH."""
+        self._open_folder = open_folder
         self._edition = b""
         self._read_to = 0
 
     @contextmanager
     def turn(self) -> Iterator[Turn]:
-        """Hold the lock: one process at a time has its turn."""
-        self._path.parent.mkdir(exist_ok=True)
-        with self._path.open("a+b", buffering=0) as file:
+        """One process at a time."""
+        with self._opened(os.O_RDWR | os.O_CREAT, make=True) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             turn = Turn(self._read(file), partial(self._write, file))
             try:
@@ -65,9 +67,17 @@ class DiskNews:
                 raise
 
     def tell(self, place: Place) -> None:
-        """Write outside of a turn, so that a process that hangs in its turn blocks no other."""
-        with suppress(OSError), self._path.open("ab", buffering=0) as file:
+        """Out of turn: a process that hangs in its own shall keep nobody from telling."""
+        with suppress(OSError), self._opened(os.O_RDWR) as file:
             file.write(_line(place))
+
+    @contextmanager
+    def _opened(self, flags: int, *, make: bool = False) -> Iterator[io.FileIO]:
+        with (
+            self._open_folder(STAGING, make=make) as staging,
+            io.FileIO(staging.open_file(WRITER, flags | os.O_APPEND), "a+b") as file,
+        ):
+            yield file
 
     def _read(self, file: io.FileIO) -> list[Place] | None:
         file.seek(0)

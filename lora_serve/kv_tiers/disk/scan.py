@@ -8,15 +8,16 @@ looking costs one call while nothing happens.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
-from lora_serve.kv_tiers.base import Cause
+from lora_serve.kv_tiers.base import Cause, TierNamespace
 from lora_serve.kv_tiers.disk.directory import GROUP_SUFFIX, DiskDirectory
-from lora_serve.kv_tiers.disk.group_file import RefusedGroupError, read_table
+from lora_serve.kv_tiers.disk.group_file import GroupTable, RefusedGroupError, read_table
 from lora_serve.kv_tiers.disk.index import DiskIndex, Group
 from lora_serve.kv_tiers.disk.news import Place
 
@@ -28,13 +29,17 @@ POLL_SHARE = 50  # polling takes at most one part in so many of a core
 
 
 class DiskScan:
-    """`refuse(path, cause)` is called for each file that is no whole group of its namespace."""
+    """`refuse(root, name, cause)` is called for each file that is no whole group of its namespace.
+
+    What another version of the software wrote is not refused, nor found: it counts for the bound,
+    and is evicted when it is the least recently used.
+    """
 
     def __init__(
         self,
         directory: DiskDirectory,
         index: DiskIndex,
-        refuse: Callable[[Path, Cause], None],
+        refuse: Callable[[bytes, str, Cause], None],
         poll_seconds: float,
     ) -> None:
         self._directory = directory
@@ -139,14 +144,15 @@ class DiskScan:
         """Bring the index up to date with one directory."""
         with self._lock:
             try:
-                modified = self._directory.of(root).stat().st_mtime_ns
+                with self._directory.of(root) as folder:
+                    modified = folder.status().st_mtime_ns
             except FileNotFoundError:
                 self._forget(root)
                 return
             if self._seen.get(root) == modified:
                 return
             known = self._index.file_names(root)
-            found = {path.name for path in self._directory.groups(root)}
+            found = set(self._directory.groups(root))
             for name in known - found:
                 self._index.remove_file(root, name)
             self._add(root, found - known)
@@ -160,31 +166,51 @@ class DiskScan:
             self._look(place.root)
             return
         with self._lock:
-            path = self._directory.of(place.root) / place.name
-            is_there = path.suffix == GROUP_SUFFIX and path.exists()
+            is_there = self._is_there(place)
             is_known = self._index.knows(place.root, place.name)
             if is_known and not is_there:
                 self._index.remove_file(place.root, place.name)
             elif is_there and not is_known:
                 self._add(place.root, {place.name})
 
+    def _is_there(self, place: Place) -> bool:
+        with suppress(FileNotFoundError), self._directory.of(place.root) as folder:
+            return place.name.endswith(GROUP_SUFFIX) and folder.has_file(place.name)
+        return False
+
     def _add(self, root: bytes, names: set[str]) -> None:
         namespace = self._directory.describe(root)
-        if namespace is None:  # it could never be dropped by name
+        if namespace is not None:
             for name in names:
-                self._refuse(self._directory.of(root) / name, Cause.FOREIGN)
-            self._directory.trash(root)
-            return
-        for name in names:
-            path = self._directory.of(root) / name
-            try:
-                table = read_table(path, namespace)
-                self._index.add(Group(namespace, name, table, path.stat().st_mtime))
-            except RefusedGroupError as refused:
-                self._refuse(path, refused.cause)
-            except OSError as error:  # gone again, or a bad sector
-                logger.debug("%s: %s", path, error)
+                self._add_file(namespace, name)
+        elif not self._directory.is_of_another_version(root):
+            for name in names:
+                self._refuse(root, name, Cause.FOREIGN)
+            self._directory.trash(root)  # nobody could drop it by name
+
+    def _add_file(self, namespace: TierNamespace, name: str) -> None:
+        try:
+            with (
+                self._directory.of(namespace.root) as folder,
+                folder.opened(name) as descriptor,
+            ):
+                used = os.fstat(descriptor).st_mtime
+                self._index.add(Group(namespace, name, _table(descriptor, namespace), used))
+        except RefusedGroupError as refused:
+            self._refuse(namespace.root, name, refused.cause)
+        except OSError as error:  # gone again, or a bad sector
+            logger.debug("%s of %s: %s", name, namespace.root.hex(), error)
 
     def _forget(self, root: bytes) -> None:
         self._seen.pop(root, None)
         self._index.remove_namespace(root)
+
+
+def _table(descriptor: int, namespace: TierNamespace) -> GroupTable:
+    """The file's table; one of no records for what another version of the software wrote."""
+    try:
+        return read_table(descriptor, namespace)
+    except RefusedGroupError as refused:
+        if refused.cause is not Cause.VERSION:
+            raise
+        return GroupTable((), os.fstat(descriptor).st_size)

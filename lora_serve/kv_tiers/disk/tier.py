@@ -7,7 +7,6 @@ directory. Reads and writes come from different threads; a file that has vanishe
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import Counter
@@ -28,6 +27,7 @@ from lora_serve.kv_tiers.base import (
 )
 from lora_serve.kv_tiers.codec import record_bytes, refusal
 from lora_serve.kv_tiers.disk.directory import GROUP_SUFFIX, DiskDirectory
+from lora_serve.kv_tiers.disk.folder import Folder
 from lora_serve.kv_tiers.disk.group_file import (
     MAX_RECORDS,
     GroupTable,
@@ -38,6 +38,7 @@ from lora_serve.kv_tiers.disk.group_file import (
 from lora_serve.kv_tiers.disk.index import DiskIndex, Group, Run
 from lora_serve.kv_tiers.disk.news import Place
 from lora_serve.kv_tiers.disk.scan import DiskScan
+from lora_serve.kv_tiers.disk.staging import Staged
 from lora_serve.kv_tiers.read_buffers import ReadBuffers
 
 logger = logging.getLogger(__name__)
@@ -59,9 +60,12 @@ class DiskTier:
         capacity_bytes: int,
         *,
         poll_seconds: float = 0.5,
-        write: Callable[[Path, TierNamespace, Sequence[Record]], int] = write_group,
+        write: Callable[[int, TierNamespace, Sequence[Record]], int] = write_group,
     ) -> None:
-        """Raises ConfigError if `path` cannot be a directory. `write` is write_group's contract."""
+        """Raises ConfigError if `path` cannot be a directory of ours alone (ownership.py).
+
+        `write` has write_group's contract.
+        """
         self.name = "disk"
         self._directory = DiskDirectory(path)
         self._capacity_bytes = capacity_bytes
@@ -106,40 +110,37 @@ class DiskTier:
     def _load_run(
         self, namespace: TierNamespace, run: Run, into: memoryview, records: list[Record]
     ) -> Cause | None:
-        """Append the run's records up to one that is refused; returns why it was refused."""
-        path = self._path(run.group)
+        """Append the run's records up to one that is refused; why it was."""
         try:
-            descriptor = os.open(path, os.O_RDONLY)
+            with self._folder(run.group) as folder, folder.opened(run.group.file_name) as file:
+                read = read_records(file, namespace, run.group.table, run.first, into)
         except FileNotFoundError:  # another process evicted it
             self._index.remove(run.group)
             return Cause.ABSENT
-        try:
-            read = read_records(descriptor, namespace, run.group.table, run.first, into)
-        finally:
-            os.close(descriptor)
         for record in read:
             cause = refusal(namespace, record)
             if cause is not None:
                 self._refuse(run.group, cause)
                 return cause
             records.append(record)
-        self._touch(run.group, path)
+        self._touch(run.group)
         return None
 
     def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
         for group in reversed(self._index.groups_of(hashes)):  # the head of a prefix last
-            self._touch(group, self._path(group))
+            self._touch(group)
 
-    def _touch(self, group: Group, path: Path) -> None:
+    def _touch(self, group: Group) -> None:
         """Note the use, for this process and now and then for the others."""
         self._index.touch(group)
         now = time.time()
         if now - group.used > TOUCH_SECONDS:
             group.used = now
             try:
-                os.utime(path, (now, now))
+                with self._folder(group) as folder:
+                    folder.set_time(group.file_name, now)
             except OSError as error:  # read-only, or evicted just now: the reading was fine
-                logger.debug("%s: its time of use was not noted: %s", path, error)
+                logger.debug("%s: its time of use was not noted: %s", group.file_name, error)
 
     # ── writing ─────────────────────────────────────────────────────────────────────────────
 
@@ -162,18 +163,14 @@ class DiskTier:
         self._directory.check_in_place()
         self._directory.empty_trash()  # before more is written: what was dropped takes room, too
         place = Place(namespace.root, uuid4().hex + GROUP_SUFFIX)
-        staged = self._reserve(place, group_bytes(namespace, records))
-        try:
-            num_bytes = self._write(staged, namespace, records)
-            staged.rename(self._directory.ensure(namespace) / place.name)
-        except OSError:
-            staged.unlink(missing_ok=True)
-            raise
+        with self._reserve(place, group_bytes(namespace, records)) as staged:
+            num_bytes = self._write(staged.descriptor, namespace, records)
+            self._directory.publish(staged, namespace, place.name)
         hashes = tuple(record.block_hash for record in records)
         self._index.add(Group(namespace, place.name, GroupTable(hashes, num_bytes), time.time()))
 
-    def _reserve(self, place: Place, num_bytes: int) -> Path:
-        """Stage a file of this size, within the bound whatever other processes do meanwhile."""
+    def _reserve(self, place: Place, num_bytes: int) -> Staged:
+        """A staged file of this size, within the bound whatever other processes do meanwhile."""
         with self._directory.writers_turn() as turn:
             if turn.news is None or turn.news or self._reserved_elsewhere:
                 self._look_at(turn.news)
@@ -207,7 +204,8 @@ class DiskTier:
     def _was_used_elsewhere(self, group: Group) -> bool:
         """Whether another process has used it since; then it is not the oldest."""
         try:
-            used = self._path(group).stat().st_mtime
+            with self._folder(group) as folder:
+                used = folder.status_of(group.file_name).st_mtime
         except FileNotFoundError:
             return False
         if used <= group.used + TOUCH_SECONDS / 2:
@@ -217,9 +215,9 @@ class DiskTier:
         return True
 
     def _evict(self, group: Group) -> None:
-        with suppress(FileNotFoundError):  # another process was first
-            self._path(group).unlink()
-            self._num_evicted += len(group.table.hashes)
+        with suppress(FileNotFoundError), self._folder(group) as folder:
+            if folder.unlink(group.file_name):  # else another process was first
+                self._num_evicted += len(group.table.hashes)
         self._index.remove(group)
         if not self._index.file_names(group.namespace.root):
             self._scan.retire(group.namespace.root)
@@ -242,21 +240,23 @@ class DiskTier:
 
     def _refuse(self, group: Group, cause: Cause) -> None:
         if self._index.remove(group):
-            self._quarantine_file(self._path(group), cause)
+            self._quarantine_file(group.namespace.root, group.file_name, cause)
 
-    def _quarantine_file(self, path: Path, cause: Cause) -> None:
+    def _quarantine_file(self, root: bytes, name: str, cause: Cause) -> None:
+        most_bytes = self._quarantine_bytes
+        file = f"{self._directory.path}/…/{root.hex()[:16]}…/{name}"
         try:
-            if not self._directory.quarantine(path, MAX_QUARANTINED, self._quarantine_bytes):
+            if not self._directory.quarantine(root, name, MAX_QUARANTINED, most_bytes):
                 return
         except OSError as error:
-            logger.warning("%s could not be set aside: %s", path, error)
+            logger.warning("%s could not be set aside: %s", file, error)
         else:
-            logger.warning("%s was refused (%s) and set aside", path, cause.value)
+            logger.warning("%s was refused (%s) and set aside", file, cause.value)
         with self._count_lock:
             self._quarantined[cause.value] += 1
 
-    def _path(self, group: Group) -> Path:
-        return self._directory.of(group.namespace.root) / group.file_name
+    def _folder(self, group: Group) -> Folder:
+        return self._directory.of(group.namespace.root)
 
     def contents(self) -> TierContents:
         with self._count_lock:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lora_serve.kv_tiers.disk import news as disk_news
+from lora_serve.kv_tiers.disk.folder import Folder, OpenFolder
 from lora_serve.kv_tiers.disk.news import EDITION_BYTES, DiskNews, Place
 
 ROOT = b"r" * 32
@@ -20,13 +21,21 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def one(path: Path) -> DiskNews:
-    return DiskNews(path)
+def one(tmp_path: Path) -> DiskNews:
+    return DiskNews(opening(tmp_path))
 
 
 @pytest.fixture
-def two(path: Path) -> DiskNews:
-    return DiskNews(path)
+def two(tmp_path: Path) -> DiskNews:
+    return DiskNews(opening(tmp_path))
+
+
+def opening(path: Path) -> OpenFolder:
+    def open_folder(name: str, *, make: bool = False) -> Folder:
+        with Folder.at(path) as folder:
+            return folder.make_folder(name) if make else folder.folder(name)
+
+    return open_folder
 
 
 def heard(news: DiskNews, *told: Place) -> list[Place] | None:

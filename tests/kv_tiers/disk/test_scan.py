@@ -26,7 +26,7 @@ class GatedDirectory(DiskDirectory):
         self.is_listing = threading.Event()
         self.gate = threading.Event()
 
-    def groups(self, root: bytes) -> list[Path]:
+    def groups(self, root: bytes) -> list[str]:
         if not self.is_listing.is_set():
             self.is_listing.set()
             assert self.gate.wait(30), "the gate was not opened"
@@ -39,13 +39,14 @@ def directory(tmp_path: Path) -> Iterator[GatedDirectory]:
     tier.save(NS, records(NS, HASHES))
     tier.close()
     directory = GatedDirectory(tmp_path)
-    os.utime(directory.of(NS.root), (1e9, 1e9))  # long ago: nothing is left to be looked at again
+    namespace = tmp_path / "namespaces" / NS.root.hex()
+    os.utime(namespace, (1e9, 1e9))  # long ago: nothing is left to be looked at again
     yield directory
     directory.close()
 
 
-def refuse(path: Path, cause: Cause) -> None:
-    raise AssertionError(f"{path} was refused: {cause}")
+def refuse(root: bytes, name: str, cause: Cause) -> None:
+    raise AssertionError(f"{name} was refused: {cause}")
 
 
 def test_readers_that_come_during_the_first_scan_find_what_it_finds(

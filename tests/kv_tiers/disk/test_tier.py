@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -14,15 +15,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+import xxhash
 
 from lora_serve.errors import ConfigError
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import Cause, Drop, Record, TierError, TierNamespace
 from lora_serve.kv_tiers.codec import HEADER_BYTES, record_bytes
 from lora_serve.kv_tiers.disk.directory import DiskDirectory
-from lora_serve.kv_tiers.disk.group_file import write_group
+from lora_serve.kv_tiers.disk.folder import Folder
+from lora_serve.kv_tiers.disk.group_file import VERSION, write_group
 from lora_serve.kv_tiers.disk.tier import MAX_QUARANTINED, DiskTier
 from tests.fakes.kv_blocks import a_namespace, chain, content, records
+from tests.fakes.kv_files import write_group_file
 
 NS = a_namespace()
 HASHES = chain(NS, "a prompt", 24)
@@ -140,7 +144,7 @@ def test_nothing_else_in_the_directory_is_touched(tiers: Tiers) -> None:
     (tiers.path / "precious").write_text("data")
     tier = tiers.open()
     save(tier, NS, HASHES)
-    tier.drop(Drop())
+    tier.drop(Drop(b"model"))
     assert (tiers.path / "precious").read_text() == "data"
 
 
@@ -233,17 +237,30 @@ def test_dropping_an_adapter_takes_its_namespaces_whoever_wrote_them(tiers: Tier
     for space in spaces:
         save(tier, space, chain(space, "p", 4))
     other = tiers.open()
-    other.drop(Drop("n", (spaces[2].digest, 0)))
-    for one in (other, tiers.reopen()):
-        counts = [load(one, space, chain(space, "p", 4))[0] for space in spaces]
-        assert counts == [0, 0, 4, 4, 4]
+    other.drop(Drop(b"model", "n", (spaces[2].digest, 0)))
+
+    def counts(tier: DiskTier) -> list[int]:
+        return [load(tier, space, chain(space, "p", 4))[0] for space in spaces]
+
+    assert counts(other) == [0, 0, 4, 4, 4]
+    assert counts(tiers.reopen()) == [0, 0, 4, 4, 4]
     eventually(lambda: not list((tiers.path / "trash").iterdir()))
+
+
+def test_what_another_model_has_stored_is_not_erased_by_a_drop(tiers: Tiers) -> None:
+    tier, other = tiers.open(), a_namespace("n", model=b"another")
+    for space in (NS, other):
+        save(tier, space, chain(space, "p", 4))
+    tier.drop(Drop(b"model", "n"))
+    tier.drop(Drop(b"model"))
+    assert load(tier, NS, chain(NS, "p", 4)) == (0, Cause.ABSENT)
+    assert load(tier, other, chain(other, "p", 4)) == (4, None)
 
 
 def test_what_is_dropped_by_another_process_is_a_miss(tiers: Tiers) -> None:
     tier = tiers.open()
     save(tier, NS, HASHES)
-    tiers.open().drop(Drop())
+    tiers.open().drop(Drop(b"model"))
     assert load(tier, NS, HASHES) == (0, Cause.ABSENT)
     save(tier, NS, HASHES)
     assert load(tier, NS, HASHES) == (24, None)
@@ -345,7 +362,7 @@ def test_a_file_of_another_layout_in_the_namespaces_place_is_refused(tiers: Tier
     foreign = a_namespace(layout=b"other")
     foreign = TierNamespace(NS.root, b"model", "n", NS.digest, 0, b"", b"other", NS.block_bytes)
     file.unlink()
-    write_group(file, foreign, records(foreign, HASHES))
+    write_group_file(file, foreign, records(foreign, HASHES))
     assert load(tier, NS, HASHES) == (0, Cause.LAYOUT)
 
 
@@ -362,9 +379,9 @@ def test_the_quarantine_is_bounded(tiers: Tiers) -> None:
 
 
 def test_a_full_disk_is_an_error_of_the_tier_and_leaves_nothing_behind(tiers: Tiers) -> None:
-    def full(path: Path, namespace: TierNamespace, some: Sequence[Record]) -> int:
-        path.write_bytes(b"half of it")
-        raise OSError(28, "No space left on device", str(path))
+    def full(file: int, namespace: TierNamespace, some: Sequence[Record]) -> int:
+        os.write(file, b"half of it")
+        raise OSError(28, "No space left on device")
 
     save(tiers.open(), NS, HASHES[:8])
     tier = tiers.open(write=full)
@@ -426,10 +443,10 @@ def test_what_was_moved_away_is_not_forgotten_until_it_is_back(
     save(tier, NS, HASHES)
     tiers.path.rename(tmp_path / "moved")
     with pytest.raises(TierError, match="the directory of the start is not here"):
-        tier.drop(Drop("n"))
+        tier.drop(Drop(b"model", "n"))
     assert not tiers.path.exists(), "where it was, there is room for it to come back"
     (tmp_path / "moved").rename(tiers.path)
-    tier.drop(Drop("n"))
+    tier.drop(Drop(b"model", "n"))
     assert load(tiers.reopen(), NS, HASHES)[0] == 0
 
 
@@ -438,7 +455,7 @@ def test_a_drop_that_cannot_be_done_is_an_error_of_the_tier(tiers: Tiers) -> Non
     save(tier, NS, HASHES)
     (tiers.path / "trash").write_text("")  # also for root, nothing can be moved here
     with pytest.raises(TierError, match="forgetting KV in"):
-        tier.drop(Drop("n"))
+        tier.drop(Drop(b"model", "n"))
 
 
 def test_a_directory_that_is_removed_is_a_miss_and_comes_back(tiers: Tiers) -> None:
@@ -469,6 +486,245 @@ def test_a_file_that_cannot_be_read_at_start_hides_no_other(tiers: Tiers) -> Non
     tier = tiers.reopen()
     tier.wait_until_indexed()
     assert tier.contents().num_blocks == 12
+
+
+# ── other versions of the software ──────────────────────────────────────────────────────────
+
+
+def of_another_version(file: Path) -> None:
+    """As another version writes files: not even the checksum of the head is ours."""
+    data = bytearray(file.read_bytes())
+    data[8:12] = (VERSION + 1).to_bytes(4, "little")
+    data[TABLE_BYTES - 16 : TABLE_BYTES] = bytes(16)
+    file.write_bytes(data)
+
+
+def test_what_another_version_wrote_is_left_alone_and_not_found(tiers: Tiers) -> None:
+    tier = damaged(tiers, of_another_version, at_start=True)
+    (file,) = group_files(tiers.path)
+    assert load(tier, NS, HASHES) == (0, Cause.ABSENT)
+    assert tier.contents().num_bytes == file.stat().st_size, "it counts for the bound"
+    save(tier, NS, HASHES)
+    assert load(tier, NS, HASHES) == (24, None)
+    assert file.exists()
+    assert quarantined(tiers.path) == []
+
+
+def test_what_another_version_wrote_is_evicted_by_age_like_all_else(tiers: Tiers) -> None:
+    bound = 80 * record_bytes(NS)
+    tier = tiers.open(bound)
+    save(tier, NS, HASHES[:8])
+    (file,) = group_files(tiers.path)
+    of_another_version(file)
+    tier = tiers.reopen(bound)
+    for i in range(12):
+        save(tier, NS, chain(NS, f"p{i}", 8))
+    assert not file.exists()
+
+
+def test_a_namespace_that_another_version_describes_is_left_alone(tiers: Tiers) -> None:
+    save(tiers.open(), NS, HASHES)
+    (descriptor,) = tiers.path.glob("namespaces/*/namespace.json")
+    text = b'{"a field of tomorrow": 1}'
+    descriptor.write_bytes(text + b"\n" + xxhash.xxh3_128_hexdigest(text).encode() + b"\n")
+    tier = tiers.reopen()
+    tier.wait_until_indexed()
+    assert load(tier, NS, HASHES) == (0, Cause.ABSENT)
+    assert len(group_files(tiers.path)) == 1
+    assert quarantined(tiers.path) == []
+
+
+# ── other users ─────────────────────────────────────────────────────────────────────────────
+
+
+def modes(path: Path) -> dict[str, set[int]]:
+    """Modes of all directories and of all files at and below a path."""
+    found: dict[str, set[int]] = {"directories": set(), "files": set()}
+    for one in (path, *path.rglob("*")):
+        found["directories" if one.is_dir() else "files"].add(stat.S_IMODE(one.lstat().st_mode))
+    return found
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_nobody_else_may_read_or_write_what_is_stored_whatever_the_umask(
+    tmp_path: Path,
+) -> None:
+    tier = DiskTier(tmp_path / "made" / "too", MIB)
+    save(tier, NS, HASHES)
+    flip(-1)(group_files(tmp_path / "made" / "too")[0])
+    load(tier, NS, HASHES)
+    save(tier, NS, HASHES)
+    tier.drop(Drop(b"model"))
+    save(tier, NS, HASHES)
+    assert modes(tmp_path / "made") == {"directories": {0o700}, "files": {0o600}}
+    tier.close()
+
+
+def test_directories_that_were_open_to_others_are_closed_to_them(tiers: Tiers) -> None:
+    save(tiers.open(), NS, HASHES)
+    tiers.close()
+    (tiers.path / "namespaces").chmod(0o755)
+    assert load(tiers.open(), NS, HASHES) == (24, None)
+    assert modes(tiers.path)["directories"] == {0o700}
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        (0o770, r"with mode 0770, but KV must lie where only .* may write; chmod 700 /.*/kv$"),
+        (0o702, r"with mode 0702, "),
+        (0o1777, r"with mode 1777, "),
+    ],
+)
+def test_a_directory_that_others_may_write_to_is_refused(
+    tiers: Tiers, mode: int, said: str
+) -> None:
+    tiers.path.mkdir()
+    tiers.path.chmod(mode)
+    with pytest.raises(ConfigError, match=rf"--kv-disk-path {tiers.path}: belongs to .* {said}"):
+        tiers.open()
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o750])
+def test_a_directory_that_others_may_only_read_is_taken(tiers: Tiers, mode: int) -> None:
+    tiers.path.mkdir()
+    tiers.path.chmod(mode)
+    save(tiers.open(), NS, HASHES)
+    assert modes(tiers.path / "namespaces")["directories"] == {0o700}
+
+
+def test_a_directory_of_another_user_is_refused(
+    tiers: Tiers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiers.path.mkdir(mode=0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    remedy = r"name a directory of its own, such as /.*/kv/lora-serve-kv, or chown uid 54321 /"
+    with pytest.raises(ConfigError, match=rf"user uid 54321 may write; {remedy}"):
+        tiers.open()
+
+
+def test_a_link_of_another_user_is_not_followed_to_the_directory(
+    tiers: Tiers, tmp_path: Path
+) -> None:
+    if os.geteuid():
+        pytest.skip("ONLY ROOT CAN PLANT ANOTHER USER'S LINK: it is not tested")
+    (tmp_path / "ours").mkdir(mode=0o700)
+    tiers.path.symlink_to(tmp_path / "ours")
+    os.lchown(tiers.path, 54321, 54321)
+    with pytest.raises(ConfigError, match=r"is a link of uid 54321; name the directory itself"):
+        tiers.open()
+    assert list((tmp_path / "ours").iterdir()) == []
+
+
+def test_a_link_of_ones_own_leads_to_the_directory(tiers: Tiers, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir(mode=0o700)
+    tiers.path.symlink_to(tmp_path / "disk")
+    save(tiers.open(), NS, HASHES)
+    assert len(group_files(tmp_path / "disk")) == 1
+
+
+@pytest.mark.parametrize("planted", ["staging/turn", "staging/writer"])
+def test_a_planted_link_has_no_file_truncated_or_written(
+    tiers: Tiers, tmp_path: Path, planted: str
+) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("data")
+    (tiers.path / "staging").mkdir(parents=True)
+    (tiers.path / planted).symlink_to(precious)
+    tier = tiers.open()
+    with suppress(TierError):
+        save(tier, NS, HASHES)
+    tier.drop(Drop(b"model"))
+    tiers.close()
+    assert precious.read_text() == "data"
+
+
+@pytest.mark.parametrize("planted", ["namespaces", "staging", "trash", "quarantine"])
+def test_a_planted_directory_link_has_nothing_made_moved_or_deleted_elsewhere(
+    tiers: Tiers, tmp_path: Path, planted: str
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "deep").mkdir(parents=True)
+    (elsewhere / "deep" / "precious").write_text("data")
+    tiers.path.mkdir(mode=0o700)
+    (tiers.path / planted).symlink_to(elsewhere)
+    tier = tiers.open()
+    for act in (
+        lambda: save(tier, NS, HASHES),
+        lambda: flip(-1)(group_files(tiers.path)[0]),
+        lambda: load(tier, NS, HASHES),
+        lambda: tier.drop(Drop(b"model")),
+        lambda: save(tier, NS, HASHES),
+    ):
+        with suppress(TierError, IndexError):
+            act()
+    tiers.close()
+    with suppress(NotADirectoryError):
+        DiskDirectory(tiers.path).sweep()
+    assert [one.name for one in elsewhere.rglob("*")] == ["deep", "precious"]
+
+
+def test_a_planted_group_is_not_read_through_a_link(tiers: Tiers, tmp_path: Path) -> None:
+    tier = tiers.open()
+    save(tier, NS, HASHES)
+    (file,) = group_files(tiers.path)
+    file.rename(tmp_path / "elsewhere.kv")
+    file.symlink_to(tmp_path / "elsewhere.kv")
+    with pytest.raises(TierError, match="Too many levels of symbolic links"):
+        load(tier, NS, HASHES)
+    assert load(tiers.reopen(), NS, HASHES) == (0, Cause.ABSENT)
+
+
+def test_a_pipe_in_a_groups_place_hangs_nobody(tiers: Tiers) -> None:
+    tier = tiers.open()
+    save(tier, NS, HASHES)
+    (file,) = group_files(tiers.path)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(TierError, match="is not a regular file"):
+        load(tier, NS, HASHES)
+    tiers.reopen().wait_until_indexed()
+
+
+def test_a_directory_that_is_swapped_for_a_link_while_it_is_used_redirects_nothing(
+    tiers: Tiers, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / NS.root.hex()).mkdir(parents=True)
+    (elsewhere / NS.root.hex() / "precious.kv").write_text("data")
+    tier = tiers.open(64 * record_bytes(NS))
+    place, aside = tiers.path / "namespaces", tiers.path / "aside"
+    is_over = threading.Event()
+
+    def swap() -> None:
+        while not is_over.is_set():
+            with suppress(OSError):  # whatever is there already
+                place.rename(aside)
+            with suppress(OSError):
+                place.symlink_to(elsewhere)
+                time.sleep(0.0005)
+                place.unlink()
+            shutil.rmtree(aside, ignore_errors=True)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    for i in range(150):
+        hashes = chain(NS, f"p{i}", 4)
+        with suppress(TierError):
+            save(tier, NS, hashes)
+            load(tier, NS, hashes)
+            if i % 10 == 0:
+                tier.drop(Drop(b"model"))
+    is_over.set()
+    thread.join()
+    assert [one.name for one in elsewhere.rglob("*")] == [NS.root.hex(), "precious.kv"]
 
 
 # ── several processes ───────────────────────────────────────────────────────────────────────
@@ -523,10 +779,10 @@ def test_what_another_process_is_writing_counts_towards_the_bound(tiers: Tiers) 
     bound = 32 * record_bytes(NS)
     other = tiers.open(bound, poll_seconds=60.0)
 
-    def write(path: Path, namespace: TierNamespace, some: Sequence[Record]) -> int:
-        save(other, NS, chain(NS, f"while writing {path.name}", 4))
+    def write(file: int, namespace: TierNamespace, some: Sequence[Record]) -> int:
+        save(other, NS, chain(NS, f"while writing {some[0].block_hash.hex()}", 4))
         assert bytes_of_kv(tiers.path) <= bound * 15 // 16  # the rest is the quarantine's
-        return write_group(path, namespace, some)
+        return write_group(file, namespace, some)
 
     tier = tiers.open(bound, poll_seconds=60.0, write=write)
     for i in range(12):
@@ -556,7 +812,7 @@ def looks_in_a_save(
     places: list[int] = []
     of = DiskDirectory.of
 
-    def counted(directory: DiskDirectory, root: bytes) -> Path:
+    def counted(directory: DiskDirectory, root: bytes) -> Folder:
         places.append(threading.get_ident())
         return of(directory, root)
 
@@ -594,7 +850,7 @@ def test_what_another_process_wrote_or_dropped_is_known_at_the_next_save(
     save(one, salted, chain(salted, "p", 8))
     save(two, NS, chain(NS, "p", 2))
     assert two.holds(salted, chain(salted, "p", 8)[0])
-    one.drop(Drop("n", keep=None))
+    one.drop(Drop(b"model", "n", keep=None))
     save(two, a_namespace("m"), chain(a_namespace("m"), "p", 2))
     assert not two.holds(salted, chain(salted, "p", 8)[0])
     assert two.contents().num_blocks == 2
@@ -625,13 +881,13 @@ def bytes_of_kv(path: Path) -> int:
 
 
 HALF_WRITER = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from lora_serve.kv_tiers.disk.tier import DiskTier
 from tests.fakes.kv_blocks import a_namespace, chain, records
 
-def slow(path, namespace, some):
-    path.write_bytes(b"half of it")
+def slow(file, namespace, some):
+    os.write(file, b"half of it")
     print("writing", flush=True)
     time.sleep(60)
 

@@ -90,7 +90,7 @@ def test_replicas_that_write_read_and_drop_at_once_give_only_right_blocks(
                 hashes = chain(space, f"p{chance.randrange(3)}", chance.randrange(1, 8))
                 match chance.randrange(10):
                     case 0:
-                        tier.drop(Drop("n"))
+                        tier.drop(Drop(b"model", "n"))
                     case 1 | 2 | 3 | 4:
                         save(tier, space, hashes)
                     case _:
@@ -145,10 +145,10 @@ def test_dropping_an_adapter_frees_its_blocks_and_no_others(
               a_namespace("m", "A"), a_namespace("")]  # fmt: skip
     for space in spaces:
         save(tier, space, chain(space, "p", 600))  # more than one turn of unlinking
-    tier.drop(Drop("n", (spaces[2].digest, 0)))
+    tier.drop(Drop(b"model", "n", (spaces[2].digest, 0)))
     assert [load(tier, space, chain(space, "p", 4))[0] for space in spaces] == [0, 0, 4, 4, 4]
     assert len(all_keys(redis_server)) == 1 + 3 * (1 + 600)
-    tier.drop(Drop())
+    tier.drop(Drop(b"model"))
     assert all_keys(redis_server) == set()
 
 
@@ -158,7 +158,7 @@ def test_a_drop_reaches_blocks_that_no_set_leads_to(
     save(tier, NS, HASHES)
     with redis_server.client() as client:
         client.delete(entry(redis_server, NS).members)  # as if the server had evicted it
-    tier.drop(Drop("n"))
+    tier.drop(Drop(b"model", "n"))
     save(tier, NS, HASHES[:1])
     assert load(tier, NS, HASHES) == (1, Cause.ABSENT)
 
@@ -181,7 +181,7 @@ def test_a_drop_that_ends_half_way_leaves_only_what_expires(
     with redis_server.client() as client:
         client.execute_command("ACL", "SETUSER", "default", "-zpopmin")
         with pytest.raises(TierError, match="zpopmin"):
-            tier.drop(Drop("n"))
+            tier.drop(Drop(b"model", "n"))
         assert load(tier, NS, HASHES) == (0, Cause.ABSENT)
         assert all(client.ttl(key) > 0 for key in all_keys(redis_server))
 

@@ -1,0 +1,90 @@
+"""Whose a disk tier's directory may be: the server's user's, with no other who may write there.
+
+Who can write to it could put other files in the place of ours; who owns it can let himself.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from lora_serve.errors import ConfigError
+from lora_serve.kv_tiers.disk.folder import PRIVATE_DIRECTORY, Folder
+
+FLAG = "--kv-disk-path"
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def open_own(path: Path) -> Folder:
+    """The directory at `path`, made if it is not there.
+
+    Raises:
+        ConfigError: it is no directory and cannot become one, or others may write to it.
+    """
+    try:
+        _check_link(path)
+        with suppress(FileExistsError):
+            _make(path)
+        folder = Folder.at(path)
+    except OSError as error:
+        raise ConfigError(
+            f"{FLAG} {path}: {error.strerror}; name a directory that can be made"
+        ) from error
+    try:
+        _check(path, folder.status())
+    except ConfigError:
+        folder.close()
+        raise
+    return folder
+
+
+def open_to_inspect(path: Path) -> Folder:
+    """The directory at `path`, whoever's it is. Raises ConfigError if it cannot be opened."""
+    try:
+        return Folder.at(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+
+
+def _make(path: Path) -> None:
+    """And what is missing above it, for this user alone."""
+    with suppress(FileExistsError):
+        if not path.parent.exists():
+            _make(path.parent)
+    path.mkdir(PRIVATE_DIRECTORY)
+
+
+def _check_link(path: Path) -> None:
+    """A link that another user has put there could lead to any directory of ours."""
+    with suppress(FileNotFoundError):
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode) and status.st_uid not in (os.geteuid(), 0):
+            raise ConfigError(
+                f"{FLAG} {path}: is a link of {_name(status.st_uid)}; name the directory itself"
+            )
+
+
+def _check(path: Path, status: os.stat_result) -> None:
+    user = os.geteuid()
+    if status.st_uid == user and not status.st_mode & _WRITABLE_BY_OTHERS:
+        return
+    remedy = f"name a directory of its own, such as {path / 'lora-serve-kv'}"
+    if status.st_uid == user:
+        remedy = f"chmod 700 {path}"
+    elif not status.st_mode & stat.S_ISVTX:
+        remedy += f", or chown {_name(user)} {path} && chmod 700 {path}"
+    raise ConfigError(
+        f"{FLAG} {path}: belongs to {_name(status.st_uid)} with mode "
+        f"{stat.S_IMODE(status.st_mode):04o}, but KV must lie where only the server's user "
+        f"{_name(user)} may write; {remedy}"
+    )
+
+
+def _name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"uid {user}"
