@@ -24,6 +24,7 @@ from lora_serve.bench.table import text_table
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import Drop, Tier, TierNamespace
 from lora_serve.kv_tiers.disk.tier import DiskTier
+from lora_serve.kv_tiers.mac import MIN_KEY_BYTES, MacKeys
 from lora_serve.kv_tiers.ram import RamTier
 from lora_serve.kv_tiers.redis.tier import RedisTier
 from lora_serve.kv_tiers.store import TieredStore
@@ -51,8 +52,9 @@ class Rate:
 class Bench:
     """A prompt of `num_blocks` blocks of random bytes."""
 
-    def __init__(self, num_blocks: int, num_turns: int) -> None:
+    def __init__(self, num_blocks: int, num_turns: int, keys: MacKeys) -> None:
         self._num_turns = num_turns
+        self.keys = keys
         self.namespace = TierNamespace(
             os.urandom(32), b"model", "adapter", b"digest", 0, b"", b"layout", BLOCK_BYTES
         )
@@ -63,7 +65,7 @@ class Bench:
 
     def save(self, tier: Tier) -> float:
         """GB/s until everything is saved, once."""
-        store = TieredStore([tier], lambda: None)
+        store = TieredStore([tier], lambda: None, keys=self.keys)
         try:
             start = time.perf_counter()
             for i in range(0, len(self.blocks), 128):  # as steps of 2,048 tokens bring them
@@ -76,7 +78,7 @@ class Bench:
     def load(self, tier: Tier) -> float:
         """GB/s of one fetch of everything."""
         arrived = threading.Event()
-        store = TieredStore([tier], arrived.set)
+        store = TieredStore([tier], arrived.set, keys=self.keys)
         try:
             store.flush(DEADLINE_SECONDS)
             start = time.perf_counter()
@@ -112,7 +114,7 @@ def ram_rates(bench: Bench) -> list[Rate]:
 
 def disk_rates(bench: Bench, directory: Path) -> list[Rate]:
     def open_tier() -> DiskTier:
-        tier = DiskTier(directory / "kv", 4 * bench.num_bytes)
+        tier = DiskTier(directory / "kv", 4 * bench.num_bytes, keys=bench.keys)
         tier.wait_until_indexed()
         return tier
 
@@ -149,8 +151,11 @@ def disk_rates(bench: Bench, directory: Path) -> list[Rate]:
 
 
 def redis_rates(bench: Bench, url: str) -> list[Rate]:
-    save = bench.save(RedisTier(url, DEADLINE_SECONDS))
-    (load,) = bench.best(lambda: bench.load(RedisTier(url, DEADLINE_SECONDS)))
+    def open_tier() -> RedisTier:
+        return RedisTier(url, DEADLINE_SECONDS, keys=bench.keys)
+
+    save = bench.save(open_tier())
+    (load,) = bench.best(lambda: bench.load(open_tier()))
     cleaner = RedisTier(url, DEADLINE_SECONDS)
     cleaner.drop(Drop(b"model", bench.namespace.lora_name))
     cleaner.close()
@@ -208,10 +213,12 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5, help="Turns of each measure.")
     parser.add_argument("--path", type=Path, help="A directory on the disk to measure.")
     parser.add_argument("--redis-url", help="A Redis or Valkey to measure, too.")
+    parser.add_argument("--mac", action="store_true", help="Sign KV, as with --kv-mac-key-file.")
     parser.add_argument("--out", type=Path, help="Where to write the JSON.")
     arguments = parser.parse_args()
     busy = busy_cores()
-    bench = Bench(arguments.tokens // TOKENS_PER_BLOCK, arguments.turns)
+    keys = MacKeys([os.urandom(MIN_KEY_BYTES)] if arguments.mac else ())
+    bench = Bench(arguments.tokens // TOKENS_PER_BLOCK, arguments.turns, keys)
     rates = ram_rates(bench)
     with tempfile.TemporaryDirectory(dir=arguments.path) as directory:
         rates += disk_rates(bench, Path(directory))
@@ -222,6 +229,7 @@ def main() -> None:
         arguments.out,
         busy_cores_before=busy,
         tokens=arguments.tokens,
+        is_signed=arguments.mac,
         num_bytes=bench.num_bytes,
         rates=rates,
     )

@@ -18,6 +18,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for action, what in ACTIONS.items():
         one = actions.add_parser(action, help=what, description=what[0].upper() + what[1:] + ".")
         one.add_argument("where", metavar="PATH|URL", help="a --kv-disk-path, or a --kv-redis-url")
+        one.add_argument(
+            "--redis-password-file",
+            metavar="FILE",
+            help="Redis's password; else LORA_SERVE_KV_REDIS_PASSWORD in the environment",
+        )
+        if action == "verify":
+            one.add_argument(
+                "--mac-key-file", metavar="FILE", help="the servers' --kv-mac-key-file"
+            )
         if action == "clear":
             _add_choices(one)
         else:

@@ -16,6 +16,8 @@ from lora_serve.errors import ConfigError
 from lora_serve.kv_tiers.base import TierError, TierNamespace
 from lora_serve.kv_tiers.disk.inspection import DiskInspection
 from lora_serve.kv_tiers.inspection import Inspection, Summary, Verdict
+from lora_serve.kv_tiers.mac import read_mac_keys
+from lora_serve.kv_tiers.secret_files import redis_password
 
 EXIT_REFUSED = 1
 SHORT_DIGEST = 12
@@ -41,7 +43,7 @@ class Totals:
 def run_kv(args: argparse.Namespace) -> int:
     """Raises LoraServeError when nothing can be found there."""
     try:
-        inspection = _inspection(args.where)
+        inspection = _inspection(args)
         try:
             return ACTIONS[args.action](inspection, args)
         finally:
@@ -50,16 +52,17 @@ def run_kv(args: argparse.Namespace) -> int:
         raise ConfigError(f"{_without_password(args.where)}: {error}") from error
 
 
-def _inspection(where: str) -> Inspection:
+def _inspection(args: argparse.Namespace) -> Inspection:
+    where, keys = args.where, read_mac_keys(vars(args).get("mac_key_file"))
     if "://" not in where:
-        return DiskInspection(Path(where))
+        return DiskInspection(Path(where), keys)
     try:
         from lora_serve.kv_tiers.redis.inspection import RedisInspection  # an extra
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"{where} needs Redis's client library: pip install 'lora-serve[redis]'"
         ) from error
-    return RedisInspection(where)
+    return RedisInspection(where, redis_password(args.redis_password_file), keys)
 
 
 def _without_password(where: str) -> str:

@@ -32,6 +32,18 @@ class KVTierConfig:
         None,
         metavar="URL",
     )
+    kv_redis_password_file: str | None = setting(
+        "A file with the password of --kv-redis-url, for the server's user alone to read; else "
+        "LORA_SERVE_KV_REDIS_PASSWORD in the environment is taken.",
+        None,
+        metavar="FILE",
+    )
+    kv_mac_key_file: str | None = setting(
+        "A file with keys, one a line in hexadecimal (openssl rand -hex 32): KV on the disk and "
+        "in Redis is signed with the first, and taken only if one of them has signed it.",
+        None,
+        metavar="FILE",
+    )
     kv_store_policy: str = setting(
         "Which KV goes to the tiers: all, only that of prompts, or what requests asked for again.",
         "all",

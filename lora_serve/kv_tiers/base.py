@@ -40,7 +40,7 @@ class TierNamespace:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """KV to be forgotten: of one adapter ("": the base model), or of all (None), on one model.
+    """Which KV of one model to forget: that of one adapter ("": the base model), or all (None).
 
     model: fingerprint of the model; what servers of other models have stored stays.
     keep: (digest, generation) of the adapter's version whose KV stays.
@@ -74,6 +74,8 @@ class Cause(StrEnum):
     LAYOUT = "layout"
     SWAPPED = "swapped"
     CHECKSUM = "checksum"
+    KEY = "key"  # it has no MAC, or one by a key that this server lacks; or this one has no keys
+    MAC = "mac"  # the checksum is right and the MAC is wrong: it was forged
 
     @property
     def is_refusal(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from lora_serve.kv_tiers.base import Record, TierNamespace
 from lora_serve.kv_tiers.codec import refusal
+from lora_serve.kv_tiers.mac import MacKeys
 
 
 @dataclass(slots=True)
@@ -36,16 +37,17 @@ class Summary:
 class Verdict:
     """What reading all of a namespace found: good blocks, and refused ones by cause.
 
-    A file whose head is refused counts once, whatever it held.
+    keys: whose records are good. A file whose head is refused counts once, whatever it held.
     """
 
     namespace: TierNamespace
+    keys: MacKeys
     num_good: int = 0
     num_bytes: int = 0
     refused: Counter[str] = field(default_factory=Counter)
 
     def judge(self, record: Record) -> None:
-        cause = refusal(self.namespace, record)
+        cause = refusal(self.namespace, record, self.keys)
         if cause is not None:
             self.refused[cause.value] += 1
             return

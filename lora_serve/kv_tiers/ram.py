@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import Cause, Drop, Loaded, Record, TierContents, TierNamespace
-from lora_serve.kv_tiers.codec import refusal
+from lora_serve.kv_tiers.codec import damage
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +21,10 @@ class _Entries:
 
 
 class RamTier:
-    """Thread-safe. It copies payloads: a view would keep the whole buffer alive."""
+    """Thread-safe. It copies payloads: a view would keep the whole buffer alive.
+
+    No other process can write here, so no MAC is checked.
+    """
 
     def __init__(self, capacity_bytes: int) -> None:
         self.name = "ram"
@@ -42,7 +45,7 @@ class RamTier:
     def load(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> Loaded:
         good: list[Record] = []
         for record in self._lookup(hashes):
-            cause = refusal(namespace, record)
+            cause = damage(namespace, record)
             if cause is not None:
                 self._refuse(record, cause)
                 return Loaded(tuple(good), cause)

@@ -22,11 +22,12 @@ from lora_serve.kv_tiers.base import (
     TierNamespace,
     TierStats,
 )
-from lora_serve.kv_tiers.codec import make_record
+from lora_serve.kv_tiers.codec import NO_KEYS, make_record
 from lora_serve.kv_tiers.deadlines import Deadlines
 from lora_serve.kv_tiers.fetch import Fetch
 from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.kv_tiers.lane import TierLane
+from lora_serve.kv_tiers.mac import MacKeys
 from lora_serve.kv_tiers.save_queue import Batch, SaveQueue
 
 logger = logging.getLogger(__name__)
@@ -43,15 +44,20 @@ Item = tuple[BlockHash, bytes]
 
 
 class TieredStore:
-    """`tiers` in the order in which they are asked; `notify` is called when results are there."""
+    """`tiers` in the order in which they are asked; `notify` is called when results are there.
+
+    keys: what is saved is signed with the first of them.
+    """
 
     def __init__(
         self,
         tiers: Sequence[Tier],
         notify: Callable[[], None],
         *,
+        keys: MacKeys = NO_KEYS,
         close_seconds: float = 10.0,
     ) -> None:
+        self._keys = keys
         self._close_seconds = close_seconds
         self._notify = notify
         self._lock = threading.Lock()
@@ -239,7 +245,7 @@ class TieredStore:
             lacking = [item for item in batch.items if lane.lacks(namespace, item[0])]
             for block_hash, block in lacking:
                 if block_hash not in records:
-                    records[block_hash] = make_record(namespace, block_hash, block, now)
+                    records[block_hash] = make_record(namespace, block_hash, block, now, self._keys)
             if lacking:
                 lane.save(namespace, [records[block_hash] for block_hash, _ in lacking])
 

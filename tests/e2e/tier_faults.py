@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from lora_serve.kv_tiers.codec import HEADER_BYTES, make_record
+from lora_serve.kv_tiers.codec import HEADER_BYTES, VERSION, make_record
 from lora_serve.kv_tiers.disk.directory import DiskDirectory
 from lora_serve.kv_tiers.redis.keyspace import PREFIX
 from tests.fakes.kv_files import table_of, write_group_file
@@ -80,7 +80,7 @@ def another_format(file: Path) -> None:
     count, _, block_bytes = struct.unpack_from("<IIxxxxQ", data, 12)
     size = HEADER_BYTES + block_bytes
     for record in range(count):
-        struct.pack_into("<I", data, len(data) - (count - record) * size + 8, 2)
+        struct.pack_into("<I", data, len(data) - (count - record) * size + 8, VERSION + 1)
     file.write_bytes(data)
 
 

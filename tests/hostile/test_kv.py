@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import Record
-from lora_serve.kv_tiers.codec import record_bytes, refusal
+from lora_serve.kv_tiers.codec import NO_KEYS, record_bytes, refusal
 from lora_serve.kv_tiers.disk.group_file import (
     RefusedGroupError,
     read_records,
@@ -82,7 +82,9 @@ def accepted(data: bytes) -> dict[BlockHash, bytes]:
             return {}
         buffer = memoryview(bytearray(record_bytes(NAMESPACE) * len(table.hashes)))
         found = read_records(file.fileno(), NAMESPACE, table, 0, buffer)
-        return {r.block_hash: bytes(r.payload) for r in found if refusal(NAMESPACE, r) is None}
+        return {
+            r.block_hash: bytes(r.payload) for r in found if refusal(NAMESPACE, r, NO_KEYS) is None
+        }
 
 
 def check(case: object) -> None:
@@ -114,7 +116,7 @@ def record_bytes_of(draw: st.DrawFn) -> Record:
 def test_no_record_is_taken_for_another() -> None:
     def check_record(case: object) -> None:
         assert isinstance(case, Record)
-        if refusal(NAMESPACE, case) is None:
+        if refusal(NAMESPACE, case, NO_KEYS) is None:
             assert bytes(case.payload) == content(NAMESPACE, HASHES[0])
 
     run_quick(record_bytes_of(), check_record, 300)

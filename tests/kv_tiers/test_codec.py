@@ -8,11 +8,22 @@ from hypothesis import strategies as st
 
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import Cause, Record, TierNamespace
-from lora_serve.kv_tiers.codec import HEADER_BYTES, make_record, record_bytes, refusal
+from lora_serve.kv_tiers.codec import (
+    HEADER_BYTES,
+    NO_KEYS,
+    VERSION,
+    make_record,
+    record_bytes,
+)
+from lora_serve.kv_tiers.codec import refusal as refusal_by
 from tests.fakes.kv_blocks import a_namespace, chain, content
 
 NS = a_namespace()
 ONE, OTHER = chain(NS, "a prompt", 2)
+
+
+def refusal(namespace: TierNamespace, record: Record) -> Cause | None:
+    return refusal_by(namespace, record, NO_KEYS)
 
 
 def the_record(namespace: TierNamespace = NS, block_hash: BlockHash = ONE) -> Record:
@@ -79,7 +90,7 @@ def test_another_layout_model_or_block_size_is_refused() -> None:
 def test_another_version_of_the_format_is_refused() -> None:
     record = the_record()
     fields = bytearray(record.header[:-16])
-    struct.pack_into("<I", fields, 8, 2)
+    struct.pack_into("<I", fields, 8, VERSION + 1)
     checksum = xxhash.xxh3_128_digest(bytes(fields) + bytes(record.payload))
     assert refusal(NS, Record(ONE, bytes(fields) + checksum, record.payload)) == Cause.VERSION
 

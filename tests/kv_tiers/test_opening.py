@@ -27,6 +27,7 @@ def test_a_directory_without_the_right_to_write_is_refused(short_path: Path) -> 
     short_path.chmod(0o555)
     user = os.geteuid()
     if user == 0:  # whom nothing is refused
+        os.chown(short_path, NOBODY, NOBODY)
         os.seteuid(NOBODY)
     try:
         with pytest.raises(ConfigError, match=r"no file can be made there .*; give this user"):

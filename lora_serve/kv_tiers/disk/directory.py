@@ -99,7 +99,7 @@ class DiskDirectory:
     # ── namespaces ──────────────────────────────────────────────────────────────────────────
 
     def roots(self) -> list[bytes]:
-        """Roots of all namespaces that lie here, of any process."""
+        """The roots of all namespaces that lie here, of any process."""
         return [root for name in self._names("namespaces") if (root := _root(name)) is not None]
 
     def of(self, root: bytes) -> Folder:
@@ -163,7 +163,7 @@ class DiskDirectory:
             self._news.tell(Place(root))
 
     def sync_trash(self) -> None:
-        """Bring down to the disk what `trash` has moved, so that no failure of power undoes it."""
+        """Sync what `trash` has moved, so that no power failure undoes it."""
         for name in ("namespaces", "trash"):
             with suppress(FileNotFoundError), self._folder(name) as folder:
                 folder.sync()
@@ -180,7 +180,7 @@ class DiskDirectory:
         return self._news.turn()
 
     def reserve(self, place: Place, num_bytes: int) -> Staged:
-        """Stage a file that takes as much of the bound from now on, whatever is written to it."""
+        """Stage a file that counts with this size from now on, whatever is written to it."""
         return self._staging.reserve(f"{place.root.hex()}{BETWEEN}{place.name}", num_bytes)
 
     def publish(self, staged: Staged, namespace: TierNamespace, name: str) -> None:
@@ -189,12 +189,12 @@ class DiskDirectory:
             staged.move(folder, name)
 
     def reserved_elsewhere(self) -> dict[Place, int]:
-        """Bytes by the place they are for: by other processes, and by those killed over it."""
+        """Bytes reserved by other processes, also by killed ones, by the file they are for."""
         sizes = self._staging.sizes_elsewhere()
         return {place: size for name, size in sizes if (place := _place(name))}
 
     def quarantine(self, root: bytes, name: str, max_files: int, max_bytes: int) -> bool:
-        """Move a file aside for whoever wants to know; of those, only the newest are kept.
+        """Move a file aside for an operator to look at; only the newest are kept.
 
         Returns False if another process has done so.
         """

@@ -22,7 +22,7 @@ from lora_serve.kv_tiers.base import Buffer, Cause, Record, TierNamespace
 from lora_serve.kv_tiers.codec import HEADER_BYTES, MAX_HASH_BYTES, record_bytes
 
 MAGIC = b"lora-kvg"
-VERSION = 1  # goes up with codec.VERSION, too: a file holds records of one version
+VERSION = 2  # goes up with codec.VERSION, too: a file holds records of one version
 MAX_RECORDS = 512  # header and payload are a buffer each: two calls of 1,024 (IOV_MAX) write it
 
 _FIELDS = struct.Struct("<8sIIIIQ32s")
@@ -53,7 +53,7 @@ def group_bytes(namespace: TierNamespace, records: Sequence[Record]) -> int:
 
 
 def write_group(descriptor: int, namespace: TierNamespace, records: Sequence[Record]) -> int:
-    """Write a file, new or reserved, down to the disk; its size in bytes. Raises OSError."""
+    """Write and sync a file, new or reserved; returns its size in bytes. Raises OSError."""
     assert 0 < len(records) <= MAX_RECORDS, f"{len(records)} records are no group"
     buffers: list[Buffer] = [_table([record.block_hash for record in records], namespace)]
     for record in records:

@@ -18,13 +18,15 @@ from lora_serve.kv_tiers.disk.group_file import (
     read_table,
 )
 from lora_serve.kv_tiers.inspection import Summary, Verdict
+from lora_serve.kv_tiers.mac import MacKeys
 
 READ_BYTES = 16 * 2**20
 
 
 class DiskInspection:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, keys: MacKeys) -> None:
         """Raises NotFoundError where no disk tier is."""
+        self._keys = keys
         if not (path / "namespaces").is_dir():
             raise NotFoundError(
                 f"{path}: no KV is stored here; name the --kv-disk-path of a server"
@@ -45,7 +47,7 @@ class DiskInspection:
 
     def verify(self) -> Iterator[Verdict]:
         for namespace in self._namespaces():
-            verdict = Verdict(namespace)
+            verdict = Verdict(namespace, self._keys)
             for file in self._opened(namespace):
                 _verify_file(file, namespace, verdict)
             yield verdict

@@ -56,7 +56,7 @@ class DiskNews:
 
     @contextmanager
     def turn(self) -> Iterator[Turn]:
-        """One process at a time."""
+        """Hold the lock: one process at a time has its turn."""
         with self._opened(os.O_RDWR | os.O_CREAT, make=True) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             turn = Turn(self._read(file), partial(self._write, file))
@@ -67,7 +67,7 @@ class DiskNews:
                 raise
 
     def tell(self, place: Place) -> None:
-        """Out of turn: a process that hangs in its own shall keep nobody from telling."""
+        """Write outside of a turn, so that a process that hangs in its turn blocks no other."""
         with suppress(OSError), self._opened(os.O_RDWR) as file:
             file.write(_line(place))
 

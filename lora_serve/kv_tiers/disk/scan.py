@@ -186,7 +186,7 @@ class DiskScan:
         elif not self._directory.is_of_another_version(root):
             for name in names:
                 self._refuse(root, name, Cause.FOREIGN)
-            self._directory.trash(root)  # nobody could drop it by name
+            self._directory.trash(root)  # it could never be dropped by name
 
     def _add_file(self, namespace: TierNamespace, name: str) -> None:
         try:

@@ -121,7 +121,7 @@ class Staging:
 
 @contextmanager
 def _turn(staging: Folder) -> Iterator[None]:
-    """One process at a time makes or sweeps directories."""
+    """Hold the lock under which one process at a time makes or sweeps directories."""
     with staging.opened("turn", os.O_WRONLY | os.O_CREAT) as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         yield

@@ -25,7 +25,7 @@ from lora_serve.kv_tiers.base import (
     TierError,
     TierNamespace,
 )
-from lora_serve.kv_tiers.codec import record_bytes, refusal
+from lora_serve.kv_tiers.codec import NO_KEYS, record_bytes, refusal
 from lora_serve.kv_tiers.disk.directory import GROUP_SUFFIX, DiskDirectory
 from lora_serve.kv_tiers.disk.folder import Folder
 from lora_serve.kv_tiers.disk.group_file import (
@@ -39,6 +39,7 @@ from lora_serve.kv_tiers.disk.index import DiskIndex, Group, Run
 from lora_serve.kv_tiers.disk.news import Place
 from lora_serve.kv_tiers.disk.scan import DiskScan
 from lora_serve.kv_tiers.disk.staging import Staged
+from lora_serve.kv_tiers.mac import MacKeys
 from lora_serve.kv_tiers.read_buffers import ReadBuffers
 
 logger = logging.getLogger(__name__)
@@ -59,17 +60,19 @@ class DiskTier:
         path: Path,
         capacity_bytes: int,
         *,
+        keys: MacKeys = NO_KEYS,
         poll_seconds: float = 0.5,
         write: Callable[[int, TierNamespace, Sequence[Record]], int] = write_group,
     ) -> None:
         """Raises ConfigError if `path` cannot be a directory of ours alone (ownership.py).
 
-        `write` has write_group's contract.
+        keys: whose records are accepted. `write` has write_group's contract.
         """
         self.name = "disk"
         self._directory = DiskDirectory(path)
         self._capacity_bytes = capacity_bytes
         self._quarantine_bytes = capacity_bytes // QUARANTINE_SHARE
+        self._keys = keys
         self._write = write
         self._index = DiskIndex()
         self._buffers = ReadBuffers(LOAD_BYTES, NUM_KEPT_BUFFERS)
@@ -110,7 +113,7 @@ class DiskTier:
     def _load_run(
         self, namespace: TierNamespace, run: Run, into: memoryview, records: list[Record]
     ) -> Cause | None:
-        """Append the run's records up to one that is refused; why it was."""
+        """Append the run's records up to one that is refused; returns why it was refused."""
         try:
             with self._folder(run.group) as folder, folder.opened(run.group.file_name) as file:
                 read = read_records(file, namespace, run.group.table, run.first, into)
@@ -118,7 +121,7 @@ class DiskTier:
             self._index.remove(run.group)
             return Cause.ABSENT
         for record in read:
-            cause = refusal(namespace, record)
+            cause = refusal(namespace, record, self._keys)
             if cause is not None:
                 self._refuse(run.group, cause)
                 return cause
@@ -170,7 +173,7 @@ class DiskTier:
         self._index.add(Group(namespace, place.name, GroupTable(hashes, num_bytes), time.time()))
 
     def _reserve(self, place: Place, num_bytes: int) -> Staged:
-        """A staged file of this size, within the bound whatever other processes do meanwhile."""
+        """Stage a file of this size, within the bound whatever other processes do meanwhile."""
         with self._directory.writers_turn() as turn:
             if turn.news is None or turn.news or self._reserved_elsewhere:
                 self._look_at(turn.news)
@@ -239,7 +242,12 @@ class DiskTier:
         self._scan.empty_trash_soon()
 
     def _refuse(self, group: Group, cause: Cause) -> None:
-        if self._index.remove(group):
+        if not self._index.remove(group):
+            return
+        if cause is Cause.KEY:  # other servers may use it; it takes room still
+            table = GroupTable((), group.table.num_bytes)
+            self._index.add(Group(group.namespace, group.file_name, table, group.used))
+        else:
             self._quarantine_file(group.namespace.root, group.file_name, cause)
 
     def _quarantine_file(self, root: bytes, name: str, cause: Cause) -> None:

@@ -8,6 +8,7 @@ from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import TierNamespace
 from lora_serve.kv_tiers.codec import record_bytes
 from lora_serve.kv_tiers.inspection import Summary, Verdict
+from lora_serve.kv_tiers.mac import MacKeys
 from lora_serve.kv_tiers.redis.keyspace import Entry, RedisKeyspace
 from lora_serve.kv_tiers.redis.tier import as_record
 
@@ -18,9 +19,10 @@ READ_BYTES = 8 * 2**20
 class RedisInspection:
     """Every method raises TierError when the server cannot be asked."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, password: str | None, keys: MacKeys) -> None:
         """Raises ConfigError for a URL that names no server."""
-        self._keyspace = RedisKeyspace(url, TIMEOUT_SECONDS)
+        self._keyspace = RedisKeyspace(url, TIMEOUT_SECONDS, password)
+        self._keys = keys
 
     def summaries(self) -> list[Summary]:
         return [self._summary(entry) for entry in self._keyspace.entries()]
@@ -36,7 +38,7 @@ class RedisInspection:
 
     def verify(self) -> Iterator[Verdict]:
         for entry in self._keyspace.entries():
-            verdict = Verdict(entry.namespace)
+            verdict = Verdict(entry.namespace, self._keys)
             for members in self._keyspace.members(entry):
                 self._verify(entry, [block_hash for block_hash, _ in members], verdict)
             yield verdict

@@ -1,8 +1,8 @@
 """How KV lies in Redis or Valkey, and the few commands that reach it. Checks no record.
 
-    lora-serve:kv:1:namespaces              hash: root → descriptor with the namespace's epoch
-    lora-serve:kv:1:block:EPOCH:HASH        string: one record (codec.py); it expires
-    lora-serve:kv:1:members:EPOCH           sorted set: hashes, by when they were written
+    lora-serve:kv:2:namespaces              hash: root → descriptor with the namespace's epoch
+    lora-serve:kv:2:block:EPOCH:HASH        string: one record (codec.py); it expires
+    lora-serve:kv:2:members:EPOCH           sorted set: hashes, by when they were written
 
 An epoch is drawn when a namespace is first written to, and is part of its blocks' keys. So
 forgetting its field makes all its blocks unreachable at once, for all replicas, even if the server
@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import msgspec
@@ -28,8 +29,9 @@ from redis.retry import Retry
 from lora_serve.errors import ConfigError
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import Record, TierError, TierNamespace
+from lora_serve.kv_tiers.codec import VERSION
 
-PREFIX = b"lora-serve:kv:1:"
+PREFIX = b"lora-serve:kv:%d:" % VERSION  # what another version wrote is never met
 NAMESPACES = PREFIX + b"namespaces"
 BATCH_BYTES = 4 * 2**20  # of one pipeline: neither side has to buffer more
 BATCH_KEYS = 512
@@ -56,22 +58,25 @@ class Entry:
 class RedisKeyspace:
     """Thread-safe. Every method raises TierError when the server cannot do it now."""
 
-    def __init__(self, url: str, timeout_seconds: float) -> None:
+    def __init__(self, url: str, timeout_seconds: float, password: str | None = None) -> None:
         """Raises ConfigError for a URL that names no server; connects when first used.
 
         timeout_seconds: how long each answer, and a connection, may take.
+        password: the server's, if it does not stand in the URL.
         """
+        _check_url(url, password)
         try:
             # any: redis-py types every answer as maybe awaitable
             self._redis: Any = redis.Redis.from_url(
                 url,
+                password=password,
                 socket_timeout=timeout_seconds,
                 socket_connect_timeout=timeout_seconds,
                 socket_read_size=SOCKET_READ_BYTES,
                 retry=Retry(NoBackoff(), 0),  # the breaker decides when to try again
                 protocol=2,
             )
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise ConfigError(f"--kv-redis-url: {error}") from error
 
     # ── namespaces ──────────────────────────────────────────────────────────────────────────
@@ -227,6 +232,23 @@ class RedisKeyspace:
 
     def _pipeline(self) -> Any:
         return self._redis.pipeline(transaction=False)
+
+
+def _check_url(url: str, password: str | None) -> None:
+    """Raises ConfigError for what redis-py would quote in a message, or take one of two of."""
+    parts = urlsplit(url)
+    try:
+        _ = parts.port
+    except ValueError:
+        raise ConfigError(
+            "--kv-redis-url: its port is no number; if that is its password, write its "
+            "/, @, : and # as %2F, %40, %3A and %23, or use --kv-redis-password-file"
+        ) from None
+    if password is not None and parts.password is not None:
+        raise ConfigError(
+            "--kv-redis-url: has a password, and another one is given by --kv-redis-password-file "
+            "or LORA_SERVE_KV_REDIS_PASSWORD; leave one out"
+        )
 
 
 def _entry(root: bytes, text: object) -> Entry | None:

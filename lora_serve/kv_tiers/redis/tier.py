@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import Cause, Drop, Loaded, Record, TierContents, TierNamespace
-from lora_serve.kv_tiers.codec import HEADER_BYTES, record_bytes, refusal
+from lora_serve.kv_tiers.codec import HEADER_BYTES, NO_KEYS, record_bytes, refusal
+from lora_serve.kv_tiers.mac import MacKeys
 from lora_serve.kv_tiers.redis.keyspace import Entry, RedisKeyspace
 
 LOAD_BYTES = 8 * 2**20  # one load; it must come within the deadline
@@ -22,11 +23,20 @@ SAVE_TIMEOUT_SECONDS = 5.0
 class RedisTier:
     """Connects when first used; a server that is not there is a TierError then."""
 
-    def __init__(self, url: str, load_timeout_seconds: float) -> None:
-        """Raises ConfigError for a URL that names no server."""
+    def __init__(
+        self,
+        url: str,
+        load_timeout_seconds: float,
+        *,
+        password: str | None = None,
+        keys: MacKeys = NO_KEYS,
+    ) -> None:
+        """Raises ConfigError for a URL that names no server. `keys`: whose records are accepted."""
         self.name = "redis"
-        self._loads = RedisKeyspace(url, load_timeout_seconds)
-        self._saves = RedisKeyspace(url, max(SAVE_TIMEOUT_SECONDS, load_timeout_seconds))
+        save_timeout_seconds = max(SAVE_TIMEOUT_SECONDS, load_timeout_seconds)
+        self._loads = RedisKeyspace(url, load_timeout_seconds, password)
+        self._saves = RedisKeyspace(url, save_timeout_seconds, password)
+        self._keys = keys
         self._quarantined: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -46,7 +56,7 @@ class RedisTier:
             if value is None:
                 return Loaded(tuple(records), Cause.ABSENT)
             record = as_record(block_hash, value)
-            cause = refusal(namespace, record)
+            cause = refusal(namespace, record, self._keys)
             if cause is not None:
                 self._refuse(entry, block_hash, cause)
                 return Loaded(tuple(records), cause)
@@ -87,6 +97,7 @@ class RedisTier:
         self._saves.close()
 
     def _refuse(self, entry: Entry, block_hash: BlockHash, cause: Cause) -> None:
+        """Also one by a key that we lack: in its place nothing of ours could be saved."""
         with self._lock:
             self._quarantined[cause.value] += 1
         self._loads.remove(entry, [block_hash])

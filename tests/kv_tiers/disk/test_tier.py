@@ -268,6 +268,7 @@ def test_what_is_dropped_by_another_process_is_a_miss(tiers: Tiers) -> None:
 
 def test_a_namespace_whose_descriptor_cannot_be_read_is_set_aside(tiers: Tiers) -> None:
     save(tiers.open(), NS, HASHES)
+    tiers.close()
     (descriptor,) = tiers.path.glob("namespaces/*/namespace.json")
     descriptor.write_bytes(descriptor.read_bytes().replace(b'"n"', b'"m"'))
     tier = tiers.reopen()  # else dropping "n" would leave it
@@ -468,7 +469,7 @@ def test_a_directory_that_is_removed_is_a_miss_and_comes_back(tiers: Tiers) -> N
 
 
 def test_a_file_that_cannot_be_read_is_an_error_of_the_tier(tiers: Tiers) -> None:
-    tier = tiers.open()
+    tier = tiers.open(poll_seconds=60.0)
     save(tier, NS, HASHES)
     (file,) = group_files(tiers.path)
     file.unlink()
@@ -524,6 +525,7 @@ def test_what_another_version_wrote_is_evicted_by_age_like_all_else(tiers: Tiers
 
 def test_a_namespace_that_another_version_describes_is_left_alone(tiers: Tiers) -> None:
     save(tiers.open(), NS, HASHES)
+    tiers.close()
     (descriptor,) = tiers.path.glob("namespaces/*/namespace.json")
     text = b'{"a field of tomorrow": 1}'
     descriptor.write_bytes(text + b"\n" + xxhash.xxh3_128_hexdigest(text).encode() + b"\n")
@@ -672,7 +674,7 @@ def test_a_planted_directory_link_has_nothing_made_moved_or_deleted_elsewhere(
 
 
 def test_a_planted_group_is_not_read_through_a_link(tiers: Tiers, tmp_path: Path) -> None:
-    tier = tiers.open()
+    tier = tiers.open(poll_seconds=60.0)
     save(tier, NS, HASHES)
     (file,) = group_files(tiers.path)
     file.rename(tmp_path / "elsewhere.kv")
@@ -683,7 +685,7 @@ def test_a_planted_group_is_not_read_through_a_link(tiers: Tiers, tmp_path: Path
 
 
 def test_a_pipe_in_a_groups_place_hangs_nobody(tiers: Tiers) -> None:
-    tier = tiers.open()
+    tier = tiers.open(poll_seconds=60.0)
     save(tier, NS, HASHES)
     (file,) = group_files(tiers.path)
     file.unlink()

@@ -1,19 +1,27 @@
 from __future__ import annotations
 
 import random
+import shutil
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+import redis
 
+from lora_serve.bench.server import free_port
+from lora_serve.cli.main import main
+from lora_serve.config import KVTierConfig
 from lora_serve.errors import ConfigError
 from lora_serve.identity import BlockHash
-from lora_serve.kv_tiers.base import Cause, Drop, TierError, TierNamespace
-from lora_serve.kv_tiers.codec import record_bytes
+from lora_serve.kv_tiers.base import Cause, Drop, Tier, TierError, TierNamespace
+from lora_serve.kv_tiers.codec import NO_KEYS, record_bytes
+from lora_serve.kv_tiers.opening import open_tiers
 from lora_serve.kv_tiers.redis.keyspace import NAMESPACES, PREFIX, Entry, RedisKeyspace
 from lora_serve.kv_tiers.redis.tier import RedisTier
 from tests.fakes.kv_blocks import a_namespace, chain, content, records
@@ -369,3 +377,91 @@ def answer_all(listener: socket.socket, answer: bytes) -> None:
                         break
             except OSError:
                 continue
+
+
+# ── access ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def password(redis_server: RedisServer) -> str:
+    with redis_server.client() as client:
+        client.config_set("requirepass", "open sesame")
+    return "open sesame"
+
+
+def opened(url: str, **settings: str) -> Tier:
+    config = KVTierConfig(kv_redis_url=url, **settings)
+    (tier,) = open_tiers(config, NO_KEYS)
+    return tier
+
+
+def secret_file(path: Path, text: str) -> str:
+    (path / "secret").write_text(text)
+    (path / "secret").chmod(0o600)
+    return str(path / "secret")
+
+
+def test_the_password_may_stand_in_a_file_or_in_the_environment(
+    redis_server: RedisServer, password: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = redis_server.url
+    with pytest.raises(TierError, match="Authentication required"):
+        save(opened(url), NS, HASHES)
+    file = secret_file(tmp_path, password + "\n")
+    save(opened(url, kv_redis_password_file=file), NS, HASHES)
+    assert main(["kv", "verify", url, "--redis-password-file", file]) == 0
+    assert main(["kv", "verify", url]) == 2
+    monkeypatch.setenv("LORA_SERVE_KV_REDIS_PASSWORD", password)
+    assert load(opened(url), NS, HASHES) == (24, None)
+    assert main(["kv", "verify", url]) == 0
+
+
+def test_two_passwords_are_refused(tmp_path: Path) -> None:
+    file = secret_file(tmp_path, "one")
+    with pytest.raises(ConfigError, match="has a password, and another one is given") as error:
+        opened("redis://:two@127.0.0.1:1", kv_redis_password_file=file)
+    assert "two" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "one\ntwo"])
+def test_a_password_file_that_holds_no_password_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="must hold one line, the password"):
+        opened("redis://127.0.0.1:1", kv_redis_password_file=secret_file(tmp_path, text))
+
+
+def test_a_password_that_looks_like_a_port_is_not_told() -> None:
+    with pytest.raises(ConfigError, match="its port is no number") as error:
+        opened("redis://user:pass/word@127.0.0.1:1")
+    assert "pass/" not in str(error.value)
+
+
+def certificate(path: Path) -> tuple[str, str]:
+    """A certificate of 127.0.0.1, signed by itself, and its key."""
+    cert, key = str(path / "cert.pem"), str(path / "key.pem")
+    command = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+               "-nodes", "-keyout", key, "-out", cert, "-days", "2", "-subj", "/CN=localhost",
+               "-addext", "subjectAltName=IP:127.0.0.1")  # fmt: skip
+    if shutil.which("openssl") is None:
+        pytest.skip("NO OPENSSL: TLS to Redis is not tested")
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key
+
+
+def test_over_tls_the_server_must_be_who_the_given_authority_says(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    cert, key = certificate(tmp_path)
+    port = free_port()
+    with redis_server.client() as client:
+        try:
+            settings = {"tls-cert-file": cert, "tls-key-file": key, "tls-ca-cert-file": cert}
+            client.config_set("tls-auth-clients", "no")
+            client.config_set(*[part for pair in settings.items() for part in pair])
+            client.config_set("tls-port", port)
+        except redis.ResponseError as error:
+            pytest.skip(f"THIS REDIS-SERVER HAS NO TLS: it is not tested ({error})")
+    url = f"rediss://127.0.0.1:{port}/0"
+    save(opened(f"{url}?ssl_ca_certs={cert}"), NS, HASHES)
+    assert load(opened(f"{url}?ssl_ca_certs={cert}"), NS, HASHES) == (24, None)
+    with pytest.raises(TierError, match="certificate verify failed"):
+        load(opened(url), NS, HASHES)

@@ -1,0 +1,70 @@
+"""Reads what only the server may know: keys and passwords, each in a file of its own."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from pathlib import Path
+
+from lora_serve.errors import ConfigError
+
+REDIS_PASSWORD = "LORA_SERVE_KV_REDIS_PASSWORD"
+MAX_BYTES = 2**16
+_TOO_OPEN = stat.S_IRWXO | stat.S_IWGRP | stat.S_IXGRP  # secrets are mounted for a group to read
+
+
+def read_secret(flag: str, path: Path) -> str:
+    """The text of a file that nobody can read or write who should not.
+
+    Raises:
+        ConfigError: it cannot be read, is no text, or its owner or mode leaves it open to others.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            _check(flag, path, os.fstat(descriptor))
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigError(f"{flag} {path}: is longer than {MAX_BYTES} bytes")
+        return content.decode()
+    except OSError as error:
+        raise ConfigError(f"{flag} {path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise ConfigError(f"{flag} {path}: is no text") from None  # the error quotes it
+
+
+def redis_password(path: str | None) -> str | None:
+    """What the file at `path` holds, or else the environment; None if neither has a password.
+
+    Raises:
+        ConfigError: the file cannot be read, is open to others, or holds more than a line.
+    """
+    if path is None:
+        return os.environ.get(REDIS_PASSWORD)
+    password = read_secret("--kv-redis-password-file", Path(path)).strip("\r\n")
+    if not password or "\n" in password:
+        raise ConfigError(f"--kv-redis-password-file {path}: must hold one line, the password")
+    return password
+
+
+def _check(flag: str, path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"{flag} {path}: is not a regular file")
+    if status.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(
+            f"{flag} {path}: belongs to uid {status.st_uid}, who could change it; "
+            f"chown it to {_user_name(os.geteuid())} or root"
+        )
+    if status.st_mode & _TOO_OPEN:
+        raise ConfigError(
+            f"{flag} {path}: mode {stat.S_IMODE(status.st_mode):04o} lets others read or change "
+            f"it; chmod 600 {path}"
+        )
+
+
+def _user_name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"uid {user}"
