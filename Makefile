@@ -103,7 +103,7 @@ format: install
 # The first run builds the peers' environments below ~/.cache/lora-serve (or $$LORA_SERVE_PEERS).
 # Some peers only: make bench-peers PEERS="lora-serve llama.cpp"
 bench-peers: install
-	$(BIN)/python -m benchmarks.run_peers $(PEERS) --page docs/performance.md
+	$(BIN)/python -m benchmarks.peers $(PEERS) --page docs/performance.md
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,1 +1,4 @@
-"""Measurements of lora-serve and of its peers; nothing here ships in the wheel."""
+"""Where the figures in docs/ come from: speed, soak, gpu and peers, each with commands of its own.
+
+python -m benchmarks.speed.overhead, and so on; their results lie in results/. Not installed.
+"""

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from benchmarks.common.make_checkpoint import ModelShape
 from benchmarks.gpu.kernels import BLOCK_SIZE, KernelTiming
 from benchmarks.gpu.timing import TURNS, wait_for
-from benchmarks.make_checkpoint import ModelShape
 from lora_serve.ops.block_rows import open_block_rows
 from lora_serve.ops.contract import Ops
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from benchmarks.make_checkpoint import ModelShape
+from benchmarks.common.make_checkpoint import ModelShape
 from lora_serve.adapters.loader import AdapterLoader
 from lora_serve.adapters.manager import AdapterManager
 from lora_serve.config import (

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from benchmarks.common.limits import BF16_BYTES, adapter_weights, layer_weights, vocabulary_weights
+from benchmarks.common.make_checkpoint import ModelShape
 from benchmarks.gpu.shapes import SHAPES
-from benchmarks.limits import BF16_BYTES, adapter_weights, layer_weights, vocabulary_weights
-from benchmarks.make_checkpoint import ModelShape
 
 CONTEXT = 1024
 CASES = ((1, 0), (32, 0), (32, 32), (256, 0), (256, 256))  # (requests, adapters)

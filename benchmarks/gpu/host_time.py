@@ -26,12 +26,12 @@ from unittest import mock
 import msgspec
 import torch
 
-from benchmarks.facts import write_facts
+from benchmarks.common.facts import write_facts
+from benchmarks.common.make_checkpoint import ModelShape
 from benchmarks.gpu.engine import GREEDY, MeasuredEngine, Settings
 from benchmarks.gpu.no_device import make_idle_worker
 from benchmarks.gpu.shapes import model_config
-from benchmarks.make_checkpoint import ModelShape
-from benchmarks.overhead.stopwatch import Stopwatch
+from benchmarks.speed.overhead.stopwatch import Stopwatch
 from lora_serve.engine.core.process import spare_long_collections
 from lora_serve.scheduler.scheduler import Scheduler
 from lora_serve.worker.batch_builder import BatchBuilder

@@ -12,10 +12,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from benchmarks.common.make_checkpoint import ModelShape
 from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.timing import Stopwatch
-from benchmarks.kernels.work import Work
-from benchmarks.make_checkpoint import ModelShape
+from benchmarks.speed.kernels.work import Work
 from lora_serve.ops.contract import LoRAPart, Ops
 
 BLOCK_SIZE = 16

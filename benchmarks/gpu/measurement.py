@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import torch
 
+from benchmarks.common.limits import layer_weights, vocabulary_weights
 from benchmarks.gpu.block_copies import time_block_copies
 from benchmarks.gpu.ceilings import measure_ceilings
 from benchmarks.gpu.engine import MeasuredEngine, Settings
@@ -25,7 +26,6 @@ from benchmarks.gpu.peer import OURSELVES, PEERS, PeerTiming, time_peer
 from benchmarks.gpu.report import EngineTimings, Report, ShapeReport, begin_report
 from benchmarks.gpu.shapes import SHAPES, write_config
 from benchmarks.gpu.timing import Stopwatch
-from benchmarks.limits import layer_weights, vocabulary_weights
 from lora_serve.bench.machine import PACKAGES, describe_machine
 from lora_serve.ops.select import choose_ops
 from lora_serve.worker.device import open_device

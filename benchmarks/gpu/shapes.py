@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.make_checkpoint import QWEN_0_5B, ModelShape
+from benchmarks.common.make_checkpoint import QWEN_0_5B, ModelShape
 
 # Of Qwen2.5, whose names they carry.
 SHAPES: Mapping[str, ModelShape] = {

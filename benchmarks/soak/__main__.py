@@ -14,8 +14,8 @@ from random import Random
 
 import msgspec
 
-from benchmarks.checks import Check, report
-from benchmarks.processes import cpu_seconds, engine_pid
+from benchmarks.common.checks import Check, report
+from benchmarks.common.processes import cpu_seconds, engine_pid
 from benchmarks.soak.asking import ask
 from benchmarks.soak.cold_answers import MODEL_NAME, ColdAnswers, ask_cold
 from benchmarks.soak.faults import Faults, bound_redis

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
 
-from benchmarks.processes import engine_pid
+from benchmarks.common.processes import engine_pid
 from benchmarks.soak.cold_answers import post
 from benchmarks.soak.hostile import HOSTILE_BODIES, read_slowly
 from benchmarks.soak.journal import (

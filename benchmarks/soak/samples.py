@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.processes import Footprint, engine_pid, footprint
+from benchmarks.common.processes import Footprint, engine_pid, footprint
 from benchmarks.soak.journal import Journal
 from lora_serve.bench.http_stream import HttpFault, Origin, request
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.checks import Check, level
+from benchmarks.common.checks import Check, level
 from benchmarks.soak.journal import ANSWERED, GIVEN_UP, LEFT, QUEUE_FULL, UNEXPECTED, WRONG
 from benchmarks.soak.samples import Sample
 

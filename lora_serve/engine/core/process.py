@@ -73,7 +73,7 @@ def spare_long_collections() -> None:
 
     What is here now stays for good. Steps make no cycles, so what they leave is freed by reference
     counts; with Python's own thresholds a queue of 10,000 requests costs pauses of 60 ms
-    (benchmarks/scheduling.py).
+    (benchmarks/speed/scheduling.py).
     """
     gc.collect()
     gc.freeze()

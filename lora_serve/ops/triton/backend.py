@@ -1,9 +1,9 @@
 """The Triton kernels as `Ops`: on a card, or interpreted on the CPU where tests ask.
 
-Every kernel call goes through one `run`, so that whoever hands in another one sees all launches
-(benchmarks/triton_resources.py compiles them). Calls enqueue on the current stream and never wait
-for the card; what they allocate depends on shapes and plans, never on data, so a forward can be
-captured as it is.
+Every kernel call goes through one `run`; a caller that hands in another one sees all launches
+(benchmarks/gpu/triton_resources.py compiles them). Calls enqueue on the current stream and never
+wait for the card; what they allocate depends on shapes and plans, never on data, so a forward can
+be captured as it is.
 """
 
 from __future__ import annotations

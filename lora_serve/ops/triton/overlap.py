@@ -16,7 +16,7 @@ No bit depends on it, because kernels keep to three rules:
    before it, which is all that a copy, an event, or a kernel that knows nothing of this, such as
    torch's and cuBLAS's, asks for.
 
-`python -m benchmarks.triton_resources` reads from the machine code whether compiled kernels do.
+`python -m benchmarks.gpu.triton_resources` reads from the machine code whether compiled kernels do.
 """
 
 from __future__ import annotations

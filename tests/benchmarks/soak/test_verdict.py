@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.processes import Footprint
+from benchmarks.common.processes import Footprint
 from benchmarks.soak.journal import ANSWERED, GIVEN_UP, LEFT, QUEUE_FULL, UNEXPECTED, WRONG
 from benchmarks.soak.samples import Sample
 from benchmarks.soak.verdict import Record, checks

@@ -1,0 +1,1 @@
+"""How long things take, and what memory they take: one command each."""

@@ -1,0 +1,83 @@
+"""Kernels are interpreted in the tests' own process; they are compiled in another."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="Triton is installed on Linux x86-64 only")
+
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "benchmarks" / "results"
+RECORDS = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("triton-*.json"))]
+HAS_RECORD = pytest.mark.skipif(
+    triton.__version__ not in [record["triton"] for record in RECORDS],
+    reason=f"nothing is recorded of Triton {triton.__version__}",
+)
+EVERY_RECORD = pytest.mark.parametrize("record", RECORDS, ids=lambda record: record["triton"])
+
+
+def check(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "benchmarks.gpu.triton_resources", "--check", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+@EVERY_RECORD
+def test_no_kernel_spills_registers(record: dict[str, Any]) -> None:
+    assert len(record["kernels"]) > 100
+    assert [entry for entry in record["kernels"] if entry["spill_bytes"]] == []
+
+
+@EVERY_RECORD
+def test_what_is_read_before_the_wait_is_what_no_kernel_writes(record: dict[str, Any]) -> None:
+    """While steps run. So they are bits of the same step, whatever else is still at work."""
+    lasting = {"plan_ptr", "weight_ptr", "cos_sin_ptr", "positions_ptr", "slot_mapping_ptr"}
+    for entry in record["kernels"]:
+        if entry["capability"] < 90:
+            assert entry["before_wait"] == "never waits", entry
+        else:
+            assert set(filter(None, entry["before_wait"].split(", "))) <= lasting, entry
+
+
+@EVERY_RECORD
+def test_tiles_of_one_kernel_take_one_instruction(record: dict[str, Any]) -> None:
+    """Then a row's bits do not tell in which of them it was."""
+    instructions = defaultdict(set)
+    for entry in record["kernels"]:
+        key = (entry["model"], entry["kernel"], entry["capability"])
+        instructions[key].add(entry["instruction"])
+    assert {key: found for key, found in instructions.items() if len(found) > 1} == {}
+
+
+def test_every_version_recorded_is_of_the_same_launches() -> None:
+    """So a version that was not compiled again since kernels changed is told."""
+    names = ("model", "work", "kernel", "capability", "num_warps", "num_stages", "tile")
+    first, *others = ([[entry[name] for name in names] for entry in r["kernels"]] for r in RECORDS)
+    assert all(other == first for other in others)
+
+
+@HAS_RECORD
+def test_captured_decode_takes_what_was_recorded() -> None:
+    done = check("--models", "0.5B", "--works", "captured decode of 256", "--capabilities", "90")
+    assert done.returncode == 0, done.stderr
+
+
+@HAS_RECORD
+def test_sampling_takes_what_was_recorded() -> None:
+    done = check("--models", "any")
+    assert done.returncode == 0, done.stderr
+
+
+@HAS_RECORD
+@pytest.mark.slow
+def test_every_kernel_takes_what_was_recorded() -> None:
+    done = check()
+    assert done.returncode == 0, done.stderr
