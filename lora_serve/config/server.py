@@ -66,7 +66,16 @@ class ServerConfig:
     chat_template: str | None = setting(
         "File with a chat template to use instead of the tokenizer's.", None, metavar="FILE"
     )
-    max_body_bytes: int = setting("Largest request body accepted, in bytes.", 256 * 2**20)
+    max_body_bytes: int = setting("Largest request body accepted, in bytes.", 4 * 2**20)
+    max_embeds_body_bytes: int = setting(
+        "The same for a body with prompt_embeds, where --enable-prompt-embeds allows them.",
+        64 * 2**20,
+    )
+    max_total_body_bytes: int = setting(
+        "Most bytes of request bodies above 64 KiB that are read and parsed at once; further "
+        "bodies wait for 5 s and then get 503. A larger one is read alone.",
+        64 * 2**20,
+    )
     max_connections: int = setting(
         "Most connections open at once, as far as the system's limit of open files allows; a "
         "further one takes the place of one without a request, or gets 503.",
@@ -93,6 +102,8 @@ class ServerConfig:
         self._check_keys()
         self._check_tls()
         require_at_least(1, "--max-body-bytes", self.max_body_bytes)
+        require_at_least(1, "--max-embeds-body-bytes", self.max_embeds_body_bytes)
+        require_at_least(1, "--max-total-body-bytes", self.max_total_body_bytes)
         require_at_least(1, "--max-connections", self.max_connections)
         require_at_least(0, "--request-head-timeout", self.request_head_timeout)
         require_at_least(0, "--request-body-timeout", self.request_body_timeout)

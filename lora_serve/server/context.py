@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lora_serve.config import ServerConfig
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import KeyRing
+from lora_serve.server.http.body import BodyReader
 from lora_serve.server.http.drain import Drain
 from lora_serve.server.openai.models import ServedModels
 
@@ -21,6 +22,7 @@ class ServerContext:
     models: ServedModels
     keys: KeyRing
     drain: Drain
+    bodies: BodyReader
     chat_template: str | None = None
 
     @property

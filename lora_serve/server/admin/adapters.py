@@ -14,7 +14,6 @@ from lora_serve.errors import AdapterError, AdapterExistsError, AdapterNotFoundE
 from lora_serve.messages import AdapterInfo
 from lora_serve.server.context import ServerContext
 from lora_serve.server.http.auth import caller_of
-from lora_serve.server.http.body import read_body
 from lora_serve.server.openai.protocol import LoadAdapterBody, UnloadAdapterBody
 
 MAX_NAME_CHARS = 256
@@ -27,7 +26,7 @@ def adapters_router(context: ServerContext) -> APIRouter:
     @router.post("/v1/load_lora_adapter")
     async def load_lora_adapter(request: Request) -> Response:
         context.keys.require_admin(caller_of(request))
-        body = await read_body(request, LoadAdapterBody, context.config)
+        body = await context.bodies.read(request, LoadAdapterBody)
         _require_enabled(context)
         _check_name_and_path(context, body.lora_name, body.lora_path)
         adapter = await _load(context, body)
@@ -38,7 +37,7 @@ def adapters_router(context: ServerContext) -> APIRouter:
     @router.post("/v1/unload_lora_adapter")
     async def unload_lora_adapter(request: Request) -> Response:
         context.keys.require_admin(caller_of(request))
-        body = await read_body(request, UnloadAdapterBody, context.config)
+        body = await context.bodies.read(request, UnloadAdapterBody)
         _require_enabled(context)
         if not body.lora_name:
             raise AdapterError("'lora_name' needs to be provided to unload a LoRA adapter.")

@@ -14,7 +14,6 @@ from lora_serve.observability.http import HTTPMetrics
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import caller_of
-from lora_serve.server.http.body import read_body
 from lora_serve.server.openai.inputs import Input, chat_input, text_input
 from lora_serve.server.openai.models import require_model
 from lora_serve.server.openai.protocol import DetokenizeBody, ResetPrefixCacheBody, TokenizeBody
@@ -60,7 +59,7 @@ def operations_router(context: ServerContext, http_metrics: HTTPMetrics) -> APIR
     @router.post("/reset_prefix_cache")
     async def reset_prefix_cache(request: Request) -> Response:
         context.keys.require_admin(caller_of(request))
-        body = await read_body(request, ResetPrefixCacheBody, context.config, optional=True)
+        body = await context.bodies.read(request, ResetPrefixCacheBody, optional=True)
         lora_name = body.lora_name or _lora_name_in_query(request)
         return json_response(Success(await engine.reset_prefix_cache(lora_name)))
 
@@ -73,7 +72,7 @@ def tokens_router(context: ServerContext) -> APIRouter:
 
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        body = await read_body(request, TokenizeBody, context.config)
+        body = await context.bodies.read(request, TokenizeBody)
         await require_model(engine, context.models, body.model)
         token_ids = list((await _tokenize_input(context, body)).token_ids)
         texts = None
@@ -84,7 +83,7 @@ def tokens_router(context: ServerContext) -> APIRouter:
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        body = await read_body(request, DetokenizeBody, context.config)
+        body = await context.bodies.read(request, DetokenizeBody)
         await require_model(engine, context.models, body.model)
         vocab_size = engine.model_info.vocab_size
         for token_id in body.tokens:

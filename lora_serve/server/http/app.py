@@ -31,6 +31,7 @@ from lora_serve.server.admin.operations import operations_router, tokens_router
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import Authentication, KeyRing
+from lora_serve.server.http.body import BodyReader
 from lora_serve.server.http.connections import Connections
 from lora_serve.server.http.drain import Drain, Draining
 from lora_serve.server.http.errors import ErrorBoundary, answer_error, answer_http_error
@@ -66,6 +67,7 @@ def create_app(
         models=ServedModels(engine.config),
         keys=keys or KeyRing(config),
         drain=drain,
+        bodies=BodyReader(config),
         chat_template=read_template(config.chat_template),
     )
     http_metrics = HTTPMetrics()

@@ -15,7 +15,6 @@ from lora_serve.outputs import CompletionOutput, OutputDelta, RequestOutput
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Tokenizer
-from lora_serve.server.http.body import read_body
 from lora_serve.server.http.streaming import event
 from lora_serve.server.openai.chunks import ChunkPolicy
 from lora_serve.server.openai.generation import PromptDelta, respond, response_id, start_generation
@@ -45,7 +44,7 @@ def chat_router(context: ServerContext) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def create_chat_completion(request: Request) -> Response:
         engine = context.engine
-        body = await read_body(request, ChatBody, context.config)
+        body = await context.bodies.read(request, ChatBody)
         target = context.models.resolve(body.model)
         item = await chat_input(
             engine,

@@ -15,7 +15,6 @@ from lora_serve.outputs import CompletionOutput, OutputDelta, RequestOutput
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Tokenizer
-from lora_serve.server.http.body import read_body
 from lora_serve.server.http.streaming import event
 from lora_serve.server.openai.chunks import ChunkPolicy
 from lora_serve.server.openai.generation import PromptDelta, respond, response_id, start_generation
@@ -39,7 +38,9 @@ def completions_router(context: ServerContext) -> APIRouter:
     @router.post("/v1/completions")
     async def create_completion(request: Request) -> Response:
         engine = context.engine
-        body = await read_body(request, CompletionBody, context.config)
+        body = await context.bodies.read(
+            request, CompletionBody, takes_embeds=engine.config.model.enable_prompt_embeds
+        )
         target = context.models.resolve(body.model)
         params = completion_params(body, context.sampling_defaults)
         params.verify(engine.config.model.max_logprobs, engine.model_info.vocab_size)

@@ -12,6 +12,7 @@ from pydantic import Field, PlainValidator
 
 MAX_TOKEN_ID = 2**31 - 1
 MAX_CACHE_SALT_CHARS = 1024
+MAX_CONTENT_PARTS = 1024
 
 TextOrTokens = str | tuple[int, ...]
 
@@ -67,6 +68,10 @@ def parse_content(value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, list):
+        if len(value) > MAX_CONTENT_PARTS:
+            raise ValueError(
+                f"has {len(value)} parts, at most {MAX_CONTENT_PARTS} are allowed; join them"
+            )
         return "\n".join(_part_text(part) for part in value)
     raise ValueError("must be a string or a list of text parts")
 
@@ -86,6 +91,10 @@ def refuse_unless_neutral(value: object) -> None:
     if value in (None, "", [], {}, "none", {"type": "text"}):
         return
     raise ValueError("is not supported by this server; leave it out")
+
+
+def drop(_: object) -> None:
+    """For fields without effect: what they hold may be large, and would live as long as a body."""
 
 
 def _is_token_ids(value: list[object]) -> bool:
@@ -148,4 +157,5 @@ CacheSalt = Annotated[
     ),
 ]
 Unsupported = Annotated[None, PlainValidator(refuse_unless_neutral, None)]
-Ignored = object  # taken, and without effect: what clients send for other servers' sake
+# Taken, and without effect: what clients send for other servers' sake.
+Ignored = Annotated[object, PlainValidator(drop, object)]

@@ -23,13 +23,14 @@ from lora_serve.server.openai.fields import (
 )
 
 MAX_REQUEST_ID_CHARS = 256
+MAX_MESSAGES = 4096
 
 RequestId = Annotated[str, Field(min_length=1, max_length=MAX_REQUEST_ID_CHARS)]
 JsonObject = dict[str, object]
 
 
 class Body(BaseModel):
-    """No coercion (a string is no number), no NaN or infinity; unknown fields are `read_body`'s."""
+    """No coercion (a string is no number), no NaN or infinity. `BodyReader` sees unknown fields."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
 
@@ -103,7 +104,9 @@ class ChatMessage(Body):
     audio: Unsupported = None
 
 
-Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+Messages = Annotated[
+    list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+]
 
 
 class ChatBody(GenerationBody):

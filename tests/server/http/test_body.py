@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
+from typing import Annotated
 
 import httpx
 import pytest
+from pydantic import BaseModel, PlainValidator
+from starlette.requests import Request
 
 from lora_serve.config import ServerConfig
-from tests.fakes.engine import FakeEngine
+from lora_serve.errors import OverloadedError
+from lora_serve.server.http.body import SMALL_BODY_BYTES, BodyReader
+from tests.fakes.engine import FakeEngine, fake_config
 from tests.server.clients import client_for, error_of
 
 URL = "/v1/completions"
@@ -142,3 +149,91 @@ async def test_a_body_of_unknown_size_is_read_no_further_than_allowed(engine: Fa
         headers = {"Content-Type": "application/json"}
         error_of(await client.post(URL, content=endless(), headers=headers), 413)
     assert num_sent < 20
+
+
+class Threads(BaseModel):
+    """Holds the thread that parsed it."""
+
+    field: Annotated[threading.Thread, PlainValidator(lambda _: threading.current_thread())]
+
+
+def request_of(*chunks: bytes, more: asyncio.Event | None = None) -> Request:
+    """A request whose body comes in these chunks, the last of them once `more` is set."""
+    left = list(chunks)
+
+    async def receive() -> dict[str, object]:
+        if len(left) == 1 and more is not None:
+            await more.wait()
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(sum(map(len, chunks))).encode()),
+    ]
+    return Request({"type": "http", "headers": headers}, receive)
+
+
+def padded(num_bytes: int) -> bytes:
+    return b'{"field": 1' + b" " * (num_bytes - 12) + b"}"
+
+
+async def test_a_large_body_is_parsed_beside_the_event_loop() -> None:
+    reader = BodyReader(ServerConfig())
+    for num_bytes, is_beside in ((SMALL_BODY_BYTES, False), (SMALL_BODY_BYTES + 1, True)):
+        body = await reader.read(request_of(padded(num_bytes)), Threads)
+        assert (body.field is not threading.current_thread()) == is_beside
+
+
+async def test_bodies_are_held_within_a_total_and_small_ones_beside_it() -> None:
+    size = 100_000
+    reader = BodyReader(ServerConfig(max_total_body_bytes=2 * size))
+    more = asyncio.Event()
+    first = [
+        asyncio.create_task(reader.read(request_of(padded(size)[:-1], b"}", more=more), Threads))
+        for _ in range(2)
+    ]
+    third = asyncio.create_task(reader.read(request_of(padded(size)), Threads))
+    await asyncio.sleep(0.01)
+    await reader.read(request_of(padded(SMALL_BODY_BYTES)), Threads)
+    assert not third.done()
+    more.set()
+    await asyncio.gather(*first, third)
+
+
+async def test_a_body_that_finds_no_room_is_refused_and_may_be_sent_again() -> None:
+    size = 100_000
+    reader = BodyReader(ServerConfig(max_total_body_bytes=size), wait_seconds=0.01)
+    more = asyncio.Event()
+    slow = asyncio.create_task(reader.read(request_of(padded(size)[:-1], b"}", more=more), Threads))
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError, match=r"100000 bytes .*--max-total-body-bytes"):
+        await reader.read(request_of(padded(size)), Threads)
+    more.set()
+    await slow
+    await reader.read(request_of(padded(size)), Threads)
+
+
+async def test_only_a_body_with_embeddings_may_be_larger(engine: FakeEngine) -> None:
+    config = ServerConfig(max_body_bytes=1000, max_embeds_body_bytes=2000)
+    body = {"prompt": "hi", "user": "x" * 1500}
+    with_embeds = FakeEngine(fake_config(enable_prompt_embeds=True))
+    async with client_for(engine, config) as client:
+        error = error_of(await client.post(URL, json={**body, "prompt_embeds": []}), 413)
+        assert "--max-body-bytes" in error["message"]
+    async with client_for(with_embeds, config) as client:
+        assert (await client.post(URL, json={**body, "prompt_embeds": []})).status_code == 200
+        error = error_of(await client.post(URL, json=body), 413)
+        assert "no prompt_embeds" in error["message"]
+        error_of(await client.post("/tokenize", json=body), 413)
+        error = error_of(await client.post(URL, json={**body, "suffix": "x" * 2000}), 413)
+        assert "--max-embeds-body-bytes" in error["message"]
+
+
+async def test_messages_and_their_parts_are_counted(client: httpx.AsyncClient) -> None:
+    message = {"role": "user", "content": "x"}
+    url = "/v1/chat/completions"
+    error = error_of(await client.post(url, json={"messages": [message] * 4097}), 400)
+    assert "at most 4096 items" in error["message"]
+    parts = {"role": "user", "content": [{"type": "text", "text": "x"}] * 1025}
+    error = error_of(await client.post(url, json={"messages": [parts]}), 400)
+    assert "has 1025 parts, at most 1024 are allowed" in error["message"]
