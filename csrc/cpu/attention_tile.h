@@ -59,7 +59,7 @@ struct TileState {
   size_t head_size;
 };
 
-// The tile's groups; one that nobody sees points to one that somebody does, so that it can be read.
+// The tile's groups; one that no row sees points to one that some row does, so that it can be read.
 struct TileGroups {
   const uint32_t* keys[kTileGroups];
   const uint32_t* values[kTileGroups];

@@ -1,8 +1,8 @@
 // Python's view of the kernels: raw addresses and sizes, no tensors.
 //
 // The caller (lora_serve/ops/cpu/backend.py) vouches for every address, shape and dtype. The
-// interpreter's lock is held while a kernel runs, which also keeps a Backend's scratch memory to one
-// caller; packing an adapter releases it, because loader threads do so while the engine runs.
+// interpreter's lock is held while a kernel runs, which also keeps a Backend's scratch memory to
+// one caller; packing an adapter releases it, because loader threads do so while the engine runs.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -124,7 +124,7 @@ class StepLora {
   }
   StepLora(const StepLora&) = delete;
 
-  // The plan's address stays; whoever fills it keeps these adapters alive.
+  // The plan's address stays; the caller keeps these adapters alive.
   void fill(const Segments& segments) {
     segments_.clear();
     for (const auto& [begin, end, adapter] : segments) {
@@ -148,7 +148,7 @@ struct StepAttention {
              pointer_to<int32_t>(block_tables), requests, table_stride} {}
 };
 
-// What a row's request changes in its logits; the memory belongs to whoever made it.
+// What a row's request changes in its logits; the caller keeps the memory alive.
 class StepEdits {
  public:
   using Ids = std::tuple<Address, size_t>;

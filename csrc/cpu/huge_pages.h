@@ -25,7 +25,7 @@ using SharedWords = std::shared_ptr<uint32_t[]>;
 
 // Words one after the other from chunks of many large pages, so that weights that are shorter than
 // one, or end inside one, lie in large pages too. A chunk lives as long as any words from it; what
-// nobody took of it was never touched and costs no memory.
+// was not taken of it was never touched and costs no memory.
 class WordArena {
  public:
   // 64-byte aligned, uninitialised. Throws std::bad_alloc.

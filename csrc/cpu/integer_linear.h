@@ -81,7 +81,7 @@ static __attribute__((noinline)) void integer_rows(const IntegerProduct& product
   }
 }
 
-// Those of more rows are in memory, so that a group's own have the registers.
+// Sums of more rows are in memory, so that a group's own have the registers.
 template <class Codes, int kRows, int kVectors>
 static __attribute__((noinline)) void add_integer_group(const IntegerProduct& product, size_t row,
                                                         size_t g, const CodeView<kVectors>& view,

@@ -130,7 +130,7 @@ struct RotaryCall {
   size_t tokens, num_heads;
 };
 
-// Which queries attend to which blocks; the pointers belong to whoever made the plan.
+// Which queries attend to which blocks; the plan's maker keeps what it points to alive.
 struct AttentionPlan {
   const int32_t* query_start;   // (requests + 1)
   const int32_t* seq_lens;      // (requests)

@@ -32,7 +32,7 @@ static inline float widened(Bfloat16 x) {
   return wide;
 }
 
-// Of width weights.
+// The scale of `width` weights.
 template <class T>
 static Bfloat16 group_scale(const T* weight, size_t width, int bits) {
   F32x16 high = zero(), low = zero(), poison = zero();

@@ -143,8 +143,8 @@ static void weigh(const float* row, size_t n, float peak, float scale, float* we
   }
 }
 
-// Of the weights that are not below `least`. Units are taken in two halves of 20 bits, of which a
-// chunk's sum fits 32: before AVX-512 no vector makes 64-bit integers of floats.
+// Adds up the weights that are not below `least`. Units are taken in two halves of 20 bits, of
+// which a chunk's sum fits 32: before AVX-512 no vector makes 64-bit integers of floats.
 static int64_t sum_of_units(const float* weights, size_t n, float least) {
   constexpr float kHalf = 1 << 20;
   int64_t sum = 0;
@@ -286,7 +286,7 @@ static int64_t num_above(const float* row, size_t size, float value) {
   return count;
 }
 
-// Of the logits as they came, whatever the request changed.
+// Logprobs of the logits as they came, whatever the request changed.
 template <class T>
 static void tell_logprobs(const T* logits, size_t size, size_t num_top, const RowMemory& memory,
                           RowResult& result, TopEntry* top) {

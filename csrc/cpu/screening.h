@@ -24,10 +24,10 @@ namespace lora_serve::LORA_SERVE_PATH {
 constexpr double kLargestScreened = 1e15;
 constexpr float kLargestHalf = 6e4f, kLargestOther = 1e38f;
 
-// Of the panels: more would be read as fast in order.
+// At most one panel in so many: more would be read as fast in order.
 constexpr size_t kMostPanelsShare = 8;
 
-// Of a float that may have been rounded down a few times.
+// A bound for a float that may have been rounded down a few times.
 SIMD_INLINE float raised(double x) { return static_cast<float>(x) * (1 + 0x1p-20f); }
 
 // approx is off by at most weight * |weight[n]| + error * |error[n]|.
@@ -56,7 +56,7 @@ static Reach reach_of(const T* x, const QuantizedRows& coded, size_t row,
       lost += (value - near) * (value - near);
     }
   }
-  // Of n roundings to float, each to half an ulp: twice what they add up to.
+  // The error of n roundings to float, each to half an ulp: twice what they add up to.
   const double of_exact = static_cast<double>(shape.in_features) * 0x1p-23;
   const double of_coded = static_cast<double>(shape.groups() + 3) * 0x1p-23;
   const double norm = std::sqrt(all), near_norm = std::sqrt(kept);
@@ -217,7 +217,7 @@ static void greedy_of(const GreedyCall& call, Workers& workers) {
                 [&](size_t row, int) { call.tokens[row] = screening.decide(row, exact); });
 }
 
-// Of one row of the weight and of what its codes leave out, or infinity where that is not screened.
+// Norms of one row of the weight and of what its codes leave out; infinity: it is not screened.
 template <class T>
 static void norms_of_row(const ScreenNormsCall& call, size_t n) {
   const QuantizedShape& shape = call.codes.shape;

@@ -87,7 +87,7 @@ Cut find_cut(const Candidates& candidates, int64_t limit, uint32_t* work) {
     for (; held[bin] < limit; --bin) limit -= held[bin];
     size_t in_bin = 0;
     for (size_t i = 0; i < n; ++i) {
-      const uint32_t bits = work[i];  // without a branch, which nobody could predict
+      const uint32_t bits = work[i];  // without a branch, which could not be predicted
       work[in_bin] = bits;
       in_bin += (bits >> shift & mask) == bin;
     }

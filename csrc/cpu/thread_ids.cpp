@@ -20,7 +20,7 @@ std::vector<int> thread_ids(ThreadPool& pool) {
     Roll& all = *static_cast<Roll*>(const_cast<void*>(context));
     all.ids[static_cast<size_t>(thread)] = static_cast<int>(syscall(SYS_gettid));
     all.num_here.fetch_add(1);
-    // Who waits here takes no second task, so that each thread gets one.
+    // A thread that waits here takes no second task, so that each gets one.
     while (all.num_here.load() < all.ids.size()) std::this_thread::yield();
   };
   pool.run(roll.ids.size(), body, &roll);

@@ -8,7 +8,7 @@
 
 namespace lora_serve {
 
-// Of the caller and of each thread of the pool, in their order; empty where there are no such ids.
+// Ids of the caller and of each thread of the pool, in their order; empty where there are none.
 std::vector<int> thread_ids(ThreadPool& pool);
 
 }  // namespace lora_serve

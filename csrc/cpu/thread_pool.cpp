@@ -11,7 +11,7 @@ namespace {
 // kernels of a step, shorter than those between steps, where others should have the core.
 constexpr int kSpinsBeforeSleep = 4000;
 
-// Turns of waiting before the caller offers its core to whoever holds the last task.
+// Turns of waiting before the caller offers its core to the thread with the last task.
 constexpr int kSpinsBeforeYield = 1000;
 
 void pause() {

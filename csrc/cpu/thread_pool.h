@@ -44,7 +44,7 @@ class ThreadPool {
   size_t take_task(int thread);
   uint64_t wait_for_tasks();
 
-  // The call's number, and how many of its tasks nobody has claimed yet. A task is claimed by
+  // The call's number, and how many of its tasks are not claimed yet. A task is claimed by
   // lowering the count, which succeeds only while the call is the current one: then, and only then,
   // the fields below and the parts belong to that call until the task is counted as finished, and
   // the parts hold a task for every claim.
@@ -55,7 +55,7 @@ class ThreadPool {
   const void* context_ = nullptr;
   alignas(64) std::atomic<size_t> num_finished_{0};
 
-  // The tasks of one thread that nobody has taken.
+  // The tasks of one thread that are not taken yet.
   class Part {
    public:
     void fill(size_t first, size_t end);

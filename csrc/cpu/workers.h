@@ -7,7 +7,7 @@
 
 namespace lora_serve {
 
-// Who shares a call's tasks.
+// The threads that share a call's tasks.
 struct Team {
   ThreadPool* pool;
   int num_threads;
@@ -17,7 +17,7 @@ struct Team {
 struct Workers {
   explicit Workers(int num_threads) : pool(num_threads) {}
 
-  // Everyone, or, where that costs more than it brings, the caller alone.
+  // All threads, or, where that costs more than it brings, the caller alone.
   Team team(bool worth_sharing) { return {&pool, worth_sharing ? pool.num_threads() : 1}; }
 
   ThreadPool pool;

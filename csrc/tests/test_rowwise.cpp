@@ -45,7 +45,7 @@ void test_norm(const Kernels& kernels, Dtype dtype, Dtype weight_dtype, size_t w
   expect_same_bits(c, alone, y, "a row is normed by itself");
 }
 
-// Of kTokens fused rows, heads 1 to kHeads are normed, the last of which ends where memory does.
+// Norms heads 1 to kHeads of kTokens fused rows, the last of which ends where memory does.
 void test_norm_of_heads(const Kernels& kernels, Dtype dtype, size_t width) {
   constexpr size_t kTokens = 10, kHeads = 4;
   const Case c{&kernels, dtype, "norm of heads of width " + std::to_string(width)};

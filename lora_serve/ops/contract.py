@@ -21,7 +21,7 @@ from torch import Tensor
 from lora_serve.ops.quantization import CodeFormat
 
 # What a backend makes for itself and only it looks into. A backend's own modules name their own
-# types, and mypy holds its kernels to them; to everyone else they are these.
+# types, and mypy holds its kernels to them; to layers and the worker they are these.
 PackedLinear = NewType("PackedLinear", object)
 PackedAdapter = NewType("PackedAdapter", object)
 LoRAPlan = NewType("LoRAPlan", object)

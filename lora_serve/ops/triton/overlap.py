@@ -9,8 +9,8 @@ No bit depends on it, because kernels keep to three rules:
 2. Before it waits, it reads only what no kernel writes while steps run: weights, rotary tables,
    adapters and their tables, which are complete before a step that names them is launched; and
    plans, positions and slots, which copies fill. A copy begins when all kernels before it have
-   ended, and what comes after begins when the copy has. So nobody may call a kernel right behind
-   another that makes such a thing.
+   ended, and what comes after begins when the copy has. So no kernel may be called right
+   behind another that makes such a thing.
 3. Every program waits, those without work too, and lets the next kernel begin only then. So when
    a kernel begins, all but the one right before it have ended; and its end means the end of all
    before it, which is all that a copy, an event, or a kernel that knows nothing of this, such as
