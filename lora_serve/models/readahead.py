@@ -2,7 +2,7 @@
 
 A mapped file is otherwise read where it is touched, 128 KiB at a time, one after another: a cloud
 machine's disk gave 58 MB/s of files that nobody had read before, and 174 MB/s when asked ahead.
-Only ever a hint: nothing here can fail a load, and a broken header is told of by whoever reads it.
+Only ever a hint: nothing here can fail a load, and the reader of a broken header reports it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Typed reading of a JSON object that somebody else wrote.
+"""Typed reading of a JSON object that another program wrote.
 
 Faults are collected, so that one answer names them all; a faulty setting reads as a harmless value.
 """

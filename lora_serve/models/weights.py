@@ -32,7 +32,7 @@ class TensorSource(Protocol):
     """The tensors of one model, by the names of `ModelSpec.tensor_shapes`."""
 
     def read(self, name: str) -> Tensor:
-        """A tensor that nobody else holds, of any float dtype."""
+        """A tensor of any float dtype, which the caller may keep and change."""
 
 
 class Checkpoint:

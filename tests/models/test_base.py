@@ -146,7 +146,7 @@ def test_other_requests_in_the_batch_change_no_bit(
 @FAMILIES
 @BACKENDS
 @DTYPES
-def test_rows_that_nobody_asks_for_change_no_bit_of_the_others(
+def test_rows_that_are_not_asked_for_change_no_bit_of_the_others(
     build: Build, family: str, ops: Ops, dtype: torch.dtype
 ) -> None:
     """The last layer computes only the rows that are asked for, and the KV of all."""

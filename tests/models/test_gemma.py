@@ -2,25 +2,30 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace as replace_fields
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
     PreTrainedModel,
 )
 
-from lora_serve.errors import ConfigError
+from lora_serve.errors import AdapterFormatError, ConfigError
 from lora_serve.layers.rotary import LinearScaling, RopeSpec
 from lora_serve.models.gemma import GemmaSpec
 from lora_serve.models.registry import read_spec
 from lora_serve.models.source import load_spec
 from lora_serve.ops.reference import REFERENCE
 from tests.fakes.bare_model import BareModel, Prompt
+from tests.fakes.peft_adapters import read_saved
 from tests.fakes.tiny_models import GEMMA, GEMMA3_ROPE, SIZES, VOCAB_SIZE, save
 
 TOKENS = [(7 * i) % VOCAB_SIZE for i in range(90)]
@@ -161,6 +166,20 @@ def test_capped_logits_are_not_screened(directories: dict[str, Path]) -> None:
     assert BareModel(directories["gemma3"], ops, torch.float32).model.screened_argmax is not None
 
 
+def test_rows_of_prompt_embeds_are_not_scaled_once_more(
+    directories: dict[str, Path], tiny_models: dict[str, PreTrainedModel]
+) -> None:
+    """They are what transformers takes as inputs_embeds: its embedding has scaled them."""
+    model = BareModel(directories["gemma3"], REFERENCE, torch.float32)
+    prompt = Prompt(TOKENS, range(6))
+    expected = prompt.alone(model)
+    with torch.no_grad():
+        rows = tiny_models["gemma3"].get_input_embeddings()(torch.tensor(TOKENS))
+    model.poison()
+    given = replace_fields(prompt.chunk(0, len(TOKENS)), embeds=rows.numpy().tobytes())
+    assert torch.equal(model.step([given])[0], expected)
+
+
 # ── multimodal checkpoints ──────────────────────────────────────────────────────────────────────
 
 
@@ -207,6 +226,37 @@ def test_a_multimodal_checkpoint_may_name_its_tensors_as_the_model_in_memory_doe
     modules = dict(multimodal.named_modules())
     names = [name for linear in spec.linears() for name, _ in linear.projections]
     assert all(name in modules for name in names)
+
+
+def adapter_of(multimodal: PreTrainedModel, targets: str, directory: Path) -> PeftModel:
+    with warnings.catch_warnings():  # peft asks transformers by a name it is about to drop
+        warnings.simplefilter("ignore", FutureWarning)
+        config = LoraConfig(r=4, target_modules=targets, init_lora_weights=False)
+        peft = get_peft_model(deepcopy(multimodal), config).eval()
+    peft.save_pretrained(str(directory))
+    return peft
+
+
+def test_adapters_of_a_multimodal_models_text_are_peft_s(
+    multimodal: PreTrainedModel, tmp_path: Path
+) -> None:
+    model = BareModel(save(multimodal, tmp_path / "model"), REFERENCE, torch.float32)
+    targets = r".*language_model.*\.(q_proj|down_proj)"
+    peft = adapter_of(multimodal, targets, tmp_path / "adapter")
+    adapter = model.add_adapter(read_saved(peft, tmp_path / "adapter", model.spec))
+    with torch.no_grad():
+        expected = peft(torch.tensor([TOKENS])).logits[0]
+    got = Prompt(TOKENS, range(6), adapter).alone(model)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_adapter_that_changes_the_vision_tower_is_refused_by_name(
+    multimodal: PreTrainedModel, tmp_path: Path
+) -> None:
+    model = BareModel(save(multimodal, tmp_path / "model"), REFERENCE, torch.float32)
+    peft = adapter_of(multimodal, r".*\.q_proj", tmp_path / "adapter")
+    with pytest.raises(AdapterFormatError, match=r"vision_tower\.encoder\.layers\.0"):
+        read_saved(peft, tmp_path / "adapter", model.spec)
 
 
 def test_a_multimodal_config_without_a_text_model_is_refused(tmp_path: Path) -> None:
