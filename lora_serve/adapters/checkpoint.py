@@ -12,13 +12,14 @@ import os
 import re
 import shlex
 import struct
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
+from lora_serve.adapters.directory import AdapterDirectory, open_directory
 from lora_serve.adapters.findings import listed
 from lora_serve.adapters.peft_config import LoRASettings, parse_settings
 from lora_serve.adapters.strict_json import parse_object
-from lora_serve.adapters.tensor_file import TensorFile, TensorSpec, open_regular
+from lora_serve.adapters.tensor_file import TensorFile, TensorSpec
 from lora_serve.errors import AdapterError, AdapterFormatError, AdapterNotFoundError
 from lora_serve.identity import framed
 from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
@@ -34,13 +35,16 @@ _TENSOR_NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])\.weight", 
 Shapes = Mapping[str, tuple[int, int]]
 
 
-def read_adapter(path: str, *, lora_modules: Shapes, max_lora_rank: int) -> AdapterCheckpoint:
+def read_adapter(
+    path: str, *, lora_modules: Shapes, max_lora_rank: int, allowed_roots: Sequence[str] = ()
+) -> AdapterCheckpoint:
     """Read and check the adapter in directory `path`.
 
     Args:
         path: a directory with adapter_config.json and adapter_model.safetensors.
         lora_modules: (out_features, in_features) of each projection an adapter may change.
         max_lora_rank: highest rank of any module.
+        allowed_roots: directories below which all that is read must lie; anywhere if empty.
 
     Returns:
         The adapter. Its tensors are read-only views of one buffer that is not shared.
@@ -50,15 +54,21 @@ def read_adapter(path: str, *, lora_modules: Shapes, max_lora_rank: int) -> Adap
         AdapterFormatError: it cannot be served; lists every finding.
         AdapterError: the system would not let us read it.
     """
-    with _told_as_adapter_errors(path):
-        return _read(path, lora_modules, max_lora_rank)
+    with _opened(path, allowed_roots) as directory:
+        return _read(directory, lora_modules, max_lora_rank)
 
 
-def check_adapter(path: str, *, lora_modules: Shapes | None, max_lora_rank: int) -> None:
+def check_adapter(
+    path: str,
+    *,
+    lora_modules: Shapes | None,
+    max_lora_rank: int,
+    allowed_roots: Sequence[str] = (),
+) -> None:
     """Check the adapter in directory `path` as `read_adapter` does, without its tensors' bytes.
 
     Args:
-        path, max_lora_rank: as of read_adapter.
+        path, max_lora_rank, allowed_roots: as of read_adapter.
         lora_modules: as of read_adapter; None where the model is not known, then only the config
             is checked.
 
@@ -66,13 +76,27 @@ def check_adapter(path: str, *, lora_modules: Shapes | None, max_lora_rank: int)
         AdapterNotFoundError, AdapterFormatError, AdapterError: as read_adapter.
     """
     findings: list[str] = []
-    with _told_as_adapter_errors(path):
-        settings = _read_settings(path, findings)
-        with _weights(path, findings) as file:
+    with _opened(path, allowed_roots) as directory:
+        settings = _read_settings(directory, findings)
+        with _weights(directory, findings) as file:
             if file is not None and lora_modules is not None:
                 _check_tensors(file, settings, lora_modules, max_lora_rank, findings)
     if findings:
         raise AdapterFormatError(path, findings)
+
+
+@contextmanager
+def _opened(path: str, allowed_roots: Sequence[str]) -> Iterator[AdapterDirectory]:
+    """The adapter's directory; what the system refuses is told as an error of the adapter."""
+    with ExitStack() as stack:
+        try:
+            directory = stack.enter_context(open_directory(path, allowed_roots))
+        except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+            raise AdapterNotFoundError(f"No adapter found for {path}") from error
+        except OSError as error:
+            raise AdapterError(f"{path}: cannot be read: {error.strerror or error}") from error
+        with _told_as_adapter_errors(path):
+            yield directory
 
 
 @contextmanager
@@ -83,17 +107,19 @@ def _told_as_adapter_errors(path: str) -> Iterator[None]:
         raise AdapterError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _read(path: str, lora_modules: Shapes, max_lora_rank: int) -> AdapterCheckpoint:
+def _read(
+    directory: AdapterDirectory, lora_modules: Shapes, max_lora_rank: int
+) -> AdapterCheckpoint:
     findings: list[str] = []
-    settings = _read_settings(path, findings)
+    settings = _read_settings(directory, findings)
     modules: tuple[LoRAModule, ...] = ()
-    with _weights(path, findings) as file:
+    with _weights(directory, findings) as file:
         if file is not None:
             modules = _read_modules(file, settings, lora_modules, max_lora_rank, findings)
     if findings:
-        raise AdapterFormatError(path, findings)
+        raise AdapterFormatError(directory.path, findings)
     return AdapterCheckpoint(
-        path=path,
+        path=directory.path,
         digest=digest(modules),
         rank=max(module.rank for module in modules),
         num_bytes=sum(len(module.a.data) + len(module.b.data) for module in modules),
@@ -103,12 +129,12 @@ def _read(path: str, lora_modules: Shapes, max_lora_rank: int) -> AdapterCheckpo
 
 
 @contextmanager
-def _weights(path: str, findings: list[str]) -> Iterator[TensorFile | None]:
+def _weights(directory: AdapterDirectory, findings: list[str]) -> Iterator[TensorFile | None]:
     """The adapter's tensors, still unread; None, and a finding, where there is no such file."""
     try:
-        weights = open_regular(os.path.join(path, WEIGHTS_NAME))
+        weights = directory.open_file(WEIGHTS_NAME)
     except FileNotFoundError:
-        findings.append(_missing_weights(path))
+        findings.append(_missing_weights(directory))
         yield None
     else:
         with weights:
@@ -130,26 +156,30 @@ def digest(modules: tuple[LoRAModule, ...]) -> bytes:
     return sha.digest()
 
 
-def _read_settings(path: str, findings: list[str]) -> LoRASettings:
+def _read_settings(directory: AdapterDirectory, findings: list[str]) -> LoRASettings:
+    path = directory.path
     try:
-        file = open_regular(os.path.join(path, CONFIG_NAME))
-    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        file = directory.open_file(CONFIG_NAME)
+    except FileNotFoundError as error:
         raise AdapterNotFoundError(f"No adapter found for {path}") from error
     with file:
         data = file.read(_MAX_CONFIG_BYTES + 1)
     if len(data) > _MAX_CONFIG_BYTES:
         raise AdapterFormatError(path, [f"{CONFIG_NAME} is longer than {_MAX_CONFIG_BYTES} bytes"])
     config = parse_object(data, CONFIG_NAME, findings)
-    if config is None:
+    if config is not None and "peft_type" not in config:
+        # Not of PEFT, so none of its words is told to a caller who may not know them.
+        findings.append(f"{CONFIG_NAME} has no peft_type, so it describes no adapter")
+    if config is None or findings:
         raise AdapterFormatError(path, findings)  # without ranks, no tensor can be judged
     return parse_settings(config, findings)
 
 
-def _missing_weights(path: str) -> str:
+def _missing_weights(directory: AdapterDirectory) -> str:
     for name in _PICKLES:
-        source = os.path.join(path, name)
-        if os.path.lexists(source):
-            target = os.path.join(path, WEIGHTS_NAME)
+        if directory.has(name):
+            source = os.path.join(directory.path, name)
+            target = os.path.join(directory.path, WEIGHTS_NAME)
             script = (
                 "import sys, torch, safetensors.torch as s; "
                 "w = torch.load(sys.argv[1], map_location='cpu', weights_only=True); "

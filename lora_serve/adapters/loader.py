@@ -71,6 +71,7 @@ def make_loader(
             resolve_adapter_path(path, config.lora_allowed_roots),
             lora_modules=model.lora_modules,
             max_lora_rank=config.max_lora_rank,
+            allowed_roots=config.lora_allowed_roots,
         )
 
     return AdapterLoader(read, prepare, notify)

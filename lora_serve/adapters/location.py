@@ -1,7 +1,8 @@
 """Where an adapter's files lie: a directory, or a repository of the Hugging Face Hub.
 
-With allowed roots, only what really lies below one of them is ever opened: symlinks are resolved
-first, those of the files too, and nothing is downloaded. Knows nothing of what is in the files.
+With allowed roots nothing is downloaded, and a path that leads out of them is refused at once. That
+files are opened below them alone, whatever is swapped meanwhile, is directory.py's to see to. Knows
+nothing of what is in the files.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import re
 from collections.abc import Callable, Sequence
 
 from lora_serve.adapters.checkpoint import CONFIG_NAME, WEIGHTS_NAME
-from lora_serve.errors import AdapterError, AdapterNotFoundError
+from lora_serve.adapters.directory import outside, root_of
+from lora_serve.errors import AdapterNotFoundError
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
@@ -61,20 +63,10 @@ def resolve_adapter_path(
     if "\0" in path or path != path.encode(errors="replace").decode():  # lone surrogates
         raise AdapterNotFoundError(f"No adapter found for {path!r}")
     local = os.path.expanduser(path)
-    if allowed_roots:
-        _check_below(local, path, allowed_roots)
+    if allowed_roots and root_of(os.path.realpath(local), allowed_roots) is None:
+        raise outside(path, allowed_roots)
     if os.path.isdir(local):
         return os.path.realpath(local)
     if allowed_roots or not _HUB_ID.fullmatch(path):
         raise AdapterNotFoundError(f"No adapter found for {path}")
     return download(path)
-
-
-def _check_below(local: str, path: str, allowed_roots: Sequence[str]) -> None:
-    roots = [os.path.realpath(os.path.expanduser(root)) for root in allowed_roots]
-    for opened in (local, os.path.join(local, CONFIG_NAME), os.path.join(local, WEIGHTS_NAME)):
-        real = os.path.realpath(opened)
-        if not any(os.path.commonpath((real, root)) == root for root in roots):
-            raise AdapterError(
-                f"{path} does not lie below --lora-allowed-roots ({', '.join(allowed_roots)})"
-            )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -19,7 +18,6 @@ import numpy as np
 
 from lora_serve.adapters.findings import listed, shown
 from lora_serve.adapters.strict_json import parse_object
-from lora_serve.errors import AdapterError
 from lora_serve.step import RawTensor
 
 _LENGTH_BYTES = 8
@@ -44,19 +42,6 @@ class TensorSpec:
     end: int
 
 
-def open_regular(path: str) -> BinaryIO:
-    """Open a file for reading, never a pipe or device that could block or never end.
-
-    Raises:
-        OSError: as open() does. AdapterError: it is no regular file.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise AdapterError(f"{path} is not a regular file")
-    return os.fdopen(descriptor, "rb")
-
-
 class TensorFile:
     """An open safetensors file: first its header, then, once, its tensors."""
 
@@ -71,8 +56,8 @@ class TensorFile:
         num_data_bytes = size - _LENGTH_BYTES - length
         if num_data_bytes < 0 or length > _MAX_HEADER_BYTES:
             findings.append(
-                f"the safetensors file is truncated or none: {size} bytes with a header of "
-                f"{length} (at most {_MAX_HEADER_BYTES})"
+                f"the safetensors file is truncated or none: {size} bytes, which do not hold the "
+                f"header that they announce (at most {_MAX_HEADER_BYTES} bytes)"
             )
             return None
         header = parse_object(self._file.read(length), "the safetensors header", findings)

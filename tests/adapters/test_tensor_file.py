@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.adapters.tensor_file import TensorFile, TensorSpec, open_regular
-from lora_serve.errors import AdapterError
+from lora_serve.adapters.tensor_file import TensorFile, TensorSpec
 from tests.fakes.adapter_files import StoredTensor, header_of, random_tensor, safetensors_bytes
 
 TENSORS = {"a": random_tensor((2, 3), 1), "b": random_tensor((4,), 2, "BF16")}
@@ -16,7 +15,7 @@ TENSORS = {"a": random_tensor((2, 3), 1), "b": random_tensor((4,), 2, "BF16")}
 def headers(content: bytes, path: Path) -> tuple[dict[str, TensorSpec] | None, list[str]]:
     findings: list[str] = []
     path.write_bytes(content)
-    with open_regular(str(path)) as file:
+    with path.open("rb") as file:
         return TensorFile(file).read_header(findings), findings
 
 
@@ -49,7 +48,7 @@ def test_files_of_the_safetensors_library_are_read(path: Path) -> None:
     }
     save_file(saved, path, metadata={"format": "pt"})
     findings: list[str] = []
-    with open_regular(str(path)) as handle:
+    with path.open("rb") as handle:
         file = TensorFile(handle)
         specs = file.read_header(findings)
         assert specs is not None
@@ -168,7 +167,7 @@ def test_empty_tensors_lie_between_others(path: Path) -> None:
 def test_a_file_that_is_written_to_while_it_is_read_is_a_finding(path: Path) -> None:
     path.write_bytes(safetensors_bytes(TENSORS))
     findings: list[str] = []
-    with open_regular(str(path)) as handle:
+    with path.open("rb") as handle:
         file = TensorFile(handle)
         specs = file.read_header(findings)
         assert specs is not None
@@ -181,7 +180,7 @@ def test_a_file_that_is_written_to_while_it_is_read_is_a_finding(path: Path) -> 
 def test_a_file_that_is_replaced_while_it_is_read_is_read_to_its_end(path: Path) -> None:
     path.write_bytes(safetensors_bytes(TENSORS))
     findings: list[str] = []
-    with open_regular(str(path)) as handle:
+    with path.open("rb") as handle:
         file = TensorFile(handle)
         specs = file.read_header(findings)
         assert specs is not None
@@ -210,20 +209,6 @@ def test_a_read_that_ends_early_is_a_finding(path: Path) -> None:
         file.read_tensors(specs, findings)
     assert len(findings) == 1
     assert "while it was read" in findings[0]
-
-
-@pytest.mark.parametrize("kind", ["directory", "pipe", "device"])
-def test_only_regular_files_are_opened(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "special"
-    match kind:
-        case "directory":
-            path.mkdir()
-        case "pipe":
-            os.mkfifo(path)
-        case "device":
-            path.symlink_to("/dev/zero")
-    with pytest.raises(AdapterError, match="is not a regular file"):
-        open_regular(str(path))
 
 
 def test_the_metadata_is_no_tensor(path: Path) -> None:

@@ -81,6 +81,7 @@ def _check_adapter(
             resolve_adapter_path(path, config.lora_allowed_roots),
             lora_modules=lora_modules,
             max_lora_rank=config.max_lora_rank,
+            allowed_roots=config.lora_allowed_roots,
         )
     except AdapterNotFoundError as error:
         raise ConfigError(
