@@ -6,7 +6,11 @@ import msgspec
 
 from lora_serve.errors import InvalidRequestError
 
-MAX_STOP_STRINGS = 16
+# What a request may make every step compute for it, which all others wait for.
+MAX_STOP_STRINGS = 16  # OpenAI allows 4
+MAX_STOP_STRING_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIASES = 1024
 MAX_N = 128
 GREEDY_EPSILON = 1e-5  # a temperature below this is greedy, as in vLLM
 
@@ -78,14 +82,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not None:
                 _require_range(name, value, 0, max_logprobs)
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequestError(
-                f"stop has {len(self.stop)} strings, at most {MAX_STOP_STRINGS} are allowed", "stop"
-            )
+        self._verify_stop_strings()
+
+    def _verify_stop_strings(self) -> None:
+        _require_at_most(MAX_STOP_STRINGS, "stop", len(self.stop), "strings")
         if "" in self.stop:
             raise InvalidRequestError("stop must not contain an empty string", "stop")
+        longest = max(map(len, self.stop), default=0)
+        _require_at_most(MAX_STOP_STRING_CHARS, "stop", longest, "characters in one string")
 
     def _verify_tokens(self, vocab_size: int) -> None:
+        _require_at_most(
+            MAX_STOP_TOKEN_IDS, "stop_token_ids", len(set(self.stop_token_ids)), "different ids"
+        )
+        _require_at_most(MAX_LOGIT_BIASES, "logit_bias", len(self.logit_bias), "tokens")
         for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
             for token_id in ids:
                 if not 0 <= token_id < vocab_size:
@@ -96,6 +106,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                     )
         for bias in self.logit_bias.values():
             _require_range("logit_bias", bias, -100.0, 100.0)
+
+
+def _require_at_most(limit: int, name: str, count: int, what: str) -> None:
+    if count > limit:
+        raise InvalidRequestError(f"{name} has {count} {what}, at most {limit} are allowed", name)
 
 
 def _require_range(

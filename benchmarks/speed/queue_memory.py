@@ -43,7 +43,7 @@ STREAM_FLAGS = (
     "--max-stream-backlog",
     "64",
 )
-QUEUE_FLAGS = ("--max-num-seqs", "2")
+QUEUE_FLAGS = ("--max-num-seqs", "2", "--max-num-queued-reqs", "-1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,20 +6,22 @@ from dataclasses import dataclass
 
 from lora_serve.config.setting import require_at_least, setting
 
+UNLIMITED = -1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsConfig:
     """How much may be queued before requests are refused, and how long an engine may hang."""
 
-    max_num_queued_reqs: int | None = setting(
+    max_num_queued_reqs: int = setting(
         "Most requests that may wait beyond the --max-num-seqs that run; more are refused with "
-        "503.",
-        None,
+        "503. -1 for any number.",
+        4096,
     )
-    max_num_queued_tokens: int | None = setting(
+    max_num_queued_tokens: int = setting(
         "Most prompt tokens of all requests that wait for their first output; more are refused "
-        "with 503.",
-        None,
+        "with 503. -1 for any number.",
+        8 * 2**20,
     )
     max_stream_backlog: int = setting(
         "Pieces of a streamed answer that may wait for a slow reader; with more the answer is "
@@ -33,7 +35,8 @@ class LimitsConfig:
     )
 
     def __post_init__(self) -> None:
-        require_at_least(0, "--max-num-queued-reqs", self.max_num_queued_reqs)
-        require_at_least(1, "--max-num-queued-tokens", self.max_num_queued_tokens)
+        require_at_least(UNLIMITED, "--max-num-queued-reqs", self.max_num_queued_reqs)
+        if self.max_num_queued_tokens != UNLIMITED:
+            require_at_least(1, "--max-num-queued-tokens", self.max_num_queued_tokens)
         require_at_least(1, "--max-stream-backlog", self.max_stream_backlog)
         require_at_least(0, "--step-timeout", self.step_timeout)

@@ -4,7 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
-from lora_serve.config import EngineConfig, KVTierConfig, LoRAConfig, ModelConfig, ServerConfig
+from lora_serve.config import (
+    EngineConfig,
+    KVTierConfig,
+    LimitsConfig,
+    LoRAConfig,
+    ModelConfig,
+    ServerConfig,
+)
 from lora_serve.errors import ConfigError
 
 
@@ -15,6 +22,14 @@ from lora_serve.errors import ConfigError
         (lambda: ModelConfig(cpu_threads=-1), "--cpu-threads -1 must be at least 1"),
         (lambda: ModelConfig(max_logprobs=-1), "--max-logprobs -1 must be at least 0"),
         (lambda: ServerConfig(max_body_bytes=0), "--max-body-bytes 0 must be at least 1"),
+        (
+            lambda: LimitsConfig(max_num_queued_reqs=-2),
+            "--max-num-queued-reqs -2 must be at least -1",
+        ),
+        (
+            lambda: LimitsConfig(max_num_queued_tokens=0),
+            "--max-num-queued-tokens 0 must be at least 1",
+        ),
         (
             lambda: ServerConfig(drain_timeout=float("nan")),
             "--drain-timeout nan must be at least 0",

@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from lora_serve.config import LimitsConfig
+from lora_serve.config.limits import UNLIMITED
 from lora_serve.engine.fair_share import share_of
 from lora_serve.errors import InvalidRequestError, LoraServeError, OverloadedError
 from lora_serve.generate_request import GenerateRequest
@@ -127,7 +128,7 @@ class AdmissionControl:
 
     def _check_requests(self, num_new: int, share: str) -> None:
         limit = self._limits.max_num_queued_reqs
-        if limit is None:
+        if limit == UNLIMITED:
             return
         most = self._max_num_seqs + limit
         if num_new > most:
@@ -152,7 +153,7 @@ class AdmissionControl:
 
     def _check_tokens(self, num_new: int, share: str) -> None:
         limit, queued = self._limits.max_num_queued_tokens, self._num_waiting_tokens
-        if limit is None or not queued:
+        if limit == UNLIMITED or not queued:
             return
         if queued + num_new > limit:
             self._refuse(

@@ -74,7 +74,7 @@ def _params(
         repetition_penalty=_or(body.repetition_penalty, defaults.get("repetition_penalty", 1.0)),
         seed=body.seed,
         stop=body.stop,
-        stop_token_ids=_or(body.stop_token_ids, ()),
+        stop_token_ids=tuple(dict.fromkeys(body.stop_token_ids or ())),
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,

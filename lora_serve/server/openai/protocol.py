@@ -23,9 +23,13 @@ from lora_serve.server.openai.fields import (
 )
 
 MAX_REQUEST_ID_CHARS = 256
+MAX_NAME_CHARS = 256
+MAX_MODEL_CHARS = 1024  # "MODEL:ADAPTER", where MODEL may be a path
 MAX_MESSAGES = 4096
 
 RequestId = Annotated[str, Field(min_length=1, max_length=MAX_REQUEST_ID_CHARS)]
+ModelName = Annotated[str, Field(max_length=MAX_MODEL_CHARS)]
+Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 JsonObject = dict[str, object]
 
 
@@ -44,7 +48,7 @@ class StreamOptions(Body):
 class GenerationBody(Body):
     """What completions and chat completions have in common."""
 
-    model: str | None = None
+    model: ModelName | None = None
     n: Integer | None = None
     max_tokens: Integer | None = None
     min_tokens: Integer | None = None
@@ -93,9 +97,9 @@ class CompletionBody(GenerationBody):
 
 
 class ChatMessage(Body):
-    role: str
+    role: Name
     content: Content = None
-    name: str | None = None
+    name: Name | None = None
     tool_call_id: Unsupported = None
     tool_calls: Unsupported = None
     function_call: Unsupported = None
@@ -131,7 +135,7 @@ class ChatBody(GenerationBody):
 class TokenizeBody(Body):
     """POST /tokenize: a prompt, or the messages of a chat."""
 
-    model: str | None = None
+    model: ModelName | None = None
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
@@ -144,7 +148,7 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """POST /detokenize."""
 
-    model: str | None = None
+    model: ModelName | None = None
     tokens: Tokens
 
 

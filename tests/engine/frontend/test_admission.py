@@ -170,3 +170,23 @@ def test_nothing_is_left_of_requests_that_are_gone() -> None:
         admission.note_gone(f"r{number}")
         admission.note_gone(f"r{number}")
     assert (admission.num_queued, admission.num_waiting_tokens) == (0, 0)
+
+
+def test_a_queue_is_bounded_unless_it_is_said_that_it_need_not_be() -> None:
+    admission, unbounded = control(), control(max_num_queued_reqs=-1, max_num_queued_tokens=-1)
+    many = 2 + LimitsConfig().max_num_queued_reqs
+    for number in range(many):
+        admission.admit(request(f"r{number}", num_tokens=1))
+        unbounded.admit(request(f"r{number}", num_tokens=1))
+    with pytest.raises(OverloadedError, match="--max-num-queued-reqs"):
+        admission.admit(request("one more"))
+    unbounded.admit(request("one more"))
+
+
+def test_prompts_that_wait_are_bounded_by_their_tokens() -> None:
+    admission = control()
+    half = LimitsConfig().max_num_queued_tokens // 2
+    for number in range(2):
+        admission.admit(request(f"r{number}", num_tokens=half))
+    with pytest.raises(OverloadedError, match="--max-num-queued-tokens"):
+        admission.admit(request("one more"))

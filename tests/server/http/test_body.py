@@ -57,6 +57,8 @@ async def refused(client: httpx.AsyncClient, **body: object) -> dict:
         ("stop_token_ids", [1.5], "stop_token_ids: must be a list of token ids, got a list of 1"),
         ("cache_salt", 5, "cache_salt: must be a non-empty string, got 5"),
         ("model", 5, "model: input should be a valid string, got 5"),
+        ("model", "x" * 1025, "model: string should have at most 1024 characters"),
+        ("request_id", "x" * 257, "request_id: string should have at most 256 characters"),
     ],
 )
 async def test_a_wrong_type_is_named_with_its_value(
