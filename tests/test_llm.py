@@ -46,7 +46,7 @@ def load_adapters(llm: LLM, paths: list[Path]) -> None:
 
 
 class LoneServer:
-    """A cold engine for each request: no cache, no company. What the promise is about."""
+    """A cold engine, alone with each request: what the promise is about."""
 
     def __init__(self, model: Path, adapters: list[Path], arithmetic: dict[str, Any]) -> None:
         self._llm = LLM(
@@ -131,7 +131,7 @@ def subject(
         "one adapter a step",
     ],
 )
-def test_company_chunks_cache_and_preemption_change_no_bit(
+def test_batch_chunks_cache_and_preemption_change_no_bit(
     subject: Subject, settings: dict[str, int]
 ) -> None:
     prompts = prompts_with_shared_prefixes(12)

@@ -126,7 +126,7 @@ def test_who_keeps_the_server_waiting_is_cut_off_with_one_line(
     assert reader.rest().endswith(b"0\r\n\r\n"), "the error, and the end"
     assert server.wait() == 0
     assert last_words(server) == [
-        "stopping: 3 requests are still being answered",
+        "stopping: waiting for 3 running requests",
         "WARNING lora_serve.server.http.shutdown: cut off: 1 answers, with an error; 3 connections "
         "whose clients had not taken all of an answer or sent all of a request",
     ]
@@ -147,4 +147,4 @@ def test_an_answer_that_is_taken_slowly_is_waited_for(
     time.sleep(LAST_WORDS_SECONDS + 1)  # which is all that an answer had once
     assert len(wires[0].rest()) == num_left
     assert server.wait() == 0
-    assert last_words(server) == ["stopping: 0 requests are still being answered"]
+    assert last_words(server) == ["stopping: waiting for 0 running requests"]

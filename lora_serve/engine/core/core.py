@@ -90,8 +90,8 @@ class EngineCore:
 
         Args:
             model: what `executor.load` returned.
-            notify: called from other threads when a load or a fetch has ended, to wake whoever
-                steps.
+            notify: called from other threads when a load or a fetch has ended, to wake the
+                thread that steps.
         """
         cache = config.cache
         loader = make_loader(config.lora, model, executor.prepare_adapter, notify)
@@ -120,7 +120,7 @@ class EngineCore:
 
     @property
     def idle_seconds(self) -> float | None:
-        """How long there is nothing to do for `step`, if nobody notifies; None for ever."""
+        """How long there is nothing to do for `step`, if `notify` is not called; None for ever."""
         times = (
             self._connector.next_give_up_time,
             self._stale_versions.next_due,
@@ -250,7 +250,7 @@ class EngineCore:
         return True
 
     def _report(self) -> int:
-        """Wait for the oldest step in state, if any, and tell of it; how many requests it had."""
+        """Wait for the oldest step in flight, if any, and tell of it; how many requests it had."""
         if not self._in_flight:
             return 0
         step = self._in_flight.popleft()

@@ -1,4 +1,4 @@
-"""How many requests may wait. Whoever is above the limits is refused before it is sent anywhere.
+"""Bounds how many requests may wait. One above the limits is refused before the engine hears of it.
 
 The counts are the API process's own, so they are never late: a request waits from the moment it is
 accepted to its first output.
@@ -27,13 +27,13 @@ MAX_RETRY_SECONDS = 60
 
 
 class RequestGroup:
-    """Requests of one body, which come one after the other: all are taken, or none is."""
+    """The requests of one body, which come one after the other: all are admitted, or none is."""
 
     def __init__(self, num_requests: int, num_tokens: int) -> None:
         """num_tokens: of their prompts."""
         self.num_requests = num_requests
         self.num_tokens = num_tokens
-        self.is_taken = False
+        self.is_admitted = False
         self.refusal: LoraServeError | None = None
 
 
@@ -82,19 +82,19 @@ class AdmissionControl:
         request, n = message.request, message.request.params.n
         num_tokens = n * request.prompt.num_tokens
         share = share_of(request, self._fair_share)
-        self._take(group or RequestGroup(n, num_tokens), share)
+        self._admit_group(group or RequestGroup(n, num_tokens), share)
         for choice_id in message.choice_ids:
             self._growing.add(choice_id)
             self._waiting[choice_id] = request
         self._count(share, n, num_tokens)
 
     def note_output(self, request_id: str) -> None:
-        """The engine has told something of it, so it does not wait any more."""
+        """It has got its first output, or a further one, so it does not wait any more."""
         if self._stop_waiting(request_id):
             self._first_outputs.append(self._clock())
 
     def note_gone(self, request_id: str) -> None:
-        """It has ended, or nobody wants it any more."""
+        """It has ended, or its caller has left."""
         self._growing.discard(request_id)
         self._stop_waiting(request_id)
 
@@ -112,11 +112,11 @@ class AdmissionControl:
         if not self._num_of_share[share]:
             del self._num_of_share[share], self._num_tokens_of_share[share]
 
-    def _take(self, group: RequestGroup, share: str) -> None:
-        """Decide for the first one of a group, and keep to that for the others."""
+    def _admit_group(self, group: RequestGroup, share: str) -> None:
+        """Admit the whole group with its first request, or refuse all of it."""
         if group.refusal is not None:
             raise group.refusal
-        if group.is_taken:
+        if group.is_admitted:
             return
         try:
             self._check_requests(group.num_requests, share)
@@ -124,7 +124,7 @@ class AdmissionControl:
         except LoraServeError as error:
             group.refusal = error
             raise
-        group.is_taken = True
+        group.is_admitted = True
 
     def _check_requests(self, num_new: int, share: str) -> None:
         limit = self._limits.max_num_queued_reqs

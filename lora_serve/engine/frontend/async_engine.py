@@ -1,7 +1,8 @@
 """An engine for asyncio: prompts in, deltas out, adapters by name. What the server sees.
 
-Owns the engine process through its supervisor, and the prompts that are being answered. When an
-engine dies, whoever was told nothing yet is asked again of the next one, as `quarantine.py` says.
+Owns the engine process through its supervisor, and the requests that are being answered. When an
+engine dies, requests that have told their callers nothing yet are sent to the next one, as
+`quarantine.py` says.
 """
 
 from __future__ import annotations
@@ -205,12 +206,12 @@ class AsyncEngine:
         return stats
 
     async def shutdown(self) -> None:
-        """End the engine process; whoever still waits for it gets EngineDeadError."""
+        """End the engine process; callers that still wait for it get EngineDeadError."""
         error = EngineDeadError("the server is shutting down")
         self._states.fail_all(error)
         self._fail_calls(error)
         await self._engine.close()
-        self._states.fail_all(error)  # of those who came meanwhile
+        self._states.fail_all(error)  # of requests that came meanwhile
 
     # ── what the supervisor tells ───────────────────────────────────────────────────────────
 
@@ -228,7 +229,7 @@ class AsyncEngine:
                 future.set_result(reply)
 
     def engine_died(self, error: EngineDeadError) -> None:
-        logger.error("%s; %d answers were growing", error, self.num_unfinished)
+        logger.error("%s; %d choices were growing", error, self.num_unfinished)
         self._journal.note_death()
         self._fail_calls(error)
         self._quarantine.engine_died(error, self._states)
@@ -248,7 +249,7 @@ class AsyncEngine:
     # ── parts ───────────────────────────────────────────────────────────────────────────────
 
     async def _advance(self) -> None:
-        """Send the engine whatever may be sent to it by now."""
+        """Send the engine the requests that the quarantine lets go by now."""
         if self._quarantine.is_empty:
             return
         with contextlib.suppress(EngineDeadError):  # as `engine_died` will tell
@@ -261,7 +262,7 @@ class AsyncEngine:
         await self._engine.send(state.message)
 
     async def _release(self, state: RequestState) -> None:
-        """Nothing more is told of this state; what still grows is aborted in the engine."""
+        """Forget this request's choices, and abort in the engine those that still grow."""
         growing = []
         for choice_id in state.choice_ids:
             self._admission.note_gone(choice_id)

@@ -1,7 +1,7 @@
 """A directory for the sockets between an API process and its engine, readable by its user only.
 
-However its owner ends, it does not stay for ever: the owner holds a lock while it lives, and
-whoever makes the next directory removes those whose locks nobody holds.
+However its owner ends, it does not stay for ever: the owner holds a lock while it lives, and the
+next directory to be made removes those whose locks are free.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SocketDirectory:
 
 
 def remove_stale(parent: Path) -> None:
-    """Remove what owners have left that did not get to `close`."""
+    """Remove directories whose owners ended without `close`."""
     for path in parent.glob(f"{_PREFIX}*"):
         if _is_old(path) and not _has_owner(path):
             shutil.rmtree(path, ignore_errors=True)

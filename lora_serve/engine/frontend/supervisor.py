@@ -46,7 +46,7 @@ class Client(Protocol):
 
 
 class EngineUser(Protocol):
-    """Who asks the engine, and has to live through its deaths."""
+    """The caller of the engine, which has to live through its deaths."""
 
     async def take_in(self, reply: EngineReply) -> None: ...
 
@@ -54,7 +54,7 @@ class EngineUser(Protocol):
         """No reply comes any more, and nothing can be sent until `engine_is_back`."""
 
     def restart_failed(self, error: Exception) -> None:
-        """It could not be started again; that will be tried once more, later."""
+        """The engine could not be started again; that will be tried once more, later."""
 
     def first_messages(self) -> Sequence[EngineMessage]:
         """What a new engine has to know before anything else."""
@@ -64,7 +64,7 @@ class EngineUser(Protocol):
 
 
 class Backoff:
-    """How long to wait before a restart: not at all after a stable time, then ever longer."""
+    """Tells how long to wait before a restart: not at all after a stable time, then ever longer."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -141,13 +141,13 @@ class EngineSupervisor:
             await self._replace()
 
     async def _serve(self) -> EngineDeadError:
-        """Pass replies on until the engine is dead, or as good as that; returns how it died."""
+        """Pass replies on until the engine is dead, or cannot be read; returns how it died."""
         try:
             while True:
                 await self._user.take_in(await self._client.receive())
         except EngineDeadError as error:
             return error
-        except Exception:  # a bug; without this, everybody would wait for ever
+        except Exception:  # a bug; without this, all callers would wait for ever
             logger.exception("a reply of the engine cannot be read; it is ended")
             return EngineDeadError("the engine's replies cannot be read; see the log")
 

@@ -1,4 +1,4 @@
-"""Tells whether steps are being made while requests wait for them. Measures, and stops nobody."""
+"""Tells whether steps are being made while requests wait for them. It ends nothing itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lora_serve.errors import EngineDeadError
 
 
 class Watchdog:
-    """timeout_seconds: 0 to be content with anything."""
+    """timeout_seconds: 0 for no limit."""
 
     def __init__(self, timeout_seconds: float, clock: Callable[[], float]) -> None:
         self._timeout = timeout_seconds

@@ -1,7 +1,8 @@
 """How a server ends: in its own time at the first signal, at once at the second.
 
-Who still waits for the engine is told so; who waits for nothing but a client, which does not take
-its answer or does not send its request, is cut off. Knows no routes, and no signals by name.
+Requests that still wait for the engine are answered with an error; connections that wait for
+nothing but a client, which does not take its answer or does not send its request, are cut off.
+Knows no routes, and no signals by name.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ class ServerShutdown:
 
     async def _end(self, then: Callable[[], None]) -> None:
         self._drain.begin()
-        logger.info("stopping: %d requests are still being answered", self._drain.num_active)
+        num_active = self._drain.num_active
+        logger.info(
+            "stopping: waiting for %d running request%s", num_active, "" if num_active == 1 else "s"
+        )
         await _until(lambda: self._is_urgent or self._all_is_sent, self._timeout)
         self._cut_off()
         await self._engine.shutdown()  # which ends the requests that still wait for it

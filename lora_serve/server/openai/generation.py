@@ -66,7 +66,7 @@ class Generation:
             raise unknown_model(self._target.shown) from error
 
     async def deltas(self) -> AsyncIterator[PromptDelta]:
-        assert self._first is not None, "nobody waited for the first delta"
+        assert self._first is not None, "wait_for_first comes before deltas"
         yield self._first
         async for item in self._deltas:
             yield item
