@@ -4,10 +4,9 @@
 
 compiles all that the models below launch, and the sampling of any, for sm_80 and sm_90, and writes
 registers, spills, shared memory and what is read before a kernel waits to
-benchmarks/results/triton-VERSION-resources.json and .md; with --check it compares with what the
-same version of Triton gave, and fails on differences. The launches are those that the `Ops` record
-makes: it is called with tensors that have shapes and no memory, and its launches are compiled
-instead of run. A spill is a mistake in a tile's shape.
+benchmarks/results/triton-VERSION-resources.json, one kernel a line; with --check it compares with
+what the same version of Triton gave, and fails on differences. A spill is a mistake in a tile's
+shape.
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 import triton
@@ -31,20 +29,21 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from benchmarks.common.facts import write_json
+from benchmarks.gpu.layer_launches import (
+    MODELS,
+    WORKS,
+    ModelShape,
+    Work,
+    launches_of,
+    sampling_launches,
+)
 from benchmarks.gpu.machine_code import touched_before_wait, waits
-from lora_serve.ops.contract import LoRAPart, Ops
-from lora_serve.ops.triton.backend import TritonKernels
-from lora_serve.ops.triton.launch import A100, H200, Launch, Launcher, Machine
-from lora_serve.sampling.triton.sampler import TritonSampler
-from lora_serve.sampling_params import SamplingParams
-from lora_serve.step import SampleInput
+from lora_serve.ops.triton.launch import A100, H200, Launch, Machine
 
 RESULTS = Path(__file__).parents[1] / "results"
-META = torch.device("meta")
-BLOCK_SIZE = 16
 NEVER_WAITS = "never waits"
 ANY_MODEL = "any"
-VOCAB_SIZE = 151_936
 _TYPES = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
@@ -55,34 +54,8 @@ _TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
-    """One decoder's facts that kernels are shaped by. is_gemma: its activation and wide norms."""
-
-    name: str
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    dtype: torch.dtype = torch.bfloat16
-    window: int | None = None
-    softcap: float | None = None
-    is_gemma: bool = False
-
-
-MODELS = (
-    ModelShape("0.5B", 896, 4864, 14, 2, 64),
-    ModelShape("3B", 2048, 11008, 16, 2, 128),
-    ModelShape("7B", 3584, 18944, 28, 4, 128),
-    ModelShape("heads of 96", 3072, 8192, 32, 32, 96, window=2048),
-    ModelShape("heads of 256", 2048, 16384, 8, 4, 256, window=4096),
-    ModelShape("Gemma 2", 2304, 9216, 8, 4, 256, window=4096, softcap=50.0, is_gemma=True),
-)
-
-
-@dataclass(frozen=True, slots=True)
 class Resources:
-    """Of one compiled kernel. spill_bytes: of local memory, per thread. shared_bytes: per program.
+    """What one compiled kernel takes: registers and spill_bytes a thread, shared_bytes a program.
 
     instruction: the tensor core's, "" where it has none; its rows and steps decide a sum's bits.
     before_wait: the parameters that lead to what is read before the kernels before it have ended.
@@ -100,98 +73,6 @@ class Resources:
     shared_bytes: int
     instruction: str
     before_wait: str
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """rows and requests of a step; captured: through a plan of fixed address."""
-
-    name: str
-    num_rows: int
-    num_requests: int
-    context: int
-    is_captured: bool = False
-
-
-WORKS = (
-    Work("decode of 32", 32, 32, 2048),
-    Work("captured decode of 256", 256, 256, 2048, is_captured=True),
-    Work("prefill of 8192", 8192, 1, 8192),
-)
-
-
-def launches_of(model: ModelShape, work: Work, machine: Machine) -> list[Launch]:
-    """One decoder layer's."""
-    launches: list[Launch] = []
-    kernels = TritonKernels(META, machine, batch_invariant=True, run=launches.append)
-    _run_layer(kernels.ops(), model, work)
-    return launches
-
-
-def _run_layer(ops: Ops, model: ModelShape, work: Work) -> None:
-    def empty(*shape: int, dtype: torch.dtype = model.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=META)
-
-    heads = (model.num_heads, model.num_kv_heads, model.num_kv_heads)
-    head, hidden, inner = model.head_size, model.hidden_size, model.intermediate_size
-    shapes = (
-        (sum(heads) * head, hidden),
-        (hidden, heads[0] * head),
-        (2 * inner, hidden),
-        (hidden, inner),
-    )
-    lora = _plan_lora(ops, shapes, work, model.dtype)
-    norm_dtype = torch.float32 if model.is_gemma else model.dtype
-    norm_weight = empty(hidden, dtype=norm_dtype)
-    residual = ops.rowwise.add_rms_norm(
-        empty(work.num_rows, hidden), empty(work.num_rows, hidden), norm_weight, 1e-6
-    )
-    for index, (out_features, in_features) in enumerate(shapes):
-        bias = empty(out_features) if index == 0 else None
-        x = empty(work.num_rows, in_features)
-        y = ops.linears.linear(x, ops.linears.pack_linear(empty(out_features, in_features), bias))
-        ops.adapters.lora(y, x, lora, index)
-    q, k, v = empty(work.num_rows, sum(heads), head).split(heads, dim=1)
-    ops.rowwise.rms_norm(q, empty(head, dtype=norm_dtype), 1e-6)
-    cache = ops.attention.new_kv_cache(4096, BLOCK_SIZE, model.num_kv_heads, head, model.dtype)
-    rows = empty(work.num_rows, dtype=torch.int64)
-    ops.attention.rotary_and_write_kv(
-        q, k, v, empty(work.context, head, dtype=torch.float32), rows, cache, rows
-    )
-    plan = _plan_attention(ops, work)
-    ops.attention.paged_attention(q, cache, plan, head**-0.5, model.window, model.softcap)
-    gate = ops.rowwise.gelu_tanh_and_mul if model.is_gemma else ops.rowwise.silu_and_mul
-    gate(empty(residual.shape[0], 2 * inner))
-    if model.is_gemma:
-        ops.rowwise.embed(empty(1000, hidden), rows, hidden**0.5)
-        ops.rowwise.soft_cap(empty(work.num_requests, 1000), 30.0)
-
-
-def _plan_lora(
-    ops: Ops, shapes: Sequence[tuple[int, int]], work: Work, dtype: torch.dtype
-) -> object:
-    if work.is_captured:
-        assert ops.graph_plans is not None
-        return ops.graph_plans.new_lora_plan(work.num_rows)
-    parts = [
-        [LoRAPart(torch.empty(16, n, dtype=dtype), torch.empty(m, 16, dtype=dtype), 1.0, 0)]
-        for m, n in shapes
-    ]
-    rows = work.num_rows // work.num_requests
-    adapter = ops.adapters.pack_adapter(parts)
-    segments = [(i * rows, (i + 1) * rows, adapter) for i in range(work.num_requests)]
-    return ops.adapters.plan_lora(segments, work.num_rows)
-
-
-def _plan_attention(ops: Ops, work: Work) -> object:
-    max_blocks = work.context // BLOCK_SIZE
-    if work.is_captured:
-        assert ops.graph_plans is not None
-        return ops.graph_plans.new_attention_plan(work.num_rows, max_blocks, BLOCK_SIZE, True)
-    starts = torch.linspace(0, work.num_rows, work.num_requests + 1).int()
-    lengths = torch.full((work.num_requests,), work.context, dtype=torch.int32)
-    tables = torch.zeros(work.num_requests, max_blocks, dtype=torch.int32)
-    return ops.attention.plan_attention(starts, lengths, tables, BLOCK_SIZE)
 
 
 def compile_launch(launch: Launch, capability: int) -> Resources:
@@ -301,7 +182,7 @@ def _tile(launch: Launch) -> str:
 def compile_all(
     models: Sequence[ModelShape], machines: Sequence[Machine], works: Sequence[Work]
 ) -> Iterator[Resources]:
-    """Each kernel with each set of constants once for each model and machine."""
+    """Compile each kernel with each set of constants once for each model and machine."""
     for model in models:
         for machine in machines:
             seen: set[tuple[object, ...]] = set()
@@ -311,25 +192,16 @@ def compile_all(
 
 
 def compile_sampling(machines: Sequence[Machine]) -> Iterator[Resources]:
-    """With all filters, of the largest vocabulary of the models."""
+    """Compile what sampling launches, which is the same for all models."""
     for machine in machines:
-        for found in _compile_new(_sampling_launches(machine), machine, set()):
+        for found in _compile_new(sampling_launches(machine), machine, set()):
             yield replace(found, model=ANY_MODEL, work="sampling of 32")
-
-
-def _sampling_launches(machine: Machine) -> list[Launch]:
-    launches: list[Launch] = []
-    sampler = TritonSampler(Launcher(machine, launches.append))
-    logits = torch.empty(32, VOCAB_SIZE, dtype=torch.bfloat16, device=META)
-    inputs = [SampleInput(SamplingParams(top_k=20, top_p=0.8), seed=0, position=0)] * 32
-    sampler.sample(logits, inputs)
-    return launches
 
 
 def _compile_new(
     launches: Sequence[Launch], machine: Machine, seen: set[tuple[object, ...]]
 ) -> Iterator[Resources]:
-    """Those of variants that were not seen, which they are now."""
+    """Compile the launches of variants that are not in `seen`, and add these to it."""
     for launch in launches:
         if launch.variant not in seen and 0 not in launch.grid:
             seen.add(launch.variant)
@@ -341,27 +213,27 @@ def record_path(version: str) -> Path:
     return RESULTS / f"triton-{version}-resources.json"
 
 
-def faults(found: Sequence[Resources], record: Mapping[str, Any]) -> list[str]:
-    """What spills, and what differs from a record of the same version of Triton."""
+def read_record(path: Path) -> list[Resources]:
+    """The kernels that `write_record` wrote."""
+    record = json.loads(path.read_text())
+    columns = record["columns"]
+    return [Resources(**dict(zip(columns, row, strict=True))) for row in record["kernels"]]
+
+
+def write_record(path: Path, found: Sequence[Resources]) -> None:
+    """Write each kernel once, though several sets of constants may take the same of a card."""
+    columns = [field.name for field in fields(Resources)]
+    rows = list(dict.fromkeys(astuple(resources) for resources in found))
+    write_json(path, {"triton": triton.__version__, "columns": columns, "kernels": rows})
+
+
+def faults(found: Sequence[Resources], recorded: Sequence[Resources]) -> list[str]:
+    """What spills, and what differs from what the same version of Triton gave."""
     told = [f"{r.model}, {r.work}: {r.kernel} spills {r.spill_bytes} bytes on sm_{r.capability}"
             for r in found if r.spill_bytes]  # fmt: skip
     # What several works launch stands there once, under the first of those that were compiled.
-    recorded = [Resources(**{**entry, "work": ""}) for entry in record["kernels"]]
-    return told + [f"not in the record: {r}" for r in found if replace(r, work="") not in recorded]
-
-
-def page(record: Mapping[str, Any]) -> str:
-    """The record as a table to read."""
-    columns = [field.name for field in fields(Resources)]
-    head = (
-        "# What Triton's kernels take of a card\n\n"
-        f"Compiled ahead of time by Triton {record['triton']}, without a card: "
-        "`python -m benchmarks.gpu.triton_resources`. Registers and spilled bytes are a thread's, "
-        "shared bytes a program's.\n\n"
-    )
-    rows = [columns, ["---"] * len(columns)]
-    rows += [[str(entry[name]) for name in columns] for entry in record["kernels"]]
-    return head + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    known = {replace(resources, work="") for resources in recorded}
+    return told + [f"not in the record: {r}" for r in found if replace(r, work="") not in known]
 
 
 def main() -> None:
@@ -389,10 +261,8 @@ def main() -> None:
         found.append(resources)
         print(resources, file=sys.stderr, flush=True)
     if chosen.check:
-        sys.exit("\n".join(faults(found, json.loads(path.read_text()))) or None)
-    record = {"triton": triton.__version__, "kernels": [asdict(resources) for resources in found]}
-    path.write_text(json.dumps(record, indent=1) + "\n")
-    path.with_suffix(".md").write_text(page(record))
+        sys.exit("\n".join(faults(found, read_record(path))) or None)
+    write_record(path, found)
 
 
 if __name__ == "__main__":

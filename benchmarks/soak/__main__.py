@@ -15,6 +15,7 @@ from random import Random
 import msgspec
 
 from benchmarks.common.checks import Check, report
+from benchmarks.common.facts import thinned, write_json
 from benchmarks.common.processes import cpu_seconds, engine_pid
 from benchmarks.soak.asking import ask
 from benchmarks.soak.cold_answers import MODEL_NAME, ColdAnswers, ask_cold
@@ -35,6 +36,7 @@ from lora_serve.demo.server_process import ServerProcess
 from tests.fakes.redis_server import EXECUTABLES, RedisServer
 
 FORMAT = "lora-serve/soak/1"
+NUM_WRITTEN = 100  # samples of those taken
 RAM_BYTES, DISK_BYTES = 3_000_000, 16_000_000
 NUM_TENANTS = 12
 IDLE_SECONDS = 120.0  # by when everything must have ended
@@ -199,8 +201,9 @@ def redis_executable() -> str:
 
 
 def write(result: Result, results: Path, plot: Path) -> None:
+    """The picture shows every sample, the file some of them."""
     document = {"format": FORMAT, **msgspec.to_builtins(result)}
-    results.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=0) + b"\n")
+    write_json(results, {**document, "samples": thinned(result.samples, NUM_WRITTEN)})
     plot_soak(result.samples, result.events, plot)
 
 

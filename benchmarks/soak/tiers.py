@@ -21,9 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-import msgspec
-
 from benchmarks.common.checks import Check, level, report
+from benchmarks.common.facts import thinned, write_json
 from benchmarks.common.processes import Footprint, engine_pid, footprint
 from benchmarks.soak.asking import ask
 from benchmarks.soak.cold_answers import MODEL_NAME, ColdAnswers, ask_cold, post
@@ -37,6 +36,7 @@ from lora_serve.demo.server_process import ServerProcess
 
 NUM_SERVERS = 2
 PERIOD_SECONDS = 1.0
+NUM_WRITTEN = 100  # looks of those taken
 KILLING_SHARE = 0.25  # of the time; then engines live on, so that their memory can be compared
 FLAGS = (
     *("--served-model-name", MODEL_NAME, "--enable-prompt-embeds", "--cpu-threads", "1"),
@@ -288,8 +288,8 @@ def main() -> None:
         found, diary = asyncio.run(soak(plan, Path(directory)))
     if args.out:
         facts = {"machine": machine, "plan": plan, "flags": FLAGS, "checks": found,
-                 "counts": diary.counts, "looks": diary.looks}  # fmt: skip
-        args.out.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=0) + b"\n")
+                 "counts": diary.counts, "looks": thinned(diary.looks, NUM_WRITTEN)}  # fmt: skip
+        write_json(args.out, facts)
     report(found, diary.stories)
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from benchmarks.common.facts import write_json
 from benchmarks.common.make_checkpoint import QWEN_0_5B, ensure_checkpoint
 from lora_serve.bench.machine import describe_machine
 from lora_serve.config import ModelConfig
@@ -178,8 +178,7 @@ def write_results(subject: Subject, qualities: Sequence[Quality], stem: Path) ->
     }
     stem.parent.mkdir(parents=True, exist_ok=True)
     stem.with_suffix(".md").write_text(page)
-    encoded = msgspec.json.format(msgspec.json.encode(document), indent=1)
-    stem.with_suffix(".json").write_bytes(encoded + b"\n")
+    write_json(stem.with_suffix(".json"), document)
     return page
 
 

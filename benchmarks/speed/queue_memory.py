@@ -21,6 +21,7 @@ from random import Random
 
 import msgspec
 
+from benchmarks.common.facts import write_json
 from benchmarks.common.processes import server_footprints
 from benchmarks.soak.samples import read_metrics
 from lora_serve.bench.http_stream import Origin
@@ -219,8 +220,7 @@ def main() -> None:
     args = parser.parse_args()
     result = asyncio.run(run(args))
     document = {"format": FORMAT, **msgspec.to_builtins(result)}
-    encoded = msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
-    (args.results / f"{args.what}_memory.json").write_bytes(encoded)
+    write_json(args.results / f"{args.what}_memory.json", document)
     print(text(result.moments))
 
 

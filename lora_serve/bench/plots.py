@@ -11,6 +11,7 @@ from lora_serve.bench.load import LoadResult
 from lora_serve.bench.summary import summarize
 from lora_serve.errors import ConfigError
 
+MOST_POINTS = 400  # of a curve; more are not seen
 SUFFIXES = (".png", ".svg", ".pdf")
 NO_PLOTS = "no plots: matplotlib is not installed; pip install 'lora-serve[bench]' brings it"
 
@@ -47,7 +48,7 @@ def plot_latencies(results: Mapping[str, LoadResult], path: Path) -> None:
     _name(axes[1], "inter-token latency, ms", "share of tokens")
     if by_adapter:
         _name(axes[2], "adapter, most requests first", "median time to first token, ms")
-    figure.savefig(path)
+    _save(figure, path)
 
 
 def plot_bars(values: Mapping[str, Mapping[str, float]], label: str, path: Path) -> None:
@@ -71,13 +72,28 @@ def plot_bars(values: Mapping[str, Mapping[str, float]], label: str, path: Path)
     axes.invert_yaxis()
     axes.set_xlabel(label)
     axes.legend(fontsize="small")
-    figure.savefig(path)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    from matplotlib import rc_context
+
+    with rc_context({"svg.fonttype": "none"}):  # letters as text: as outlines they are most of it
+        figure.savefig(path)
 
 
 def _draw_shares(axes: Any, seconds: Sequence[float], label: str) -> None:
     if seconds:
-        milliseconds = [1e3 * value for value in seconds]
-        axes.ecdf(milliseconds, label=label)
+        ordered = sorted(1e3 * value for value in seconds)
+        shares = sorted(
+            {round(i * (len(ordered) - 1) / MOST_POINTS) for i in range(MOST_POINTS + 1)}
+        )
+        axes.step(
+            [ordered[0], *(ordered[i] for i in shares)],
+            [0.0, *((i + 1) / len(ordered) for i in shares)],
+            where="post",
+            label=label,
+        )
 
 
 def _draw_adapters(axes: Any, result: LoadResult, label: str) -> None:

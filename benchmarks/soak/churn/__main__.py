@@ -13,6 +13,7 @@ from random import Random
 
 import msgspec
 
+from benchmarks.common.facts import write_json
 from benchmarks.soak.churn.fleet import Fleet, Member
 from benchmarks.soak.churn.names import NameCosts, name_costs
 from benchmarks.soak.churn.server import Server, random_prompt
@@ -213,7 +214,7 @@ def main() -> None:
         bench = Bench(Path(directory), args.names)
         result = asyncio.run(bench.run(args.seconds, args.changes_per_minute))
     document = {"format": FORMAT, **msgspec.to_builtins(result)}
-    args.results.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=0) + b"\n")
+    write_json(args.results, document)
     print(text(result))
     sys.exit(bool(result.num_different))
 

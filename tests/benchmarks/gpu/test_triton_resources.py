@@ -16,12 +16,22 @@ triton = pytest.importorskip("triton", reason="Triton is installed on Linux x86-
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks" / "results"
-RECORDS = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("triton-*.json"))]
+
+
+def kernels_of(path: Path) -> list[dict[str, Any]]:
+    record = json.loads(path.read_text())
+    return [dict(zip(record["columns"], row, strict=True)) for row in record["kernels"]]
+
+
+RECORDS = {
+    path.name.removeprefix("triton-").removesuffix("-resources.json"): kernels_of(path)
+    for path in sorted(RESULTS.glob("triton-*.json"))
+}
 HAS_RECORD = pytest.mark.skipif(
-    triton.__version__ not in [record["triton"] for record in RECORDS],
+    triton.__version__ not in RECORDS,
     reason=f"nothing is recorded of Triton {triton.__version__}",
 )
-EVERY_RECORD = pytest.mark.parametrize("record", RECORDS, ids=lambda record: record["triton"])
+EVERY_RECORD = pytest.mark.parametrize("kernels", RECORDS.values(), ids=RECORDS)
 
 
 def check(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -31,16 +41,18 @@ def check(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @EVERY_RECORD
-def test_no_kernel_spills_registers(record: dict[str, Any]) -> None:
-    assert len(record["kernels"]) > 100
-    assert [entry for entry in record["kernels"] if entry["spill_bytes"]] == []
+def test_no_kernel_spills_registers(kernels: list[dict[str, Any]]) -> None:
+    assert len(kernels) > 100
+    assert [entry for entry in kernels if entry["spill_bytes"]] == []
 
 
 @EVERY_RECORD
-def test_what_is_read_before_the_wait_is_what_no_kernel_writes(record: dict[str, Any]) -> None:
+def test_what_is_read_before_the_wait_is_what_no_kernel_writes(
+    kernels: list[dict[str, Any]],
+) -> None:
     """While steps run. So they are bits of the same step, whatever else is still at work."""
     lasting = {"plan_ptr", "weight_ptr", "cos_sin_ptr", "positions_ptr", "slot_mapping_ptr"}
-    for entry in record["kernels"]:
+    for entry in kernels:
         if entry["capability"] < 90:
             assert entry["before_wait"] == "never waits", entry
         else:
@@ -48,10 +60,10 @@ def test_what_is_read_before_the_wait_is_what_no_kernel_writes(record: dict[str,
 
 
 @EVERY_RECORD
-def test_tiles_of_one_kernel_take_one_instruction(record: dict[str, Any]) -> None:
+def test_tiles_of_one_kernel_take_one_instruction(kernels: list[dict[str, Any]]) -> None:
     """Then a row's bits do not tell in which of them it was."""
     instructions = defaultdict(set)
-    for entry in record["kernels"]:
+    for entry in kernels:
         key = (entry["model"], entry["kernel"], entry["capability"])
         instructions[key].add(entry["instruction"])
     assert {key: found for key, found in instructions.items() if len(found) > 1} == {}
@@ -60,7 +72,9 @@ def test_tiles_of_one_kernel_take_one_instruction(record: dict[str, Any]) -> Non
 def test_every_version_recorded_is_of_the_same_launches() -> None:
     """So a version that was not compiled again since kernels changed is told."""
     names = ("model", "work", "kernel", "capability", "num_warps", "num_stages", "tile")
-    first, *others = ([[entry[name] for name in names] for entry in r["kernels"]] for r in RECORDS)
+    first, *others = (
+        {tuple(entry[name] for name in names) for entry in kernels} for kernels in RECORDS.values()
+    )
     assert all(other == first for other in others)
 
 

@@ -15,6 +15,7 @@ from benchmarks.peers.report import (
     EngineResult,
     PeerRun,
     PhaseFacts,
+    folded,
     markdown,
     replace_between_marks,
     write_report,
@@ -157,3 +158,13 @@ def test_phases_of_several_commits_say_which() -> None:
     phases = {"base": FACTS, "adapters": FACTS, "int8": replace(FACTS, commit="def")}
     text = markdown(replace(RUN, phases=phases))
     assert "2026-01-02, commit abc (base, adapters); 2026-01-02, commit def (int8)." in text
+
+
+def test_a_page_has_no_long_lines_but_in_tables() -> None:
+    row = "| " + "x" * 150 + " |"
+    entry = "- vllm: " + "a word " * 40
+    lines = folded(f"{row}\n\n{entry}\n").splitlines()
+    assert lines[:2] == [row, ""]
+    assert max(map(len, lines[2:])) <= 100
+    assert [line[:2] for line in lines[2:]] == ["- ", "  ", "  "]
+    assert " ".join(" ".join(lines[2:]).split()) == " ".join(entry.split())
