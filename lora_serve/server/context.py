@@ -10,6 +10,7 @@ from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import KeyRing
 from lora_serve.server.http.body import BodyReader
 from lora_serve.server.http.drain import Drain
+from lora_serve.server.openai.inputs import Inputs
 from lora_serve.server.openai.models import ServedModels
 
 
@@ -23,6 +24,7 @@ class ServerContext:
     keys: KeyRing
     drain: Drain
     bodies: BodyReader
+    inputs: Inputs
     chat_template: str | None = None
 
     @property

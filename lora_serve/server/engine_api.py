@@ -23,11 +23,15 @@ class Tokenizer(Protocol):
     def generation_defaults(self) -> Mapping[str, float]:
         """Sampling settings of the model's generation_config.json, by SamplingParams' names."""
 
+    @property
+    def max_token_chars(self) -> int:
+        """Most characters that one token may stand for. The first call may take a while."""
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
-    def apply_chat_template(
+    def render_chat(
         self,
         messages: Sequence[Mapping[str, object]],
         *,
@@ -35,8 +39,13 @@ class Tokenizer(Protocol):
         continue_final_message: bool = False,
         chat_template: str | None = None,
         template_kwargs: Mapping[str, object] | None = None,
-    ) -> list[int]:
-        """Raises InvalidRequestError when there is no template, or it refuses the messages."""
+        max_chars: int | None = None,
+    ) -> str:
+        """A conversation as text, to be encoded without special tokens: it has them.
+
+        Raises InvalidRequestError when there is no template, or it refuses the messages, or writes
+        more than `max_chars`.
+        """
 
     def token_text(self, token_id: int) -> str:
         """One token, decoded; U+FFFD where it is a part of a character."""

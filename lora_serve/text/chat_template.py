@@ -7,19 +7,22 @@ Whatever they raise is about the messages that they were given.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import cast
 
 from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from lora_serve.errors import ConfigError, InvalidRequestError
+from lora_serve.errors import ConfigError, InvalidRequestError, PromptTooLongError
 
 # Arguments of transformers' own, which a request's chat_template_kwargs must not reach.
 _RESERVED_NAMES = frozenset(
     inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters
 ) - {"documents"}
+
+_max_chars: ContextVar[int | None] = ContextVar("_max_chars", default=None)  # of this rendering
 
 
 def check_template(source: str) -> None:
@@ -45,15 +48,18 @@ def render_chat(
     chat_template: str | None,
     tools: Sequence[Mapping[str, object]] | None,
     template_kwargs: Mapping[str, object],
+    max_chars: int | None = None,
 ) -> str:
     """The conversation as text, with all special tokens written out.
 
     Args:
         chat_template: instead of the tokenizer's own.
         template_kwargs: further variables for the template.
+        max_chars: after which rendering stops, since a template may repeat what it is given.
 
     Raises:
         InvalidRequestError: there is no template, or it refuses these messages.
+        PromptTooLongError: the text is longer than max_chars.
     """
     if chat_template is None and not tokenizer.chat_template:
         raise InvalidRequestError(
@@ -69,17 +75,40 @@ def render_chat(
         )
     # cast: its annotations forbid message contents that are lists, and say nothing of `tokenize`
     render = cast(Callable[..., str], tokenizer.apply_chat_template)
+    plain_tools = None if tools is None else [dict(tool) for tool in tools]
+    limit = _max_chars.set(max_chars)
     try:
+        source = tokenizer.get_chat_template(chat_template, plain_tools)
+        _compile_jinja_template(source).environment.concat = _join_within_limit
         return render(
             [dict(message) for message in messages],
-            tools=None if tools is None else [dict(tool) for tool in tools],
+            tools=plain_tools,
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tokenize=False,
             **template_kwargs,
         )
+    except PromptTooLongError:
+        raise
     except Exception as error:  # a template can raise anything: it is a program
         raise InvalidRequestError(
             f"the chat template refused the messages: {error or type(error).__name__}", "messages"
         ) from error
+    finally:
+        _max_chars.reset(limit)
+
+
+def _join_within_limit(pieces: Iterable[str]) -> str:
+    """What Jinja joins the pieces of a rendered text with."""
+    limit, num_chars, taken = _max_chars.get(), 0, []
+    for piece in pieces:
+        num_chars += len(piece)
+        if limit is not None and num_chars > limit:
+            raise PromptTooLongError(
+                f"the chat template writes more than {limit} characters, the most that the model's "
+                "context can hold; send fewer or shorter messages",
+                "messages",
+            )
+        taken.append(piece)
+    return "".join(taken)

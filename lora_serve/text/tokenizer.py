@@ -6,9 +6,11 @@ refuses a change while another thread encodes ("Already borrowed").
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from tokenizers.models import BPE
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from lora_serve.errors import ConfigError, InvalidRequestError
@@ -16,6 +18,8 @@ from lora_serve.text.chat_template import render_chat
 from lora_serve.text.generation_config import end_token_ids, read_model_json, sampling_defaults
 from lora_serve.text.token_bytes import token_bytes
 from lora_serve.text.tokenizer_files import check_tokenizer_directory
+
+MAX_CHARS_OF_ANY_TOKEN = 1024  # where a vocabulary does not tell; none has a longer token
 
 
 class Tokenizer:
@@ -55,6 +59,17 @@ class Tokenizer:
         self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
         added = self._backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
+
+    @functools.cached_property
+    def max_token_chars(self) -> int:
+        """Most characters that one token may stand for. The first call reads the vocabulary.
+
+        A token for what is unknown may stand for any number, so where there is one this is a bound
+        that no sensible text reaches.
+        """
+        model = self._backend.model
+        knows_all = isinstance(model, BPE) and (model.unk_token is None or model.byte_fallback)
+        return max(map(len, self._backend.get_vocab())) if knows_all else MAX_CHARS_OF_ANY_TOKEN
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; other threads run meanwhile.
@@ -103,7 +118,34 @@ class Tokenizer:
         Raises:
             InvalidRequestError: there is no template, or it refuses these messages.
         """
-        text = render_chat(
+        text = self.render_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            tools=tools,
+            template_kwargs=template_kwargs,
+        )
+        return self.encode(text, add_special_tokens=False)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
+        max_chars: int | None = None,
+    ) -> str:
+        """A conversation as text, to be encoded without special tokens: it has them.
+
+        Raises:
+            InvalidRequestError: there is no template, or it refuses these messages, or writes more
+                than `max_chars`.
+        """
+        return render_chat(
             self._hf,
             messages,
             add_generation_prompt=add_generation_prompt,
@@ -111,8 +153,8 @@ class Tokenizer:
             chat_template=chat_template,
             tools=tools,
             template_kwargs=template_kwargs or {},
+            max_chars=max_chars,
         )
-        return self.encode(text, add_special_tokens=False)
 
     def token_text(self, token_id: int) -> str:
         """One token within a text; U+FFFD where it is a part of a character, "" if unknown.

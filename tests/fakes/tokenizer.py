@@ -9,6 +9,7 @@ from lora_serve.errors import InvalidRequestError
 BOS, EOS, TURN = 256, 257, 258
 SPECIAL = {BOS: "<bos>", EOS: "<eos>", TURN: "<turn>"}
 VOCAB_SIZE = 260
+TURN_TEXT = "\ue000"  # what encodes to TURN
 
 
 class ByteTokenizer:
@@ -19,9 +20,14 @@ class ByteTokenizer:
         self.eos_token_ids = {EOS}
         self.special_token_ids = frozenset(SPECIAL)
         self.vocab_size = VOCAB_SIZE
+        self.max_token_chars = max(map(len, SPECIAL.values()))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return [BOS] * add_special_tokens + list(text.encode())
+        first, *others = text.split(TURN_TEXT)
+        token_ids = [BOS] * add_special_tokens + list(first.encode())
+        for other in others:
+            token_ids += [TURN, *other.encode()]
+        return token_ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         data = b""
@@ -30,7 +36,7 @@ class ByteTokenizer:
                 data += self.token_bytes(token_id)
         return data.decode("utf-8", "replace")
 
-    def apply_chat_template(
+    def render_chat(
         self,
         messages: Sequence[Mapping[str, object]],
         *,
@@ -38,15 +44,16 @@ class ByteTokenizer:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         template_kwargs: Mapping[str, object] | None = None,
-    ) -> list[int]:
-        token_ids = list((chat_template or "").encode())
+        max_chars: int | None = None,
+    ) -> str:
+        text = chat_template or ""
         for message in messages:
             if message["role"] not in ("system", "user", "assistant"):
                 raise InvalidRequestError(f"unexpected role {message['role']!r}", "messages")
-            token_ids += [TURN, *f"{message['role']}\n{message['content']}".encode()]
+            text += f"{TURN_TEXT}{message['role']}\n{message['content']}"
         if add_generation_prompt:
-            token_ids += [TURN, *b"assistant\n"]
-        return token_ids
+            text += f"{TURN_TEXT}assistant\n"
+        return text
 
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode("utf-8", "replace")

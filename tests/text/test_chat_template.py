@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from transformers import AutoTokenizer
 
-from lora_serve.errors import InvalidRequestError
+from lora_serve.errors import InvalidRequestError, PromptTooLongError
 from lora_serve.text.tokenizer import Tokenizer
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello <x>"}]
@@ -99,3 +99,17 @@ def test_a_template_without_a_system_role_says_so(byte_level: Tokenizer) -> None
         "the chat template refused the messages: System role not supported"
     )
     assert caught.value.param == "messages"
+
+
+def test_rendering_stops_where_its_text_is_too_long(byte_level: Tokenizer) -> None:
+    template = "{% for i in range(99999) %}{{ messages[0]['content'] }}{% endfor %}"
+    messages = [{"role": "user", "content": "x" * 1_000_000}]  # 93 GiB in all
+    with pytest.raises(PromptTooLongError, match="writes more than 2000000 characters"):
+        byte_level.render_chat(messages, chat_template=template, max_chars=2_000_000)
+
+
+def test_a_text_of_just_the_length_is_rendered(byte_level: Tokenizer) -> None:
+    text = byte_level.render_chat(MESSAGES)
+    assert byte_level.render_chat(MESSAGES, max_chars=len(text)) == text
+    with pytest.raises(PromptTooLongError):
+        byte_level.render_chat(MESSAGES, max_chars=len(text) - 1)

@@ -100,3 +100,12 @@ def test_a_model_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "config.json", {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]})
     with pytest.raises(ConfigError, match=r"has no tokens; is its tokenizer\.json missing"):
         Tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentence_piece"])
+def test_no_token_stands_for_more_characters_than_is_said(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    tokenizer = request.getfixturevalue(kind)
+    longest = max(len(tokenizer.token_text(i)) for i in range(tokenizer.vocab_size))
+    assert longest <= tokenizer.max_token_chars < 40

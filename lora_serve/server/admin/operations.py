@@ -14,7 +14,7 @@ from lora_serve.observability.http import HTTPMetrics
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import caller_of
-from lora_serve.server.openai.inputs import Input, chat_input, text_input
+from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.models import require_model
 from lora_serve.server.openai.protocol import DetokenizeBody, ResetPrefixCacheBody, TokenizeBody
 from lora_serve.server.openai.responses import (
@@ -75,23 +75,25 @@ def tokens_router(context: ServerContext) -> APIRouter:
         body = await context.bodies.read(request, TokenizeBody)
         await require_model(engine, context.models, body.model)
         token_ids = list((await _tokenize_input(context, body)).token_ids)
-        texts = None
-        if body.return_token_strs:
-            texts = [engine.tokenizer.token_text(token_id) for token_id in token_ids]
         limit = engine.model_info.max_model_len
-        return json_response(Tokenized(len(token_ids), limit, token_ids, texts))
+        if not body.return_token_strs:
+            return json_response(Tokenized(len(token_ids), limit, token_ids, None))
+
+        def with_texts() -> Response:
+            texts = [engine.tokenizer.token_text(token_id) for token_id in token_ids]
+            return json_response(Tokenized(len(token_ids), limit, token_ids, texts))
+
+        return await asyncio.to_thread(with_texts)
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         body = await context.bodies.read(request, DetokenizeBody)
         await require_model(engine, context.models, body.model)
         vocab_size = engine.model_info.vocab_size
-        for token_id in body.tokens:
-            if token_id >= vocab_size:
-                raise InvalidRequestError(
-                    f"token id {token_id} is outside the vocabulary of {vocab_size} tokens",
-                    "tokens",
-                )
+        if (token_id := max(body.tokens, default=0)) >= vocab_size:
+            raise InvalidRequestError(
+                f"token id {token_id} is outside the vocabulary of {vocab_size} tokens", "tokens"
+            )
         decode = engine.tokenizer.decode
         text = await asyncio.to_thread(decode, body.tokens, skip_special_tokens=False)
         return json_response(Detokenized(text))
@@ -123,10 +125,9 @@ async def _tokenize_input(context: ServerContext, body: TokenizeBody) -> Input:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("give either prompt or messages", "prompt")
     if body.prompt is not None:
-        return await text_input(context.engine, body.prompt, body.add_special_tokens is not False)
+        return await context.inputs.from_text(body.prompt, body.add_special_tokens is not False)
     assert body.messages is not None, "one of the two was given"
-    return await chat_input(
-        context.engine,
+    return await context.inputs.from_chat(
         body.messages,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,

@@ -41,6 +41,7 @@ from lora_serve.server.http.listener import read_template
 from lora_serve.server.http.shutdown import LAST_WORDS_SECONDS, ServerShutdown
 from lora_serve.server.openai.chat import chat_router
 from lora_serve.server.openai.completions import completions_router
+from lora_serve.server.openai.inputs import Inputs
 from lora_serve.server.openai.models import ServedModels, models_router
 from lora_serve.server.openapi import openapi_document
 
@@ -68,6 +69,7 @@ def create_app(
         keys=keys or KeyRing(config),
         drain=drain,
         bodies=BodyReader(config),
+        inputs=Inputs(engine),
         chat_template=read_template(config.chat_template),
     )
     http_metrics = HTTPMetrics()

@@ -18,7 +18,7 @@ from lora_serve.server.engine_api import Tokenizer
 from lora_serve.server.http.streaming import event
 from lora_serve.server.openai.chunks import ChunkPolicy
 from lora_serve.server.openai.generation import PromptDelta, respond, response_id, start_generation
-from lora_serve.server.openai.inputs import Input, chat_input
+from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from lora_serve.server.openai.parameters import chat_params
 from lora_serve.server.openai.protocol import ChatBody
@@ -46,8 +46,7 @@ def chat_router(context: ServerContext) -> APIRouter:
         engine = context.engine
         body = await context.bodies.read(request, ChatBody)
         target = context.models.resolve(body.model)
-        item = await chat_input(
-            engine,
+        item = await context.inputs.from_chat(
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,

@@ -18,7 +18,7 @@ from lora_serve.server.engine_api import Tokenizer
 from lora_serve.server.http.streaming import event
 from lora_serve.server.openai.chunks import ChunkPolicy
 from lora_serve.server.openai.generation import PromptDelta, respond, response_id, start_generation
-from lora_serve.server.openai.inputs import Input, completion_inputs
+from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.logprobs import CompletionLogprobsWriter, joined, prompt_logprobs
 from lora_serve.server.openai.parameters import completion_params
 from lora_serve.server.openai.protocol import CompletionBody
@@ -44,7 +44,7 @@ def completions_router(context: ServerContext) -> APIRouter:
         target = context.models.resolve(body.model)
         params = completion_params(body, context.sampling_defaults)
         params.verify(engine.config.model.max_logprobs, engine.model_info.vocab_size)
-        inputs = await completion_inputs(engine, body, params.n)
+        inputs = await context.inputs.from_completion(body, params.n)
         answer = CompletionAnswer(
             CompletionFormat(engine.tokenizer, body, params),
             inputs,

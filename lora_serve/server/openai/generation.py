@@ -30,6 +30,8 @@ from lora_serve.server.openai.models import ModelTarget, unknown_model
 from lora_serve.server.openai.protocol import MAX_REQUEST_ID_CHARS, GenerationBody
 from lora_serve.server.openai.responses import json_response
 
+MANY_LOGPROBS = 256  # positions; to write more of them would delay other requests' tokens
+
 PromptDelta = tuple[int, OutputDelta]  # index of the prompt, and what is new for it
 
 
@@ -94,10 +96,20 @@ async def respond(
         if stream:
             return EventStream(answer.events(generation.deltas()), generation.aclose)
         outputs = await unless_disconnected(request.receive, generation.outputs())
+        if _num_logprobs(outputs) > MANY_LOGPROBS:
+            return await asyncio.to_thread(lambda: json_response(answer.whole(outputs)))
         return json_response(answer.whole(outputs))
     except BaseException:
         await generation.aclose()
         raise
+
+
+def _num_logprobs(outputs: Sequence[RequestOutput]) -> int:
+    """At how many positions there are some."""
+    return sum(
+        len(output.prompt_logprobs) + sum(len(choice.logprobs) for choice in output.outputs)
+        for output in outputs
+    )
 
 
 def start_generation(

@@ -6,18 +6,23 @@ Tokenizing runs in worker threads, so that a long prompt does not delay other re
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
 from lora_serve.errors import InvalidRequestError, PromptTooLongError
 from lora_serve.prompts import Prompt, TokensPrompt
 from lora_serve.server.engine_api import Engine
+from lora_serve.server.http.budget import Budget
 from lora_serve.server.openai.prompt_embeds import decode_prompt_embeds
 from lora_serve.server.openai.protocol import ChatMessage, CompletionBody, JsonObject
 
 MAX_PROMPTS = 1024
 MAX_CHOICES = 4096
-MAX_CHARS_PER_TOKEN = 1024  # no vocabulary has a longer token; bounds what is tokenized in vain
+MAX_CHARS_AT_ONCE = 2**22  # of all long texts; tokenizing takes up to 200 bytes a character
+SMALL_TEXT_CHARS = 2**16
+NO_PROMPT = "Either prompt or prompt_embeds must be provided and non-empty."
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,85 +41,117 @@ class Input:
         return self.prompt.token_ids
 
 
-async def completion_inputs(engine: Engine, body: CompletionBody, n: int) -> list[Input]:
-    """All prompts of a body, embeddings first.
+class Inputs:
+    """Makes prompts of all requests' bodies; bounds how much text is worked on at once."""
 
-    Raises:
-        InvalidRequestError: none, too many, or embeddings that this server does not take.
-    """
-    num_prompts = len(body.prompt_embeds) + len(body.prompt)
+    def __init__(self, engine: Engine, max_chars_at_once: int = MAX_CHARS_AT_ONCE) -> None:
+        self._engine = engine
+        self._texts = Budget(max_chars_at_once, "characters of text")
+        self._max_token_chars: int | None = None  # until the first text
+
+    async def from_completion(self, body: CompletionBody, n: int) -> list[Input]:
+        """All prompts of a body, embeddings first.
+
+        Raises:
+            InvalidRequestError: none, too many, or embeddings that this server does not take.
+            OverloadedError: others' texts take too long.
+        """
+        _check_count(len(body.prompt_embeds) + len(body.prompt), n)
+        _check_embeds(self._engine, body)
+        add_special_tokens = body.add_special_tokens is not False
+        inputs = [await _embeds_input(self._engine, payload) for payload in body.prompt_embeds]
+        for prompt in body.prompt:
+            if isinstance(prompt, str):
+                inputs.append(await self.from_text(prompt, add_special_tokens))
+            else:
+                inputs.append(Input(TokensPrompt(prompt)))
+        if any(item.num_tokens == 0 for item in inputs):
+            raise InvalidRequestError(NO_PROMPT, "prompt")
+        return inputs
+
+    async def from_text(self, text: str, add_special_tokens: bool = True) -> Input:
+        token_ids = await self._encode(text, add_special_tokens, "prompt")
+        return Input(TokensPrompt(token_ids), text)
+
+    async def from_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool | None,
+        continue_final_message: bool | None,
+        chat_template: str | None,
+        template_kwargs: JsonObject | None,
+    ) -> Input:
+        """A conversation as the chat template writes it.
+
+        Raises:
+            InvalidRequestError: there is no template, or it refuses these messages.
+            OverloadedError: others' texts take too long.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequestError(
+                "continue_final_message and add_generation_prompt exclude each other; "
+                "set at most one of them",
+                "continue_final_message",
+            )
+        num_chars = _num_chars(messages)
+        if template_kwargs:
+            num_chars += len(json.dumps(template_kwargs))
+        limit = await self._max_chars()
+        _check_length(num_chars, limit, "messages")
+        async with self._share(num_chars):
+            text = await asyncio.to_thread(
+                self._engine.tokenizer.render_chat,
+                [_template_message(message) for message in messages],
+                add_generation_prompt=add_generation_prompt is not False
+                and not continue_final_message,
+                continue_final_message=bool(continue_final_message),
+                chat_template=chat_template,
+                template_kwargs=template_kwargs,
+                max_chars=limit,
+            )
+        return Input(TokensPrompt(await self._encode(text, False, "messages")))
+
+    async def _encode(self, text: str, add_special_tokens: bool, param: str) -> tuple[int, ...]:
+        _check_length(len(text), await self._max_chars(), param)
+        encode = self._engine.tokenizer.encode
+        async with self._share(len(text)):
+            return tuple(await asyncio.to_thread(encode, text, add_special_tokens))
+
+    async def _max_chars(self) -> int:
+        """How long a text may be that can fit, however it is tokenized."""
+        if self._max_token_chars is None:
+            tokenizer = self._engine.tokenizer
+            self._max_token_chars = await asyncio.to_thread(lambda: tokenizer.max_token_chars)
+        return self._engine.model_info.max_model_len * self._max_token_chars
+
+    def _share(self, num_chars: int) -> AbstractAsyncContextManager[None]:
+        """Short texts wait for none of the long ones."""
+        return self._texts.share(num_chars) if num_chars > SMALL_TEXT_CHARS else nullcontext()
+
+
+def _check_count(num_prompts: int, n: int) -> None:
     if num_prompts == 0:
-        raise InvalidRequestError(
-            "Either prompt or prompt_embeds must be provided and non-empty.", "prompt"
-        )
+        raise InvalidRequestError(NO_PROMPT, "prompt")
     if num_prompts > MAX_PROMPTS or num_prompts * n > MAX_CHOICES:
         raise InvalidRequestError(
             f"{num_prompts} prompts with n {n} are too many; at most {MAX_PROMPTS} prompts and "
             f"{MAX_CHOICES} choices in all are allowed, send several requests",
             "prompt",
         )
-    _check_embeds(engine, body)
-    add_special_tokens = body.add_special_tokens is not False
-    inputs = [await _embeds_input(engine, payload) for payload in body.prompt_embeds]
-    for prompt in body.prompt:
-        if isinstance(prompt, str):
-            inputs.append(await text_input(engine, prompt, add_special_tokens))
-        else:
-            inputs.append(Input(TokensPrompt(prompt)))
-    if any(item.num_tokens == 0 for item in inputs):
-        raise InvalidRequestError(
-            "Either prompt or prompt_embeds must be provided and non-empty.", "prompt"
-        )
-    return inputs
 
 
-async def text_input(engine: Engine, text: str, add_special_tokens: bool = True) -> Input:
-    check_length(engine, len(text), "prompt")
-    token_ids = await asyncio.to_thread(engine.tokenizer.encode, text, add_special_tokens)
-    return Input(TokensPrompt(tuple(token_ids)), text)
-
-
-async def chat_input(
-    engine: Engine,
-    messages: Sequence[ChatMessage],
-    *,
-    add_generation_prompt: bool | None,
-    continue_final_message: bool | None,
-    chat_template: str | None,
-    template_kwargs: JsonObject | None,
-) -> Input:
-    """A conversation as the chat template writes it.
-
-    Raises:
-        InvalidRequestError: there is no template, or it refuses these messages.
-    """
-    if continue_final_message and add_generation_prompt:
-        raise InvalidRequestError(
-            "continue_final_message and add_generation_prompt exclude each other; "
-            "set at most one of them",
-            "continue_final_message",
-        )
-    check_length(engine, sum(len(message.content or "") for message in messages), "messages")
-    token_ids = await asyncio.to_thread(
-        engine.tokenizer.apply_chat_template,
-        [_template_message(message) for message in messages],
-        add_generation_prompt=add_generation_prompt is not False and not continue_final_message,
-        continue_final_message=bool(continue_final_message),
-        chat_template=chat_template,
-        template_kwargs=template_kwargs,
-    )
-    return Input(TokensPrompt(tuple(token_ids)))
-
-
-def check_length(engine: Engine, num_chars: int, param: str) -> None:
-    """Refuse at once a text that cannot fit, however it is tokenized."""
-    limit = engine.model_info.max_model_len * MAX_CHARS_PER_TOKEN
+def _check_length(num_chars: int, limit: int, param: str) -> None:
     if num_chars > limit:
         raise PromptTooLongError(
-            f"the text has {num_chars} characters, more than the model's context of "
-            f"{engine.model_info.max_model_len} tokens can hold; shorten it",
+            f"the text has {num_chars} characters, more than the {limit} that the model's context "
+            "can hold; shorten it",
             param,
         )
+
+
+def _num_chars(messages: Sequence[ChatMessage]) -> int:
+    return sum(len(m.role) + len(m.name or "") + len(m.content or "") for m in messages)
 
 
 def _check_embeds(engine: Engine, body: CompletionBody) -> None:

@@ -224,7 +224,7 @@ def test_a_template_file_that_is_not_there_stops_the_start(engine: FakeEngine) -
         (
             {"messages": [{"role": "user", "content": "x" * 600_000}]},
             "messages",
-            "600000 characters",
+            "600004 characters",
         ),
     ],
 )
