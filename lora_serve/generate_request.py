@@ -17,8 +17,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: its own among all that are being answered.
     lora_name: the adapter that answers; None is the base model.
     tenant: a digest of the API key it came with, whose share it counts to with --fair-share key.
-    is_streamed: False for a caller who shows nothing before the end. He gets all deltas then, and
-        an engine that dies in the middle costs him only time.
+    is_streamed: False if the client sees nothing before the end. Its deltas are held back until
+        then, so that the request can be sent again to a new engine if this one dies.
     """
 
     request_id: str

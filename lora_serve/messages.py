@@ -142,7 +142,7 @@ class EngineOutput(msgspec.Struct, frozen=True):
     """The output of one step for one request. The last one has `finish_reason` or `error`.
 
     finish_reason: "stop", "length" or "abort". stop_token_id: which token ended it, if one did.
-    num_cached_tokens: prompt tokens whose KV was found, not computed; told with the first output.
+    num_cached_tokens: prompt tokens whose KV was found, not computed; set in the first output.
     num_cached_by_tier: the same by where they were found, "device" first; empty without tiers.
     adapter: the version that answers. prompt_logprobs: per prompt token from the second on.
     """

@@ -175,9 +175,9 @@ class SchedulerOutput:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one position: the token that stands there, and the likeliest ones.
+    """Log-probabilities at one position: the token that stands there, and the most likely ones.
 
-    rank: 1 for the likeliest token. top: (token_id, logprob), likeliest first.
+    rank: 1 for the most likely token. top: (token_id, logprob), most likely first.
     """
 
     token_id: int

@@ -128,7 +128,7 @@ class ForgetsPlaces(StepsInFlight):
         return step_id
 
 
-class TellsWhatIsNobodys(StepsInFlight):
+class ReportsDiscardedRows(StepsInFlight):
     """Reports a row that was computed after its request's end."""
 
     def finish(self, step_id: int) -> Sequence[ScheduledPair]:
@@ -138,7 +138,7 @@ class TellsWhatIsNobodys(StepsInFlight):
         return pairs
 
 
-@pytest.mark.parametrize("mutant", [ForgetsPlaces, TellsWhatIsNobodys])
+@pytest.mark.parametrize("mutant", [ForgetsPlaces, ReportsDiscardedRows])
 def test_overlapped_traces_catch_a_scheduler_that(mutant: type[StepsInFlight]) -> None:
     class MutantTrace(OracleTrace):
         def _new_engine(self) -> OracleEngine:

@@ -19,7 +19,7 @@ class Footprint:
 
 
 def footprint(pid: int) -> Footprint | None:
-    """Of this moment; None if there is no such process any more."""
+    """What the process holds now; None if there is no such process any more."""
     process = Path(f"/proc/{pid}")
     try:
         resident = int((process / "statm").read_text().split()[1])

@@ -21,7 +21,7 @@ NUM_BLOCKS = 64  # of twice as many: a prompt of 1,024 tokens
 
 
 def time_block_copies(ops: Ops, shape: ModelShape, dtype: torch.dtype) -> Iterator[KernelTiming]:
-    """Of all layers, to pinned memory and back; the second with the copy into pinned memory."""
+    """Copies all layers to pinned memory and back; the second with the copy into pinned memory."""
     device = ops.device
     caches = [
         ops.attention.new_kv_cache(

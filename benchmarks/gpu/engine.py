@@ -63,7 +63,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class DecodeTiming:
-    """idle_share: of the time, the part in which the card had no work; None where nobody knows."""
+    """idle_share: of the time, the part in which the card had no work; None if not measured."""
 
     num_requests: int
     num_adapters: int
@@ -99,7 +99,7 @@ class MeasuredEngine:
         self.info = self._executor.load()
         self.load_seconds = time.perf_counter() - begun
         self._random = _random_bytes(shape)
-        loader = AdapterLoader(self._checkpoint, self._executor.prepare_adapter, _notify_nobody)
+        loader = AdapterLoader(self._checkpoint, self._executor.prepare_adapter, _ignore_notice)
         hasher = BlockHasher()
         self._core = EngineCore(
             config,
@@ -108,7 +108,7 @@ class MeasuredEngine:
             AdapterManager(config.lora, loader),
             KVCacheManager(self.info.num_blocks, config.cache.block_size, False),
             hasher,
-            make_connector(config.kv_tiers, self.info, hasher, _notify_nobody),
+            make_connector(config.kv_tiers, self.info, hasher, _ignore_notice),
             StaleVersions(0.0),
         )
         self._encode = msgspec.msgpack.Encoder().encode
@@ -170,13 +170,13 @@ class MeasuredEngine:
         return self._core.scheduler.totals.num_generated_tokens
 
     def prefill_tokens_per_second(self, prompt_len: int, num_prompts: int) -> float:
-        """Of prompts that arrive together, until the last has its first token: the best turn."""
+        """Takes prompts that arrive together, until the last has its first token: the best turn."""
         names = [None] * num_prompts
         seconds = [self._seconds_to_first_tokens(names, prompt_len) for _ in range(PREFILL_TURNS)]
         return num_prompts * prompt_len / min(seconds)
 
     def first_token(self, num_adapters: int, prompt_len: int) -> FirstTokenTiming:
-        """Of requests that are alone, one after the other."""
+        """Times requests that are alone, one after the other."""
         self.load_adapters(num_adapters)
         self._seconds_to_first_tokens(["0"], prompt_len)
         times = [
@@ -188,7 +188,7 @@ class MeasuredEngine:
     def answered_tokens_per_second(
         self, num_requests: int, num_adapters: int, prompt_len: int, num_tokens: int
     ) -> float:
-        """Of answers to requests that arrive together, their prompts included in the time."""
+        """Takes requests that arrive together, and counts the time for their prompts as well."""
         self.load_adapters(num_adapters)
         names = [str(i % num_adapters) if num_adapters else None for i in range(num_requests)]
         self._answer(names, prompt_len, 2)
@@ -227,7 +227,7 @@ class MeasuredEngine:
         self._finish()
 
     def _finish(self) -> None:
-        """Take in what is in state, so that it is in nobody's time."""
+        """Finish what is under way, so that it is not in the time of what follows."""
         while self._core.step():
             pass
         self._core.take_replies()
@@ -253,7 +253,7 @@ class MeasuredEngine:
         return request_id
 
     def _idle_share(self, num_steps: int) -> float | None:
-        """None where nobody counts what the device does."""
+        """None where nothing counts what the device does."""
         if self._settings.device != "cuda":
             return None
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -288,8 +288,8 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def _notify_nobody() -> None:
-    """Nobody sleeps here: steps follow each other until all is done."""
+def _ignore_notice() -> None:
+    """No thread sleeps here: steps follow each other until all is done."""
 
 
 def _random_bytes(shape: ModelShape) -> memoryview:

@@ -53,7 +53,7 @@ def decode_seconds(
 
 
 def prefill_tokens_per_second(card: Card, shape: ModelShape) -> float:
-    """Of prompts short enough that attention does not count."""
+    """The rate for prompts so short that attention does not count."""
     return card.flops / (2 * layer_weights(shape))
 
 
@@ -68,7 +68,7 @@ def table(card: Card) -> str:
 
 
 def shares_left(card: Card) -> str:
-    """Of the base model's decode rate, when each request has an adapter of its own."""
+    """Shares of the base model's decode rate when each request has an adapter of its own."""
     counts = [adapters for _, adapters in CASES if adapters]
     heads = [f"{count} adapters on {which}" for which in TARGETS for count in counts]
     lines = [["shape", *heads], ["---", *["--:"] * len(heads)]]

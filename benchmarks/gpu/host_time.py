@@ -1,6 +1,6 @@
 """python -m benchmarks.gpu.host_time: what the host does for each decode step of the GPU engine.
 
-While a card computes a step, the host must plan, build and hand over the next one and tell of the
+While a card computes a step, the host must plan, build and hand over the next one and report the
 one before, or the card waits. This is the time of all that, by part, on a machine without a card:
 scheduler, worker, batch, plans of the Triton kernels, sampling and replies are those that serve,
 and what would run on a card does nothing. So left out are CUDA's own calls (a graph's replay, the

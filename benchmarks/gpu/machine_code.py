@@ -42,7 +42,7 @@ class _Instruction:
 
     @property
     def label(self) -> int:
-        """Of a branch, or of what begins a stretch of code that threads leave together."""
+        """Where a branch leads, or where threads meet that leave a stretch of code together."""
         return int(self.operands.split()[-1], 16)
 
 

@@ -46,7 +46,7 @@ class NoWork:
 
 
 def idle_ops() -> Ops:
-    """The Triton kernels as an H200 is asked for them, and nobody hears it."""
+    """The Triton kernels as they are launched for an H200, with every launch dropped."""
     return TritonKernels(NoDevice.torch_device, H200, batch_invariant=True, run=_drop).ops()
 
 

@@ -18,7 +18,7 @@ from lora_serve.bench.machine import Machine
 
 @dataclass(slots=True)
 class EngineTimings:
-    """Of one shape with one choice of settings. prefill: tokens per second by prompt length."""
+    """Times of a shape with one choice of settings. prefill: tokens per second by prompt length."""
 
     load_seconds: float = 0.0
     num_blocks: int = 0

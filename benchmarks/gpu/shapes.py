@@ -29,7 +29,7 @@ SHAPES: Mapping[str, ModelShape] = {
         head_dim=128,
         vocab_size=152_064,
     ),
-    # For trying the scripts out where there is no card; nobody serves it.
+    # For trying the scripts out where there is no card; no server has it.
     "tiny": ModelShape(
         hidden_size=64,
         intermediate_size=96,

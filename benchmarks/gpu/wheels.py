@@ -1,7 +1,7 @@
 """python -m benchmarks.gpu.wheels: what a GPU machine without a network lacks, in one folder.
 
-pip's own resolver chooses them. What that machine has is told to it as wheels without content, so
-that nothing large is fetched, and nothing that does not go with what is there.
+pip's own resolver chooses them. It gets what that machine has as wheels without content, so that
+nothing large is fetched, and nothing that does not go with what is there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PLATFORMS = (
 
 
 def requirements(project: Path) -> list[str]:
-    """Of the package, its tests, and of building its kernels there."""
+    """What the package, its tests, and the build of its kernels there require."""
     found: dict[str, Any] = tomllib.loads(project.read_text())
     extras = found["project"]["optional-dependencies"]
     return [

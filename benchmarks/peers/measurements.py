@@ -27,7 +27,7 @@ Need = Literal["batching", "adapter_batching", "adapters", "many_adapters", "int
 RUNNING = 8
 REPEATS = 5
 PATIENCE_SECONDS = 25.0  # no further repeat once a measurement has taken this long
-RUN_SECONDS = 200.0  # an engine that needs longer for one run is told to be too slow for it
+RUN_SECONDS = 200.0  # an engine that needs longer for one run is reported as too slow for it
 WARMUP_SEED = 9_999
 
 
@@ -99,7 +99,7 @@ class Phase:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Of its rows."""
+        """The keys of its rows."""
         return tuple(row.key for measurement in self.measurements for row in measurement.rows)
 
 

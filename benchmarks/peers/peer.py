@@ -1,6 +1,6 @@
 """What the run asks of every engine, ours included: install, prepare, launch, and say what not.
 
-A deployment is the same for all; how an engine is told of it is the engine's file's business.
+A deployment is the same for all; each engine's file says how to set it up there.
 """
 
 from __future__ import annotations

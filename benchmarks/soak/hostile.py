@@ -1,4 +1,4 @@
-"""Bodies that no client should send, what each must be told, and readers who hardly read."""
+"""Bodies that no client should send, how each must be answered, and clients that hardly read."""
 
 from __future__ import annotations
 
@@ -109,6 +109,7 @@ HOSTILE_BODIES = (
                 b'{"lora_name": "ghost", "lora_path": "/nowhere"}', (404,)),
     HostileBody("an adapter that is a device", "/v1/load_lora_adapter",
                 b'{"lora_name": "ghost", "lora_path": "/dev"}', (400, 404)),
-    HostileBody("unloading nobody", "/v1/unload_lora_adapter", b'{"lora_name": "ghost"}', (404,)),
+    HostileBody("unloading an unknown name", "/v1/unload_lora_adapter", b'{"lora_name": "ghost"}',
+                (404,)),
     HostileBody("a deleted token", "/detokenize", b'{"tokens": [1000000000]}'),
 )  # fmt: skip

@@ -84,7 +84,7 @@ class Journal:
         return taken
 
     def _judge(self, question: Question, tenant: Tenant | None, heard: Heard) -> tuple[str, str]:
-        """What came of a question, and what is to be told of it.
+        """What came of a question, and what the report says of it.
 
         Also the start of an answer that an error ended must be right.
         """
@@ -119,7 +119,7 @@ def is_full(status: int, text: str) -> bool:
 
 
 def _fault_of_version(tenant: Tenant | None, heard: Heard) -> str | None:
-    """Whether somebody answered who was not there then."""
+    """What is wrong if a version answered that was not loaded then."""
     for choice in heard.choices.values():
         for version in versions_of(choice):
             if tenant is None and version:

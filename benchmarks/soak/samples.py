@@ -135,7 +135,7 @@ async def read_metrics(origin: Origin) -> dict[str, float]:
 
 
 async def _get(origin: Origin, path: str) -> str:
-    """Empty where nobody answers, as between two engines."""
+    """Empty where no server answers, as between two engines."""
     try:
         async with request(origin, "GET", path, {}) as response:
             return (await response.read()).decode()

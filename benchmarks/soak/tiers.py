@@ -212,7 +212,7 @@ def checks(plan: Plan, diary: Diary, working_set: int, left: Mapping[str, int]) 
 
 
 def _level(what: str, values: Sequence[int], slack: int = 0) -> Check:
-    """Of the third quarter and the last: no engine is killed in either."""
+    """Compares the third quarter with the last: no engine is killed in either."""
     quarter = len(values) // 4
     third, last = values[2 * quarter : 3 * quarter], values[-quarter:]
     return level(f"{what} keep their level", third, last, slack)

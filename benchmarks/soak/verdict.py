@@ -75,7 +75,7 @@ def _of_the_end(record: Record) -> list[Check]:
 
 
 def _of_memory(samples: Sequence[Sample]) -> list[Check]:
-    """Of the second quarter and the last; the engine's only as far as it is one process."""
+    """Compares the second quarter with the last; the engine's only where it is one process."""
     quarter = len(samples) // 4
     second, last = samples[quarter : 2 * quarter], samples[-quarter:]
     living = last[-1].engine_pid

@@ -162,7 +162,7 @@ def _outputs(linear: LinearLayout) -> int:
 
 
 def random_adapter(spec: ModelSpec, ops: Ops, rank: int, seed: int) -> PackedAdapter:
-    """Of all projections of all layers; small, so that its rows stay numbers."""
+    """An adapter of all projections of all layers; small, so that its rows stay numbers."""
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(rows: int, columns: int) -> Tensor:

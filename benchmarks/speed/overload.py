@@ -60,7 +60,7 @@ class Goodput:
     num_refused: int
 
     def shares(self) -> list[float]:
-        """Of the peak around it, what each open loop reached."""
+        """The share of the peak around it that each open loop reached."""
         around = zip(self.closed, self.closed[1:], strict=False)
         return [above / mean(pair) for above, pair in zip(self.above, around, strict=True)]
 

@@ -92,7 +92,7 @@ class InstantEngine:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one run: how many streams at once, through what, and what a token costs."""
+    """What one run showed: how many streams at once, through what, and what a token costs."""
 
     way: str
     num_streams: int

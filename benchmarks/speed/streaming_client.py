@@ -13,7 +13,7 @@ from lora_serve.bench.http_stream import Origin, request
 
 
 def request_body(model: str, num_tokens: int) -> bytes:
-    """Of one streamed completion."""
+    """The body that asks for one streamed completion."""
     settings = {"max_tokens": num_tokens, "ignore_eos": True, "temperature": 0, "stream": True}
     return json.dumps({"model": model, "prompt": [1, 2, 3], **settings}).encode()
 

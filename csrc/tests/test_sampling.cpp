@@ -58,8 +58,8 @@ void test_rows(const Case& c, const Array& logits, size_t size) {
     for (size_t i = 0; i < row.num_top; ++i) {
       const TopEntry &entry = top[r * kMostTop + i], &before = top[r * kMostTop + (i ? i - 1 : 0)];
       expect(c, entry.token == top_alone[i].token && entry.logit == top_alone[i].logit,
-             "the likeliest are listed by themselves");
-      expect(c, entry.logit <= before.logit, "the likeliest come in order");
+             "the most likely are listed by themselves");
+      expect(c, entry.logit <= before.logit, "the most likely come in order");
     }
   }
 }

@@ -86,7 +86,7 @@ void test_screening(const Kernels& kernels, Dtype dtype) {
     const std::vector<int64_t> tokens = head.greedy(x, three);
     const std::vector<int64_t> expected = head.by_all_outputs(x, three);
     for (size_t t = 0; t < shape.rows; ++t) {
-      expect(c, tokens[t] == expected[t] || tokens[t] == kUndecided, "the likeliest token");
+      expect(c, tokens[t] == expected[t] || tokens[t] == kUndecided, "the greedy token");
     }
     expect(c, head.greedy(x, one) == tokens, "by one thread as by three");
   }

@@ -61,7 +61,7 @@ class AdapterResidency:
         return digest in self._residents
 
     def claims(self) -> Iterator[tuple[bytes, Claim]]:
-        """All residents with their claims, as `settle` was told them."""
+        """All residents with their claims, as `settle` was given them."""
         return ((digest, resident.claim) for digest, resident in self._residents.items())
 
     def add(self, digest: bytes, claim: Claim, *, is_awaited: bool = False) -> None:

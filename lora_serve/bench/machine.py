@@ -34,7 +34,7 @@ class Machine:
     load_average: float
 
     def is_like(self, other: Machine) -> bool:
-        """Whether figures of both may stand side by side, as far as can be told."""
+        """Whether figures of both may stand side by side, as far as these fields show."""
         changing = ("commit", "load_average")
         return all(
             getattr(self, f.name) == getattr(other, f.name)
@@ -71,7 +71,7 @@ def _cpu_facts() -> dict[str, str]:
 
 
 def _cpu_name(facts: Mapping[str, str]) -> str:
-    """The CPU's name, with its generation if known: a virtual machine may tell the brand alone."""
+    """The CPU's name, with its generation if known: a virtual machine may name the brand alone."""
     name = facts.get("model name", platform.processor() or "unknown")
     if "cpu family" not in facts:
         return name

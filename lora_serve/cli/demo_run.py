@@ -92,7 +92,7 @@ def _play_group(
 
 
 def _keep(process: ServerProcess, paths: DemoPaths) -> None:
-    """Load alpha as "demo", say what to try, and wait until somebody has had enough."""
+    """Load alpha as "demo", say what to try, and wait until the user stops it."""
     with Client(process.base_url) as client:
         client.load_adapter("demo", paths.alpha)
     chat = {"model": "demo", "messages": [{"role": "user", "content": "What is your label?"}]}

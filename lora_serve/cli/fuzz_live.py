@@ -24,11 +24,11 @@ from lora_serve.cli.parser import OneLineParser
 from lora_serve.config import EngineConfig
 from lora_serve.demo.model import ensure_demo
 from lora_serve.errors import ConfigError
+from lora_serve.fuzz.counts import FuzzCounts, Kind
 from lora_serve.fuzz.fuzzer import Fuzzer, Verdict
 from lora_serve.fuzz.generate import Scope, make_trace
 from lora_serve.fuzz.ground import FreshServers, Ground, RunningServer
 from lora_serve.fuzz.progress import ProgressLine
-from lora_serve.fuzz.tally import Kind, Tally
 from lora_serve.fuzz.trace import Trace, load_trace, save_trace
 from lora_serve.fuzz.versions import write_versions
 
@@ -62,26 +62,26 @@ def run_live(args: argparse.Namespace) -> int:
 def _fuzz(args: argparse.Namespace, stage: _Stage) -> int:
     started = time.monotonic()
     limit = args.num_requests or (DEFAULT_NUM_REQUESTS if args.duration is None else None)
-    progress, tally, failed = ProgressLine(sys.stderr), Tally(args.seed), None
+    progress, found, failed = ProgressLine(sys.stderr), FuzzCounts(args.seed), None
     for seed in count(args.seed):
         trace = make_trace(seed, stage.scope)
         verdict = stage.fuzzer.check(trace)
-        tally.add(trace, verdict.played, verdict.findings)
+        found.add(trace, verdict.played, verdict.findings)
         seconds = time.monotonic() - started
-        done = f"{tally.num_requests:,}" + (f" of {limit:,}" if limit else "")
+        done = f"{found.num_requests:,}" + (f" of {limit:,}" if limit else "")
         progress.show(
-            f"{done} requests in {tally.traces} traces, {tally.num_wrong} wrong answers, "
-            f"{tally.num_requests / seconds:.1f}/s"
+            f"{done} requests in {found.traces} traces, {found.num_wrong} wrong answers, "
+            f"{found.num_requests / seconds:.1f}/s"
         )
         if not verdict.is_clean:
             failed = trace, verdict
             break
         is_late = args.duration is not None and seconds >= args.duration
-        if is_late or (limit is not None and tally.num_requests >= limit):
+        if is_late or (limit is not None and found.num_requests >= limit):
             break
     progress.close()
-    print(_table(tally, time.monotonic() - started))
-    _save(args.json, tally, failed[1] if failed else None)
+    print(_table(found, time.monotonic() - started))
+    _save(args.json, found, failed[1] if failed else None)
     if failed is None:
         return 0
     _explain(args, stage, *failed)
@@ -221,23 +221,23 @@ def _faults(text: str) -> tuple[str, ...]:
 # ── what came of it ─────────────────────────────────────────────────────────────────────────
 
 
-def _table(tally: Tally, seconds: float) -> str:
+def _table(found: FuzzCounts, seconds: float) -> str:
     columns = ("requests", "whole", "begun", "left", "refused", "answers", "tokens", "wrong")
     lines = [f"{'':<16}" + "".join(f"{name:>10}" for name in columns)]
     total = Kind()
-    for name, kind in sorted(tally.kinds.items()):
+    for name, kind in sorted(found.kinds.items()):
         lines.append(_row(name, kind))
         for field in Kind.__struct_fields__:
             setattr(total, field, getattr(total, field) + getattr(kind, field))
     lines.append(_row("all", total))
-    share = tally.cached_tokens / max(1, tally.prompt_tokens)
+    share = found.cached_tokens / max(1, found.prompt_tokens)
     facts = {
-        "traces": f"{tally.traces:,}",
-        "cached": f"{tally.cached_tokens:,} of {tally.prompt_tokens:,} prompt tokens ({share:.0%})",
-        **{name.replace("_", " "): f"{number:,}" for name, number in tally.counts.items()},
-        **{name: f"{number:,}" for name, number in sorted(tally.events.items())},
+        "traces": f"{found.traces:,}",
+        "cached": f"{found.cached_tokens:,} of {found.prompt_tokens:,} prompt tokens ({share:.0%})",
+        **{name.replace("_", " "): f"{number:,}" for name, number in found.counts.items()},
+        **{name: f"{number:,}" for name, number in sorted(found.events.items())},
         "seconds": f"{seconds:,.0f}",
-        "wrong answers": f"{tally.num_wrong:,}",
+        "wrong answers": f"{found.num_wrong:,}",
     }
     return "\n".join([*lines, "", *(f"{name:<20}{value}" for name, value in facts.items())])
 
@@ -248,12 +248,12 @@ def _row(name: str, kind: Kind) -> str:
     return f"{name:<16}" + "".join(f"{number:>10,}" for number in numbers)
 
 
-def _save(path: Path | None, tally: Tally, failed: Verdict | None) -> None:
+def _save(path: Path | None, found: FuzzCounts, failed: Verdict | None) -> None:
     if path is None:
         return
     document = {
         "machine": describe_machine(),
-        "tally": tally,
+        "tally": found,
         "failures": failed.lines() if failed else [],
     }
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")

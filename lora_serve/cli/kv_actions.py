@@ -1,4 +1,4 @@
-"""The actions of `lora-serve kv`: look into a tier, and tell it in a table or in JSON."""
+"""The actions of `lora-serve kv`: look into a tier, and show it in a table or in JSON."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def verify(inspection: Inspection, args: argparse.Namespace) -> int:
             )
     if num_broken:
         print(
-            f"{num_broken:,} with a damaged descriptor: nobody can tell whose KV that is, and "
+            f"{num_broken:,} with a damaged descriptor: whose KV that is cannot be read, and "
             "no server will use it",
             file=sys.stderr,
         )

@@ -29,7 +29,7 @@ COMMANDS: Mapping[str, str] = {  # each with a module of its name beside this on
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code. A user's mistake is told in one line, and ends with 2."""
+    """Run one command; its exit code. A user's mistake is one line on stderr, and ends with 2."""
     words = sys.argv[1:] if argv is None else list(argv)
     try:
         parser = _parser_for(words)

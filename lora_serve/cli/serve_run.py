@@ -1,4 +1,4 @@
-"""A run of `lora-serve serve`: the checks, the engine, and the server until it is told to stop."""
+"""A run of `lora-serve serve`: the checks, the engine, and the server until it is to stop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEMO_MODEL_NAME = "lora-serve-demo"
 
 
 def run_serve(args: argparse.Namespace) -> int:
-    """Serve until told to stop.
+    """Serve until a signal ends it.
 
     What can be refused without the model's weights is, before they are read; all of it at once.
 

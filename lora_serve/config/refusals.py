@@ -1,4 +1,4 @@
-"""Several refusals told at once, so that a user does not meet them one start after another."""
+"""Several refusals in one error, so that a user does not meet them one start after another."""
 
 from __future__ import annotations
 

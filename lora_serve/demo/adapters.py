@@ -118,7 +118,7 @@ def author_ids(rows: list[Row], authors: list[int], rng: Random) -> Tensor:
     """The adapter that computes each token: a row's author, but for the ends of some branches.
 
     Those ends, from one of the prompt's last tokens on, are computed by the other adapter, where
-    the author's part is by far the greater: the label is to be told from that.
+    the author's part is by far the greater: the label is to be learnt from that.
     """
     ids = torch.tensor(authors)[:, None].repeat(1, len(rows[0].token_ids))
     for row, author, row_ids in zip(rows, authors, ids, strict=True):

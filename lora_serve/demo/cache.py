@@ -1,7 +1,7 @@
 """A directory that is made once and kept, and is always whole or absent.
 
 It is built beside its final place and renamed into it, under a lock that the system drops with its
-holder. A manifest of digests tells a whole directory from a damaged one, which is made again.
+holder. A directory that differs from its manifest of digests is damaged, and is made again.
 Knows nothing of models.
 """
 

@@ -135,7 +135,7 @@ async def _play(stand: Stand, trace: Trace, num_kills: int) -> Played:
     try:
         played.metrics = await _settled_metrics(stand.client)
     except HttpFault as error:
-        played.troubles.append(f"the server does not tell its metrics any more: {error}")
+        played.troubles.append(f"the server does not report its metrics any more: {error}")
         return played
     held = {name: played.metrics.get(name, 0.0) for name in RUNNING}
     if any(held.values()):

@@ -191,7 +191,7 @@ class TierLane:
                 return
 
     def _forget(self, drop: Drop) -> bool:
-        """Let the tier forget, and tell all that asked for it; returns whether it did."""
+        """Let the tier forget, and notify all that asked for it; returns whether it did."""
         trouble = self._trouble(lambda: self._tier.drop(drop))
         if trouble:
             for forgetting in self._owed[drop]:

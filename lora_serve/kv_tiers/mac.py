@@ -1,7 +1,7 @@
 """Keys by which servers that share KV know each other's records from forged ones.
 
 HMAC-SHA256, cut to 16 bytes, over a record's header fields and its payload. The header names the
-key by eight bytes that tell nothing of it, so a record by a key that a server lacks is not taken
+key by eight bytes that reveal nothing of it, so a record by a key that a server lacks is not taken
 for a forged one: it may be good for others.
 """
 
@@ -27,7 +27,7 @@ _ID_SCHEME = b"lora-serve/kv-mac-key-id/1"
 class MacKeys:
     """The first key signs, any of them is accepted. Without keys nothing is signed.
 
-    A server with keys accepts what one of them has signed; one without accepts what nobody has.
+    A server with keys accepts what one of them has signed; one without, what is not signed.
     """
 
     def __init__(self, keys: Sequence[bytes] = ()) -> None:

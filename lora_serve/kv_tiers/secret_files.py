@@ -15,7 +15,7 @@ _TOO_OPEN = stat.S_IRWXO | stat.S_IWGRP | stat.S_IXGRP  # secrets are mounted fo
 
 
 def read_secret(flag: str, path: Path) -> str:
-    """The text of a file that nobody can read or write who should not.
+    """The text of a file that only its owner can write, and only its owner and group can read.
 
     Raises:
         ConfigError: it cannot be read, is no text, or its owner or mode leaves it open to others.

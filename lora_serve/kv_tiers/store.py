@@ -207,7 +207,7 @@ class TieredStore:
     def drop(self, drop: Drop) -> Forgetting:
         """Forget KV. Once this has returned, this process finds nothing that `drop` takes.
 
-        The result tells when all tiers have forgotten for good. A tier that cannot do it now is
+        The result says when all tiers have forgotten for good. A tier that cannot do it now is
         asked again until it can.
         """
         forgetting = Forgetting((lane.name for lane in self._lanes), self._notify)

@@ -1,7 +1,7 @@
 """Asks the system for tensors' bytes before they are read, so that the disk never waits for us.
 
 A mapped file is otherwise read where it is touched, 128 KiB at a time, one after another: a cloud
-machine's disk gave 58 MB/s of files that nobody had read before, and 174 MB/s when asked ahead.
+machine's disk gave 58 MB/s of files that were not yet cached, and 174 MB/s when asked ahead.
 Only ever a hint: nothing here can fail a load, and the reader of a broken header reports it.
 """
 

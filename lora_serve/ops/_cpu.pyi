@@ -61,7 +61,7 @@ class StepEdits:
 
 # given token or -1, 1 / temperature or 0, min_p, top_p, top_k, seed, position, num_top or -1, edits
 _Choice = tuple[int, float, float, float, int, int, int, int, StepEdits | None]
-# token, logit, peak, total, rank, (token, logit) of the likeliest
+# token, logit, peak, total, rank, (token, logit) of the most likely
 _Sampled = tuple[int, float, float, int, int, list[tuple[int, float]]]
 
 class Recording:

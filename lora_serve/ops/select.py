@@ -198,7 +198,7 @@ def machine_numerics(ops: Ops) -> str:
 
 
 def _sample_bits() -> str:
-    """Digest of a sum of a thousand terms, which tells processors and math libraries apart."""
+    """Digest of a sum of a thousand terms, which differs between processors and math libraries."""
     generator = torch.Generator().manual_seed(0)
     x, weight = torch.rand(2, 16, 1000, generator=generator)
     linears = REFERENCE.linears

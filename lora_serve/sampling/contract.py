@@ -51,4 +51,4 @@ class Sampler(Protocol):
     def token_logprobs(
         self, logits: Tensor, token_ids: Sequence[int], num_top: int
     ) -> list[TokenLogprobs]:
-        """The logprobs of N given tokens, in [0, V), each with the num_top likeliest beside it."""
+        """The logprobs of N given tokens, in [0, V), each with the num_top most likely."""

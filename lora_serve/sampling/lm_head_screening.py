@@ -32,7 +32,7 @@ class LMHeadScreening:
         self._next_left_out = 1
 
     def sample(self, hidden: Tensor, inputs: Sequence[SampleInput]) -> SamplerOutput | None:
-        """A token of each hidden state (N, H), or None where all logits have to tell."""
+        """A token of each hidden state (N, H), or None where all logits are needed."""
         if not all(item.is_screenable for item in inputs):
             return None
         tokens = self._find(hidden)
@@ -58,7 +58,7 @@ def with_screening(ops: Ops, setting: str, least_bytes: int = LEAST_SCREENED_BYT
     """`ops` that screen LM heads as --lm-head-screen asks.
 
     Args:
-        ops: the specification of sampling screens nothing, whoever multiplies.
+        ops: the specification of sampling screens nothing, whatever backend multiplies.
         setting: "on", "off", or "auto": LM heads of at least least_bytes.
     """
     pack_screen = ops.pack_screen

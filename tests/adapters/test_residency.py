@@ -115,7 +115,7 @@ def test_what_was_read_back_is_not_kept_for_requests_that_left(memory: AdapterRe
     assert resident(memory) == {B, C}
 
 
-def test_what_nobody_can_ask_for_is_dropped_at_once(memory: AdapterResidency) -> None:
+def test_what_no_request_can_ask_for_is_dropped_at_once(memory: AdapterResidency) -> None:
     memory.add(A, Claim.IDLE)
     memory.take_changes()
     memory.settle(A, Claim.NONE)
@@ -147,7 +147,7 @@ def test_more_ends_than_starts_are_a_bug() -> None:
         memory.on_idle(A)
 
 
-# ── what the workers are told ───────────────────────────────────────────────────────────────
+# ── what the workers are sent ───────────────────────────────────────────────────────────────
 
 
 def test_dropped_and_added_in_one_go_is_dropped_first(memory: AdapterResidency) -> None:

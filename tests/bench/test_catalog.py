@@ -20,7 +20,7 @@ async def test_a_server_without_models_is_refused_with_the_way_out() -> None:
             await served_models(Origin.parse(url))
 
 
-async def test_nobody_at_the_url_is_a_clear_error() -> None:
+async def test_no_server_at_the_url_is_a_clear_error() -> None:
     async with TimedServer().listening() as url:
         pass
     with pytest.raises(ConfigError, match="is a server there"):

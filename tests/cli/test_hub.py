@@ -32,7 +32,7 @@ def test_serve_says_at_once_that_the_hub_cannot_be_reached(tmp_path: Path) -> No
     assert done.stderr.count("\n") == 1, "no library has tried in vain before"
 
 
-def test_somebody_answers_or_nobody_does() -> None:
+def test_a_host_answers_or_none_does() -> None:
     with serve_hub("org/name", {}) as endpoint:
         assert unreachable(endpoint) is None
     assert "refused" in (unreachable(endpoint) or "")

@@ -112,7 +112,7 @@ def test_verify_of_redis_names_the_bad_and_fails(
     assert "1 bad: no server will use them" in captured.err
 
 
-def test_verify_fails_where_nobody_can_tell_whose_kv_it_is(
+def test_verify_fails_where_a_descriptor_is_damaged(
     path: Path, url: str, redis_server: RedisServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (path / "namespaces" / A.root.hex() / "namespace.json").write_bytes(b"{}")

@@ -143,7 +143,7 @@ def test_who_waits_for_another_is_told_and_takes_what_that_one_built(tmp_path: P
     assert "demo.lock" in lines[0]
 
 
-def test_a_killed_builder_blocks_nobody_and_its_remains_go(tmp_path: Path) -> None:
+def test_a_killed_builder_blocks_no_other_and_its_remains_go(tmp_path: Path) -> None:
     program = (
         "import sys, time\n"
         "from pathlib import Path\n"

@@ -79,7 +79,7 @@ async def stream_until_error(
     return error
 
 
-async def test_a_killed_engine_costs_begun_streams_and_nobody_else(
+async def test_a_killed_engine_costs_begun_streams_and_no_other_request(
     mortal_server: ServerProcess, cold_server: ServerProcess
 ) -> None:
     server = mortal_server

@@ -1,4 +1,4 @@
-"""The server as a process: it starts, says why it cannot, and ends when it is told to."""
+"""The server as a process: it starts, says why it cannot, and ends at a signal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine process without a process: answers as a test says, and dies when it is told to."""
+"""An engine process without a process: answers and dies as a test says."""
 
 from __future__ import annotations
 

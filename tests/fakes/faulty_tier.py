@@ -1,4 +1,4 @@
-"""A real tier that fails when it is told to, or by chance from a seed."""
+"""A real tier that fails when a test wants it to, or by chance from a seed."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class FaultyTier:
         self.num_calls += 1
         fault = self._chance.choice(FAULTS) if self._chance else self.fault
         if fault == "error":
-            raise TierError("it was told to fail")
+            raise TierError("a test made it fail")
         if fault == "bug":
-            raise ZeroDivisionError("it was told to be wrong")
+            raise ZeroDivisionError("a test made it wrong")
         if fault == "hang":
             assert self._released.wait(30), "it was not released"
         return fault

@@ -1,8 +1,8 @@
 """Triton's interpreter with sums of one order, as a card's tensor cores have them.
 
 The interpreter multiplies by the machine's BLAS, which may sum a row in another order when the
-tile has another shape, or the CPU another name. Kernels that promise rows of equal bits could then
-not be told from kernels that break the promise.
+tile has another shape, or the CPU another name. Kernels that promise rows of equal bits would then
+look the same as kernels that break the promise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What penalties are told, made of whole lists of tokens."""
+"""What penalties are given, made of whole lists of tokens."""
 
 from __future__ import annotations
 

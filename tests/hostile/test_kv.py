@@ -98,12 +98,12 @@ def test_a_sound_file_is_served_whole() -> None:
     assert accepted(SOUND) == {h: content(NAMESPACE, h) for h in HASHES}
 
 
-def test_no_file_serves_a_block_that_nobody_stored() -> None:
+def test_no_file_serves_a_block_that_was_never_stored() -> None:
     run_quick(CASES, check, 600)
 
 
 @pytest.mark.slow
-def test_no_file_serves_a_block_that_nobody_stored_for_minutes() -> None:
+def test_no_file_serves_a_block_that_was_never_stored_for_minutes() -> None:
     assert run_long(CASES, check)
 
 

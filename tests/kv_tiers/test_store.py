@@ -339,7 +339,7 @@ def test_a_drop_that_fails_says_why_and_is_done_when_the_tier_works_again() -> N
         assert caller.store.flush(5)
         for forgetting in forgettings:
             assert forgetting.is_settled
-            assert forgetting.obstacles == {"disk": "it was told to fail"}
+            assert forgetting.obstacles == {"disk": "a test made it fail"}
         disk.fault = ""
         eventually(lambda: not any(forgetting.obstacles for forgetting in forgettings))
         assert disk.contents().num_blocks == 0

@@ -1,4 +1,4 @@
-"""Attention over 32,768 positions, by any number of threads and in any company."""
+"""Attention over 32,768 positions, by any number of threads and in any batch."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ PLAIN = SampleInput(GREEDY, 0, 5)
 
 @dataclass
 class Screening:
-    """A backend's kernel that finds what it is told to."""
+    """A backend's kernel that finds what the test sets."""
 
     finds: Sequence[int] = (3,)
     num_asked: int = 0

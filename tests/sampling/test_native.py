@@ -124,7 +124,9 @@ def test_no_rows_give_nothing(sampler: Sampler) -> None:
     assert sampler.sample(torch.zeros(0, 5), []).wait() == []
 
 
-def test_greedy_takes_the_lowest_id_of_the_likeliest(sampler: Sampler, dtype: torch.dtype) -> None:
+def test_greedy_takes_the_lowest_id_of_the_most_likely(
+    sampler: Sampler, dtype: torch.dtype
+) -> None:
     logits = torch.zeros(1500, 1500, dtype=dtype)
     logits.fill_diagonal_(1.0)
     logits[:, -1] = 1.0

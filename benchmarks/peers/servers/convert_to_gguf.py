@@ -1,7 +1,7 @@
 """Runs llama.cpp's converters: python -m … (model | lora) LLAMA_CPP_SOURCES SOURCE [options].
 
 They know a tokenizer by the hash of what it makes of a sample text, and ours is not in their
-list; it splits text as Qwen2's does, so that is what they are told.
+list; it splits text as Qwen2's does, so they get Qwen2's name.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def serve_tokens(engine: TokenEngine, port: int) -> None:
 
 
 def token_server(engine: TokenEngine, port: int, base_name: str = "base") -> ThreadingHTTPServer:
-    """A server that listens, and answers once it is told to serve."""
+    """A server that listens, and answers from the call of `serve` on."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.0"  # the connection's end is the answer's

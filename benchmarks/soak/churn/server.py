@@ -16,7 +16,7 @@ from lora_serve.bench.http_stream import Origin
 
 
 class WrongVersionError(Exception):
-    """Somebody answered who should not have."""
+    """A version answered that should not have."""
 
 
 class RefusedError(Exception):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """flops and num_bytes: what the task asks for at least, whoever does it."""
+    """flops and num_bytes: what the task asks for at least, whatever kernel does it."""
 
     name: str
     run: Callable[[], object]

@@ -89,7 +89,7 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """Of the kernels' pool. are_pinned: as --pin-cpu-threads does it."""
+    """The kernels' pool of threads. are_pinned: as --pin-cpu-threads does it."""
 
     count: int
     are_pinned: bool = True

@@ -46,6 +46,6 @@ class Timed:
 
 
 def medians(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of each part over the steps; a part that a step did not have took no time in it."""
+    """Each part's median over the steps; a part that a step did not have took no time in it."""
     parts = {part for step in steps for part in step}
     return {part: median(step.get(part, 0.0) for step in steps) for part in parts}

@@ -193,6 +193,6 @@ def embeds_prompt(rows: Sequence[bytes]) -> EmbedsPrompt:
 
 
 def embeds_digests(rows: Sequence[bytes]) -> tuple[bytes, ...]:
-    """The digest of each block's rows, as the API process tells them."""
+    """The digest of each block's rows, as the API process sends them."""
     blocks = (rows[i : i + BLOCK_SIZE] for i in range(0, len(rows), BLOCK_SIZE))
     return tuple(embeds_digest(b"".join(block)) for block in blocks)

@@ -32,7 +32,7 @@ CONTENT_BYTES = 16
 SLOT_BYTES = 2 * CONTENT_BYTES  # its own content, then that before its block
 START = b"start".ljust(CONTENT_BYTES)  # what the first position follows
 BROKEN = b"no chain".ljust(CONTENT_BYTES)  # what is read through blocks that are not one prefix
-UNWRITTEN = b"nobody wrote this".ljust(SLOT_BYTES)
+UNWRITTEN = b"never written".ljust(SLOT_BYTES)
 
 
 def oracle_model(num_blocks: int, block_size: int = 16) -> ModelInfo:

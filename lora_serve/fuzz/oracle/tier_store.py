@@ -46,7 +46,7 @@ class _Pending:
 class OracleTierStore:
     """Blocks by root and hash, as they were saved; the second half of a run counts as on disk.
 
-    holds_drops: forget nothing yet when told to, as a store may that is busy.
+    holds_drops: put every drop off, as a store may that is busy.
     """
 
     rng: random.Random = field(default_factory=lambda: random.Random(0))

@@ -101,7 +101,7 @@ class TieredTrace(OracleTrace):
             self._judge()
         else:
             for expected in self.expected.values():
-                expected.is_aborted = True  # killed: what was told must be right as far as it went
+                expected.is_aborted = True  # killed: what was streamed before must be right
             self._judge_answers()
         names = list(self.versions)
         self.expected, self.versions, self.pending = {}, {}, {}

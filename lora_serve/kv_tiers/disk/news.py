@@ -1,4 +1,4 @@
-"""What the writers of one directory tell each other: where to look again.
+"""What the writers of one directory announce to each other: where to look again.
 
     PATH/staging/writer    the edition, a random word; then a line a change: ROOT NAME, or ROOT
 

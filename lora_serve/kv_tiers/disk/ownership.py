@@ -42,7 +42,7 @@ def open_own(path: Path) -> Folder:
 
 
 def open_to_inspect(path: Path) -> Folder:
-    """The directory at `path`, whoever's it is. Raises ConfigError if it cannot be opened."""
+    """The directory at `path`, whatever its owner. Raises ConfigError if it cannot be opened."""
     try:
         return Folder.at(path)
     except OSError as error:

@@ -66,7 +66,7 @@ class Staging:
     def folder(self) -> Folder:
         """Its own directory, which it keeps open."""
         with self._mutex:
-            if self._own is None or not self._own.status().st_nlink:  # somebody has deleted it
+            if self._own is None or not self._own.status().st_nlink:  # it has been deleted
                 self._make()
             assert self._own is not None, "just made"
             return self._own

@@ -7,7 +7,7 @@ With soft-capping, s[t] = tanh(inner q . k[t]), and scale holds the cap.
 Each query row walks its keys in tiles of KEYS from position 0 on, with running m, z and a. After
 every span of keys the three are folded into the row's totals, and begin anew. So a span can just as
 well be walked by a program of its own and folded in by `fold_kernel`: few long rows are spread over
-the card that way, many are not, and no bit tells. Spans are longer beyond the first NEAR_SPANS, for
+the card that way, many are not, to the same bits. Spans are longer beyond the first NEAR_SPANS, for
 a row's spans are folded one after the other.
 
 A program's rows are the GROUP heads of one KV head for some neighbouring tokens. Tiles of different

@@ -3,8 +3,8 @@
     h = x a^T      y += scale h b^T      T tokens, r rank; h stays float32, y is rounded once
 
 Inputs are summed in spans of IN_SPAN, and the spans' sums added in order: by one program each when
-rows are few (then `expand_kernel` adds them), by one program for all when they are many. No bit
-tells. Each product has TILE_ROWS rows, used or not, so that all take one tensor core instruction: a
+rows are few (then `expand_kernel` adds them), by one program for all when they are many: the same
+bits. Each product has TILE_ROWS rows, used or not, so that all take one tensor core instruction: a
 small one, since many a tile holds a single row, and long segments are bound by memory anyway.
 
 Source: "shrink" and "expand" of SGMV, Chen et al. 2023, arxiv.org/abs/2310.18547.

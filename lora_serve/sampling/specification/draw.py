@@ -18,7 +18,7 @@ from lora_serve.sampling_params import SamplingParams
 def draw_token(row: FloatRow, params: SamplingParams, random: int) -> int:
     """The token at `random` of the distribution's CDF, which runs through the ids in order.
 
-    min_p and top_k commute, because min_p compares with the likeliest token, which top_k keeps.
+    min_p and top_k commute, because min_p compares with the greedy token, which top_k keeps.
     top_k keeps exactly k tokens, so top_k=1 is greedy.
 
     Args:
@@ -40,7 +40,7 @@ def draw_token(row: FloatRow, params: SamplingParams, random: int) -> int:
 
 
 def _nucleus(weights: FloatRow, kept: Units, top_p: float) -> Units:
-    """The units, with 0 for all but the fewest likeliest that together hold top_p of the sum.
+    """The units, with 0 for all but the fewest largest that together hold top_p of the sum.
 
     Among equal weights the lowest ids go first.
     """

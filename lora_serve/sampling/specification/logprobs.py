@@ -18,12 +18,12 @@ from lora_serve.step import TokenLogprobs
 
 
 def token_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
-    """What stands at each row, and the likeliest alternatives.
+    """What stands at each row, and the most likely alternatives.
 
     Args:
         logits: (N, V), any float type, on any device.
         token_ids: N ids in [0, V), the token that stands at each row.
-        num_top: how many of the likeliest to list.
+        num_top: how many of the most likely to list.
     """
     with np.errstate(over="ignore"):
         return [

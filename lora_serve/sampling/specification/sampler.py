@@ -67,7 +67,7 @@ def _sample_row(row: FloatRow, item: SampleInput) -> SampledToken:
 
 def _choose(row: FloatRow, item: SampleInput) -> int:
     row = comparable(adjusted(row, item))
-    likeliest = int(row.argmax())
-    if item.params.is_greedy or row[likeliest] == -np.inf:
-        return likeliest
+    greedy = int(row.argmax())
+    if item.params.is_greedy or row[greedy] == -np.inf:
+        return greedy
     return draw_token(row, item.params, random_bits(item.seed, item.position))

@@ -1,7 +1,7 @@
 """One row of logits as numbers that can be compared, and its k largest without sorting the row.
 
-Order is by value, then by lowest id. `argmax` breaks ties the same way, so the likeliest token is
-the greedy one wherever it is shown.
+Order is by value, then by lowest id. `argmax` breaks ties the same way, so the first of them is
+the greedy token wherever it is shown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def comparable(row: FloatRow) -> FloatRow:
 
 
 def top_ids(row: FloatRow, k: int) -> NDArray[np.int64]:
-    """Ids of the k largest, likeliest first; all of them when the row has no more than k.
+    """Ids of the k largest, largest first; all of them when the row has no more than k.
 
     Args:
         row: (V), without NaN.

@@ -1,9 +1,9 @@
 """A token's weight: its probability up to a factor, as a whole number, so that sums are exact.
 
-The likeliest token weighs 2**40 = `UNIT`, any other `floor(UNIT * e**((logit - peak) / T))`. Sums
+The greedy token weighs 2**40 = `UNIT`, any other `floor(UNIT * e**((logit - peak) / T))`. Sums
 of whole numbers are the same in any order, by any vector, thread or library: that is why a native
 backend draws the same token as this and gives the same log-probability, to the bit. What is less
-likely than the likeliest by 12 orders of magnitude weighs nothing.
+likely than the greedy token by 12 orders of magnitude weighs nothing.
 
 The exponential is spelled out, one rounding after each operation, because every library has its
 own: n ln 2 is taken away in two parts, then a polynomial of degree 6, fitted here for the least
@@ -33,7 +33,7 @@ POLYNOMIAL = tuple(  # from the highest power down
 
 
 def relative_weights(row: FloatRow, scale: np.float32) -> FloatRow:
-    """e**((row - max(row)) * scale): 1 for the likeliest.
+    """e**((row - max(row)) * scale): 1 for the most likely.
 
     Args:
         row: (V), comparable, with an entry above -inf. scale: 1 / temperature.

@@ -21,7 +21,7 @@ _ID_BITS = 24  # of a sort key; weights.MAX_VOCAB_SIZE takes 22
 
 
 def relative_weights(rows: Tensor, scales: Tensor) -> Tensor:
-    """e**((row - max(row)) * scale): 1 for the likeliest.
+    """e**((row - max(row)) * scale): 1 for the most likely.
 
     Args:
         rows: (M, V), float32, comparable, each with an entry above -inf.
@@ -44,7 +44,7 @@ def units(weights: Tensor) -> Tensor:
 
 
 def largest(rows: Tensor, k: int) -> Tensor:
-    """(M, k): ids of each row's k largest, likeliest first and lowest id first among equals.
+    """(M, k): ids of each row's k largest, largest first and lowest id first among equals.
 
     Keys that no two entries share make the selection exact, whatever algorithm selects.
     """

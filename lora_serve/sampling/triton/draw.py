@@ -1,6 +1,6 @@
-"""The likeliest token of each row, and the drawn one of rows that keep all tokens, or by min_p.
+"""The greedy token of each row, and the drawn one of rows that keep all tokens, or by min_p.
 
-Rows are cut into blocks of the vocabulary: first each block's likeliest token, then each block's
+Rows are cut into blocks of the vocabulary: first each block's most likely token, then each block's
 sum of weights, then the block in which the sum passes a row's random number, and the token there.
 
     table (rows, TABLE_WORDS), int64: what each row asks for. ask = a row's words
@@ -44,7 +44,7 @@ HOW, RANDOM, SCALE, LEAST, TOP_K, TOP_P, CHANGED, FILTERED, TABLE_WORDS = (
 GREEDY, PLAIN, FILTERS = (tl.constexpr(i) for i in range(3))  # HOW
 
 # A block's words: sums of what lies within each level (filters.py), and of all; the key of
-# its likeliest token; and, in a row's first block, how many tokens are listed.
+# its most likely token; and, in a row's first block, how many tokens are listed.
 NUM_LEVELS = tl.constexpr(13)
 TOTAL, PEAK, NUM_LISTED = (tl.constexpr(NUM_LEVELS.value + i) for i in range(3))
 BLOCK_WORDS = tl.constexpr(16)
@@ -86,7 +86,7 @@ def new_blocks(logits: Tensor) -> Tensor:
 
 @triton.jit
 def row_peak(blocks_ptr, NUM_BLOCKS: tl.constexpr, BLOCKS_AT_ONCE: tl.constexpr):
-    """The key of a row's likeliest token; blocks_ptr: at the row's first block."""
+    """The key of a row's greedy token; blocks_ptr: at the row's first block."""
     best = tl.load(blocks_ptr + PEAK)
     for first in range(0, NUM_BLOCKS, BLOCKS_AT_ONCE):
         block = first + tl.arange(0, BLOCKS_AT_ONCE)
@@ -110,7 +110,7 @@ def row_total(blocks_ptr, NUM_BLOCKS: tl.constexpr, BLOCKS_AT_ONCE: tl.constexpr
 
 @triton.jit
 def is_within(difference, weight, by_logit, level):
-    """Whether tokens are among the likeliest: by logits, or by weights. Each level holds more.
+    """Whether tokens are among the most likely: by logits, or by weights. Each level holds more.
 
     difference: logits less the row's largest.
     """
@@ -196,18 +196,18 @@ def draw_kernel(
     BLOCKS_AT_ONCE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    # The likeliest token, or where the sum of weights passes share_of(total, random)
+    # The greedy token, or where the sum of weights passes share_of(total, random)
     # One program per row; filtered rows are not its own
     wait_for_earlier_kernels(OVERLAPS)
     row = tl.program_id(0)
     ask = table_ptr + row * TABLE_WORDS
     how = tl.load(ask + HOW)
     row_blocks = blocks_ptr + row * NUM_BLOCKS * BLOCK_WORDS
-    likeliest = row_peak(row_blocks, NUM_BLOCKS, BLOCKS_AT_ONCE)
-    peak = logit_of(likeliest)
+    greedy = row_peak(row_blocks, NUM_BLOCKS, BLOCKS_AT_ONCE)
+    peak = logit_of(greedy)
     is_drawn = (how == PLAIN) & (peak > -float("inf"))
     if (how != FILTERS) & (not is_drawn):
-        tl.store(tokens_ptr + row, id_of(likeliest))
+        tl.store(tokens_ptr + row, id_of(greedy))
     if is_drawn:
         total = row_total(row_blocks, NUM_BLOCKS, BLOCKS_AT_ONCE)
         target = share_of(total, tl.load(ask + RANDOM))

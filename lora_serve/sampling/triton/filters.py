@@ -3,7 +3,7 @@
 Both filters keep the largest of some keys until they are so many, or sum to so much, and a draw
 takes the lowest ids until their sum passes the random number. No two keys are equal, so each of the
 three is one question: from which key on is a limit reached? It is answered by bisection over a list
-of the row's likeliest tokens. How many of them can matter is known before, from sums over levels
+of the row's most likely tokens. How many of them can matter is known before, from sums over levels
 (`is_within`): it is those of the first level that reaches the limit. Order on the list is whatever
 it is; sums of whole numbers do not depend on it.
 
@@ -206,9 +206,9 @@ def choose_kernel(
     row = tl.load(table_ptr + (first_filtered + place) * TABLE_WORDS + FILTERED).to(tl.int32)
     ask = table_ptr + row * TABLE_WORDS
     row_blocks = blocks_ptr + row * NUM_BLOCKS * BLOCK_WORDS
-    likeliest = row_peak(row_blocks, NUM_BLOCKS, BLOCKS_AT_ONCE)
-    peak = logit_of(likeliest)
-    token = id_of(likeliest)
+    greedy = row_peak(row_blocks, NUM_BLOCKS, BLOCKS_AT_ONCE)
+    peak = logit_of(greedy)
+    token = id_of(greedy)
     if peak > -float("inf"):
         list_ptr = listed_ptr + place.to(tl.int64) * VOCAB
         length = tl.load(row_blocks + NUM_LISTED).to(tl.int32)

@@ -1,4 +1,4 @@
-"""The application: its routes, what surrounds them, and how it is served until it is told to stop.
+"""The application: its routes, what surrounds them, and how it is served until it is to stop.
 
 Owns no engine, but `run_server` shuts down the one it was given, because it alone can tell when the
 last answer has been sent.
@@ -144,7 +144,7 @@ def _warn_of_open_server(config: ServerConfig) -> None:
     if is_loopback(config.host) or config.has_keys:
         return
     logger.warning(
-        "listening on %s without an API key: everybody who reaches this address may use the "
+        "listening on %s without an API key: every client that reaches this address may use the "
         "model%s; give --api-key, or listen on 127.0.0.1",
         config.host,
         " and change its adapters" if config.allow_runtime_lora_updating else "",

@@ -57,7 +57,7 @@ class KeyRing:
             or (self._is_open and is_loopback(self._config.host))
         )
         self._anyone = Caller(None, is_admin=all_may_change)
-        # By digest, so that the time of a comparison tells neither a key's length nor its text.
+        # By digest, so that the time of a comparison reveals neither a key's length nor its text.
         self._keys = [
             *((_digest(key.encode()), Caller(key, is_admin=True)) for key in keys.admin),
             *(

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
 RESERVED_FILES = 128  # that a server opens besides connections: tokenizers, sockets, logs
-LONGEST_USER_TIMEOUT = 2**31 - 1  # milliseconds that the system can be told, 24 days
+LONGEST_USER_TIMEOUT = 2**31 - 1  # milliseconds, the system's limit: 24 days
 REFUSAL_SECONDS = 1.0  # in which a refused client may send something, and so read why
 
 
@@ -122,7 +122,7 @@ class Connections:
         self._idle.pop(connection, None)
 
     def note_idle(self, connection: GuardedConnection) -> None:
-        """All its requests are answered. uvicorn tells of none whose connection was lost."""
+        """All its requests are answered. uvicorn reports none whose connection was lost."""
         assert connection in self._open, "an answer on a connection that is gone"
         self._idle[connection] = None
 

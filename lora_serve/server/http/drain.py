@@ -1,6 +1,6 @@
 """The end of a server: it answers what it has begun, and refuses what comes late.
 
-Knows no engine and no signal; `shutdown.py` tells it when to begin.
+Knows no engine and no signal; `shutdown.py` decides when it begins.
 """
 
 from __future__ import annotations

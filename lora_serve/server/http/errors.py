@@ -88,7 +88,7 @@ def error_body(error: BaseException) -> bytes:
     status, kind = status_and_type(error)
     if not isinstance(error, LoraServeError):
         logger.error("unexpected %s", type(error).__name__, exc_info=error)
-        message = "the server failed to answer this request; its log tells why"
+        message = "the server failed to answer this request; its log says why"
     else:
         message = str(error)
     return _body(message, kind, getattr(error, "param", None), status)
@@ -102,7 +102,7 @@ def error_response(error: BaseException) -> Response:
     elif isinstance(error, EngineDeadError):
         headers["Retry-After"] = "1"
     elif isinstance(error, BodyTimeoutError):
-        headers["Connection"] = "close"  # what follows could not be told from a new request
+        headers["Connection"] = "close"  # what follows would look like a new request
     elif isinstance(error, UnauthorizedError):
         headers["WWW-Authenticate"] = "Bearer"
     return _response(error_body(error), status, headers)

@@ -1,8 +1,8 @@
 """Counts what a JSON text is made of before it is parsed, and refuses what no request needs.
 
 The parser makes an object of each value, and lets no other thread run meanwhile: 4 MiB of `[],` are
-1.4 million lists and over a second in which the server answers nobody (pydantic-core 2.46, Zen 5).
-To count costs a few passes over the bytes.
+1.4 million lists and over a second in which no client is answered (pydantic-core 2.46, Zen 5). To
+count costs a few passes over the bytes.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class EventStream(Response):
         try:
             await unless_disconnected(receive, self._send(send))
         except ClientDisconnect:
-            pass  # there is no client left to be told
+            pass  # there is no client left to answer
         finally:
             await self._close()
 

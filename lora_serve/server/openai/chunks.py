@@ -1,4 +1,4 @@
-"""Which deltas become chunks of a stream, and which chunks tell the usage."""
+"""Which deltas become chunks of a stream, and which chunks hold the usage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lora_serve.server.openai.usage import UsageCounter
 class ChunkPolicy:
     """What one body's stream_options and fields ask for.
 
-    include_usage: whether a last chunk without choices tells the usage.
+    include_usage: whether a last chunk without choices holds the usage.
     """
 
     def __init__(self, body: GenerationBody, params: SamplingParams) -> None:
@@ -35,7 +35,7 @@ class ChunkPolicy:
         )
 
     def usage(self, usage: UsageCounter) -> Usage | UnsetType | None:
-        """A chunk's usage so far, null if only the last chunk tells it, or no such field."""
+        """A chunk's usage so far, null if only the last chunk holds it, or no such field."""
         if self._always_usage:
             return usage.usage
         return None if self.include_usage else UNSET

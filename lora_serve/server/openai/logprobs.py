@@ -73,7 +73,7 @@ class CompletionLogprobsWriter:
         )
 
     def _top(self, position: TokenLogprobs) -> dict[str, float]:
-        """The likeliest tokens and the one that stands there. Of equal texts the likeliest."""
+        """The most likely tokens and the one that stands there; of equal texts the most likely."""
         text = self._tokenizer.token_text
         top: dict[str, float] = {}
         for token_id, logprob in (*position.top, (position.token_id, position.logprob)):

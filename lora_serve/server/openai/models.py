@@ -56,7 +56,7 @@ class ServedModels:
         return ModelTarget(model, lora_name)
 
     def is_taken(self, lora_name: str) -> bool:
-        """Whether an adapter of this name could not be told from the base model."""
+        """Whether a request for this name would get the base model."""
         return any(lora_name == name or lora_name.startswith(f"{name}:") for name in self.names)
 
 

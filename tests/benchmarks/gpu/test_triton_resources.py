@@ -70,7 +70,7 @@ def test_tiles_of_one_kernel_take_one_instruction(kernels: list[dict[str, Any]])
 
 
 def test_every_version_recorded_is_of_the_same_launches() -> None:
-    """So a version that was not compiled again since kernels changed is told."""
+    """So a version that was not compiled again since kernels changed is found."""
     names = ("model", "work", "kernel", "capability", "num_warps", "num_stages", "tile")
     first, *others = (
         {tuple(entry[name] for name in names) for entry in kernels} for kernels in RECORDS.values()

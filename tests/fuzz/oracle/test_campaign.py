@@ -10,7 +10,7 @@ class BrokenTrace(OracleTrace):
         super().__init__(seed, hasher_class=KeyIgnoresTheAdapter)
 
 
-def test_a_campaign_runs_until_somebody_has_enough() -> None:
+def test_a_campaign_runs_until_it_is_stopped() -> None:
     totals = run_campaign(7, lambda totals: totals.num_requests < 200)
     assert totals.num_requests >= 200
     assert totals.failures == []

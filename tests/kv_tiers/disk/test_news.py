@@ -39,7 +39,7 @@ def opening(path: Path) -> OpenFolder:
 
 
 def heard(news: DiskNews, *told: Place) -> list[Place] | None:
-    """What a process hears at the begin of a turn in which it tells this."""
+    """What a process hears at the begin of a turn in which it announces this."""
     with news.turn() as turn:
         if told:
             turn.tell(told)
@@ -121,7 +121,7 @@ def test_an_edition_that_is_long_ends(
     ],
     ids=["empty", "cut", "older", "headless", "torn", "foreign", "elsewhere", "nowhere", "garbled"],
 )
-def test_where_news_may_be_lost_everybody_looks_everywhere_once(
+def test_where_news_may_be_lost_each_process_looks_everywhere_once(
     one: DiskNews, two: DiskNews, path: Path, damage: Callable[[bytes], bytes]
 ) -> None:
     acquaint(one, two)
@@ -129,7 +129,7 @@ def test_where_news_may_be_lost_everybody_looks_everywhere_once(
     path.write_bytes(damage(path.read_bytes()))
     assert heard(two, THERE) is None
     assert heard(two) == []
-    assert heard(one) in (None, [THERE]), "what was damaged it had heard, or told"
+    assert heard(one) in (None, [THERE]), "what was damaged it had heard, or announced"
     assert heard(one, HERE) == []
     assert heard(two) == [HERE]
 
@@ -144,7 +144,7 @@ def no_room_beyond(num_bytes: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("num_bytes_left", [0, 40])
-def test_what_could_not_be_told_makes_everybody_look_everywhere(
+def test_what_could_not_be_announced_makes_each_process_look_everywhere(
     one: DiskNews, two: DiskNews, path: Path, num_bytes_left: int
 ) -> None:
     acquaint(one, two)

@@ -230,7 +230,7 @@ def test_a_block_too_large_for_the_bound_is_an_error_of_the_tier(tiers: Tiers) -
 # ── dropping ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_dropping_an_adapter_takes_its_namespaces_whoever_wrote_them(tiers: Tiers) -> None:
+def test_dropping_an_adapter_takes_its_namespaces_whatever_process_wrote_them(tiers: Tiers) -> None:
     tier = tiers.open()
     spaces = [a_namespace("n", "A"), a_namespace("n", "A", salt="s"), a_namespace("n", "B"),
               a_namespace("m", "A"), a_namespace("")]  # fmt: skip
@@ -555,7 +555,7 @@ def no_umask() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_umask")
-def test_nobody_else_may_read_or_write_what_is_stored_whatever_the_umask(
+def test_no_other_user_may_read_or_write_what_is_stored_whatever_the_umask(
     tmp_path: Path,
 ) -> None:
     tier = DiskTier(tmp_path / "made" / "too", MIB)
@@ -684,7 +684,7 @@ def test_a_planted_group_is_not_read_through_a_link(tiers: Tiers, tmp_path: Path
     assert load(tiers.reopen(), NS, HASHES) == (0, Cause.ABSENT)
 
 
-def test_a_pipe_in_a_groups_place_hangs_nobody(tiers: Tiers) -> None:
+def test_a_pipe_in_a_groups_place_hangs_no_caller(tiers: Tiers) -> None:
     tier = tiers.open(poll_seconds=60.0)
     save(tier, NS, HASHES)
     (file,) = group_files(tiers.path)

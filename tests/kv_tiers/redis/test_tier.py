@@ -124,7 +124,7 @@ def test_blocks_that_are_used_elsewhere_expire_later(
     tier.touch(a_namespace("nobody"), HASHES)
 
 
-def test_a_namespace_that_nobody_wrote_is_absent(tier: RedisTier) -> None:
+def test_a_namespace_that_was_never_written_is_absent(tier: RedisTier) -> None:
     assert load(tier, NS, HASHES) == (0, Cause.ABSENT)
 
 

@@ -1,4 +1,4 @@
-"""The likeliest token by screening is the one that all logits give, or none is given."""
+"""The greedy token by screening is the one that all logits give, or none is given."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_first_of_equals_wins(path: str, dtype: torch.dtype) -> None:
 
 
 def test_the_first_of_those_that_round_to_the_largest_wins(path: str) -> None:
-    """The larger sum comes later, larger by 1; at this size bfloat16 tells 64 apart."""
+    """The larger sum comes later, larger by 1; at this size bfloat16 numbers are 64 apart."""
     weight = random(4000, 128, dtype=torch.bfloat16, seed=7) / 64
     x = torch.ones(1, 128, dtype=torch.bfloat16)
     weight[70] = weight[2000] = 127.0

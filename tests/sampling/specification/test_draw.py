@@ -92,7 +92,7 @@ def test_top_p_keeps_the_lowest_ids_among_equals() -> None:
     assert np.flatnonzero(drawn).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_the_smallest_top_p_keeps_the_likeliest_token() -> None:
+def test_the_smallest_top_p_keeps_the_most_likely_token() -> None:
     row = np.array([0.0, 2.0, 2.0, 1.0], np.float32)
     assert probabilities_drawn(row, SamplingParams(top_p=1e-12)).tolist() == [0, 1, 0, 0]
 
@@ -113,7 +113,7 @@ def test_the_ends_of_the_unit_interval_draw_the_first_and_the_last_token() -> No
     assert draw_token(row, SamplingParams(), at(1 - 2**-53)) == 151_934
 
 
-def test_the_lowest_temperature_above_greedy_draws_the_likeliest() -> None:
+def test_the_lowest_temperature_above_greedy_draws_the_most_likely() -> None:
     row = np.array([1e30, 3e38, -3e38, 2.9e38], np.float32)
     with np.errstate(over="ignore"):
         assert draw_token(row, SamplingParams(temperature=1e-5), at(0.999)) == 1

@@ -28,10 +28,10 @@ def test_logprobs_are_those_of_torch_in_float64() -> None:
 
 def test_the_same_token_has_the_same_logprob_in_and_out_of_the_top() -> None:
     logits = random_logits(1)
-    likeliest = int(logits.argmax())
-    (found,) = token_logprobs(logits, [likeliest], 3)
+    greedy = int(logits.argmax())
+    (found,) = token_logprobs(logits, [greedy], 3)
     assert found.rank == 1
-    assert found.top[0] == (likeliest, found.logprob)
+    assert found.top[0] == (greedy, found.logprob)
 
 
 def test_zero_alternatives_list_none() -> None:

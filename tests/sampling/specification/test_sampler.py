@@ -68,17 +68,17 @@ def test_the_number_of_threads_does_not_matter() -> None:
     assert one == sample(logits, inputs)
 
 
-def test_greedy_takes_the_lowest_id_of_the_likeliest() -> None:
+def test_greedy_takes_the_lowest_id_of_the_most_likely() -> None:
     logits = torch.tensor([[1.0, 7.0, 7.0, 0.0]])
     assert sample(logits, [SampleInput(GREEDY, 0, 0)]) == [(1, None)]
 
 
 def test_a_temperature_below_epsilon_and_top_k_of_one_are_greedy() -> None:
     logits = random_logits(1)
-    likeliest = int(logits.argmax())
+    greedy = int(logits.argmax())
     for params in (SamplingParams(temperature=1e-6), SamplingParams(top_k=1)):
         for seed in range(20):
-            assert sample(logits, [SampleInput(params, seed, 0)]) == [(likeliest, None)]
+            assert sample(logits, [SampleInput(params, seed, 0)]) == [(greedy, None)]
 
 
 def test_logprobs_are_of_the_models_logits_whatever_the_request_changes() -> None:

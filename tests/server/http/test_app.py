@@ -1,4 +1,4 @@
-"""The server as a process sees it: started, told to stop, and gone without losing an answer."""
+"""The server as a process sees it: started, stopped by a signal, gone without losing an answer."""
 
 from __future__ import annotations
 

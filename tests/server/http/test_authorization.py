@@ -81,10 +81,10 @@ async def test_every_route_lets_in_just_whom_the_table_says(
                 response = await client.request(method, path, json={}, headers=headers)
                 refused = response.status_code if response.status_code in (401, 403) else 0
                 wanted = expected(path, caller, config, users, changers)
-                assert refused == wanted, f"{method} {path} as {caller or 'nobody'}"
+                assert refused == wanted, f"{method} {path} as {caller or 'a client without a key'}"
 
 
-async def test_an_empty_bearer_token_is_nobodys(engine: FakeEngine) -> None:
+async def test_an_empty_bearer_token_is_no_key(engine: FakeEngine) -> None:
     async with client_for(engine, ServerConfig(**BOTH)) as client:
         for header in ("Bearer", "Bearer ", "Bearer  "):
             response = await client.post("/reset_prefix_cache", headers={"Authorization": header})

@@ -128,7 +128,7 @@ async def test_unknown_fields_are_all_named(client: httpx.AsyncClient, url: str)
     assert "--ignore-unknown-fields" in error["message"]
 
 
-async def test_a_bug_is_logged_and_told_to_nobody(
+async def test_a_bug_is_logged_and_kept_from_the_client(
     engine: FakeEngine, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine.error = KeyError("secret of /etc/passwd")

@@ -53,7 +53,7 @@ async def test_a_whole_answer_fails_whole(
     assert engine.growing == set()
 
 
-async def test_a_bug_in_the_middle_is_logged_and_told_to_nobody(
+async def test_a_bug_in_the_middle_is_logged_and_kept_from_the_client(
     engine: FakeEngine, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine.tokenizer.token_text = lambda token_id: 1 / 0  # type: ignore[method-assign]

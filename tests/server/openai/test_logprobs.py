@@ -78,14 +78,14 @@ def test_the_answers_offsets_begin_where_the_echoed_prompt_ends(
     assert echo.top_logprobs[0] is None
 
 
-def test_the_token_itself_is_always_among_the_likeliest() -> None:
+def test_the_token_itself_is_always_among_the_top() -> None:
     written = CompletionLogprobsWriter(TOKENIZER).write(
         [position(99, -3.0, ((97, -0.5), (98, -1.0))), position(97, -0.5, ((97, -0.5),))]
     )
     assert written.top_logprobs == [{"a": -0.5, "b": -1.0, "c": -3.0}, {"a": -0.5}]
 
 
-def test_of_tokens_that_look_alike_the_likeliest_is_shown() -> None:
+def test_of_tokens_that_look_alike_the_most_likely_is_shown() -> None:
     halves = ((0xC3, -0.5), (0xA9, -2.0))  # two halves of characters: both are U+FFFD
     written = CompletionLogprobsWriter(TOKENIZER).write([position(0xA9, -2.0, halves)])
     assert written.top_logprobs == [{"\ufffd": -0.5}]

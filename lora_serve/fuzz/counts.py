@@ -1,4 +1,4 @@
-"""Counts of a run of the fuzzer, for its table and its JSON."""
+"""What a run of the fuzzer has counted, for its table and its JSON."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Kind(msgspec.Struct):
             self.refused += 1
 
 
-class Tally(msgspec.Struct):
+class FuzzCounts(msgspec.Struct):
     """The counts of all traces. first_seed: of the first one. events, counts: by name."""
 
     first_seed: int
