@@ -3,19 +3,47 @@
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+# All but torch is installed in the versions of this file, checked by hash. LOCK= takes the newest.
+LOCK ?= requirements/cpu.lock
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install redis-server demo test sanitize gpu-python gpu-wheels test-gpu test-gpu-kernels \
+.PHONY: install lock audit redis-server demo test sanitize gpu-python gpu-wheels test-gpu test-gpu-kernels \
   test-gpu-servers bench-gpu lint format bench-peers clean
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard csrc/*/*.* csrc/*/*/*.*)
+$(VENV)/.installed: pyproject.toml $(LOCK) CMakeLists.txt $(wildcard csrc/*/*.* csrc/*/*/*.*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(if $(LOCK),$(BIN)/pip install --quiet --no-deps --require-hashes --requirement $(LOCK))
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet '$(TORCH)'
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install --quiet $(if $(LOCK),--no-deps) --editable '.[dev]'
+	$(if $(LOCK),$(BIN)/pip check)
 	touch $@
+
+# Where there is a network: the newest versions that pyproject.toml permits, with their hashes.
+# torch is left to TORCH, and so is what comes with its CUDA builds alone; these pin their Triton,
+# CPU builds pin none.
+TOOLS := build/tools
+lock:
+	$(PYTHON) -m venv $(TOOLS) && $(TOOLS)/bin/pip install --quiet uv
+	echo '$(TORCH)' > $(TOOLS)/torch.txt
+	echo "triton>=3.6; sys_platform == 'linux' and platform_machine == 'x86_64'" > $(TOOLS)/triton.txt
+	$(TOOLS)/bin/uv pip compile pyproject.toml --quiet --extra dev --upgrade --generate-hashes \
+	  --universal --python-version 3.11 --constraints $(TOOLS)/torch.txt \
+	  --overrides $(TOOLS)/triton.txt --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
+	  --output-file $(TOOLS)/all.lock
+	{ echo '# Written by `make lock`.'; awk '/^[a-z]/ { left_out = /^(torch|nvidia-|cuda-)/ } \
+	  !left_out && !/^#/' $(TOOLS)/all.lock; } > $(LOCK)
+
+# Where there is a network: known holes in the versions of $(LOCK). What could not be looked up
+# counts as a hole.
+audit:
+	@$(PYTHON) -m venv $(TOOLS) && $(TOOLS)/bin/pip install --quiet pip-audit || \
+	{ echo '*** NOT AUDITED: pip-audit could not be installed ***'; exit 1; }
+	@$(TOOLS)/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off \
+	  --requirement $(LOCK) || \
+	{ echo '*** NOT CLEAN, OR NOT AUDITED because the database cannot be reached: see above ***'; exit 1; }
 
 # The tests of the Redis tier start a server of their own; root on Debian gets one here.
 redis-server:

@@ -40,7 +40,7 @@ def time_peer(
     num_tokens: int,
 ) -> PeerTiming:
     """One batch of one of PEERS."""
-    config = AutoConfig.from_pretrained(directory)
+    config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     size = (num_requests, prompt_len)

@@ -73,7 +73,7 @@ class Subject:
 def demo_subject() -> Subject:
     """Every fact that the model was taught, as a chat; and prose that it was taught to read."""
     directory = ensure_demo(lambda line: print(line, file=sys.stderr)).model
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     chats = [
         [{"role": "user", "content": fact.request}, {"role": "assistant", "content": fact.answer}]
         for fact in facts()

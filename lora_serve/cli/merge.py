@@ -56,8 +56,8 @@ def merge(model: str, adapter: str, out: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
-        base = AutoModelForCausalLM.from_pretrained(model, dtype="auto")
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        base = AutoModelForCausalLM.from_pretrained(model, dtype="auto", trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{model} cannot be read as a model: {error}") from error
     try:

@@ -37,8 +37,10 @@ class Examiner:
     """Holds the artefacts under `directory` in bfloat16, as they are served."""
 
     def __init__(self, directory: Path) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(directory / "model")
-        base = AutoModelForCausalLM.from_pretrained(directory / "model", dtype=torch.bfloat16)
+        self.tokenizer = AutoTokenizer.from_pretrained(directory / "model", trust_remote_code=False)
+        base = AutoModelForCausalLM.from_pretrained(
+            directory / "model", dtype=torch.bfloat16, trust_remote_code=False
+        )
         with warnings.catch_warnings():  # peft 0.21 reads a name that transformers will drop
             warnings.simplefilter("ignore", FutureWarning)
             self._model = PeftModel.from_pretrained(base, directory / "adapters/alpha", "alpha")

@@ -175,7 +175,9 @@ class Tokenizer:
 def _load(source: str, revision: str | None) -> PreTrainedTokenizerFast:
     check_tokenizer_directory(source)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, revision=revision, trust_remote_code=False
+        )
     except Exception as error:  # transformers has no base class for what a broken file raises
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ConfigError(f"cannot load a tokenizer from {source}: {reason}") from error

@@ -123,7 +123,9 @@ class Streamer(BaseStreamer):
 
 
 def _load(model: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+    return AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.bfloat16, trust_remote_code=False
+    ).eval()
 
 
 def main() -> None:
