@@ -25,7 +25,6 @@ from lora_serve.messages import (
     AdapterInfo,
     CallReply,
     EngineMessage,
-    EngineReady,
     EngineRequest,
     EngineStats,
     ListAdapters,
@@ -68,15 +67,7 @@ class LLM:
         self._core = EngineCore.build(
             self.config, executor, info, notify=lambda: self._notified.put(None)
         )
-        self.model_info = EngineReady(
-            fingerprint=info.fingerprint,
-            dtype=info.dtype,
-            vocab_size=info.vocab_size,
-            hidden_size=info.hidden_size,
-            max_model_len=info.max_model_len,
-            num_blocks=info.num_blocks,
-            kernels=info.kernels,
-        )
+        self.model_info = self._core.ready()
         self._inputs = InputProcessor(
             self.model_info,
             self.config.cache.block_size,

@@ -261,7 +261,10 @@ class CallReply(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
-    """First message of an engine process: its model, or why it could not start."""
+    """First message of an engine process: its model, or why it could not start.
+
+    max_request_tokens: of a prompt with its answer, as far as the KV cache holds them.
+    """
 
     fingerprint: bytes = b""
     dtype: str = ""
@@ -270,6 +273,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     max_model_len: int = 0
     num_blocks: int = 0
     kernels: str = ""
+    max_request_tokens: int = 0
     error: ErrorInfo | None = None
 
 

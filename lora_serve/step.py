@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from lora_serve.identity import AdapterRef
+from lora_serve.kv_groups import KVGroup
 from lora_serve.sampling_params import SamplingParams
 
 
@@ -109,7 +110,8 @@ class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
     token_ids: 0 where `embeds` supplies the row instead, or `token_from` says where the token is.
         The last asked.num_drafts of them are drafts. Their KV counts as computed as far as the rows
         before them sample just these tokens, and is overwritten by the next step from there on.
-    block_ids: blocks for positions [0, start + len(token_ids)), in order.
+    block_tables: of each group of layers the blocks for positions [0, start + len(token_ids)), in
+        order. What stands for blocks that none of these tokens sees is not to be looked at.
     asked: samples when the chunk ends at the last token there is, or at drafts behind it.
     embeds: rows of prompt_embeds for the first tokens of this chunk, in the model's dtype,
         hidden_size values each; empty when there are none.
@@ -123,7 +125,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
     adapter: AdapterRef | None
     start: int
     token_ids: Sequence[int]
-    block_ids: Sequence[int]
+    block_tables: Sequence[Sequence[int]]
     asked: AskedOutputs = NOTHING_ASKED
     embeds: bytes = b""
     token_from: int | None = None
@@ -144,7 +146,10 @@ class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class KVLoad:
-    """One block's KV, as a worker once gathered it, to be put into block `block_id`."""
+    """One block's KV, as a worker once gathered it, to be put into block `block_id`.
+
+    data: the block's part of a record of kv_saves.
+    """
 
     block_id: int
     data: bytes | bytearray | memoryview
@@ -154,7 +159,8 @@ class KVLoad:
 class SchedulerOutput:
     """One step. Its parts happen in this order: adapters, kv_saves, kv_loads, requests.
 
-    kv_saves: blocks to gather into bytes; first, because any block may be written in this step.
+    kv_saves: blocks to gather into bytes, for each record those of all groups one after the other;
+        first, because any block may be written in this step.
     kv_loads: blocks to fill, which the step's requests may read.
     drop_adapters: digests whose weights no request of this or a later step uses; dropped first.
     add_adapters: digests that workers prepared before (`Worker.prepare_adapter`, in a loader
@@ -213,7 +219,7 @@ def accepted(sampled: Sequence[int], draft_token_ids: Sequence[int]) -> tuple[in
 
 @dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:
-    """All that came out of a step. kv_saves: the bytes of the step's kv_saves, in their order."""
+    """All that came out of a step. kv_saves: the records of the step's kv_saves, in their order."""
 
     step_id: int
     requests: tuple[RequestStepOutput, ...]
@@ -262,9 +268,9 @@ class ModelInfo:
 
     fingerprint: over weights, dtype, KV layout and numerics; in every block's identity.
     lora_modules: (out_features, in_features) of each projection an adapter may change.
-    num_blocks: size of the KV pool that the workers made.
-    kv_block_bytes, kv_layout: size of a gathered block, and what else its bytes depend on; two
-        engines can exchange blocks only if both are equal.
+    num_blocks: size of the KV pool that the workers made. kv_groups: whose blocks these may be.
+    kv_block_bytes, kv_layout: size of a record of kv_saves (a block of each group), and what else
+        its bytes depend on; two engines can exchange records only if both are equal.
     is_asynchronous: whether a step runs while its caller goes on.
     """
 
@@ -275,6 +281,7 @@ class ModelInfo:
     max_model_len: int
     num_blocks: int
     kernels: str
+    kv_groups: tuple[KVGroup, ...] = (KVGroup(),)
     lora_modules: dict[str, tuple[int, int]] = field(default_factory=dict)
     kv_block_bytes: int = 0
     kv_layout: bytes = b""

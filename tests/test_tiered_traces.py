@@ -10,8 +10,8 @@ import pytest
 from lora_serve.fuzz.oracle.executor import OracleExecutor
 from lora_serve.fuzz.oracle.tiered_traces import TieredResult, TieredTrace
 from lora_serve.identity import BlockHasher
-from lora_serve.kv.connector import TieredConnector
 from lora_serve.kv.fetches import Fetch
+from lora_serve.kv.tiered_connector import TieredConnector
 from lora_serve.scheduler.request import Request
 from lora_serve.step import KVLoad, ModelRunnerOutput, SchedulerOutput
 from tests.fakes.mutant_hashers import (
@@ -80,9 +80,8 @@ class IgnoresWhereTheHitEnds(TieredConnector[Request]):
             return super().admitted(request, num_hit_blocks)
         start = num_hit_blocks
         blocks = fetch.blocks[: request.num_sharable_blocks - start]
-        self._loads += [
-            KVLoad(request.block_ids[start + i], block) for i, block in enumerate(blocks)
-        ]
+        block_ids = request.block_tables[0].block_ids
+        self._loads += [KVLoad(block_ids[start + i], block) for i, block in enumerate(blocks)]
         self.forget(request)
         return {"ram": len(blocks), "disk": 0}
 

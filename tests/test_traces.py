@@ -6,6 +6,7 @@ Each mutant puts a known bug back. A guard that no mutant tests is no guard.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -58,8 +59,8 @@ def test_every_answer_of_many_traces_is_the_lone_answer() -> None:
 class OffersWhenAdmitted(KVCacheManager):
     """Registers blocks when they are scheduled, before the step that writes them has run."""
 
-    def admit(self, holder: BlockHolder, hit: CacheHit, num_tokens: int) -> bool:
-        if not super().admit(holder, hit, num_tokens):
+    def admit(self, holder: BlockHolder, hit: CacheHit, num_found: int, num_tokens: int) -> bool:
+        if not super().admit(holder, hit, num_found, num_tokens):
             return False
         self.commit(holder, num_tokens)
         return True
@@ -72,16 +73,18 @@ class _ForgetfulPool(BlockPool):
         if block.ref_cnt:
             super()._forget(block)
 
-    def name(self, block: KVCacheBlock, block_hash: BlockHash, lora_name: str | None) -> None:
+    def name(
+        self, block: KVCacheBlock, block_hash: BlockHash, lora_name: str | None, group: int = 0
+    ) -> None:
         if block.block_hash is not None:
             BlockPool._forget(self, block)
-        super().name(block, block_hash, lora_name)
+        super().name(block, block_hash, lora_name, group)
 
 
 class ForgetsToUnname(KVCacheManager):
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
-        super().__init__(num_blocks, block_size, enable_prefix_caching)
-        self.pool = _ForgetfulPool(num_blocks)
+    def __init__(self, num_blocks: int, *args: Any) -> None:
+        super().__init__(num_blocks, *args)
+        self.pool = _ForgetfulPool(num_blocks, len(self.needs.groups))
 
 
 def is_caught(

@@ -131,16 +131,19 @@ class Subject:
         seq_len = DECODE_CONTEXT if step.tokens_each == 1 else step.tokens_each
         tables = torch.arange(step.num_requests * seq_len // BLOCK_SIZE).int()
         slots = torch.arange(step.num_requests * seq_len).view(step.num_requests, seq_len)
+        num_layers = len(self._kv_caches)
+        slot_mapping = slots[:, seq_len - step.tokens_each :].reshape(-1)
+        plan = self._ops.attention.plan_attention(
+            (torch.arange(step.num_requests + 1) * step.tokens_each).int(),
+            torch.full((step.num_requests,), seq_len, dtype=torch.int32),
+            tables.view(step.num_requests, -1),
+            BLOCK_SIZE,
+        )
         return ForwardBatch(
             input_ids=torch.arange(step.num_rows) + 1000,
             positions=torch.arange(seq_len - step.tokens_each, seq_len).repeat(step.num_requests),
-            slot_mapping=slots[:, seq_len - step.tokens_each :].reshape(-1),
-            attention=self._ops.attention.plan_attention(
-                (torch.arange(step.num_requests + 1) * step.tokens_each).int(),
-                torch.full((step.num_requests,), seq_len, dtype=torch.int32),
-                tables.view(step.num_requests, -1),
-                BLOCK_SIZE,
-            ),
+            slot_mapping=(slot_mapping,) * num_layers,
+            attention=(plan,) * num_layers,
             lora=self._ops.adapters.plan_lora(self._segments(step), step.num_rows),
         )
 

@@ -108,13 +108,14 @@ def logits_of(model: LoadedModel, tokens: Tokens) -> Tensor:
     caches = allocate_kv_caches(
         model.spec.kv_specs(), model.ops, num_blocks, BLOCK_SIZE, model.dtype
     )
-    builder = BatchBuilder(model.ops, model.device, BLOCK_SIZE, model.spec.hidden_size, model.dtype)
+    hidden_size, group_of = model.spec.hidden_size, [0] * len(caches)
+    builder = BatchBuilder(model.ops, model.device, BLOCK_SIZE, hidden_size, model.dtype, group_of)
     request = ScheduledRequest(
         "all",
         None,
         0,
         tokens,
-        range(num_blocks),
+        [range(num_blocks)],
         asked=AskedOutputs(scoring=PromptScoring(tokens, 0)),
     )
     rows = builder.lay_out([request], lambda _: None)

@@ -44,7 +44,7 @@ from lora_serve.text.tokenizer import Tokenizer
 
 DEFAULT_MODEL = Path("~/.cache/lora-serve/bench/model").expanduser()
 FIRST_IDS = 1000  # of the vocabulary, which are given in turn
-READY = EngineReady(b"", "bfloat16", 151_936, 896, 32_768, 100_000, "none")
+READY = EngineReady(b"", "bfloat16", 151_936, 896, 32_768, 100_000, "none", 32_768)
 
 
 class InstantEngine:

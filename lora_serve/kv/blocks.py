@@ -22,22 +22,24 @@ class KVCacheBlock:
     block_id: int
     ref_cnt: int = 0
     block_hash: BlockHash | None = None
+    group: int = 0  # whose KV block_hash names, of all that lies at one place of a chain
     lora_name: str | None = None  # whose KV block_hash names; None for the base model's
 
 
 class BlockPool:
     """`num_blocks` blocks, of which the least recently used free one is reused first.
 
+    A block is found by its hash and its group, of num_groups; any block may be any group's.
     blocks: those made so far, by id. The others are free, and go before any that can be found.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, num_groups: int = 1) -> None:
         self.num_blocks = num_blocks
         self.blocks: list[KVCacheBlock] = []
-        # Those that nobody can find first, then the others, least recently used first.
+        # Those that cannot be found first, then the others, least recently used first.
         self._free: OrderedDict[int, None] = OrderedDict()
-        self._by_hash: dict[BlockHash, KVCacheBlock] = {}
-        self._by_name: dict[str | None, dict[BlockHash, None]] = {}
+        self._by_hash: list[dict[BlockHash, KVCacheBlock]] = [{} for _ in range(num_groups)]
+        self._by_name: dict[str | None, dict[int, None]] = {}  # of block ids
         self._make_blocks()
 
     @property
@@ -46,10 +48,10 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        return len(self._by_hash)
+        return sum(map(len, self._by_hash))
 
-    def find(self, block_hash: BlockHash) -> KVCacheBlock | None:
-        return self._by_hash.get(block_hash)
+    def find(self, block_hash: BlockHash, group: int = 0) -> KVCacheBlock | None:
+        return self._by_hash[group].get(block_hash)
 
     def refer(self, block: KVCacheBlock) -> None:
         """Add a reference to a block that was found by its hash."""
@@ -58,7 +60,7 @@ class BlockPool:
         block.ref_cnt += 1
 
     def take(self) -> KVCacheBlock:
-        """Give out the least recently used free block; whoever cached it is forgotten."""
+        """Give out the least recently used free block; what it cached is forgotten."""
         if len(self.blocks) < self.num_blocks and not self._has_bare_free:
             self._make_blocks()
         block_id, _ = self._free.popitem(last=False)
@@ -69,7 +71,7 @@ class BlockPool:
 
     @property
     def _has_bare_free(self) -> bool:
-        """Whether a free block, of those made, is one that nobody can find."""
+        """Whether a free block, of those made, is one that cannot be found."""
         first = next(iter(self._free), None)
         return first is not None and self.blocks[first].block_hash is None
 
@@ -90,25 +92,27 @@ class BlockPool:
             if block.block_hash is None:
                 self._free.move_to_end(block.block_id, last=False)
 
-    def name(self, block: KVCacheBlock, block_hash: BlockHash, lora_name: str | None) -> None:
+    def name(
+        self, block: KVCacheBlock, block_hash: BlockHash, lora_name: str | None, group: int = 0
+    ) -> None:
         """Make a written block findable. A hash stays with its first block; a second stays bare."""
         assert block.block_hash is None, f"block {block.block_id} is named already"
-        if block_hash in self._by_hash:
+        by_hash = self._by_hash[group]
+        if block_hash in by_hash:
             return
-        block.block_hash, block.lora_name = block_hash, lora_name
-        self._by_hash[block_hash] = block
-        self._by_name.setdefault(lora_name, {})[block_hash] = None
+        block.block_hash, block.group, block.lora_name = block_hash, group, lora_name
+        by_hash[block_hash] = block
+        self._by_name.setdefault(lora_name, {})[block.block_id] = None
 
     def forget_adapter(self, lora_name: str) -> None:
         """Make an adapter's blocks unfindable, of all its versions; costs what it has cached."""
-        self._forget_all(list(self._by_name.get(lora_name, ())))
+        self._forget_all([self.blocks[block_id] for block_id in self._by_name.get(lora_name, ())])
 
     def forget_everything(self) -> None:
-        self._forget_all(list(self._by_hash))
+        self._forget_all([block for by_hash in self._by_hash for block in by_hash.values()])
 
-    def _forget_all(self, hashes: Iterable[BlockHash]) -> None:
-        for block_hash in hashes:
-            block = self._by_hash[block_hash]
+    def _forget_all(self, blocks: Iterable[KVCacheBlock]) -> None:
+        for block in blocks:
             self._forget(block)
             if block.ref_cnt == 0:
                 self._free.move_to_end(block.block_id, last=False)
@@ -116,9 +120,9 @@ class BlockPool:
     def _forget(self, block: KVCacheBlock) -> None:
         if block.block_hash is None:
             return
-        del self._by_hash[block.block_hash]
+        del self._by_hash[block.group][block.block_hash]
         siblings = self._by_name[block.lora_name]
-        del siblings[block.block_hash]
+        del siblings[block.block_id]
         if not siblings:
             del self._by_name[block.lora_name]
         block.block_hash = block.lora_name = None
@@ -129,8 +133,14 @@ class BlockPool:
         assert free == set(self._free), "free list and reference counts disagree"
         can_be_found = [self.blocks[i].block_hash is not None for i in self._free]
         assert can_be_found == sorted(can_be_found), "a free block that can be found goes first"
-        named = {b.block_hash: b for b in self.blocks if b.block_hash is not None}
-        assert named == self._by_hash, "hash index and blocks disagree"
-        indexed = {h: name for name, hashes in self._by_name.items() for h in hashes}
-        assert indexed == {h: b.lora_name for h, b in named.items()}, "name index disagrees"
+        named = {(b.block_hash, b.group): b for b in self.blocks if b.block_hash is not None}
+        by_hash = {
+            (block_hash, group): block
+            for group, blocks in enumerate(self._by_hash)
+            for block_hash, block in blocks.items()
+        }
+        assert named == by_hash, "hash index and blocks disagree"
+        indexed = {block_id: name for name, ids in self._by_name.items() for block_id in ids}
+        names = {block.block_id: block.lora_name for block in named.values()}
+        assert indexed == names, "name index disagrees"
         assert all(self._by_name.values()), "a name without blocks is remembered"

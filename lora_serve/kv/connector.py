@@ -1,69 +1,28 @@
-"""The control plane's end of the KV tiers: what to fetch, to fill in and to store. Does no I/O.
+"""What the scheduler asks of the KV tiers' end in the control plane, and its answers without tiers.
 
-A block's place in the tiers is its place in the chain of `identity.py`; there is no second key.
-Bytes pass through here unread: from the store into a step's loads, from its saves into the store.
+A connector decides what to fetch, to fill in and to store. It does no I/O, and bytes pass through
+it unread: from the store into a step's loads, from its saves into the store.
 """
 
 from __future__ import annotations
 
-import hashlib
-from array import array
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Generic, Protocol, TypeVar
 
-from lora_serve.config import KVTierConfig
-from lora_serve.identity import BlockHash, BlockHasher, CacheNamespace
-from lora_serve.kv.fetches import Fetch, Fetches
-from lora_serve.kv.saves import PendingSaves
-from lora_serve.kv.store_policy import StoredRequest, make_store_policy
-from lora_serve.kv.touches import RecentTouches
-from lora_serve.kv_tiers.base import Cause, Drop, FetchResult, TierNamespace, TierStats
+from lora_serve.identity import CacheNamespace
+from lora_serve.kv.block_table import BlockTable
+from lora_serve.kv.store_policy import StoredRequest
+from lora_serve.kv_tiers.base import Cause, TierStats
 from lora_serve.kv_tiers.forgetting import Forgetting
-from lora_serve.step import KVLoad, ModelInfo
-
-MAX_FETCHED_BYTES = 2**30  # blocks that were fetched and wait for their requests' admission
-GIVE_UP_FACTOR = 2.0  # a store keeps its deadlines; one that hangs is not waited for much longer
-NAMESPACES_REMEMBERED = 1024
-
-
-class TierStore(Protocol):
-    """`kv_tiers.store.TieredStore`, or a test's own. Every method but `close` returns at once."""
-
-    def may_have(self, namespace: TierNamespace, first: BlockHash) -> bool: ...
-
-    def fetch(
-        self,
-        ticket: int,
-        namespace: TierNamespace,
-        hashes: Sequence[BlockHash],
-        deadline_seconds: float,
-    ) -> None: ...
-
-    def cancel(self, ticket: int) -> None: ...
-
-    def take_results(self) -> list[FetchResult]: ...
-
-    def not_asked(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None: ...
-
-    def save(self, namespace: TierNamespace, blocks: Sequence[tuple[BlockHash, bytes]]) -> None: ...
-
-    def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None: ...
-
-    def drop(self, drop: Drop) -> Forgetting: ...
-
-    def stats(self) -> TierStats: ...
-
-    def close(self) -> None:
-        """Save what waits, within bounds, and end all threads."""
+from lora_serve.step import KVLoad
 
 
 class TieredRequest(StoredRequest, Hashable, Protocol):
-    """The part of a request that lives here."""
+    """The part of a request that a connector looks at."""
 
     namespace: CacheNamespace
-    block_ids: array[int]
+    block_tables: list[BlockTable]
     num_committed_blocks: int
 
     @property
@@ -96,7 +55,7 @@ class FetchesEnded(Generic[R]):
 
 
 class KVConnector(Generic[R]):
-    """Without tiers: asks nobody, stores nothing."""
+    """Without tiers: nothing is fetched, nothing stored."""
 
     @property
     def num_waiting(self) -> int:
@@ -119,10 +78,15 @@ class KVConnector(Generic[R]):
         """The requests whose waiting has ended since the last call."""
         return FetchesEnded()
 
+    def num_fetched(self, request: R, num_hit_blocks: int) -> int:
+        """How many blocks after its hit were fetched for a request that is to be admitted."""
+        return 0
+
     def admitted(self, request: R, num_hit_blocks: int) -> dict[str, int]:
         """A request got its blocks, the first num_hit_blocks of them from the device cache.
 
-        Plans to fill what follows with what was fetched for it; tells how many blocks of each tier.
+        Plans to fill what follows with what was fetched for it, as far as the request holds blocks
+        there; tells how many blocks of each tier.
         """
         return {}
 
@@ -157,167 +121,3 @@ class KVConnector(Generic[R]):
 
     def check_invariants(self) -> None:
         """Assert what must hold between steps."""
-
-
-class TieredConnector(KVConnector[R]):
-    """Over a store. `clock` is time.monotonic's, which the store's deadlines follow, too.
-
-    model: fingerprint of the model, whose KV alone is ever dropped.
-    """
-
-    def __init__(
-        self,
-        config: KVTierConfig,
-        store: TierStore,
-        model: bytes,
-        namespaces: Callable[[CacheNamespace], TierNamespace],
-        block_bytes: int,
-        clock: Callable[[], float],
-        max_fetched_bytes: int = MAX_FETCHED_BYTES,
-    ) -> None:
-        self._deadline_seconds = config.kv_load_deadline_ms / 1e3
-        self._must_fail = config.kv_load_failure_policy == "fail"
-        self._store = store
-        self._namespace = namespaces
-        self._model = model
-        self._clock = clock
-        self._policy = make_store_policy(config)
-        self._fetches: Fetches[R] = Fetches(block_bytes, max_fetched_bytes)
-        self._saves = PendingSaves()
-        self._touches = RecentTouches(clock)
-        self._loads: list[KVLoad] = []
-        self._tier_names = tuple(figures.tier for figures in store.stats().tiers)
-
-    @property
-    def num_waiting(self) -> int:
-        return self._fetches.num_waiting
-
-    @property
-    def next_give_up_time(self) -> float | None:
-        return self._fetches.next_give_up_time
-
-    def fetch(self, request: R, first_block: int, last_block: int) -> bool:
-        if first_block >= last_block or self._fetches.has_asked(request, first_block):
-            return False
-        hashes = request.block_hashes[:last_block]
-        if self._fetches.join(request, hashes, first_block):
-            return True
-        namespace = self._namespace(request.namespace)
-        if not self._store.may_have(namespace, hashes[first_block]):
-            return False
-        give_up_time = self._clock() + GIVE_UP_FACTOR * self._deadline_seconds
-        fetch = self._fetches.start(
-            request, namespace, hashes[first_block:], first_block, give_up_time
-        )
-        if fetch is None:
-            return False
-        self._store.fetch(fetch.ticket, namespace, fetch.hashes, self._deadline_seconds)
-        return True
-
-    def take_fetched(self) -> FetchesEnded[R]:
-        ended = self._fetches.take_in(self._store.take_results())
-        late = self._fetches.give_up(self._clock())
-        for fetch in late:
-            self._store.cancel(fetch.ticket)
-        woken: FetchesEnded[R] = FetchesEnded()
-        for fetch in (*ended, *late):
-            if fetch.failure is not None and self._must_fail:
-                woken.failed.extend((request, fetch.failure) for request in fetch.members)
-            else:
-                woken.ready.extend(fetch.members)
-        return woken
-
-    def admitted(self, request: R, num_hit_blocks: int) -> dict[str, int]:
-        self._touch(request, num_hit_blocks)
-        num_by_tier = dict.fromkeys(self._tier_names, 0)
-        fetch = self._fetches.in_hand(request)
-        num_loaded = 0
-        if fetch is not None:
-            blocks = fetch.run_for(request.block_hashes, num_hit_blocks)
-            num_loaded = len(blocks)
-            block_ids = request.block_ids[num_hit_blocks : num_hit_blocks + num_loaded]
-            self._loads += map(KVLoad, block_ids, blocks)
-            num_by_tier |= fetch.tiers_of(num_loaded)
-        else:
-            self._note_not_asked(request, num_hit_blocks)
-        self.forget(request)
-        self._save(request, self._policy.admitted(request, num_hit_blocks))
-        return num_by_tier
-
-    def committed(self, request: R, blocks: range) -> None:
-        self._save(request, self._policy.committed(request, blocks))
-
-    def forget(self, request: R) -> None:
-        ticket = self._fetches.forget(request)
-        if ticket is not None:
-            self._store.cancel(ticket)
-
-    def plan(self) -> TransferPlan:
-        loads, self._loads = tuple(self._loads), []
-        return TransferPlan(self._saves.plan(), loads)
-
-    def gathered(self, blobs: Sequence[bytes]) -> None:
-        for namespace, blocks in self._saves.gathered(blobs):
-            self._store.save(namespace, blocks)
-
-    def reset(self, lora_name: str | None) -> tuple[list[R], Forgetting]:
-        flying = self._fetches.drop(lora_name)
-        for fetch in flying:
-            self._store.cancel(fetch.ticket)
-        self._saves.forget(lora_name)
-        return _members(flying), self._store.drop(Drop(self._model, lora_name))
-
-    def drop_stale(self, lora_name: str, digest: bytes, generation: int) -> None:
-        self._store.drop(Drop(self._model, lora_name, keep=(digest, generation)))
-
-    def stats(self) -> TierStats:
-        return self._store.stats()
-
-    def close(self) -> None:
-        self._store.close()
-
-    def check_invariants(self) -> None:
-        self._fetches.check_invariants()
-
-    def _touch(self, request: R, num_hit_blocks: int) -> None:
-        """Keep what the device cache had young in the tiers, which nobody asked for it."""
-        hashes = request.block_hashes[:num_hit_blocks]
-        if hashes and self._touches.is_due(hashes[-1]):
-            self._store.touch(self._namespace(request.namespace), hashes)
-
-    def _note_not_asked(self, request: R, num_hit_blocks: int) -> None:
-        hashes = request.block_hashes[num_hit_blocks : request.num_sharable_blocks]
-        if hashes and not request.needs_whole_prompt:
-            self._store.not_asked(self._namespace(request.namespace), hashes)
-
-    def _save(self, request: R, blocks: Sequence[int]) -> None:
-        if blocks:
-            namespace = self._namespace(request.namespace)
-            self._saves.add(namespace, request.block_hashes, request.block_ids, blocks)
-
-
-def tier_namespaces(
-    hasher: BlockHasher, model: ModelInfo
-) -> Callable[[CacheNamespace], TierNamespace]:
-    """The names of a request's KV in the tiers, remembered for the latest callers."""
-
-    @lru_cache(NAMESPACES_REMEMBERED)
-    def tier_namespace(namespace: CacheNamespace) -> TierNamespace:
-        adapter = namespace.adapter
-        salt = namespace.cache_salt.encode("utf-8", "surrogatepass")
-        return TierNamespace(
-            root=hasher.root(namespace),
-            model=model.fingerprint,
-            lora_name=adapter.name if adapter else "",
-            digest=adapter.digest if adapter else b"",
-            generation=adapter.generation if adapter else 0,
-            salt_digest=hashlib.sha256(salt).digest() if salt else b"",
-            layout=model.kv_layout,
-            block_bytes=model.kv_block_bytes,
-        )
-
-    return tier_namespace
-
-
-def _members(fetches: Sequence[Fetch[R]]) -> list[R]:
-    return [request for fetch in fetches for request in fetch.members]

@@ -11,12 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lora_serve.identity import BlockHash
+from lora_serve.kv.block_table import BlockTable
 from lora_serve.kv_tiers.base import TierNamespace
 
 
 @dataclass(slots=True, eq=False)
 class SaveRun:
-    """Consecutive blocks of one chain. is_wanted: until the cache is reset under it."""
+    """Consecutive places of one chain. is_wanted: until the cache is reset under it.
+
+    block_ids: for each place those of all groups, one after the other.
+    """
 
     namespace: TierNamespace
     hashes: tuple[BlockHash, ...]
@@ -35,13 +39,15 @@ class PendingSaves:
         self,
         namespace: TierNamespace,
         hashes: Sequence[BlockHash],
-        block_ids: Sequence[int],
+        tables: Sequence[BlockTable],
         blocks: Sequence[int],
     ) -> None:
-        """Save these of a request's blocks: ascending indices into its hashes and block_ids."""
+        """Save these of a request's blocks: ascending indices into its hashes and tables."""
         for first, last in _runs(blocks):
             chosen = slice(first, last + 1)
-            self._next.append(SaveRun(namespace, tuple(hashes[chosen]), tuple(block_ids[chosen])))
+            places = zip(*(table.block_ids[chosen] for table in tables), strict=True)
+            block_ids = tuple(block_id for place in places for block_id in place)
+            self._next.append(SaveRun(namespace, tuple(hashes[chosen]), block_ids))
 
     def plan(self) -> tuple[int, ...]:
         """The blocks that this step gathers; `gathered` must follow once it has run."""
@@ -54,20 +60,20 @@ class PendingSaves:
     def gathered(
         self, blobs: Sequence[bytes]
     ) -> Iterator[tuple[TierNamespace, list[tuple[BlockHash, bytes]]]]:
-        """What the oldest step with saves gathered, but for what was reset meanwhile."""
+        """The records that the oldest step with saves gathered, but for those reset meanwhile."""
         if not blobs:
             return
         runs = self._gathering.popleft()
-        assert len(blobs) == sum(len(run.block_ids) for run in runs), "a step gathered other blocks"
+        assert len(blobs) == sum(len(run.hashes) for run in runs), "a step gathered other blocks"
         start = 0
         for run in runs:
-            end = start + len(run.block_ids)
+            end = start + len(run.hashes)
             if run.is_wanted:
                 yield run.namespace, list(zip(run.hashes, blobs[start:end], strict=True))
             start = end
 
     def forget(self, lora_name: str | None) -> None:
-        """Hand over nothing more of one adapter's ("" is the base model), or of anyone's (None)."""
+        """Hand over nothing more of one adapter's ("" is the base model), or of all (None)."""
         for run in (*self._next, *(run for runs in self._gathering for run in runs)):
             if lora_name is None or run.namespace.lora_name == lora_name:
                 run.is_wanted = False

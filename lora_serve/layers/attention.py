@@ -30,9 +30,10 @@ class HeadLayout:
 class Attention:
     """One layer's attention.
 
-    q_norm, k_norm: per head, or None. cos_sin: (P, D), float32, from `rotary_table`. scale: of the
-    products q k. sliding_window: query p sees (p - sliding_window, p]; None: all of [0, p].
-    softcap: as Ops.paged_attention has it.
+    layer: its number, by which it finds its part of a batch. q_norm, k_norm: per head, or None.
+    cos_sin: (P, D), float32, from `rotary_table`. scale: of the products q k. sliding_window: query
+    p sees (p - sliding_window, p]; None: all of [0, p]. softcap: as
+    Ops.paged_attention has it.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Attention:
         ops: Ops,
         heads: HeadLayout,
         *,
+        layer: int,
         qkv: Linear,
         output: Linear,
         q_norm: RMSNorm | None,
@@ -51,6 +53,7 @@ class Attention:
     ) -> None:
         self._ops = ops
         self._heads = heads
+        self._layer = layer
         self._qkv = qkv
         self._output = output
         self._q_norm = q_norm
@@ -66,13 +69,18 @@ class Attention:
         if self._q_norm is not None and self._k_norm is not None:
             q, k = self._q_norm(q), self._k_norm(k)
         self._ops.attention.rotary_and_write_kv(
-            q, k, v, self._cos_sin, batch.positions, kv_cache, batch.slot_mapping
+            q, k, v, self._cos_sin, batch.positions, kv_cache, batch.slot_mapping[self._layer]
         )
         return q
 
     def attend(self, q: Tensor, rows: ForwardBatch | OutputRows, kv_cache: Tensor) -> Tensor:
         """q: (T, Hq, D), of `rows` -> (T, H). All that they see has been written."""
         attended = self._ops.attention.paged_attention(
-            q, kv_cache, rows.attention, self._scale, self._sliding_window, self._softcap
+            q,
+            kv_cache,
+            rows.attention[self._layer],
+            self._scale,
+            self._sliding_window,
+            self._softcap,
         )
         return self._output(attended.view(q.shape[0], -1), rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -16,10 +17,11 @@ class OutputRows:
     The last layer goes on with them alone, once it has written the KV of all rows.
 
     rows: (N), int64, ascending; of each request its last ones. attention, lora: plans of these N.
+    attention: by layer, of the last one alone.
     """
 
     rows: Tensor
-    attention: AttentionPlan
+    attention: Mapping[int, AttentionPlan]
     lora: LoRAPlan | None
 
 
@@ -29,15 +31,17 @@ class ForwardBatch:
 
     input_ids: (T), int64. inputs_embeds: (T, H) in the model's dtype, or None when every row is a
         token; `is_embeds` (T), bool, then says which rows it supplies.
-    positions: (T), int64, absolute. slot_mapping: (T), int64, block_id * block_size + offset.
-    attention: from Ops.plan_attention. lora: from Ops.plan_lora, None when no row has an adapter.
+    positions: (T), int64, absolute.
+    slot_mapping: of each layer (T), int64, block_id * block_size + offset.
+    attention: of each layer what Ops.plan_attention gave. Layers of one block table share both.
+    lora: from Ops.plan_lora, None when no row has an adapter.
     outputs: None if all rows' hidden states are asked for.
     """
 
     input_ids: Tensor
     positions: Tensor
-    slot_mapping: Tensor
-    attention: AttentionPlan
+    slot_mapping: Sequence[Tensor]
+    attention: Sequence[AttentionPlan]
     lora: LoRAPlan | None = None
     inputs_embeds: Tensor | None = None
     is_embeds: Tensor | None = None

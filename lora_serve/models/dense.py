@@ -133,6 +133,7 @@ def _build_layer(
     attention = Attention(
         ops,
         spec.heads,
+        layer=layer,
         qkv=build_linear(linears.qkv, weights, ops),
         output=build_linear(linears.output, weights, ops),
         q_norm=norm(norms.q) if spec.qk_norm else None,

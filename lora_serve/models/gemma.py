@@ -181,6 +181,7 @@ def _build_layer(
     attention = Attention(
         ops,
         spec.heads,
+        layer=layer,
         qkv=build_linear(linears.qkv, weights, ops),
         output=build_linear(linears.output, weights, ops),
         q_norm=norm(_Q_NORM) if spec.qk_norm else None,

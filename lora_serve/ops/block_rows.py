@@ -1,8 +1,9 @@
 """KV blocks of all layers as rows of bytes on the host, and back.
 
-A row is one block's share of each layer, layer after layer. torch's indexing does it on any
-device. On CPUs bytes are copied once, by one thread; on GPUs with the extension one launch copies
-all layers straight to and from pinned memory. Knows nothing of what the bytes mean.
+A row is one block's part of each layer, layer after layer; several may be read as one. torch's
+indexing does it on any device. On CPUs bytes are copied once, by one thread; on GPUs with the
+extension one launch copies all layers straight to and from pinned memory. Knows nothing of what the
+bytes mean.
 """
 
 from __future__ import annotations
@@ -38,8 +39,11 @@ class RowsRead(Protocol):
 class BlockRows(Protocol):
     """Rows of layers (num_blocks, B_l) of uint8, which it keeps. A row has sum of B_l bytes."""
 
-    def read(self, block_ids: Sequence[int]) -> RowsRead:
-        """Read blocks as they are when all that was asked for before is done."""
+    def read(self, block_ids: Sequence[int], blocks_a_row: int = 1) -> RowsRead:
+        """Read blocks as they are when all that was asked for before is done.
+
+        blocks_a_row: how many of them follow each other in a row.
+        """
 
     def write(self, block_ids: Sequence[int], rows: Sequence[Row]) -> None:
         """Fill distinct blocks with rows as `read` gives them, before what next runs there."""
@@ -72,10 +76,10 @@ class TorchBlockRows:
         self._layers = layers
         self._device = layers[0].device
 
-    def read(self, block_ids: Sequence[int]) -> CopiedRows:
+    def read(self, block_ids: Sequence[int], blocks_a_row: int = 1) -> CopiedRows:
         index = to_device(torch.tensor(block_ids, dtype=torch.int64), self._device)
         rows = torch.cat([layer.index_select(0, index) for layer in self._layers], dim=1)
-        return CopiedRows(to_host(rows))
+        return CopiedRows(to_host(rows.view(len(block_ids) // blocks_a_row, -1)))
 
     def write(self, block_ids: Sequence[int], rows: Sequence[Row]) -> None:
         index = to_device(torch.tensor(block_ids, dtype=torch.int64), self._device)
@@ -95,9 +99,13 @@ class HostBlockRows:
     def __init__(self, layers: Sequence[Tensor]) -> None:
         self._layers = [layer.numpy() for layer in layers]
 
-    def read(self, block_ids: Sequence[int]) -> KnownRows:
+    def read(self, block_ids: Sequence[int], blocks_a_row: int = 1) -> KnownRows:
+        rows = (block_ids[i : i + blocks_a_row] for i in range(0, len(block_ids), blocks_a_row))
         return KnownRows(
-            tuple(b"".join([layer[block_id] for layer in self._layers]) for block_id in block_ids)
+            tuple(
+                b"".join([layer[block_id] for block_id in row for layer in self._layers])
+                for row in rows
+            )
         )
 
     def write(self, block_ids: Sequence[int], rows: Sequence[Row]) -> None:
@@ -121,8 +129,9 @@ class CudaBlockRows:
         # Pinned rows that kernels may be reading: torch's allocator knows nothing of that.
         self._lent: list[HostCopy] = []
 
-    def read(self, block_ids: Sequence[int]) -> CopiedRows:
-        shape = (len(block_ids), len(self._layers) * self._block_bytes)
+    def read(self, block_ids: Sequence[int], blocks_a_row: int = 1) -> CopiedRows:
+        row_bytes = blocks_a_row * len(self._layers) * self._block_bytes
+        shape = (len(block_ids) // blocks_a_row, row_bytes)
         rows = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
         self._copy(self._kernels.gather_blocks, block_ids, rows)
         return CopiedRows(in_use(rows))

@@ -25,6 +25,7 @@ def scheduled_chunk(
     start = request.num_planned_tokens
     known_end = start + num_tokens
     end = known_end + len(draft_token_ids)
+    num_blocks = -(-end // request.block_size)
     num_known = request.num_tokens
     is_pending = start == num_known
     is_last = known_end == num_known + request.num_pending_tokens
@@ -36,12 +37,15 @@ def scheduled_chunk(
         samples = _draft_samples(request, known_end, draft_token_ids)
     elif is_last and request.max_tokens:
         samples = (_sample_input(request, known_end),)
+    block_tables = []
+    for table in request.block_tables:  # no comprehension: that is a call for each request
+        block_tables.append(table.block_ids[:num_blocks])
     return ScheduledRequest(
         request.request_id,
         request.namespace.adapter,
         start,
         token_ids,
-        request.block_ids[: -(-end // request.block_size)],
+        block_tables,
         AskedOutputs(
             samples,
             _scoring(request, start, end) if request.needs_whole_prompt else None,

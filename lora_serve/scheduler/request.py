@@ -1,12 +1,16 @@
-"""One request's state, from its admission to its last token. Only the Scheduler writes it."""
+"""One request's state, from its arrival to its last token.
+
+The Scheduler and its parts write it, but for the blocks (block_tables, num_committed_blocks), which
+KVCacheManager writes.
+"""
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
 from lora_serve.identity import BlockHash, BlockHasher, CacheNamespace
+from lora_serve.kv.block_table import BlockTable
 from lora_serve.messages import Choice, EngineRequest
 from lora_serve.prompts import EmbedsPrompt
 from lora_serve.sampling_params import SamplingParams
@@ -78,7 +82,7 @@ class Request:
     num_overtaken: int = 0
     scheduled_time: float = 0.0
     first_token_time: float = 0.0
-    block_ids: array[int] = field(default_factory=lambda: array("i"))
+    block_tables: list[BlockTable] = field(default_factory=list)
     block_hashes: list[BlockHash] = field(default_factory=list)
     num_committed_blocks: int = 0
     offers_blocks: bool = True

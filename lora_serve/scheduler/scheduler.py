@@ -161,12 +161,17 @@ class Scheduler:
         while index < len(self._running) and budget > 0:
             request = self._running[index]
             index += 1
-            # A long prefill leaves one token to each younger request, so decode never waits.
-            num_younger = min(len(self._running) - index, budget - 1)
-            num_tokens = min(request.num_ready_tokens, budget - num_younger)
+            num_tokens = request.num_ready_tokens
+            if num_tokens > 1:
+                # A long prefill leaves one token to each younger request, so decode never waits.
+                num_younger = min(len(self._running) - index, budget - 1)
+                num_tokens = min(num_tokens, budget - num_younger)
+            if self._kv.has_windows:
+                num_tokens = self._within_windows(request, num_tokens)
             if not num_tokens:
                 continue
-            if self._make_room(request, request.num_planned_tokens + num_tokens):
+            end = request.num_planned_tokens + num_tokens
+            if self._kv.extend(request, end) or self._make_room(request, end):
                 self._plan(request, num_tokens)
                 budget -= num_tokens
             elif self._in_flight:
@@ -174,19 +179,24 @@ class Scheduler:
                 return budget, True
         return budget, self.totals.num_preemptions > num_preemptions
 
+    def _within_windows(self, request: Request, num_tokens: int) -> int:
+        """How many of these tokens may be planned before others are computed."""
+        return min(num_tokens, self._kv.most_tokens(request) - request.num_planned_tokens)
+
     def _make_room(self, request: Request, num_tokens: int) -> bool:
-        """Extend a running request's blocks, at the cost of the youngest.
+        """Extend a running request's blocks, for which there are too few, at the youngest's cost.
 
         False if that is itself, or if a step in flight uses the blocks of all of them.
         """
-        while not self._kv.extend(request, num_tokens):
-            if self._in_flight:
-                return False
+        if self._in_flight:
+            return False
+        while True:
             victim = self._running[-1]
             self._preempt(victim)
             if victim is request:
                 return False
-        return True
+            if self._kv.extend(request, num_tokens):
+                return True
 
     def _schedule_waiting(self, budget: int) -> None:
         max_looks = 2 * self._config.max_num_seqs  # a crowd is deferred over several steps
@@ -201,14 +211,14 @@ class Scheduler:
             hit = self._lookup(request)
             if self._defer(request, hit) or self._fetch(request, hit):
                 continue
-            if not self._kv.admit(request, hit, request.num_tokens):
+            num_found = hit.num_blocks + self._connector.num_fetched(request, hit.num_blocks)
+            if not self._kv.admit(request, hit, num_found, request.num_tokens):
                 return
             budget -= self._admit(request, hit, budget)
 
     def _lookup(self, request: Request) -> CacheHit:
-        if request.needs_whole_prompt:
-            return CacheHit()
-        return self._kv.lookup(request, max_tokens=request.num_tokens - 1)
+        max_tokens = 0 if request.needs_whole_prompt else request.num_tokens - 1
+        return self._kv.lookup(request, max_tokens)
 
     def _defer(self, request: Request, hit: CacheHit) -> bool:
         """Park a request whose next block a running one is computing, until that is committed."""
@@ -259,6 +269,8 @@ class Scheduler:
         if self._kv.enable_prefix_caching and request.offers_blocks:
             self._writers.announce(request, request.block_hashes[hit.num_blocks :])
         num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
+        if self._kv.has_windows:
+            num_tokens = self._within_windows(request, num_tokens)
         self._plan(request, num_tokens)
         return num_tokens
 
@@ -316,6 +328,8 @@ class Scheduler:
             self._charge(request, num_new)
         if written := self._kv.commit(request, request.num_computed_tokens):
             self._publish(request, written)
+        if self._kv.has_windows:
+            self._kv.free_unseen(request, request.num_computed_tokens)
         if finish_reason is not None:
             self._finish(request)
         return RequestProgress(
@@ -359,18 +373,14 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Assert what must hold between steps."""
-        self._kv.pool.check_invariants()
+        self._kv.check_invariants(self._requests.values())
         self._writers.check_invariants()
         self._slots.check_invariants()
         self._connector.check_invariants()
         assert self._running == sorted(self._running, key=lambda r: r.sort_key), "running order"
         self._in_flight.check_invariants(self._running)
-        references: dict[int, int] = {}
+        for request in self._running:
+            self._kv.check_tables(request, request.num_computed_tokens, request.num_planned_tokens)
         for request in self._requests.values():
             is_running = request.status is RequestStatus.RUNNING
-            assert is_running == bool(request.block_ids), f"{request.request_id} and its blocks"
-            for block_id in request.block_ids:
-                references[block_id] = references.get(block_id, 0) + 1
-        for block in self._kv.pool.blocks:
-            held = references.get(block.block_id, 0)
-            assert block.ref_cnt == held, f"block {block.block_id}: {block.ref_cnt} of {held}"
+            assert is_running == bool(request.block_tables), f"{request.request_id} and its blocks"

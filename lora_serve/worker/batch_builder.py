@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +17,16 @@ from lora_serve.ops.contract import AttentionPlan, LoRAPlan, Ops, PackedAdapter
 from lora_serve.step import ScheduledRequest
 from lora_serve.worker.device import Device
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
     """The N rows whose hidden states are asked for, of R' requests, where that is not all.
 
     rows: (N), int64, ascending: of each request its last ones. query_start_loc (R' + 1), seq_lens,
-    block_tables, segments: as of BatchRows, of these rows alone.
+    block_tables, segments: as of BatchRows, of these rows alone; the tables are
+    those of the last layer's group.
     """
 
     rows: npt.NDArray[np.int64]
@@ -42,10 +46,10 @@ class BatchRows:
         those of a request begin among all that come out.
     samplers: indices in the step of the requests that sample. logits_indices (S), int64: the
         hidden states that they sample from, as many of each as it has `asked.samples`.
-    input_ids, positions, slot_mapping: (T), int64.
+    input_ids, positions: (T), int64. slot_mapping: (T), int64, for each group.
     pending_rows: (K), int64, whose input ids are not known yet, and token_sources: (K) the requests
         for which the step before draws them, by their indices in that step.
-    seq_lens (R), block_tables (R, longest): int32,
+    seq_lens (R), block_tables (R, longest) for each group: int32,
         CPU tensors; tables are filled up with block 0, which is not looked at.
     segments: (start, end, adapter), as Ops.plan_lora wants them.
     is_embeds (T), inputs_embeds (T, H): CPU tensors, or None where every row is a token.
@@ -59,11 +63,11 @@ class BatchRows:
     logits_indices: npt.NDArray[np.int64]
     input_ids: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
-    slot_mapping: npt.NDArray[np.int64]
+    slot_mapping: tuple[npt.NDArray[np.int64], ...]
     pending_rows: npt.NDArray[np.int64]
     token_sources: tuple[int, ...]
     seq_lens: Tensor
-    block_tables: Tensor
+    block_tables: tuple[Tensor, ...]
     segments: tuple[tuple[int, int, PackedAdapter], ...]
     is_embeds: Tensor | None
     inputs_embeds: Tensor | None
@@ -96,16 +100,27 @@ class PendingTokens:
 
 
 class BatchBuilder:
-    """hidden_size, dtype: of the rows of prompt_embeds."""
+    """Makes batches for a model whose layer i has the block tables of group group_of[i].
+
+    hidden_size, dtype: of the rows of prompt_embeds.
+    """
 
     def __init__(
-        self, ops: Ops, device: Device, block_size: int, hidden_size: int, dtype: torch.dtype
+        self,
+        ops: Ops,
+        device: Device,
+        block_size: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+        group_of: Sequence[int],
     ) -> None:
         self._ops = ops
         self._device = device
         self._block_size = block_size
         self._hidden_size = hidden_size
         self._dtype = dtype
+        self._group_of = group_of
+        self._groups = range(max(group_of) + 1)
 
     def lay_out(
         self,
@@ -122,7 +137,6 @@ class BatchBuilder:
         ends = tuple(accumulate(num_outputs, initial=0))
         samplers = [i for i, request in enumerate(members) if request.asked.samples]
         pending = [i for i, request in enumerate(members) if request.token_from is not None]
-        block_tables = _block_tables(members)
         positions, slot_mapping = self._places(members, counts)
         is_embeds, inputs_embeds = self._embeds(members, starts)
         return BatchRows(
@@ -145,7 +159,7 @@ class BatchBuilder:
             pending_rows=np.array([starts[i] for i in pending], np.int64),
             token_sources=tuple(members[i].token_from or 0 for i in pending),
             seq_lens=_seq_lens(members),
-            block_tables=torch.from_numpy(block_tables),
+            block_tables=tuple([_block_tables(members, group) for group in self._groups]),
             segments=_segments(members, starts, adapter_of),
             is_embeds=is_embeds,
             inputs_embeds=inputs_embeds,
@@ -154,28 +168,30 @@ class BatchBuilder:
     def to_device(self, rows: BatchRows, pending: PendingTokens | None = None) -> ForwardBatch:
         """The rows as the model takes them."""
         count = rows.num_rows
-        columns = [rows.input_ids, rows.positions, rows.slot_mapping]
+        columns = [rows.input_ids, rows.positions, *rows.slot_mapping]
+        num_values = len(columns) * count
         if rows.outputs is not None:
             columns.append(rows.outputs.rows)
         table = self._device.upload(torch.from_numpy(np.concatenate(columns)))
-        input_ids = table[:count]
+        input_ids, positions, *slots = table[:num_values].view(-1, count)
+        plans = [self._attention_of(rows, tables) for tables in rows.block_tables]
         if pending is not None:
             pending.put_into(input_ids)
         return ForwardBatch(
             input_ids=input_ids,
-            positions=table[count : 2 * count],
-            slot_mapping=table[2 * count : 3 * count],
-            attention=self._attention_of(rows),
+            positions=positions,
+            slot_mapping=by_layer(slots, self._group_of),
+            attention=by_layer(plans, self._group_of),
             lora=self._lora_of(rows),
             inputs_embeds=self._upload(rows.inputs_embeds),
             is_embeds=self._upload(rows.is_embeds),
-            outputs=self._outputs_to_device(rows.outputs, table[3 * count :]),
+            outputs=self._outputs_to_device(rows.outputs, table[num_values:]),
         )
 
-    def _attention_of(self, rows: BatchRows | Outputs) -> AttentionPlan:
+    def _attention_of(self, rows: BatchRows | Outputs, block_tables: Tensor) -> AttentionPlan:
         query_start_loc = torch.tensor(rows.query_start_loc, dtype=torch.int32)
         return self._ops.attention.plan_attention(
-            query_start_loc, rows.seq_lens, rows.block_tables, self._block_size
+            query_start_loc, rows.seq_lens, block_tables, self._block_size
         )
 
     def _lora_of(self, rows: BatchRows | Outputs) -> LoRAPlan | None:
@@ -188,26 +204,30 @@ class BatchBuilder:
     def _outputs_to_device(self, outputs: Outputs | None, indices: Tensor) -> OutputRows | None:
         if outputs is None:
             return None
-        return OutputRows(indices, self._attention_of(outputs), self._lora_of(outputs))
+        plan = self._attention_of(outputs, outputs.block_tables)
+        return OutputRows(indices, {len(self._group_of) - 1: plan}, self._lora_of(outputs))
 
     def _places(
         self, members: Sequence[ScheduledRequest], counts: Sequence[int]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Each row's absolute position and its slot in the KV cache, both (T)."""
+    ) -> tuple[npt.NDArray[np.int64], tuple[npt.NDArray[np.int64], ...]]:
+        """Each row's absolute position (T), and for each group its slot in the KV caches (T)."""
         if max(counts) == 1:  # most steps: no arrays of one
             size, starts = self._block_size, [member.start for member in members]
             starting = [
-                member.block_ids[start // size] * size + start % size
-                for member, start in zip(members, starts, strict=True)
+                [
+                    member.block_tables[group][start // size] * size + start % size
+                    for member, start in zip(members, starts, strict=True)
+                ]
+                for group in self._groups
             ]
-            return np.array(starts, np.int64), np.array(starting, np.int64)
+            return np.array(starts, np.int64), tuple(np.array(starting, np.int64))
         positions = [np.arange(member.start, member.end) for member in members]
         slots = [
-            np.asarray(member.block_ids, np.int64)[at // self._block_size] * self._block_size
-            + at % self._block_size
+            [_slots(member.block_tables[group], at, self._block_size) for group in self._groups]
             for member, at in zip(members, positions, strict=True)
         ]
-        return np.concatenate(positions), np.concatenate(slots)
+        of_groups = zip(*slots, strict=True)
+        return np.concatenate(positions), tuple([np.concatenate(some) for some in of_groups])
 
     def _outputs(
         self,
@@ -227,7 +247,7 @@ class BatchBuilder:
             ),
             query_start_loc=query_start_loc,
             seq_lens=_seq_lens(some),
-            block_tables=torch.from_numpy(_block_tables(some)),
+            block_tables=_block_tables(some, self._group_of[-1]),
             segments=_segments(some, query_start_loc, adapter_of),
         )
 
@@ -293,10 +313,22 @@ def _segments(
     return tuple(segments)
 
 
-def _block_tables(members: Sequence[ScheduledRequest]) -> npt.NDArray[np.int32]:
+def _block_tables(members: Sequence[ScheduledRequest], group: int) -> Tensor:
     """(R, longest), filled up with block 0, which is not looked at."""
-    longest = max(len(member.block_ids) for member in members)
-    tables = np.zeros((len(members), longest), dtype=np.int32)
-    for table, member in zip(tables, members, strict=True):
-        table[: len(member.block_ids)] = member.block_ids
-    return tables
+    block_ids = [member.block_tables[group] for member in members]
+    tables = np.zeros((len(members), max(map(len, block_ids))), dtype=np.int32)
+    for table, ids in zip(tables, block_ids, strict=True):
+        table[: len(ids)] = ids
+    return torch.from_numpy(tables)
+
+
+def _slots(
+    block_ids: Sequence[int], positions: npt.NDArray[np.int64], block_size: int
+) -> npt.NDArray[np.int64]:
+    blocks = np.asarray(block_ids, np.int64)[positions // block_size]
+    return blocks * block_size + positions % block_size
+
+
+def by_layer(of_groups: Sequence[T], group_of: Sequence[int]) -> tuple[T, ...]:
+    """For each layer what its group has."""
+    return tuple([of_groups[group] for group in group_of])

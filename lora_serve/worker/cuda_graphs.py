@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lora_serve.layers.batch import ForwardBatch
 from lora_serve.ops.contract import Record, RecordedWork, StepPlans
-from lora_serve.worker.batch_builder import BatchRows, PendingTokens
+from lora_serve.worker.batch_builder import BatchRows, PendingTokens, by_layer
 from lora_serve.worker.device import Device
 
 _PADDING_SLOT = -1
@@ -84,9 +84,13 @@ class StepRecorder:
         record: Record,
         max_blocks: int,
         block_size: int,
+        group_of: Sequence[int],
         with_lora: bool,
     ) -> None:
-        """max_blocks: of the longest request. with_lora: steps with adapters as well as without."""
+        """max_blocks: of the longest request. group_of: each layer's group, as BatchBuilder has it.
+
+        with_lora: steps with adapters as well as without.
+        """
         self._device = device
         self._plans = plans
         self._record = record
@@ -94,6 +98,7 @@ class StepRecorder:
         self._sizes = sizes
         self._max_blocks = max_blocks
         self._block_size = block_size
+        self._group_of = group_of
         self._with_lora = with_lora
 
     def record(self) -> StepGraphs:
@@ -130,7 +135,13 @@ class StepRecorder:
 
     def _buffers(self, size: int, kind: StepKind) -> GraphBuffers:
         return GraphBuffers(
-            self._device, self._plans, size, kind, self._max_blocks, self._block_size
+            self._device,
+            self._plans,
+            size,
+            kind,
+            self._max_blocks,
+            self._block_size,
+            self._group_of,
         )
 
 
@@ -169,41 +180,50 @@ class GraphBuffers:
         kind: StepKind,
         max_blocks: int,
         block_size: int,
+        group_of: Sequence[int],
     ) -> None:
         self.size = size
         self._device = device
         self._plans = plans
-        self._columns = device.upload(torch.from_numpy(_padding(size))).clone()
-        self._attention = plans.new_attention_plan(size, max_blocks, block_size, kind.is_decode)
+        self._group_of = group_of
+        self._num_groups = max(group_of) + 1
+        self._columns = device.upload(torch.from_numpy(self._padding())).clone()
+        self._attention = [
+            plans.new_attention_plan(size, max_blocks, block_size, kind.is_decode)
+            for _ in range(self._num_groups)
+        ]
         self._lora = plans.new_lora_plan(size) if kind.has_adapters else None
 
     def bind(self, forward: Forward) -> Callable[[], Tensor]:
         """`forward` of what the buffers hold when it is called."""
-        input_ids, positions, slot_mapping = self._columns
+        input_ids, positions, *slots = self._columns
         batch = ForwardBatch(
             input_ids=input_ids,
             positions=positions,
-            slot_mapping=slot_mapping,
-            attention=self._attention,
+            slot_mapping=by_layer(slots, self._group_of),
+            attention=by_layer(self._attention, self._group_of),
             lora=self._lora,
         )
         return lambda: forward(batch)
 
     def fill(self, rows: BatchRows, pending: PendingTokens | None = None) -> None:
         """For the next replay. Replays before may not have run: what they read is never changed."""
-        columns = _padding(self.size)
-        columns[:, : rows.num_rows] = rows.input_ids, rows.positions, rows.slot_mapping
+        columns = self._padding()
+        columns[:, : rows.num_rows] = rows.input_ids, rows.positions, *rows.slot_mapping
         self._device.fill(self._columns, torch.from_numpy(columns))
         if pending is not None:
             pending.put_into(self._columns[0])
-        self._plans.fill_attention_plan(
-            self._attention,
-            torch.tensor(rows.query_start_loc, dtype=torch.int32),
-            rows.seq_lens,
-            rows.block_tables,
-        )
+        query_start_loc = torch.tensor(rows.query_start_loc, dtype=torch.int32)
+        for plan, block_tables in zip(self._attention, rows.block_tables, strict=True):
+            self._plans.fill_attention_plan(plan, query_start_loc, rows.seq_lens, block_tables)
         if self._lora is not None:
             self._plans.fill_lora_plan(self._lora, rows.segments)
+
+    def _padding(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+        """(2 + groups, size): input_ids, positions and slot_mappings of rows without a request."""
+        columns = np.zeros((2 + self._num_groups, self.size), np.int64)
+        columns[2:] = _PADDING_SLOT
+        return columns
 
 
 class StepGraph:
@@ -221,10 +241,3 @@ class StepGraph:
             return self._work.output[: rows.num_rows]
         asked = self._device.upload(torch.from_numpy(rows.outputs.rows))
         return self._work.output.index_select(0, asked)
-
-
-def _padding(size: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """(3, size): input_ids, positions and slot_mapping of rows that belong to nobody."""
-    columns = np.zeros((3, size), np.int64)
-    columns[2] = _PADDING_SLOT
-    return columns

@@ -15,9 +15,9 @@ from lora_serve.worker.memory import Room
 
 
 def allocate_kv_caches(
-    kv_specs: Sequence[KVSpec], ops: Ops, num_blocks: int, block_size: int, dtype: torch.dtype
+    cache_specs: Sequence[KVSpec], ops: Ops, num_blocks: int, block_size: int, dtype: torch.dtype
 ) -> list[Tensor]:
-    """One cache a layer, uninitialised: kernels read no slot that was not written.
+    """A cache for each of the specs, uninitialised: kernels read no slot that was not written.
 
     Raises:
         ConfigError: when the machine does not give so much memory.
@@ -27,7 +27,7 @@ def allocate_kv_caches(
             ops.attention.new_kv_cache(
                 num_blocks, block_size, spec.num_kv_heads, spec.head_size, dtype
             )
-            for spec in kv_specs
+            for spec in cache_specs
         ]
     except (RuntimeError, MemoryError) as error:  # torch's allocator raises the first
         raise ConfigError(
@@ -37,10 +37,10 @@ def allocate_kv_caches(
 
 
 def kv_block_bytes(
-    kv_specs: Sequence[KVSpec], ops: Ops, block_size: int, dtype: torch.dtype
+    cache_specs: Sequence[KVSpec], ops: Ops, block_size: int, dtype: torch.dtype
 ) -> int:
-    """Bytes of one block over all layers, in this backend's layout."""
-    return sum(cache.nbytes for cache in allocate_kv_caches(kv_specs, ops, 1, block_size, dtype))
+    """Bytes of one block over all caches, in this backend's layout."""
+    return sum(cache.nbytes for cache in allocate_kv_caches(cache_specs, ops, 1, block_size, dtype))
 
 
 def num_kv_blocks(cache: CacheConfig, block_bytes: int, find_room: Callable[[], Room]) -> int:

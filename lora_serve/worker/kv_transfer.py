@@ -1,7 +1,8 @@
 """KV blocks to bytes and back. Knows nothing of requests, hashes or tiers.
 
-A block's bytes are its share of each layer's cache, layer after layer, in the backend's own
-layout: what one engine gathered, another may scatter only if `layout_fingerprint` is equal.
+A block's bytes are its part of each cache, cache after cache, in the backend's own layout. A record
+is a block of each group of layers: what one engine gathered, another may scatter, block by block,
+only if `layout_fingerprint` is equal.
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ _SCHEME = b"lora-serve/kv-bytes/1"
 
 
 class KVTransfer:
-    """kv_caches: one a layer, dim 0 the block; views into them are kept."""
+    """kv_caches: of any layers, dim 0 the block; views into them are kept."""
 
-    def __init__(self, kv_caches: Sequence[Tensor]) -> None:
+    def __init__(self, kv_caches: Sequence[Tensor], num_groups: int = 1) -> None:
         layers = [cache.view(cache.shape[0], -1).view(torch.uint8) for cache in kv_caches]
         self._rows = open_block_rows(layers)
+        self._num_groups = num_groups
         self.block_bytes = sum(layer.shape[1] for layer in layers)
+        self.record_bytes = num_groups * self.block_bytes
 
     def gather(self, block_ids: Sequence[int]) -> RowsRead:
-        """Begin to copy blocks out, in the order asked for."""
-        return self._rows.read(block_ids) if block_ids else NO_ROWS
+        """Begin to copy records out, in the order asked for: num_groups blocks each."""
+        return self._rows.read(block_ids, self._num_groups) if block_ids else NO_ROWS
 
     def scatter(self, loads: Sequence[KVLoad]) -> None:
         """Fill blocks. Every load has `block_bytes` bytes."""
@@ -40,12 +43,16 @@ class KVTransfer:
         self._rows.write([load.block_id for load in loads], [load.data for load in loads])
 
 
-def layout_fingerprint(kv_caches: Sequence[Tensor], numerics: str) -> bytes:
-    """32 bytes that change whenever a block's bytes may mean something else.
+def layout_fingerprint(
+    kv_caches: Sequence[Tensor], numerics: str, places: Sequence[tuple[int, int]] = ()
+) -> bytes:
+    """32 bytes that change whenever a record's bytes may mean something else.
 
-    numerics: of the backend's kernels, whose private layout this is.
+    numerics: of the backend's kernels, whose private layout this is. places: each layer's group and
+        cache; in a model of one group layer i has cache i, which needs no mention.
     """
-    shapes = [f"{tuple(cache.shape[1:])} {cache.dtype}" for cache in kv_caches]
+    facts = [f"{tuple(cache.shape[1:])} {cache.dtype}" for cache in kv_caches]
+    facts += [f"layer {i} in {place}" for i, place in enumerate(places) if place != (0, i)]
     return hashlib.sha256(
-        framed(_SCHEME, numerics.encode(), *(shape.encode() for shape in shapes))
+        framed(_SCHEME, numerics.encode(), *(fact.encode() for fact in facts))
     ).digest()

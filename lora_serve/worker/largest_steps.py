@@ -48,6 +48,7 @@ def largest_steps(
     max_num_batched_tokens: int,
     max_model_len: int,
     block_size: int,
+    num_groups: int = 1,
     adapter: AdapterRef | None = None,
 ) -> list[tuple[ScheduledRequest, ...]]:
     """Steps of three kinds, all requests with the adapter.
@@ -60,13 +61,19 @@ def largest_steps(
     while sum(lengths) < max_num_batched_tokens and len(lengths) < num_seats:
         lengths.append(min(max_model_len, max_num_batched_tokens - sum(lengths)))
     last = max_model_len - 1
-    prompts = tuple(_request(i, 0, n, block_size, adapter) for i, n in enumerate(lengths))
-    decodes = tuple(_request(i, last, 1, block_size, adapter) for i in range(num_seats))
+    same = block_size, num_groups, adapter
+    prompts = tuple(_request(i, 0, n, *same) for i, n in enumerate(lengths))
+    decodes = tuple(_request(i, last, 1, *same) for i in range(num_seats))
     return [prompts, decodes, decodes[:1]]
 
 
 def _request(
-    index: int, start: int, num_tokens: int, block_size: int, adapter: AdapterRef | None
+    index: int,
+    start: int,
+    num_tokens: int,
+    block_size: int,
+    num_groups: int,
+    adapter: AdapterRef | None,
 ) -> ScheduledRequest:
     end = start + num_tokens
     scoring = PromptScoring([0] * min(num_tokens, LOGITS_ROWS_AT_ONCE), 1) if index == 0 else None
@@ -75,6 +82,6 @@ def _request(
         adapter=adapter,
         start=start,
         token_ids=[0] * num_tokens,
-        block_ids=[0] * -(-end // block_size),
+        block_tables=[[0] * -(-end // block_size)] * num_groups,
         asked=AskedOutputs((SampleInput(_PARAMS, seed=0, position=end),), scoring),
     )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.identity import AdapterRef
+from lora_serve.kv_groups import KVNeeds
 from lora_serve.models.base import lora_modules
 from lora_serve.ops.block_rows import RowsRead
 from lora_serve.ops.contract import NotRecordableError, Ops, PackedAdapter
@@ -30,6 +31,7 @@ from lora_serve.worker.cuda_graphs import (
 )
 from lora_serve.worker.device import Device, Event, open_device
 from lora_serve.worker.kv_cache import allocate_kv_caches, kv_block_bytes, num_kv_blocks
+from lora_serve.worker.kv_layout import KVLayout, kv_layout
 from lora_serve.worker.kv_transfer import KVTransfer, layout_fingerprint
 from lora_serve.worker.largest_steps import largest_adapter, largest_steps
 from lora_serve.worker.loaded_model import LoadedModel, load_model
@@ -91,17 +93,18 @@ class Worker:
         free_bytes = device.free_bytes()
         model = load_model(self._config, device, self._cache.block_size)
         self._adapters = AdapterWeights(model.spec.linears(), model.ops, device, model.dtype)
+        layout = kv_layout(model.spec.kv_specs())
         block_bytes = kv_block_bytes(
-            model.spec.kv_specs(), model.ops, self._cache.block_size, model.dtype
+            layout.cache_specs, model.ops, self._cache.block_size, model.dtype
         )
         if device.counts_memory:
-            find_room = partial(_gpu_room, device, self._warm_up(model, free_bytes))
+            find_room = partial(_gpu_room, device, self._warm_up(model, layout, free_bytes))
         else:
-            find_room = partial(self._cpu_room, model, block_bytes)
+            find_room = partial(self._cpu_room, model, layout, block_bytes)
         num_blocks = num_kv_blocks(self._cache, block_bytes, find_room)
-        kv_caches = self._kv_caches(model, num_blocks)
-        self._transfer = KVTransfer(kv_caches)
-        self._runner = self._make_runner(model, kv_caches, with_graphs=True)
+        kv_caches = self._kv_caches(model, layout, num_blocks)
+        self._transfer = KVTransfer(kv_caches, len(layout.groups))
+        self._runner = self._make_runner(model, layout, kv_caches, with_graphs=True)
         return ModelInfo(
             fingerprint=model.fingerprint,
             dtype=str(model.dtype).removeprefix("torch."),
@@ -111,8 +114,9 @@ class Worker:
             num_blocks=num_blocks,
             kernels=model.ops.numerics,
             lora_modules=lora_modules(model.spec.linears()),
-            kv_block_bytes=self._transfer.block_bytes,
-            kv_layout=layout_fingerprint(kv_caches, model.ops.numerics),
+            kv_groups=layout.groups,
+            kv_block_bytes=self._transfer.record_bytes,
+            kv_layout=layout_fingerprint(kv_caches, model.ops.numerics, layout.places),
             is_asynchronous=device.is_asynchronous,
         )
 
@@ -145,31 +149,40 @@ class Worker:
         assert step.num_tokens <= self._max_num_batched_tokens, f"step of {step.num_tokens} tokens"
         assert num_loras <= self._lora.max_loras, f"step of {num_loras} adapters"
 
-    def _kv_caches(self, model: LoadedModel, num_blocks: int) -> list[Tensor]:
+    def _kv_caches(self, model: LoadedModel, layout: KVLayout, num_blocks: int) -> list[Tensor]:
         block_size = self._cache.block_size
         return allocate_kv_caches(
-            model.spec.kv_specs(), model.ops, num_blocks, block_size, model.dtype
+            layout.cache_specs, model.ops, num_blocks, block_size, model.dtype
         )
 
     def _make_runner(
-        self, model: LoadedModel, kv_caches: Sequence[Tensor], *, with_graphs: bool
+        self,
+        model: LoadedModel,
+        layout: KVLayout,
+        kv_caches: Sequence[Tensor],
+        *,
+        with_graphs: bool,
     ) -> ModelRunner:
-        block_size, device = self._cache.block_size, model.device
-        builder = BatchBuilder(model.ops, device, block_size, model.spec.hidden_size, model.dtype)
-        recorder = self._recorder(model, kv_caches) if with_graphs else None
+        device, hidden_size = model.device, model.spec.hidden_size
+        builder = BatchBuilder(
+            model.ops, device, self._cache.block_size, hidden_size, model.dtype, layout.group_of
+        )
+        recorder = self._recorder(model, layout, kv_caches) if with_graphs else None
         graphs = _recorded(recorder) if recorder is not None else None
         return ModelRunner(
             device,
             model.model,
             model.sampler,
             model.screening,
-            kv_caches,
+            layout.by_layer(kv_caches),
             builder,
             self._adapters,
             graphs,
         )
 
-    def _recorder(self, model: LoadedModel, kv_caches: Sequence[Tensor]) -> StepRecorder | None:
+    def _recorder(
+        self, model: LoadedModel, layout: KVLayout, kv_caches: Sequence[Tensor]
+    ) -> StepRecorder | None:
         """None where steps are not to be recorded, or cannot be."""
         plans = model.ops.graph_plans
         if plans is None or self._config.enforce_eager:
@@ -177,11 +190,12 @@ class Worker:
         return StepRecorder(
             model.device,
             plans,
-            partial(model.model.forward, kv_caches=kv_caches),
+            partial(model.model.forward, kv_caches=layout.by_layer(kv_caches)),
             self._graph_sizes(model.ops),
             record=model.ops.record or model.device.record,
             max_blocks=-(-model.max_model_len // self._cache.block_size),
             block_size=self._cache.block_size,
+            group_of=layout.group_of,
             with_lora=self._lora.enable_lora,
         )
 
@@ -191,30 +205,33 @@ class Worker:
             return exact_sizes(self._max_num_seqs, most_rows)
         return graph_sizes(self._max_num_seqs, self._max_num_batched_tokens, most_rows)
 
-    def _cpu_room(self, model: LoadedModel, block_bytes: int) -> Room:
-        most_blocks = self._max_num_seqs * -(-model.max_model_len // self._cache.block_size)
+    def _cpu_room(self, model: LoadedModel, layout: KVLayout, block_bytes: int) -> Room:
+        in_flight = 2 * self._max_num_batched_tokens  # where steps overlap
+        needs = KVNeeds(layout.groups, self._cache.block_size, in_flight)
+        most_blocks = self._max_num_seqs * needs.blocks_of_request(model.max_model_len)
         utilization = self._cache.gpu_memory_utilization
         return cpu_room(model.device.free_bytes(), utilization, most_blocks * block_bytes)
 
-    def _warm_up(self, model: LoadedModel, free_bytes: int) -> GpuMemory:
+    def _warm_up(self, model: LoadedModel, layout: KVLayout, free_bytes: int) -> GpuMemory:
         """Run the largest steps: all kernels are compiled for them, and their memory is measured.
 
         free_bytes: before the model was loaded.
         """
         device, lora = model.device, self._lora
         weight_bytes = free_bytes - device.free_bytes()
-        kv_caches = self._kv_caches(model, 1)
-        runner = self._make_runner(model, kv_caches, with_graphs=False)
+        kv_caches = self._kv_caches(model, layout, 1)
+        runner = self._make_runner(model, layout, kv_caches, with_graphs=False)
         with self._largest_adapter(model) as adapter:
             steps = largest_steps(
                 self._max_num_seqs,
                 self._max_num_batched_tokens,
                 model.max_model_len,
                 self._cache.block_size,
+                len(layout.groups),
                 adapter,
             )
             peaks = [device.peak_bytes(partial(runner.submit, step)) for step in steps]
-        recorder = self._recorder(model, kv_caches)
+        recorder = self._recorder(model, layout, kv_caches)
         itemsize = model.dtype.itemsize
         adapter_bytes = largest_adapter_bytes(model.spec.linears(), lora.max_lora_rank, itemsize)
         return GpuMemory(

@@ -50,7 +50,8 @@ class BareModel:
         self.kv_caches = allocate_kv_caches(
             self.spec.kv_specs(), ops, num_blocks, BLOCK_SIZE, dtype
         )
-        self.builder = BatchBuilder(ops, device, BLOCK_SIZE, self.spec.hidden_size, dtype)
+        group_of = [0] * len(self.kv_caches)
+        self.builder = BatchBuilder(ops, device, BLOCK_SIZE, self.spec.hidden_size, dtype, group_of)
         self.poison()
 
     def poison(self) -> None:
@@ -98,7 +99,7 @@ class Prompt:
             adapter=self.adapter,
             start=start,
             token_ids=self.token_ids[start:end],
-            block_ids=self.block_ids[: -(-end // BLOCK_SIZE)],
+            block_tables=[self.block_ids[: -(-end // BLOCK_SIZE)]],
         )
 
     def alone(self, model: BareModel, chunk: int = 10_000) -> Tensor:

@@ -74,6 +74,7 @@ class FakeEngine:
             hidden_size=8,
             max_model_len=512,
             num_blocks=64,
+            max_request_tokens=512,
         )
         self.metrics = EngineMetrics(MODEL, self.config)
         self.is_alive = True

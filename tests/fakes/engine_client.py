@@ -24,7 +24,9 @@ from lora_serve.messages import (
 )
 from tests.fakes.tokenizer import VOCAB_SIZE
 
-READY = EngineReady(fingerprint=b"f", vocab_size=VOCAB_SIZE, max_model_len=64, num_blocks=64)
+READY = EngineReady(
+    fingerprint=b"f", vocab_size=VOCAB_SIZE, max_model_len=64, num_blocks=64, max_request_tokens=64
+)
 
 
 class FakeClient:

@@ -4,7 +4,8 @@ from lora_serve.fuzz.oracle.engine import OracleEngine
 from lora_serve.fuzz.oracle.executor import oracle_model
 from lora_serve.fuzz.oracle.tier_store import OracleTierStore
 from lora_serve.identity import AdapterRef, BlockHasher, CacheNamespace
-from lora_serve.kv.connector import KVConnector, TransferPlan, tier_namespaces
+from lora_serve.kv.connector import KVConnector, TransferPlan
+from lora_serve.kv.tiered_connector import tier_namespaces
 from lora_serve.kv_tiers.base import TierStats
 from lora_serve.sampling_params import SamplingParams
 

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass, field
 
 import pytest
 
 from lora_serve.identity import BlockHash, BlockHasher, CacheNamespace
+from lora_serve.kv.block_table import BlockTable
 from lora_serve.kv.manager import KVCacheManager
 
 BLOCK = 4
@@ -17,7 +17,7 @@ class Holder:
 
     tokens: list[int]
     lora_name: str | None = None
-    block_ids: array[int] = field(default_factory=lambda: array("i"))
+    block_tables: list[BlockTable] = field(default_factory=list)
     block_hashes: list[BlockHash] = field(default_factory=list)
     num_committed_blocks: int = 0
     offers_blocks: bool = True
@@ -30,10 +30,15 @@ class Holder:
             self.block_hashes.append(parent)
 
 
+def block_ids(holder: Holder) -> list[int]:
+    (table,) = holder.block_tables
+    return list(table.block_ids)
+
+
 def admit(kv: KVCacheManager, holder: Holder) -> int:
     """Admit with the longest hit; the number of tokens hit."""
     hit = kv.lookup(holder, len(holder.tokens) - 1)
-    assert kv.admit(holder, hit, len(holder.tokens))
+    assert kv.admit(holder, hit, hit.num_blocks, len(holder.tokens))
     kv.pool.check_invariants()
     return hit.num_blocks * BLOCK
 
@@ -75,9 +80,9 @@ def test_a_refused_admission_changes_nothing() -> None:
     kv.free(writer)
     wide = Holder([*range(8), *range(50, 58)])  # 4 blocks, 2 of them cached and idle
     hit = kv.lookup(wide, 15)
-    assert hit.num_idle == 2
-    assert not kv.admit(wide, hit, 16)
-    assert (len(wide.block_ids), kv.pool.num_free) == (0, 3)
+    assert hit.num_blocks == 2
+    assert not kv.admit(wide, hit, 2, 16)
+    assert (wide.block_tables, kv.pool.num_free) == ([], 3)
     assert kv.lookup(Holder(list(range(8))), 8).num_blocks == 2
 
 
@@ -89,7 +94,7 @@ def test_an_own_hit_is_never_evicted_for_the_same_request() -> None:
     kv.free(writer)
     reader = Holder([*range(8), *range(50, 57)])  # exactly the pool, half of it hit
     assert admit(kv, reader) == 8
-    assert len(set(reader.block_ids)) == 4
+    assert len(set(block_ids(reader))) == 4
 
 
 def test_the_tail_of_a_freed_request_is_evicted_before_its_head() -> None:
@@ -107,9 +112,9 @@ def test_extend_takes_all_or_nothing() -> None:
     holder = Holder(list(range(4)))
     admit(kv, holder)
     assert not kv.extend(holder, 17)
-    assert len(holder.block_ids) == 1
+    assert len(block_ids(holder)) == 1
     assert kv.extend(holder, 12)
-    assert len(holder.block_ids) == 3
+    assert len(block_ids(holder)) == 3
 
 
 @pytest.mark.parametrize("offers", [True, False])

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from array import array
+
 from lora_serve.identity import BlockHash
+from lora_serve.kv.block_table import BlockTable
 from lora_serve.kv.saves import PendingSaves
 from lora_serve.kv_tiers.base import TierNamespace
 
 HASHES = [BlockHash(bytes([index])) for index in range(8)]
-BLOCK_IDS = [100 + index for index in range(8)]
+TABLES = [BlockTable(array("i", range(100, 108)))]
 
 
 def namespace(lora_name: str = "") -> TierNamespace:
@@ -27,9 +30,9 @@ def blob(index: int) -> bytes:
 
 def test_blocks_are_handed_over_in_runs_of_one_chain() -> None:
     saves = PendingSaves()
-    saves.add(namespace(), HASHES, BLOCK_IDS, [0, 1, 3, 4, 5, 7])
-    saves.add(namespace("a"), HASHES, BLOCK_IDS, range(2))
-    saves.add(namespace(), HASHES, BLOCK_IDS, [])
+    saves.add(namespace(), HASHES, TABLES, [0, 1, 3, 4, 5, 7])
+    saves.add(namespace("a"), HASHES, TABLES, range(2))
+    saves.add(namespace(), HASHES, TABLES, [])
     assert saves.plan() == (100, 101, 103, 104, 105, 107, 100, 101)
     blobs = [blob(index) for index in (0, 1, 3, 4, 5, 7, 0, 1)]
     assert gathered(saves, *blobs) == [("", [0, 1]), ("", [3, 4, 5]), ("", [7]), ("a", [0, 1])]
@@ -39,9 +42,9 @@ def test_blocks_are_handed_over_in_runs_of_one_chain() -> None:
 
 def test_a_step_may_be_planned_before_the_one_before_it_has_run() -> None:
     saves = PendingSaves()
-    saves.add(namespace(), HASHES, BLOCK_IDS, [0])
+    saves.add(namespace(), HASHES, TABLES, [0])
     assert saves.plan() == (100,)
-    saves.add(namespace(), HASHES, BLOCK_IDS, [5])
+    saves.add(namespace(), HASHES, TABLES, [5])
     assert saves.plan() == (105,)
     assert gathered(saves, blob(0)) == [("", [0])]
     assert gathered(saves, blob(5)) == [("", [5])]
@@ -50,10 +53,10 @@ def test_a_step_may_be_planned_before_the_one_before_it_has_run() -> None:
 def test_what_is_forgotten_is_neither_planned_nor_handed_over() -> None:
     saves = PendingSaves()
     for name in ("a", "b"):
-        saves.add(namespace(name), HASHES, BLOCK_IDS, [0])
+        saves.add(namespace(name), HASHES, TABLES, [0])
     saves.plan()
     for name in ("a", "b"):
-        saves.add(namespace(name), HASHES, BLOCK_IDS, [1])
+        saves.add(namespace(name), HASHES, TABLES, [1])
     saves.forget("a")
     assert gathered(saves, blob(0), blob(0)) == [("b", [0])]
     assert saves.plan() == (101,)

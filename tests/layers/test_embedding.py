@@ -16,8 +16,8 @@ def batch(input_ids: list[int], embeds: torch.Tensor | None = None) -> ForwardBa
     return ForwardBatch(
         input_ids=torch.tensor(input_ids),
         positions=nothing,
-        slot_mapping=nothing,
-        attention=None,
+        slot_mapping=(),
+        attention=(),
         inputs_embeds=embeds,
         is_embeds=None if embeds is None else embeds[:, 0] != 0,
     )

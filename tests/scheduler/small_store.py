@@ -13,7 +13,7 @@ from functools import cache
 from lora_serve.config import KVTierConfig
 from lora_serve.fuzz.oracle.executor import oracle_model
 from lora_serve.identity import BlockHash, BlockHasher, CacheNamespace
-from lora_serve.kv.connector import GIVE_UP_FACTOR, TieredConnector, tier_namespaces
+from lora_serve.kv.tiered_connector import GIVE_UP_FACTOR, TieredConnector, tier_namespaces
 from lora_serve.kv_tiers.base import Cause, Drop, FetchResult, TierNamespace, TierStats
 from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.scheduler.request import Request
@@ -21,11 +21,12 @@ from lora_serve.scheduler.request import Request
 DEADLINE_MS = 10**9  # time passes by a second a fetch, but for the fetches that hang
 BLOCK = b"."
 HASHER = BlockHasher("xxh3_128")
+MODEL = oracle_model(num_blocks=1)
 
 
 @cache
 def tier_namespace(namespace: CacheNamespace) -> TierNamespace:
-    return tier_namespaces(HASHER, oracle_model(num_blocks=1))(namespace)
+    return tier_namespaces(HASHER, MODEL)(namespace)
 
 
 class SmallStore:
@@ -126,5 +127,11 @@ def connector_over(
         kv_store_min_hits=10**9,
     )
     return connector_class(
-        config, store, tier_namespace, len(BLOCK), store.clock, max_fetched_blocks * len(BLOCK)
+        config,
+        store,
+        MODEL.fingerprint,
+        tier_namespace,
+        len(BLOCK),
+        store.clock,
+        max_fetched_blocks * len(BLOCK),
     )

@@ -19,8 +19,9 @@ from typing import ClassVar
 
 from lora_serve.config import SchedulerConfig
 from lora_serve.identity import AdapterRef, BlockHash, BlockHasher, CacheNamespace
-from lora_serve.kv.connector import KVConnector, TieredConnector
+from lora_serve.kv.connector import KVConnector
 from lora_serve.kv.manager import KVCacheManager
+from lora_serve.kv.tiered_connector import TieredConnector
 from lora_serve.kv.writers import PendingWrites
 from lora_serve.kv_tiers.base import TierNamespace
 from lora_serve.sampling_params import SamplingParams

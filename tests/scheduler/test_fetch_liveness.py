@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from lora_serve.identity import AdapterRef, BlockHash
-from lora_serve.kv.blocks import BlockPool
-from lora_serve.kv.connector import FetchesEnded, TieredConnector
+from lora_serve.identity import AdapterRef
+from lora_serve.kv.blocks import BlockPool, KVCacheBlock
+from lora_serve.kv.connector import FetchesEnded
 from lora_serve.kv.fetches import Fetches
+from lora_serve.kv.tiered_connector import TieredConnector
 from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.scheduler.queue import WaitingQueue
 from lora_serve.scheduler.request import Request, RequestStatus
@@ -216,9 +217,8 @@ def test_exploration_finds_a_fetch_that_keeps_a_seat() -> None:
 class FreesBlocksInUse(BlockPool):
     """A reset takes the blocks that it forgets from requests that hold them."""
 
-    def _forget_all(self, hashes: Iterable[BlockHash]) -> None:
-        held = [self._by_hash[block_hash] for block_hash in hashes]
-        for block in held:
+    def _forget_all(self, blocks: Iterable[KVCacheBlock]) -> None:
+        for block in blocks:
             self._forget(block)
             block.ref_cnt = 0
             self._free[block.block_id] = None

@@ -11,9 +11,9 @@ from lora_serve.config import KVTierConfig
 from lora_serve.fuzz.oracle.engine import OracleEngine
 from lora_serve.fuzz.oracle.executor import UNWRITTEN, OracleExecutor, lone_answer
 from lora_serve.fuzz.oracle.tier_store import Faults, OracleTierStore
-from lora_serve.kv.connector import TieredConnector
 from lora_serve.kv.fetches import Fetches
 from lora_serve.kv.saves import PendingSaves
+from lora_serve.kv.tiered_connector import TieredConnector
 from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.messages import AbortRequests, LoadAdapter, ResetPrefixCache, UnloadAdapter
 from lora_serve.sampling_params import SamplingParams

@@ -36,7 +36,7 @@ def everything(world: World) -> Hashable:
     requests = tuple(
         (
             *(r.request_id, r.sort_key, r.status, r.num_computed_tokens, tuple(r.token_ids)),
-            *(tuple(r.block_ids), r.num_committed_blocks, r.offers_blocks),
+            *(_tables(r), r.num_committed_blocks, r.offers_blocks),
             *(r.num_preemptions, r.num_overtaken, r.step_index),
             *(r.num_planned_tokens, r.num_pending_tokens),
         )
@@ -47,7 +47,7 @@ def everything(world: World) -> Hashable:
         requests,
         *(world.asked, tuple(world.left_to_ask), world.resets),
         tuple(pool._free),
-        tuple((block.ref_cnt, block.block_hash) for block in pool.blocks),
+        tuple((block.ref_cnt, block.block_hash, block.group) for block in pool.blocks),
         tuple((h, who.request_id) for h, who in writers._writer.items()),
         tuple((who.request_id, h) for who, h in writers._awaited.items()),
         tuple(scheduler._slots._num_running.items()),
@@ -72,7 +72,7 @@ def essence(world: World) -> Hashable:
     blocks: dict[int, int] = {}  # that requests hold, by which came first
     requests = tuple(_essence_of_request(world, request, blocks) for request in place)
     hash_of = {
-        block.block_id: block.block_hash if block.block_hash in wanted else None
+        block.block_id: (block.block_hash, block.group) if block.block_hash in wanted else None
         for block in pool.blocks
     }
     shares = scheduler._queue._shares
@@ -111,12 +111,20 @@ def _essence_of_request(world: World, request: Request, blocks: dict[int, int]) 
         request.num_computed_tokens,
         request.num_planned_tokens,
         request.num_pending_tokens,
-        tuple(blocks.setdefault(block_id, len(blocks)) for block_id in request.block_ids),
+        tuple(
+            (unseen, tuple(blocks.setdefault(block_id, len(blocks)) for block_id in held))
+            for unseen, held in _tables(request)
+        ),
         request.num_committed_blocks,
         request.offers_blocks,
         request.num_preemptions > 0,
         request.num_overtaken,
     )
+
+
+def _tables(request: Request) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """How many blocks are not held, and which are, for each group."""
+    return tuple((table.num_unseen, tuple(table.held)) for table in request.block_tables)
 
 
 def _fetches(world: World) -> Sequence[Fetch[Request]]:

@@ -26,11 +26,13 @@ def request(
         adapter=adapter,
         start=start,
         token_ids=range(100 * first_block, 100 * first_block + num_tokens),
-        block_ids=range(first_block, first_block + num_blocks),
+        block_tables=[range(first_block, first_block + num_blocks)],
     )
 
 
-BUILDER = BatchBuilder(REFERENCE, CpuDevice(), block_size=16, hidden_size=2, dtype=torch.bfloat16)
+BUILDER = BatchBuilder(
+    REFERENCE, CpuDevice(), block_size=16, hidden_size=2, dtype=torch.bfloat16, group_of=(0,)
+)
 
 
 def lay_out(*requests: ScheduledRequest) -> BatchRows:
@@ -49,7 +51,8 @@ def test_each_row_knows_its_token_position_and_slot() -> None:
     batch = build(request(14, 4, first_block=3), request(0, 2, first_block=7))
     assert batch.input_ids.tolist() == [300, 301, 302, 303, 700, 701]
     assert batch.positions.tolist() == [14, 15, 16, 17, 0, 1]
-    assert batch.slot_mapping.tolist() == [62, 63, 64, 65, 112, 113]
+    (slot_mapping,) = batch.slot_mapping
+    assert slot_mapping.tolist() == [62, 63, 64, 65, 112, 113]
     assert batch.lora is None
     assert batch.inputs_embeds is None
 
@@ -156,8 +159,8 @@ def test_embeds_supply_the_first_rows_of_their_chunk() -> None:
 @pytest.mark.parametrize("num_requests", [1, 5])
 def test_attention_is_planned_over_each_requests_own_blocks(num_requests: int) -> None:
     requests = [request(10 * i, 3, first_block=10 * i) for i in range(num_requests)]
-    plan = build(*requests).attention
+    (plan,) = build(*requests).attention
     assert [(p.start, p.end, p.seq_len) for p in plan] == [
         (3 * i, 3 * i + 3, 10 * i + 3) for i in range(num_requests)
     ]
-    assert [p.blocks.tolist() for p in plan] == [list(r.block_ids) for r in requests]
+    assert [p.blocks.tolist() for p in plan] == [list(r.block_tables[0]) for r in requests]

@@ -79,6 +79,7 @@ class Recorded:
                 record=ops.record or self.device.record,
                 max_blocks=MAX_BLOCKS,
                 block_size=BLOCK_SIZE,
+                group_of=[0] * len(self.model.kv_caches),
                 with_lora=with_lora,
             )
             self.graphs = self.recorder.record()
@@ -206,8 +207,11 @@ def test_a_step_filled_into_other_buffers_is_caught(
     expected = recorded.eager(rows)
     results = []
     for buffers_class in (GraphBuffers, NewBuffersEachStep):
-        kind = StepKind(is_decode=True, has_adapters=False)
-        buffers = buffers_class(device, plans, 2, kind, MAX_BLOCKS, BLOCK_SIZE)
+        kind, group_of = (
+            StepKind(is_decode=True, has_adapters=False),
+            [0] * len(recorded.model.kv_caches),
+        )
+        buffers = buffers_class(device, plans, 2, kind, MAX_BLOCKS, BLOCK_SIZE, group_of)
         graph = StepGraph(buffers, device.record(buffers.bind(recorded.forward)), device)
         results.append(torch.equal(graph.run(rows), expected))
     assert results == [True, False]

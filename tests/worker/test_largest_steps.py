@@ -18,7 +18,8 @@ def test_prompts_fill_the_token_budget_or_all_seats(
     assert {request.end for request in decodes} == {longest}
     assert one == decodes[:1]
     for request in (*prompts, *decodes):
-        assert set(request.block_ids) == {0}
-        assert len(request.block_ids) == -(-request.end // 16)
+        (block_ids,) = request.block_tables
+        assert set(block_ids) == {0}
+        assert len(block_ids) == -(-request.end // 16)
         (sample,) = request.asked.samples
         assert sample.params.has_penalties  # for which logits are copied

@@ -65,7 +65,7 @@ def prompts(adapters: Sequence[AdapterRef | None]) -> list[ScheduledRequest]:
             adapter=adapters[index > 0],
             start=0,
             token_ids=tuple(range(10 * index + 1, 10 * index + 6)),
-            block_ids=(index,),
+            block_tables=[(index,)],
             asked=sampling(SampleInput(GREEDY, 0, 5)),
         )
         for index in range(3)
@@ -173,7 +173,7 @@ class OneHostBuffer(GraphBuffers):
 
     def fill(self, rows: BatchRows, pending: PendingTokens | None = None) -> None:
         columns = self.__dict__.setdefault("_host", np.zeros((3, self.size), np.int64))
-        columns[:, : rows.num_rows] = rows.input_ids, rows.positions, rows.slot_mapping
+        columns[:, : rows.num_rows] = rows.input_ids, rows.positions, *rows.slot_mapping
         self._device.fill(self._columns, torch.from_numpy(columns))
 
 
@@ -190,7 +190,7 @@ PLANS = SimpleNamespace(
 
 
 def columns_of(batch: ForwardBatch) -> Tensor:
-    return torch.stack((batch.input_ids, batch.positions, batch.slot_mapping), dim=1)
+    return torch.stack((batch.input_ids, batch.positions, *batch.slot_mapping), dim=1)
 
 
 @pytest.mark.parametrize("buffers_class", [GraphBuffers, OneHostBuffer])
@@ -198,12 +198,12 @@ def test_a_step_is_built_without_touching_what_the_step_in_flight_reads(
     buffers_class: type[GraphBuffers],
 ) -> None:
     device = LateDevice()
-    builder = BatchBuilder(REFERENCE, device, 16, 8, torch.float32)
+    builder = BatchBuilder(REFERENCE, device, 16, 8, torch.float32, (0,))
     kind = StepKind(is_decode=True, has_adapters=False)
-    buffers = buffers_class(device, PLANS, 1, kind, 4, 16)
+    buffers = buffers_class(device, PLANS, 1, kind, 4, 16, (0,))
     graph = StepGraph(buffers, device.record(buffers.bind(columns_of)), device)
     for position, token_id in ((3, 70), (4, 71)):
-        row = ScheduledRequest("r", None, position, (token_id,), (2,))
+        row = ScheduledRequest("r", None, position, (token_id,), [(2,)])
         graph.run(builder.lay_out([row], {}.__getitem__))
     device.do_all()
     found = [output.tolist() for output in device.outputs]

@@ -107,7 +107,7 @@ def any_chunk(
         adapter=adapter,
         start=start,
         token_ids=[0] * count,
-        block_ids=[0] * -(-(start + count) // BLOCK_SIZE),
+        block_tables=[[0] * -(-(start + count) // BLOCK_SIZE)],
         asked=scoring(rng.choice(((), [0] * count)), 0, *samples),
     )
 

@@ -82,7 +82,7 @@ def request(
         adapter=adapter,
         start=start,
         token_ids=token_ids[start:],
-        block_ids=range(first_block, first_block + num_blocks),
+        block_tables=[range(first_block, first_block + num_blocks)],
         asked=sampling(SampleInput(ALL_LOGPROBS, 0, len(token_ids))) if samples else NOTHING_ASKED,
     )
 

@@ -123,7 +123,8 @@ class TimedExecutor:
         model: Any = spec.build(weights, ops, spec.rotary_tables())
         argmax = model.screened_argmax
         screening: Any = None if argmax is None else LMHeadScreening(argmax)
-        builder: Any = BatchBuilder(ops, device, BLOCK_SIZE, spec.hidden_size, DTYPE)
+        group_of = [0] * len(spec.kv_specs())
+        builder: Any = BatchBuilder(ops, device, BLOCK_SIZE, spec.hidden_size, DTYPE, group_of)
         kv_caches = allocate_kv_caches(spec.kv_specs(), ops, num_blocks, BLOCK_SIZE, DTYPE)
         recorder = StepRecorder(
             device,
@@ -133,6 +134,7 @@ class TimedExecutor:
             record=record,
             max_blocks=num_blocks,
             block_size=BLOCK_SIZE,
+            group_of=group_of,
             with_lora=False,
         )
         graphs: Any = recorder.record()

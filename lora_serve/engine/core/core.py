@@ -17,6 +17,7 @@ from lora_serve.config import EngineConfig
 from lora_serve.engine.core.executor import Executor
 from lora_serve.engine.core.kv_tiers import PendingResets, StaleVersions, make_connector, tier_stats
 from lora_serve.engine.core.output_buffer import OutputBuffer, progress_output, request_times
+from lora_serve.engine.core.start import engine_ready, most_tokens_in_flight, num_steps_ahead
 from lora_serve.engine.fair_share import share_of
 from lora_serve.engine.wire import error_info
 from lora_serve.errors import KVLoadError, LoraServeError
@@ -30,6 +31,7 @@ from lora_serve.messages import (
     Choice,
     EngineMessage,
     EngineOutput,
+    EngineReady,
     EngineReply,
     EngineRequest,
     EngineStats,
@@ -71,8 +73,7 @@ class EngineCore:
         self._stale_versions = stale_versions
         self._resets = PendingResets()
         self._num_arrived = 0
-        is_overlapped = config.scheduler.async_scheduling
-        self._num_ahead = int(model.is_asynchronous if is_overlapped is None else is_overlapped)
+        self._num_ahead = num_steps_ahead(config, model)
         self._in_flight: deque[SchedulerOutput] = deque()
         self._outbox = OutputBuffer()
         self.adapters = adapters
@@ -95,7 +96,13 @@ class EngineCore:
         """
         cache = config.cache
         loader = make_loader(config.lora, model, executor.prepare_adapter, notify)
-        kv = KVCacheManager(model.num_blocks, cache.block_size, cache.enable_prefix_caching)
+        kv = KVCacheManager(
+            model.num_blocks,
+            cache.block_size,
+            cache.enable_prefix_caching,
+            model.kv_groups,
+            most_tokens_in_flight(config, model),
+        )
         hasher = BlockHasher(cache.prefix_caching_hash_algo)
         return cls(
             config,
@@ -128,6 +135,10 @@ class EngineCore:
         )
         known = [when for when in times if when is not None]
         return max(0.0, min(min(known) - time.monotonic(), LONGEST_NAP_SECONDS)) if known else None
+
+    def ready(self) -> EngineReady:
+        """What the API process must know of the model."""
+        return engine_ready(self._model, self._kv.needs)
 
     def take_replies(self) -> list[EngineReply]:
         """What there is to tell since the last call, outputs of a step as one message."""

@@ -12,7 +12,8 @@ from lora_serve.config import KVTierConfig
 from lora_serve.engine.wire import error_info
 from lora_serve.errors import NotForgottenError
 from lora_serve.identity import AdapterRef, BlockHasher
-from lora_serve.kv.connector import KVConnector, TieredConnector, tier_namespaces
+from lora_serve.kv.connector import KVConnector
+from lora_serve.kv.tiered_connector import TieredConnector, tier_namespaces
 from lora_serve.kv_tiers.base import LATENCY_BUCKETS, TierStats
 from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.kv_tiers.opening import open_store

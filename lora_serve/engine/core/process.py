@@ -51,17 +51,7 @@ def run_engine(config: EngineConfig, message_address: str, reply_address: str) -
     threading.Thread(
         target=_receive, args=(context, message_address, inbox), name="receiver", daemon=True
     ).start()
-    sender.send(
-        EngineReady(
-            fingerprint=model.fingerprint,
-            dtype=model.dtype,
-            vocab_size=model.vocab_size,
-            hidden_size=model.hidden_size,
-            max_model_len=model.max_model_len,
-            num_blocks=model.num_blocks,
-            kernels=model.kernels,
-        )
-    )
+    sender.send(core.ready())
     spare_long_collections()
     run_loop(core, inbox, sender)
     core.close()

@@ -112,7 +112,7 @@ class AsyncEngine:
             await client.close()
             raise first_of(error) from error
         tokenizer, model_info = reading.result(), starting.result()
-        warn_of_small_pool(model_info, config.cache.block_size)
+        warn_of_small_pool(model_info)
         names = config.model.served_model_name or (config.model.model,)
         engine = cls(config, client, model_info, tokenizer, EngineMetrics(names[0], config))
         try:
@@ -335,15 +335,14 @@ def first_of(error: BaseException) -> BaseException:
     return error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
 
 
-def warn_of_small_pool(model: EngineReady, block_size: int) -> None:
+def warn_of_small_pool(model: EngineReady) -> None:
     """A pool that cannot hold the longest request serves, but refuses that one."""
-    num_tokens = model.num_blocks * block_size
-    if num_tokens < model.max_model_len:
+    if model.max_request_tokens < model.max_model_len:
         logger.warning(
-            "the KV cache holds %d tokens (%d blocks), less than --max-model-len %d: longer "
-            "requests will be refused; give it more memory, or lower --max-model-len to silence "
+            "the KV cache holds requests of %d tokens (%d blocks), not of --max-model-len %d: "
+            "longer ones will be refused; give it more memory, or lower --max-model-len to silence "
             "this",
-            num_tokens,
+            model.max_request_tokens,
             model.num_blocks,
             model.max_model_len,
         )

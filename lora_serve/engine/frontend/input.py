@@ -61,10 +61,10 @@ class InputProcessor:
     def _resolve(self, params: SamplingParams, num_tokens: int) -> SamplingParams:
         """Fill max_tokens and seed, once prompt and answer are known to fit."""
         num_wanted = params.max_tokens if params.max_tokens is not None else 1
-        num_pool_tokens = self.model.num_blocks * self.block_size
+        most_cached = self.model.max_request_tokens
         for limit, what, remedy in (
             (self.model.max_model_len, "the model's context", "shorten them"),
-            (num_pool_tokens, "the KV cache", "shorten them, or raise --num-gpu-blocks-override"),
+            (most_cached, "the KV cache", "shorten them, or raise --num-gpu-blocks-override"),
         ):
             if num_tokens + num_wanted > limit:
                 raise PromptTooLongError(
@@ -74,7 +74,7 @@ class InputProcessor:
                 )
         max_tokens = params.max_tokens
         if max_tokens is None:
-            max_tokens = min(self.model.max_model_len, num_pool_tokens) - num_tokens
+            max_tokens = most_cached - num_tokens
         seed = params.seed if params.seed is not None else secrets.randbits(62)
         return msgspec.structs.replace(params, max_tokens=max_tokens, seed=seed)
 

@@ -14,12 +14,15 @@ from lora_serve.config import (
 )
 from lora_serve.engine.core.core import EngineCore
 from lora_serve.engine.core.kv_tiers import StaleVersions
-from lora_serve.fuzz.oracle.executor import EOS, OracleExecutor, oracle_model
+from lora_serve.engine.core.start import most_tokens_in_flight
+from lora_serve.fuzz.oracle.executor import EOS, ONE_GROUP, OracleExecutor, oracle_model
 from lora_serve.fuzz.oracle.loader import OracleLoader
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import BlockHasher, embeds_digest
-from lora_serve.kv.connector import KVConnector, TieredConnector, TierStore, tier_namespaces
+from lora_serve.kv.connector import KVConnector
 from lora_serve.kv.manager import KVCacheManager
+from lora_serve.kv.tiered_connector import TieredConnector, TierStore, tier_namespaces
+from lora_serve.kv_groups import KVGroup
 from lora_serve.messages import (
     CallReply,
     EngineOutput,
@@ -73,6 +76,7 @@ class OracleEngine:
         connector_class: type[TieredConnector[Request]] = TieredConnector,
         executor_class: type[OracleExecutor] = OracleExecutor,
         async_scheduling: bool = False,
+        groups: tuple[KVGroup, ...] = ONE_GROUP,
     ) -> None:
         config = EngineConfig(
             cache=CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=enable_prefix_caching),
@@ -87,11 +91,17 @@ class OracleEngine:
                 enable_lora=enable_lora, max_loras=max_loras, max_cpu_loras=max_cpu_loras
             ),
         )
-        self.executor = executor_class(BLOCK_SIZE, ROW_BYTES)
+        self.executor = executor_class(BLOCK_SIZE, ROW_BYTES, groups)
         self.clock = OracleClock()
         self.loader = OracleLoader(self.executor, load_delay)
-        self.kv = kv_class(num_blocks, BLOCK_SIZE, enable_prefix_caching)
-        model, hasher = oracle_model(num_blocks, BLOCK_SIZE), hasher_class()
+        model, hasher = oracle_model(num_blocks, BLOCK_SIZE, groups), hasher_class()
+        self.kv = kv_class(
+            num_blocks,
+            BLOCK_SIZE,
+            enable_prefix_caching,
+            groups,
+            most_tokens_in_flight(config, model),
+        )
         tiers = kv_tiers or KVTierConfig()
         connector: KVConnector[Request] = KVConnector()
         if store is not None:

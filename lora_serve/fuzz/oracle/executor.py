@@ -1,10 +1,11 @@
 """The oracle: an executor whose KV is a hash of all that shaped it.
 
-A position's content is a hash of (the content before it, as read through the block table, the
-token, the adapter's digest). Its slot holds that, and the content before its block, so that blocks
-which do not follow each other show. A token is drawn from the last content. So the right answer is
-a pure function of prompt, adapter and settings (`lone_answer`), and any stale, foreign or unwritten
-block on the way changes it.
+In each group of layers a position's content is a hash of (the content before it, as read through
+the group's block table, the token, the adapter's digest). Its slot holds that, and the content
+before its block, so that blocks which do not follow each other show. All blocks that a position
+sees are looked at. A token is drawn from the last contents of all groups. So the right answer is a
+pure function of prompt, adapter and settings (`lone_answer`), and any stale, foreign, freed or
+unwritten block in sight changes it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from lora_serve.identity import AdapterRef
+from lora_serve.kv_groups import KVGroup
 from lora_serve.step import (
     AdapterCheckpoint,
     KVLoad,
@@ -33,9 +35,12 @@ SLOT_BYTES = 2 * CONTENT_BYTES  # its own content, then that before its block
 START = b"start".ljust(CONTENT_BYTES)  # what the first position follows
 BROKEN = b"no chain".ljust(CONTENT_BYTES)  # what is read through blocks that are not one prefix
 UNWRITTEN = b"never written".ljust(SLOT_BYTES)
+ONE_GROUP = (KVGroup(),)
 
 
-def oracle_model(num_blocks: int, block_size: int = 16) -> ModelInfo:
+def oracle_model(
+    num_blocks: int, block_size: int = 16, groups: tuple[KVGroup, ...] = ONE_GROUP
+) -> ModelInfo:
     return ModelInfo(
         fingerprint=b"m" * 32,
         dtype="float32",
@@ -44,9 +49,15 @@ def oracle_model(num_blocks: int, block_size: int = 16) -> ModelInfo:
         max_model_len=4096,
         num_blocks=num_blocks,
         kernels="oracle",
-        kv_block_bytes=block_size * SLOT_BYTES,
+        kv_groups=groups,
+        kv_block_bytes=len(groups) * block_size * SLOT_BYTES,
         kv_layout=b"l" * 32,
     )
+
+
+def start_content(group: int) -> bytes:
+    """What the first position follows, in each group another: no block passes for one elsewhere."""
+    return START[:-1] + bytes([START[-1] + group])
 
 
 def next_content(before: bytes, token_id: int, embeds_row: bytes, digest: bytes) -> bytes:
@@ -54,24 +65,29 @@ def next_content(before: bytes, token_id: int, embeds_row: bytes, digest: bytes)
     return hashed.digest()[:CONTENT_BYTES]
 
 
-def drawn_token(content: bytes) -> int:
-    return int.from_bytes(content[:4], "little") % VOCAB_SIZE
+def drawn_token(contents: Sequence[bytes]) -> int:
+    """contents: of the last position, in each group."""
+    return sum(int.from_bytes(content[:4], "little") for content in contents) % VOCAB_SIZE
 
 
 def lone_answer(
-    prompt: Sequence[int], digest: bytes, max_tokens: int, embeds_rows: Sequence[bytes] = ()
+    prompt: Sequence[int],
+    digest: bytes,
+    max_tokens: int,
+    embeds_rows: Sequence[bytes] = (),
+    num_groups: int = 1,
 ) -> list[int]:
     """What a cold server, alone with this request, answers."""
-    content = START
+    contents = [start_content(group) for group in range(num_groups)]
     for position, token_id in enumerate(prompt):
         row = embeds_rows[position] if position < len(embeds_rows) else b""
-        content = next_content(content, token_id, row, digest)
+        contents = [next_content(content, token_id, row, digest) for content in contents]
     answer: list[int] = []
     while len(answer) < max_tokens:
-        answer.append(drawn_token(content))
+        answer.append(drawn_token(contents))
         if answer[-1] == EOS:
             break
-        content = next_content(content, answer[-1], b"", digest)
+        contents = [next_content(content, answer[-1], b"", digest) for content in contents]
     return answer
 
 
@@ -81,8 +97,11 @@ class OracleExecutor:
     A step runs as late as possible, when it is collected: plans made meanwhile must not matter.
     """
 
-    def __init__(self, block_size: int, row_bytes: int = 8) -> None:
+    def __init__(
+        self, block_size: int, row_bytes: int = 8, groups: Sequence[KVGroup] = ONE_GROUP
+    ) -> None:
         self._block_size = block_size
+        self._groups = groups
         self._row_bytes = row_bytes
         self._slots: dict[tuple[int, int], bytes] = {}
         self._prepared: set[bytes] = set()
@@ -112,7 +131,11 @@ class OracleExecutor:
         for digest in step.add_adapters:
             assert digest in self._prepared, "an adapter was added that was never prepared"
             self._active.add(digest)
-        saved = tuple(self.gather(block_id) for block_id in step.kv_saves)
+        num_groups, block_ids = len(self._groups), step.kv_saves
+        saved = tuple(
+            b"".join(map(self.gather, block_ids[first : first + num_groups]))
+            for first in range(0, len(block_ids), num_groups)
+        )
         for load in step.kv_loads:
             self.scatter(load)
         # All reads of a step see the KV as it was before the step, as on a device.
@@ -134,8 +157,24 @@ class OracleExecutor:
     def _run(
         self, request: ScheduledRequest, written: dict[tuple[int, int], bytes]
     ) -> RequestStepOutput:
+        assert len(request.block_tables) == len(self._groups), "a group has no block table"
+        by_group = [self._run_group(group, request, written) for group in range(len(self._groups))]
+        by_token = list(zip(*by_group, strict=True))
+        self.num_computed_tokens += request.num_tokens
+        asked = request.asked
+        drawn = [drawn_token(each) for each in by_token[len(by_token) - len(asked.samples) :]]
+        targets = asked.scoring.target_ids if asked.scoring is not None else ()
+        return RequestStepOutput(
+            accepted(drawn, request.draft_token_ids),
+            prompt_logprobs=tuple(TokenLogprobs(target, -1.0, 1) for target in targets),
+        )
+
+    def _run_group(
+        self, group: int, request: ScheduledRequest, written: dict[tuple[int, int], bytes]
+    ) -> list[bytes]:
+        """Write a group's KV of the request's tokens; the content of each."""
         digest = self._digest(request.adapter)
-        content, before_block = self._read(request)
+        content, before_block = self._read(group, request)
         contents = []
         for index, token_id in enumerate(self._token_ids(request)):
             position = request.start + index
@@ -143,17 +182,10 @@ class OracleExecutor:
                 before_block = content
             row = request.embeds[index * self._row_bytes : (index + 1) * self._row_bytes]
             content = next_content(content, token_id, row, digest)
-            slot, written_now = self._slot(request, position), content + before_block
+            slot, written_now = self._slot(group, request, position), content + before_block
             assert written.setdefault(slot, written_now) == written_now, "two write one slot"
             contents.append(content)
-        self.num_computed_tokens += request.num_tokens
-        asked = request.asked
-        drawn = [drawn_token(each) for each in contents[len(contents) - len(asked.samples) :]]
-        targets = asked.scoring.target_ids if asked.scoring is not None else ()
-        return RequestStepOutput(
-            accepted(drawn, request.draft_token_ids),
-            prompt_logprobs=tuple(TokenLogprobs(target, -1.0, 1) for target in targets),
-        )
+        return contents
 
     def _token_ids(self, request: ScheduledRequest) -> Sequence[int]:
         if request.token_from is None:
@@ -162,22 +194,27 @@ class OracleExecutor:
         assert len(drawn) == 1, f"{request.request_id} waits for a token, {len(drawn)} were drawn"
         return drawn
 
-    def _read(self, request: ScheduledRequest) -> tuple[bytes, bytes]:
+    def _read(self, group: int, request: ScheduledRequest) -> tuple[bytes, bytes]:
         """The content before the chunk, and that before the block it is in.
 
-        Every block of the prefix is looked at, so that one foreign block in its middle shows.
+        Every block that the chunk's first token sees is looked at, so that one foreign block among
+        them shows. What a window hides is not: the first block in sight may follow anything.
         """
         size, last = self._block_size, request.start - 1
-        content = before_block = START
-        for position in (*range(size - 1, last, size), last) if request.start else ():
-            slot = self._slots.get(self._slot(request, position), UNWRITTEN)
-            if slot[CONTENT_BYTES:] != content:
+        first = self._groups[group].first_seen(request.start, size)
+        content = before_block = start_content(group) if first == 0 else None
+        for position in (*range(first * size + size - 1, last, size), last) if last >= 0 else ():
+            slot = self._slots.get(self._slot(group, request, position), UNWRITTEN)
+            if content is not None and slot[CONTENT_BYTES:] != content:
                 return BROKEN, BROKEN
-            content, before_block = slot[:CONTENT_BYTES], content
+            content, before_block = slot[:CONTENT_BYTES], slot[CONTENT_BYTES:]
+        assert content is not None, "a window hides the last token"
+        assert before_block is not None, "a window hides the last token"
         return content, before_block
 
-    def _slot(self, request: ScheduledRequest, position: int) -> tuple[int, int]:
-        return request.block_ids[position // self._block_size], position % self._block_size
+    def _slot(self, group: int, request: ScheduledRequest, position: int) -> tuple[int, int]:
+        size = self._block_size
+        return request.block_tables[group][position // size], position % size
 
     def _digest(self, adapter: AdapterRef | None) -> bytes:
         if adapter is None:

@@ -10,8 +10,9 @@ from lora_serve.fuzz.oracle.executor import SLOT_BYTES, OracleExecutor
 from lora_serve.fuzz.oracle.tier_store import Faults, OracleTierStore
 from lora_serve.fuzz.oracle.traces import OracleTrace, TraceResult
 from lora_serve.identity import BlockHasher
-from lora_serve.kv.connector import TieredConnector
 from lora_serve.kv.manager import KVCacheManager
+from lora_serve.kv.tiered_connector import TieredConnector
+from lora_serve.kv_groups import KVGroup
 from lora_serve.messages import ErrorInfo
 from lora_serve.scheduler.request import Request
 
@@ -37,9 +38,10 @@ class TieredTrace(OracleTrace):
         connector_class: type[TieredConnector[Request]] = TieredConnector,
         executor_class: type[OracleExecutor] = OracleExecutor,
         async_scheduling: bool = False,
+        groups: tuple[KVGroup, ...] | None = None,
     ) -> None:
         self.store = OracleTierStore()
-        super().__init__(seed, kv_class, hasher_class, executor_class, async_scheduling)
+        super().__init__(seed, kv_class, hasher_class, executor_class, async_scheduling, groups)
         rng = self.rng
         self.store.rng = rng
         self.store.faults = Faults(
@@ -50,13 +52,13 @@ class TieredTrace(OracleTrace):
             fails=rng.choice((0, 0.1)),
         )
         self.settings |= {
-            "num_blocks": rng.choice((12, 16, 24, 60)),
+            "num_blocks": len(self.settings["groups"]) * rng.choice((12, 16, 24, 60)),
             "enable_prefix_caching": rng.random() < 0.6,
             "kv_tiers": KVTierConfig(
                 kv_store_policy=rng.choice(("all", "all", "prompt-only", "after-n-hits")),
                 kv_load_failure_policy=rng.choice(("recompute", "recompute", "fail")),
             ),
-            "max_fetched_bytes": rng.choice((FEW_BLOCKS, 2**20)),
+            "max_fetched_bytes": len(self.settings["groups"]) * rng.choice((FEW_BLOCKS, 2**20)),
             "connector_class": connector_class,
         }
         self.tiered = TieredResult()

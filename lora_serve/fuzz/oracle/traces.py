@@ -11,9 +11,18 @@ from lora_serve.fuzz.oracle.engine import ROW_BYTES, OracleEngine
 from lora_serve.fuzz.oracle.executor import VOCAB_SIZE, OracleExecutor, lone_answer
 from lora_serve.identity import BlockHasher
 from lora_serve.kv.manager import KVCacheManager
+from lora_serve.kv_groups import KVGroup
 from lora_serve.messages import AbortRequests, ErrorInfo, ResetPrefixCache, UnloadAdapter
 
 NAMES = ("red", "green", "blue", "grey")
+FULL, NARROW, WIDE = KVGroup(), KVGroup(20), KVGroup(50)
+GROUPS = (
+    *((FULL,),) * 3,
+    (NARROW,),
+    (WIDE,),
+    (FULL, NARROW),
+    (NARROW, FULL, WIDE, NARROW),
+)
 LATEST = 8  # requests, most of which have not ended yet
 
 
@@ -48,12 +57,15 @@ class OracleTrace:
         hasher_class: type[BlockHasher] = BlockHasher,
         executor_class: type[OracleExecutor] = OracleExecutor,
         async_scheduling: bool = False,
+        groups: tuple[KVGroup, ...] | None = None,
     ) -> None:
+        """groups: of the model's layers; drawn if left out."""
         self.rng = rng = random.Random(seed)
         self.other_rng = random.Random(f"shares {seed}")
         max_loras = rng.choice((1, 2, 3))
+        groups = groups or random.Random(f"groups {seed}").choice(GROUPS)
         self.settings: dict[str, Any] = {
-            "num_blocks": rng.choice((14, 24, 60)),
+            "num_blocks": len(groups) * rng.choice((14, 24, 60)),
             "max_num_seqs": rng.choice((2, 4, 8)),
             "max_num_batched_tokens": rng.choice((7, 40, 200)),
             "max_loras": max_loras,
@@ -65,6 +77,7 @@ class OracleTrace:
             "hasher_class": hasher_class,
             "executor_class": executor_class,
             "async_scheduling": async_scheduling,
+            "groups": groups,
         }
         self.engine = self._new_engine()
         self.prefixes = [self._tokens(rng.choice((20, 50, 100))) for _ in range(3)]
@@ -128,7 +141,8 @@ class OracleTrace:
         else:
             prompt = self._prompt()
         max_tokens = rng.randrange(1, 60)
-        answer = lone_answer(prompt, digest or b"", max_tokens, rows)
+        num_groups = len(self.settings["groups"])
+        answer = lone_answer(prompt, digest or b"", max_tokens, rows, num_groups)
         self.expected[request_id] = Expected(answer, digest)
         self.engine.add(
             request_id,

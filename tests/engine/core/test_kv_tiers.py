@@ -8,7 +8,7 @@ from lora_serve.errors import NotForgottenError
 from lora_serve.fuzz.oracle.engine import OracleClock, OracleEngine
 from lora_serve.fuzz.oracle.tier_store import OracleTierStore
 from lora_serve.identity import AdapterRef
-from lora_serve.kv.connector import TieredConnector
+from lora_serve.kv.tiered_connector import TieredConnector
 from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.messages import CallReply, ResetPrefixCache, RestoreAdapters, UnloadAdapter
 from lora_serve.scheduler.request import Request

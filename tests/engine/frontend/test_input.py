@@ -13,7 +13,10 @@ from lora_serve.sampling_params import SamplingParams
 
 def processor(max_model_len: int = 100, num_blocks: int = 50) -> InputProcessor:
     model = EngineReady(
-        vocab_size=128, hidden_size=4, max_model_len=max_model_len, num_blocks=num_blocks
+        vocab_size=128,
+        hidden_size=4,
+        max_model_len=max_model_len,
+        max_request_tokens=min(max_model_len, num_blocks * 16),
     )
     return InputProcessor(model, block_size=16, eos_token_ids=(7,), max_logprobs=5)
 

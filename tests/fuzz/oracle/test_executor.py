@@ -17,7 +17,7 @@ def answer_with_block_replaced(index: int, other: int) -> list[int]:
     engine.step()
     request = engine.core.scheduler.get("r")
     assert request is not None
-    executor, blocks = engine.executor, request.block_ids
+    executor, blocks = engine.executor, request.block_tables[0].block_ids
     executor.scatter(KVLoad(blocks[index], executor.gather(blocks[other])))
     engine.run()
     return engine.tokens("r")

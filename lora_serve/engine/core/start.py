@@ -1,0 +1,41 @@
+"""What an engine finds out before its first step, from its config and the model that was loaded."""
+
+from __future__ import annotations
+
+from lora_serve.config import EngineConfig
+from lora_serve.kv_groups import KVNeeds, tokens_in_flight
+from lora_serve.messages import EngineReady
+from lora_serve.step import ModelInfo
+
+
+def num_steps_ahead(config: EngineConfig, model: ModelInfo) -> int:
+    """How many steps may be planned before the oldest one is reported."""
+    is_overlapped = config.scheduler.async_scheduling
+    return int(model.is_asynchronous if is_overlapped is None else is_overlapped)
+
+
+def most_tokens_in_flight(config: EngineConfig, model: ModelInfo) -> int:
+    """How many tokens of one request the steps in flight may compute, as `KVNeeds` has it."""
+    num_steps = 1 + num_steps_ahead(config, model)
+    return tokens_in_flight(
+        model.kv_groups,
+        config.cache.block_size,
+        num_blocks=model.num_blocks,
+        max_model_len=model.max_model_len,
+        wanted=num_steps * config.scheduler.max_num_batched_tokens,
+        least=num_steps,
+    )
+
+
+def engine_ready(model: ModelInfo, needs: KVNeeds) -> EngineReady:
+    """What the API process must know of the model."""
+    return EngineReady(
+        fingerprint=model.fingerprint,
+        dtype=model.dtype,
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        max_model_len=model.max_model_len,
+        num_blocks=model.num_blocks,
+        kernels=model.kernels,
+        max_request_tokens=needs.longest_request(model.num_blocks, model.max_model_len),
+    )
