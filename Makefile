@@ -8,10 +8,13 @@ LOCK ?= requirements/cpu.lock
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install lock audit redis-server demo test sanitize gpu-python gpu-wheels test-gpu test-gpu-kernels \
+.PHONY: help install check lock audit redis-server demo test sanitize gpu-python gpu-wheels test-gpu test-gpu-kernels \
   test-gpu-servers bench-gpu lint format bench-peers clean
 
-install: $(VENV)/.installed
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(VENV)/.installed  ## .venv with everything, and the kernels compiled
 
 $(VENV)/.installed: pyproject.toml $(LOCK) CMakeLists.txt $(wildcard csrc/*/*.* csrc/*/*/*.*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -25,7 +28,7 @@ $(VENV)/.installed: pyproject.toml $(LOCK) CMakeLists.txt $(wildcard csrc/*/*.* 
 # torch is left to TORCH, and so is what comes with its CUDA builds alone; these pin their Triton,
 # CPU builds pin none.
 TOOLS := build/tools
-lock:
+lock:  ## write the newest permitted versions into $(LOCK)
 	$(PYTHON) -m venv $(TOOLS) && $(TOOLS)/bin/pip install --quiet uv
 	echo '$(TORCH)' > $(TOOLS)/torch.txt
 	echo "triton>=3.6; sys_platform == 'linux' and platform_machine == 'x86_64'" > $(TOOLS)/triton.txt
@@ -38,7 +41,7 @@ lock:
 
 # Where there is a network: known holes in the versions of $(LOCK). What could not be looked up
 # counts as a hole.
-audit:
+audit:  ## look for known holes in the versions of $(LOCK)
 	@$(PYTHON) -m venv $(TOOLS) && $(TOOLS)/bin/pip install --quiet pip-audit || \
 	{ echo '*** NOT AUDITED: pip-audit could not be installed ***'; exit 1; }
 	@$(TOOLS)/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off \
@@ -52,15 +55,24 @@ redis-server:
 	  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y redis-server >/dev/null; } || \
 	echo '*** NO REDIS-SERVER: the Redis tier will not be tested; apt-get install redis-server ***'
 
-demo: install
+demo: install  ## replace an adapter under a server, and see the answers change
 	$(BIN)/lora-serve demo
 
-test: install redis-server lint sanitize
+test: install redis-server lint sanitize  ## lint, kernels under sanitizers, the whole suite; what CI runs
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
+# What a change breaks first: 75 s of processor time when mypy's cache is warm, so under a minute on
+# two idle cores. These folders start no server and load no model; the explorations of all states
+# are left to `make test`.
+CHECKED := $(addprefix tests/,adapters bench config docs kv kv_tiers layers observability scheduler \
+  text test_identity.py)
+check: install lint  ## lint and the fast tests, in under a minute
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder \
+	  --ignore-glob='*liveness*' $(CHECKED)
 
 # The kernels on every path of this CPU, watched for memory errors and undefined behaviour.
 SANITIZERS := address,undefined
-sanitize: install
+sanitize: install  ## the kernels, watched for memory errors and undefined behaviour
 	@if echo 'int main() {}' | $(CXX) -fsanitize=$(SANITIZERS) -x c++ - -o /dev/null 2>/dev/null; \
 	then CXX='$(CXX)' $(BIN)/cmake --workflow --preset address; \
 	else echo '*** NO SANITIZERS: the kernels are not watched; install g++ or clang++ with libasan and libubsan ***'; fi
@@ -98,11 +110,11 @@ $(GPU_SITE)/.installed: $(wildcard $(GPU_WHEELS)/*.whl)
 PYTHON_GPU_VERSION ?= 3.12
 PYTHON_GPU_HAS ?= torch==2.11.0 triton==3.6.0 transformers==5.17.0 numpy==2.5.2 \
   safetensors==0.8.0 tokenizers==0.23.2 huggingface_hub==1.33.0 accelerate==1.15.0
-gpu-wheels:
+gpu-wheels:  ## fetch what a GPU machine without a network lacks
 	$(PYTHON) -m benchmarks.gpu.wheels --out $(GPU_WHEELS) \
 	  --python $(PYTHON_GPU_VERSION) --has $(PYTHON_GPU_HAS)
 
-test-gpu: test-gpu-kernels test-gpu-servers
+test-gpu: test-gpu-kernels test-gpu-servers  ## on a machine with an NVIDIA GPU
 
 GPU_PYTEST = $(RUN_GPU) -m pytest -vv --session-timeout=$(GPU_SECONDS)
 test-gpu-kernels: gpu-python
@@ -115,23 +127,23 @@ test-gpu-servers: gpu-python
 # Under ten minutes; writes $(GPU_OUT)/gpu-<card>.json and .md as figures come. Again, it goes on with
 # what is missing there.
 GPU_OUT ?= benchmarks/results
-bench-gpu: gpu-python
+bench-gpu: gpu-python  ## measure the card of this machine
 	$(RUN_GPU) -m benchmarks.gpu --out $(GPU_OUT)
 
-lint: install
+lint: install  ## format, style, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: install
+format: install  ## format and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 # The first run builds the peers' environments below ~/.cache/lora-serve (or $$LORA_SERVE_PEERS).
 # Some peers only: make bench-peers PEERS="lora-serve llama.cpp"
-bench-peers: install
+bench-peers: install  ## measure lora-serve beside other engines
 	$(BIN)/python -m benchmarks.peers $(PEERS) --page docs/performance.md
 
-clean:
+clean:  ## remove what was built and installed here
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
