@@ -21,7 +21,7 @@ Row = TypeVar("Row")
 
 
 def write_facts(out: Path | None, **figures: object) -> None:
-    """As JSON, with the machine that they were measured on; nothing if there is no path."""
+    """Write them as JSON with the machine they were measured on; nothing if there is no path."""
     if out is not None:
         write_json(out, {"machine": describe_machine(), **figures})
 

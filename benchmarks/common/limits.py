@@ -80,7 +80,7 @@ def vocabulary_weights(shape: ModelShape) -> int:
 
 
 def measure_limits_briefly() -> MachineLimits:
-    """In a second, for those who measure them again and again."""
+    """Measure them in a second, for callers that do so again and again."""
     return measure_limits(0.25)
 
 
@@ -112,7 +112,7 @@ def best_seconds(run: Callable[[], object], patience_seconds: float = 2.0) -> fl
 
 
 def _native_limits(memory: torch.Tensor, patience_seconds: float) -> tuple[float, float]:
-    """By our kernels' own probes, which do nothing but multiply or read; 0 without them."""
+    """Measure by our kernels' own probes, which do nothing but multiply or read; 0 without them."""
     try:
         from lora_serve.ops._cpu import Backend, usable_paths
     except ImportError:

@@ -293,7 +293,7 @@ def _ignore_notice() -> None:
 
 
 def _random_bytes(shape: ModelShape) -> memoryview:
-    """As many as the largest tensor of an adapter has."""
+    """Values to draw from, as many as the largest tensor of an adapter has."""
     widest = max(max(sizes) for sizes in shape.projections.values())
     values = (0.05 * torch.randn(RANK * widest)).bfloat16()
     return memoryview(values.view(torch.uint8).numpy().tobytes())

@@ -92,7 +92,7 @@ class Row:
 
 
 def measure(contexts: Sequence[int], requests: Sequence[int], num_turns: int) -> Iterator[Row]:
-    """By prompts' lengths and requests: with and without adapters, and by choices of tokens."""
+    """Time steps by context and requests, with and without adapters, by choices of tokens."""
     with tempfile.TemporaryDirectory() as directory:
         for context in contexts:
             engine = _engine(Path(directory), context, max(requests))

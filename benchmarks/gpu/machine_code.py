@@ -123,7 +123,7 @@ def _parameters(read: str) -> list[int]:
 
 
 def _width(here: _Instruction) -> int:
-    """In registers of 32 bits."""
+    """Width in registers of 32 bits."""
     if ".128" in here.opcode:
         return 4
     is_pair = here.opcode == "CS2R" or ".64" in here.opcode or ".WIDE" in here.opcode

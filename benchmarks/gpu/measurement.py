@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class OutOfTimeError(Exception):
-    """In the middle of a part."""
+    """Time ran out in the middle of a part."""
 
 
 class Measurement:
@@ -101,7 +101,7 @@ class Measurement:
         return new
 
     def _measure_engines(self, shape: ShapeReport) -> None:
-        """As it is served, then with other settings, where the adapters are none or 32."""
+        """Measure it as it is served, and with other settings where adapters are none or 32."""
         served, lengths, cases = self._settings(), self._prompt_lengths(), self._cases()
         few, counts = self._few_cases(), self._adapter_counts()
         exact = replace(served, batch_invariant=True)

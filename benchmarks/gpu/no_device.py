@@ -51,7 +51,7 @@ def idle_ops() -> Ops:
 
 
 def _drop(launch: Launch) -> None:
-    """For a card it would be enqueued. Tokens must be some of the vocabulary."""
+    """Enqueue nothing; give tokens of the vocabulary in place of those that it would draw."""
     tokens = launch.arguments.get("tokens_ptr")
     if isinstance(tokens, Tensor):
         tokens.zero_()

@@ -76,7 +76,7 @@ class Resources:
 
 
 def compile_launch(launch: Launch, capability: int) -> Resources:
-    """For a card of that capability. Of the result, model and work are left empty."""
+    """Compile for a card of that capability. The result's model and work are left empty."""
     source = _source(launch)
     compiled = triton.compile(
         source,
@@ -102,7 +102,7 @@ def compile_launch(launch: Launch, capability: int) -> Resources:
 
 
 def _source(launch: Launch) -> ASTSource:
-    """As at run time: of most addresses the compiler knows that 16 divides them."""
+    """The source as at run time: the compiler knows of most addresses that 16 divides them."""
     signature: dict[str, str] = {}
     constants: dict[str, object] = {}
     attributes: dict[tuple[int, ...], list[list[object]]] = {}
@@ -148,7 +148,7 @@ def _before_wait(listing: str, signature: Mapping[str, str]) -> str:
 
 
 def _pointers(signature: Mapping[str, str]) -> dict[int, str]:
-    """By their first byte among the parameters, each of which begins at a multiple of its size."""
+    """Pointers by their first byte among the parameters, each at a multiple of its size."""
     found, end = {}, 0
     for name, kind in signature.items():
         if kind != "constexpr":

@@ -131,7 +131,7 @@ class Turns:
         self._seconds += time.monotonic() - start
 
     def figures(self) -> dict[str, Figure]:
-        """By their row's key, after one turn at least."""
+        """Figures by their row's key, after one turn at least."""
         return {
             row.key: figure_of([row.figure(summary) for summary in self._summaries])
             for row in self._measurement.rows
@@ -167,7 +167,7 @@ def _repeat(measurement: Measurement, number: int) -> WorkloadSpec:
 
 
 def _warmup(spec: WorkloadSpec) -> WorkloadSpec:
-    """As long and as wide as what follows, with other prompts and fewer tokens to generate."""
+    """A load as long and as wide as what follows, of other prompts and fewer tokens."""
     tokens = min(4, spec.output_tokens)
     count = min(RUNNING, spec.num_requests)
     return replace(spec, seed=WARMUP_SEED, prefix_seed=None, num_requests=count,

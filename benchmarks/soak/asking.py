@@ -61,6 +61,6 @@ def versions_of(choice: Choice) -> set[str]:
 
 
 def _digest(fingerprint: str) -> str:
-    """In MODEL-DIGEST-gN, as `system_fingerprint` has it."""
+    """The digest in MODEL-DIGEST-gN, as `system_fingerprint` has it."""
     parts = fingerprint.split("-")
     return parts[1] if len(parts) > 1 else ""

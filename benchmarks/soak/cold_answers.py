@@ -22,7 +22,7 @@ COLD_FLAGS = (
 
 
 class ColdAnswers:
-    """By question and by version."""
+    """Answers by question and by version."""
 
     def __init__(self) -> None:
         self._choices: dict[tuple[int, str], dict[int, Choice]] = {}

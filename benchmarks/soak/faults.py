@@ -41,7 +41,7 @@ NOTICE_SECONDS = 30.0  # a tier that has failed is left alone for a while
 
 
 def bound_redis(redis: RedisServer) -> None:
-    """As the README has it: a bound, and blocks evicted before what leads to them."""
+    """Set it up as the documents say: a bound, and blocks evicted before what leads to them."""
     with redis.client() as client:
         client.config_set("maxmemory", REDIS_BYTES)
         client.config_set("maxmemory-policy", "volatile-lru")
@@ -80,7 +80,7 @@ class Faults:
         ]
 
     async def repeat(self, fault: Fault, seconds: float, seed: str) -> None:
-        """For a soak of so many seconds; a short one has all faults, only faster."""
+        """Plan for a soak of so many seconds; a short one has all faults, only faster."""
         rng = Random(seed)
         every = fault.every * min(1.0, seconds / 1200)
         end = time.monotonic() + seconds * fault.until

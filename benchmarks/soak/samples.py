@@ -119,7 +119,7 @@ def most(looks: Sequence[Mapping[str, float]], name: str) -> float:
 
 
 async def read_metrics(origin: Origin) -> dict[str, float]:
-    """By name, and by name{tier} where there are tiers; sums over all other labels."""
+    """Values by name, and by name{tier} where there are tiers; sums over all other labels."""
     values: dict[str, float] = {}
     for line in (await _get(origin, "/metrics")).splitlines():
         if line.startswith("#") or "_bucket{" in line:

@@ -172,7 +172,7 @@ class TierSoak:
         self.diary.looks.append(Look(engines, len(names), await asyncio.to_thread(self._bytes)))
 
     def _bytes(self) -> int:
-        """In an order in which what moves meanwhile is missed rather than counted twice."""
+        """Bytes on the disk; what moves meanwhile is missed rather than counted twice."""
         places = ("trash", "quarantine", "namespaces", "staging")
         return sum(bytes_below(self.path / place) for place in places)
 

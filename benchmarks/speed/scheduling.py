@@ -104,7 +104,7 @@ class Load:
         self.scheduler = Scheduler(config, max(1, num_adapters), kv, AllResident(), KVConnector())
 
     def fill(self) -> None:
-        """As many arrive as have ended, so that the queue keeps its length."""
+        """Let as many arrive as have ended, so that the queue keeps its length."""
         while self.scheduler.num_waiting < self._num_waiting:
             self.scheduler.add(self._request())
 
