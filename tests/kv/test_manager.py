@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from lora_serve.identity import BlockHash, BlockHasher, CacheNamespace
 from lora_serve.kv.block_table import BlockTable
 from lora_serve.kv.manager import KVCacheManager
+from lora_serve.kv_groups import KVGroup
 
 BLOCK = 4
 
@@ -141,3 +143,135 @@ def test_a_reset_keeps_the_blocks_that_requests_hold() -> None:
     kv.free(other)
     assert kv.usage == 0.0
     kv.pool.check_invariants()
+
+
+# ── groups with windows ─────────────────────────────────────────────────────────────────────
+
+FULL, NARROW, WIDE = KVGroup(), KVGroup(6), KVGroup(11)
+
+
+def windowed_pool(*groups: KVGroup, num_blocks: int = 40, in_flight: int = 8) -> KVCacheManager:
+    return KVCacheManager(num_blocks, BLOCK, True, groups, in_flight)
+
+
+def compute(kv: KVCacheManager, holder: Holder, num_tokens: int | None = None) -> None:
+    """All of a holder's tokens, in one step after the other of as many as its tables hold."""
+    num_tokens = num_tokens or len(holder.tokens)
+    num_computed = holder.num_committed_blocks * BLOCK
+    while num_computed < num_tokens:
+        num_planned = min(num_tokens, kv.most_tokens(holder))
+        assert kv.extend(holder, num_planned)
+        kv.check_tables(holder, num_computed, num_planned)
+        num_computed = num_planned
+        kv.commit(holder, num_computed)
+        kv.free_unseen(holder, num_computed)
+        kv.check_invariants([holder])
+
+
+def held_blocks(holder: Holder) -> list[int]:
+    return [len(table.held) for table in holder.block_tables]
+
+
+def test_a_window_holds_what_it_sees_while_a_full_group_holds_all() -> None:
+    kv = windowed_pool(FULL, NARROW, WIDE)
+    holder = Holder(list(range(40)))
+    admit(kv, holder)
+    assert held_blocks(holder) == [10, 4, 6]
+    compute(kv, holder)
+    assert held_blocks(holder) == [10, 2, 3]  # the next token sees 5, and 10, before it
+    assert kv.pool.num_cached == 30  # what was freed is found until it is reused
+    kv.free(holder)
+    assert kv.usage == 0.0
+
+
+def test_a_prefix_is_found_up_to_where_each_window_has_what_it_sees() -> None:
+    kv = windowed_pool(FULL, NARROW, WIDE)
+    writer = Holder(list(range(40)))
+    admit(kv, writer)
+    compute(kv, writer)
+    hit = kv.lookup(Holder(list(range(40))), 39)
+    assert (hit.num_blocks, [len(blocks) for blocks in hit.blocks]) == (9, [9, 2, 3])
+
+    def forget(group: int, block: int) -> None:
+        found = kv.pool.find(writer.block_hashes[block], group)
+        assert found is not None
+        kv.pool._forget(found)
+
+    forget(1, 2)  # seen from 3 or 4 blocks on, not from 9
+    assert kv.lookup(writer, 39).num_blocks == 9
+    assert kv.lookup(writer, 19).num_blocks == 2
+    forget(2, 7)
+    assert kv.lookup(writer, 39).num_blocks == 7
+    forget(1, 6)
+    assert kv.lookup(writer, 39).num_blocks == 6
+    forget(0, 3)
+    assert kv.lookup(writer, 39).num_blocks == 2
+
+
+def naive_hit(kv: KVCacheManager, holder: Holder, most_blocks: int) -> int:
+    for num_blocks in range(most_blocks, 0, -1):
+        if all(
+            kv.pool.find(holder.block_hashes[block], index) is not None
+            for index, group in enumerate(kv.needs.groups)
+            for block in range(group.first_seen(num_blocks * BLOCK, BLOCK), num_blocks)
+        ):
+            return num_blocks
+    return 0
+
+
+@pytest.mark.parametrize("groups", [(NARROW,), (WIDE, NARROW), (NARROW, FULL, WIDE)], ids=str)
+def test_a_lookup_agrees_with_trying_every_length(groups: tuple[KVGroup, ...]) -> None:
+    rng = random.Random(1)
+    lengths = set()
+    for _ in range(300):
+        kv = windowed_pool(*groups, num_blocks=80)
+        holder = Holder(list(range(60)))
+        admit(kv, holder)
+        compute(kv, holder)
+        for block in rng.sample(kv.pool.blocks, rng.randrange(40)):
+            kv.pool._forget(block)
+        lengths.add(found := kv.lookup(holder, 59).num_blocks)
+        assert found == naive_hit(kv, holder, 14)
+    assert len(lengths) > 3
+
+
+def test_a_hit_refers_to_what_the_next_token_sees_and_to_no_more() -> None:
+    kv = windowed_pool(NARROW)
+    writer = Holder(list(range(40)))
+    admit(kv, writer)
+    compute(kv, writer)
+    kv.free(writer)
+    reader = Holder([*range(40), 50])
+    assert admit(kv, reader) == 40
+    assert held_blocks(reader) == [3]  # two of the prefix, one for the last token
+    assert kv.pool.num_free == 37
+
+
+def test_what_the_tiers_give_needs_blocks_for_what_is_seen_of_it() -> None:
+    kv = windowed_pool(NARROW)
+    holder = Holder(list(range(40)))
+    assert kv.admit(holder, kv.lookup(holder, 39), 9, 40)
+    assert held_blocks(holder) == [3]
+    assert holder.num_committed_blocks == 0
+    kv.commit(holder, 40)
+    assert kv.lookup(holder, 39).num_blocks == 9
+
+
+def test_a_hit_that_others_hold_comes_on_top_of_what_is_reserved() -> None:
+    """Freeing it would give nothing back for the rest of the prompt."""
+    kv = windowed_pool(NARROW, num_blocks=20)
+    writer = Holder(list(range(40)))
+    admit(kv, writer)
+    compute(kv, writer)
+    reader = Holder([*range(40), *range(100, 160)])
+    admit(kv, reader)
+    assert held_blocks(reader) == [2 + 4]
+    while kv.pool.num_free:
+        kv.pool.take()
+    num_computed = 40
+    while num_computed < 100:
+        num_planned = min(100, kv.most_tokens(reader))
+        assert kv.extend(reader, num_planned), "its own blocks must be enough"
+        num_computed = num_planned
+        kv.commit(reader, num_computed)
+        kv.free_unseen(reader, num_computed)

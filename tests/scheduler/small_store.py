@@ -19,7 +19,7 @@ from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.scheduler.request import Request
 
 DEADLINE_MS = 10**9  # time passes by a second a fetch, but for the fetches that hang
-BLOCK = b"."
+BLOCK = b"01"  # a record, which one group or two may divide
 HASHER = BlockHasher("xxh3_128")
 MODEL = oracle_model(num_blocks=1)
 

@@ -23,6 +23,7 @@ from lora_serve.kv.connector import KVConnector
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.kv.tiered_connector import TieredConnector
 from lora_serve.kv.writers import PendingWrites
+from lora_serve.kv_groups import KVGroup, tokens_in_flight
 from lora_serve.kv_tiers.base import TierNamespace
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.scheduler.lora_slots import LoRASlots
@@ -142,12 +143,21 @@ class World:
         seats_class: type[LoRASlots] = LoRASlots,
         writers_class: type[PendingWrites[Request]] = PendingWrites,
         queue_class: type[WaitingQueue] = WaitingQueue,
+        groups: Sequence[KVGroup] = (KVGroup(),),
     ) -> None:
         config = SchedulerConfig(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, fair_share=fair_share
         )
         self.memory = Memory()
-        self.kv = KVCacheManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=True)
+        in_flight = tokens_in_flight(
+            tuple(groups),
+            BLOCK_SIZE,
+            num_blocks=num_blocks,
+            max_model_len=max(len(each.prompt) + each.max_tokens for each in asked),
+            wanted=(1 + is_overlapped) * budget,
+            least=1 + is_overlapped,
+        )
+        self.kv = KVCacheManager(num_blocks, BLOCK_SIZE, True, groups, in_flight)
         self.store = SmallStore() if has_tiers else None
         self.connector: KVConnector[Request] = KVConnector()
         if self.store is not None:

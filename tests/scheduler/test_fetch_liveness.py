@@ -13,6 +13,7 @@ from lora_serve.kv.blocks import BlockPool, KVCacheBlock
 from lora_serve.kv.connector import FetchesEnded
 from lora_serve.kv.fetches import Fetches
 from lora_serve.kv.tiered_connector import TieredConnector
+from lora_serve.kv_groups import KVGroup
 from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.scheduler.queue import WaitingQueue
 from lora_serve.scheduler.request import Request, RequestStatus
@@ -31,7 +32,7 @@ ADAPTERS = [Asked(RED, ONE_BLOCK), Asked(BLUE, ONE_BLOCK)]
 
 
 def tiered(asked: list[Asked], **settings: Any) -> World:
-    return World(asked, num_blocks=3, has_tiers=True, **settings)
+    return World(asked, has_tiers=True, **({"num_blocks": 3} | settings))
 
 
 WORLDS: dict[str, Callable[..., World]] = {
@@ -41,6 +42,9 @@ WORLDS: dict[str, Callable[..., World]] = {
     "memory for one fetched block": lambda **more: tiered(STRANGERS, max_fetched_blocks=1, **more),
     "answers that outgrow the pool": lambda **more: tiered(OUTGROWING, **more),
     "two adapters and one LoRA slot": lambda **more: tiered(ADAPTERS, **more),
+    "a window beside full layers": lambda **more: tiered(
+        PARTING, num_blocks=6, groups=[KVGroup(3), KVGroup()], **more
+    ),
 }
 
 

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from lora_serve.identity import AdapterRef, BlockHash
+from lora_serve.kv.manager import BlockHolder, CacheHit, KVCacheManager
 from lora_serve.kv.writers import PendingWrites
+from lora_serve.kv_groups import KVGroup
 from lora_serve.scheduler.in_flight import ScheduledPair, StepsInFlight
 from lora_serve.scheduler.lora_slots import LoRASlots
 from lora_serve.scheduler.queue import WaitingQueue
@@ -54,14 +56,71 @@ def test_nobody_waits_for_ever_where_steps_overlap(name: str) -> None:
     assert explore(World(OVERLAPPED_WORLDS[name], num_blocks=3, is_overlapped=True)) > 50
 
 
+WINDOW, FULL = KVGroup(3), KVGroup()
+LONG = (1, 2, 3, 4, 5, 6, 7)
+WINDOWED_WORLDS = {
+    "prompts longer than the pool": lambda **more: World(
+        [Asked(None, LONG, 2), Asked(None, (*LONG[:4], 9, 9), 3)],
+        num_blocks=3,
+        groups=[WINDOW],
+        **more,
+    ),
+    "equal prompts": lambda **more: World(
+        [Asked(None, LONG[:5], 1)] * 3, num_blocks=4, groups=[WINDOW], **more
+    ),
+    "answers that outgrow the pool": lambda **more: World(
+        [Asked(None, (n, n), 5) for n in range(2)], num_blocks=6, groups=[FULL, WINDOW], **more
+    ),
+    "a window beside adapters": lambda **more: World(
+        [Asked(RED, SHARED, 3), Asked(BLUE, SHARED)], num_blocks=5, groups=[WINDOW, FULL], **more
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWED_WORLDS)
+@pytest.mark.parametrize("is_overlapped", [False, True])
+def test_nobody_waits_for_ever_where_windows_free_blocks(name: str, is_overlapped: bool) -> None:
+    assert explore(WINDOWED_WORLDS[name](is_overlapped=is_overlapped)) > 20
+
+
+class KeepsWhatIsUnseen(KVCacheManager):
+    """A window's blocks are freed with their request only, as if there were room for all."""
+
+    def free_unseen(self, holder: BlockHolder, num_computed_tokens: int) -> None:
+        pass
+
+    def most_tokens(self, holder: BlockHolder) -> int:
+        return 100
+
+    def lookup(self, holder: BlockHolder, max_tokens: int) -> CacheHit:
+        """Find nothing: what was computed before a preemption would do for the rest."""
+        return super().lookup(holder, 0)
+
+    def check_tables(self, holder: BlockHolder, num_computed: int, num_planned: int) -> None:
+        """It is the waiting that has to show."""
+
+
+def test_exploration_finds_windows_that_keep_their_blocks() -> None:
+    world = WINDOWED_WORLDS["prompts longer than the pool"]()
+    kv = world.kv
+    world.kv = KeepsWhatIsUnseen(kv.num_blocks, kv.block_size, True, kv.needs.groups)
+    world.scheduler._kv = world.kv
+    with pytest.raises(AssertionError, match="someone waits for ever"):
+        explore(world)
+
+
 @pytest.mark.parametrize(
     "first",
     [
+        WINDOWED_WORLDS["equal prompts"](),
+        WINDOWED_WORLDS["answers that outgrow the pool"](is_overlapped=True),
         *(World(asked, num_blocks=3) for asked in WORLDS.values()),
         World(WORLDS["two adapters and one LoRA slot"], num_blocks=3, fair_share="adapter"),
         *(World(asked, num_blocks=3, is_overlapped=True) for asked in OVERLAPPED_WORLDS.values()),
     ],
     ids=[
+        "equal prompts, a window",
+        "answers that outgrow the pool, a window, overlapped",
         *WORLDS,
         "two adapters with fair shares",
         *(f"overlapped: {n}" for n in OVERLAPPED_WORLDS),

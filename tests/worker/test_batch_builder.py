@@ -164,3 +164,20 @@ def test_attention_is_planned_over_each_requests_own_blocks(num_requests: int) -
         (3 * i, 3 * i + 3, 10 * i + 3) for i in range(num_requests)
     ]
     assert [p.blocks.tolist() for p in plan] == [list(r.block_tables[0]) for r in requests]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3])
+def test_layers_get_the_slots_and_the_plan_of_their_group(num_tokens: int) -> None:
+    builder = BatchBuilder(REFERENCE, CpuDevice(), 16, 2, torch.bfloat16, group_of=(1, 0, 1))
+    chunk = replace(
+        request(17, num_tokens, 0), block_tables=[(5, 6), (0, 9)], asked=sampling(SAMPLE)
+    )
+    rows = builder.lay_out([chunk], adapter_of=_packed)
+    batch = builder.to_device(rows)
+    assert [slots.tolist()[0] for slots in batch.slot_mapping] == [145, 97, 145]
+    assert [len(slots) for slots in batch.slot_mapping] == [num_tokens] * 3
+    assert [plan[0].blocks.tolist() for plan in batch.attention] == [[0, 9], [5, 6], [0, 9]]
+    if batch.outputs is not None:
+        assert list(batch.outputs.attention) == [2]
+        assert batch.outputs.attention[2][0].blocks.tolist() == [0, 9]
+    assert (batch.outputs is None) == (num_tokens == 1)
