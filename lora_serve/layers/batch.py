@@ -33,8 +33,9 @@ class ForwardBatch:
         token; `is_embeds` (T), bool, then says which rows it supplies.
     positions: (T), int64, absolute.
     slot_mapping: of each layer (T), int64, block_id * block_size + offset.
-    attention: of each layer what Ops.plan_attention gave. Layers of one block table share both.
-    lora: from Ops.plan_lora, None when no row has an adapter.
+    attention: of each layer what ops.attention.plan_attention gave. Layers of one block table share
+        both.
+    lora: from ops.adapters.plan_lora, None when no row has an adapter.
     outputs: None if all rows' hidden states are asked for.
     """
 

@@ -51,7 +51,7 @@ class BatchRows:
         for which the step before draws them, by their indices in that step.
     seq_lens (R), block_tables (R, longest) for each group: int32,
         CPU tensors; tables are filled up with block 0, which is not looked at.
-    segments: (start, end, adapter), as Ops.plan_lora wants them.
+    segments: (start, end, adapter), as ops.adapters.plan_lora wants them.
     is_embeds (T), inputs_embeds (T, H): CPU tensors, or None where every row is a token.
     """
 

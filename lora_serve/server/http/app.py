@@ -73,7 +73,8 @@ def create_app(
         chat_template=read_template(config.chat_template),
     )
     http_metrics = HTTPMetrics()
-    app = FastAPI(title="lora-serve", version=__version__)
+    # A redirect to the path with or without a slash would name the host that the client sent.
+    app = FastAPI(title="lora-serve", version=__version__, redirect_slashes=False)
     document = openapi_document(config)
     app.openapi = lambda: document  # type: ignore[method-assign]  # FastAPI's way to have one's own
     for router in (

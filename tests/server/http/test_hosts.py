@@ -73,3 +73,10 @@ async def test_a_server_on_the_network_answers_to_any_name(engine: FakeEngine) -
     async with client_for(engine, NETWORK) as client:
         response = await client.get("/health", headers={"Host": "pod-3.example"})
     assert response.status_code == 200
+
+
+async def test_no_redirect_names_the_host_that_a_client_sent(engine: FakeEngine) -> None:
+    async with client_for(engine, NETWORK) as client:
+        response = await client.post("/v1/completions/", headers={"Host": "evil.example"})
+    assert response.status_code == 404
+    assert "location" not in response.headers
