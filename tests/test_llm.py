@@ -119,8 +119,8 @@ def subject(
     [
         {"max_num_batched_tokens": 2048},
         {"max_num_batched_tokens": 23, "async_scheduling": True},
-        {"num_gpu_blocks_override": 14, "max_num_batched_tokens": 64},
-        {"num_gpu_blocks_override": 14, "max_num_batched_tokens": 64, "async_scheduling": True},
+        {"num_gpu_blocks_override": 16, "max_num_batched_tokens": 64},
+        {"num_gpu_blocks_override": 16, "max_num_batched_tokens": 64, "async_scheduling": True},
         {"max_loras": 1},
     ],
     ids=[

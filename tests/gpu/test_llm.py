@@ -18,12 +18,12 @@ from lora_serve.sampling_params import SamplingParams
 from tests.test_llm import (
     LoneServer,
     Subject,
-    test_company_chunks_cache_and_preemption_change_no_bit,
+    test_batch_chunks_cache_and_preemption_change_no_bit,
     test_prompt_logprobs_and_penalties_are_exact_too,
 )
 
 __all__ = [
-    "test_company_chunks_cache_and_preemption_change_no_bit",
+    "test_batch_chunks_cache_and_preemption_change_no_bit",
     "test_prompt_logprobs_and_penalties_are_exact_too",
 ]
 
