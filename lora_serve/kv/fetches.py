@@ -133,7 +133,7 @@ class Fetches(Generic[Who]):
         return fetch
 
     def take_in(self, results: Iterable[FetchResult]) -> list[Fetch[Who]]:
-        """The fetches that ended. A result that nobody waits for any more is counted."""
+        """Note results; returns the fetches that ended. One no longer awaited is counted."""
         ended = []
         for result in results:
             fetch = self._in_flight.get(result.ticket)
@@ -162,7 +162,7 @@ class Fetches(Generic[Who]):
         return self._of.get(who)
 
     def forget(self, who: Who) -> int | None:
-        """`who` was admitted or is gone; the ticket to cancel if nobody else waits for it."""
+        """`who` was admitted or is gone; the ticket to cancel if no other request waits for it."""
         self._asked.pop(who, None)
         return self._leave(who)
 
@@ -221,8 +221,10 @@ class Fetches(Generic[Who]):
         """Assert what must hold after every operation."""
         members = {who: fetch for fetch in set(self._of.values()) for who in fetch.members}
         assert members == self._of, "fetches and their members disagree"
-        assert all(f in self._of.values() for f in self._in_flight.values()), "fetched for nobody"
+        assert all(f in self._of.values() for f in self._in_flight.values()), (
+            "fetched for no request"
+        )
         assert self.num_bytes == sum(f.num_bytes for f in set(self._of.values())), "bytes in hand"
         assert self.num_bytes <= self._max_bytes, "more fetched bytes than there is memory for"
-        assert set(self._of) <= set(self._asked), "somebody waits for what it did not ask for"
+        assert set(self._of) <= set(self._asked), "a request waits for what it did not ask for"
         assert set(self._by_next.values()) <= set(self._in_flight.values()), "joined after landing"

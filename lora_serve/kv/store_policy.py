@@ -33,7 +33,7 @@ class StorePolicy(Protocol):
 
 
 class StoreAll:
-    """Every block, once, by whoever computed it."""
+    """Store every block once, when it has been computed."""
 
     def admitted(self, request: StoredRequest, num_hit_blocks: int) -> Sequence[int]:
         return ()

@@ -1,9 +1,9 @@
-"""Which running request is computing which block, and who waits for it.
+"""Which running request is computing which block, and which requests wait for it.
 
 Defer, don't duplicate: a request whose next block is being written waits for the commit instead
 of computing the same prefix again. If the writer dies, its waiters are woken and one of them
-becomes the writer. A waiter never holds blocks, and a writer never waits, so nobody waits in
-a circle.
+becomes the writer. A waiter never holds blocks, and a writer never waits, so no requests
+wait in a circle.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PendingWrites(Generic[Who]):
         return len(self._awaited)
 
     def announce(self, writer: Who, hashes: Sequence[BlockHash]) -> None:
-        """`writer` will compute these blocks. One that somebody else announced stays theirs."""
+        """`writer` will compute these blocks. One that another announced stays the other's."""
         for block_hash in hashes:
             if self._writer.setdefault(block_hash, writer) == writer:
                 self._writes.setdefault(writer, {})[block_hash] = None
@@ -38,7 +38,7 @@ class PendingWrites(Generic[Who]):
     def shared_until(self, hashes: Sequence[BlockHash], start: int, stop: int) -> BlockHash | None:
         """Find the last of hashes[start:stop] that the writer of hashes[start] computes.
 
-        None if nobody computes that one. Waiting for the last wakes a waiter once, not once a
+        None if no request computes that one. Waiting for the last wakes a waiter once, not once a
         block. A writer computes a run of its chain, so the last is found by bisection.
         """
         writer = self._writer.get(hashes[start]) if start < stop else None
@@ -55,12 +55,12 @@ class PendingWrites(Generic[Who]):
         return hashes[low]
 
     def wait(self, waiter: Who, block_hash: BlockHash) -> None:
-        assert block_hash in self._writer, "waiting for a block that nobody writes"
+        assert block_hash in self._writer, "waiting for a block that is not being written"
         self._waiters.setdefault(block_hash, {})[waiter] = None
         self._awaited[waiter] = block_hash
 
     def written(self, writer: Who, hashes: Sequence[BlockHash]) -> list[Who]:
-        """These blocks are committed; returns who waited for them."""
+        """These blocks are committed; returns the requests that waited for them."""
         woken: list[Who] = []
         for block_hash in hashes:
             if self._writer.get(block_hash) == writer:
@@ -68,7 +68,7 @@ class PendingWrites(Generic[Who]):
         return woken
 
     def withdraw(self, writer: Who) -> list[Who]:
-        """`writer` will not write what it announced; returns who waited for it."""
+        """`writer` will not write what it announced; returns the requests that waited for it."""
         woken: list[Who] = []
         for block_hash in list(self._writes.get(writer, ())):
             woken += self._settle(block_hash)
@@ -102,5 +102,7 @@ class PendingWrites(Generic[Who]):
         assert by_writer == self._writer, "writers and their writes disagree"
         awaited = {who: h for h, waiters in self._waiters.items() for who in waiters}
         assert awaited == self._awaited, "waiters and what they await disagree"
-        assert set(self._waiters) <= set(self._writer), "someone awaits a block nobody writes"
+        assert set(self._waiters) <= set(self._writer), (
+            "a block is awaited that is not being written"
+        )
         assert not set(self._awaited) & set(self._writes), "a writer waits"

@@ -16,7 +16,7 @@ ScheduledPair = tuple[Request, ScheduledRequest]
 
 
 class StepsInFlight:
-    """By step_id. A step without requests changes nobody's progress and is not held here."""
+    """The steps by step_id. One without requests changes no progress and is not held here."""
 
     def __init__(self) -> None:
         self._num_planned = 0

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from lora_serve.identity import AdapterRef
-from lora_serve.scheduler.queue import WaitingQueue
+from lora_serve.scheduler.queue import LoRASlot, Slots, WaitingQueue
 
 
 class AdapterMemory(Protocol):
-    """What the scheduler asks of whoever keeps adapters in the workers' memory."""
+    """What the scheduler asks of the part that keeps adapters in the workers' memory."""
 
     def is_resident(self, ref: AdapterRef) -> bool: ...
 
@@ -29,71 +29,73 @@ class AdapterMemory(Protocol):
 
 
 class LoRASlots:
-    """Seats and their adapters; keeps the queue informed of who has one."""
+    """Decides which adapters have a slot, and keeps the requests behind each in their place.
 
-    def __init__(self, max_loras: int, queue: WaitingQueue, memory: AdapterMemory) -> None:
+    slots: the slots that are taken, which the queue reads; this class alone writes them.
+    """
+
+    def __init__(
+        self, max_loras: int, slots: Slots, queue: WaitingQueue, memory: AdapterMemory
+    ) -> None:
         self._max_loras = max_loras
+        self._slots = slots
         self._queue = queue
         self._memory = memory
-        self._num_running: dict[AdapterRef, int] = {}  # has a key for every adapter in a slot
-        self._loading: set[AdapterRef] = set()
 
     @property
     def is_free(self) -> bool:
-        return len(self._num_running) < self._max_loras
+        return len(self._slots) < self._max_loras
 
     @property
     def running(self) -> list[AdapterRef]:
-        return [ref for ref, num_running in self._num_running.items() if num_running]
+        return [ref for ref, slot in self._slots.items() if slot.num_running]
 
     def claim(self, ref: AdapterRef) -> bool:
-        """Seat the adapter; False when its weights must be read first (its requests are held)."""
-        if ref not in self._num_running:
+        """Give the adapter a slot; False when its weights must be read first."""
+        if ref not in self._slots:
             assert self.is_free, f"no LoRA slot for adapter {ref.name}"
-            self._num_running[ref] = 0
-            self._queue.enter_slot(ref)
+            self._slots[ref] = LoRASlot()
+            self._queue.slot_changed(ref)
         if self._memory.is_resident(ref):
             return True
-        self._loading.add(ref)
-        self._queue.hold(ref)
+        self._slots[ref].is_loading = True
+        self._queue.slot_changed(ref)
         self._memory.request_load(ref)
         return False
 
-    def loaded(self, ref: AdapterRef) -> None:
-        self._loading.remove(ref)
-        self._queue.unhold(ref)
+    def load_ended(self, ref: AdapterRef) -> None:
+        """The weights have come, or cannot be had: then its requests have left the queue."""
+        self._slots[ref].is_loading = False
+        self._queue.slot_changed(ref)
         self._leave_if_unused(ref)
-
-    def failed(self, ref: AdapterRef) -> None:
-        """The weights cannot be had; whoever waited for them has been taken off the queue."""
-        self.loaded(ref)
 
     def start(self, ref: AdapterRef) -> None:
         """A request of an adapter in a slot runs."""
-        self._num_running[ref] += 1
+        self._slots[ref].num_running += 1
 
     def stop(self, ref: AdapterRef) -> None:
         """A request has stopped running: finished, aborted or preempted."""
-        self._num_running[ref] -= 1
-        if self._num_running[ref] == 0:
+        slot = self._slots[ref]
+        slot.num_running -= 1
+        if slot.num_running == 0:
             self._leave(ref)
 
     def release_unused(self) -> None:
         """Free the LoRA slots of adapters whose waiting requests have all been aborted."""
-        for ref in list(self._num_running):
+        for ref in list(self._slots):
             self._leave_if_unused(ref)
 
     def _leave_if_unused(self, ref: AdapterRef) -> None:
-        is_idle = self._num_running.get(ref) == 0 and ref not in self._loading
+        slot = self._slots[ref]
+        is_idle = slot.num_running == 0 and not slot.is_loading
         if is_idle and not self._queue.has_waiting(ref):
             self._leave(ref)
 
     def _leave(self, ref: AdapterRef) -> None:
-        del self._num_running[ref]
-        self._queue.leave_slot(ref)
+        del self._slots[ref]
+        self._queue.slot_changed(ref)
 
     def check_invariants(self) -> None:
         """Assert what must hold after every operation."""
-        assert len(self._num_running) <= self._max_loras, "more adapters than slots"
-        assert self._loading <= set(self._num_running), "an adapter loads without a LoRA slot"
-        assert all(count >= 0 for count in self._num_running.values()), "negative running count"
+        assert len(self._slots) <= self._max_loras, "more adapters than slots"
+        assert all(slot.num_running >= 0 for slot in self._slots.values()), "negative count"

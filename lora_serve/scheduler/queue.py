@@ -12,7 +12,7 @@ adapters' requests wait until the cold one got a LoRA slot, so a hot set never s
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -24,6 +24,20 @@ OVERTAKE_LIMIT = 64
 RESUMED = -1.0  # stands before every count of served tokens
 
 Rank = tuple[int, float, int]
+
+
+@dataclass(slots=True)
+class LoRASlot:
+    """One adapter's place among those that a step may hold.
+
+    num_running: its running requests. is_loading: its weights are on their way.
+    """
+
+    num_running: int = 0
+    is_loading: bool = False
+
+
+Slots = dict[AdapterRef, LoRASlot]
 
 
 class Headed(Protocol):
@@ -122,7 +136,7 @@ class _Group:
 
     def pop_head(self) -> Request:
         head = self.head()
-        assert head is not None, "nobody waits in this group"
+        assert head is not None, "no request waits in this group"
         line = self._lines[head.share]
         heapq.heappop(line.heap)
         self._drop_if_empty(head.share, line)
@@ -149,14 +163,19 @@ class _Group:
 
 
 class WaitingQueue:
-    """Waiting requests in the order in which they may be admitted. shares: None for no shares."""
+    """Waiting requests in the order in which they may be admitted.
 
-    def __init__(self, shares: FairShares | None = None) -> None:
+    Requests of an adapter whose weights are on their way are not offered. slots: read here, and
+    written by `LoRASlots`. shares: None for no shares.
+    """
+
+    def __init__(
+        self, slots: Mapping[AdapterRef, LoRASlot], shares: FairShares | None = None
+    ) -> None:
+        self._slots = slots
         self._shares = shares
         self._base = _Group(None, self._rank)
         self._groups: dict[AdapterRef, _Group] = {}
-        self._in_slots: set[AdapterRef] = set()
-        self._held: set[AdapterRef] = set()
         self._warm: _HeadHeap[_Group] = _HeadHeap(self._rank)
         self._cold: _HeadHeap[_Group] = _HeadHeap(self._rank)
 
@@ -199,23 +218,11 @@ class WaitingQueue:
         if self._shares is not None:
             self._shares.charge(request.share, num_tokens)
 
-    def enter_slot(self, adapter: AdapterRef) -> None:
-        """The adapter got a LoRA slot: its requests are warm."""
-        self._in_slots.add(adapter)
-        self._replace(adapter)
-
-    def leave_slot(self, adapter: AdapterRef) -> None:
-        self._in_slots.discard(adapter)
-        self._replace(adapter)
-
-    def hold(self, adapter: AdapterRef) -> None:
-        """Offer none of this adapter's requests until `unhold` (its weights are on their way)."""
-        self._held.add(adapter)
-        self._replace(adapter)
-
-    def unhold(self, adapter: AdapterRef) -> None:
-        self._held.discard(adapter)
-        self._replace(adapter)
+    def slot_changed(self, adapter: AdapterRef) -> None:
+        """The adapter got or left a LoRA slot, or its weights are on their way, or are there."""
+        group = self._groups.get(adapter)
+        if group is not None:
+            self._place(group)
 
     def has_waiting(self, adapter: AdapterRef) -> bool:
         group = self._groups.get(adapter)
@@ -271,11 +278,6 @@ class WaitingQueue:
         if group.head() is request:
             self._place(group)
 
-    def _replace(self, adapter: AdapterRef) -> None:
-        group = self._groups.get(adapter)
-        if group is not None:
-            self._place(group)
-
     def _place(self, group: _Group) -> None:
         """Put a group where its adapter's LoRA slot says."""
         adapter, head = group.adapter, group.head()
@@ -283,8 +285,10 @@ class WaitingQueue:
             return
         self._warm.discard(group)
         self._cold.discard(group)
-        if head is not None and adapter not in self._held:
-            (self._warm if adapter in self._in_slots else self._cold).put(group, head)
+        slot = self._slots.get(adapter)
+        if head is None or (slot is not None and slot.is_loading):
+            return
+        (self._cold if slot is None else self._warm).put(group, head)
 
     def _drop_if_empty(self, group: _Group) -> None:
         if group.adapter is not None and group.head() is None:

@@ -1,7 +1,8 @@
 """One request's state, from its arrival to its last token.
 
-The Scheduler and its parts write it, but for the blocks (block_tables, num_committed_blocks), which
-KVCacheManager writes.
+The scheduler and its parts write it, but for two things. The blocks (block_tables,
+num_committed_blocks) are KVCacheManager's to write; the times (scheduled_time, first_token_time)
+are EngineCore's, since the scheduler reads no clock.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Request:
     block_hashes: of all full blocks.
     share: at whose cost it is served, where shares are fair.
     counts: what penalties ask; None without any.
-    num_prompt_logprobs: how many have been told. num_overtaken: later requests that got
+    num_prompt_logprobs: how many have been reported. num_overtaken: later requests that got
         in before this one, which waits for its adapter's LoRA slot.
     """
 

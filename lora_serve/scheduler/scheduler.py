@@ -5,7 +5,7 @@ go first, oldest first; without room the youngest is preempted and later recompu
 follow while tokens, LoRA slots and blocks last. Admission asks for the blocks that are not cached.
 
 A step may be planned while the one before it is in flight. It knows nothing of that one's outcome
-but what is certain; whoever hangs on more of it waits, and nobody is preempted meanwhile.
+but what is certain. A request that depends on more of it waits, and none is preempted meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lora_serve.scheduler.chunk import scheduled_chunk
 from lora_serve.scheduler.in_flight import ScheduledPair, StepsInFlight
 from lora_serve.scheduler.lora_slots import AdapterMemory, LoRASlots
 from lora_serve.scheduler.progress import RequestProgress, fresh_prompt_logprobs, take_in
-from lora_serve.scheduler.queue import WaitingQueue
+from lora_serve.scheduler.queue import Slots, WaitingQueue
 from lora_serve.scheduler.request import Request, RequestStatus
 from lora_serve.scheduler.shares import FairShares
 from lora_serve.scheduler.totals import SchedulerTotals
@@ -51,8 +51,9 @@ class Scheduler:
         self._memory = adapter_memory
         self._requests: dict[str, Request] = {}
         self._running: list[Request] = []  # oldest first
-        self._queue = WaitingQueue(FairShares() if config.fair_share != "none" else None)
-        self._slots = LoRASlots(max_loras, self._queue, adapter_memory)
+        slots: Slots = {}
+        self._queue = WaitingQueue(slots, FairShares() if config.fair_share != "none" else None)
+        self._slots = LoRASlots(max_loras, slots, self._queue, adapter_memory)
         self._writers: PendingWrites[Request] = PendingWrites()
         self._in_flight = StepsInFlight()
         self._planned: list[ScheduledPair] = []  # of the step that is being planned
@@ -102,14 +103,14 @@ class Scheduler:
         return request
 
     def adapter_loaded(self, ref: AdapterRef) -> None:
-        self._slots.loaded(ref)
+        self._slots.load_ended(ref)
 
     def adapter_failed(self, ref: AdapterRef) -> list[Request]:
         """The weights of this version are lost: returns the requests that can never run."""
         lost = self._queue.take_group(ref)
         for request in lost:
             self._finish(request)
-        self._slots.failed(ref)
+        self._slots.load_ended(ref)
         return lost
 
     def take_in_fetches(self) -> list[tuple[Request, str]]:
@@ -139,15 +140,15 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Decide the next step, which must be run if there is anything in it.
 
-        One step with requests may be in flight. If blocks are short then, nobody is planned:
-        its report may free some, and tells whom to preempt if not.
+        One step with requests may be in flight. If blocks are short then, the step is empty:
+        the report may free some, and shows which request to preempt if not.
         """
         assert len(self._in_flight) < 2, "two steps before this one have not been reported"
         self._slots.release_unused()
         self._planned = []
         budget = self._config.max_num_batched_tokens
         budget, is_short = self._schedule_running(budget)
-        if not is_short:  # admit nobody just to preempt him
+        if not is_short:  # do not admit a request that this step would have to preempt
             self._schedule_waiting(budget)
         moves = self._connector.plan()
         step_id = self._in_flight.begin(self._planned)
@@ -305,7 +306,7 @@ class Scheduler:
         """Take in what a step gave. From here on others may hit the blocks that it wrote.
 
         Steps are reported in the order in which they were planned. What a step computed for
-        requests that have ended since it was planned is nobody's.
+        requests that have ended since it was planned is dropped.
         """
         self.totals.num_steps += 1
         self._connector.gathered(output.kv_saves)
@@ -349,7 +350,7 @@ class Scheduler:
         )
 
     def _publish(self, request: Request, written: range) -> None:
-        """Blocks of a request are committed: whoever waited goes on, and tiers may store them."""
+        """Wake the requests that waited for these blocks, and let the tiers store them."""
         hashes = request.block_hashes[written.start : written.stop]
         self._wake(self._writers.written(request, hashes))
         computed = range(max(written.start, request.num_found_blocks), written.stop)

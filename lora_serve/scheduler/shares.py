@@ -3,7 +3,7 @@
 Each share has a count of tokens that were computed for it; among those that wait, the share with
 the smallest count goes first. A share that comes back after having wanted nothing begins at the
 common time, which is what a share with its fair part would stand at: idleness saves up nothing,
-and what a share used while nobody else wanted it is not held against it.
+and what a share used while no other wanted it is not held against it.
 
 Source: virtual time as in start-time fair queueing, Goyal et al. 1996; per-token service as in
 the virtual token counter, Sheng et al. 2024, arxiv.org/abs/2401.00588.

@@ -27,7 +27,7 @@ from lora_serve.kv_groups import KVGroup, tokens_in_flight
 from lora_serve.kv_tiers.base import TierNamespace
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.scheduler.lora_slots import LoRASlots
-from lora_serve.scheduler.queue import WaitingQueue
+from lora_serve.scheduler.queue import Slots, WaitingQueue
 from lora_serve.scheduler.request import Request
 from lora_serve.scheduler.scheduler import Scheduler
 from lora_serve.step import ModelRunnerOutput, RequestStepOutput, SchedulerOutput
@@ -168,9 +168,11 @@ class World:
                 connector_class=connector_class,
             )
         self.scheduler = scheduler = Scheduler(config, 1, self.kv, self.memory, self.connector)
+        slots: Slots = {}
         if queue_class is not WaitingQueue:
-            scheduler._queue = queue_class()
-        scheduler._slots = seats_class(1, scheduler._queue, self.memory)
+            scheduler._queue = queue_class(slots)
+        scheduler._queue._slots = slots
+        scheduler._slots = seats_class(1, slots, scheduler._queue, self.memory)
         scheduler._writers = writers_class()
         self.is_overlapped = is_overlapped
         self.in_flight: deque[SchedulerOutput] = deque()

@@ -15,7 +15,7 @@ from lora_serve.kv.fetches import Fetches
 from lora_serve.kv.tiered_connector import TieredConnector
 from lora_serve.kv_groups import KVGroup
 from lora_serve.kv_tiers.forgetting import Forgetting
-from lora_serve.scheduler.queue import WaitingQueue
+from lora_serve.scheduler.queue import Slots, WaitingQueue
 from lora_serve.scheduler.request import Request, RequestStatus
 from tests.scheduler.exploration import assert_what_is_alike_goes_on_alike, explore
 from tests.scheduler.small_world import Asked, World
@@ -197,8 +197,8 @@ def test_exploration_finds_a_request_that_goes_in_circles() -> None:
 class CountsTheParked(WaitingQueue):
     """An adapter keeps its LoRA slot while a request of it waits for a fetch."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, slots: Slots) -> None:
+        super().__init__(slots)
         self._popped: list[Request] = []
 
     def pop(self, request: Request) -> None:

@@ -163,8 +163,9 @@ class KeepsSeats(LoRASlots):
 class LosesSeatsWithWeights(LoRASlots):
     """An adapter whose weights are lost is thought to be loading for ever."""
 
-    def failed(self, ref: AdapterRef) -> None:
-        self._queue.unhold(ref)
+    def load_ended(self, ref: AdapterRef) -> None:
+        if self._queue.has_waiting(ref):
+            super().load_ended(ref)
 
 
 class LosesThePreempted(WaitingQueue):
@@ -173,9 +174,13 @@ class LosesThePreempted(WaitingQueue):
             super().push(request)
 
 
-class ForgetsToUnhold(WaitingQueue):
-    def unhold(self, adapter: AdapterRef) -> None:
-        pass
+class OverlooksLoads(WaitingQueue):
+    """Requests behind an adapter are not offered again when its weights have come."""
+
+    def slot_changed(self, adapter: AdapterRef) -> None:
+        slot = self._slots.get(adapter)
+        if slot is None or slot.is_loading:
+            super().slot_changed(adapter)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +189,7 @@ class ForgetsToUnhold(WaitingQueue):
         {"writers_class": SleepsThroughCommits},
         {"seats_class": KeepsSeats},
         {"seats_class": LosesSeatsWithWeights},
-        {"queue_class": ForgetsToUnhold},
+        {"queue_class": OverlooksLoads},
         {"queue_class": LosesThePreempted},
     ],
     ids=lambda mutants: next(iter(mutants.values())).__name__,

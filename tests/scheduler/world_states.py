@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import astuple
 
 from lora_serve.identity import BlockHash
 from lora_serve.kv.fetches import Fetch
@@ -50,9 +51,7 @@ def everything(world: World) -> Hashable:
         tuple((block.ref_cnt, block.block_hash, block.group) for block in pool.blocks),
         tuple((h, who.request_id) for h, who in writers._writer.items()),
         tuple((who.request_id, h) for who, h in writers._awaited.items()),
-        tuple(scheduler._slots._num_running.items()),
-        frozenset(scheduler._queue._in_slots),
-        frozenset(scheduler._queue._held),
+        tuple((ref, astuple(slot)) for ref, slot in scheduler._slots._slots.items()),
         frozenset(world.memory.resident),
         tuple(world.memory.loading),
         (tuple(shares._served.items()), shares._time) if shares else (),
@@ -84,9 +83,7 @@ def essence(world: World) -> Hashable:
         tuple(hash_of[block_id] for block_id in blocks),
         frozenset((h, place.get(who)) for h, who in writers._writer.items()),
         frozenset((place.get(who), h) for who, h in writers._awaited.items()),
-        frozenset(scheduler._slots._num_running.items()),
-        frozenset(scheduler._queue._in_slots),
-        frozenset(scheduler._queue._held),
+        frozenset((ref, astuple(slot)) for ref, slot in scheduler._slots._slots.items()),
         frozenset(world.memory.resident & _wanted_adapters(world)),
         frozenset(world.memory.loading),
         frozenset((s, n - shares._time) for s, n in shares._served.items()) if shares else (),
