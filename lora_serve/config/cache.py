@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lora_serve.config.setting import require_at_least, setting
+from lora_serve.config.setting import require_at_least, require_choices, setting
 from lora_serve.errors import ConfigError
 from lora_serve.identity import HASH_ALGOS
 
@@ -31,6 +31,7 @@ class CacheConfig:
     )
 
     def __post_init__(self) -> None:
+        require_choices(self)
         if self.block_size < 16 or self.block_size % 16:
             raise ConfigError(f"--block-size {self.block_size} is not a multiple of 16")
         if not 0 < self.gpu_memory_utilization <= 1:

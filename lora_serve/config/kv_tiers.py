@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from lora_serve.config.setting import require_at_least, require_one_of, setting
+from lora_serve.config.setting import require_at_least, require_choices, setting
 from lora_serve.errors import ConfigError
 
 KV_STORE_POLICIES = ("all", "prompt-only", "after-n-hits")
@@ -78,10 +78,7 @@ class KVTierConfig:
         require_at_least(1, "--kv-store-min-hits", self.kv_store_min_hits)
         require_at_least(1, "--kv-load-deadline-ms", self.kv_load_deadline_ms)
         require_at_least(0, "--kv-stale-version-seconds", self.kv_stale_version_seconds)
-        require_one_of(KV_STORE_POLICIES, "--kv-store-policy", self.kv_store_policy)
-        require_one_of(
-            KV_LOAD_FAILURE_POLICIES, "--kv-load-failure-policy", self.kv_load_failure_policy
-        )
+        require_choices(self)
         self.expanded()  # raises at once for what is wrong with the JSON
 
     def expanded(self) -> KVTierConfig:

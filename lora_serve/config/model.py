@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lora_serve.config.setting import require_at_least, setting
+from lora_serve.config.setting import require_at_least, require_choices, setting
 from lora_serve.errors import ConfigError
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -106,18 +106,11 @@ class ModelConfig:
     )
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require_at_least(1, "--max-model-len", self.max_model_len)
         require_at_least(0, "--max-logprobs", self.max_logprobs)
         require_at_least(1, "--cpu-threads", self.cpu_threads)
         require_at_least(1, "--max-cudagraph-capture-size", self.max_cudagraph_capture_size)
-        if self.quantization not in (None, *QUANTIZATIONS):
-            raise ConfigError(
-                f"--quantization {self.quantization} must be one of {', '.join(QUANTIZATIONS)}"
-            )
-        if self.lm_head_screen not in SCREENS:
-            raise ConfigError(
-                f"--lm-head-screen {self.lm_head_screen} must be one of {', '.join(SCREENS)}"
-            )
         if self.quantize_activations and self.quantization is None:
             raise ConfigError(
                 "--quantize-activations needs --quantization, which says how weights are kept"

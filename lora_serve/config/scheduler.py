@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lora_serve.config.setting import require_at_least, setting
+from lora_serve.config.setting import require_at_least, require_choices, setting
 
 SCHEDULING_POLICIES = ("fcfs", "priority")
 FAIR_SHARES = ("none", "adapter", "key")
@@ -35,5 +35,6 @@ class SchedulerConfig:
     validate: bool = setting("Check the engine's invariants after every step (slow).", False)
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require_at_least(1, "--max-num-seqs", self.max_num_seqs)
         require_at_least(1, "--max-num-batched-tokens", self.max_num_batched_tokens)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, fields
 from typing import Any
 
 from lora_serve.errors import ConfigError
 
 
 def setting(help: str, default: Any, **metadata: Any) -> Any:
-    """A field with its flag's help; `choices`, `metavar`, `repeat` go to the parser."""
+    """A field with its flag's help; `metavar` and `repeat` go to the parser.
+
+    `choices` are the values it may have besides a default of None. The parser lists them, and
+    `require_choices` refuses others, from wherever they come.
+    """
     return field(default=default, metadata={"help": help, **metadata})
 
 
@@ -18,6 +22,11 @@ def require_at_least(low: float, flag: str, value: float | None) -> None:
         raise ConfigError(f"{flag} {value} must be at least {low}")
 
 
-def require_one_of(choices: tuple[str, ...], flag: str, value: str) -> None:
-    if value not in choices:
-        raise ConfigError(f"{flag} {value} must be one of {', '.join(choices)}")
+def require_choices(config: Any) -> None:
+    """Refuse values that are none of their fields' choices. Every config with choices calls it."""
+    for each in fields(config):
+        choices, value = each.metadata.get("choices"), getattr(config, each.name)
+        if choices is None or value in choices or (value is None and each.default is None):
+            continue
+        flag = each.name.replace("_", "-")
+        raise ConfigError(f"--{flag} {value} must be one of {', '.join(choices)}")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import Field, fields
 
 import pytest
 
@@ -13,6 +14,7 @@ from lora_serve.config import (
     ServerConfig,
 )
 from lora_serve.errors import ConfigError
+from lora_serve.llm import LLM
 
 
 @pytest.mark.parametrize(
@@ -43,9 +45,34 @@ def test_a_number_that_cannot_be_is_refused_with_its_limit(
         make()
 
 
-def test_a_quantization_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(ConfigError, match="--quantization fp8 must be one of int8, int4"):
-        ModelConfig(quantization="fp8")
+PARTS = (*(part.default_factory for part in fields(EngineConfig)), ServerConfig)
+CHOSEN = [
+    pytest.param(part, field, id=field.name)
+    for part in PARTS
+    for field in fields(part)
+    if "choices" in field.metadata
+]
+
+
+@pytest.mark.parametrize(("part", "field"), CHOSEN)
+def test_a_value_that_is_no_choice_is_refused_with_the_choices(
+    part: Callable[..., object], field: Field[str]
+) -> None:
+    choices = field.metadata["choices"]
+    for choice in choices:
+        part(**{field.name: choice})
+    flag = "--" + field.name.replace("_", "-")
+    for wrong in ("md5", "", 7, None):
+        if wrong is None and field.default is None:
+            continue
+        with pytest.raises(ConfigError) as caught:
+            part(**{field.name: wrong})
+        assert str(caught.value) == f"{flag} {wrong} must be one of {', '.join(choices)}"
+
+
+def test_llm_refuses_a_value_that_is_no_choice_before_it_looks_for_the_model() -> None:
+    with pytest.raises(ConfigError, match="--device tpu must be one of auto, cpu, cuda"):
+        LLM("/nowhere", device="tpu")
 
 
 def test_activations_are_not_quantised_by_themselves() -> None:

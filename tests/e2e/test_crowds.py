@@ -48,7 +48,10 @@ async def test_merged_weights_answer_a_crowd_through_a_pool_smaller_than_the_con
     with crowd_server(start_server, merged, tmp_path / "log", *named) as server:
         request = Prompted("merged", random_ids("merged crowd", NUM_TOKENS), 4)
         await answer_a_crowd(server, request, 100)
-        assert f"the KV cache holds requests of {16 * NUM_BLOCKS} tokens" in server.log_path.read_text()
+        assert (
+            f"the KV cache holds requests of {16 * NUM_BLOCKS} tokens"
+            in server.log_path.read_text()
+        )
 
 
 PATIENT = ("--request-head-timeout", "0")  # the test's own client is slow to send them all
