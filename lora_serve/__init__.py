@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from lora_serve.outputs import CompletionOutput, RequestOutput
     from lora_serve.prompts import EmbedsPrompt, TokensPrompt
     from lora_serve.sampling_params import SamplingParams
+    from lora_serve.structured_outputs import StructuredOutput
 
 __version__ = "0.1.0"
 
@@ -60,6 +61,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "SlowReaderError",
+    "StructuredOutput",
     "TokensPrompt",
     "UnauthorizedError",
     "__version__",
@@ -72,6 +74,7 @@ _MODULES = {
     "EmbedsPrompt": "prompts",
     "TokensPrompt": "prompts",
     "SamplingParams": "sampling_params",
+    "StructuredOutput": "structured_outputs",
 }
 
 

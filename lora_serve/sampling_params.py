@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from lora_serve.errors import InvalidRequestError
+from lora_serve.structured_outputs import StructuredOutput
 
 # What a request may make every step compute for it, which all others wait for.
 MAX_STOP_STRINGS = 16  # OpenAI allows 4
@@ -21,6 +22,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: None means "draw one at admission"; the engine stores what it drew, so that a preempted
         request draws the same tokens again.
     top_k: 0 or -1 is off. logprobs: None is off, else how many alternatives besides the sampled.
+    structured_outputs: what the answer must match; None for any answer.
     """
 
     n: int = 1
@@ -42,6 +44,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutput | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -64,6 +67,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _require_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
         if self.seed is not None:
             _require_range("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.structured_outputs is not None:
+            self.structured_outputs.verify()
         self._verify_tokens(vocab_size)
 
     def _verify_counts(self, max_logprobs: int) -> None:

@@ -14,7 +14,7 @@ from lora_serve.sampling_params import SamplingParams
 Json = dict[str, Any]
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-_CONVERTED = ("logprobs", "prompt_logprobs", "logit_bias")
+_CONVERTED = ("logprobs", "prompt_logprobs", "logit_bias", "structured_outputs")
 
 
 def route(ask: Ask) -> str:

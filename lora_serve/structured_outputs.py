@@ -1,0 +1,116 @@
+"""What an answer must match, as the user asked for it: one constraint, as a kind and a text.
+
+Knows no grammar: whether the text is one is found out where it is compiled (`structured_output/`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from lora_serve.errors import InvalidRequestError
+
+Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
+
+MAX_TEXT_BYTES = 64 * 2**10
+MAX_CHOICES = 4096
+
+
+class StructuredOutput(msgspec.Struct, frozen=True):
+    """Equal values are one grammar. Make one with `StructuredOutput.of`.
+
+    kind: "json" has a JSON schema as its text, "json_object" none, "choice" a JSON list of strings,
+        "grammar" one in Lark's or GBNF's notation, "structural_tag" the JSON of vLLM's format.
+    is_strict: refuse a JSON schema with keywords that cannot be enforced, instead of ignoring them.
+    """
+
+    kind: Kind
+    text: str = ""
+    is_strict: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        json: str | Mapping[str, object] | bool | None = None,
+        json_object: bool | None = None,
+        regex: str | None = None,
+        choice: Sequence[str] | None = None,
+        grammar: str | None = None,
+        structural_tag: str | Mapping[str, object] | None = None,
+        param: str = "structured_outputs",
+    ) -> StructuredOutput:
+        """Build the one constraint that is given, as vLLM's StructuredOutputsParams names them.
+
+        Args:
+            json: a JSON schema.
+            choice: the answers that are allowed, one of which the whole answer will be.
+            param: the request's field that holds the constraint, for what is raised.
+
+        Raises:
+            InvalidRequestError: none is given, or several, or one that holds no JSON.
+        """
+        texts: dict[Kind, str] = {}
+        if json is not None:
+            texts["json"] = _json_text(json, param)
+        if json_object:
+            texts["json_object"] = ""
+        if regex is not None:
+            texts["regex"] = regex
+        if choice is not None:
+            texts["choice"] = _json_text(list(choice), param)
+        if grammar is not None:
+            texts["grammar"] = grammar
+        if structural_tag is not None:
+            texts["structural_tag"] = _json_text(structural_tag, param)
+        if len(texts) != 1:
+            raise InvalidRequestError(
+                f"{param} gives {' and '.join(texts) or 'no constraint'}; give one of json, "
+                "json_object, regex, choice, grammar and structural_tag",
+                param,
+            )
+        ((kind, text),) = texts.items()
+        return cls(kind, text)
+
+    def verify(self, param: str = "structured_outputs") -> None:
+        """Raise InvalidRequestError for a text that is too large, or of no use, to be compiled."""
+        num_bytes = len(self.text.encode("utf-8", "surrogatepass"))
+        if num_bytes > MAX_TEXT_BYTES:
+            raise InvalidRequestError(
+                f"{param}: the {self.kind} has {num_bytes} bytes, at most {MAX_TEXT_BYTES} are "
+                "allowed; shorten it",
+                param,
+            )
+        if not self.text and self.kind != "json_object":
+            raise InvalidRequestError(f"{param}: the {self.kind} is empty", param)
+        if self.kind == "choice":
+            _verify_choices(self.text, param)
+
+
+def _verify_choices(text: str, param: str) -> None:
+    try:
+        choices = msgspec.json.decode(text, type=list[str])
+    except msgspec.DecodeError:
+        choices = []
+    if not choices or "" in choices:
+        raise InvalidRequestError(f"{param}: choice must be a list of non-empty strings", param)
+    if len(choices) > MAX_CHOICES:
+        raise InvalidRequestError(
+            f"{param}: choice has {len(choices)} strings, at most {MAX_CHOICES} are allowed; "
+            "give fewer",
+            param,
+        )
+
+
+def _json_text(value: object, param: str) -> str:
+    """JSON in its shortest form; the order of keys stays, for it is that of the answer."""
+    try:
+        if isinstance(value, str):
+            value = json.loads(value)
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidRequestError(f"{param} holds no JSON: {error}", param) from error
+    return text
