@@ -153,6 +153,7 @@ class Bench:
         port = free_port()
         launch = peer.launch(environment, deployment, port)
         url = f"http://127.0.0.1:{port}"
+        self.environments.mkdir(parents=True, exist_ok=True)  # for a peer that needs none
         log = self.environments / f"{peer.name}-{phase.name}-{server}.log"
         start = time.monotonic()
         variables = {**os.environ, **launch.variables}
