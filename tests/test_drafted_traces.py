@@ -50,8 +50,7 @@ def test_every_answer_of_every_drafted_trace_is_the_lone_answer(async_scheduling
         num_hit_tokens += result.num_hit_tokens
         num_accepted += counts.num_accepted
         num_rejected += counts.num_rejected
-    # Lives whose layers have windows need fewer blocks, and preempt less often.
-    assert num_preemptions > NUM_TRACES // 4
+    assert num_preemptions > NUM_TRACES
     assert num_hit_tokens > 100 * NUM_TRACES
     # Where steps overlap, most last tokens are pending, and have no drafts behind them.
     assert num_accepted > (20 if async_scheduling else 200) * NUM_TRACES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +48,11 @@ class TraceResult:
     wrong: list[str] = field(default_factory=list)
 
 
+def pool_blocks(num_blocks: int, groups: Sequence[KVGroup]) -> int:
+    """The pool that is as tight for groups with a window, which hold half the blocks at most."""
+    return sum(num_blocks if group.window is None else num_blocks // 2 for group in groups)
+
+
 class OracleTrace:
     """One engine and the random operations on it."""
 
@@ -65,7 +71,7 @@ class OracleTrace:
         max_loras = rng.choice((1, 2, 3))
         groups = groups or random.Random(f"groups {seed}").choice(GROUPS)
         self.settings: dict[str, Any] = {
-            "num_blocks": len(groups) * rng.choice((14, 24, 60)),
+            "num_blocks": pool_blocks(rng.choice((14, 24, 60)), groups),
             "max_num_seqs": rng.choice((2, 4, 8)),
             "max_num_batched_tokens": rng.choice((7, 40, 200)),
             "max_loras": max_loras,
