@@ -22,9 +22,11 @@ from lora_serve.models.decoder_shape import (
     DecoderShape,
     build_linear,
 )
+from lora_serve.models.facts import facts_text
 from lora_serve.ops.contract import Ops
 
-# As they stand in the fingerprints of KV that is stored already.
+# As they stand in the fingerprints of KV that is stored already. A fact that is added is none of
+# them: it is a field with a default.
 _FACTS = (
     *("architecture", "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads"),
     *("num_kv_heads", "head_size", "rms_norm_eps", "rope", "max_positions", "qkv_bias"),
@@ -49,7 +51,7 @@ class DenseSpec(DecoderShape):
         return self.windows[0] if len(set(self.windows)) == 1 else self.windows
 
     def facts(self) -> str:
-        return f"DecoderSpec({', '.join(f'{name}={getattr(self, name)!r}' for name in _FACTS)})"
+        return facts_text(self, "DecoderSpec", _FACTS)
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         return self.shapes_with_norms(self._norms)

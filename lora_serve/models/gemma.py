@@ -38,6 +38,7 @@ from lora_serve.models.decoder_shape import (
     DecoderShape,
     build_linear,
 )
+from lora_serve.models.facts import facts_text
 from lora_serve.models.rope import read_rope, read_scaling
 from lora_serve.models.settings import Settings
 from lora_serve.ops.contract import Ops
@@ -63,7 +64,7 @@ _Q_NORM, _K_NORM = "self_attn.q_norm", "self_attn.k_norm"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmaSpec(DecoderShape):
-    """The facts in which Gemmas differ; its repr is part of the model fingerprint.
+    """The facts in which Gemmas differ.
 
     rope, windowed_rope: of layers without and with a window. attention_scale: of the products q k.
     attention_softcap, final_softcap: of scores and logits, None for none. qk_norm: RMS norm of each
@@ -83,7 +84,7 @@ class GemmaSpec(DecoderShape):
         return "model.language_model" if self.architecture == _MULTIMODAL else "model"
 
     def facts(self) -> str:
-        return repr(self)
+        return facts_text(self, "GemmaSpec")
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         return self.shapes_with_norms(self._norms)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import fields, replace
+import hashlib
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,12 @@ import pytest
 import torch
 
 from lora_serve.layers.rotary import RopeSpec, rotary_table
+from lora_serve.models.dense import DenseSpec
+from lora_serve.models.facts import facts_text
 from lora_serve.models.fingerprint import model_fingerprint
+from lora_serve.models.gemma import GemmaSpec
 from lora_serve.models.source import load_spec
+from tests.fakes.tiny_models import TINY_MODELS
 from tests.models.configs import read
 
 
@@ -65,6 +70,61 @@ def test_the_facts_of_models_whose_kv_may_be_stored_stay_the_same_text() -> None
     )
     mistral = read(architectures=["MistralForCausalLM"], num_key_value_heads=2, sliding_window=10)
     assert "sliding_window=10, " in mistral.facts()
+
+
+PINNED_FACTS = {  # the beginning of their SHA-256
+    "llama": "c60fa946b31ce5e0",
+    "llama-bias-yarn": "32c38aff0d67c2a5",
+    "qwen2": "86fde41d52bf0d43",
+    "qwen2-windows": "f006e0eb797d19e2",
+    "qwen3": "68085d802efcdcb5",
+    "mistral": "6687927109d50c96",
+    "gemma2": "ea818b8c70d05056",
+    "gemma3": "e355196e59b469c3",
+}
+
+
+@pytest.mark.parametrize("family", TINY_MODELS)
+def test_the_facts_of_each_family_stay_the_same_text(
+    directories: dict[str, Path], family: str
+) -> None:
+    """A family that is added is pinned here, too."""
+    facts = replace(load_spec(directories[family]), dtype=None).facts()
+    assert hashlib.sha256(facts.encode()).hexdigest()[:16] == PINNED_FACTS[family], facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewDense(DenseSpec):
+    logit_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewGemma(GemmaSpec):
+    logit_scale: float = 1.0
+
+
+@pytest.mark.parametrize(("family", "new"), [("qwen2", NewDense), ("gemma2", NewGemma)])
+def test_a_fact_that_is_added_is_written_only_where_a_model_differs_from_its_default(
+    directories: dict[str, Path], family: str, new: type[NewDense | NewGemma]
+) -> None:
+    spec = load_spec(directories[family])
+    same = new(**{each.name: getattr(spec, each.name) for each in fields(spec)})
+    assert same.facts() == spec.facts()
+    other = replace(same, logit_scale=0.5)
+    assert other.facts() == f"{spec.facts()[:-1]}, logit_scale=0.5)"
+
+
+def test_a_fact_that_is_added_to_the_rotary_scaling_is_written_likewise() -> None:
+    @dataclass(frozen=True)
+    class Scaling:
+        factor: float
+        blend: float = 2.0
+
+    assert (
+        facts_text(RopeSpec(3.0, Scaling(4.0)))
+        == "RopeSpec(theta=3.0, scaling=Scaling(factor=4.0))"
+    )
+    assert facts_text(Scaling(4.0, 1.0)) == "Scaling(factor=4.0, blend=1.0)"
 
 
 def test_every_fact_of_a_family_is_in_its_text(directories: dict[str, Path]) -> None:
