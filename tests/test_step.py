@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from lora_serve.sampling.specification.adjust import adjusted
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.step import SampleInput
+from tests.fakes.seen_tokens import seen_tokens
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a sampling parameter does to one draw, shown by a value that is not its default."""
+
+    value: Any
+    changes_logits: bool = False
+    needs_all_logits: bool = False
+
+
+# Every parameter stands here. One that makes another token the largest changes the logits, and
+# SampleInput.changes_logits must know it: otherwise greedy requests lose it in every sampler and in
+# LM-head screening. One that only changes the weights of what is drawn leaves a greedy token alone.
+CHANGES: dict[str, Change] = {
+    # the logits themselves
+    "presence_penalty": Change(0.5, changes_logits=True),
+    "frequency_penalty": Change(0.5, changes_logits=True),
+    "repetition_penalty": Change(1.5, changes_logits=True),
+    "logit_bias": Change({2: 5.0}, changes_logits=True),
+    # what is told of them
+    "logprobs": Change(2, needs_all_logits=True),
+    # which of the likely tokens is drawn: of no matter to a greedy request
+    "top_p": Change(0.5),
+    "top_k": Change(3),
+    "min_p": Change(0.2),
+    "seed": Change(7),
+    # greedy or not
+    "temperature": Change(1.0, needs_all_logits=True),
+    # around the draw: of the scheduler and the server. min_tokens comes as banned_token_ids, and
+    # prompt_logprobs as PromptScoring.
+    "n": Change(2),
+    "max_tokens": Change(5),
+    "min_tokens": Change(3),
+    "stop": Change(("a",)),
+    "stop_token_ids": Change((1,)),
+    "include_stop_str_in_output": Change(True),
+    "ignore_eos": Change(True),
+    "prompt_logprobs": Change(2),
+    "skip_special_tokens": Change(False),
+}
+
+
+def test_every_sampling_parameter_is_classified() -> None:
+    assert set(CHANGES) == {field.name for field in msgspec.structs.fields(SamplingParams)}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_parameter_does_to_logits_is_known_to_the_step(name: str) -> None:
+    change = CHANGES[name]
+    params = SamplingParams(**{"temperature": 0.0, name: change.value})
+    item = SampleInput(params, seed=1, position=9, seen=seen_tokens([0, 1], [2]))
+    assert getattr(params, name) != getattr(SamplingParams(temperature=0.0), name)
+    assert item.changes_logits == change.changes_logits
+    assert item.is_screenable == (not change.changes_logits and not change.needs_all_logits)
+    row = np.array([3.0, 2.0, 1.0, 0.5], np.float32)
+    assert np.array_equal(adjusted(row, item), row) == (not change.changes_logits)
+
+
+@pytest.mark.parametrize("change", [{"banned_token_ids": (1,)}, {"bitmask": b"\x01"}])
+def test_what_a_step_adds_to_the_parameters_is_known_likewise(change: dict[str, Any]) -> None:
+    plain = SampleInput(SamplingParams(temperature=0.0), seed=1, position=9)
+    assert plain.is_screenable
+    item = msgspec.structs.replace(plain, **change)
+    assert item.changes_logits
+    assert not item.is_screenable
+
+
+def test_every_field_of_a_draws_input_is_known_here() -> None:
+    """A field that is added may change logits: then `changes_logits` and the test above name it."""
+    names = {field.name for field in msgspec.structs.fields(SampleInput)}
+    assert names == {"params", "seed", "position", "seen", "banned_token_ids", "bitmask"}
