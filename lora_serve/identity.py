@@ -73,7 +73,7 @@ class BlockHasher:
             if adapter
             else (b"base",)
         )
-        salt = namespace.cache_salt.encode("utf-8", "surrogatepass")
+        salt = _salt_bytes(namespace.cache_salt)
         return BlockHash(
             self._hash(framed(_SCHEME, namespace.model_fingerprint, framed(*fields), salt))
         )
@@ -102,7 +102,16 @@ def embeds_digest(rows: bytes | memoryview) -> bytes:
     return hashlib.sha256(rows).digest()
 
 
+def salt_digest(cache_salt: str) -> bytes:
+    """What tiers are told of a salt, by which they find KV of the same one; empty for none."""
+    return hashlib.sha256(_salt_bytes(cache_salt)).digest() if cache_salt else b""
+
+
 def tenant_salt(api_key: str, cache_salt: str) -> str:
     """Mix a tenant's own salt with the one a client asked for: it adds to it, never replaces it."""
-    salt = cache_salt.encode("utf-8", "surrogatepass")
-    return hashlib.sha256(framed(b"tenant", api_key.encode(), salt)).hexdigest()
+    fields = framed(b"tenant", api_key.encode(), _salt_bytes(cache_salt))
+    return hashlib.sha256(fields).hexdigest()
+
+
+def _salt_bytes(cache_salt: str) -> bytes:
+    return cache_salt.encode("utf-8", "surrogatepass")  # a salt is any string that JSON can hold

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,7 @@ from lora_serve.identity import (
     BlockHasher,
     CacheNamespace,
     framed,
+    salt_digest,
     tenant_salt,
 )
 
@@ -44,6 +46,12 @@ def test_a_salt_named_like_an_adapter_is_not_that_adapter() -> None:
     as_salt = CacheNamespace(b"model", None, "a")
     as_adapter = CacheNamespace(b"model", AdapterRef("a", b""), "")
     assert hasher.root(as_salt) != hasher.root(as_adapter)
+
+
+def test_a_salt_is_told_to_tiers_by_its_digest_alone() -> None:
+    assert salt_digest("") == b""
+    assert salt_digest("secret") == hashlib.sha256(b"secret").digest()
+    assert salt_digest("\ud800") != salt_digest("?")
 
 
 def test_framing_keeps_neighbouring_fields_apart() -> None:

@@ -7,13 +7,12 @@ all of them, and fills those that the request it was fetched for holds.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Protocol
 
 from lora_serve.config import KVTierConfig
-from lora_serve.identity import BlockHash, BlockHasher, CacheNamespace
+from lora_serve.identity import BlockHash, BlockHasher, CacheNamespace, salt_digest
 from lora_serve.kv.block_table import BlockTable
 from lora_serve.kv.connector import FetchesEnded, KVConnector, R, TransferPlan
 from lora_serve.kv.fetches import Fetch, Fetches
@@ -208,14 +207,13 @@ def tier_namespaces(
     @lru_cache(NAMESPACES_REMEMBERED)
     def tier_namespace(namespace: CacheNamespace) -> TierNamespace:
         adapter = namespace.adapter
-        salt = namespace.cache_salt.encode("utf-8", "surrogatepass")
         return TierNamespace(
             root=hasher.root(namespace),
             model=model.fingerprint,
             lora_name=adapter.name if adapter else "",
             digest=adapter.digest if adapter else b"",
             generation=adapter.generation if adapter else 0,
-            salt_digest=hashlib.sha256(salt).digest() if salt else b"",
+            salt_digest=salt_digest(namespace.cache_salt),
             layout=model.kv_layout,
             block_bytes=model.kv_block_bytes,
         )
