@@ -96,11 +96,13 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         lora_name: str | Sequence[str | None] | None = None,
+        priority: int | Sequence[int] = 0,
         cache_salt: str = "",
     ) -> list[RequestOutput]:
         """Continue prompts, all at once; one output for each, in order.
 
-        params, lora_name: one for all, or one for each prompt.
+        params, lora_name, priority: one for all, or one for each prompt. With scheduling_policy
+        "priority" the lowest go first.
 
         Raises:
             InvalidRequestError, AdapterNotFoundError: for the first prompt at fault; none is run.
@@ -110,10 +112,14 @@ class LLM:
             params = [params or SamplingParams()] * len(prompt_list)
         if lora_name is None or isinstance(lora_name, str):
             lora_name = [lora_name] * len(prompt_list)
-        _require_one_each(len(prompt_list), params=len(params), lora_name=len(lora_name))
+        if isinstance(priority, int):
+            priority = [priority] * len(prompt_list)
+        _require_one_each(
+            len(prompt_list), params=len(params), lora_name=len(lora_name), priority=len(priority)
+        )
         jobs = [
             self._job(*item, cache_salt)
-            for item in zip(prompt_list, params, lora_name, strict=True)
+            for item in zip(prompt_list, params, lora_name, priority, strict=True)
         ]
         return self._run(jobs)
 
@@ -123,6 +129,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         lora_name: str | Sequence[str | None] | None = None,
+        priority: int | Sequence[int] = 0,
         cache_salt: str = "",
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
@@ -154,7 +161,9 @@ class LLM:
             )
             for conversation in _conversations(messages)
         ]
-        return self.generate(prompts, params, lora_name=lora_name, cache_salt=cache_salt)
+        return self.generate(
+            prompts, params, lora_name=lora_name, priority=priority, cache_salt=cache_salt
+        )
 
     def load_lora_adapter(
         self, name: str, path: str, load_inplace: bool = False, pinned: bool = False
@@ -180,7 +189,12 @@ class LLM:
         return self._core.stats()
 
     def _job(
-        self, prompt: str | Prompt, params: SamplingParams, lora_name: str | None, salt: str
+        self,
+        prompt: str | Prompt,
+        params: SamplingParams,
+        lora_name: str | None,
+        priority: int,
+        salt: str,
     ) -> _Job:
         if isinstance(prompt, str):
             prompt = TokensPrompt(tuple(self.tokenizer.encode(prompt)))
@@ -192,6 +206,7 @@ class LLM:
             params=params,
             lora_name=lora_name,
             cache_salt=salt,
+            priority=priority,
         )
         output = RequestOutput(request_id, list(prompt.token_ids), num_choices=params.n)
         return _Job(self._inputs.resolve(request), output)

@@ -241,6 +241,22 @@ def test_a_chat_is_the_generation_of_its_rendered_prompt(
             llm.chat(conversations, chat_template="{{ raise_exception('no') }}")
 
 
+def test_the_lowest_priority_goes_first(model_path: Path) -> None:
+    """What ran first computed the prefix that the others then found."""
+    prompt = TokensPrompt(tuple(i % 90 for i in range(64)))
+    conversation = [{"role": "user", "content": "hi " * 40}]
+    params = SamplingParams(max_tokens=2, temperature=0)
+
+    def was_computed(outputs: list[RequestOutput]) -> list[bool]:
+        return [output.num_cached_tokens == 0 for output in outputs]
+
+    with LLM(str(model_path), scheduling_policy="priority", max_num_seqs=1) as llm:
+        generated = llm.generate([prompt] * 3, params, priority=[2, 1, 3])
+        assert was_computed(generated) == [False, True, False]
+        chats = llm.chat([conversation] * 2, params, priority=[1, 0], chat_template=CHAT_TEMPLATE)
+        assert was_computed(chats) == [False, True]
+
+
 def test_the_example_of_the_docstring_runs(model_path: Path, adapter_paths: list[Path]) -> None:
     names = {"MODEL": str(model_path), "ADAPTER": str(adapter_paths[0])}
     (example,) = DocTestFinder(recurse=False).find(LLM, globs=names)
@@ -255,6 +271,8 @@ def test_mistakes_are_named_and_leave_the_engine_working(model_path: Path) -> No
             llm.generate("hi", lora_name="nobody")
         with pytest.raises(InvalidRequestError, match="2 prompts but 3 lora_name"):
             llm.generate(["hi", "ho"], lora_name=["a", "b", "c"])
+        with pytest.raises(InvalidRequestError, match="2 prompts but 1 priority"):
+            llm.generate(["hi", "ho"], priority=[1])
         with pytest.raises(AdapterNotFoundError, match="No adapter found"):
             llm.load_lora_adapter("a", "/nowhere")
         assert llm.list_adapters() == []
