@@ -10,6 +10,7 @@ import pytest
 from lora_serve.sampling.specification.adjust import adjusted
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput
+from lora_serve.structured_outputs import StructuredOutput
 from tests.fakes.seen_tokens import seen_tokens
 
 
@@ -40,8 +41,8 @@ CHANGES: dict[str, Change] = {
     "seed": Change(7),
     # greedy or not
     "temperature": Change(1.0, needs_all_logits=True),
-    # around the draw: of the scheduler and the server. min_tokens comes as banned_token_ids, and
-    # prompt_logprobs as PromptScoring.
+    # around the draw: of the scheduler and the server. min_tokens comes as banned_token_ids,
+    # structured_outputs as a bitmask, and prompt_logprobs as PromptScoring.
     "n": Change(2),
     "max_tokens": Change(5),
     "min_tokens": Change(3),
@@ -51,6 +52,7 @@ CHANGES: dict[str, Change] = {
     "ignore_eos": Change(True),
     "prompt_logprobs": Change(2),
     "skip_special_tokens": Change(False),
+    "structured_outputs": Change(StructuredOutput.of(regex="a+")),
 }
 
 
