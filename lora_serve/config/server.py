@@ -59,7 +59,16 @@ class ServerConfig:
         None,
         metavar="FILE",
     )
-    isolate_api_keys: bool = setting("Never share cached KV between API keys.", False)
+    isolate_api_keys: bool | None = setting(
+        "Never share cached KV between API keys: how long an answer takes, and its cached_tokens, "
+        "tell what others sent. On if left out, where there are keys.",
+        None,
+    )
+    min_priority: int = setting(
+        "Lowest `priority`, served first, that a request without an admin key may ask for. A "
+        "server on a loopback address without keys takes any.",
+        0,
+    )
     ignore_unknown_fields: bool = setting(
         "Ignore unknown fields of request bodies instead of refusing them by name.", False
     )
@@ -116,6 +125,11 @@ class ServerConfig:
         return bool(
             self.api_key or self.admin_api_key or self.api_key_file or self.admin_api_key_file
         )
+
+    @property
+    def isolates_keys(self) -> bool:
+        """Whether cached KV is found only by the API key whose requests computed it."""
+        return self.has_keys and self.isolate_api_keys is not False
 
     def _check_keys(self) -> None:
         for flag, keys in (("--api-key", self.api_key), ("--admin-api-key", self.admin_api_key)):

@@ -117,6 +117,8 @@ async def run_server(engine: Engine, config: ServerConfig, listener: socket.sock
             keys,
         )
         _warn_of_open_server(config)
+        if told := keys.describe():
+            logger.info("%s", told)
         with contextlib.closing(listener):
             await server.serve(sockets=[listener])
     finally:
@@ -191,7 +193,7 @@ class _Server(uvicorn.Server):
         except ConfigError as error:
             logger.error("the API keys stay as they were: %s", error)
         else:
-            logger.info("the API keys have been read again")
+            logger.info("read again: %s", self._keys.describe())
 
     def _exit(self) -> None:
         self.should_exit = True

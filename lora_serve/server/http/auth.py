@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lora_serve.config import ServerConfig
-from lora_serve.errors import ForbiddenError, UnauthorizedError
+from lora_serve.errors import ForbiddenError, InvalidRequestError, UnauthorizedError
 from lora_serve.identity import tenant_salt
 from lora_serve.server.http.errors import error_response
 from lora_serve.server.http.hosts import is_loopback
@@ -97,9 +97,29 @@ class KeyRing:
 
     def cache_salt(self, caller: Caller, cache_salt: str) -> str:
         """The salt to key the caller's KV with: the client's own, or its key's mixed in."""
-        if not self._config.isolate_api_keys:
+        if not self._config.isolates_keys:
             return cache_salt
         return tenant_salt(caller.api_key or "", cache_salt)
+
+    def check_priority(self, caller: Caller, priority: int) -> None:
+        """Raise InvalidRequestError if others may not be overtaken as far as `priority` would."""
+        lowest = self._config.min_priority
+        if priority < lowest and not caller.is_admin:
+            raise InvalidRequestError(
+                f"priority {priority} is below --min-priority {lowest}; ask for {lowest} or more, "
+                "or send an admin API key",
+                "priority",
+            )
+
+    def describe(self) -> str:
+        """Who shares what, for the log; "" without keys."""
+        if not self._config.has_keys:
+            return ""
+        if self._config.isolates_keys:
+            shared = "each finds its own cached KV alone (--no-isolate-api-keys shares it)"
+        else:
+            shared = "cached KV is shared: time and cached_tokens tell one what another sent"
+        return f"API keys: {len(self._keys)}; {shared}"
 
     def tenant(self, caller: Caller) -> str:
         """Names the caller's key without telling it; one name for all who have none."""

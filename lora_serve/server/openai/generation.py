@@ -121,7 +121,10 @@ def start_generation(
     params: SamplingParams,
 ) -> Generation:
     """Nothing runs before the first delta is waited for."""
-    caller, unique = caller_of(request), uuid.uuid4().hex  # clients may repeat ids they choose
+    priority, caller = body.priority or 0, caller_of(request)
+    if context.engine.config.scheduler.scheduling_policy == "priority":
+        context.keys.check_priority(caller, priority)
+    unique = uuid.uuid4().hex  # clients may repeat ids they choose
     requests = [
         GenerateRequest(
             request_id=f"{unique}-{index}",
@@ -129,7 +132,7 @@ def start_generation(
             params=params,
             lora_name=target.lora_name,
             cache_salt=context.keys.cache_salt(caller, body.cache_salt),
-            priority=body.priority or 0,
+            priority=priority,
             tenant=context.keys.tenant(caller),
             is_streamed=bool(body.stream),
         )

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 from fastapi import APIRouter
 from msgspec import UNSET
+from starlette.requests import Request
 from starlette.responses import Response
 
 from lora_serve.config import EngineConfig
@@ -17,6 +19,7 @@ from lora_serve.errors import AdapterNotFoundError
 from lora_serve.identity import AdapterRef
 from lora_serve.messages import AdapterInfo
 from lora_serve.server.engine_api import Engine
+from lora_serve.server.http.auth import caller_of
 from lora_serve.server.openai.responses import ModelCard, ModelList, json_response
 
 SHORT_HEX = 12
@@ -88,26 +91,35 @@ def models_router(engine: Engine, models: ServedModels, started_at: int) -> APIR
     """
     router = APIRouter()
 
-    async def cards() -> list[ModelCard]:
-        base = [_base_card(engine, name, started_at) for name in models.names]
-        if not engine.config.lora.enable_lora:
-            return base
-        adapters = await engine.list_adapters()
-        return base + [_adapter_card(engine, models.names[0], adapter) for adapter in adapters]
+    async def cards(request: Request) -> list[ModelCard]:
+        """One for each name; where things lie on this machine is for those who may change it."""
+        cards = [_base_card(engine, name, started_at) for name in models.names]
+        if engine.config.lora.enable_lora:
+            adapters = await engine.list_adapters()
+            cards += [_adapter_card(engine, models.names[0], adapter) for adapter in adapters]
+        if caller_of(request).is_admin:
+            return cards
+        return [_without_path(card) for card in cards]
 
     @router.get("/v1/models")
-    async def list_models() -> Response:
-        return json_response(ModelList(data=await cards()))
+    async def list_models(request: Request) -> Response:
+        return json_response(ModelList(data=await cards(request)))
 
     @router.get("/v1/models/{model:path}")
-    async def show_model(model: str) -> Response:
+    async def show_model(request: Request, model: str) -> Response:
         target = models.resolve(model)
-        for card in await cards():
+        for card in await cards(request):
             if card.id == (target.lora_name or model):
                 return json_response(card)
         raise unknown_model(model)
 
     return router
+
+
+def _without_path(card: ModelCard) -> ModelCard:
+    """Show the name where `root` is a path of this machine; a hub id stays."""
+    is_path = card.root.startswith(("/", "~", "."))
+    return msgspec.structs.replace(card, root=card.id) if is_path else card
 
 
 def _base_card(engine: Engine, name: str, started_at: int) -> ModelCard:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import httpx
 import pytest
 
-from lora_serve.config import ServerConfig
+from lora_serve.config import SchedulerConfig, ServerConfig
 from lora_serve.errors import UnauthorizedError
 from lora_serve.identity import tenant_salt
 from lora_serve.server.http.auth import Caller, KeyRing
-from tests.fakes.engine import FakeEngine
+from tests.fakes.engine import FakeEngine, fake_config
 from tests.server.clients import client_for, error_of
 
 URL = "/v1/completions"
@@ -111,8 +114,9 @@ def test_a_key_need_not_be_ascii() -> None:
         keys.identify("Bearer schlussel")
 
 
-async def test_isolated_keys_have_salts_of_their_own(engine: FakeEngine) -> None:
-    config = ServerConfig(api_key=("user", "other"), isolate_api_keys=True)
+@pytest.mark.parametrize("choice", [None, True])
+async def test_keys_have_salts_of_their_own(engine: FakeEngine, choice: bool | None) -> None:
+    config = ServerConfig(api_key=("user", "other"), isolate_api_keys=choice)
     async with client_for(engine, config) as client:
         for key in ("user", "other", "user"):
             for body in (BODY, {**BODY, "cache_salt": "mine"}):
@@ -132,8 +136,74 @@ async def test_a_client_cannot_write_another_tenants_salt(engine: FakeEngine) ->
     assert engine.seen[1].cache_salt != stolen
 
 
-async def test_keys_that_are_not_isolated_share_what_they_salt_alike(engine: FakeEngine) -> None:
+async def test_one_key_never_finds_what_others_cached(engine: FakeEngine) -> None:
+    prompt = {**BODY, "prompt": "a secret that is longer than a block of tokens"}
     async with client_for(engine, KEYS) as client:
+
+        async def num_cached(key: str) -> int:
+            answer = (await client.post(URL, json=prompt, headers=bearer(key))).json()
+            return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        assert await num_cached("user") == 0
+        assert await num_cached("other") == 0
+        assert await num_cached("admin") == 0
+        assert await num_cached("user") > 0
+
+
+async def test_keys_that_come_with_a_reload_are_isolated_from_those_before(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys"
+    config = ServerConfig(api_key_file=str(path))
+    salts = {}
+    path.write_text("first\n")
+    keys = KeyRing(config)
+    salts["alone"] = keys.cache_salt(keys.identify("Bearer first"), "")
+    path.write_text("first\nsecond\n")
+    keys.reload()
+    for key in ("first", "second"):
+        salts[key] = keys.cache_salt(keys.identify(f"Bearer {key}"), "")
+    assert salts["first"] == salts["alone"] != salts["second"]
+
+
+def test_the_log_says_who_shares_cached_kv() -> None:
+    assert KeyRing(ServerConfig()).describe() == ""
+    assert KeyRing(KEYS).describe() == (
+        "API keys: 3; each finds its own cached KV alone (--no-isolate-api-keys shares it)"
+    )
+    shared = KeyRing(replace(KEYS, isolate_api_keys=False)).describe()
+    assert "cached KV is shared" in shared
+
+
+@pytest.mark.parametrize("url", [URL, "/v1/chat/completions"])
+async def test_only_an_admin_key_overtakes_others_by_priority(url: str) -> None:
+    scheduler = SchedulerConfig(scheduling_policy="priority")
+    engine = FakeEngine(replace(fake_config(), scheduler=scheduler))
+    body = {"max_tokens": 1, "priority": -1}
+    body |= {"prompt": "hi"} if url == URL else {"messages": [{"role": "user", "content": "hi"}]}
+    async with client_for(engine, KEYS) as client:
+        error = error_of(await client.post(url, json=body, headers=bearer("user")), 400)
+        assert error["param"] == "priority"
+        assert error["message"].startswith("priority -1 is below --min-priority 0; ")
+        for key, priority in (("admin", -1), ("user", 0), ("user", 5)):
+            asked = {**body, "priority": priority}
+            assert (await client.post(url, json=asked, headers=bearer(key))).status_code == 200
+    async with client_for(engine, replace(KEYS, min_priority=-1)) as client:
+        assert (await client.post(url, json=body, headers=bearer("user"))).status_code == 200
+        below = {**body, "priority": -2}
+        error_of(await client.post(url, json=below, headers=bearer("user")), 400)
+    async with client_for(engine) as client:
+        assert (await client.post(url, json=body)).status_code == 200
+
+
+async def test_where_priority_orders_nothing_it_has_no_bound(engine: FakeEngine) -> None:
+    async with client_for(engine, KEYS) as client:
+        body = {**BODY, "priority": -1}
+        assert (await client.post(URL, json=body, headers=bearer("user"))).status_code == 200
+
+
+async def test_keys_that_are_not_isolated_share_what_they_salt_alike(engine: FakeEngine) -> None:
+    async with client_for(engine, replace(KEYS, isolate_api_keys=False)) as client:
         for key in ("user", "other"):
             body = {**BODY, "cache_salt": "ours"}
             await client.post(URL, json=body, headers=bearer(key))

@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from lora_serve.config import ServerConfig
 from tests.fakes.engine import FakeEngine, fake_config, write_adapter
 from tests.server.clients import client_for, error_of
 
@@ -78,3 +79,39 @@ async def test_without_lora_the_engine_is_not_asked_for_adapters() -> None:
     engine.is_alive = False  # a question would fail
     async with client_for(engine) as client:
         assert len((await client.get("/v1/models")).json()["data"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "sees_paths"),
+    [
+        (ServerConfig(), "", True),
+        (ServerConfig(host="0.0.0.0"), "", False),
+        (ServerConfig(api_key=("user",)), "user", False),
+        (ServerConfig(api_key=("user",), admin_api_key=("admin",)), "user", False),
+        (ServerConfig(api_key=("user",), admin_api_key=("admin",)), "admin", True),
+        (ServerConfig(api_key=("user",), allow_runtime_lora_updating=True), "user", True),
+    ],
+)
+async def test_paths_are_shown_to_those_who_may_change_the_server(
+    engine: FakeEngine, tmp_path: Path, config: ServerConfig, key: str, sees_paths: bool
+) -> None:
+    await engine.load_lora_adapter("tenant", write_adapter(tmp_path, "ALPHA"))
+    async with client_for(engine, config) as client:
+        client.headers["Authorization"] = f"Bearer {key}"
+        listed = (await client.get("/v1/models")).json()["data"]
+        alone = (await client.get("/v1/models/tenant")).json()
+    roots = [card["root"] for card in (*listed, alone)]
+    if sees_paths:
+        assert roots == ["/models/tiny", "/models/tiny", str(tmp_path), str(tmp_path)]
+    else:
+        assert roots == ["base/model", "alias", "tenant", "tenant"]
+
+
+async def test_a_hub_id_is_shown_to_all() -> None:
+    config = fake_config()
+    model = replace(config.model, model="org/tiny")
+    engine = FakeEngine(replace(config, model=model))
+    async with client_for(engine, ServerConfig(api_key=("user",))) as client:
+        client.headers["Authorization"] = "Bearer user"
+        card = (await client.get("/v1/models/alias")).json()
+    assert card["root"] == "org/tiny"
