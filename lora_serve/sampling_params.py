@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from functools import cached_property
+
 import msgspec
 
 from lora_serve.errors import InvalidRequestError
@@ -16,8 +19,10 @@ MAX_N = 128
 GREEDY_EPSILON = 1e-5  # a temperature below this is greedy, as in vLLM
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One request's choices. `verify` refuses what makes no sense and names the field.
+
+    What every step asks of them is made once and kept.
 
     seed: None means "draw one at admission"; the engine stores what it drew, so that a preempted
         request draws the same tokens again.
@@ -55,6 +60,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return bool(
             self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
         )
+
+    @cached_property
+    def stop_token_id_set(self) -> frozenset[int]:
+        return frozenset(self.stop_token_ids)
+
+    @cached_property
+    def biased_token_ids(self) -> array[int]:
+        """The keys of logit_bias, as int64."""
+        return array("q", self.logit_bias)
+
+    @cached_property
+    def biases(self) -> array[float]:
+        """The values of logit_bias, rounded to float32."""
+        return array("f", self.logit_bias.values())
 
     def verify(self, max_logprobs: int, vocab_size: int) -> None:
         """Raise InvalidRequestError for the first field that is out of its range."""

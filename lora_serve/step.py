@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 
 from lora_serve.identity import AdapterRef
 from lora_serve.kv_groups import KVGroup
@@ -28,10 +29,11 @@ class SeenTokens(msgspec.Struct, frozen=True, gc=False):
     def and_drawn(self, token_id: int) -> SeenTokens:
         """The same when the answer has one more."""
         token_ids, num_drawn = self.token_ids[:], self.num_drawn[:]
-        if token_id not in token_ids:
+        places = np.flatnonzero(np.asarray(self.token_ids) == token_id)
+        if not len(places):
             token_ids.append(token_id)
             num_drawn.append(0)
-        num_drawn[token_ids.index(token_id)] += 1
+        num_drawn[places[0] if len(places) else -1] += 1
         return SeenTokens(token_ids, num_drawn)
 
 

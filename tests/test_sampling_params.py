@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import re
+from array import array
 
 import pytest
+from msgspec.structs import replace
 
 from lora_serve.errors import InvalidRequestError
 from lora_serve.sampling_params import SamplingParams
@@ -43,3 +45,14 @@ def test_as_much_as_is_allowed_is_taken() -> None:
 
 def test_a_stop_token_that_is_named_twice_counts_once() -> None:
     SamplingParams(stop_token_ids=(5,) * 1000).verify(20, VOCAB_SIZE)
+
+
+def test_what_every_step_asks_for_is_made_once() -> None:
+    params = SamplingParams(logit_bias={7: 0.1, 2: -1.5}, stop_token_ids=(3, 4, 3))
+    assert params.biased_token_ids == array("q", [7, 2])
+    assert params.biases == array("f", [0.1, -1.5])
+    assert params.stop_token_id_set == {3, 4}
+    for name in ("biased_token_ids", "biases", "stop_token_id_set"):
+        assert getattr(params, name) is getattr(params, name)
+    assert params == SamplingParams(logit_bias={7: 0.1, 2: -1.5}, stop_token_ids=(3, 4, 3))
+    assert replace(params, logit_bias={1: 2.0}).biases == array("f", [2.0]), "its own"

@@ -94,7 +94,7 @@ def _edits(
         return None
 
     def address(values: ArrayLike, dtype: type[np.generic]) -> int:
-        arrays.append(np.array(values, dtype))
+        arrays.append(np.asarray(values, dtype))  # no copy of what has this type already
         return arrays[-1].ctypes.data
 
     def ids(values: Sequence[int] | NDArray[np.integer]) -> tuple[int, int]:
@@ -105,8 +105,8 @@ def _edits(
     penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
     return StepEdits(
         ids(item.banned_token_ids),
-        ids(tuple(params.logit_bias)),
-        address(tuple(params.logit_bias.values()), np.float32),
+        ids(params.biased_token_ids),
+        address(params.biases, np.float32),
         ids(item.seen.token_ids),
         ids(np.repeat(item.seen.token_ids, item.seen.num_drawn)),
         penalties if params.has_penalties else None,

@@ -80,7 +80,7 @@ def _sample_input(request: Request, position: int, drafts: Sequence[int] = ()) -
         seed=request.seed,
         position=position,
         seen=seen,
-        banned_token_ids=(*request.eos_token_ids, *params.stop_token_ids) if is_short else (),
+        banned_token_ids=request.end_token_ids if is_short else (),
     )
 
 

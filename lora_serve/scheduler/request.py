@@ -7,6 +7,7 @@ are EngineCore's, since the scheduler reads no clock.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -50,6 +51,7 @@ class Request:
     block_hashes: of all full blocks.
     share: at whose cost it is served, where shares are fair.
     counts: what penalties ask; None without any.
+    end_token_ids: all that end the answer, and are not drawn before min_tokens.
     num_prompt_logprobs: how many have been reported. num_overtaken: later requests that got
         in before this one, which waits for its adapter's LoRA slot.
     """
@@ -88,8 +90,10 @@ class Request:
     num_committed_blocks: int = 0
     offers_blocks: bool = True
     counts: TokenCounts | None = None
+    end_token_ids: array[int] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.end_token_ids = array("q", (*self.eos_token_ids, *self.params.stop_token_ids))
         if self.params.has_penalties:  # an embedding row is no token and is never penalised
             self.counts = TokenCounts(self.token_ids if self.prompt_embeds is None else ())
         self._hash_full_blocks()

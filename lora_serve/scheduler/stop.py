@@ -16,7 +16,7 @@ def finish_after(request: Request) -> tuple[str | None, int | None]:
     params, num_output_tokens = request.params, request.num_output_tokens
     if num_output_tokens and num_output_tokens >= params.min_tokens:
         last = request.token_ids[-1]
-        if last in params.stop_token_ids:
+        if last in params.stop_token_id_set:
             return "stop", last
         if last in request.eos_token_ids:
             return "stop", None

@@ -162,7 +162,8 @@ def test_stop_tokens_end_an_answer_but_not_before_min_tokens() -> None:
         if s.requests and s.requests[0].request_id == "min"
         for sample in s.requests[0].asked.samples
     ]
-    assert banned[0] == (EOS, answer[2])
+    assert tuple(banned[0]) == (EOS, answer[2])
+    assert banned[1] is banned[0], "made once a request, not once a step"
     assert banned[-1] == ()
 
 

@@ -6,7 +6,7 @@ to the device as tensors: by a host's number it would divide otherwise, and roun
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.host_copies import to_device
+from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput
 
 _NOT_SEEN = -1
@@ -33,7 +34,7 @@ def adjust(
     if any(item.banned_token_ids for item in inputs):
         _ban(rows, [item.banned_token_ids for item in inputs])
     if any(item.params.logit_bias for item in inputs):
-        _add_biases(rows, [item.params.logit_bias for item in inputs])
+        _add_biases(rows, [item.params for item in inputs])
     if any(item.params.has_penalties for item in inputs):
         _penalize(rows, inputs, pending_tokens)
 
@@ -56,9 +57,9 @@ def _ban(rows: Tensor, ids: Sequence[Sequence[int]]) -> None:
     rows.view(-1).index_fill_(0, _entries(rows, ids).places, -torch.inf)
 
 
-def _add_biases(rows: Tensor, biases: Sequence[Mapping[int, float]]) -> None:
-    entries, logits = _entries(rows, [tuple(each) for each in biases]), rows.view(-1)
-    values = np.array([bias for each in biases for bias in each.values()], np.float32)
+def _add_biases(rows: Tensor, params: Sequence[SamplingParams]) -> None:
+    entries, logits = _entries(rows, [each.biased_token_ids for each in params]), rows.view(-1)
+    values = np.concatenate([np.asarray(each.biases) for each in params])
     logits[entries.places] += _on_device(entries.of_known(values), rows)
 
 
