@@ -124,8 +124,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             for token_id in ids:
                 if not 0 <= token_id < vocab_size:
                     raise InvalidRequestError(
-                        f"{name} names token {token_id}, outside the vocabulary of "
-                        f"{vocab_size} tokens",
+                        f"{name} names token {token_id}, which is out of vocabulary: the model "
+                        f"has {vocab_size} tokens",
                         name,
                     )
         for bias in self.logit_bias.values():

@@ -285,5 +285,6 @@ def _check_ranks(
     rank = max((settings.rank_of(module) for module in pairs), default=0)
     if rank > max_lora_rank:
         findings.append(
-            f"rank {rank} is above --max-lora-rank {max_lora_rank}; raise the limit or retrain"
+            f"LoRA rank {rank} is greater than max_lora_rank {max_lora_rank}; raise "
+            "--max-lora-rank, or retrain"
         )

@@ -48,7 +48,7 @@ HARMLESS = frozenset(
 )
 
 REFUSED = {
-    "use_dora": "DoRA rescales the base weights; merge it into the model or retrain without",
+    "use_dora": "this server does not yet support DoRA; merge it into the model or retrain without",
     "modules_to_save": "whole modules cannot be swapped for one request; retrain without",
     "trainable_token_indices": "changed embeddings cannot be swapped; retrain without",
     "lora_bias": "biases are not served; retrain with lora_bias=False",

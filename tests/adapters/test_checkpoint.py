@@ -255,7 +255,7 @@ def test_all_findings_are_listed_at_once(findings: Findings, lora_modules: Shape
     found = "; ".join(
         findings(tensors, {"r": 16, "use_dora": True, "bias": "all", "modules_to_save": ["x"]})
     )
-    for part in ("use_dora", "bias is 'all'", "modules_to_save", "lm_head", "--max-lora-rank 8"):
+    for part in ("use_dora", "bias is 'all'", "modules_to_save", "lm_head", "max_lora_rank 8"):
         assert part in found
 
 
@@ -325,7 +325,7 @@ def test_a_rank_above_the_limit_is_refused(
     tensors = lora_tensors(lora_modules, rank=8)
     assert read(tensors, {"r": 8}).rank == 8
     assert findings(tensors, {"r": 8}, max_lora_rank=7) == [
-        "rank 8 is above --max-lora-rank 7; raise the limit or retrain"
+        "LoRA rank 8 is greater than max_lora_rank 7; raise --max-lora-rank, or retrain"
     ]
 
 

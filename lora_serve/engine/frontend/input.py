@@ -59,7 +59,8 @@ class InputProcessor:
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.model.vocab_size):
             token_id = next(t for t in token_ids if not 0 <= t < self.model.vocab_size)
             raise InvalidRequestError(
-                f"token id {token_id} is outside the vocabulary of {self.model.vocab_size} tokens",
+                f"token id {token_id} is out of vocabulary: the model has {self.model.vocab_size} "
+                "tokens",
                 "prompt",
             )
 

@@ -92,7 +92,8 @@ def tokens_router(context: ServerContext) -> APIRouter:
         vocab_size = engine.model_info.vocab_size
         if (token_id := max(body.tokens, default=0)) >= vocab_size:
             raise InvalidRequestError(
-                f"token id {token_id} is outside the vocabulary of {vocab_size} tokens", "tokens"
+                f"token id {token_id} is out of vocabulary: the model has {vocab_size} tokens",
+                "tokens",
             )
         decode = engine.tokenizer.decode
         text = await asyncio.to_thread(decode, body.tokens, skip_special_tokens=False)

@@ -30,6 +30,7 @@ MAX_FAULTS = 1000
 MAX_FAULTS_TOLD = 10
 MAX_VALUE_CHARS = 80
 EMBEDS_KEY = b'"prompt_embeds"'
+IGNORES_UNKNOWN = "ignores_unknown"  # in the context of a validation, for fields that hold others
 
 BodyModel = TypeVar("BodyModel", bound=BaseModel)
 
@@ -124,9 +125,12 @@ class BodyReader:
         return self._parse(data, model)
 
     def _parse(self, data: bytes, model: type[BodyModel]) -> BodyModel:
+        ignores = self._config.ignore_unknown_fields
         try:
             return model.model_validate_json(
-                data, extra="ignore" if self._config.ignore_unknown_fields else "forbid"
+                data,
+                extra="ignore" if ignores else "forbid",
+                context={IGNORES_UNKNOWN: ignores},
             )
         except ValidationError as error:
             if error.error_count() > MAX_FAULTS:

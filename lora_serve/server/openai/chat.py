@@ -88,8 +88,8 @@ class ChatFormat:
             return None
         return chat_logprobs(self.tokenizer, positions)
 
-    def token_ids(self, token_ids: Sequence[int]) -> list[int] | UnsetType:
-        return list(token_ids) if self.body.return_token_ids else UNSET
+    def token_ids(self, token_ids: Sequence[int]) -> list[int] | None:
+        return list(token_ids) if self.body.return_token_ids else None
 
 
 class ChatAnswer:
@@ -119,21 +119,22 @@ class ChatAnswer:
             prompt_logprobs=(
                 prompt_logprobs(form.tokenizer, output.prompt_logprobs)
                 if form.params.prompt_logprobs is not None
-                else UNSET
+                else None
             ),
             prompt_token_ids=form.token_ids(self._item.token_ids),
         )
 
     async def events(self, deltas: AsyncIterator[PromptDelta]) -> AsyncIterator[bytes]:
-        """For each choice first its role, then its text."""
+        """For each choice first its role, which counts no token, then its text."""
         policy = ChunkPolicy(self._form.body, self._form.params)
         has_begun = False
         async for _, delta in deltas:
-            self._usage.add(0, delta)
             if not has_begun:
                 has_begun = True
+                self._usage.note_prompt(0, delta)
                 for index in range(self._form.params.n):
                     yield event(self._first_chunk(index, policy.usage(self._usage)))
+            self._usage.add(0, delta)
             if policy.sends(delta):
                 choice = self._chunk_choice(delta)
                 yield event(self._chunk([choice], policy.usage(self._usage)))
@@ -172,7 +173,7 @@ class ChatAnswer:
         self,
         choices: list[ChatChunkChoice],
         usage: Usage | UnsetType | None,
-        prompt_token_ids: list[int] | UnsetType = UNSET,
+        prompt_token_ids: list[int] | UnsetType | None = UNSET,
     ) -> ChatChunk:
         return ChatChunk(
             id=self._id,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from fastapi import APIRouter
-from msgspec import UNSET, UnsetType
+from msgspec import UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -89,10 +89,10 @@ class ChoiceWriter:
             logprobs=self._write_logprobs(delta, echoed),
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
-            prompt_logprobs=self._prompt_logprobs(delta) if is_first else UNSET,
-            token_ids=list(delta.token_ids) if body.return_token_ids else UNSET,
+            prompt_logprobs=self._prompt_logprobs(delta) if is_first else None,
+            token_ids=list(delta.token_ids) if body.return_token_ids else None,
             prompt_token_ids=(
-                list(self._item.token_ids) if is_first and body.return_token_ids else UNSET
+                list(self._item.token_ids) if is_first and body.return_token_ids else None
             ),
         )
 
@@ -109,9 +109,9 @@ class ChoiceWriter:
         prompt = self._logprobs.write_prompt(self._item.token_ids[0], delta.prompt_logprobs, echoed)
         return joined(prompt, self._logprobs.write(delta.logprobs))
 
-    def _prompt_logprobs(self, delta: OutputDelta) -> PromptLogprobs | UnsetType:
+    def _prompt_logprobs(self, delta: OutputDelta) -> PromptLogprobs | None:
         if self._form.body.prompt_logprobs is None:
-            return UNSET
+            return None
         return prompt_logprobs(self._form.tokenizer, delta.prompt_logprobs)
 
 

@@ -6,13 +6,18 @@ A validator raises ValueError with words that follow the field's name, as in "mu
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Annotated, Literal
 
-from pydantic import Field, PlainValidator
+from pydantic import Field, PlainValidator, ValidationInfo
+
+from lora_serve.server.http.body import IGNORES_UNKNOWN
 
 MAX_TOKEN_ID = 2**31 - 1
 MAX_CACHE_SALT_CHARS = 1024
 MAX_CONTENT_PARTS = 1024
+
+_NEUTRAL: tuple[object, ...] = (None, "", [], {}, "none", {"type": "text"})
 
 TextOrTokens = str | tuple[int, ...]
 
@@ -63,7 +68,7 @@ def parse_logit_bias(value: object) -> dict[int, float]:
     return biases
 
 
-def parse_content(value: object) -> str | None:
+def parse_content(value: object, info: ValidationInfo) -> str | None:
     """A message's text; text parts are joined by newlines."""
     if value is None or isinstance(value, str):
         return value
@@ -72,8 +77,18 @@ def parse_content(value: object) -> str | None:
             raise ValueError(
                 f"has {len(value)} parts, at most {MAX_CONTENT_PARTS} are allowed; join them"
             )
-        return "\n".join(_part_text(part) for part in value)
+        takes_more = bool((info.context or {}).get(IGNORES_UNKNOWN))
+        return "\n".join(_part_text(part, takes_more) for part in value)
     raise ValueError("must be a string or a list of text parts")
+
+
+def parse_num_logprobs(value: object) -> int | None:
+    """Completions' `logprobs`; some clients write true for 1, and false for none."""
+    if value is None or value is False:
+        return None
+    if isinstance(value, int) and -(2**63) <= value < 2**63:
+        return int(value)
+    raise ValueError("must be an integer")
 
 
 def parse_cache_salt(value: object) -> str:
@@ -88,9 +103,20 @@ def parse_cache_salt(value: object) -> str:
 
 def refuse_unless_neutral(value: object) -> None:
     """For fields that this server does not offer: only a value that asks for nothing is taken."""
-    if value in (None, "", [], {}, "none", {"type": "text"}):
+    if value in _NEUTRAL or value is False:
         return
     raise ValueError("is not supported by this server; leave it out")
+
+
+def neutral_is(*neutral: object) -> Callable[[object], None]:
+    """The same for a field whose value for nothing is one of its own, such as a factor of 1."""
+
+    def refuse_others(value: object) -> None:
+        if value in neutral:
+            return
+        refuse_unless_neutral(value)
+
+    return refuse_others
 
 
 def drop(_: object) -> None:
@@ -115,7 +141,8 @@ def _text_or_tokens(item: object) -> TextOrTokens:
     raise ValueError("must be a list of texts or of lists of token ids")
 
 
-def _part_text(part: object) -> str:
+def _part_text(part: object, takes_more: bool) -> str:
+    """takes_more: fields beyond a text part's own are left out of account."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind != "text":
         raise ValueError(f"has a part of type {str(kind)[:40]!r}; only text parts are supported")
@@ -123,7 +150,8 @@ def _part_text(part: object) -> str:
     text = part.get("text")
     if not isinstance(text, str):
         raise ValueError("has a text part without a string in `text`")
-    if unknown := sorted(part.keys() - {"type", "text"}):
+    unknown = sorted(part.keys() - {"type", "text"})
+    if unknown and not takes_more:
         raise ValueError(f"has a text part with unknown fields {unknown[:5]}")
     return text
 
@@ -156,6 +184,11 @@ CacheSalt = Annotated[
         Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None,
     ),
 ]
+NumLogprobs = Annotated[int | None, PlainValidator(parse_num_logprobs, Integer | bool | None)]
 Unsupported = Annotated[None, PlainValidator(refuse_unless_neutral, None)]
+UnsupportedFactor = Annotated[None, PlainValidator(neutral_is(1), Literal[1] | None)]
+UnsupportedModalities = Annotated[
+    None, PlainValidator(neutral_is(["text"]), list[Literal["text"]] | None)
+]
 # Taken, and without effect: what clients send for other servers' sake.
 Ignored = Annotated[object, PlainValidator(drop, object)]

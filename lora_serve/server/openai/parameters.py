@@ -85,7 +85,9 @@ def _params(
 
 
 def _check_stream(body: GenerationBody) -> None:
-    if body.stream_options is not None and not body.stream:
+    options = body.stream_options
+    asks = options is not None and (options.include_usage or options.continuous_usage_stats)
+    if asks and not body.stream:
         raise InvalidRequestError("stream_options needs stream to be true", "stream_options")
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequestError(

@@ -16,10 +16,13 @@ from lora_serve.server.openai.fields import (
     Ignored,
     Integer,
     LogitBias,
+    NumLogprobs,
     Prompts,
     Texts,
     Tokens,
     Unsupported,
+    UnsupportedFactor,
+    UnsupportedModalities,
 )
 
 MAX_REQUEST_ID_CHARS = 256
@@ -76,6 +79,7 @@ class GenerationBody(Body):
     priority: Integer | None = None
     request_id: RequestId | None = None
 
+    # What changes no answer of this server: OpenAI's, then vLLM's.
     user: Ignored = None
     metadata: Ignored = None
     service_tier: Ignored = None
@@ -83,6 +87,22 @@ class GenerationBody(Body):
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
+    prediction: Ignored = None
+    verbosity: Ignored = None
+    session_id: Ignored = None
+    kv_transfer_params: Ignored = None
+    spaces_between_special_tokens: Ignored = None
+
+    # What would change it, and is not offered.
+    use_beam_search: Unsupported = None
+    length_penalty: UnsupportedFactor = None
+    early_stopping: Unsupported = None
+    stream_interval: UnsupportedFactor = None
+    repetition_detection: Unsupported = None
+    vllm_xargs: Unsupported = None
+    allowed_token_ids: Unsupported = None
+    bad_words: Unsupported = None
+    logprob_token_ids: Unsupported = None
 
 
 class CompletionBody(GenerationBody):
@@ -90,7 +110,7 @@ class CompletionBody(GenerationBody):
 
     prompt: Prompts = ()
     prompt_embeds: Texts = ()
-    logprobs: Integer | None = None
+    logprobs: NumLogprobs = None
     best_of: Integer | None = None
     suffix: Unsupported = None
     response_format: Unsupported = None
@@ -129,7 +149,11 @@ class ChatBody(GenerationBody):
     functions: Unsupported = None
     function_call: Unsupported = None
     response_format: Unsupported = None
-    modalities: Ignored = None
+    modalities: UnsupportedModalities = None
+    audio: Unsupported = None
+    web_search_options: Unsupported = None
+    documents: Unsupported = None
+    mm_processor_kwargs: Unsupported = None
 
 
 class TokenizeBody(Body):

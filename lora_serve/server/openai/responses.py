@@ -1,7 +1,7 @@
 """Bodies of answers, as OpenAI's and vLLM's clients read them.
 
 Plain structs with one encoder: floats are written so that they read back to the same bits.
-A field that is UNSET is left out.
+A field that is UNSET is left out; what is not there is null where vLLM sends null.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +67,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[CompletionChoice]
     system_fingerprint: str
     usage: Usage | UnsetType | None = UNSET
+    service_tier: None = None
+    kv_transfer_params: None = None
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -90,6 +92,9 @@ class Message(msgspec.Struct, frozen=True):
     role: str
     content: str
     refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +103,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | None = None
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,8 +114,10 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     system_fingerprint: str
     usage: Usage
-    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+    service_tier: None = None
+    kv_transfer_params: None = None
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -124,7 +131,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | None = None
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +142,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChunkChoice]
     system_fingerprint: str
     usage: Usage | UnsetType | None = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,6 +28,10 @@ class UsageCounter:
 
     def add(self, prompt_index: int, delta: OutputDelta) -> None:
         self._num_output_tokens += len(delta.token_ids)
+        self.note_prompt(prompt_index, delta)
+
+    def note_prompt(self, prompt_index: int, delta: OutputDelta) -> None:
+        """Take in what a delta says of its prompt; its tokens are not counted."""
         if delta.index == 0:
             self._num_cached_tokens[prompt_index] = delta.num_cached_tokens
             self._num_cached_by_tier[prompt_index] = delta.num_cached_by_tier

@@ -92,7 +92,7 @@ def test_an_adapter_above_the_highest_rank_is_refused(
 ) -> None:
     modules = tuple(f"{path.name}={path}" for path in adapter_paths)
     told = refusal(model, enable_lora=True, lora_modules=modules, max_lora_rank=8)
-    assert told.startswith(f"{adapter_paths[2]}: rank 16 is above --max-lora-rank 8")
+    assert told.startswith(f"{adapter_paths[2]}: LoRA rank 16 is greater than max_lora_rank 8")
 
 
 def test_an_adapter_of_another_model_is_refused(model: Path, tmp_path: Path) -> None:

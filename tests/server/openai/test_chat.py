@@ -37,10 +37,14 @@ async def test_a_conversation_is_continued(engine: FakeEngine, client: httpx.Asy
                 "role": "assistant",
                 "content": "You said: user\nhiassistant\n #0",
                 "refusal": None,
+                "annotations": None,
+                "audio": None,
+                "function_call": None,
             },
             "logprobs": None,
             "finish_reason": "stop",
             "stop_reason": None,
+            "token_ids": None,
         }
     ]
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
@@ -150,6 +154,27 @@ async def test_text_parts_are_one_text(engine: FakeEngine, client: httpx.AsyncCl
     assert prompt_text(engine) == "<turn>user\none\ntwo<turn>assistant\n"
 
 
+async def test_unknown_fields_of_parts_are_ignored_with_those_of_bodies(
+    engine: FakeEngine,
+) -> None:
+    part = {"type": "text", "text": "one", "cache_control": {"type": "ephemeral"}}
+    async with client_for(engine, ServerConfig(ignore_unknown_fields=True)) as client:
+        await chat(client, messages=[{"role": "user", "content": [part]}], unheard_of=1)
+        refused = {"messages": HELLO, "use_beam_search": True}
+        error = error_of(await client.post(URL, json=refused), 400)
+    assert prompt_text(engine) == "<turn>user\none<turn>assistant\n"
+    assert error["param"] == "use_beam_search"
+
+
+async def test_the_chunk_that_tells_the_role_counts_no_token(client: httpx.AsyncClient) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"messages": HELLO, "stream": True, "stream_options": options}
+    chunks = events((await client.post(URL, json=body)).text)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts[:3] == [0, 1, 2]
+    assert chunks[0]["usage"]["prompt_tokens"] == chunks[-1]["usage"]["prompt_tokens"]
+
+
 async def test_the_last_message_can_be_continued_and_echoed(
     engine: FakeEngine, client: httpx.AsyncClient
 ) -> None:
@@ -171,7 +196,13 @@ async def test_an_answer_can_be_sent_back_as_the_client_got_it(client: httpx.Asy
         "function_call": None,
         "tool_calls": None,
     }
-    await chat(client, messages=[*HELLO, answered, *HELLO], tools=[], tool_choice="none")
+    await chat(
+        client,
+        messages=[*HELLO, answered, *HELLO],
+        tools=[],
+        tool_choice="none",
+        modalities=["text"],
+    )
 
 
 async def test_a_template_file_takes_the_place_of_the_tokenizers_own(
@@ -215,6 +246,8 @@ def test_a_template_file_that_is_not_there_stops_the_start(engine: FakeEngine) -
         ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
         ({"logprobs": 3}, "logprobs", "boolean"),
         ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+        ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
+        ({"web_search_options": {"a": 1}}, "web_search_options", "not supported"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
         (
             {"continue_final_message": True, "add_generation_prompt": True},

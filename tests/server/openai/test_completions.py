@@ -38,6 +38,9 @@ async def test_a_text_is_continued(client: httpx.AsyncClient) -> None:
             "logprobs": None,
             "finish_reason": "stop",
             "stop_reason": None,
+            "prompt_logprobs": None,
+            "token_ids": None,
+            "prompt_token_ids": None,
         }
     ]
     assert answer["usage"] == {
@@ -300,8 +303,47 @@ async def test_the_clients_own_id_is_kept_and_may_repeat(
 
 async def test_what_openai_clients_send_for_others_sake_is_taken(client: httpx.AsyncClient) -> None:
     await complete(
-        client, prompt="hi", user="me", suffix=None, best_of=1, metadata={"a": "b"}, store=False
+        client,
+        prompt="hi",
+        user="me",
+        suffix=None,
+        best_of=1,
+        metadata={"a": "b"},
+        store=False,
+        verbosity="low",
+        prediction={"type": "content", "content": "You said"},
     )
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("use_beam_search", [None, False]),
+        ("early_stopping", [None, False]),
+        ("length_penalty", [None, 1, 1.0]),
+        ("stream_interval", [None, 1]),
+        ("repetition_detection", [None, {}]),
+        ("vllm_xargs", [None, {}]),
+        ("suffix", [None, ""]),
+        ("stream_options", [None, {}, {"include_usage": False}]),
+        ("session_id", [None, "s"]),
+        ("kv_transfer_params", [None, {"do_remote_decode": True}]),
+        ("spaces_between_special_tokens", [None, True, False]),
+    ],
+)
+async def test_a_value_that_asks_for_nothing_is_taken(
+    client: httpx.AsyncClient, field: str, values: list[object]
+) -> None:
+    plain = (await complete(client, prompt="hi"))["choices"]
+    for value in values:
+        assert (await complete(client, prompt="hi", **{field: value}))["choices"] == plain
+
+
+async def test_logprobs_may_be_true_for_one_and_false_for_none(client: httpx.AsyncClient) -> None:
+    asked = [(await complete(client, prompt="h", logprobs=n))["choices"] for n in (1, True)]
+    assert asked[0] == asked[1]
+    assert asked[0][0]["logprobs"] is not None
+    assert (await complete(client, prompt="h", logprobs=False))["choices"][0]["logprobs"] is None
 
 
 @pytest.mark.parametrize(
@@ -311,7 +353,7 @@ async def test_what_openai_clients_send_for_others_sake_is_taken(client: httpx.A
         ({"prompt": []}, "prompt", "must be provided"),
         ({"prompt": [[]]}, "prompt", "must be provided"),
         ({"prompt": "", "add_special_tokens": False}, "prompt", "must be provided"),
-        ({"prompt": [1000]}, "prompt", "outside the vocabulary"),
+        ({"prompt": [1000]}, "prompt", "out of vocabulary"),
         ({"prompt": [-1]}, "prompt", "token id"),
         ({"prompt": ["a"] * 1025}, "prompt", "at most 1024 prompts"),
         ({"prompt": ["a"] * 100, "n": 100}, "prompt", "4096 choices"),
@@ -325,7 +367,14 @@ async def test_what_openai_clients_send_for_others_sake_is_taken(client: httpx.A
         ({"prompt": "a", "best_of": 3}, "best_of", "must equal n 1"),
         ({"prompt": "a", "suffix": "b"}, "suffix", "not supported"),
         ({"prompt": "a", "response_format": {"type": "json"}}, "response_format", "not supported"),
-        ({"prompt": "a", "stream_options": {}}, "stream_options", "needs stream"),
+        (
+            {"prompt": "a", "stream_options": {"include_usage": True}},
+            "stream_options",
+            "needs stream",
+        ),
+        ({"prompt": "a", "use_beam_search": True}, "use_beam_search", "not supported"),
+        ({"prompt": "a", "length_penalty": 0.5}, "length_penalty", "not supported"),
+        ({"prompt": "a", "logprobs": "1"}, "logprobs", "must be an integer"),
         ({"prompt": "a", "stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "stream"),
         ({"prompt": "a", "cache_salt": ""}, "cache_salt", "non-empty"),
         ({"prompt": "a", "cache_salt": "s" * 1025}, "cache_salt", "at most 1024"),
