@@ -41,12 +41,20 @@ class AdapterError(LoraServeError):
 
 
 class AdapterFormatError(AdapterError):
-    """A checkpoint that cannot be served. Lists every finding, not the first."""
+    """A checkpoint that cannot be served. Lists its findings, not only the first.
+
+    A file can hold thousands of them: past the first MAX_FINDINGS, they are counted.
+    """
+
+    MAX_FINDINGS = 32
 
     def __init__(self, path: str, findings: list[str]) -> None:
         assert findings, f"{path}: refused without a finding"
-        super().__init__(f"{path}: " + "; ".join(findings))
-        self.findings = findings
+        told = findings[: self.MAX_FINDINGS]
+        if len(findings) > len(told):
+            told.append(f"and {len(findings) - len(told)} more")
+        super().__init__(f"{path}: " + "; ".join(told))
+        self.findings = told
 
 
 class AdapterExistsError(AdapterError):

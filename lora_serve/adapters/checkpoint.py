@@ -221,13 +221,15 @@ def _check_tensors(
     if specs is None:
         return None
     pairs = _pair(specs, lora_modules, findings)
-    _check_shapes(pairs, specs, settings, lora_modules, findings)
-    _check_ranks(pairs, settings, max_lora_rank, findings)
+    ranks = {module: settings.rank_of(module) for module in pairs}
+    _check_shapes(pairs, specs, ranks, lora_modules, findings)
+    _check_ranks(ranks, max_lora_rank, findings)
     return specs, pairs
 
 
 def _module(name: str, settings: LoRASettings, a: RawTensor, b: RawTensor) -> LoRAModule:
-    return LoRAModule(name, settings.rank_of(name), settings.scale_of(name), a, b)
+    rank = a.shape[0]  # as its settings say: the shapes were checked
+    return LoRAModule(name, rank, settings.scale_of(name, rank), a, b)
 
 
 def _pair(
@@ -258,14 +260,14 @@ def _pair(
 def _check_shapes(
     pairs: Mapping[str, Mapping[str, str]],
     specs: Mapping[str, TensorSpec],
-    settings: LoRASettings,
+    ranks: Mapping[str, int],
     lora_modules: Shapes,
     findings: list[str],
 ) -> None:
     missing, misshapen = [], []
     for module, pair in sorted(pairs.items()):
         out_features, in_features = lora_modules[module]
-        rank = settings.rank_of(module)
+        rank = ranks[module]
         for side, expected in (("A", (rank, in_features)), ("B", (out_features, rank))):
             if side not in pair:
                 missing.append(f"{module}.lora_{side}.weight")
@@ -279,10 +281,8 @@ def _check_shapes(
         )
 
 
-def _check_ranks(
-    pairs: Mapping[str, object], settings: LoRASettings, max_lora_rank: int, findings: list[str]
-) -> None:
-    rank = max((settings.rank_of(module) for module in pairs), default=0)
+def _check_ranks(ranks: Mapping[str, int], max_lora_rank: int, findings: list[str]) -> None:
+    rank = max(ranks.values(), default=0)
     if rank > max_lora_rank:
         findings.append(
             f"LoRA rank {rank} is greater than max_lora_rank {max_lora_rank}; raise "

@@ -8,17 +8,31 @@ whatever is swapped meanwhile, nothing outside of the roots is opened. Knows not
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from lora_serve.errors import AdapterError
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 _DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 # Never wait for a pipe's writer, nor become the terminal's process.
 _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+
+
+class _ReadFile(io.FileIO):
+    """A file that has bytes to read now, or an error: one below /proc may have none, and no end."""
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        num_read = super().readinto(buffer)
+        if num_read is None:
+            raise BlockingIOError(errno.EAGAIN, "it is no file of a disk: it waits for bytes")
+        return num_read
 
 
 class AdapterDirectory:
@@ -40,7 +54,7 @@ class AdapterDirectory:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise AdapterError(f"{os.path.join(self.path, name)} is not a regular file")
-        return os.fdopen(descriptor, "rb")
+        return io.BufferedReader(_ReadFile(descriptor))
 
     def has(self, name: str) -> bool:
         try:

@@ -3,13 +3,14 @@
 A key is a regular expression that must match a module's whole name, or what follows one of its
 dots; the first key in the file's order wins. Matching an expression can take exponential time, and
 Python's matcher holds the interpreter meanwhile. So only the syntax that module names need is
-accepted, and at most `_MAX_WAYS` ways through a name.
+accepted, and at most `_MAX_WAYS` ways through a name. Compiling takes time for each character, so
+the number of keys and their lengths are checked before any is compiled.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -17,7 +18,9 @@ from lora_serve.adapters.findings import shown
 
 T = TypeVar("T")
 
+_MAX_KEYS = 2048  # a hundred layers have about 700 projections; compiled in half a second
 _MAX_CHARACTERS = 1000
+_MAX_ALL_CHARACTERS = 128 * _MAX_KEYS
 _MAX_WAYS = 2**20
 _NAME_CHARACTERS = 64  # about the longest name of a projection
 
@@ -51,6 +54,10 @@ def compile_patterns(
     setting: str, values: Mapping[str, T], findings: list[str]
 ) -> ModulePatterns[T]:
     """The patterns of one setting; those that cannot be matched safely become findings."""
+    excess = _excess(values)
+    if excess is not None:
+        findings.append(f"{setting}: {excess}; let one pattern stand for many modules")
+        return ModulePatterns()
     patterns = []
     num_ways = 0
     for key, value in values.items():
@@ -64,6 +71,16 @@ def compile_patterns(
         findings.append(f"{setting}: its patterns are too complex to match; write out module names")
         return ModulePatterns()
     return ModulePatterns(tuple(patterns))
+
+
+def _excess(keys: Collection[str]) -> str | None:
+    """What is too much of all keys together."""
+    if len(keys) > _MAX_KEYS:
+        return f"{len(keys)} keys are more than {_MAX_KEYS}"
+    num_characters = sum(map(len, keys))
+    if num_characters > _MAX_ALL_CHARACTERS:
+        return f"keys of {num_characters} characters are longer than {_MAX_ALL_CHARACTERS}"
+    return None
 
 
 def _compile(key: str) -> re.Pattern[str] | None:

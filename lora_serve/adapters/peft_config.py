@@ -13,6 +13,7 @@ from typing import Generic, TypeGuard, TypeVar, cast
 
 from lora_serve.adapters.findings import listed, shown
 from lora_serve.adapters.patterns import ModulePatterns, compile_patterns
+from lora_serve.errors import AdapterFormatError
 
 T = TypeVar("T")
 
@@ -115,8 +116,8 @@ class LoRASettings:
     def rank_of(self, module: str) -> int:
         return self.rank_pattern.get(module, self.rank)
 
-    def scale_of(self, module: str) -> float:
-        rank = self.rank_of(module)
+    def scale_of(self, module: str, rank: int) -> float:
+        """rank: of this module."""
         alpha = self.alpha_pattern.get(module, self.alpha)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
@@ -152,6 +153,8 @@ def _check_refused(config: Mapping[str, object], findings: list[str]) -> None:
     for name, value in config.items():
         if not value or name in HONOURED or name in HARMLESS:
             continue
+        if len(findings) > AdapterFormatError.MAX_FINDINGS:
+            return
         advice = REFUSED.get(name, "this setting is unknown here; update lora-serve or retrain")
         findings.append(f"{shown(name)} is set to {shown(value)}: {advice}")
 

@@ -497,6 +497,28 @@ def test_a_header_that_claims_terabytes_costs_nothing(tmp_path: Path, lora_modul
         read_adapter(path, lora_modules=lora_modules, max_lora_rank=8)
 
 
+def test_thousands_of_findings_are_counted_and_the_first_ones_told(
+    findings: Findings, lora_modules: Shapes
+) -> None:
+    unknown = {f"setting {number}": 1 for number in range(50_000)}
+    assert len(findings(lora_tensors(lora_modules), unknown)) == 33
+    broken = dict.fromkeys((f"tensor {number}" for number in range(50_000)), "no description")
+    with pytest.raises(AdapterFormatError, match=r"; and 49968 more$"):
+        raise AdapterFormatError("adapter", [f"{name}: {what}" for name, what in broken.items()])
+
+
+@pytest.mark.skipif(not os.access("/proc/kmsg", os.R_OK), reason="needs the right to read it")
+def test_a_link_to_a_file_whose_bytes_never_come_is_refused(
+    tmp_path: Path, lora_modules: Shapes
+) -> None:
+    path = write_adapter(tmp_path / "adapter", lora_tensors(lora_modules))
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        Path(path, name).unlink()
+        Path(path, name).symlink_to("/proc/kmsg")
+        with pytest.raises(AdapterError, match="it is no file of a disk"):
+            read_adapter(path, lora_modules=lora_modules, max_lora_rank=8)
+
+
 def test_findings_carry_no_raw_text_of_the_file(findings: Findings) -> None:
     name = "\x1b[2J\n" + "x" * 100_000
     (finding,) = findings({name: random_tensor((4, 16), 7)})

@@ -122,3 +122,22 @@ def test_a_pattern_for_each_of_a_thousand_modules_is_served() -> None:
     patterns = compile_patterns("rank_pattern", {n: i for i, n in enumerate(names)}, findings)
     assert not findings
     assert patterns.get(names[777], -1) == 777
+
+
+@pytest.mark.parametrize(
+    ("keys", "excess"),
+    [
+        ([f"q{number}" for number in range(100_000)], "100000 keys are more than 2048"),
+        (
+            [f"{number}" + "a" * 900 for number in range(1000)],
+            "keys of 902890 characters are longer than 262144",
+        ),
+    ],
+)
+def test_more_keys_than_can_be_compiled_in_a_moment_are_a_finding(
+    keys: list[str], excess: str
+) -> None:
+    findings: list[str] = []
+    patterns = compile_patterns("rank_pattern", dict.fromkeys(keys, 1), findings)
+    assert findings == [f"rank_pattern: {excess}; let one pattern stand for many modules"]
+    assert patterns == ModulePatterns()

@@ -100,7 +100,7 @@ def test_alpha_is_a_number_that_float32_holds(alpha: object) -> None:
 
 @pytest.mark.parametrize("alpha", [16, 0.5, 0, -2.0])
 def test_alpha_may_be_any_finite_number(alpha: float) -> None:
-    assert settings_of(r=4, lora_alpha=alpha).scale_of("q_proj") == alpha / 4
+    assert settings_of(r=4, lora_alpha=alpha).scale_of("q_proj", 4) == alpha / 4
 
 
 @pytest.mark.parametrize("value", ["false", 0, 1, None])
@@ -126,8 +126,8 @@ def test_a_pattern_that_is_none_is_named_with_its_setting() -> None:
 
 def test_rslora_divides_by_the_root_of_the_modules_own_rank() -> None:
     settings = settings_of(r=4, lora_alpha=8, use_rslora=True, rank_pattern={"q_proj": 9})
-    assert settings.scale_of("q_proj") == 8 / 3
-    assert settings.scale_of("k_proj") == 4.0
+    assert settings.scale_of("q_proj", settings.rank_of("q_proj")) == 8 / 3
+    assert settings.scale_of("k_proj", settings.rank_of("k_proj")) == 4.0
 
 
 @pytest.mark.parametrize("name", [None, 7, ["x"]])

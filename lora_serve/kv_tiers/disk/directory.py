@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
@@ -126,13 +127,12 @@ class DiskDirectory:
         return bool(text) and _namespace(text) is None
 
     def _description(self, root: bytes) -> bytes:
-        """The descriptor's text; b"" if it is damaged or not there."""
-        with (
-            suppress(FileNotFoundError, NotADirectoryError),
-            self.of(root) as folder,
-            folder.opened(DESCRIPTOR) as descriptor,
-        ):
-            text, _, checksum = os.read(descriptor, MAX_DESCRIPTOR_BYTES).partition(b"\n")
+        """The descriptor's text; b"" if it is damaged, no regular file, or not there."""
+        with suppress(FileNotFoundError, NotADirectoryError), self.of(root) as folder:
+            if not folder.has_file(DESCRIPTOR):
+                return b""
+            with folder.opened(DESCRIPTOR) as descriptor:
+                text, _, checksum = os.read(descriptor, MAX_DESCRIPTOR_BYTES).partition(b"\n")
             if checksum.strip() == xxhash.xxh3_128_hexdigest(text).encode():
                 return text
         return b""
@@ -244,10 +244,14 @@ class DiskDirectory:
         return folder
 
     def _described(self, root: bytes) -> Folder | None:
-        """The namespace's directory, if it has a descriptor."""
+        """The namespace's directory, if it has a descriptor.
+
+        Raises OSError where that is a link or a pipe: what is saved there would never be found.
+        """
         with suppress(FileNotFoundError), ExitStack() as stack:
             folder = stack.enter_context(self.of(root))
-            folder.status_of(DESCRIPTOR)
+            if not stat.S_ISREG(folder.status_of(DESCRIPTOR).st_mode):
+                raise OSError(errno.EINVAL, "is not a regular file", f"{root.hex()}/{DESCRIPTOR}")
             stack.pop_all()
             return folder
         return None

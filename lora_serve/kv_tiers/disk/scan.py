@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 
 from lora_serve.kv_tiers.base import Cause, TierNamespace
-from lora_serve.kv_tiers.disk.directory import GROUP_SUFFIX, DiskDirectory
+from lora_serve.kv_tiers.disk.directory import DESCRIPTOR, GROUP_SUFFIX, DiskDirectory
 from lora_serve.kv_tiers.disk.group_file import GroupTable, RefusedGroupError, read_table
 from lora_serve.kv_tiers.disk.index import DiskIndex, Group
 from lora_serve.kv_tiers.disk.news import Place
@@ -186,6 +186,10 @@ class DiskScan:
         elif not self._directory.is_of_another_version(root):
             for name in names:
                 self._refuse(root, name, Cause.FOREIGN)
+            logger.warning(
+                "%s/namespaces/%s has no %s that can be trusted, and is deleted",
+                *(self._directory.path, root.hex(), DESCRIPTOR),
+            )
             self._directory.trash(root)  # it could never be dropped by name
 
     def _add_file(self, namespace: TierNamespace, name: str) -> None:

@@ -474,6 +474,34 @@ def test_a_directory_that_is_removed_is_a_miss_and_comes_back(tiers: Tiers) -> N
     assert load(tier, NS, HASHES) == (24, None)
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/etc/hostname")])
+def test_a_descriptor_that_is_no_file_is_told_and_saves_go_on(
+    tiers: Tiers, make: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tiers.open(), NS, HASHES)
+    tiers.close()
+    descriptor = tiers.path / "namespaces" / NS.root.hex() / "namespace.json"
+    descriptor.unlink()
+    make(descriptor)
+    tier = tiers.open()
+    tier.wait_until_indexed()
+    assert tier.contents().quarantined == {"foreign": 1}
+    assert "namespace.json that can be trusted" in caplog.text
+    save(tier, NS, HASHES)
+    assert load(tiers.reopen(), NS, HASHES) == (24, None)
+
+
+def test_a_descriptor_that_becomes_a_pipe_is_an_error_of_the_tier(tiers: Tiers) -> None:
+    tier = tiers.open(poll_seconds=60.0)
+    save(tier, NS, HASHES[:2])
+    descriptor = tiers.path / "namespaces" / NS.root.hex() / "namespace.json"
+    tier._scan.close()
+    descriptor.unlink()
+    os.mkfifo(descriptor)
+    with pytest.raises(TierError, match=r"namespace.json"):
+        tier.save(NS, records(NS, HASHES[2:]))
+
+
 def test_a_file_that_cannot_be_read_is_an_error_of_the_tier(tiers: Tiers) -> None:
     tier = tiers.open(poll_seconds=60.0)
     save(tier, NS, HASHES)
