@@ -75,6 +75,19 @@ class ServerConfig:
     chat_template: str | None = setting(
         "File with a chat template to use instead of the tokenizer's.", None, metavar="FILE"
     )
+    trust_request_chat_template: bool = setting(
+        "Let requests bring a chat_template of their own; it is a program, run in a sandbox that "
+        "bounds what it writes, but not how long it runs.",
+        False,
+    )
+    return_tokens_as_token_ids: bool = setting(
+        'Name tokens in logprobs "token_id:N" instead of by their text, unless a request says '
+        "otherwise.",
+        False,
+    )
+    enable_force_include_usage: bool = setting(
+        "End every stream with its usage, as if stream_options asked for it.", False
+    )
     max_body_bytes: int = setting("Largest request body accepted, in bytes.", 4 * 2**20)
     max_embeds_body_bytes: int = setting(
         "The same for a body with prompt_embeds, where --enable-prompt-embeds allows them.",

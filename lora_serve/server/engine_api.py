@@ -47,6 +47,9 @@ class Tokenizer(Protocol):
         more than `max_chars`.
         """
 
+    def token_piece(self, token_id: int) -> str:
+        """One token as the vocabulary writes it."""
+
     def token_text(self, token_id: int) -> str:
         """One token, decoded; U+FFFD where it is a part of a character."""
 

@@ -156,6 +156,10 @@ class Tokenizer:
             max_chars=max_chars,
         )
 
+    def token_piece(self, token_id: int) -> str:
+        """One token as the vocabulary writes it, such as "Ġthe"; "" if unknown."""
+        return self._backend.id_to_token(token_id) or ""
+
     def token_text(self, token_id: int) -> str:
         """One token within a text; U+FFFD where it is a part of a character, "" if unknown.
 
@@ -168,8 +172,7 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """One token's bytes within a text, also where they are only a part of a character."""
-        token = self._backend.id_to_token(token_id) or ""
-        return token_bytes(token, self.token_text(token_id))
+        return token_bytes(self.token_piece(token_id), self.token_text(token_id))
 
 
 def _load(source: str, revision: str | None) -> PreTrainedTokenizerFast:

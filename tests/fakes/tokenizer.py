@@ -55,6 +55,9 @@ class ByteTokenizer:
             text += f"{TURN_TEXT}assistant\n"
         return text
 
+    def token_piece(self, token_id: int) -> str:
+        return f"<{token_id}>"
+
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode("utf-8", "replace")
 

@@ -79,11 +79,11 @@ def tokens_router(context: ServerContext) -> APIRouter:
         if not body.return_token_strs:
             return json_response(Tokenized(len(token_ids), limit, token_ids, None))
 
-        def with_texts() -> Response:
-            texts = [engine.tokenizer.token_text(token_id) for token_id in token_ids]
-            return json_response(Tokenized(len(token_ids), limit, token_ids, texts))
+        def with_pieces() -> Response:
+            pieces = [engine.tokenizer.token_piece(token_id) for token_id in token_ids]
+            return json_response(Tokenized(len(token_ids), limit, token_ids, pieces))
 
-        return await asyncio.to_thread(with_texts)
+        return await asyncio.to_thread(with_pieces)
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:

@@ -38,6 +38,7 @@ from lora_serve.server.http.errors import ErrorBoundary, answer_error, answer_ht
 from lora_serve.server.http.hosts import AllowedHosts, HostCheck, is_loopback
 from lora_serve.server.http.instrumentation import Instrumentation
 from lora_serve.server.http.listener import read_template
+from lora_serve.server.http.request_ids import RequestIds
 from lora_serve.server.http.shutdown import LAST_WORDS_SECONDS, ServerShutdown
 from lora_serve.server.openai.chat import chat_router
 from lora_serve.server.openai.completions import completions_router
@@ -92,6 +93,7 @@ def create_app(
     app.add_middleware(Draining, drain=drain)
     app.add_middleware(HostCheck, hosts=AllowedHosts(config))
     app.add_middleware(ErrorBoundary)
+    app.add_middleware(RequestIds)
     app.add_middleware(Instrumentation, metrics=http_metrics)  # the last added is the outermost
     return app
 

@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lora_serve.config import ServerConfig
 from lora_serve.outputs import CompletionOutput, OutputDelta, RequestOutput
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.context import ServerContext
@@ -20,7 +21,13 @@ from lora_serve.server.openai.chunks import ChunkPolicy
 from lora_serve.server.openai.generation import PromptDelta, respond, response_id, start_generation
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.logprobs import chat_logprobs, prompt_logprobs
-from lora_serve.server.openai.parameters import chat_params
+from lora_serve.server.openai.parameters import (
+    answer_tokens,
+    chat_params,
+    chat_template,
+    tokens_as_ids,
+    truncation,
+)
 from lora_serve.server.openai.protocol import ChatBody
 from lora_serve.server.openai.responses import (
     ChatChoice,
@@ -50,14 +57,15 @@ def chat_router(context: ServerContext) -> APIRouter:
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
-            chat_template=context.chat_template,
+            chat_template=chat_template(body, context),
             template_kwargs=body.chat_template_kwargs,
+            truncation=truncation(body, engine.model_info.max_model_len, answer_tokens(body)),
         )
         room = engine.model_info.max_model_len - item.num_tokens
         params = chat_params(body, context.sampling_defaults, room)
         params.verify(engine.config.model.max_logprobs, engine.model_info.vocab_size)
         answer = ChatAnswer(
-            ChatFormat(engine.tokenizer, body, params),
+            ChatFormat(engine.tokenizer, body, params, context.config),
             item,
             UsageCounter(engine.model_info.fingerprint, [item]),
             response_id=response_id("chatcmpl", request, body),
@@ -76,6 +84,19 @@ class ChatFormat:
     tokenizer: Tokenizer
     body: ChatBody
     params: SamplingParams
+    config: ServerConfig
+
+    @property
+    def tokens_as_ids(self) -> bool:
+        return tokens_as_ids(self.body, self.config)
+
+    @property
+    def chunk_policy(self) -> ChunkPolicy:
+        return ChunkPolicy(
+            self.body,
+            self.params,
+            always_includes_usage=self.config.enable_force_include_usage,
+        )
 
     @property
     def echoed(self) -> str:
@@ -86,7 +107,7 @@ class ChatFormat:
     def logprobs(self, positions: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
         if self.params.logprobs is None:
             return None
-        return chat_logprobs(self.tokenizer, positions)
+        return chat_logprobs(self.tokenizer, positions, tokens_as_ids=self.tokens_as_ids)
 
     def token_ids(self, token_ids: Sequence[int]) -> list[int] | None:
         return list(token_ids) if self.body.return_token_ids else None
@@ -126,7 +147,7 @@ class ChatAnswer:
 
     async def events(self, deltas: AsyncIterator[PromptDelta]) -> AsyncIterator[bytes]:
         """For each choice first its role, which counts no token, then its text."""
-        policy = ChunkPolicy(self._form.body, self._form.params)
+        policy = self._form.chunk_policy
         has_begun = False
         async for _, delta in deltas:
             if not has_begun:

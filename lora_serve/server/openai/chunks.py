@@ -17,9 +17,13 @@ class ChunkPolicy:
     include_usage: whether a last chunk without choices holds the usage.
     """
 
-    def __init__(self, body: GenerationBody, params: SamplingParams) -> None:
+    def __init__(
+        self, body: GenerationBody, params: SamplingParams, *, always_includes_usage: bool = False
+    ) -> None:
         options = body.stream_options
-        self.include_usage = options is not None and bool(options.include_usage)
+        self.include_usage = always_includes_usage or (
+            options is not None and bool(options.include_usage)
+        )
         self._always_usage = (
             self.include_usage and options is not None and bool(options.continuous_usage_stats)
         )

@@ -11,6 +11,7 @@ from msgspec import UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lora_serve.config import ServerConfig
 from lora_serve.outputs import CompletionOutput, OutputDelta, RequestOutput
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.context import ServerContext
@@ -20,7 +21,7 @@ from lora_serve.server.openai.chunks import ChunkPolicy
 from lora_serve.server.openai.generation import PromptDelta, respond, response_id, start_generation
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.logprobs import CompletionLogprobsWriter, joined, prompt_logprobs
-from lora_serve.server.openai.parameters import completion_params
+from lora_serve.server.openai.parameters import completion_params, tokens_as_ids, truncation
 from lora_serve.server.openai.protocol import CompletionBody
 from lora_serve.server.openai.responses import (
     Completion,
@@ -44,9 +45,11 @@ def completions_router(context: ServerContext) -> APIRouter:
         target = context.models.resolve(body.model)
         params = completion_params(body, context.sampling_defaults)
         params.verify(engine.config.model.max_logprobs, engine.model_info.vocab_size)
-        inputs = await context.inputs.from_completion(body, params.n)
+        inputs = await context.inputs.from_completion(
+            body, params.n, truncation(body, engine.model_info.max_model_len, params.max_tokens)
+        )
         answer = CompletionAnswer(
-            CompletionFormat(engine.tokenizer, body, params),
+            CompletionFormat(engine.tokenizer, body, params, context.config),
             inputs,
             UsageCounter(engine.model_info.fingerprint, inputs),
             response_id=response_id("cmpl", request, body),
@@ -65,6 +68,19 @@ class CompletionFormat:
     tokenizer: Tokenizer
     body: CompletionBody
     params: SamplingParams
+    config: ServerConfig
+
+    @property
+    def tokens_as_ids(self) -> bool:
+        return tokens_as_ids(self.body, self.config)
+
+    @property
+    def chunk_policy(self) -> ChunkPolicy:
+        return ChunkPolicy(
+            self.body,
+            self.params,
+            always_includes_usage=self.config.enable_force_include_usage,
+        )
 
 
 class ChoiceWriter:
@@ -76,7 +92,9 @@ class ChoiceWriter:
         self._index = index
         self._is_first = True
         self._logprobs = CompletionLogprobsWriter(
-            form.tokenizer, skip_special_tokens=form.params.skip_special_tokens
+            form.tokenizer,
+            skip_special_tokens=form.params.skip_special_tokens,
+            tokens_as_ids=form.tokens_as_ids,
         )
 
     def write(self, delta: OutputDelta) -> CompletionChoice:
@@ -149,7 +167,7 @@ class CompletionAnswer:
         return self._completion(choices, self._usage.fingerprint, self._usage.usage)
 
     async def events(self, deltas: AsyncIterator[PromptDelta]) -> AsyncIterator[bytes]:
-        policy = ChunkPolicy(self._form.body, self._form.params)
+        policy = self._form.chunk_policy
         async for prompt_index, delta in deltas:
             self._usage.add(prompt_index, delta)
             if policy.sends(delta):

@@ -24,10 +24,11 @@ from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import caller_of
 from lora_serve.server.http.disconnect import unless_disconnected
+from lora_serve.server.http.request_ids import HEADER, MAX_CHARS, id_of
 from lora_serve.server.http.streaming import EventStream
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.models import ModelTarget, unknown_model
-from lora_serve.server.openai.protocol import MAX_REQUEST_ID_CHARS, GenerationBody
+from lora_serve.server.openai.protocol import GenerationBody
 from lora_serve.server.openai.responses import json_response
 
 MANY_LOGPROBS = 256  # positions; to write more of them would delay other requests' tokens
@@ -143,14 +144,12 @@ def start_generation(
 
 def response_id(prefix: str, request: Request, body: GenerationBody) -> str:
     """The id that the client chose, in the body or as X-Request-Id, or one of our own."""
-    chosen = body.request_id or request.headers.get("x-request-id")
-    if chosen is not None and len(chosen) > MAX_REQUEST_ID_CHARS:
+    given = request.headers.get(HEADER, "")
+    if len(given) > MAX_CHARS:
         raise InvalidRequestError(
-            f"X-Request-Id has {len(chosen)} characters, at most {MAX_REQUEST_ID_CHARS} are "
-            "allowed",
-            "X-Request-Id",
+            f"{HEADER} has {len(given)} characters, at most {MAX_CHARS} are allowed", HEADER
         )
-    return f"{prefix}-{chosen or uuid.uuid4().hex}"
+    return f"{prefix}-{body.request_id or id_of(request)}"
 
 
 async def _merged(

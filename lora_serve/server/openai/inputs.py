@@ -41,6 +41,32 @@ class Input:
         return self.prompt.token_ids
 
 
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """How many tokens a prompt keeps: the last ones, or with keeps_start the first."""
+
+    num_tokens: int
+    keeps_start: bool
+
+    def of(self, item: Input) -> Input:
+        """The prompt as it goes on; its text is then no longer what the client wrote.
+
+        Raises:
+            InvalidRequestError: it has no token ids to be cut.
+        """
+        if item.num_tokens <= self.num_tokens:
+            return item
+        if not isinstance(item.prompt, TokensPrompt):
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens {self.num_tokens} does not cut prompt_embeds, which have "
+                f"{item.num_tokens} rows; send fewer",
+                "truncate_prompt_tokens",
+            )
+        ids = item.token_ids
+        kept = ids[: self.num_tokens] if self.keeps_start else ids[-self.num_tokens :]
+        return Input(TokensPrompt(kept))
+
+
 class Inputs:
     """Makes prompts of all requests' bodies; bounds how much text is worked on at once."""
 
@@ -49,7 +75,9 @@ class Inputs:
         self._texts = Budget(max_chars_at_once, "characters of text")
         self._max_token_chars: int | None = None  # until the first text
 
-    async def from_completion(self, body: CompletionBody, n: int) -> list[Input]:
+    async def from_completion(
+        self, body: CompletionBody, n: int, truncation: Truncation | None = None
+    ) -> list[Input]:
         """All prompts of a body, embeddings first.
 
         Raises:
@@ -67,7 +95,7 @@ class Inputs:
                 inputs.append(Input(TokensPrompt(prompt)))
         if any(item.num_tokens == 0 for item in inputs):
             raise InvalidRequestError(NO_PROMPT, "prompt")
-        return inputs
+        return inputs if truncation is None else [truncation.of(item) for item in inputs]
 
     async def from_text(self, text: str, add_special_tokens: bool = True) -> Input:
         token_ids = await self._encode(text, add_special_tokens, "prompt")
@@ -81,6 +109,7 @@ class Inputs:
         continue_final_message: bool | None,
         chat_template: str | None,
         template_kwargs: JsonObject | None,
+        truncation: Truncation | None = None,
     ) -> Input:
         """A conversation as the chat template writes it.
 
@@ -110,7 +139,8 @@ class Inputs:
                 template_kwargs=template_kwargs,
                 max_chars=limit,
             )
-        return Input(TokensPrompt(await self._encode(text, False, "messages")))
+        item = Input(TokensPrompt(await self._encode(text, False, "messages")))
+        return item if truncation is None else truncation.of(item)
 
     async def _encode(self, text: str, add_special_tokens: bool, param: str) -> tuple[int, ...]:
         _check_length(len(text), await self._max_chars(), param)

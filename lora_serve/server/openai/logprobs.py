@@ -7,7 +7,7 @@ has no infinity.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lora_serve.server.engine_api import Tokenizer
 from lora_serve.server.openai.responses import (
@@ -23,6 +23,11 @@ from lora_serve.step import TokenLogprobs
 LOWEST = -9999.0
 
 
+def token_names(tokenizer: Tokenizer, as_ids: bool) -> Callable[[int], str]:
+    """What tokens are called: by their texts, or by "token_id:N", which no two have in common."""
+    return "token_id:{}".format if as_ids else tokenizer.token_text
+
+
 def clamp(logprob: float) -> float:
     return logprob if logprob > LOWEST else LOWEST  # so written that NaN is clamped too
 
@@ -34,8 +39,15 @@ class CompletionLogprobsWriter:
     that character will stand. A token that is not shown takes no room.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        tokens_as_ids: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._name = token_names(tokenizer, tokens_as_ids)
         self._skips_special = skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
@@ -45,7 +57,7 @@ class CompletionLogprobsWriter:
         token_ids = [position.token_id for position in positions]
         shown = [b"" if self._is_skipped(t) else self._bytes(t) for t in token_ids]
         return CompletionLogprobs(
-            tokens=[self._tokenizer.token_text(token_id) for token_id in token_ids],
+            tokens=[self._name(token_id) for token_id in token_ids],
             token_logprobs=[clamp(position.logprob) for position in positions],
             top_logprobs=[self._top(position) for position in positions],
             text_offset=self._offsets(shown),
@@ -66,18 +78,17 @@ class CompletionLogprobsWriter:
         self._decoder.reset()
         self._offset = len(text)
         return CompletionLogprobs(
-            tokens=[self._tokenizer.token_text(token_id) for token_id in token_ids],
+            tokens=[self._name(token_id) for token_id in token_ids],
             token_logprobs=[None, *(clamp(position.logprob) for position in positions)],
             top_logprobs=[None, *(self._top(position) for position in positions)],
             text_offset=offsets,
         )
 
     def _top(self, position: TokenLogprobs) -> dict[str, float]:
-        """The most likely tokens and the one that stands there; of equal texts the most likely."""
-        text = self._tokenizer.token_text
+        """The most likely tokens and the one that stands there; of equal names the most likely."""
         top: dict[str, float] = {}
         for token_id, logprob in (*position.top, (position.token_id, position.logprob)):
-            top.setdefault(text(token_id), clamp(logprob))
+            top.setdefault(self._name(token_id), clamp(logprob))
         return top
 
     def _bytes(self, token_id: int) -> bytes:
@@ -104,17 +115,21 @@ def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionL
     )
 
 
-def chat_logprobs(tokenizer: Tokenizer, positions: Sequence[TokenLogprobs]) -> ChatLogprobs:
+def chat_logprobs(
+    tokenizer: Tokenizer, positions: Sequence[TokenLogprobs], *, tokens_as_ids: bool = False
+) -> ChatLogprobs:
+    """A token's bytes are its own, whatever it is called."""
+    name, token_bytes = token_names(tokenizer, tokens_as_ids), tokenizer.token_bytes
+
     def top_logprob(token_id: int, logprob: float) -> TopLogprob:
-        text, raw = tokenizer.token_text(token_id), tokenizer.token_bytes(token_id)
-        return TopLogprob(text, clamp(logprob), list(raw))
+        return TopLogprob(name(token_id), clamp(logprob), list(token_bytes(token_id)))
 
     return ChatLogprobs(
         [
             TokenLogprob(
-                token=tokenizer.token_text(position.token_id),
+                token=name(position.token_id),
                 logprob=clamp(position.logprob),
-                bytes=list(tokenizer.token_bytes(position.token_id)),
+                bytes=list(token_bytes(position.token_id)),
                 top_logprobs=[top_logprob(*entry) for entry in position.top],
             )
             for position in positions

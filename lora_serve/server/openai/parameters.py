@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
+from lora_serve.config import ServerConfig
 from lora_serve.errors import InvalidRequestError
 from lora_serve.sampling_params import SamplingParams
+from lora_serve.server.context import ServerContext
+from lora_serve.server.openai.inputs import Truncation
 from lora_serve.server.openai.protocol import ChatBody, CompletionBody, GenerationBody
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -39,7 +42,7 @@ def chat_params(body: ChatBody, defaults: Mapping[str, float], room: int) -> Sam
     """
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs to be true", "top_logprobs")
-    max_tokens = _or(body.max_completion_tokens, body.max_tokens)
+    max_tokens = answer_tokens(body)
     if max_tokens is None and "max_tokens" in defaults:
         max_tokens = max(1, min(int(defaults["max_tokens"]), room))
     return _params(
@@ -49,6 +52,55 @@ def chat_params(body: ChatBody, defaults: Mapping[str, float], room: int) -> Sam
         logprobs=_or(body.top_logprobs, 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
+
+
+def answer_tokens(body: ChatBody) -> int | None:
+    """How long a chat's answer may be, as far as its body says so."""
+    return _or(body.max_completion_tokens, body.max_tokens)
+
+
+def tokens_as_ids(body: GenerationBody, config: ServerConfig) -> bool:
+    """Whether logprobs name tokens by their ids."""
+    return _or(body.return_tokens_as_token_ids, config.return_tokens_as_token_ids)
+
+
+def chat_template(body: ChatBody, context: ServerContext) -> str | None:
+    """The template to write a chat with; None for the tokenizer's own.
+
+    Raises:
+        InvalidRequestError: the request brings one, and this server trusts none.
+    """
+    if body.chat_template is None:
+        return context.chat_template
+    if not context.config.trust_request_chat_template:
+        raise InvalidRequestError(
+            "chat_template is a program of the client's, and this server was started without "
+            "--trust-request-chat-template; leave it out",
+            "chat_template",
+        )
+    return body.chat_template
+
+
+def truncation(
+    body: GenerationBody, max_model_len: int, max_tokens: int | None
+) -> Truncation | None:
+    """What the body asks to leave of a prompt; -1 for as much as fits with the answer.
+
+    Raises:
+        InvalidRequestError: nothing, or more than the context holds.
+    """
+    num_tokens = body.truncate_prompt_tokens
+    if num_tokens is None:
+        return None
+    if num_tokens == -1:
+        num_tokens = max(1, max_model_len - _or(max_tokens, 1))
+    if not 1 <= num_tokens <= max_model_len:
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens must be in [1, {max_model_len}], or -1 for as much as fits, "
+            f"got {num_tokens}",
+            "truncate_prompt_tokens",
+        )
+    return Truncation(num_tokens, keeps_start=body.truncation_side == "right")
 
 
 def _params(

@@ -6,7 +6,7 @@ Types only: what a field means stands where it is used. Ranges of sampling setti
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -29,10 +29,12 @@ MAX_REQUEST_ID_CHARS = 256
 MAX_NAME_CHARS = 256
 MAX_MODEL_CHARS = 1024  # "MODEL:ADAPTER", where MODEL may be a path
 MAX_MESSAGES = 4096
+MAX_TEMPLATE_CHARS = 65_536  # models' own have up to 20,000; compiled ones are kept
 
 RequestId = Annotated[str, Field(min_length=1, max_length=MAX_REQUEST_ID_CHARS)]
 ModelName = Annotated[str, Field(max_length=MAX_MODEL_CHARS)]
 Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+Template = Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)]
 JsonObject = dict[str, object]
 
 
@@ -73,6 +75,9 @@ class GenerationBody(Body):
     add_special_tokens: bool | None = None
     echo: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: Integer | None = None
+    truncation_side: Literal["left", "right"] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: CacheSalt = ""
@@ -142,6 +147,7 @@ class ChatBody(GenerationBody):
     top_logprobs: Integer | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: Template | None = None
     chat_template_kwargs: JsonObject | None = None
     tools: Unsupported = None
     tool_choice: Unsupported = None

@@ -175,6 +175,35 @@ async def test_the_chunk_that_tells_the_role_counts_no_token(client: httpx.Async
     assert chunks[0]["usage"]["prompt_tokens"] == chunks[-1]["usage"]["prompt_tokens"]
 
 
+async def test_a_requests_own_template_needs_the_servers_trust(engine: FakeEngine) -> None:
+    async with client_for(engine, ServerConfig(trust_request_chat_template=True)) as client:
+        await chat(client, chat_template="MINE")
+        too_long = {"messages": HELLO, "chat_template": "x" * 65_537}
+        assert "65536" in error_of(await client.post(URL, json=too_long), 400)["message"]
+    assert prompt_text(engine).startswith("MINE<turn>user")
+    async with client_for(engine) as client:
+        await chat(client, chat_template=None)
+        response = await client.post(URL, json={"messages": HELLO, "chat_template": "MINE"})
+    error = error_of(response, 400)
+    assert error["param"] == "chat_template"
+    assert "--trust-request-chat-template" in error["message"]
+
+
+async def test_a_conversation_is_cut_to_the_tokens_that_are_asked_for(
+    engine: FakeEngine, client: httpx.AsyncClient
+) -> None:
+    await chat(client, truncate_prompt_tokens=3)
+    assert prompt_text(engine) == "nt\n"
+
+
+async def test_logprobs_name_tokens_by_their_ids_on_request(client: httpx.AsyncClient) -> None:
+    body = {"logprobs": True, "top_logprobs": 1, "max_tokens": 1}
+    answer = await chat(client, **body, return_tokens_as_token_ids=True)
+    (entry,) = answer["choices"][0]["logprobs"]["content"]
+    assert (entry["token"], entry["bytes"]) == ("token_id:89", [89])
+    assert entry["top_logprobs"][0]["token"] == "token_id:116"
+
+
 async def test_the_last_message_can_be_continued_and_echoed(
     engine: FakeEngine, client: httpx.AsyncClient
 ) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from lora_serve.config import ServerConfig
 from tests.fakes.engine import FakeEngine, fake_config, logprob_of, write_adapter
 from tests.fakes.tokenizer import BOS, ByteTokenizer
 from tests.server.clients import client_for, error_of, events, joined
@@ -192,6 +193,54 @@ async def test_token_ids_come_on_request(client: httpx.AsyncClient) -> None:
     assert answer["choices"][0]["token_ids"] == list(b"Yo")
 
 
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [
+        ({"truncate_prompt_tokens": 2}, [100, 101]),
+        ({"truncate_prompt_tokens": 2, "truncation_side": "left"}, [100, 101]),
+        ({"truncate_prompt_tokens": 2, "truncation_side": "right"}, [BOS, 97]),
+        ({"truncate_prompt_tokens": 200}, [BOS, 97, 98, 99, 100, 101]),
+        ({"truncate_prompt_tokens": None}, [BOS, 97, 98, 99, 100, 101]),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 508}, [98, 99, 100, 101]),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 1}, [BOS, 97, 98, 99, 100, 101]),
+    ],
+)
+async def test_a_prompt_is_cut_to_the_tokens_that_are_asked_for(
+    client: httpx.AsyncClient, asked: dict, kept: list[int]
+) -> None:
+    answer = await complete(client, prompt="abcde", return_token_ids=True, echo=True, **asked)
+    (choice,) = answer["choices"]
+    assert choice["prompt_token_ids"] == kept
+    assert answer["usage"]["prompt_tokens"] == len(kept)
+    shown = "".join(chr(token_id) for token_id in kept if token_id != BOS)
+    assert choice["text"].removeprefix("<bos>").startswith(shown + "Y")
+
+
+@pytest.mark.parametrize("by_flag", [True, False])
+async def test_logprobs_name_tokens_by_their_ids_on_request(
+    engine: FakeEngine, by_flag: bool
+) -> None:
+    config = ServerConfig(return_tokens_as_token_ids=by_flag)
+    body = {} if by_flag else {"return_tokens_as_token_ids": True}
+    async with client_for(engine, config) as client:
+        answer = await complete(client, prompt="h", logprobs=1, max_tokens=2, **body)
+        body = {"prompt": "h", "return_tokens_as_token_ids": False, "logprobs": 1}
+        plain = await complete(client, **body, max_tokens=2)
+    logprobs = answer["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["token_id:89", "token_id:111"]
+    assert set(logprobs["top_logprobs"][0]) == {"token_id:89", "token_id:116"}
+    assert plain["choices"][0]["logprobs"]["tokens"] == ["Y", "o"]
+    for name in ("token_logprobs", "text_offset"):
+        assert logprobs[name] == plain["choices"][0]["logprobs"][name]
+
+
+async def test_the_server_may_end_every_stream_with_its_usage(engine: FakeEngine) -> None:
+    async with client_for(engine, ServerConfig(enable_force_include_usage=True)) as client:
+        chunks = await stream(client, prompt="hi")
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == 15
+
+
 async def test_special_tokens_are_added_unless_told_not_to(client: httpx.AsyncClient) -> None:
     answer = await complete(client, prompt="h", add_special_tokens=False)
     assert answer["usage"]["prompt_tokens"] == 1
@@ -375,6 +424,9 @@ async def test_logprobs_may_be_true_for_one_and_false_for_none(client: httpx.Asy
         ({"prompt": "a", "use_beam_search": True}, "use_beam_search", "not supported"),
         ({"prompt": "a", "length_penalty": 0.5}, "length_penalty", "not supported"),
         ({"prompt": "a", "logprobs": "1"}, "logprobs", "must be an integer"),
+        ({"prompt": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "[1, 512]"),
+        ({"prompt": "a", "truncate_prompt_tokens": 513}, "truncate_prompt_tokens", "got 513"),
+        ({"prompt": "a", "truncation_side": "up"}, "truncation_side", "'left' or 'right'"),
         ({"prompt": "a", "stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "stream"),
         ({"prompt": "a", "cache_salt": ""}, "cache_salt", "non-empty"),
         ({"prompt": "a", "cache_salt": "s" * 1025}, "cache_salt", "at most 1024"),

@@ -46,6 +46,10 @@ class ThreadNotingTokenizer(ByteTokenizer):
         self.threads.add(threading.current_thread())
         return super().token_text(token_id)
 
+    def token_piece(self, token_id: int) -> str:
+        self.threads.add(threading.current_thread())
+        return super().token_piece(token_id)
+
 
 def engine_with(tokenizer: ByteTokenizer, max_model_len: int = 200_000) -> FakeEngine:
     engine = FakeEngine(tokenizer=tokenizer)
