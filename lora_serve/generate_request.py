@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from lora_serve.identity import BASE_MODEL, NoAdapter
 from lora_serve.prompts import Prompt
 from lora_serve.sampling_params import SamplingParams
 
@@ -15,7 +16,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt to be continued params.n times.
 
     request_id: its own among all that are being answered.
-    lora_name: the adapter that answers; None is the base model.
+    lora_name: the adapter that answers, or BASE_MODEL.
     tenant: a digest of the API key it came with, whose share it counts to with --fair-share key.
     is_streamed: False if the client sees nothing before the end. Its deltas are held back until
         then, so that the request can be sent again to a new engine if this one dies.
@@ -24,7 +25,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     prompt: Prompt
     params: SamplingParams
-    lora_name: str | None = None
+    lora_name: str | NoAdapter = BASE_MODEL
     cache_salt: str = ""
     priority: int = 0
     tenant: str = ""

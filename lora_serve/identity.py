@@ -13,13 +13,30 @@ import hashlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NewType
+from enum import Enum
+from typing import Final, NewType
 
 import xxhash
 
 BlockHash = NewType("BlockHash", bytes)
 
 _SCHEME = b"lora-serve/kv/1"
+
+
+class NoAdapter(Enum):
+    """What stands in the place of an adapter or its name where the base model answers."""
+
+    BASE_MODEL = 0
+
+
+class Everything(Enum):
+    """What stands in the place of a name where the base model and all adapters are meant."""
+
+    EVERYTHING = 0
+
+
+BASE_MODEL: Final = NoAdapter.BASE_MODEL
+EVERYTHING: Final = Everything.EVERYTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +54,10 @@ class AdapterRef:
 
 @dataclass(frozen=True, slots=True)
 class CacheNamespace:
-    """All that requests which share KV have in common: model, adapter version (or none), salt."""
+    """All that requests which share KV have in common: model, adapter version, salt."""
 
     model_fingerprint: bytes
-    adapter: AdapterRef | None = None
+    adapter: AdapterRef | NoAdapter = BASE_MODEL
     cache_salt: str = ""
 
 
@@ -68,11 +85,10 @@ class BlockHasher:
 
     def root(self, namespace: CacheNamespace) -> BlockHash:
         adapter = namespace.adapter
-        fields = (
-            (b"adapter", adapter.name.encode(), adapter.digest, str(adapter.generation).encode())
-            if adapter
-            else (b"base",)
-        )
+        fields: tuple[bytes, ...] = (b"base",)
+        if adapter is not BASE_MODEL:
+            generation = str(adapter.generation).encode()
+            fields = (b"adapter", adapter.name.encode(), adapter.digest, generation)
         salt = _salt_bytes(namespace.cache_salt)
         return BlockHash(
             self._hash(framed(_SCHEME, namespace.model_fingerprint, framed(*fields), salt))

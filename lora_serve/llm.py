@@ -20,6 +20,7 @@ from lora_serve.engine.frontend.startup_checks import check_startup
 from lora_serve.engine.wire import error_from_info
 from lora_serve.errors import ConfigError, InvalidRequestError, LoraServeError
 from lora_serve.generate_request import GenerateRequest
+from lora_serve.identity import BASE_MODEL, EVERYTHING
 from lora_serve.messages import (
     AbortRequests,
     AdapterInfo,
@@ -101,8 +102,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue prompts, all at once; one output for each, in order.
 
-        params, lora_name, priority: one for all, or one for each prompt. With scheduling_policy
-        "priority" the lowest go first.
+        params, lora_name, priority: one for all, or one for each prompt. No lora_name: the base
+        model. With scheduling_policy "priority" the lowest go first.
 
         Raises:
             InvalidRequestError, AdapterNotFoundError: for the first prompt at fault; none is run.
@@ -181,8 +182,10 @@ class LLM:
         return list(self._call(ListAdapters(self._num_calls)).adapters)
 
     def reset_prefix_cache(self, lora_name: str | None = None) -> bool:
+        """Forget all cached KV, or that of one adapter; False if a tier has not forgotten."""
         self._num_calls += 1
-        return self._call(ResetPrefixCache(self._num_calls, lora_name)).success
+        scope = EVERYTHING if lora_name is None else lora_name
+        return self._call(ResetPrefixCache(self._num_calls, scope)).success
 
     def stats(self) -> EngineStats:
         """Gauges and totals since start."""
@@ -204,7 +207,7 @@ class LLM:
             request_id=request_id,
             prompt=prompt,
             params=params,
-            lora_name=lora_name,
+            lora_name=BASE_MODEL if lora_name is None else lora_name,
             cache_salt=salt,
             priority=priority,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from lora_serve.generate_request import GenerateRequest
-from lora_serve.identity import AdapterRef
+from lora_serve.identity import BASE_MODEL, EVERYTHING, AdapterRef, Everything, NoAdapter
 from lora_serve.step import TokenLogprobs
 
 
@@ -70,10 +70,10 @@ class ListAdapters(msgspec.Struct, frozen=True, tag=True):
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
-    """Forget all cached KV, or, with a name, the KV of that adapter (raises its generation)."""
+    """Forget EVERYTHING that is cached, or the KV of one adapter (raises its generation)."""
 
     call_id: int
-    lora_name: str | None = None
+    lora_name: str | Everything = EVERYTHING
 
 
 class AdapterInfo(msgspec.Struct, frozen=True):
@@ -155,7 +155,7 @@ class EngineOutput(msgspec.Struct, frozen=True):
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
     num_cached_by_tier: dict[str, int] = {}
-    adapter: AdapterRef | None = None
+    adapter: AdapterRef | NoAdapter = BASE_MODEL
     error: ErrorInfo | None = None
 
 
@@ -166,7 +166,7 @@ class RequestTimes(msgspec.Struct, frozen=True):
     scheduled and first_token are 0 for a request that never got that far.
     """
 
-    lora_name: str | None
+    lora_name: str | NoAdapter
     finish_reason: str
     num_prompt_tokens: int
     num_output_tokens: int

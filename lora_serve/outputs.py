@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lora_serve.identity import AdapterRef
+from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.step import TokenLogprobs
 
 
@@ -28,7 +28,7 @@ class OutputDelta:
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
     num_cached_by_tier: dict[str, int] = field(default_factory=dict)
-    adapter: AdapterRef | None = None
+    adapter: AdapterRef | NoAdapter = BASE_MODEL
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
@@ -53,7 +53,7 @@ class RequestOutput:
     num_choices: int = 1
     num_cached_tokens: int = 0
     num_cached_by_tier: dict[str, int] = field(default_factory=dict)
-    adapter: AdapterRef | None = None
+    adapter: AdapterRef | NoAdapter = BASE_MODEL
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     outputs: list[CompletionOutput] = field(init=False)
 
@@ -71,4 +71,4 @@ class RequestOutput:
             self.num_cached_tokens = delta.num_cached_tokens
             self.num_cached_by_tier = delta.num_cached_by_tier
             self.prompt_logprobs.extend(delta.prompt_logprobs)
-        self.adapter = delta.adapter or self.adapter
+        self.adapter = delta.adapter

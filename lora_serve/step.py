@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from lora_serve.identity import AdapterRef
+from lora_serve.identity import AdapterRef, NoAdapter
 from lora_serve.kv_groups import KVGroup
 from lora_serve.sampling_params import SamplingParams
 
@@ -124,7 +124,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
     """
 
     request_id: str
-    adapter: AdapterRef | None
+    adapter: AdapterRef | NoAdapter
     start: int
     token_ids: Sequence[int]
     block_tables: Sequence[Sequence[int]]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lora_serve.identity import (
+    BASE_MODEL,
     HASH_ALGOS,
     AdapterRef,
     BlockHash,
@@ -26,7 +27,7 @@ SPACE = CacheNamespace(b"model", REF, "salt")
     "other",
     [
         replace(SPACE, model_fingerprint=b"other"),
-        replace(SPACE, adapter=None),
+        replace(SPACE, adapter=BASE_MODEL),
         replace(SPACE, adapter=replace(REF, name="b")),
         replace(SPACE, adapter=replace(REF, digest=b"e" * 32)),
         replace(SPACE, adapter=replace(REF, generation=1)),
@@ -43,7 +44,7 @@ def test_each_field_of_a_namespace_makes_another_root(algo: str, other: CacheNam
 
 def test_a_salt_named_like_an_adapter_is_not_that_adapter() -> None:
     hasher = BlockHasher()
-    as_salt = CacheNamespace(b"model", None, "a")
+    as_salt = CacheNamespace(b"model", BASE_MODEL, "a")
     as_adapter = CacheNamespace(b"model", AdapterRef("a", b""), "")
     assert hasher.root(as_salt) != hasher.root(as_adapter)
 

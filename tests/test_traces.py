@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lora_serve.fuzz.oracle.traces import OracleTrace, TraceResult
-from lora_serve.identity import BlockHash, BlockHasher
+from lora_serve.identity import BlockHash, BlockHasher, NoAdapter
 from lora_serve.kv.blocks import BlockPool, KVCacheBlock
 from lora_serve.kv.manager import BlockHolder, CacheHit, KVCacheManager
 from tests.fakes.mutant_hashers import (
@@ -74,7 +74,7 @@ class _ForgetfulPool(BlockPool):
             super()._forget(block)
 
     def name(
-        self, block: KVCacheBlock, block_hash: BlockHash, lora_name: str | None, group: int = 0
+        self, block: KVCacheBlock, block_hash: BlockHash, lora_name: str | NoAdapter, group: int = 0
     ) -> None:
         if block.block_hash is not None:
             BlockPool._forget(self, block)

@@ -28,7 +28,7 @@ from lora_serve.engine.core.core import EngineCore
 from lora_serve.engine.core.executor import Executor, make_executor
 from lora_serve.engine.core.kv_tiers import StaleVersions, make_connector
 from lora_serve.generate_request import GenerateRequest
-from lora_serve.identity import BlockHasher
+from lora_serve.identity import BASE_MODEL, BlockHasher, NoAdapter
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.messages import AbortRequests, EngineRequest, LoadAdapter
 from lora_serve.prompts import TokensPrompt
@@ -151,7 +151,7 @@ class MeasuredEngine:
     ) -> Iterator[None]:
         """While so many steps have a token of each request, adapters dealt out in turn."""
         self.load_adapters(num_adapters)
-        names = [str(i % num_adapters) if num_adapters else None for i in range(num_requests)]
+        names = _dealt_out(num_adapters, num_requests)
         with self._running(names, prompt_len, 4 * num_steps + 64, sampling):
             for _ in range(WARM_UP_STEPS):
                 self.step()
@@ -171,7 +171,7 @@ class MeasuredEngine:
 
     def prefill_tokens_per_second(self, prompt_len: int, num_prompts: int) -> float:
         """Takes prompts that arrive together, until the last has its first token: the best turn."""
-        names = [None] * num_prompts
+        names = _dealt_out(0, num_prompts)
         seconds = [self._seconds_to_first_tokens(names, prompt_len) for _ in range(PREFILL_TURNS)]
         return num_prompts * prompt_len / min(seconds)
 
@@ -190,11 +190,11 @@ class MeasuredEngine:
     ) -> float:
         """Takes requests that arrive together, and counts the time for their prompts as well."""
         self.load_adapters(num_adapters)
-        names = [str(i % num_adapters) if num_adapters else None for i in range(num_requests)]
+        names = _dealt_out(num_adapters, num_requests)
         self._answer(names, prompt_len, 2)
         return num_requests * num_tokens / self._answer(names, prompt_len, num_tokens)
 
-    def _answer(self, names: list[str | None], prompt_len: int, num_tokens: int) -> float:
+    def _answer(self, names: list[str | NoAdapter], prompt_len: int, num_tokens: int) -> float:
         """Seconds until the last answer has ended."""
         begun = time.perf_counter()
         for name in names:
@@ -205,7 +205,7 @@ class MeasuredEngine:
         self._finish()
         return seconds
 
-    def _seconds_to_first_tokens(self, names: list[str | None], prompt_len: int) -> float:
+    def _seconds_to_first_tokens(self, names: list[str | NoAdapter], prompt_len: int) -> float:
         begun = time.perf_counter()
         with self._running(names, prompt_len, max_tokens=4):
             return time.perf_counter() - begun
@@ -213,7 +213,7 @@ class MeasuredEngine:
     @contextmanager
     def _running(
         self,
-        names: list[str | None],
+        names: list[str | NoAdapter],
         prompt_len: int,
         max_tokens: int,
         sampling: SamplingParams = GREEDY,
@@ -234,7 +234,7 @@ class MeasuredEngine:
 
     def _add(
         self,
-        lora_name: str | None,
+        lora_name: str | NoAdapter,
         prompt_len: int,
         max_tokens: int,
         sampling: SamplingParams = GREEDY,
@@ -286,6 +286,13 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
         total += max(0.0, span_end - max(begin, end))
         end = max(end, span_end)
     return total
+
+
+def _dealt_out(num_adapters: int, num_requests: int) -> list[str | NoAdapter]:
+    """The adapter of each request, in turn; the base model's if there are none."""
+    if num_adapters == 0:
+        return [BASE_MODEL] * num_requests
+    return [str(index % num_adapters) for index in range(num_requests)]
 
 
 def _ignore_notice() -> None:

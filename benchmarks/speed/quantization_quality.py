@@ -26,6 +26,7 @@ from lora_serve.bench.machine import describe_machine
 from lora_serve.config import ModelConfig
 from lora_serve.demo.corpus import facts, filler
 from lora_serve.demo.model import ensure_demo
+from lora_serve.identity import BASE_MODEL
 from lora_serve.step import AskedOutputs, PromptScoring, ScheduledRequest
 from lora_serve.worker.batch_builder import BatchBuilder
 from lora_serve.worker.device import CpuDevice
@@ -112,7 +113,7 @@ def logits_of(model: LoadedModel, tokens: Tokens) -> Tensor:
     builder = BatchBuilder(model.ops, model.device, BLOCK_SIZE, hidden_size, model.dtype, group_of)
     request = ScheduledRequest(
         "all",
-        None,
+        BASE_MODEL,
         0,
         tokens,
         [range(num_blocks)],

@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.common.facts import write_facts
 from lora_serve.config import SchedulerConfig
 from lora_serve.engine.core.process import spare_long_collections
-from lora_serve.identity import AdapterRef, BlockHasher, CacheNamespace
+from lora_serve.identity import BASE_MODEL, AdapterRef, BlockHasher, CacheNamespace, NoAdapter
 from lora_serve.kv.connector import KVConnector
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.sampling_params import SamplingParams
@@ -89,8 +89,8 @@ class Load:
         self._in_flight: deque[SchedulerOutput] = deque()
         self._rng = random.Random(0)
         self._num_waiting = num_waiting
-        self._adapters = [
-            None,
+        self._adapters: list[AdapterRef | NoAdapter] = [
+            BASE_MODEL,
             *(AdapterRef(f"adapter{i}", i.to_bytes(32, "big")) for i in range(num_adapters)),
         ]
         self._is_fair = fair_share != "none"

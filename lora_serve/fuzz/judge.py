@@ -14,6 +14,7 @@ from lora_serve.fuzz.player import Record
 from lora_serve.fuzz.reference import ColdEngine
 from lora_serve.fuzz.timeline import ABSENT, Timeline
 from lora_serve.fuzz.trace import Ask, Event, Kill, Load, Reset, Trace, Unload
+from lora_serve.identity import BASE_MODEL, NoAdapter
 
 SETTLED = (400, 404)
 
@@ -78,18 +79,18 @@ class Judge:
             return self._timeline.num_kills(begin, end) > 0
         if heard.status == 500:  # a request that was there when two engines died
             return self._timeline.num_kills(begin, end) > 1
-        if ask.lora_name is None:
+        if ask.adapter is BASE_MODEL:
             return False
         if heard.status == 404:
-            return ABSENT in self._timeline.versions(ask.lora_name, begin, end)
-        return heard.status == 400 and self._timeline.may_have_changed(ask.lora_name, begin, end)
+            return ABSENT in self._timeline.versions(ask.adapter, begin, end)
+        return heard.status == 400 and self._timeline.may_have_changed(ask.adapter, begin, end)
 
     def _wrong(self, ask: Ask, heard: Heard, number: int, choice: Choice) -> str:
         """What is wrong with a choice, or "": it must be right for a version that it claims."""
-        possible: set[int | None] = {None}
-        if ask.lora_name is not None:
-            possible = set(self._timeline.versions(ask.lora_name, heard.begin, heard.end))
-        version, wrong = None, "it claims no version"
+        possible: set[int | NoAdapter] = {BASE_MODEL}
+        if ask.adapter is not BASE_MODEL:
+            possible = set(self._timeline.versions(ask.adapter, heard.begin, heard.end))
+        source, wrong = "any version", "it claims none"
         if not choice.token_ids and not choice.claims:
             return ""
         for claim in sorted(choice.claims):
@@ -98,25 +99,23 @@ class Judge:
             except ValueError:
                 return f"claims to come from {claim}, which was never loaded"
             if version not in possible:
-                shown = sorted(one for one in possible if one is not None)
-                return f"claims version {version}, but {ask.lora_name} can only have been {shown}"
+                shown = sorted(map(_shown, possible))
+                return f"claims {_shown(version)}, but {ask.lora_name} can only have been {shown}"
             right = self._cold.answer(ask, version)
             wrong = choice.difference(right.choices[number], is_part=not heard.is_whole)
             if not wrong and heard.is_whole and heard.prompt_logprobs != right.prompt_logprobs:
                 wrong = "other logprobs of the prompt"
             if not wrong:
                 return ""
-        return (
-            f"not what version {version} answers: {wrong}{self._true_source(ask, number, choice)}"
-        )
+            source = _shown(version)
+        return f"not what {source} answers: {wrong}{self._true_source(ask, number, choice)}"
 
     def _true_source(self, ask: Ask, number: int, choice: Choice) -> str:
         """Name, as a hint, the version whose answer it is, if there is one."""
-        for version in (None, *range(self._cold.num_versions)):
+        for version in (BASE_MODEL, *range(self._cold.num_versions)):
             right = self._cold.answer(ask, version).choices[number]
             if not choice.difference(right, is_part=True):
-                name = "the base model" if version is None else f"version {version}"
-                return f"; it is the answer of {name}"
+                return f"; it is the answer of {_shown(version)}"
         return ""
 
     # ── hits ────────────────────────────────────────────────────────────────────────────────
@@ -146,12 +145,12 @@ class Judge:
         return most // self._block_size * self._block_size
 
     def _may_share(self, ask: Ask, heard: Heard, other: Ask, other_heard: Heard) -> bool:
-        if (ask.lora_name, ask.cache_salt) != (other.lora_name, other.cache_salt):
+        if (ask.adapter, ask.cache_salt) != (other.adapter, other.cache_salt):
             return False
         if other_heard.claims and not other_heard.claims & heard.claims:
             return False
         return not self._timeline.was_reset_between(
-            ask.lora_name, other_heard.end, heard.begin
+            ask.adapter, other_heard.end, heard.begin
         ) or bool(other_heard.has_left)  # one that was left may run on for a moment
 
     def _computed_units(self, ask: Ask, heard: Heard) -> list[Hashable]:
@@ -170,6 +169,10 @@ class Judge:
             return False
         is_absent = ABSENT in self._timeline.versions(event.lora_name, called.begin, called.end)
         return called.status in SETTLED and is_absent
+
+
+def _shown(version: int | NoAdapter) -> str:
+    return "the base model" if version is BASE_MODEL else f"version {version}"
 
 
 def _common(these: Sequence[Hashable], those: Sequence[Hashable]) -> int:

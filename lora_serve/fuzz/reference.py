@@ -17,6 +17,7 @@ from lora_serve.errors import InvalidRequestError
 from lora_serve.fuzz.answers import Choice
 from lora_serve.fuzz.bodies import rows
 from lora_serve.fuzz.trace import Ask, Chat, Embeds, Text, Tokens
+from lora_serve.identity import BASE_MODEL, NoAdapter
 from lora_serve.llm import LLM
 from lora_serve.outputs import CompletionOutput, RequestOutput
 from lora_serve.prompts import EmbedsPrompt, Prompt, TokensPrompt
@@ -74,8 +75,8 @@ class ColdEngine:
             return False
         return True
 
-    def version_claimed(self, claim: str) -> int | None:
-        """Which version a `system_fingerprint` claims; None for the base model.
+    def version_claimed(self, claim: str) -> int | NoAdapter:
+        """Which version a `system_fingerprint` claims.
 
         Raises:
             ValueError: another model, or an adapter that was never loaded.
@@ -83,13 +84,13 @@ class ColdEngine:
         model, _, adapter = claim.partition("-")
         if model != self.fingerprint:
             raise ValueError(f"{model} is another model than {self.fingerprint}")
-        return self.digests.index(adapter.partition("-")[0]) if adapter else None
+        return self.digests.index(adapter.partition("-")[0]) if adapter else BASE_MODEL
 
-    def answer(self, ask: Ask, version: int | None) -> Right:
+    def answer(self, ask: Ask, version: int | NoAdapter) -> Right:
         encode = msgspec.json.encode
         key = (version, encode(ask.prompt), encode(ask.params))
         if key not in self._memo:
-            lora_name = None if version is None else f"v{version}"
+            lora_name = None if version is BASE_MODEL else f"v{version}"
             (output,) = self._llm.generate(self._prompt(ask), ask.params, lora_name=lora_name)
             self._memo[key] = self._right(ask, output)
         return self._memo[key]

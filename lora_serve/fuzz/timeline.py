@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from lora_serve.fuzz.answers import Called
 from lora_serve.fuzz.player import Record
 from lora_serve.fuzz.trace import Event, Kill, Load, Reset, Trace, Unload
+from lora_serve.identity import EVERYTHING, NoAdapter
 
 ABSENT = -1  # instead of a version
 PUBLISHED_LATE_SECONDS = 0.05  # an answer may be written down a little after it was given
@@ -52,7 +53,7 @@ class Timeline:
         ]
         self._kills = [called for event, called in calls if isinstance(event, Kill)]
         self._resets = [
-            (event.lora_name, called) for event, called in calls if isinstance(event, Reset)
+            (event.scope, called) for event, called in calls if isinstance(event, Reset)
         ]
 
     def versions(self, lora_name: str, begin: float, end: float) -> set[int]:
@@ -73,12 +74,12 @@ class Timeline:
         """How many engines were killed, or not yet replaced, at some time from begin to end."""
         return sum(kill.begin <= end and kill.end >= begin for kill in self._kills)
 
-    def was_reset_between(self, lora_name: str | None, end: float, begin: float) -> bool:
+    def was_reset_between(self, adapter: str | NoAdapter, end: float, begin: float) -> bool:
         """Whether KV of requests that had ended by `end` must not be found from `begin` on."""
         return any(
-            name in (None, lora_name) and called.is_done and end < called.begin
+            scope in (EVERYTHING, adapter) and called.is_done and end < called.begin
             and called.end < begin
-            for name, called in self._resets
+            for scope, called in self._resets
         )  # fmt: skip
 
 

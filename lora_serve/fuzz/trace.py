@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from lora_serve.errors import ConfigError
+from lora_serve.identity import BASE_MODEL, EVERYTHING, Everything, NoAdapter
 from lora_serve.sampling_params import SamplingParams
 
 
@@ -41,6 +42,7 @@ Prompt = Tokens | Text | Embeds | Chat
 class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
     """One request.
 
+    lora_name: null in the file for the base model; `adapter` says it in the code.
     leaves_after_tokens: the client hangs up once so many have been streamed; leaves_after_ms: or
         after so long, whether anything has come or not.
     """
@@ -54,6 +56,10 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
     leaves_after_tokens: int | None = None
     leaves_after_ms: int | None = None
     wait_ms: int = 0
+
+    @property
+    def adapter(self) -> str | NoAdapter:
+        return BASE_MODEL if self.lora_name is None else self.lora_name
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
@@ -75,10 +81,14 @@ class Unload(msgspec.Struct, frozen=True, kw_only=True, tag="unload"):
 
 
 class Reset(msgspec.Struct, frozen=True, kw_only=True, tag="reset"):
-    """Reset the prefix cache: all of it, or one adapter's."""
+    """Reset the prefix cache: all of it (null in the file), or one adapter's."""
 
     lora_name: str | None = None
     wait_ms: int = 0
+
+    @property
+    def scope(self) -> str | Everything:
+        return EVERYTHING if self.lora_name is None else self.lora_name
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True, tag="kill"):

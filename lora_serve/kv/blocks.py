@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lora_serve.identity import BlockHash
+from lora_serve.identity import BASE_MODEL, BlockHash, NoAdapter
 
 _MADE_AT_ONCE = 1024
 
@@ -23,7 +23,7 @@ class KVCacheBlock:
     ref_cnt: int = 0
     block_hash: BlockHash | None = None
     group: int = 0  # whose KV block_hash names, of all that lies at one place of a chain
-    lora_name: str | None = None  # whose KV block_hash names; None for the base model's
+    lora_name: str | NoAdapter = BASE_MODEL  # whose KV block_hash names
 
 
 class BlockPool:
@@ -39,7 +39,7 @@ class BlockPool:
         # Those that cannot be found first, then the others, least recently used first.
         self._free: OrderedDict[int, None] = OrderedDict()
         self._by_hash: list[dict[BlockHash, KVCacheBlock]] = [{} for _ in range(num_groups)]
-        self._by_name: dict[str | None, dict[int, None]] = {}  # of block ids
+        self._by_name: dict[str | NoAdapter, dict[int, None]] = {}  # of block ids
         self._make_blocks()
 
     @property
@@ -93,7 +93,7 @@ class BlockPool:
                 self._free.move_to_end(block.block_id, last=False)
 
     def name(
-        self, block: KVCacheBlock, block_hash: BlockHash, lora_name: str | None, group: int = 0
+        self, block: KVCacheBlock, block_hash: BlockHash, lora_name: str | NoAdapter, group: int = 0
     ) -> None:
         """Make a written block findable. A hash stays with its first block; a second stays bare."""
         assert block.block_hash is None, f"block {block.block_id} is named already"
@@ -125,7 +125,7 @@ class BlockPool:
         del siblings[block.block_id]
         if not siblings:
             del self._by_name[block.lora_name]
-        block.block_hash = block.lora_name = None
+        block.block_hash, block.lora_name = None, BASE_MODEL
 
     def check_invariants(self) -> None:
         """Assert what must hold after every operation."""

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from lora_serve.identity import CacheNamespace
+from lora_serve.identity import CacheNamespace, Everything
 from lora_serve.kv.block_table import BlockTable
 from lora_serve.kv.store_policy import StoredRequest
 from lora_serve.kv_tiers.base import Cause, TierStats
@@ -103,7 +103,7 @@ class KVConnector(Generic[R]):
     def gathered(self, blobs: Sequence[bytes]) -> None:
         """Store what a step gathered."""
 
-    def reset(self, lora_name: str | None) -> tuple[list[R], Forgetting]:
+    def reset(self, lora_name: str | Everything) -> tuple[list[R], Forgetting]:
         """Forget KV everywhere, all or one adapter's; nothing of it is used from now on.
 
         Returns the requests that waited for it, and what tells when the tiers have forgotten, too.

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from lora_serve.identity import BlockHash
+from lora_serve.identity import EVERYTHING, BlockHash, Everything
 from lora_serve.kv_tiers.base import Buffer, Cause, FetchResult, TierNamespace
 
 Who = TypeVar("Who", bound=Hashable)
@@ -166,7 +166,7 @@ class Fetches(Generic[Who]):
         self._asked.pop(who, None)
         return self._leave(who)
 
-    def drop(self, lora_name: str | None) -> list[Fetch[Who]]:
+    def drop(self, lora_name: str | Everything) -> list[Fetch[Who]]:
         """Forget bytes, come or coming, of one adapter or of all; the fetches that were in flight.
 
         Their members stay asked, so that they do not ask at once for what is being dropped.
@@ -174,7 +174,7 @@ class Fetches(Generic[Who]):
         of_name = {
             fetch: None
             for fetch in self._of.values()
-            if lora_name is None or fetch.namespace.lora_name == lora_name
+            if lora_name is EVERYTHING or fetch.namespace.lora_name == lora_name
         }
         flying = [fetch for fetch in of_name if fetch.ticket in self._in_flight]
         for fetch in of_name:

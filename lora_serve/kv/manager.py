@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from lora_serve.identity import BlockHash
+from lora_serve.identity import EVERYTHING, BlockHash, Everything, NoAdapter
 from lora_serve.kv.block_table import BlockTable
 from lora_serve.kv.blocks import BlockPool, KVCacheBlock
 from lora_serve.kv_groups import KVGroup, KVNeeds
@@ -36,7 +36,7 @@ class BlockHolder(Protocol):
     offers_blocks: bool
 
     @property
-    def lora_name(self) -> str | None: ...
+    def lora_name(self) -> str | NoAdapter: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +208,9 @@ class KVCacheManager:
         holder.block_tables = []
         holder.num_committed_blocks = 0
 
-    def reset(self, lora_name: str | None = None) -> None:
+    def reset(self, lora_name: str | Everything = EVERYTHING) -> None:
         """Forget cached KV: all of it, or one adapter's. Requests keep the blocks they hold."""
-        if lora_name is None:
+        if lora_name is EVERYTHING:
             self.pool.forget_everything()
         else:
             self.pool.forget_adapter(lora_name)

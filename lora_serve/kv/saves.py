@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lora_serve.identity import BlockHash
+from lora_serve.identity import EVERYTHING, BlockHash, Everything
 from lora_serve.kv.block_table import BlockTable
 from lora_serve.kv_tiers.base import TierNamespace
 
@@ -72,10 +72,10 @@ class PendingSaves:
                 yield run.namespace, list(zip(run.hashes, blobs[start:end], strict=True))
             start = end
 
-    def forget(self, lora_name: str | None) -> None:
-        """Hand over nothing more of one adapter's ("" is the base model), or of all (None)."""
+    def forget(self, lora_name: str | Everything) -> None:
+        """Hand over nothing more of one adapter's ("" is the base model), or of EVERYTHING."""
         for run in (*self._next, *(run for runs in self._gathering for run in runs)):
-            if lora_name is None or run.namespace.lora_name == lora_name:
+            if lora_name is EVERYTHING or run.namespace.lora_name == lora_name:
                 run.is_wanted = False
 
 

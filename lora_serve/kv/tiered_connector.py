@@ -12,7 +12,15 @@ from functools import lru_cache
 from typing import Protocol
 
 from lora_serve.config import KVTierConfig
-from lora_serve.identity import BlockHash, BlockHasher, CacheNamespace, salt_digest
+from lora_serve.identity import (
+    BASE_MODEL,
+    AdapterRef,
+    BlockHash,
+    BlockHasher,
+    CacheNamespace,
+    Everything,
+    salt_digest,
+)
 from lora_serve.kv.block_table import BlockTable
 from lora_serve.kv.connector import FetchesEnded, KVConnector, R, TransferPlan
 from lora_serve.kv.fetches import Fetch, Fetches
@@ -161,7 +169,7 @@ class TieredConnector(KVConnector[R]):
         for namespace, blocks in self._saves.gathered(blobs):
             self._store.save(namespace, blocks)
 
-    def reset(self, lora_name: str | None) -> tuple[list[R], Forgetting]:
+    def reset(self, lora_name: str | Everything) -> tuple[list[R], Forgetting]:
         flying = self._fetches.drop(lora_name)
         for fetch in flying:
             self._store.cancel(fetch.ticket)
@@ -207,12 +215,14 @@ def tier_namespaces(
     @lru_cache(NAMESPACES_REMEMBERED)
     def tier_namespace(namespace: CacheNamespace) -> TierNamespace:
         adapter = namespace.adapter
+        if adapter is BASE_MODEL:
+            adapter = AdapterRef("", b"")  # as tiers write it
         return TierNamespace(
             root=hasher.root(namespace),
             model=model.fingerprint,
-            lora_name=adapter.name if adapter else "",
-            digest=adapter.digest if adapter else b"",
-            generation=adapter.generation if adapter else 0,
+            lora_name=adapter.name,
+            digest=adapter.digest,
+            generation=adapter.generation,
             salt_digest=salt_digest(namespace.cache_salt),
             layout=model.kv_layout,
             block_bytes=model.kv_block_bytes,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
-from lora_serve.identity import BlockHash
+from lora_serve.identity import EVERYTHING, BlockHash, Everything
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -40,20 +40,20 @@ class TierNamespace:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Which KV of one model to forget: that of one adapter ("": the base model), or all (None).
+    """Which KV of one model to forget: that of one adapter ("": the base model), or EVERYTHING.
 
     model: fingerprint of the model; what servers of other models have stored stays.
     keep: (digest, generation) of the adapter's version whose KV stays.
     """
 
     model: bytes
-    lora_name: str | None = None
+    lora_name: str | Everything = EVERYTHING
     keep: tuple[bytes, int] | None = None
 
     def takes(self, namespace: TierNamespace) -> bool:
         if namespace.model != self.model:
             return False
-        if self.lora_name is None:
+        if self.lora_name is EVERYTHING:
             return True
         is_kept = (namespace.digest, namespace.generation) == self.keep
         return namespace.lora_name == self.lora_name and not is_kept

@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from lora_serve.config import EngineConfig
+from lora_serve.identity import BASE_MODEL
 from lora_serve.messages import AdapterInfo, EngineStats, RequestTimes, StepOutputs
 from lora_serve.observability.adapter_series import AdapterCounter
 from lora_serve.observability.histograms import RequestHistograms
@@ -178,7 +179,7 @@ class EngineMetrics(Collector):
         self._histograms.observe_finished(times)
         self._prompt_tokens += times.num_prompt_tokens
         self._finished[times.finish_reason] = self._finished.get(times.finish_reason, 0) + 1
-        if times.lora_name is not None:
+        if times.lora_name is not BASE_MODEL:
             self._adapter_requests.add(times.lora_name, 1)
             self._adapter_queries.add(times.lora_name, times.num_queried_tokens)
             self._adapter_hits.add(times.lora_name, times.num_cached_tokens)

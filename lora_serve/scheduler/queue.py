@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from lora_serve.identity import AdapterRef
+from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.scheduler.request import Request, RequestStatus, SortKey
 from lora_serve.scheduler.shares import FairShares
 
@@ -120,7 +120,7 @@ class _Line:
 class _Group:
     """The waiting requests of one adapter: a line for each share."""
 
-    def __init__(self, adapter: AdapterRef | None, rank: Callable[[Request], Rank]) -> None:
+    def __init__(self, adapter: AdapterRef | NoAdapter, rank: Callable[[Request], Rank]) -> None:
         self.adapter = adapter
         self._lines: dict[str, _Line] = {}
         self._by_rank: _HeadHeap[_Line] = _HeadHeap(rank)
@@ -174,7 +174,7 @@ class WaitingQueue:
     ) -> None:
         self._slots = slots
         self._shares = shares
-        self._base = _Group(None, self._rank)
+        self._base = _Group(BASE_MODEL, self._rank)
         self._groups: dict[AdapterRef, _Group] = {}
         self._warm: _HeadHeap[_Group] = _HeadHeap(self._rank)
         self._cold: _HeadHeap[_Group] = _HeadHeap(self._rank)
@@ -241,7 +241,9 @@ class WaitingQueue:
     def note_admitted(self, request: Request) -> None:
         """Count the overtaking, if `request` passed a better one that waits for a LoRA slot."""
         cold = self._cold.head()
-        if request.namespace.adapter and cold and self._rank(cold) < self._rank(request):
+        if request.namespace.adapter is BASE_MODEL or cold is None:
+            return
+        if self._rank(cold) < self._rank(request):
             cold.num_overtaken += 1
 
     def take_group(self, adapter: AdapterRef) -> list[Request]:
@@ -265,14 +267,14 @@ class WaitingQueue:
         if self._shares is not None:
             self._shares.stop_waiting(request.share)
 
-    def _group(self, adapter: AdapterRef | None) -> _Group | None:
-        return self._base if adapter is None else self._groups.get(adapter)
+    def _group(self, adapter: AdapterRef | NoAdapter) -> _Group | None:
+        return self._base if adapter is BASE_MODEL else self._groups.get(adapter)
 
     def _enqueue(self, request: Request) -> None:
         adapter = request.namespace.adapter
         group = self._group(adapter)
         if group is None:
-            assert adapter is not None, "the base model's group is always there"
+            assert adapter is not BASE_MODEL, "the base model's group is always there"
             group = self._groups[adapter] = _Group(adapter, self._rank)
         group.push(request)
         if group.head() is request:
@@ -281,7 +283,7 @@ class WaitingQueue:
     def _place(self, group: _Group) -> None:
         """Put a group where its adapter's LoRA slot says."""
         adapter, head = group.adapter, group.head()
-        if adapter is None:
+        if adapter is BASE_MODEL:
             return
         self._warm.discard(group)
         self._cold.discard(group)
@@ -291,7 +293,7 @@ class WaitingQueue:
         (self._cold if slot is None else self._warm).put(group, head)
 
     def _drop_if_empty(self, group: _Group) -> None:
-        if group.adapter is not None and group.head() is None:
+        if group.adapter is not BASE_MODEL and group.head() is None:
             self._warm.discard(group)
             self._cold.discard(group)
             del self._groups[group.adapter]

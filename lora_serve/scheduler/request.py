@@ -11,7 +11,7 @@ from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
-from lora_serve.identity import BlockHash, BlockHasher, CacheNamespace
+from lora_serve.identity import BASE_MODEL, BlockHash, BlockHasher, CacheNamespace, NoAdapter
 from lora_serve.kv.block_table import BlockTable
 from lora_serve.messages import Choice, EngineRequest
 from lora_serve.prompts import EmbedsPrompt
@@ -99,8 +99,9 @@ class Request:
         self._hash_full_blocks()
 
     @property
-    def lora_name(self) -> str | None:
-        return self.namespace.adapter.name if self.namespace.adapter else None
+    def lora_name(self) -> str | NoAdapter:
+        adapter = self.namespace.adapter
+        return adapter if adapter is BASE_MODEL else adapter.name
 
     @property
     def num_tokens(self) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import insort
 
 from lora_serve.config import SchedulerConfig
-from lora_serve.identity import AdapterRef
+from lora_serve.identity import BASE_MODEL, EVERYTHING, AdapterRef, Everything
 from lora_serve.kv.connector import KVConnector
 from lora_serve.kv.manager import CacheHit, KVCacheManager
 from lora_serve.kv.writers import PendingWrites
@@ -121,7 +121,7 @@ class Scheduler:
             self._finish(request)
         return [(request, str(cause)) for request, cause in ended.failed]
 
-    def reset_prefix_cache(self, lora_name: str | None = None) -> Forgetting:
+    def reset_prefix_cache(self, lora_name: str | Everything = EVERYTHING) -> Forgetting:
         """Forget cached KV, all or one adapter's, and what running requests would yet offer.
 
         Returns what tells when the tiers have forgotten it for good.
@@ -130,7 +130,7 @@ class Scheduler:
         waiting, forgetting = self._connector.reset(lora_name)
         self._wake(waiting)
         for request in self._running:
-            if lora_name in (None, request.lora_name):
+            if lora_name is EVERYTHING or lora_name == request.lora_name:
                 request.offers_blocks = False
                 self._wake(self._writers.withdraw(request))
         return forgetting
@@ -207,7 +207,7 @@ class Scheduler:
             if request is None:
                 return
             adapter = request.namespace.adapter
-            if adapter is not None and not self._slots.claim(adapter):
+            if adapter is not BASE_MODEL and not self._slots.claim(adapter):
                 continue
             hit = self._lookup(request)
             if self._defer(request, hit) or self._fetch(request, hit):
@@ -263,7 +263,7 @@ class Scheduler:
             self.totals.count_found(request, hit.num_blocks if is_cached else None, num_by_tier)
             self._queue.charge(request, request.num_tokens - request.num_computed_tokens)
         adapter = request.namespace.adapter
-        if adapter is not None:
+        if adapter is not BASE_MODEL:
             self._slots.start(adapter)
             if request.num_preemptions == 0:  # a preempted one still keeps its weights in memory
                 self._memory.on_running(adapter)
@@ -292,7 +292,7 @@ class Scheduler:
         self._running.remove(request)
         self._kv.free(request)
         self._wake(self._writers.withdraw(request))
-        if request.namespace.adapter is not None:
+        if request.namespace.adapter is not BASE_MODEL:
             self._slots.stop(request.namespace.adapter)
 
     def _wake(self, requests: list[Request]) -> None:
@@ -369,7 +369,7 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
         if was_queued:
             self._queue.note_gone(request)
-        if adapter is not None and has_run:
+        if adapter is not BASE_MODEL and has_run:
             self._memory.on_idle(adapter)
 
     def check_invariants(self) -> None:

@@ -11,6 +11,7 @@ from typing import Protocol
 from lora_serve.config import EngineConfig
 from lora_serve.engine.frontend.admission import RequestGroup
 from lora_serve.generate_request import GenerateRequest
+from lora_serve.identity import EVERYTHING, Everything
 from lora_serve.messages import AdapterInfo, EngineReady, EngineStats
 from lora_serve.observability.metrics import EngineMetrics
 from lora_serve.outputs import OutputDelta
@@ -86,7 +87,7 @@ class Engine(Protocol):
 
     async def list_adapters(self) -> list[AdapterInfo]: ...
 
-    async def reset_prefix_cache(self, lora_name: str | None = None) -> bool: ...
+    async def reset_prefix_cache(self, lora_name: str | Everything = EVERYTHING) -> bool: ...
 
     async def get_stats(self) -> EngineStats: ...
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lora_serve.identity import BASE_MODEL
 from lora_serve.layers.batch import ForwardBatch, OutputRows
 from lora_serve.ops.contract import AttentionPlan, LoRAPlan, Ops, PackedAdapter
 from lora_serve.step import ScheduledRequest
@@ -284,7 +285,7 @@ def _num_outputs(members: Sequence[ScheduledRequest], counts: Sequence[int]) -> 
 
 def _adapter_key(request: ScheduledRequest) -> bytes:
     """The adapter's digest; empty for the base model."""
-    return request.adapter.digest if request.adapter is not None else b""
+    return request.adapter.digest if request.adapter is not BASE_MODEL else b""
 
 
 def _seq_lens(members: Sequence[ScheduledRequest]) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from hashlib import sha256
 
-from lora_serve.identity import AdapterRef
+from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import (
     AdapterCheckpoint,
@@ -49,7 +49,7 @@ def largest_steps(
     max_model_len: int,
     block_size: int,
     num_groups: int = 1,
-    adapter: AdapterRef | None = None,
+    adapter: AdapterRef | NoAdapter = BASE_MODEL,
 ) -> list[tuple[ScheduledRequest, ...]]:
     """Steps of three kinds, all requests with the adapter.
 
@@ -73,7 +73,7 @@ def _request(
     num_tokens: int,
     block_size: int,
     num_groups: int,
-    adapter: AdapterRef | None,
+    adapter: AdapterRef | NoAdapter,
 ) -> ScheduledRequest:
     end = start + num_tokens
     scoring = PromptScoring([0] * min(num_tokens, LOGITS_ROWS_AT_ONCE), 1) if index == 0 else None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
-from lora_serve.identity import AdapterRef
+from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.kv_groups import KVNeeds
 from lora_serve.models.base import lora_modules
 from lora_serve.ops.block_rows import RowsRead
@@ -144,7 +144,8 @@ class Worker:
         return ModelRunnerOutput(step.step_id, step.batch.results(), step.saved.rows())
 
     def _check(self, step: SchedulerOutput) -> None:
-        num_loras = len({request.adapter.digest for request in step.requests if request.adapter})
+        adapters = (one.adapter for one in step.requests if one.adapter is not BASE_MODEL)
+        num_loras = len({adapter.digest for adapter in adapters})
         assert len(step.requests) <= self._max_num_seqs, f"step of {len(step.requests)} requests"
         assert step.num_tokens <= self._max_num_batched_tokens, f"step of {step.num_tokens} tokens"
         assert num_loras <= self._lora.max_loras, f"step of {num_loras} adapters"
@@ -246,10 +247,10 @@ class Worker:
         )
 
     @contextmanager
-    def _largest_adapter(self, model: LoadedModel) -> Iterator[AdapterRef | None]:
+    def _largest_adapter(self, model: LoadedModel) -> Iterator[AdapterRef | NoAdapter]:
         """On the device meanwhile, if adapters are served at all."""
         if not self._lora.enable_lora:
-            yield None
+            yield BASE_MODEL
             return
         adapter = largest_adapter(lora_modules(model.spec.linears()), self._lora.max_lora_rank)
         self._adapters.prepare(adapter)

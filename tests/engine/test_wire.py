@@ -1,8 +1,11 @@
 from __future__ import annotations
 
-from lora_serve.engine.wire import encoder
+import pytest
+
+from lora_serve.engine.wire import encoder, message_decoder, reply_decoder
 from lora_serve.generate_request import GenerateRequest
-from lora_serve.messages import EngineRequest
+from lora_serve.identity import BASE_MODEL, EVERYTHING, AdapterRef, Everything, NoAdapter
+from lora_serve.messages import EngineOutput, EngineRequest, ResetPrefixCache, StepOutputs
 from lora_serve.prompts import TokensPrompt
 from lora_serve.sampling_params import MAX_N, SamplingParams
 
@@ -17,3 +20,15 @@ def num_bytes(n: int) -> int:
 
 def test_the_choices_of_a_request_share_its_prompt_and_its_stop_strings_in_one_message() -> None:
     assert num_bytes(MAX_N) - num_bytes(1) < 10
+
+
+@pytest.mark.parametrize("scope", [EVERYTHING, "a", ""])
+def test_what_is_reset_is_the_same_on_the_other_side(scope: str | Everything) -> None:
+    sent = ResetPrefixCache(1, scope)
+    assert message_decoder().decode(encoder().encode(sent)) == sent
+
+
+@pytest.mark.parametrize("adapter", [BASE_MODEL, AdapterRef("a", b"d", 1)])
+def test_what_answered_is_the_same_on_the_other_side(adapter: AdapterRef | NoAdapter) -> None:
+    sent = StepOutputs((EngineOutput("r", adapter=adapter),))
+    assert reply_decoder().decode(encoder().encode(sent)) == sent

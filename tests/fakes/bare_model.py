@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from lora_serve.identity import AdapterRef
+from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.models.base import ModelSpec
 from lora_serve.models.source import load_spec
 from lora_serve.models.weights import WeightReader, open_weights
@@ -87,7 +87,7 @@ class Prompt:
         self,
         token_ids: Sequence[int],
         block_ids: Sequence[int],
-        adapter: AdapterRef | None = None,
+        adapter: AdapterRef | NoAdapter = BASE_MODEL,
     ) -> None:
         self.token_ids = list(token_ids)
         self.block_ids = list(block_ids)

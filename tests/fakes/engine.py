@@ -22,7 +22,7 @@ from lora_serve.errors import (
     EngineDeadError,
 )
 from lora_serve.generate_request import GenerateRequest
-from lora_serve.identity import AdapterRef
+from lora_serve.identity import BASE_MODEL, EVERYTHING, AdapterRef, Everything, NoAdapter
 from lora_serve.messages import AdapterInfo, EngineReady, EngineStats, StepOutputs
 from lora_serve.observability.metrics import EngineMetrics
 from lora_serve.outputs import OutputDelta
@@ -86,7 +86,7 @@ class FakeEngine:
         self.ended_early: list[str] = []
         self.seen: list[GenerateRequest] = []
         self.groups: list[RequestGroup] = []  # the one of each prompt
-        self.resets: list[str | None] = []
+        self.resets: list[str | Everything] = []
         self.was_shut_down = False
         self._adapters: dict[str, AdapterInfo] = {}
         self._cached: set[tuple[object, ...]] = set()
@@ -102,7 +102,7 @@ class FakeEngine:
         self.seen.append(request)
         if group is not None:
             self.groups.append(group)
-        if lora_name is not None and lora_name not in self._adapters:
+        if lora_name is not BASE_MODEL and lora_name not in self._adapters:
             raise AdapterNotFoundError(f"no adapter {lora_name}", "model")
         if self.error is not None:
             raise self.error
@@ -162,9 +162,9 @@ class FakeEngine:
         self._require_alive()
         return list(self._adapters.values())
 
-    async def reset_prefix_cache(self, lora_name: str | None = None) -> bool:
+    async def reset_prefix_cache(self, lora_name: str | Everything = EVERYTHING) -> bool:
         self._require_alive()
-        if lora_name is not None and lora_name not in self._adapters:
+        if lora_name is not EVERYTHING and lora_name not in self._adapters:
             raise AdapterNotFoundError(f"The lora adapter '{lora_name}' cannot be found.")
         self.resets.append(lora_name)
         self._cached.clear()
@@ -222,7 +222,7 @@ class FakeEngine:
             else "embeddings"
         )
         weights = ""
-        if request.lora_name is not None:
+        if request.lora_name is not BASE_MODEL:
             weights = Path(self._adapters[request.lora_name].path, WEIGHTS).read_text() + ": "
         text = f"{weights}You said: {said} #{index}"
         stop_reason = None
@@ -234,9 +234,9 @@ class FakeEngine:
             return text.encode()[: params.max_tokens].decode("utf-8", "ignore"), "length", None
         return text, "stop", stop_reason
 
-    def _adapter(self, lora_name: str | None) -> AdapterRef | None:
-        if lora_name is None:
-            return None
+    def _adapter(self, lora_name: str | NoAdapter) -> AdapterRef | NoAdapter:
+        if lora_name is BASE_MODEL:
+            return lora_name
         info = self._adapters[lora_name]
         return AdapterRef(info.name, bytes.fromhex(info.digest), info.generation)
 

@@ -8,6 +8,7 @@ import msgspec
 
 from lora_serve.config import EngineConfig
 from lora_serve.errors import EngineDeadError
+from lora_serve.identity import EVERYTHING
 from lora_serve.messages import (
     AdapterInfo,
     CallReply,
@@ -101,7 +102,7 @@ class FakeClient:
                 self.reply(CallReply(message.call_id))
 
     def _reset(self, call: ResetPrefixCache) -> CallReply:
-        if call.lora_name is None:
+        if call.lora_name is EVERYTHING:
             return CallReply(call.call_id)
         adapter = self._adapters[call.lora_name]
         adapter = msgspec.structs.replace(adapter, generation=adapter.generation + 1)

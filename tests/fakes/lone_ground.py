@@ -10,6 +10,7 @@ from lora_serve.fuzz.answers import Called, Heard
 from lora_serve.fuzz.ground import Played
 from lora_serve.fuzz.reference import ColdEngine
 from lora_serve.fuzz.trace import Ask, Load, Trace, Unload
+from lora_serve.identity import BASE_MODEL, NoAdapter
 
 
 @dataclass
@@ -24,7 +25,7 @@ class LoneGround:
     def play(self, trace: Trace) -> Played:
         self.num_played += 1
         named: dict[str, int] = {}
-        first: dict[object, int | None] = {}
+        first: dict[object, int | NoAdapter] = {}
         played = Played()
         for event in trace.events:
             begin = time.monotonic()
@@ -39,12 +40,13 @@ class LoneGround:
         return played
 
     def _ask(
-        self, ask: Ask, named: dict[str, int], first: dict[object, int | None], begin: float
+        self, ask: Ask, named: dict[str, int], first: dict[object, int | NoAdapter], begin: float
     ) -> Heard:
         heard = Heard(begin, status=404)
-        if ask.lora_name is None or ask.lora_name in named:
-            version = named[ask.lora_name] if ask.lora_name is not None else None
-            used = first.setdefault((ask.lora_name, ask.prompt), version)
+        name = ask.adapter
+        if name is BASE_MODEL or name in named:
+            version = BASE_MODEL if name is BASE_MODEL else named[name]
+            used = first.setdefault((name, ask.prompt), version)
             right = self.cold.answer(ask, used if self.is_stale else version)
             heard.status, heard.is_whole = 200, True
             heard.prompt_logprobs = right.prompt_logprobs
@@ -54,7 +56,7 @@ class LoneGround:
         heard.end = time.monotonic()
         return heard
 
-    def _claim(self, version: int | None) -> str:
-        if version is None:
+    def _claim(self, version: int | NoAdapter) -> str:
+        if version is BASE_MODEL:
             return self.cold.fingerprint
         return f"{self.cold.fingerprint}-{self.fingerprints[version]}-g0"

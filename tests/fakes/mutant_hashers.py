@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lora_serve.identity import BlockHash, BlockHasher, CacheNamespace
+from lora_serve.identity import BASE_MODEL, BlockHash, BlockHasher, CacheNamespace
 
 
 class KeyHoldsOnlyTheName(BlockHasher):
     def root(self, namespace: CacheNamespace) -> BlockHash:
         adapter = namespace.adapter
-        named = replace(adapter, digest=b"", generation=0) if adapter else None
-        return super().root(replace(namespace, adapter=named))
+        if adapter is not BASE_MODEL:
+            adapter = replace(adapter, digest=b"", generation=0)
+        return super().root(replace(namespace, adapter=adapter))
 
 
 class KeyIgnoresTheAdapter(BlockHasher):
     def root(self, namespace: CacheNamespace) -> BlockHash:
-        return super().root(replace(namespace, adapter=None))
+        return super().root(replace(namespace, adapter=BASE_MODEL))
 
 
 class KeyIgnoresEmbeds(BlockHasher):

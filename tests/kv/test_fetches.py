@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from lora_serve.identity import BlockHash
+from lora_serve.identity import EVERYTHING, BlockHash
 from lora_serve.kv.fetches import Fetch, Fetches
 from lora_serve.kv_tiers.base import Cause, FetchResult, TierNamespace
 
@@ -115,7 +115,7 @@ def test_a_name_is_dropped_in_flight_and_in_hand_and_others_are_not() -> None:
     assert fetches.drop("b") == []
     assert fetches.drop("a") == [flying]
     assert len(landed.blocks) == 2
-    assert fetches.drop(None) == []
+    assert fetches.drop(EVERYTHING) == []
     assert (landed.blocks, fetches.num_bytes) == ((), 0)
     assert fetches.has_asked("flying", 0)
     assert fetches.in_hand("flying") is None

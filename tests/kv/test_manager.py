@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from lora_serve.identity import BlockHash, BlockHasher, CacheNamespace
+from lora_serve.identity import BASE_MODEL, BlockHash, BlockHasher, CacheNamespace, NoAdapter
 from lora_serve.kv.block_table import BlockTable
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.kv_groups import KVGroup
@@ -18,7 +18,7 @@ class Holder:
     """A request as the manager sees it."""
 
     tokens: list[int]
-    lora_name: str | None = None
+    lora_name: str | NoAdapter = BASE_MODEL
     block_tables: list[BlockTable] = field(default_factory=list)
     block_hashes: list[BlockHash] = field(default_factory=list)
     num_committed_blocks: int = 0

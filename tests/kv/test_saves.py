@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from array import array
 
-from lora_serve.identity import BlockHash
+from lora_serve.identity import EVERYTHING, BlockHash
 from lora_serve.kv.block_table import BlockTable
 from lora_serve.kv.saves import PendingSaves
 from lora_serve.kv_tiers.base import TierNamespace
@@ -60,5 +60,5 @@ def test_what_is_forgotten_is_neither_planned_nor_handed_over() -> None:
     saves.forget("a")
     assert gathered(saves, blob(0), blob(0)) == [("b", [0])]
     assert saves.plan() == (101,)
-    saves.forget(None)
+    saves.forget(EVERYTHING)
     assert gathered(saves, blob(1)) == []

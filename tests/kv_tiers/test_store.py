@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.identity import BlockHash
+from lora_serve.identity import EVERYTHING, BlockHash, Everything
 from lora_serve.kv_tiers.base import Cause, Drop, FetchResult, Tier, TierFigures, TierNamespace
 from lora_serve.kv_tiers.codec import record_bytes
 from lora_serve.kv_tiers.disk.tier import DiskTier
@@ -395,8 +395,10 @@ def test_who_waits_for_a_drop_is_woken_when_the_last_tier_has_spoken() -> None:
     store.close()
 
 
-@pytest.mark.parametrize("lora_name", ["n", None])
-def test_a_drop_that_is_confirmed_outlives_a_kill(tmp_path: Path, lora_name: str | None) -> None:
+@pytest.mark.parametrize("lora_name", ["n", EVERYTHING])
+def test_a_drop_that_is_confirmed_outlives_a_kill(
+    tmp_path: Path, lora_name: str | Everything
+) -> None:
     """The store is left as a killed process leaves it; another one opens the directory."""
     with calling(DiskTier(tmp_path, 2**20)) as killed:
         killed.save(NS, HASHES)

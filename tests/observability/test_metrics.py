@@ -3,6 +3,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from lora_serve.config import EngineConfig, LoRAConfig, ModelConfig
+from lora_serve.identity import BASE_MODEL, NoAdapter
 from lora_serve.messages import (
     AdapterInfo,
     EngineOutput,
@@ -15,7 +16,7 @@ from lora_serve.observability.metrics import EngineMetrics
 
 
 def times(
-    lora_name: str | None = None,
+    lora_name: str | NoAdapter = BASE_MODEL,
     *,
     finish_reason: str = "stop",
     scheduled: float = 11.0,

@@ -18,7 +18,16 @@ from functools import cache, cached_property
 from typing import ClassVar
 
 from lora_serve.config import SchedulerConfig
-from lora_serve.identity import AdapterRef, BlockHash, BlockHasher, CacheNamespace
+from lora_serve.identity import (
+    BASE_MODEL,
+    EVERYTHING,
+    AdapterRef,
+    BlockHash,
+    BlockHasher,
+    CacheNamespace,
+    Everything,
+    NoAdapter,
+)
 from lora_serve.kv.connector import KVConnector
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.kv.tiered_connector import TieredConnector
@@ -43,10 +52,14 @@ Happening = tuple[str, Callable[["World"], None]]
 class Asked:
     """A request that may arrive once."""
 
-    adapter: AdapterRef | None
+    adapter: AdapterRef | NoAdapter
     prompt: tuple[int, ...]
     max_tokens: int = 2
     ends_early: bool = False  # with its first token, which cannot be foreseen
+
+    @cached_property
+    def lora_name(self) -> str | NoAdapter:
+        return BASE_MODEL if self.adapter is BASE_MODEL else self.adapter.name
 
     @cached_property
     def namespace(self) -> CacheNamespace:
@@ -78,14 +91,14 @@ class Asked:
             token_ids=list(self.prompt),
             num_prompt_tokens=len(self.prompt),
             arrival_time=0.0,
-            share=self.adapter.name if self.adapter else "",
+            share="" if self.adapter is BASE_MODEL else self.adapter.name,
         )
 
 
 @cache
 def renewed(asked: Asked) -> Asked:
     """The same of the adapter's next generation, as who asks after a reset gets it."""
-    assert asked.adapter is not None, "the base model has no generation"
+    assert asked.adapter is not BASE_MODEL, "the base model has no generation"
     return replace(asked, adapter=replace(asked.adapter, generation=asked.adapter.generation + 1))
 
 
@@ -122,8 +135,8 @@ class Memory:
 class World:
     """A scheduler and all that can happen to it.
 
-    left_to_ask: indices into asked, which name the requests. resets: whose KV may be reset: that of
-    an adapter once, because its next generation begins then; everyone's (None) again and again.
+    left_to_ask: indices into asked, which name the requests. resets: what KV may be reset: that of
+    an adapter once, because its next generation begins then; EVERYTHING again and again.
     """
 
     def __init__(
@@ -135,7 +148,7 @@ class World:
         budget: int = 3,
         fair_share: str = "none",
         is_overlapped: bool = False,
-        resets: Sequence[str | None] = (),
+        resets: Sequence[str | Everything] = (),
         has_tiers: bool = False,
         failure_policy: str = "recompute",
         max_fetched_blocks: int = 2,
@@ -227,8 +240,8 @@ class World:
         for request in self.requests:
             name = request.request_id
             yield f"abort {name}", lambda world, name=name: world.abort(name)
-        for name in self.resets:
-            yield f"reset {name}", lambda world, name=name: world.reset(name)
+        for scope in self.resets:
+            yield f"reset {scope}", lambda world, scope=scope: world.reset(scope)
         if self.store is not None and self.store.cancelled is not None:
             yield "late result", lambda world: world.store.give_late()
 
@@ -240,12 +253,12 @@ class World:
     def abort(self, request_id: str) -> None:
         self.scheduler.abort(request_id)
 
-    def reset(self, lora_name: str | None) -> None:
-        if lora_name is not None:
+    def reset(self, lora_name: str | Everything) -> None:
+        if lora_name is not EVERYTHING:
             self.resets = tuple(name for name in self.resets if name != lora_name)
             self.asked = tuple(
                 renewed(asked)
-                if number in self.left_to_ask and asked.adapter and asked.adapter.name == lora_name
+                if number in self.left_to_ask and asked.lora_name == lora_name
                 else asked
                 for number, asked in enumerate(self.asked)
             )

@@ -8,6 +8,7 @@ import pytest
 
 from lora_serve.fuzz.oracle.engine import OracleEngine
 from lora_serve.fuzz.oracle.executor import lone_answer
+from lora_serve.identity import BASE_MODEL
 from lora_serve.scheduler.queue import OVERTAKE_LIMIT
 from lora_serve.scheduler.shares import FairShares
 
@@ -32,7 +33,7 @@ def flood(engine: OracleEngine, seed: int, fair_share: str) -> dict[str, str]:
             engine.add(
                 request_id,
                 prompt,
-                lora_name=name if fair_share == "adapter" else None,
+                lora_name=name if fair_share == "adapter" else BASE_MODEL,
                 tenant=name,
                 max_tokens=rng.randrange(1, MAX_ANSWER),
             )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lora_serve.identity import AdapterRef
+from lora_serve.identity import BASE_MODEL, EVERYTHING, AdapterRef, Everything
 from lora_serve.kv.blocks import BlockPool, KVCacheBlock
 from lora_serve.kv.connector import FetchesEnded
 from lora_serve.kv.fetches import Fetches
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 RED, BLUE = AdapterRef("red", b"r" * 32), AdapterRef("blue", b"b" * 32)
 TWO_BLOCKS, ONE_BLOCK = (1, 2, 3, 4, 5), (1, 2, 3)  # to be found, but for the last token
-EQUAL = [Asked(None, TWO_BLOCKS, 1)] * 2
-PARTING = [Asked(None, TWO_BLOCKS, 1), Asked(None, (1, 2, 5, 6, 7), 1)]
-STRANGERS = [Asked(None, TWO_BLOCKS, 1), Asked(None, (5, 6, 7), 1)]
-OUTGROWING = [Asked(None, (n, n), 4) for n in range(2)]
+EQUAL = [Asked(BASE_MODEL, TWO_BLOCKS, 1)] * 2
+PARTING = [Asked(BASE_MODEL, TWO_BLOCKS, 1), Asked(BASE_MODEL, (1, 2, 5, 6, 7), 1)]
+STRANGERS = [Asked(BASE_MODEL, TWO_BLOCKS, 1), Asked(BASE_MODEL, (5, 6, 7), 1)]
+OUTGROWING = [Asked(BASE_MODEL, (n, n), 4) for n in range(2)]
 ADAPTERS = [Asked(RED, ONE_BLOCK), Asked(BLUE, ONE_BLOCK)]
 
 
@@ -56,7 +56,7 @@ def test_nobody_waits_for_ever_for_a_fetch(name: str, is_overlapped: bool) -> No
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_nobody_waits_for_ever_for_what_is_reset(name: str) -> None:
-    assert explore(WORLDS[name](resets=[None])) > 70
+    assert explore(WORLDS[name](resets=[EVERYTHING])) > 70
 
 
 @pytest.mark.parametrize("has_tiers", [False, True])
@@ -67,7 +67,7 @@ def test_nobody_waits_for_ever_where_an_adapter_is_reset(has_tiers: bool) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORLDS)
 def test_nobody_waits_for_ever_for_what_is_reset_under_steps_that_overlap(name: str) -> None:
-    num_states = explore(WORLDS[name](resets=[None], is_overlapped=True))
+    num_states = explore(WORLDS[name](resets=[EVERYTHING], is_overlapped=True))
     logger.info("%d states", num_states)
     assert num_states > 500
 
@@ -76,9 +76,9 @@ THREE_OF_ADAPTERS = [*ADAPTERS, Asked(RED, (1, 2, 4))]
 LARGER_WORLDS = {
     "three of adapters": tiered(THREE_OF_ADAPTERS),
     "three of adapters, overlapped": tiered(THREE_OF_ADAPTERS, is_overlapped=True),
-    "three of adapters, reset": tiered(THREE_OF_ADAPTERS, resets=["red", None]),
+    "three of adapters, reset": tiered(THREE_OF_ADAPTERS, resets=["red", EVERYTHING]),
     "three that outgrow the pool": tiered(
-        [Asked(None, (n, n), 4) for n in range(3)], resets=[None], is_overlapped=True
+        [Asked(BASE_MODEL, (n, n), 4) for n in range(3)], resets=[EVERYTHING], is_overlapped=True
     ),
 }
 
@@ -96,7 +96,7 @@ def test_nobody_waits_for_ever_in_a_larger_world_with_tiers(name: str) -> None:
     [
         tiered(EQUAL),
         tiered(EQUAL, failure_policy="fail", is_overlapped=True),
-        tiered(PARTING, resets=[None]),
+        tiered(PARTING, resets=[EVERYTHING]),
         tiered([Asked(RED, ONE_BLOCK, 1)] * 2, resets=["red"]),
     ],
     ids=["equal prompts", "failed fetches, overlapped", "parting prompts, reset", "adapter, reset"],
@@ -153,7 +153,7 @@ class FetchesForTheGoneThatWerePreempted(TieredConnector[Request]):
 
 
 class ResetWakesNobody(TieredConnector[Request]):
-    def reset(self, lora_name: str | None) -> tuple[list[Request], Forgetting]:
+    def reset(self, lora_name: str | Everything) -> tuple[list[Request], Forgetting]:
         _, forgetting = super().reset(lora_name)
         return [], forgetting
 
@@ -177,7 +177,7 @@ def test_exploration_finds_a_connector_that(
     name: str, connector: type[TieredConnector[Request]], shows_as: str
 ) -> None:
     with pytest.raises(AssertionError, match=shows_as):
-        explore(WORLDS[name](resets=[None], connector_class=connector))
+        explore(WORLDS[name](resets=[EVERYTHING], connector_class=connector))
 
 
 class AsksAgain(Fetches[Request]):
@@ -229,8 +229,8 @@ class FreesBlocksInUse(BlockPool):
             self._free.move_to_end(block.block_id, last=False)
 
 
-@pytest.mark.parametrize("lora_name", [None, "red"])
-def test_exploration_finds_a_reset_that_frees_blocks_in_use(lora_name: str | None) -> None:
+@pytest.mark.parametrize("lora_name", [EVERYTHING, "red"])
+def test_exploration_finds_a_reset_that_frees_blocks_in_use(lora_name: str | Everything) -> None:
     world = tiered(ADAPTERS, resets=[lora_name])
     world.kv.pool = FreesBlocksInUse(world.kv.num_blocks)
     with pytest.raises(AssertionError, match="block 0: 0 of 1"):

@@ -11,6 +11,7 @@ from lora_serve.config import KVTierConfig
 from lora_serve.fuzz.oracle.engine import OracleEngine
 from lora_serve.fuzz.oracle.executor import UNWRITTEN, OracleExecutor, lone_answer
 from lora_serve.fuzz.oracle.tier_store import Faults, OracleTierStore
+from lora_serve.identity import BASE_MODEL, Everything
 from lora_serve.kv.fetches import Fetches
 from lora_serve.kv.saves import PendingSaves
 from lora_serve.kv.tiered_connector import TieredConnector
@@ -221,7 +222,7 @@ def test_an_adapter_that_is_unloaded_meanwhile_still_answers() -> None:
         engine.core.handle(UnloadAdapter(9, "a"))
         engine.run()
         adapter = engine.last("r").adapter
-        assert adapter is not None
+        assert adapter is not BASE_MODEL
         digest = adapter.digest
     assert engine.num_cached("r") == SHARED
     assert engine.tokens("r") == lone_answer(LONG, digest, 4)
@@ -401,7 +402,7 @@ def test_after_n_hits_stores_what_was_asked_for_again_so_often(enable_prefix_cac
 
 
 class ResetForgetsTheFetches(TieredConnector[Request]):
-    def reset(self, lora_name: str | None) -> tuple[list[Request], Forgetting]:
+    def reset(self, lora_name: str | Everything) -> tuple[list[Request], Forgetting]:
         fetches, self._fetches = self._fetches, Fetches(1, 0)
         reset = super().reset(lora_name)
         self._fetches = fetches
@@ -409,7 +410,7 @@ class ResetForgetsTheFetches(TieredConnector[Request]):
 
 
 class ResetForgetsTheSaves(TieredConnector[Request]):
-    def reset(self, lora_name: str | None) -> tuple[list[Request], Forgetting]:
+    def reset(self, lora_name: str | Everything) -> tuple[list[Request], Forgetting]:
         saves, self._saves = self._saves, PendingSaves()
         reset = super().reset(lora_name)
         self._saves = saves
@@ -473,7 +474,7 @@ def test_an_adapters_reset_drops_its_kv_from_the_tiers() -> None:
     engine = OracleEngine(store=store)
     engine.load("a", "/a", "one")
     engine.run()
-    for name in ("a", None):
+    for name in ("a", BASE_MODEL):
         engine.add(f"of {name}", LONG, lora_name=name)
     engine.run()
     assert {one.lora_name for one in store.namespaces.values()} == {"a", ""}

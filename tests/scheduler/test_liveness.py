@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from lora_serve.identity import AdapterRef, BlockHash
+from lora_serve.identity import BASE_MODEL, AdapterRef, BlockHash
 from lora_serve.kv.manager import BlockHolder, CacheHit, KVCacheManager
 from lora_serve.kv.writers import PendingWrites
 from lora_serve.kv_groups import KVGroup
@@ -24,9 +24,9 @@ RED, BLUE = AdapterRef("red", b"r" * 32), AdapterRef("blue", b"b" * 32)
 SHARED, OTHER = (1, 2, 3), (1, 2, 4)
 WORLDS = {
     "two adapters and one LoRA slot": [Asked(RED, SHARED), Asked(RED, OTHER), Asked(BLUE, SHARED)],
-    "equal prompts": [Asked(None, (1, 2, 3, 4, 5), 1)] * 3,
-    "base beside adapters": [Asked(None, SHARED), Asked(RED, SHARED), Asked(BLUE, SHARED)],
-    "answers that outgrow the pool": [Asked(None, (n, n), 4) for n in range(3)],
+    "equal prompts": [Asked(BASE_MODEL, (1, 2, 3, 4, 5), 1)] * 3,
+    "base beside adapters": [Asked(BASE_MODEL, SHARED), Asked(RED, SHARED), Asked(BLUE, SHARED)],
+    "answers that outgrow the pool": [Asked(BASE_MODEL, (n, n), 4) for n in range(3)],
 }
 
 
@@ -46,8 +46,8 @@ def test_nobody_waits_for_ever_in_any_reachable_state(name: str, fair_share: str
 
 OVERLAPPED_WORLDS = {
     "an adapter's last row in flight": [Asked(RED, SHARED, 3), Asked(BLUE, SHARED)],
-    "answers that end unforeseen": [Asked(None, (n, n), 4, n < 2) for n in range(3)],
-    "answers that outgrow the pool": [Asked(None, (n, n), 4) for n in range(2)],
+    "answers that end unforeseen": [Asked(BASE_MODEL, (n, n), 4, n < 2) for n in range(3)],
+    "answers that outgrow the pool": [Asked(BASE_MODEL, (n, n), 4) for n in range(2)],
 }
 
 
@@ -60,16 +60,19 @@ WINDOW, FULL = KVGroup(3), KVGroup()
 LONG = (1, 2, 3, 4, 5, 6, 7)
 WINDOWED_WORLDS = {
     "prompts longer than the pool": lambda **more: World(
-        [Asked(None, LONG, 2), Asked(None, (*LONG[:4], 9, 9), 3)],
+        [Asked(BASE_MODEL, LONG, 2), Asked(BASE_MODEL, (*LONG[:4], 9, 9), 3)],
         num_blocks=3,
         groups=[WINDOW],
         **more,
     ),
     "equal prompts": lambda **more: World(
-        [Asked(None, LONG[:5], 1)] * 3, num_blocks=4, groups=[WINDOW], **more
+        [Asked(BASE_MODEL, LONG[:5], 1)] * 3, num_blocks=4, groups=[WINDOW], **more
     ),
     "answers that outgrow the pool": lambda **more: World(
-        [Asked(None, (n, n), 5) for n in range(2)], num_blocks=6, groups=[FULL, WINDOW], **more
+        [Asked(BASE_MODEL, (n, n), 5) for n in range(2)],
+        num_blocks=6,
+        groups=[FULL, WINDOW],
+        **more,
     ),
     "a window beside adapters": lambda **more: World(
         [Asked(RED, SHARED, 3), Asked(BLUE, SHARED)], num_blocks=5, groups=[WINDOW, FULL], **more
@@ -134,7 +137,7 @@ def test_worlds_of_one_essence_look_alike_and_go_on_alike(first: World) -> None:
 @pytest.mark.parametrize("is_overlapped", [False, True])
 def test_nobody_waits_for_ever_in_a_larger_world(is_overlapped: bool) -> None:
     adapters = [Asked(RED, SHARED), Asked(BLUE, SHARED), Asked(RED, OTHER, 3)]
-    asked = [*adapters, *[Asked(None, SHARED)] * 2]
+    asked = [*adapters, *[Asked(BASE_MODEL, SHARED)] * 2]
     world = World(asked, num_blocks=4, max_num_seqs=3, budget=4, is_overlapped=is_overlapped)
     num_states = explore(world)
     logger.info("%d states", num_states)
@@ -213,7 +216,7 @@ class NeverHearsOfItsTokens(StepsInFlight):
 
 
 def test_exploration_finds_requests_that_wait_for_a_token_they_have() -> None:
-    world = World([Asked(None, SHARED, 4)], num_blocks=3, is_overlapped=True)
+    world = World([Asked(BASE_MODEL, SHARED, 4)], num_blocks=3, is_overlapped=True)
     world.scheduler._in_flight = NeverHearsOfItsTokens()
     with pytest.raises(AssertionError, match="someone waits for ever"):
         explore(world)

@@ -8,6 +8,7 @@ import pytest
 
 from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, OracleEngine
 from lora_serve.fuzz.oracle.executor import lone_answer
+from lora_serve.identity import BASE_MODEL, NoAdapter
 from lora_serve.messages import AbortRequests
 
 NUM_SHARED_BLOCKS = 20
@@ -19,8 +20,8 @@ def add_crowd(engine: OracleEngine, count: int, **settings: object) -> None:
         engine.add(f"r{number}", LONG, **settings)
 
 
-@pytest.mark.parametrize("lora_name", [None, "a"])
-def test_64_equal_prompts_at_once_cost_one_prefill(lora_name: str | None) -> None:
+@pytest.mark.parametrize("lora_name", [BASE_MODEL, "a"])
+def test_64_equal_prompts_at_once_cost_one_prefill(lora_name: str | NoAdapter) -> None:
     engine = OracleEngine(num_blocks=400, max_num_seqs=64, max_num_batched_tokens=512)
     engine.load("a", "/a", "content")
     engine.step()
@@ -28,13 +29,13 @@ def test_64_equal_prompts_at_once_cost_one_prefill(lora_name: str | None) -> Non
     engine.run()
     num_tail = len(LONG) - NUM_SHARED_BLOCKS * BLOCK_SIZE
     assert engine.executor.num_computed_tokens == len(LONG) + 63 * num_tail
-    digest = hashlib.sha256(b"content").digest() if lora_name else b""
+    digest = b"" if lora_name is BASE_MODEL else hashlib.sha256(b"content").digest()
     assert all(engine.tokens(f"r{n}") == lone_answer(LONG, digest, 1) for n in range(64))
 
 
-@pytest.mark.parametrize("lora_name", [None, "a"])
+@pytest.mark.parametrize("lora_name", [BASE_MODEL, "a"])
 def test_thousands_of_equal_prompts_pass_through_a_pool_of_the_prefix_and_a_few_tails(
-    lora_name: str | None,
+    lora_name: str | NoAdapter,
 ) -> None:
     num_tails = 4
     engine = OracleEngine(

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import astuple
 
-from lora_serve.identity import BlockHash
+from lora_serve.identity import BASE_MODEL, BlockHash
 from lora_serve.kv.fetches import Fetch
 from lora_serve.kv_tiers.base import Cause
 from lora_serve.scheduler.request import Request
@@ -197,4 +197,5 @@ def _wanted_hashes(world: World) -> frozenset[BlockHash]:
 def _wanted_adapters(world: World) -> set[bytes]:
     """By digest."""
     numbers = (*world.left_to_ask, *(int(request.request_id) for request in world.requests))
-    return {ref.digest for number in numbers if (ref := world.asked[number].adapter) is not None}
+    refs = [world.asked[number].adapter for number in numbers]
+    return {ref.digest for ref in refs if ref is not BASE_MODEL}

@@ -7,6 +7,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from lora_serve.identity import BASE_MODEL
 from lora_serve.models.source import load_spec
 from lora_serve.ops.contract import Ops
 from lora_serve.ops.reference import REFERENCE
@@ -67,7 +68,7 @@ def test_other_adapters_in_the_batch_change_no_bit(
     a, b = adapters
     prompts = [
         Prompt(TOKENS[i:], range(10 * i, 10 * i + 5), adapter)
-        for i, adapter in enumerate((a, None, b, a, b))
+        for i, adapter in enumerate((a, BASE_MODEL, b, a, b))
     ]
     alone = [prompt.alone(model) for prompt in prompts]
     assert not torch.equal(alone[0][1:], alone[1])

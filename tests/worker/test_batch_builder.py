@@ -4,7 +4,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from lora_serve.identity import AdapterRef
+from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.layers.batch import ForwardBatch
 from lora_serve.ops.contract import PackedAdapter
 from lora_serve.ops.reference import REFERENCE
@@ -18,7 +18,7 @@ A, B = AdapterRef("a", b"A" * 32), AdapterRef("b", b"B" * 32)
 
 
 def request(
-    start: int, num_tokens: int, first_block: int, adapter: AdapterRef | None = None
+    start: int, num_tokens: int, first_block: int, adapter: AdapterRef | NoAdapter = BASE_MODEL
 ) -> ScheduledRequest:
     num_blocks = -(-(start + num_tokens) // 16)
     return ScheduledRequest(

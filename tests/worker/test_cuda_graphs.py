@@ -12,7 +12,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from lora_serve.identity import AdapterRef
+from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.ops.contract import Ops
 from lora_serve.ops.reference import REFERENCE
 from lora_serve.ops.select import available_ops
@@ -61,7 +61,7 @@ class Recorded:
     ) -> None:
         self.model = BareModel(directory, ops, torch.float32)
         self.device = RecordingDevice()
-        self.adapters: list[AdapterRef | None] = [None]
+        self.adapters: list[AdapterRef | NoAdapter] = [BASE_MODEL]
         for seed, rank in ((1, 8), (2, 13)) if with_lora else ():
             peft = make_peft(family, seed, r=rank)
             checkpoint = read_saved(peft, adapters / str(seed), self.model.spec)

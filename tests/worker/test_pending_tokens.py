@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
-from lora_serve.identity import AdapterRef
+from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.layers.batch import ForwardBatch
 from lora_serve.models.source import load_spec
 from lora_serve.ops.contract import RecordedWork
@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_served_model(tmp_path_factory.mktemp("served") / "model")
 
 
-def make_worker(model: Path, backend: str) -> tuple[Worker, list[AdapterRef | None]]:
+def make_worker(model: Path, backend: str) -> tuple[Worker, list[AdapterRef | NoAdapter]]:
     """With one adapter."""
     worker = Worker(
         ModelConfig(
@@ -54,10 +54,10 @@ def make_worker(model: Path, backend: str) -> tuple[Worker, list[AdapterRef | No
     worker.prepare_adapter(checkpoint)
     worker.submit(SchedulerOutput(0, (), add_adapters=(checkpoint.digest,)))
     worker.collect()
-    return worker, [AdapterRef("a", checkpoint.digest), None]
+    return worker, [AdapterRef("a", checkpoint.digest), BASE_MODEL]
 
 
-def prompts(adapters: Sequence[AdapterRef | None]) -> list[ScheduledRequest]:
+def prompts(adapters: Sequence[AdapterRef | NoAdapter]) -> list[ScheduledRequest]:
     """Three, the first with an adapter, so that rows stand in another order than requests."""
     return [
         ScheduledRequest(
@@ -203,7 +203,7 @@ def test_a_step_is_built_without_touching_what_the_step_in_flight_reads(
     buffers = buffers_class(device, PLANS, 1, kind, 4, 16, (0,))
     graph = StepGraph(buffers, device.record(buffers.bind(columns_of)), device)
     for position, token_id in ((3, 70), (4, 71)):
-        row = ScheduledRequest("r", None, position, (token_id,), [(2,)])
+        row = ScheduledRequest("r", BASE_MODEL, position, (token_id,), [(2,)])
         graph.run(builder.lay_out([row], {}.__getitem__))
     device.do_all()
     found = [output.tolist() for output in device.outputs]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
-from lora_serve.identity import AdapterRef
+from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.models.source import load_spec
 from lora_serve.ops.contract import Ops
 from lora_serve.sampling_params import SamplingParams
@@ -54,7 +54,7 @@ class WatchedWorker:
         with mock.patch.object(loaded_model, "choose_ops", self._choose_ops):
             self.worker.load()
         spec = load_spec(model)
-        self.adapters: list[AdapterRef | None] = [None]
+        self.adapters: list[AdapterRef | NoAdapter] = [BASE_MODEL]
         for rank in RANKS:
             directory = model.parent / f"rank-{rank}"
             checkpoint = read_saved(make_peft("qwen2", rank, r=rank), directory, spec)
@@ -85,7 +85,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_served_model(tmp_path_factory.mktemp("served") / "model")
 
 
-def any_step(adapters: Sequence[AdapterRef | None], rng: random.Random) -> list[ScheduledRequest]:
+def any_step(
+    adapters: Sequence[AdapterRef | NoAdapter], rng: random.Random
+) -> list[ScheduledRequest]:
     """Prompts and decodes at any length, of some adapters; often more rows than are recorded."""
     left = rng.choice((1, 2, 30, 200, 600, 1024))
     adapters = rng.sample(adapters, rng.randrange(1, len(adapters) + 1))
@@ -99,7 +101,7 @@ def any_step(adapters: Sequence[AdapterRef | None], rng: random.Random) -> list[
 
 
 def any_chunk(
-    start: int, count: int, adapter: AdapterRef | None, rng: random.Random
+    start: int, count: int, adapter: AdapterRef | NoAdapter, rng: random.Random
 ) -> ScheduledRequest:
     samples = rng.choice(((), (SampleInput(any_params(rng), 0, start + count),)))
     return ScheduledRequest(

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.errors import ConfigError
-from lora_serve.identity import AdapterRef
+from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.models.decoder import Decoder
 from lora_serve.models.source import load_spec
 from lora_serve.ops.reference import REFERENCE
@@ -72,7 +72,7 @@ def request(
     start: int = 0,
     *,
     first_block: int = 0,
-    adapter: AdapterRef | None = None,
+    adapter: AdapterRef | NoAdapter = BASE_MODEL,
     samples: bool = True,
 ) -> ScheduledRequest:
     """Everything from `start` on; samples greedily with all logprobs."""

@@ -21,7 +21,14 @@ from lora_serve.engine.core.start import engine_ready, most_tokens_in_flight, nu
 from lora_serve.engine.fair_share import share_of
 from lora_serve.engine.wire import error_info
 from lora_serve.errors import KVLoadError, LoraServeError
-from lora_serve.identity import BlockHasher, CacheNamespace
+from lora_serve.identity import (
+    BASE_MODEL,
+    EVERYTHING,
+    AdapterRef,
+    BlockHasher,
+    CacheNamespace,
+    NoAdapter,
+)
 from lora_serve.kv.connector import KVConnector
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.messages import (
@@ -199,7 +206,7 @@ class EngineCore:
             return  # sent again after a reconnect
         request = message.request
         try:
-            adapter = self.adapters.acquire(request.lora_name) if request.lora_name else None
+            adapter = self._acquire(request.lora_name)
         except LoraServeError as error:
             self._outbox.output(EngineOutput(choice.request_id, error=error_info(error)))
             return
@@ -217,6 +224,9 @@ class EngineCore:
             )
         )
 
+    def _acquire(self, lora_name: str | NoAdapter) -> AdapterRef | NoAdapter:
+        return lora_name if lora_name is BASE_MODEL else self.adapters.acquire(lora_name)
+
     def _abort(self, request_id: str) -> None:
         request = self.scheduler.abort(request_id)
         if request is not None:
@@ -224,7 +234,7 @@ class EngineCore:
 
     def _reset_prefix_cache(self, call: ResetPrefixCache) -> None:
         reply = CallReply(call.call_id)
-        if call.lora_name is not None:
+        if call.lora_name is not EVERYTHING:
             _, ref = self.adapters.invalidate(call.lora_name)  # raises its generation
             reply = CallReply(call.call_id, adapters=(self.adapters.info(ref),))
         self._resets.add(reply, self.scheduler.reset_prefix_cache(call.lora_name))
@@ -329,7 +339,7 @@ class EngineCore:
 
     def _end(self, request: Request, finish_reason: str) -> None:
         """Settle what outlives a request: its adapter's lease, and its story for the metrics."""
-        if request.namespace.adapter is not None:
+        if request.namespace.adapter is not BASE_MODEL:
             self.adapters.release(request.namespace.adapter)
         self._outbox.finished(request_times(request, finish_reason, time.monotonic()))
 

@@ -28,6 +28,7 @@ from lora_serve.engine.frontend.watchdog import Watchdog
 from lora_serve.engine.wire import error_from_info
 from lora_serve.errors import EngineDeadError, LoraServeError, RequestFailedError
 from lora_serve.generate_request import GenerateRequest
+from lora_serve.identity import EVERYTHING, Everything
 from lora_serve.messages import (
     AbortRequests,
     AdapterInfo,
@@ -195,7 +196,7 @@ class AsyncEngine:
     async def list_adapters(self) -> list[AdapterInfo]:
         return list((await self._call(ListAdapters)).adapters)
 
-    async def reset_prefix_cache(self, lora_name: str | None = None) -> bool:
+    async def reset_prefix_cache(self, lora_name: str | Everything = EVERYTHING) -> bool:
         return (await self._call(lambda call_id: ResetPrefixCache(call_id, lora_name))).success
 
     async def get_stats(self) -> EngineStats:

@@ -18,7 +18,7 @@ from lora_serve.engine.core.start import most_tokens_in_flight
 from lora_serve.fuzz.oracle.executor import EOS, ONE_GROUP, OracleExecutor, oracle_model
 from lora_serve.fuzz.oracle.loader import OracleLoader
 from lora_serve.generate_request import GenerateRequest
-from lora_serve.identity import BlockHasher, embeds_digest
+from lora_serve.identity import BASE_MODEL, BlockHasher, NoAdapter, embeds_digest
 from lora_serve.kv.connector import KVConnector
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.kv.tiered_connector import TieredConnector, TierStore, tier_namespaces
@@ -133,7 +133,7 @@ class OracleEngine:
         request_id: str,
         prompt: Sequence[int],
         *,
-        lora_name: str | None = None,
+        lora_name: str | NoAdapter = BASE_MODEL,
         max_tokens: int = 4,
         salt: str = "",
         priority: int = 0,

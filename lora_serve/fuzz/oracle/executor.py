@@ -14,7 +14,7 @@ import hashlib
 from collections import deque
 from collections.abc import Sequence
 
-from lora_serve.identity import AdapterRef
+from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.kv_groups import KVGroup
 from lora_serve.step import (
     AdapterCheckpoint,
@@ -216,8 +216,8 @@ class OracleExecutor:
         size = self._block_size
         return request.block_tables[group][position // size], position % size
 
-    def _digest(self, adapter: AdapterRef | None) -> bytes:
-        if adapter is None:
+    def _digest(self, adapter: AdapterRef | NoAdapter) -> bytes:
+        if adapter is BASE_MODEL:
             return b""
         assert adapter.digest in self._active, f"{adapter.name} runs without its weights"
         return adapter.digest

@@ -10,7 +10,14 @@ from typing import Any
 
 from lora_serve.fuzz.oracle.engine import ROW_BYTES, OracleEngine
 from lora_serve.fuzz.oracle.executor import VOCAB_SIZE, OracleExecutor, lone_answer
-from lora_serve.identity import BlockHasher
+from lora_serve.identity import (
+    BASE_MODEL,
+    EVERYTHING,
+    AdapterRef,
+    BlockHasher,
+    Everything,
+    NoAdapter,
+)
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.kv_groups import KVGroup
 from lora_serve.messages import AbortRequests, ErrorInfo, ResetPrefixCache, UnloadAdapter
@@ -32,7 +39,7 @@ class Expected:
     """The answer that a request must get."""
 
     answer: list[int]
-    digest: bytes | None
+    digest: bytes  # of the adapter; b"" for the base model's answer
     is_aborted: bool = False
 
 
@@ -132,14 +139,15 @@ class OracleTrace:
     def _rows(self, count: int) -> list[bytes]:
         return [self.rng.randbytes(ROW_BYTES) for _ in range(count)]
 
-    def _namespace(self) -> tuple[str | None, str]:
-        """Draw an adapter's name, or none, and a salt."""
-        return self.rng.choice((None, *self.versions)), self.rng.choice(("", "", "salt"))
+    def _namespace(self) -> tuple[str | NoAdapter, str]:
+        """Draw an adapter's name, or BASE_MODEL, and a salt."""
+        names: list[str | NoAdapter] = [BASE_MODEL, *self.versions]
+        return self.rng.choice(names), self.rng.choice(("", "", "salt"))
 
-    def _add(self, namespace: tuple[str | None, str] | None = None) -> None:
+    def _add(self, namespace: tuple[str | NoAdapter, str] | None = None) -> None:
         rng, request_id = self.rng, f"r{len(self.expected)}"
         name, salt = namespace or self._namespace()
-        digest = _digest(self.versions[name]) if name else None
+        digest = b"" if name is BASE_MODEL else _digest(self.versions[name])
         rows: list[bytes] = []
         if rng.random() < 0.2:
             rows = self.rng.choice(self.embeds)[: rng.randrange(1, 41)] + self._rows(1)
@@ -148,7 +156,7 @@ class OracleTrace:
             prompt = self._prompt()
         max_tokens = rng.randrange(1, 60)
         num_groups = len(self.settings["groups"])
-        answer = lone_answer(prompt, digest or b"", max_tokens, rows, num_groups)
+        answer = lone_answer(prompt, digest, max_tokens, rows, num_groups)
         self.expected[request_id] = Expected(answer, digest)
         self.engine.add(
             request_id,
@@ -207,8 +215,8 @@ class OracleTrace:
             self.engine.core.handle(UnloadAdapter(10**6 + len(self.expected), name))
 
     def _reset(self) -> None:
-        name = self.rng.choice((None, *self.versions))
-        self.engine.core.handle(ResetPrefixCache(10**7, name))
+        scopes: list[str | Everything] = [EVERYTHING, *self.versions]
+        self.engine.core.handle(ResetPrefixCache(10**7, self.rng.choice(scopes)))
 
     def _judge(self) -> None:
         """Compare all answers, once no request is left."""
@@ -233,7 +241,7 @@ class OracleTrace:
                 assert self._is_excused(error), error
                 continue
             answer = engine.tokens(request_id) if outputs else []
-            digests = {output.adapter.digest for output in outputs if output.adapter}
+            digests = {_digest_of(output.adapter) for output in outputs}
             is_right = answer == expected.answer[: len(answer)] and digests <= {expected.digest}
             if not expected.is_aborted:
                 is_right = is_right and answer == expected.answer
@@ -241,6 +249,10 @@ class OracleTrace:
                 result.wrong.append(request_id)
             result.num_hit_tokens += outputs[-1].num_cached_tokens if outputs else 0
         result.num_requests += len(self.expected)
+
+
+def _digest_of(adapter: AdapterRef | NoAdapter) -> bytes:
+    return b"" if adapter is BASE_MODEL else adapter.digest
 
 
 def _digest(content: str) -> bytes:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from lora_serve import __version__
 from lora_serve.errors import InvalidRequestError, LoraServeError
+from lora_serve.identity import EVERYTHING, Everything
 from lora_serve.observability.http import HTTPMetrics
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Engine
@@ -113,13 +114,13 @@ async def _refresh(engine: Engine) -> None:
         engine.metrics.count_stale_scrape()
 
 
-def _lora_name_in_query(request: Request) -> str | None:
+def _lora_name_in_query(request: Request) -> str | Everything:
     unknown = sorted(set(request.query_params) - {"lora_name"})
     if unknown:
         raise InvalidRequestError(
             f"unknown query parameters {unknown[:5]}; only lora_name is known", unknown[0]
         )
-    return request.query_params.get("lora_name") or None
+    return request.query_params.get("lora_name") or EVERYTHING
 
 
 async def _tokenize_input(context: ServerContext, body: TokenizeBody) -> Input:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from lora_serve.config import EngineConfig
 from lora_serve.errors import AdapterNotFoundError
-from lora_serve.identity import AdapterRef
+from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.messages import AdapterInfo
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import caller_of
@@ -27,10 +27,10 @@ SHORT_HEX = 12
 
 @dataclass(frozen=True, slots=True)
 class ModelTarget:
-    """What a request's `model` names. lora_name: None for the base model."""
+    """What a request's `model` names. lora_name: of an adapter, or BASE_MODEL."""
 
     shown: str
-    lora_name: str | None
+    lora_name: str | NoAdapter
 
 
 class ServedModels:
@@ -47,9 +47,9 @@ class ServedModels:
             AdapterNotFoundError: surely unknown. The engine may still not know the adapter.
         """
         if model is None:
-            return ModelTarget(self.names[0], None)
+            return ModelTarget(self.names[0], BASE_MODEL)
         if model in self.names:
-            return ModelTarget(model, None)
+            return ModelTarget(model, BASE_MODEL)
         lora_name = model
         for name in self.names:
             if model.startswith(f"{name}:"):
@@ -67,10 +67,10 @@ def unknown_model(model: str) -> AdapterNotFoundError:
     return AdapterNotFoundError(f"The model `{model}` does not exist.", "model")
 
 
-def system_fingerprint(model_fingerprint: bytes, adapter: AdapterRef | None) -> str:
+def system_fingerprint(model_fingerprint: bytes, adapter: AdapterRef | NoAdapter) -> str:
     """Which weights answered: the model's, and the adapter's version."""
     model = model_fingerprint.hex()[:SHORT_HEX]
-    if adapter is None:
+    if adapter is BASE_MODEL:
         return model
     return f"{model}-{adapter.digest.hex()[:SHORT_HEX]}-g{adapter.generation}"
 
@@ -78,7 +78,7 @@ def system_fingerprint(model_fingerprint: bytes, adapter: AdapterRef | None) -> 
 async def require_model(engine: Engine, models: ServedModels, model: str | None) -> None:
     """Raise AdapterNotFoundError unless `model` is served, on routes that run no model."""
     target = models.resolve(model)
-    if target.lora_name is None:
+    if target.lora_name is BASE_MODEL:
         return
     if all(adapter.name != target.lora_name for adapter in await engine.list_adapters()):
         raise unknown_model(target.shown)
@@ -107,9 +107,10 @@ def models_router(engine: Engine, models: ServedModels, started_at: int) -> APIR
 
     @router.get("/v1/models/{model:path}")
     async def show_model(request: Request, model: str) -> Response:
-        target = models.resolve(model)
+        lora_name = models.resolve(model).lora_name
+        card_id = model if lora_name is BASE_MODEL else lora_name
         for card in await cards(request):
-            if card.id == (target.lora_name or model):
+            if card.id == card_id:
                 return json_response(card)
         raise unknown_model(model)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from lora_serve.identity import AdapterRef
+from lora_serve.identity import AdapterRef, NoAdapter
 from lora_serve.outputs import OutputDelta, RequestOutput
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.models import system_fingerprint
@@ -24,7 +24,7 @@ class UsageCounter:
         self._num_cached_tokens = [0] * len(inputs)
         self._num_cached_by_tier: list[dict[str, int]] = [{} for _ in inputs]
         self._num_output_tokens = 0
-        self._adapters: dict[AdapterRef | None, None] = {}  # in the order of their appearance
+        self._adapters: dict[AdapterRef | NoAdapter, None] = {}  # in the order of their appearance
 
     def add(self, prompt_index: int, delta: OutputDelta) -> None:
         self._num_output_tokens += len(delta.token_ids)
@@ -48,7 +48,7 @@ class UsageCounter:
         """The fingerprint of the version that answered; of each, if several did."""
         return ",".join(self.fingerprint_of(adapter) for adapter in self._adapters)
 
-    def fingerprint_of(self, adapter: AdapterRef | None) -> str:
+    def fingerprint_of(self, adapter: AdapterRef | NoAdapter) -> str:
         return system_fingerprint(self._model_fingerprint, adapter)
 
     @property

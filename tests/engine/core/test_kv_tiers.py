@@ -7,7 +7,7 @@ from lora_serve.engine.core.kv_tiers import PendingResets, StaleVersions
 from lora_serve.errors import NotForgottenError
 from lora_serve.fuzz.oracle.engine import OracleClock, OracleEngine
 from lora_serve.fuzz.oracle.tier_store import OracleTierStore
-from lora_serve.identity import AdapterRef
+from lora_serve.identity import EVERYTHING, AdapterRef, Everything
 from lora_serve.kv.tiered_connector import TieredConnector
 from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.messages import CallReply, ResetPrefixCache, RestoreAdapters, UnloadAdapter
@@ -69,15 +69,15 @@ def test_a_reset_ends_at_its_deadline_when_a_tier_is_silent(
 
 
 class AnswersBeforeTheTiers(TieredConnector[Request]):
-    def reset(self, lora_name: str | None) -> tuple[list[Request], Forgetting]:
+    def reset(self, lora_name: str | Everything) -> tuple[list[Request], Forgetting]:
         waiting, _ = super().reset(lora_name)
         return waiting, Forgetting()
 
 
-@pytest.mark.parametrize("lora_name", ["a", None])
+@pytest.mark.parametrize("lora_name", ["a", EVERYTHING])
 @pytest.mark.parametrize("connector", [TieredConnector, AnswersBeforeTheTiers])
 def test_a_reset_that_was_answered_is_not_undone_by_a_kill(
-    connector: type[TieredConnector[Request]], lora_name: str | None
+    connector: type[TieredConnector[Request]], lora_name: str | Everything
 ) -> None:
     """Generations begin at 0 again with every server, so the tiers must have forgotten."""
     store = OracleTierStore()

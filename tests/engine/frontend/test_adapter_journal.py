@@ -11,6 +11,7 @@ import pytest
 from lora_serve.engine.frontend.adapter_journal import AdapterJournal
 from lora_serve.fuzz.oracle.engine import OracleEngine
 from lora_serve.fuzz.oracle.tier_store import OracleTierStore
+from lora_serve.identity import EVERYTHING, Everything
 from lora_serve.kv_tiers.base import Drop
 from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.messages import (
@@ -120,7 +121,7 @@ def unload(name: str) -> Call:
     return lambda call_id: UnloadAdapter(call_id, name)
 
 
-def reset(name: str | None) -> Call:
+def reset(name: str | Everything) -> Call:
     return lambda call_id: ResetPrefixCache(call_id, name)
 
 
@@ -131,7 +132,7 @@ CALLS = {
     "fail to load": load("a", "/nowhere"),
     "unload": unload("a"),
     "reset": reset("a"),
-    "reset all": reset(None),
+    "reset all": reset(EVERYTHING),
 }
 TRIPLES = [names for length in (2, 3) for names in product(CALLS, repeat=length)]
 
@@ -186,7 +187,7 @@ def random_call(rng: Random) -> Call:
             load(name, rng.choice([*FILES, "/nowhere"]), inplace=rng.random() < 0.7),
             unload(name),
             reset(name),
-            reset(None),
+            reset(EVERYTHING),
         ]
     )
 

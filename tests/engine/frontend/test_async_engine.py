@@ -25,6 +25,7 @@ from lora_serve.errors import (
     LoraServeError,
 )
 from lora_serve.generate_request import GenerateRequest
+from lora_serve.identity import BASE_MODEL, NoAdapter
 from lora_serve.llm import engine_config
 from lora_serve.messages import AdapterInfo, EngineReady
 from lora_serve.outputs import OutputDelta, RequestOutput
@@ -52,7 +53,7 @@ async def engine(model_path: Path, adapter_paths: list[Path]) -> AsyncIterator[A
 async def collect(
     engine: AsyncEngine,
     params: SamplingParams,
-    name: str | None = None,
+    name: str | NoAdapter = BASE_MODEL,
     request_id: str = "r",
     *,
     is_streamed: bool = True,
@@ -79,7 +80,7 @@ async def test_requests_adapters_and_errors_cross_the_process_boundary(
     )
     assert base.outputs[0].token_ids != adapted.outputs[0].token_ids
     assert len(base.outputs[0].logprobs) == 8
-    assert adapted.adapter is not None
+    assert adapted.adapter is not BASE_MODEL
     with pytest.raises(AdapterNotFoundError, match="nobody"):
         await collect(engine, params, "nobody")
     with pytest.raises(AdapterError, match="load_inplace"):

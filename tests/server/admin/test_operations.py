@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 import lora_serve
+from lora_serve.identity import EVERYTHING
 from tests.fakes.engine import FakeEngine, write_adapter
 from tests.fakes.tokenizer import BOS
 from tests.server.clients import error_of
@@ -66,7 +67,7 @@ async def test_the_prefix_cache_is_reset_for_all_or_for_one_adapter(
     ):
         assert response.status_code == 200
         assert response.json() == {"success": True}
-    assert engine.resets == [None, None, "tenant", "tenant"]
+    assert engine.resets == [EVERYTHING, EVERYTHING, "tenant", "tenant"]
 
 
 async def test_a_reset_that_met_running_requests_says_so(
