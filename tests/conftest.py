@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from lora_serve.text.tokenizer import Tokenizer
 from tests.fakes.peft_adapters import save_adapters
 from tests.fakes.served_model import save_served_model
+from tests.fakes.tokenizer_files import byte_level_tokenizer, saved, sentence_piece_tokenizer
 
 WITH_SERVERS = "e2e"  # one worker runs this folder: its servers are started once, not twice
 SOAK_SECONDS = 3600  # for tests marked slow; others have pyproject.toml's timeout
@@ -49,6 +51,16 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def adapter_paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Three adapters of different ranks for the served model."""
     return save_adapters(tmp_path_factory.mktemp("adapters"), "qwen2")
+
+
+@pytest.fixture(scope="session")
+def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer(str(saved(byte_level_tokenizer(), tmp_path_factory.mktemp("byte_level"))))
+
+
+@pytest.fixture(scope="session")
+def sentence_piece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer(str(saved(sentence_piece_tokenizer(), tmp_path_factory.mktemp("pieces"))))
 
 
 @pytest.fixture

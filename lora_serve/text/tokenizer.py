@@ -13,8 +13,8 @@ from types import MappingProxyType
 from tokenizers.models import BPE
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from lora_serve.chat.template import render_chat
 from lora_serve.errors import ConfigError, InvalidRequestError
-from lora_serve.text.chat_template import render_chat
 from lora_serve.text.generation_config import end_token_ids, read_model_json, sampling_defaults
 from lora_serve.text.token_bytes import token_bytes
 from lora_serve.text.tokenizer_files import check_tokenizer_directory

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from lora_serve.errors import ConfigError, InvalidRequestError
 from lora_serve.text.tokenizer import Tokenizer
-from tests.text.conftest import byte_level_tokenizer
+from tests.fakes.tokenizer_files import byte_level_tokenizer
 
 
 def write(directory: Path, filename: str, content: object) -> None:

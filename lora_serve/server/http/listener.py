@@ -19,7 +19,7 @@ def check_chat_template(config: ServerConfig) -> None:
     """
     template = read_template(config.chat_template)
     if template is not None:
-        from lora_serve.text.chat_template import check_template  # slow to import
+        from lora_serve.chat.template import check_template  # slow to import
 
         check_template(template)
 

@@ -1,0 +1,1 @@
+"""Reasoning as each family of models marks it."""

@@ -1,0 +1,1 @@
+"""Tool calls as each family of models writes them."""
