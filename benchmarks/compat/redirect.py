@@ -1,0 +1,87 @@
+"""A pytest plugin, run in vLLM's environment: its tests' servers are ours, their models SmolLM2.
+
+Reads COMPAT_COMMAND (how our server is started), COMPAT_MODEL (the checkpoint's directory) and
+COMPAT_ADAPTER (an adapter's, in place of any that a test would download). Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MODEL, ADAPTER = os.environ["COMPAT_MODEL"], os.environ["COMPAT_ADAPTER"]
+NOT_OURS = {"--seed": 1, "--gpu-memory-utilization": 1, "--load-format": 1}  # and their values
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    from tests import utils
+
+    server = utils.RemoteVLLMServer
+    server._pre_download_model = lambda self, model, args: None
+    server._wait_for_gpu_memory_release = lambda self, *args, **settings: None
+    server._get_gpu_memory_used = lambda self: None
+    for kind in (server, utils.RemoteOpenAIServer):
+        kind._start_server = _start_ours
+
+
+def _start_ours(
+    self: Any, model: str, vllm_serve_args: list[str], env_dict: dict[str, str] | None
+) -> None:
+    named = () if "--served-model-name" in vllm_serve_args else ("--served-model-name", model)
+    command = [
+        *shlex.split(os.environ["COMPAT_COMMAND"]),
+        MODEL,
+        *named,
+        *_without(vllm_serve_args, NOT_OURS),
+    ]
+    print("started:", shlex.join(command))
+    self.proc = subprocess.Popen(
+        command,
+        env={**os.environ, **(env_dict or {}), "PYTHONPATH": ""},
+        stdout=sys.stdout,
+        stderr=sys.stderr,
+        start_new_session=True,
+    )
+
+
+def _without(arguments: list[str], flags: dict[str, int]) -> list[str]:
+    """The arguments but for these flags, each with its number of values."""
+    kept, skipped = [], 0
+    for argument in arguments:
+        if skipped:
+            skipped -= 1
+        elif argument in flags:
+            skipped = flags[argument]
+        else:
+            kept.append(argument)
+    return kept
+
+
+def _read_ours_for_any_hub_id() -> None:
+    """Tokenizers, configs and snapshots of hub ids are SmolLM2's; adapters' are ours."""
+    import huggingface_hub
+    import transformers
+    from vllm import tokenizers
+
+    def local(read: Callable[..., Any]) -> Callable[..., Any]:
+        def read_local(name: str | Path, *args: Any, **settings: Any) -> Any:
+            settings.pop("revision", None)
+            return read(name if Path(name).is_dir() else MODEL, *args, **settings)
+
+        return read_local
+
+    for auto in (transformers.AutoTokenizer, transformers.AutoConfig):
+        auto.from_pretrained = local(auto.from_pretrained)
+    tokenizers.get_tokenizer = local(tokenizers.get_tokenizer)
+    huggingface_hub.snapshot_download = lambda *args, **settings: ADAPTER
+    huggingface_hub.HfApi.snapshot_download = lambda self, *args, **settings: ADAPTER
+
+
+_read_ours_for_any_hub_id()  # before the tests' own modules take these names

@@ -1,0 +1,151 @@
+"""vLLM's own tests of its HTTP server, from its source distribution, pointed at ours.
+
+Each file runs in vLLM's environment with a time limit; what every test said is read from pytest's
+JUnit report. Which verdicts are no fault of ours, and why, stands in verdicts.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import urllib.request
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.peers.environment import Environment
+from benchmarks.peers.vllm import VERSION
+
+TEST_PACKAGES = (
+    "pytest", "pytest-asyncio", "tblib", "anthropic", "openai", "cloudpickle", "jsonschema",
+    "requests", "httpx", "pillow", "regex", "schemathesis", "openai-harmony",
+)  # fmt: skip
+FILES = (
+    "tests/entrypoints/anthropic/test_messages.py",
+    "tests/entrypoints/openai/chat_completion/test_batched_chat_completions.py",
+    "tests/entrypoints/openai/chat_completion/test_chat.py",
+    "tests/entrypoints/openai/chat_completion/test_chat_completion.py",
+    "tests/entrypoints/openai/chat_completion/test_chat_completion_with_prompt_embeds.py",
+    "tests/entrypoints/openai/chat_completion/test_chat_echo.py",
+    "tests/entrypoints/openai/chat_completion/test_chat_logit_bias_validation.py",
+    "tests/entrypoints/openai/chat_completion/test_completion_with_function_calling.py",
+    "tests/entrypoints/openai/chat_completion/test_enable_force_include_usage.py",
+    "tests/entrypoints/openai/chat_completion/test_extra_content_fields.py",
+    "tests/entrypoints/openai/chat_completion/test_include_reasoning.py",
+    "tests/entrypoints/openai/chat_completion/test_logprob_token_ids.py",
+    "tests/entrypoints/openai/chat_completion/test_root_path.py",
+    "tests/entrypoints/openai/completion/test_completion.py",
+    "tests/entrypoints/openai/completion/test_completion_with_prompt_embeds.py",
+    "tests/entrypoints/openai/completion/test_prompt_validation.py",
+    "tests/entrypoints/openai/completion/test_token_in_token_out.py",
+    "tests/entrypoints/openai/models/test_models.py",
+    "tests/entrypoints/openai/responses/test_simple.py",
+    "tests/entrypoints/openai/test_chunked_prompt.py",
+    "tests/entrypoints/openai/test_openai_schema.py",
+    "tests/entrypoints/openai/test_return_token_ids.py",
+    "tests/entrypoints/openai/test_return_tokens_as_ids.py",
+    "tests/entrypoints/pooling/embed/test_online.py",
+    "tests/entrypoints/scale_out/token_in_token_out/test_serving_tokens.py",
+    "tests/entrypoints/serve/instrumentator/test_basic.py",
+    "tests/entrypoints/serve/instrumentator/test_metrics.py",
+    "tests/entrypoints/serve/instrumentator/test_uds.py",
+    "tests/entrypoints/serve/lora/test_lora_adapters.py",
+    "tests/entrypoints/serve/middleware/test_optional_middleware.py",
+    "tests/entrypoints/serve/sagemaker/test_sagemaker_lora_adapters.py",
+    "tests/entrypoints/serve/tokenize/test_tokenization.py",
+)
+WANTED = (["tests"], ["examples"], ["pyproject.toml"])  # its package would hide the built one
+
+
+@dataclass(frozen=True, slots=True)
+class TestResult:
+    """What one test said. outcome: passed, failed, error or skipped."""
+
+    file: str
+    name: str
+    outcome: str
+    message: str = ""
+
+
+def ensure_tests(cache: Path) -> Path:
+    """The unpacked source distribution of the version that benchmarks.peers measures."""
+    source = cache / f"vllm-{VERSION}"
+    if not source.is_dir():
+        archive = cache / f"vllm-{VERSION}.tar.gz"
+        urllib.request.urlretrieve(_source_url(), archive)
+        with tarfile.open(archive) as packed:
+            wanted = [m for m in packed.getmembers() if m.name.split("/")[1:2] in WANTED]
+            packed.extractall(cache, wanted, filter="data")
+    return source
+
+
+def _source_url() -> str:
+    """Where pip's package index has the source: pip itself would build it to tell us."""
+    from pip._internal.models.index import PyPI
+
+    asked = urllib.request.Request(
+        f"{PyPI.simple_url}/vllm/", headers={"Accept": "application/vnd.pypi.simple.v1+json"}
+    )
+    with urllib.request.urlopen(asked) as answer:
+        files = json.load(answer)["files"]
+    (url,) = (file["url"] for file in files if file["filename"] == f"vllm-{VERSION}.tar.gz")
+    return str(url)
+
+
+def install_test_packages(environment: Environment) -> None:
+    mark = environment.root / "compat-installed"
+    if not mark.is_file():
+        environment.pip(*TEST_PACKAGES)
+        mark.touch()
+
+
+def run_file(
+    file: str,
+    source: Path,
+    environment: Environment,
+    variables: dict[str, str],
+    reports: Path,
+    patience_seconds: float,
+) -> list[TestResult]:
+    """The results of a file's tests; one error in the file's name if it does not come to an end."""
+    report = reports / (file.replace("/", ".") + ".xml")
+    report.unlink(missing_ok=True)
+    command = [
+        *(str(environment.python), "-m", "pytest", "-p", "redirect", "-q", file),
+        *("--junitxml", str(report), "-o", "addopts="),
+    ]
+    ours = {"PYTHONPATH": f"{Path(__file__).parent}:{source}", "HF_HUB_OFFLINE": "1"}
+    with (report.with_suffix(".log")).open("wb") as log:
+        try:
+            subprocess.run(
+                command,
+                cwd=source,
+                env={**os.environ, **ours, **variables},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=patience_seconds,
+            )
+        except subprocess.TimeoutExpired:
+            return [TestResult(file, "", "error", f"did not end within {patience_seconds:g} s")]
+    if not report.is_file():
+        return [TestResult(file, "", "error", "pytest wrote no report")]
+    return read_report(file, report)
+
+
+def read_report(file: str, report: Path) -> list[TestResult]:
+    cases = ElementTree.parse(report).iter("testcase")
+    return [_result(file, case) for case in cases]
+
+
+def _result(file: str, case: ElementTree.Element) -> TestResult:
+    for kind, outcome in (("failure", "failed"), ("error", "error"), ("skipped", "skipped")):
+        if (found := case.find(kind)) is not None:
+            return TestResult(file, case.get("name", ""), outcome, found.get("message", "")[:300])
+    return TestResult(file, case.get("name", ""), "passed")
+
+
+def our_command() -> str:
+    return f"{Path(sys.executable).with_name('lora-serve')} serve"
