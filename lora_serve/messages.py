@@ -94,6 +94,10 @@ class AdapterInfo(msgspec.Struct, frozen=True):
     created: float
     base_model: str = ""
 
+    @property
+    def is_resident(self) -> bool:
+        return self.residency == "resident"
+
 
 class RestoreAdapters(msgspec.Struct, frozen=True, tag=True):
     """Let names stand again for the versions that an engine before this one had.

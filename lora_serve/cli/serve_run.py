@@ -7,12 +7,11 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import Coroutine
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from lora_serve.cli.arguments import engine_config, server_config
 from lora_serve.cli.environment import with_environment
@@ -21,6 +20,9 @@ from lora_serve.config import EngineConfig, ServerConfig
 from lora_serve.config.refusals import Refusals
 from lora_serve.errors import ConfigError
 from lora_serve.kv_tiers.opening import check_tiers
+
+if TYPE_CHECKING:
+    from lora_serve.server.http.listener import Listeners
 
 Started = TypeVar("Started")
 
@@ -38,8 +40,8 @@ def run_serve(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     engine, server = _configs(args)
     with ExitStack() as stack:
-        engine, listener = _checked(engine, server, stack)
-        asyncio.run(_serve(engine, server, listener))
+        engine, listeners = _checked(engine, server, stack)
+        asyncio.run(_serve(engine, server, listeners))
     return 0
 
 
@@ -60,8 +62,8 @@ def _configs(args: argparse.Namespace) -> tuple[EngineConfig, ServerConfig]:
 
 def _checked(
     engine: EngineConfig, server: ServerConfig, stack: ExitStack
-) -> tuple[EngineConfig, socket.socket]:
-    """The engine to start, and the server's address, which `stack` closes.
+) -> tuple[EngineConfig, Listeners]:
+    """The engine to start, and the server's addresses, which `stack` closes.
 
     The model to serve without one that was named is trained once nothing else is refused.
 
@@ -70,11 +72,11 @@ def _checked(
     """
     from lora_serve.engine.frontend.startup_checks import check_startup
     from lora_serve.server.http.keys import read_keys
-    from lora_serve.server.http.listener import check_chat_template, check_tls, open_listener
+    from lora_serve.server.http.listener import check_chat_template, check_tls, open_listeners
 
     refusals = Refusals()
     with refusals.noted():
-        listener = stack.enter_context(open_listener(server))
+        listeners = stack.enter_context(closing(open_listeners(server)))
     for check in (check_chat_template, check_tls, read_keys):
         with refusals.noted():
             check(server)
@@ -88,15 +90,15 @@ def _checked(
         prepare_hub((model.model, model.tokenizer or model.model), model.revision)
         check_startup(engine)
     refusals.raise_noted()
-    return engine, listener
+    return engine, listeners
 
 
-async def _serve(config: EngineConfig, server: ServerConfig, listener: socket.socket) -> None:
+async def _serve(config: EngineConfig, server: ServerConfig, listeners: Listeners) -> None:
     from lora_serve.engine.frontend.async_engine import AsyncEngine  # slow to import
     from lora_serve.server.http.app import run_server
 
     engine = await _unless_interrupted(AsyncEngine.start(config))
-    await run_server(engine, server, listener)
+    await run_server(engine, server, listeners)
 
 
 async def _unless_interrupted(start: Coroutine[None, None, Started]) -> Started:

@@ -69,6 +69,17 @@ class ServerConfig:
         "server on a loopback address without keys takes any.",
         0,
     )
+    metrics_need_key: bool = setting(
+        "Give /metrics, which names adapters, only to an admin key where there is one, else to any "
+        "key, where there are keys.",
+        True,
+    )
+    metrics_port: int | None = setting(
+        "Port on which /metrics is served without a key, instead of --port.", None
+    )
+    metrics_host: str = setting(
+        "Address to listen on for --metrics-port.", "127.0.0.1", metavar="ADDRESS"
+    )
     ignore_unknown_fields: bool = setting(
         "Ignore unknown fields of request bodies instead of refusing them by name.", False
     )
@@ -119,8 +130,9 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"--port {self.port} must be in [0, 65535]")
+        for flag, port in (("--port", self.port), ("--metrics-port", self.metrics_port)):
+            if port is not None and not 0 <= port <= 65535:
+                raise ConfigError(f"{flag} {port} must be in [0, 65535]")
         self._check_keys()
         self._check_tls()
         require_at_least(1, "--max-body-bytes", self.max_body_bytes)

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from lora_serve.config import EngineConfig
 from lora_serve.identity import BASE_MODEL
 from lora_serve.messages import AdapterInfo, EngineStats, RequestTimes, StepOutputs
-from lora_serve.observability.adapter_series import AdapterCounter
+from lora_serve.observability.adapter_series import MAX_SERIES, OTHER, AdapterCounter
 from lora_serve.observability.histograms import RequestHistograms
 from lora_serve.observability.intervals import TokenIntervals
 from lora_serve.observability.kv_tier_series import kv_tier_series
@@ -204,8 +204,8 @@ class EngineMetrics(Collector):
         """Which adapters run and wait, in the form that routers read: the newest time counts."""
         labels = {
             "max_lora": str(self._config.lora.max_loras),
-            "running_lora_adapters": ",".join(self._stats.running_adapters),
-            "waiting_lora_adapters": ",".join(self._stats.waiting_adapters),
+            "running_lora_adapters": ",".join(self._stats.running_adapters[:MAX_SERIES]),
+            "waiting_lora_adapters": ",".join(self._stats.waiting_adapters[:MAX_SERIES]),
         }
         family = GaugeMetricFamily(
             "vllm:lora_requests_info", "Adapters in use, with the time.", labels=tuple(labels)
@@ -238,7 +238,10 @@ class EngineMetrics(Collector):
             yield self._counter(f"lora_serve:{name}", f"{help} By adapter.", samples)
 
     def _adapter_gauges(self) -> Iterator[GaugeMetricFamily]:
-        """One series for each registered adapter, gone with the adapter."""
+        """One series for each registered adapter, resident ones first, gone with the adapter.
+
+        Those beyond MAX_SERIES are added up as "other".
+        """
         labels = (*self._labels, "lora_name", "digest", "generation", "rank", "pinned")
         resident = GaugeMetricFamily(
             "lora_serve:adapter_resident",
@@ -251,12 +254,17 @@ class EngineMetrics(Collector):
             labels=(*self._labels, "lora_name"),
         )
         own = tuple(self._labels.values())
-        for adapter in self._adapters:
+        adapters = sorted(self._adapters, key=lambda adapter: not adapter.is_resident)
+        for adapter in adapters[:MAX_SERIES]:
             version = (adapter.digest, str(adapter.generation), str(adapter.rank))
             resident.add_metric(
                 (*own, adapter.name, *version, str(adapter.pinned).lower()),
-                adapter.residency == "resident",
+                adapter.is_resident,
             )
             size.add_metric((*own, adapter.name), adapter.num_bytes)
+        if rest := adapters[MAX_SERIES:]:
+            num_resident = sum(adapter.is_resident for adapter in rest)
+            resident.add_metric((*own, OTHER, "", "", "", ""), num_resident)
+            size.add_metric((*own, OTHER), sum(adapter.num_bytes for adapter in rest))
         yield resident
         yield size

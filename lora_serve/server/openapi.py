@@ -128,7 +128,7 @@ OPERATIONS = (
     Operation("post", "/ping", "The same", None, errors=()),
     Operation("get", "/load", "How many generations are in state", Load),
     Operation("get", "/version", "Of this server", Version, errors=()),
-    Operation("get", "/metrics", "For Prometheus", PLAIN_TEXT, errors=()),
+    Operation("get", "/metrics", "For Prometheus", PLAIN_TEXT, errors=(401, 403)),
 )
 
 

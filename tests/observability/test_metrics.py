@@ -12,6 +12,7 @@ from lora_serve.messages import (
     RequestTimes,
     StepOutputs,
 )
+from lora_serve.observability.adapter_series import MAX_SERIES
 from lora_serve.observability.metrics import EngineMetrics
 
 
@@ -203,6 +204,40 @@ def test_residency_is_shown_for_registered_adapters_only() -> None:
     assert found["lora_serve:adapter_size_bytes", (("lora_name", "a"),)] == 1000
     metrics.observe_adapters([])
     assert not [key for key in samples(metrics) if key[0] == "lora_serve:adapter_resident"]
+
+
+def test_there_are_at_most_so_many_series_of_adapters() -> None:
+    metrics = EngineMetrics("tiny")
+    names = [f"tenant-{i}" for i in range(5000)]
+    metrics.observe_adapters(
+        [
+            AdapterInfo(name, "/a", "ab" * 32, 0, 8, 10, "evicted" if i % 2 else "resident", False,
+                        0, 1.0)
+            for i, name in enumerate(names)
+        ]
+    )  # fmt: skip
+    stats = EngineStats(running_adapters=tuple(names[:8]), waiting_adapters=tuple(names))
+    finished = tuple(times(name) for name in names)
+    metrics.observe(StepOutputs(outputs=(), stats=stats, finished=finished))
+    found = samples(metrics)
+    by_family: dict[str, list[dict[str, str]]] = {}
+    for name, labels in found:
+        by_family.setdefault(name, []).append(dict(labels))
+    for family in ("resident", "size_bytes", "requests_total", "prefix_cache_hits_total"):
+        labelled = by_family[f"lora_serve:adapter_{family}"]
+        assert len(labelled) == MAX_SERIES + 1, family
+        assert sum(labels["lora_name"] == "other" for labels in labelled) == 1
+    resident = {
+        dict(labels)["lora_name"]: value
+        for (name, labels), value in found.items()
+        if name == "lora_serve:adapter_resident"
+    }
+    assert sum(resident.values()) == 2500
+    assert resident["other"] == 2500 - MAX_SERIES
+    assert found["lora_serve:adapter_size_bytes", (("lora_name", "other"),)] == 10 * 4744
+    (info,) = by_family["vllm:lora_requests_info"]
+    assert len(info["waiting_lora_adapters"].split(",")) == MAX_SERIES
+    assert len(metrics.render()) < 2**20
 
 
 def test_cache_settings_are_labels() -> None:

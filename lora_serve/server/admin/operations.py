@@ -9,11 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lora_serve import __version__
-from lora_serve.errors import InvalidRequestError, LoraServeError
+from lora_serve.errors import InvalidRequestError
 from lora_serve.identity import EVERYTHING, Everything
 from lora_serve.observability.http import HTTPMetrics
 from lora_serve.server.context import ServerContext
-from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import caller_of
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.models import require_model
@@ -26,9 +25,6 @@ from lora_serve.server.openai.responses import (
     Version,
     json_response,
 )
-
-METRICS_TIMEOUT_SECONDS = 2.0
-PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def operations_router(context: ServerContext, http_metrics: HTTPMetrics) -> APIRouter:
@@ -50,12 +46,6 @@ def operations_router(context: ServerContext, http_metrics: HTTPMetrics) -> APIR
     @router.get("/load")
     async def load() -> Response:
         return json_response(Load(http_metrics.num_generating))
-
-    @router.get("/metrics")
-    async def metrics() -> Response:
-        await _refresh(engine)
-        text = engine.metrics.render() + http_metrics.render()
-        return Response(text, media_type=PROMETHEUS_TEXT)
 
     @router.post("/reset_prefix_cache")
     async def reset_prefix_cache(request: Request) -> Response:
@@ -101,17 +91,6 @@ def tokens_router(context: ServerContext) -> APIRouter:
         return json_response(Detokenized(text))
 
     return router
-
-
-async def _refresh(engine: Engine) -> None:
-    """Ask for the gauges of this moment. A busy or dead engine leaves the last ones standing."""
-    try:
-        async with asyncio.timeout(METRICS_TIMEOUT_SECONDS):
-            await engine.get_stats()
-            if engine.config.lora.enable_lora:
-                engine.metrics.observe_adapters(await engine.list_adapters())
-    except (LoraServeError, TimeoutError):
-        engine.metrics.count_stale_scrape()
 
 
 def _lora_name_in_query(request: Request) -> str | Everything:

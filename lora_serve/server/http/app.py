@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Generator
+from contextlib import AbstractAsyncContextManager
 
 import uvicorn
 from fastapi import FastAPI
@@ -25,11 +26,12 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from lora_serve import __version__
 from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError, LoraServeError
-from lora_serve.observability.http import HTTPMetrics
 from lora_serve.server.admin.adapters import adapters_router
+from lora_serve.server.admin.metrics import MetricsPage, metrics_app, metrics_router
 from lora_serve.server.admin.operations import operations_router, tokens_router
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Engine
+from lora_serve.server.http import second_port
 from lora_serve.server.http.auth import Authentication, KeyRing
 from lora_serve.server.http.body import BodyReader
 from lora_serve.server.http.connections import Connections
@@ -37,7 +39,7 @@ from lora_serve.server.http.drain import Drain, Draining
 from lora_serve.server.http.errors import ErrorBoundary, answer_error, answer_http_error
 from lora_serve.server.http.hosts import AllowedHosts, HostCheck, is_loopback
 from lora_serve.server.http.instrumentation import Instrumentation
-from lora_serve.server.http.listener import read_template
+from lora_serve.server.http.listener import Listeners, read_template
 from lora_serve.server.http.request_ids import RequestIds
 from lora_serve.server.http.shutdown import LAST_WORDS_SECONDS, ServerShutdown
 from lora_serve.server.openai.chat import chat_router
@@ -48,16 +50,17 @@ from lora_serve.server.openapi import openapi_document
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 2048  # connections that the system holds until they are accepted
-
 
 def create_app(
     engine: Engine,
     config: ServerConfig,
     drain: Drain | None = None,
     keys: KeyRing | None = None,
+    page: MetricsPage | None = None,
 ) -> FastAPI:
-    """All routes over one engine. Refuses requests once `drain` has begun.
+    """All routes over one engine, /metrics if it has no port of its own.
+
+    Refuses requests once `drain` has begun.
 
     Raises:
         ConfigError: --chat-template or a key file cannot be read.
@@ -73,7 +76,7 @@ def create_app(
         inputs=Inputs(engine),
         chat_template=read_template(config.chat_template),
     )
-    http_metrics = HTTPMetrics()
+    page = page or MetricsPage(engine)
     # A redirect to the path with or without a slash would name the host that the client sent.
     app = FastAPI(title="lora-serve", version=__version__, redirect_slashes=False)
     document = openapi_document(config)
@@ -83,10 +86,12 @@ def create_app(
         chat_router(context),
         models_router(engine, context.models, int(time.time())),
         adapters_router(context),
-        operations_router(context, http_metrics),
+        operations_router(context, page.http),
         tokens_router(context),
     ):
         app.include_router(router)
+    if config.metrics_port is None:
+        app.include_router(metrics_router(page, context.keys))
     app.add_exception_handler(LoraServeError, answer_error)
     app.add_exception_handler(HTTPException, answer_http_error)
     app.add_middleware(Authentication, keys=context.keys)
@@ -94,37 +99,49 @@ def create_app(
     app.add_middleware(HostCheck, hosts=AllowedHosts(config))
     app.add_middleware(ErrorBoundary)
     app.add_middleware(RequestIds)
-    app.add_middleware(Instrumentation, metrics=http_metrics)  # the last added is the outermost
+    app.add_middleware(Instrumentation, metrics=page.http)  # the last added is the outermost
     return app
 
 
-async def run_server(engine: Engine, config: ServerConfig, listener: socket.socket) -> None:
+async def run_server(engine: Engine, config: ServerConfig, listeners: Listeners) -> None:
     """Serve until SIGTERM or SIGINT: finish what runs, refuse what comes, shut the engine down.
 
     What still runs after --drain-timeout, or at a second signal, is cut off.
 
     Args:
-        listener: from `open_listener`; closed at the end.
+        listeners: from `open_listeners`; closed at the end.
 
     Raises:
         ConfigError: another server has begun to listen on the address in the meantime.
     """
     try:
-        _listen(listener)
-        drain, keys = Drain(), KeyRing(config)
+        listeners.listen()
+        drain, keys, page = Drain(), KeyRing(config), MetricsPage(engine)
         connections = Connections(config, AutoHTTPProtocol)
         server = _Server(
-            http_config(create_app(engine, config, drain, keys), config, connections),
+            http_config(create_app(engine, config, drain, keys, page), config, connections),
             ServerShutdown(engine, drain, connections, config.drain_timeout),
             keys,
         )
         _warn_of_open_server(config)
         if told := keys.describe():
             logger.info("%s", told)
-        with contextlib.closing(listener):
-            await server.serve(sockets=[listener])
+        with contextlib.closing(listeners):
+            async with _metrics_port(page, config, listeners.metrics):
+                await server.serve(sockets=[listeners.api])
     finally:
         await engine.shutdown()
+
+
+def _metrics_port(
+    page: MetricsPage, config: ServerConfig, listener: socket.socket | None
+) -> AbstractAsyncContextManager[None]:
+    """--metrics-port, while the server runs; nothing without it."""
+    if listener is None:
+        return contextlib.nullcontext()
+    app = metrics_app(page, AllowedHosts(config, config.metrics_host))
+    connections = Connections(config, AutoHTTPProtocol)
+    return second_port.serving(http_config(app, config, connections), listener)
 
 
 def http_config(app: FastAPI, config: ServerConfig, connections: Connections) -> uvicorn.Config:
@@ -199,11 +216,3 @@ class _Server(uvicorn.Server):
 
     def _exit(self) -> None:
         self.should_exit = True
-
-
-def _listen(listener: socket.socket) -> None:
-    try:
-        listener.listen(BACKLOG)
-    except OSError as error:
-        host, port = listener.getsockname()[:2]
-        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from error

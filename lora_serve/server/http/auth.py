@@ -1,6 +1,7 @@
 """Who may do what: Bearer keys, and which of them may change the server.
 
 All routes need a key when keys are set, but for those that say nothing of tenants (OPEN_PATHS).
+/metrics tells of all of them, and needs an admin key where there is one.
 What changes the server for others (load, unload, reset) needs an admin key. Where there is none it
 is left to --allow-runtime-lora-updating, and to a server without keys on a loopback address. Keys
 are compared in constant time. An admin key may do everything that a key may.
@@ -23,7 +24,8 @@ from lora_serve.server.http.errors import error_response
 from lora_serve.server.http.hosts import is_loopback
 from lora_serve.server.http.keys import read_keys
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
+METRICS_PATH = "/metrics"  # names adapters: open where there are no keys, or by choice
 
 _REMEDY = "start the server with --admin-api-key, or with --allow-runtime-lora-updating"
 
@@ -52,6 +54,7 @@ class KeyRing:
         """
         keys = read_keys(self._config)
         self._is_open = not keys.api
+        self._has_admin_key = bool(keys.admin)
         all_may_change = not keys.admin and (
             self._config.allow_runtime_lora_updating
             or (self._is_open and is_loopback(self._config.host))
@@ -94,6 +97,24 @@ class KeyRing:
                 f"Bearer KEY`; {_REMEDY}"
             )
         raise ForbiddenError(f"this changes the server, and this API key may not; {_REMEDY}")
+
+    @property
+    def guards_metrics(self) -> bool:
+        """Whether /metrics needs a key: it names every tenant's adapters, and counts their use."""
+        return self._config.has_keys and self._config.metrics_need_key
+
+    def is_open_path(self, path: str) -> bool:
+        """Whether requests for a path need no key at all."""
+        return path in OPEN_PATHS or (path == METRICS_PATH and not self.guards_metrics)
+
+    def require_operator(self, caller: Caller) -> None:
+        """Raise unless `caller` may see what concerns all callers: an admin, where there is one."""
+        if caller.is_admin or not self._has_admin_key:
+            return
+        remedy = "needs an admin API key; or read it from --metrics-port"
+        if caller.api_key is None:
+            raise UnauthorizedError(f"this shows what all callers do, and {remedy}")
+        raise ForbiddenError(f"this API key may not see what all callers do: that {remedy}")
 
     def cache_salt(self, caller: Caller, cache_salt: str) -> str:
         """The salt to key the caller's KV with: the client's own, or its key's mixed in."""
@@ -145,7 +166,7 @@ class Authentication:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and not self._keys.is_open_path(scope["path"]):
             try:
                 caller = self._keys.identify(Headers(scope=scope).get("authorization"))
             except UnauthorizedError as error:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lora_serve.errors import EngineDeadError
-from lora_serve.server.http.auth import OPEN_PATHS
+from lora_serve.server.http.auth import METRICS_PATH, OPEN_PATHS
 from lora_serve.server.http.errors import error_response
+
+STATE_PATHS = OPEN_PATHS | {METRICS_PATH}
 
 
 class Drain:
@@ -42,7 +44,7 @@ class Drain:
 class Draining:
     """Middleware that counts requests, and refuses them once the drain has begun.
 
-    The routes that are open to all go on, so that its state can be seen.
+    The routes that show the server's state go on.
     """
 
     def __init__(self, app: ASGIApp, drain: Drain) -> None:
@@ -50,7 +52,7 @@ class Draining:
         self._drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or scope["path"] in STATE_PATHS:
             await self._app(scope, receive, send)
             return
         try:

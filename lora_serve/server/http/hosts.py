@@ -31,11 +31,14 @@ def is_loopback(host: str) -> bool:
 
 
 class AllowedHosts:
-    """The hosts of --allowed-hosts; without it every loopback name, on a loopback address."""
+    """The hosts of --allowed-hosts; without it every loopback name, on a loopback address.
 
-    def __init__(self, config: ServerConfig) -> None:
+    host: the address that is listened on; --host if left out.
+    """
+
+    def __init__(self, config: ServerConfig, host: str | None = None) -> None:
         self._names = frozenset(name.lower() for name in config.allowed_hosts)
-        self._allows_any = not self._names and not is_loopback(config.host)
+        self._allows_any = not self._names and not is_loopback(host or config.host)
 
     def check(self, headers: Headers) -> None:
         """Raise ForbiddenError for a Host or an Origin that is not allowed here."""

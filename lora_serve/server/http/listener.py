@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+from dataclasses import dataclass
 from pathlib import Path
 
 from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError
+
+BACKLOG = 2048  # connections that the system holds until they are accepted
 
 
 def check_chat_template(config: ServerConfig) -> None:
@@ -56,13 +59,56 @@ def read_template(path: str | None) -> str | None:
         raise ConfigError(f"--chat-template {path} cannot be read: {error}") from error
 
 
-def open_listener(config: ServerConfig) -> socket.socket:
-    """The server's address, bound but not listening: a client that connects too early is refused.
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """The server's addresses, bound but not listening. metrics: that of --metrics-port, or None."""
+
+    api: socket.socket
+    metrics: socket.socket | None = None
+
+    def listen(self) -> None:
+        """Let clients connect.
+
+        Raises:
+            ConfigError: another server has begun to listen on an address in the meantime.
+        """
+        for listener in self._all:
+            try:
+                listener.listen(BACKLOG)
+            except OSError as error:
+                host, port = listener.getsockname()[:2]
+                raise ConfigError(
+                    f"cannot listen on {host} port {port}: {error.strerror}"
+                ) from error
+
+    def close(self) -> None:
+        for listener in self._all:
+            listener.close()
+
+    @property
+    def _all(self) -> list[socket.socket]:
+        return [self.api, *([] if self.metrics is None else [self.metrics])]
+
+
+def open_listeners(config: ServerConfig) -> Listeners:
+    """Bind the server's addresses: a client that connects before they listen is refused.
 
     Raises:
-        ConfigError: the address cannot be had.
+        ConfigError: an address cannot be had.
     """
-    host, port = config.host, config.port
+    with contextlib.ExitStack() as stack:
+        api = stack.enter_context(_bound("", config.host, config.port))
+        metrics = None
+        if config.metrics_port is not None:
+            metrics = stack.enter_context(
+                _bound("metrics-", config.metrics_host, config.metrics_port)
+            )
+        stack.pop_all()  # bound: now they are the caller's to close
+    return Listeners(api, metrics)
+
+
+def _bound(prefix: str, host: str, port: int) -> socket.socket:
+    """A socket at the address of --{prefix}host and --{prefix}port."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -71,10 +117,10 @@ def open_listener(config: ServerConfig) -> socket.socket:
             listener = stack.enter_context(socket.socket(family, kind, protocol))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
-            stack.pop_all()  # bound: now it is the caller's to close
+            stack.pop_all()
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on --host {host} --port {port}: {error.strerror}; "
+            f"cannot listen on --{prefix}host {host} --{prefix}port {port}: {error.strerror}; "
             "choose another address or port, or stop what has it"
         ) from error
     return listener

@@ -30,30 +30,6 @@ async def test_the_version_is_the_packages(client: httpx.AsyncClient) -> None:
     assert (await client.get("/version")).json() == {"version": lora_serve.__version__}
 
 
-async def test_metrics_are_those_of_the_moment(
-    engine: FakeEngine, client: httpx.AsyncClient, tmp_path: Path
-) -> None:
-    await engine.load_lora_adapter("tenant", write_adapter(tmp_path, "ALPHA"))
-    engine.growing.add("a request")
-    await client.post("/v1/completions", json={"prompt": "hi"})
-    await client.post("/v1/completions", json={"promt": "hi"})
-    response = await client.get("/metrics")
-    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
-    assert 'vllm:num_requests_running{engine="0",model_name="base/model"} 1.0' in response.text
-    assert 'lora_name="tenant"' in response.text
-    count = 'http_requests_total{handler="/v1/completions",method="POST",status="%d"} 1.0'
-    assert count % 200 in response.text
-    assert count % 400 in response.text
-
-
-async def test_metrics_outlive_the_engine(engine: FakeEngine, client: httpx.AsyncClient) -> None:
-    engine.is_alive = False
-    response = await client.get("/metrics")
-    assert response.status_code == 200
-    stale = 'lora_serve:stale_scrapes_total{engine="0",model_name="base/model"} 1.0'
-    assert stale in response.text
-
-
 async def test_the_prefix_cache_is_reset_for_all_or_for_one_adapter(
     engine: FakeEngine, client: httpx.AsyncClient, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+from contextlib import closing
 
 import httpx
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError
 from lora_serve.server.http.app import run_server
-from lora_serve.server.http.listener import open_listener
+from lora_serve.server.http.listener import open_listeners
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import error_of, events, eventually
 
@@ -33,7 +34,7 @@ async def started(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 async def run(engine: FakeEngine, config: ServerConfig) -> None:
-    await run_server(engine, config, open_listener(config))
+    await run_server(engine, config, open_listeners(config))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -87,12 +88,12 @@ async def test_an_address_that_another_server_took_meanwhile_ends_the_engine(
     engine: FakeEngine,
 ) -> None:
     config = ServerConfig(host="127.0.0.1", port=0)
-    with open_listener(config) as listener:
-        address = listener.getsockname()
+    with closing(open_listeners(config)) as listeners:
+        address = listeners.api.getsockname()
         with socket.socket() as other:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             other.bind(address)
             other.listen()
             with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1 port {address[1]}"):
-                await run_server(engine, config, listener)
+                await run_server(engine, config, listeners)
     assert engine.was_shut_down

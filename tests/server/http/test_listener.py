@@ -1,31 +1,32 @@
 from __future__ import annotations
 
 import socket
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError
-from lora_serve.server.http.listener import check_chat_template, open_listener
+from lora_serve.server.http.listener import check_chat_template, open_listeners
 
 
 def test_who_connects_before_the_server_listens_is_refused() -> None:
-    listener = open_listener(ServerConfig(host="127.0.0.1", port=0))
-    with listener, pytest.raises(ConnectionRefusedError):
-        socket.create_connection(listener.getsockname())
+    listeners = open_listeners(ServerConfig(host="127.0.0.1", port=0))
+    with closing(listeners), pytest.raises(ConnectionRefusedError):
+        socket.create_connection(listeners.api.getsockname())
 
 
 def test_an_address_that_is_taken_is_a_clear_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"cannot listen on --host 127.0.0.1 --port {port}"):
-            open_listener(ServerConfig(host="127.0.0.1", port=port))
+            open_listeners(ServerConfig(host="127.0.0.1", port=port))
 
 
 def test_an_unknown_host_is_a_clear_error() -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on --host 300\.0\.0\.1"):
-        open_listener(ServerConfig(host="300.0.0.1", port=0))
+        open_listeners(ServerConfig(host="300.0.0.1", port=0))
 
 
 def test_a_template_that_is_not_there_is_a_clear_error() -> None:
