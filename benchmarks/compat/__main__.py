@@ -19,7 +19,7 @@ from benchmarks.compat.smollm2 import ensure_smollm2
 from benchmarks.compat.verdicts import verdict_of
 from benchmarks.compat.vllm_suite import (
     FILES,
-    TestResult,
+    SuiteResult,
     ensure_tests,
     install_test_packages,
     our_command,
@@ -40,14 +40,14 @@ SMOLLM2 = ModelShape(
 COLUMNS = ("passed", "differs", "not applicable", "failed", "error", "skipped")
 
 
-def outcome_of(result: TestResult) -> str:
+def outcome_of(result: SuiteResult) -> str:
     if result.outcome == "passed":
         return "passed"
     verdict = verdict_of(result)
     return verdict.kind if verdict else result.outcome
 
 
-def table(results: Sequence[TestResult]) -> str:
+def table(results: Sequence[SuiteResult]) -> str:
     """One row a file, and their sum."""
     counts: dict[str, Counter[str]] = {}
     for result in results:
@@ -78,7 +78,7 @@ def main() -> None:
         "COMPAT_MODEL": str(model),
         "COMPAT_ADAPTER": str(next(iter(adapters.values()))),
     }
-    results: list[TestResult] = []
+    results: list[SuiteResult] = []
     source = ensure_tests(args.cache)
     for file in chosen:
         results += run_file(file, source, environment, variables, args.cache, args.patience)

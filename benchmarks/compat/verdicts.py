@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.compat.vllm_suite import TestResult
+from benchmarks.compat.vllm_suite import SuiteResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +20,13 @@ class Verdict:
     kind: str
     reason: str
 
-    def is_about(self, result: TestResult) -> bool:
+    def is_about(self, result: SuiteResult) -> bool:
         return result.file.endswith(self.file) and result.name.startswith(self.name)
 
 
 VERDICTS: tuple[Verdict, ...] = ()
 
 
-def verdict_of(result: TestResult, verdicts: Sequence[Verdict] = VERDICTS) -> Verdict | None:
+def verdict_of(result: SuiteResult, verdicts: Sequence[Verdict] = VERDICTS) -> Verdict | None:
     """The first verdict about a test that did not pass."""
     return next((verdict for verdict in verdicts if verdict.is_about(result)), None)

@@ -61,7 +61,7 @@ WANTED = (["tests"], ["examples"], ["pyproject.toml"])  # its package would hide
 
 
 @dataclass(frozen=True, slots=True)
-class TestResult:
+class SuiteResult:
     """What one test said. outcome: passed, failed, error or skipped."""
 
     file: str
@@ -109,7 +109,7 @@ def run_file(
     variables: dict[str, str],
     reports: Path,
     patience_seconds: float,
-) -> list[TestResult]:
+) -> list[SuiteResult]:
     """The results of a file's tests; one error in the file's name if it does not come to an end."""
     report = reports / (file.replace("/", ".") + ".xml")
     report.unlink(missing_ok=True)
@@ -129,22 +129,22 @@ def run_file(
                 timeout=patience_seconds,
             )
         except subprocess.TimeoutExpired:
-            return [TestResult(file, "", "error", f"did not end within {patience_seconds:g} s")]
+            return [SuiteResult(file, "", "error", f"did not end within {patience_seconds:g} s")]
     if not report.is_file():
-        return [TestResult(file, "", "error", "pytest wrote no report")]
+        return [SuiteResult(file, "", "error", "pytest wrote no report")]
     return read_report(file, report)
 
 
-def read_report(file: str, report: Path) -> list[TestResult]:
+def read_report(file: str, report: Path) -> list[SuiteResult]:
     cases = ElementTree.parse(report).iter("testcase")
     return [_result(file, case) for case in cases]
 
 
-def _result(file: str, case: ElementTree.Element) -> TestResult:
+def _result(file: str, case: ElementTree.Element) -> SuiteResult:
     for kind, outcome in (("failure", "failed"), ("error", "error"), ("skipped", "skipped")):
         if (found := case.find(kind)) is not None:
-            return TestResult(file, case.get("name", ""), outcome, found.get("message", "")[:300])
-    return TestResult(file, case.get("name", ""), "passed")
+            return SuiteResult(file, case.get("name", ""), outcome, found.get("message", "")[:300])
+    return SuiteResult(file, case.get("name", ""), "passed")
 
 
 def our_command() -> str:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 from benchmarks.compat.__main__ import outcome_of, table
 from benchmarks.compat.verdicts import Verdict, verdict_of
-from benchmarks.compat.vllm_suite import TestResult, read_report
+from benchmarks.compat.vllm_suite import SuiteResult, read_report
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="a" name="test_good[one]"/>
@@ -13,7 +13,7 @@ REPORT = """<testsuites><testsuite>
 FILE = "tests/entrypoints/test_a.py"
 
 
-def results_of(tmp_path: Path) -> list[TestResult]:
+def results_of(tmp_path: Path) -> list[SuiteResult]:
     report = tmp_path / "report.xml"
     report.write_text(REPORT)
     return read_report(FILE, report)
@@ -31,14 +31,14 @@ def test_a_report_says_what_every_test_said(tmp_path: Path) -> None:
 def test_a_verdict_is_about_the_tests_of_its_file_whose_name_begins_so() -> None:
     verdict = Verdict("entrypoints/test_a.py", "test_b", "differs", "we say 400")
     found = [
-        verdict_of(TestResult(file, name, "failed"), [verdict])
+        verdict_of(SuiteResult(file, name, "failed"), [verdict])
         for file, name in ((FILE, "test_bad"), (FILE, "test_good"), ("tests/b.py", "test_bad"))
     ]
     assert found == [verdict, None, None]
 
 
 def test_the_table_has_a_row_a_file_and_their_sum(tmp_path: Path) -> None:
-    results = [*results_of(tmp_path), TestResult("tests/b.py", "test_c", "passed")]
+    results = [*results_of(tmp_path), SuiteResult("tests/b.py", "test_c", "passed")]
     assert [outcome_of(r) for r in results] == ["passed", "failed", "error", "skipped", "passed"]
     assert table(results).splitlines()[2:] == [
         "| b.py | 1 | 0 | 0 | 0 | 0 | 0 |",
