@@ -8,7 +8,7 @@ LOCK ?= requirements/cpu.lock
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help install check lock audit redis-server demo test sanitize gpu-python gpu-wheels test-gpu test-gpu-kernels \
+.PHONY: help always install check lock audit redis-server demo test sanitize gpu-python gpu-wheels test-gpu test-gpu-kernels \
   test-gpu-servers bench-gpu lint format bench-peers clean
 
 help:  ## this list
@@ -16,7 +16,17 @@ help:  ## this list
 
 install: $(VENV)/.installed  ## .venv with everything, and the kernels compiled
 
-$(VENV)/.installed: pyproject.toml $(LOCK) CMakeLists.txt $(wildcard csrc/*/*.* csrc/*/*/*.*)
+# An editable install maps every module to its file, so it is made again, in seconds, when a module
+# has come, gone or moved. This file is older than that install as long as none has.
+MODULES := build/modules.txt
+$(MODULES): always
+	@mkdir -p $(@D)
+	@find lora_serve -name '*.py' | sort > $@.now
+	@cmp -s $@.now $@ || cp $@.now $@
+always:
+
+$(VENV)/.installed: pyproject.toml $(LOCK) CMakeLists.txt $(MODULES) \
+  $(wildcard csrc/*/*.* csrc/*/*/*.*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(LOCK),$(BIN)/pip install --quiet --no-deps --require-hashes --requirement $(LOCK))
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet '$(TORCH)'
