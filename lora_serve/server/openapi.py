@@ -16,25 +16,25 @@ from pydantic.json_schema import models_json_schema
 
 from lora_serve import __version__
 from lora_serve.config import ServerConfig
+from lora_serve.server.admin.protocol import (
+    LoadAdapterBody,
+    ResetPrefixCacheBody,
+    UnloadAdapterBody,
+)
+from lora_serve.server.admin.responses import Load, Success, Version
 from lora_serve.server.openai.protocol import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
-    LoadAdapterBody,
-    ResetPrefixCacheBody,
     TokenizeBody,
-    UnloadAdapterBody,
 )
 from lora_serve.server.openai.responses import (
     ChatCompletion,
     Completion,
     Detokenized,
-    Load,
     ModelCard,
     ModelList,
-    Success,
     Tokenized,
-    Version,
 )
 
 Schema = dict[str, Any]  # JSON

@@ -13,15 +13,17 @@ from hypothesis.strategies import SearchStrategy
 from pydantic import BaseModel
 
 from lora_serve.config import ServerConfig
+from lora_serve.server.admin.protocol import (
+    LoadAdapterBody,
+    ResetPrefixCacheBody,
+    UnloadAdapterBody,
+)
 from lora_serve.server.http.app import create_app
 from lora_serve.server.openai.protocol import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
-    LoadAdapterBody,
-    ResetPrefixCacheBody,
     TokenizeBody,
-    UnloadAdapterBody,
 )
 from tests.fakes.engine import FakeEngine, fake_config
 from tests.server.clients import error_of

@@ -12,9 +12,9 @@ from starlette.responses import PlainTextResponse, Response
 from lora_serve.engine.frontend.base_model import other_base_model
 from lora_serve.errors import AdapterError, AdapterExistsError, AdapterNotFoundError
 from lora_serve.messages import AdapterInfo
+from lora_serve.server.admin.protocol import LoadAdapterBody, UnloadAdapterBody
 from lora_serve.server.context import ServerContext
 from lora_serve.server.http.auth import caller_of
-from lora_serve.server.openai.protocol import LoadAdapterBody, UnloadAdapterBody
 
 MAX_NAME_CHARS = 256
 

@@ -28,7 +28,7 @@ from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError, LoraServeError
 from lora_serve.server.admin.adapters import adapters_router
 from lora_serve.server.admin.metrics import MetricsPage, metrics_app, metrics_router
-from lora_serve.server.admin.operations import operations_router, tokens_router
+from lora_serve.server.admin.operations import operations_router
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http import second_port
@@ -46,6 +46,7 @@ from lora_serve.server.openai.chat import chat_router
 from lora_serve.server.openai.completions import completions_router
 from lora_serve.server.openai.inputs import Inputs
 from lora_serve.server.openai.models import ServedModels, models_router
+from lora_serve.server.openai.tokens import tokens_router
 from lora_serve.server.openapi import openapi_document
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from lora_serve.server.http.disconnect import unless_disconnected
 from lora_serve.server.http.errors import error_body
-from lora_serve.server.openai.responses import encode
+from lora_serve.server.http.json_response import encode
 
 DONE = b"data: [DONE]\n\n"
 HEADERS = {

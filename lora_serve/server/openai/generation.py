@@ -24,12 +24,12 @@ from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import caller_of
 from lora_serve.server.http.disconnect import unless_disconnected
+from lora_serve.server.http.json_response import json_response
 from lora_serve.server.http.request_ids import HEADER, MAX_CHARS, id_of
 from lora_serve.server.http.streaming import EventStream
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.models import ModelTarget, unknown_model
 from lora_serve.server.openai.protocol import GenerationBody
-from lora_serve.server.openai.responses import json_response
 
 MANY_LOGPROBS = 256  # positions; to write more of them would delay other requests' tokens
 

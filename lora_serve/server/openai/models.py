@@ -20,7 +20,8 @@ from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.messages import AdapterInfo
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import caller_of
-from lora_serve.server.openai.responses import ModelCard, ModelList, json_response
+from lora_serve.server.http.json_response import json_response
+from lora_serve.server.openai.responses import ModelCard, ModelList
 
 SHORT_HEX = 12
 

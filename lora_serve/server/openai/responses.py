@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from starlette.responses import Response
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -184,23 +183,3 @@ class Tokenized(msgspec.Struct, frozen=True):
 
 class Detokenized(msgspec.Struct, frozen=True):
     prompt: str
-
-
-class Success(msgspec.Struct, frozen=True):
-    success: bool
-
-
-class Version(msgspec.Struct, frozen=True):
-    version: str
-
-
-class Load(msgspec.Struct, frozen=True):
-    server_load: int
-
-
-def encode(body: msgspec.Struct) -> bytes:
-    return msgspec.json.encode(body)
-
-
-def json_response(body: msgspec.Struct) -> Response:
-    return Response(encode(body), media_type="application/json")

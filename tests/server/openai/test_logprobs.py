@@ -5,6 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lora_serve.server.http.json_response import encode
 from lora_serve.server.openai.logprobs import (
     LOWEST,
     CompletionLogprobsWriter,
@@ -12,7 +13,6 @@ from lora_serve.server.openai.logprobs import (
     clamp,
     prompt_logprobs,
 )
-from lora_serve.server.openai.responses import encode
 from lora_serve.step import TokenLogprobs
 from tests.fakes.tokenizer import TURN, ByteTokenizer
 

@@ -1,0 +1,14 @@
+"""The one encoder of answers. Floats are written so that they read back to the same bits."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.responses import Response
+
+
+def encode(body: msgspec.Struct) -> bytes:
+    return msgspec.json.encode(body)
+
+
+def json_response(body: msgspec.Struct) -> Response:
+    return Response(encode(body), media_type="application/json")

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.fakes.engine import FakeEngine, write_adapter
+from tests.fakes.tokenizer import BOS
+from tests.server.clients import error_of
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+async def test_a_prompt_is_tokenized(client: httpx.AsyncClient) -> None:
+    response = await client.post("/tokenize", json={"prompt": "hi"})
+    assert response.json() == {
+        "count": 3,
+        "max_model_len": 512,
+        "tokens": [BOS, 104, 105],
+        "token_strs": None,
+    }
+    body = {"prompt": "hi", "add_special_tokens": False, "return_token_strs": True}
+    answer = (await client.post("/tokenize", json=body)).json()
+    assert answer["tokens"] == [104, 105]
+    assert answer["token_strs"] == ["<104>", "<105>"]
+
+
+async def test_a_conversation_is_tokenized_as_a_chat_would_see_it(
+    engine: FakeEngine, client: httpx.AsyncClient
+) -> None:
+    answer = (await client.post("/tokenize", json={"messages": MESSAGES})).json()
+    await client.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 1})
+    assert tuple(answer["tokens"]) == engine.seen[0].prompt.token_ids
+
+
+async def test_tokens_are_turned_back(client: httpx.AsyncClient) -> None:
+    answer = (await client.post("/detokenize", json={"tokens": [BOS, 104, 105]})).json()
+    assert answer == {"prompt": "<bos>hi"}
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "words"),
+    [
+        ("/tokenize", {}, "either prompt or messages"),
+        ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "either prompt or messages"),
+        ("/tokenize", {"prompt": ["a"]}, "valid string"),
+        ("/detokenize", {}, "tokens: this field is required"),
+        ("/detokenize", {"tokens": [260]}, "is out of vocabulary: the model has 260 tokens"),
+        ("/detokenize", {"tokens": [-1]}, "outside of [0"),
+        ("/detokenize", {"tokens": ["a"]}, "list of token ids"),
+    ],
+)
+async def test_what_cannot_be_tokenized_is_a_400(
+    client: httpx.AsyncClient, url: str, body: dict, words: str
+) -> None:
+    assert words in error_of(await client.post(url, json=body), 400)["message"]
+
+
+async def test_both_know_which_models_are_served(
+    engine: FakeEngine, client: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    await engine.load_lora_adapter("tenant", write_adapter(tmp_path, "ALPHA"))
+    for url, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [97]})):
+        for model in ("base/model", "tenant", "alias:tenant", None):
+            response = await client.post(url, json={"model": model, **body})
+            assert response.status_code == 200
+        error_of(await client.post(url, json={"model": "nobody", **body}), 404)
