@@ -149,6 +149,7 @@ class EngineOutput(msgspec.Struct, frozen=True):
     num_cached_tokens: prompt tokens whose KV was found, not computed; set in the first output.
     num_cached_by_tier: the same by where they were found, "device" first; empty without tiers.
     adapter: the version that answers. prompt_logprobs: per prompt token from the second on.
+    scheduled_time: when it first had a part in a step, on the monotonic clock.
     """
 
     request_id: str
@@ -160,6 +161,7 @@ class EngineOutput(msgspec.Struct, frozen=True):
     num_cached_tokens: int = 0
     num_cached_by_tier: dict[str, int] = {}
     adapter: AdapterRef | NoAdapter = BASE_MODEL
+    scheduled_time: float = 0.0
     error: ErrorInfo | None = None
 
 
@@ -225,6 +227,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     num_fetching: int = 0
     kv_cache_usage: float = 0.0
     num_blocks: int = 0
+    kv_cache_size_tokens: int = 0
     num_preemptions: int = 0
     num_steps: int = 0
     num_computed_tokens: int = 0
@@ -242,7 +245,10 @@ class EngineStats(msgspec.Struct, frozen=True):
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
-    """One step's outputs for all requests, finished requests' times, and the engine's gauges."""
+    """One step's outputs for all requests, finished requests' times, and the engine's gauges.
+
+    step_num_tokens: prompt tokens that were computed, and tokens that were generated.
+    """
 
     outputs: tuple[EngineOutput, ...]
     finished: tuple[RequestTimes, ...] = ()

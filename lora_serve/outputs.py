@@ -9,6 +9,19 @@ from lora_serve.step import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerTimes:
+    """When an answer came and went: seconds of one monotonic clock.
+
+    scheduled: its first step. first_token, last_token: when the tokens had become text.
+    """
+
+    arrival: float
+    scheduled: float
+    first_token: float
+    last_token: float
+
+
+@dataclass(frozen=True, slots=True)
 class OutputDelta:
     """What is new for one of a prompt's n choices.
 
@@ -18,6 +31,7 @@ class OutputDelta:
     num_cached_tokens, num_cached_by_tier, adapter: on every delta, once known; the tiers are those
         beyond the device cache, which is "device", and empty if there are none.
     prompt_logprobs: one per prompt token from the second on; on the choice's first delta only.
+    times: on the choice's last delta.
     """
 
     index: int
@@ -30,6 +44,7 @@ class OutputDelta:
     num_cached_by_tier: dict[str, int] = field(default_factory=dict)
     adapter: AdapterRef | NoAdapter = BASE_MODEL
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    times: AnswerTimes | None = None
 
 
 @dataclass(slots=True)
@@ -46,7 +61,10 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """All choices of one prompt. `add` folds deltas in, in the order they come."""
+    """All choices of one prompt. `add` folds deltas in, in the order they come.
+
+    times: of the choice that ended last, once all have.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -55,6 +73,7 @@ class RequestOutput:
     num_cached_by_tier: dict[str, int] = field(default_factory=dict)
     adapter: AdapterRef | NoAdapter = BASE_MODEL
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    times: AnswerTimes | None = None
     outputs: list[CompletionOutput] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -72,3 +91,4 @@ class RequestOutput:
             self.num_cached_by_tier = delta.num_cached_by_tier
             self.prompt_logprobs.extend(delta.prompt_logprobs)
         self.adapter = delta.adapter
+        self.times = delta.times or self.times

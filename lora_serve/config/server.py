@@ -96,6 +96,9 @@ class ServerConfig:
         "otherwise.",
         False,
     )
+    enable_per_request_metrics: bool = setting(
+        "Tell with each answer how long it took: `metrics`, with the usage of a stream.", False
+    )
     enable_force_include_usage: bool = setting(
         "End every stream with its usage, as if stream_options asked for it.", False
     )

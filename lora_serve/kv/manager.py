@@ -88,6 +88,11 @@ class KVCacheManager:
         return self.pool.num_blocks
 
     @property
+    def size_tokens(self) -> int:
+        """How many tokens of requests that see all of their tokens the blocks hold."""
+        return self.num_blocks // len(self.needs.groups) * self.needs.block_size
+
+    @property
     def usage(self) -> float:
         """Share of the blocks that some request refers to, 0 to 1."""
         return 1.0 - self.pool.num_free / self.num_blocks

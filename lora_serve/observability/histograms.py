@@ -85,7 +85,11 @@ class RequestHistograms:
         self._preemptions = histogram(
             "request_num_preemptions", "How often a request was preempted.", PREEMPTIONS
         )
-        self._step_tokens = histogram("iteration_tokens_total", "Tokens of a step.", STEP_TOKENS)
+        self._step_tokens = histogram(
+            "iteration_tokens_total",
+            "Prompt tokens computed and tokens generated in a step.",
+            STEP_TOKENS,
+        )
 
     def observe_step(self, num_tokens: int) -> None:
         self._step_tokens.observe(num_tokens)

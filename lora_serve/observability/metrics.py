@@ -168,6 +168,7 @@ class EngineMetrics(Collector):
             "Finished requests, by the reason.",
             [({"finished_reason": reason}, n) for reason, n in self._finished.items()],
         )
+        yield self._waiting_by_reason()
         yield self._lora_requests_info()
         yield self._cache_config_info()
         yield from self._adapter_counters()
@@ -213,6 +214,21 @@ class EngineMetrics(Collector):
         family.add_metric(tuple(labels.values()), time.time())
         return family
 
+    def _waiting_by_reason(self) -> GaugeMetricFamily:
+        """Requests that wait for room, and those that wait for KV that others compute or fetch."""
+        stats = self._stats
+        num_deferred = stats.num_deferred + stats.num_fetching
+        labels = (*self._labels, "reason")
+        family = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason", "Requests that wait to run.", labels=labels
+        )
+        for reason, count in (
+            ("capacity", stats.num_waiting - num_deferred),
+            ("deferred", num_deferred),
+        ):
+            family.add_metric((*self._labels.values(), reason), count)
+        return family
+
     def _cache_config_info(self) -> GaugeMetricFamily:
         cache = self._config.cache
         return self._gauge(
@@ -222,6 +238,7 @@ class EngineMetrics(Collector):
             {
                 "block_size": str(cache.block_size),
                 "num_gpu_blocks": str(self._stats.num_blocks),
+                "kv_cache_size_tokens": str(self._stats.kv_cache_size_tokens),
                 "gpu_memory_utilization": str(cache.gpu_memory_utilization),
                 "enable_prefix_caching": str(cache.enable_prefix_caching),
                 "prefix_caching_hash_algo": cache.prefix_caching_hash_algo,

@@ -25,7 +25,7 @@ from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import BASE_MODEL, EVERYTHING, AdapterRef, Everything, NoAdapter
 from lora_serve.messages import AdapterInfo, EngineReady, EngineStats, StepOutputs
 from lora_serve.observability.metrics import EngineMetrics
-from lora_serve.outputs import OutputDelta
+from lora_serve.outputs import AnswerTimes, OutputDelta
 from lora_serve.step import TokenLogprobs
 from tests.fakes.tokenizer import EOS, VOCAB_SIZE, ByteTokenizer
 
@@ -33,6 +33,7 @@ WEIGHTS = "adapter_model.safetensors"
 BLOCK_SIZE = 16
 MODEL = "base/model"
 CREATED = 1_700_000_000.5
+TIMES = AnswerTimes(arrival=1.0, scheduled=1.5, first_token=2.0, last_token=4.0)
 
 
 def fake_config(enable_lora: bool = True, **model: object) -> EngineConfig:
@@ -211,6 +212,7 @@ class FakeEngine:
                 num_cached_tokens=num_cached,
                 adapter=adapter,
                 prompt_logprobs=prompt_logprobs if position == 0 else (),
+                times=TIMES if is_last else None,
             )
 
     def _text(self, request: GenerateRequest, index: int) -> tuple[str, str, str | None]:

@@ -277,9 +277,10 @@ class EngineCore:
         step = self._in_flight.popleft()
         output = self._executor.collect()
         now = time.monotonic()
+        num_first = 0  # tokens behind a prompt, which no row of this step is for
         for progress in self.scheduler.update_from_output(output):
-            self._tell(progress, now)
-        self._outbox.count_step(step.num_tokens)
+            num_first += self._tell(progress, now)
+        self._outbox.count_step(step.num_tokens + num_first)
         return len(step.requests)
 
     def _note_first_scheduled(self, step: SchedulerOutput) -> None:
@@ -289,14 +290,17 @@ class EngineCore:
             if request is not None and not request.scheduled_time:
                 request.scheduled_time = now
 
-    def _tell(self, progress: RequestProgress, now: float) -> None:
+    def _tell(self, progress: RequestProgress, now: float) -> bool:
+        """Send what a step gave a request; whether its first token is among it."""
         request = progress.request
-        if progress.new_token_ids and not request.first_token_time:
+        has_begun = bool(progress.new_token_ids) and not request.first_token_time
+        if has_begun:
             request.first_token_time = now
         if progress.new_token_ids or progress.prompt_logprobs or progress.finish_reason:
             self._outbox.output(progress_output(progress))
         if progress.finish_reason is not None:
             self._end(request, progress.finish_reason)
+        return has_begun
 
     def _take_in_loads(self) -> None:
         events = self.adapters.take_events()
@@ -353,6 +357,7 @@ class EngineCore:
             num_fetching=scheduler.num_fetching,
             kv_cache_usage=self._kv.usage,
             num_blocks=self._kv.num_blocks,
+            kv_cache_size_tokens=self._kv.size_tokens,
             num_preemptions=totals.num_preemptions,
             num_steps=totals.num_steps,
             num_computed_tokens=totals.num_computed_tokens,

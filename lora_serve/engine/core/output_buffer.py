@@ -61,6 +61,7 @@ def progress_output(progress: RequestProgress) -> EngineOutput:
         num_cached_tokens=request.num_cached_tokens,
         num_cached_by_tier=request.num_cached_by_tier,
         adapter=request.namespace.adapter,
+        scheduled_time=request.scheduled_time,
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 from lora_serve.engine.wire import error_from_info
 from lora_serve.errors import LoraServeError
-from lora_serve.generate_request import GenerateRequest
 from lora_serve.messages import EngineOutput, EngineRequest
-from lora_serve.outputs import OutputDelta
+from lora_serve.outputs import AnswerTimes, OutputDelta
 from lora_serve.step import TokenLogprobs
 from lora_serve.text.detokenizer import IncrementalDetokenizer
 from lora_serve.text.tokenizer import Tokenizer
@@ -15,12 +16,14 @@ from lora_serve.text.tokenizer import Tokenizer
 class ChoiceState:
     """One of a prompt's n choices while it grows."""
 
-    def __init__(self, request: GenerateRequest, index: int, tokenizer: Tokenizer) -> None:
-        params = request.params
+    def __init__(self, message: EngineRequest, index: int, tokenizer: Tokenizer) -> None:
+        request, params = message.request, message.request.params
         self.index = index
         self.is_finished = False
         self._includes_stop = params.include_stop_str_in_output
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # not told yet
+        self._arrival = message.arrival_time
+        self._first_token: float | None = None
         self._detokenizer = IncrementalDetokenizer(
             tokenizer,
             stop=params.stop,
@@ -47,6 +50,8 @@ class ChoiceState:
         finish_reason, stop_reason = output.finish_reason, output.stop_token_id
         stop_string = self._detokenizer.stop_string
         self.is_finished = finish_reason is not None or stop_string is not None
+        if self._first_token is None:
+            self._first_token = time.monotonic()
         return OutputDelta(
             index=self.index,
             text=text,
@@ -58,7 +63,12 @@ class ChoiceState:
             num_cached_by_tier=output.num_cached_by_tier,
             adapter=output.adapter,
             prompt_logprobs=prompt_logprobs,
+            times=self._times(output) if self.is_finished else None,
         )
+
+    def _times(self, last: EngineOutput) -> AnswerTimes:
+        now = time.monotonic()
+        return AnswerTimes(self._arrival, last.scheduled_time, self._first_token or now, now)
 
 
 class OutputProcessor:
@@ -74,7 +84,7 @@ class OutputProcessor:
 
     def add(self, message: EngineRequest) -> None:
         for index, choice_id in enumerate(message.choice_ids):
-            self._choices[choice_id] = ChoiceState(message.request, index, self._tokenizer)
+            self._choices[choice_id] = ChoiceState(message, index, self._tokenizer)
 
     def discard(self, request_id: str) -> bool:
         """Forget a choice; True if it was still growing, so that the engine must abort it."""

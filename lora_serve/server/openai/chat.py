@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
 from fastapi import APIRouter
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
@@ -67,7 +68,11 @@ def chat_router(context: ServerContext) -> APIRouter:
         answer = ChatAnswer(
             ChatFormat(engine.tokenizer, body, params, context.config),
             item,
-            UsageCounter(engine.model_info.fingerprint, [item]),
+            UsageCounter(
+                engine.model_info.fingerprint,
+                [item],
+                tells_times=context.config.enable_per_request_metrics,
+            ),
             response_id=response_id("chatcmpl", request, body),
             model=target.shown,
         )
@@ -137,6 +142,7 @@ class ChatAnswer:
             choices=[self._choice(choice) for choice in output.outputs],
             system_fingerprint=self._usage.fingerprint,
             usage=self._usage.usage,
+            metrics=self._usage.metrics,
             prompt_logprobs=(
                 prompt_logprobs(form.tokenizer, output.prompt_logprobs)
                 if form.params.prompt_logprobs is not None
@@ -160,7 +166,7 @@ class ChatAnswer:
                 choice = self._chunk_choice(delta)
                 yield event(self._chunk([choice], policy.usage(self._usage)))
         if policy.include_usage:
-            yield event(self._chunk([], self._usage.usage))
+            yield event(self._last_chunk())
 
     def _choice(self, choice: CompletionOutput) -> ChatChoice:
         return ChatChoice(
@@ -189,6 +195,11 @@ class ChatAnswer:
             usage,
             self._form.token_ids(self._item.token_ids),
         )
+
+    def _last_chunk(self) -> ChatChunk:
+        last = self._chunk([], self._usage.usage)
+        metrics = self._usage.metrics
+        return last if metrics is None else msgspec.structs.replace(last, metrics=metrics)
 
     def _chunk(
         self,

@@ -28,6 +28,7 @@ from lora_serve.server.openai.responses import (
     CompletionChoice,
     CompletionLogprobs,
     PromptLogprobs,
+    RequestMetrics,
     Usage,
 )
 from lora_serve.server.openai.usage import UsageCounter
@@ -51,7 +52,11 @@ def completions_router(context: ServerContext) -> APIRouter:
         answer = CompletionAnswer(
             CompletionFormat(engine.tokenizer, body, params, context.config),
             inputs,
-            UsageCounter(engine.model_info.fingerprint, inputs),
+            UsageCounter(
+                engine.model_info.fingerprint,
+                inputs,
+                tells_times=context.config.enable_per_request_metrics,
+            ),
             response_id=response_id("cmpl", request, body),
             model=target.shown,
         )
@@ -164,7 +169,8 @@ class CompletionAnswer:
             for choice in output.outputs:
                 writer = self._writers[prompt_index * self._n + choice.index]
                 choices.append(writer.write(whole_delta(output, choice)))
-        return self._completion(choices, self._usage.fingerprint, self._usage.usage)
+        usage = self._usage
+        return self._completion(choices, usage.fingerprint, usage.usage, usage.metrics)
 
     async def events(self, deltas: AsyncIterator[PromptDelta]) -> AsyncIterator[bytes]:
         policy = self._form.chunk_policy
@@ -175,10 +181,15 @@ class CompletionAnswer:
                 fingerprint = self._usage.fingerprint_of(delta.adapter)
                 yield event(self._completion([choice], fingerprint, policy.usage(self._usage)))
         if policy.include_usage:
-            yield event(self._completion([], self._usage.fingerprint, self._usage.usage))
+            usage = self._usage
+            yield event(self._completion([], usage.fingerprint, usage.usage, usage.metrics))
 
     def _completion(
-        self, choices: list[CompletionChoice], fingerprint: str, usage: Usage | UnsetType | None
+        self,
+        choices: list[CompletionChoice],
+        fingerprint: str,
+        usage: Usage | UnsetType | None,
+        metrics: RequestMetrics | None = None,
     ) -> Completion:
         return Completion(
             id=self._id,
@@ -187,6 +198,7 @@ class CompletionAnswer:
             choices=choices,
             system_fingerprint=fingerprint,
             usage=usage,
+            metrics=metrics,
         )
 
 

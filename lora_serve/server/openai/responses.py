@@ -34,6 +34,20 @@ class PromptLogprob(msgspec.Struct, frozen=True):
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
+class RequestMetrics(msgspec.Struct, frozen=True):
+    """How long one answer took, with --enable-per-request-metrics.
+
+    time_to_first_token_ms: from its first step. generation_time_ms: from its first token to its
+    last. tokens_per_second: from its first step to its last token.
+    """
+
+    time_to_first_token_ms: float
+    generation_time_ms: float
+    queue_time_ms: float
+    mean_itl_ms: float | None
+    tokens_per_second: float | None
+
+
 class CompletionLogprobs(msgspec.Struct, frozen=True):
     """Lists of one length. The first token of an echoed prompt has no logprob."""
 
@@ -68,6 +82,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     service_tier: None = None
     kv_transfer_params: None = None
+    metrics: RequestMetrics | None = None
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -117,6 +132,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | None = None
     service_tier: None = None
     kv_transfer_params: None = None
+    metrics: RequestMetrics | None = None
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -142,6 +158,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
+    metrics: RequestMetrics | UnsetType | None = UNSET
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

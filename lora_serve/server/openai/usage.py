@@ -1,14 +1,14 @@
-"""Counts the tokens of an answer, and notes which weights gave it."""
+"""Counts the tokens of an answer, and notes which weights gave it and how long that took."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from lora_serve.identity import AdapterRef, NoAdapter
-from lora_serve.outputs import OutputDelta, RequestOutput
+from lora_serve.outputs import AnswerTimes, OutputDelta, RequestOutput
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.models import system_fingerprint
-from lora_serve.server.openai.responses import PromptTokensDetails, Usage
+from lora_serve.server.openai.responses import PromptTokensDetails, RequestMetrics, Usage
 
 
 class UsageCounter:
@@ -18,8 +18,13 @@ class UsageCounter:
     that its first choice found.
     """
 
-    def __init__(self, model_fingerprint: bytes, inputs: Sequence[Input]) -> None:
+    def __init__(
+        self, model_fingerprint: bytes, inputs: Sequence[Input], *, tells_times: bool = False
+    ) -> None:
+        """tells_times: whether `metrics` gives any, as --enable-per-request-metrics asks."""
         self._model_fingerprint = model_fingerprint
+        self._tells_times = tells_times
+        self._times: list[AnswerTimes] = []  # of the choices that have ended
         self._num_prompt_tokens = sum(item.num_tokens for item in inputs)
         self._num_cached_tokens = [0] * len(inputs)
         self._num_cached_by_tier: list[dict[str, int]] = [{} for _ in inputs]
@@ -28,6 +33,8 @@ class UsageCounter:
 
     def add(self, prompt_index: int, delta: OutputDelta) -> None:
         self._num_output_tokens += len(delta.token_ids)
+        if delta.times is not None:
+            self._times.append(delta.times)
         self.note_prompt(prompt_index, delta)
 
     def note_prompt(self, prompt_index: int, delta: OutputDelta) -> None:
@@ -39,6 +46,8 @@ class UsageCounter:
 
     def add_output(self, prompt_index: int, output: RequestOutput) -> None:
         self._num_output_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+        if output.times is not None:
+            self._times += [output.times] * len(output.outputs)
         self._num_cached_tokens[prompt_index] = output.num_cached_tokens
         self._num_cached_by_tier[prompt_index] = output.num_cached_by_tier
         self._adapters.setdefault(output.adapter)
@@ -52,6 +61,13 @@ class UsageCounter:
         return system_fingerprint(self._model_fingerprint, adapter)
 
     @property
+    def metrics(self) -> RequestMetrics | None:
+        """How long the answer took, once it has ended; None for several, or if not asked for."""
+        if not (self._tells_times and len(self._times) == 1):
+            return None
+        return request_metrics(self._times[0], self._num_output_tokens)
+
+    @property
     def usage(self) -> Usage:
         return Usage(
             prompt_tokens=self._num_prompt_tokens,
@@ -61,6 +77,19 @@ class UsageCounter:
                 sum(self._num_cached_tokens), _sums(self._num_cached_by_tier)
             ),
         )
+
+
+def request_metrics(times: AnswerTimes, num_tokens: int) -> RequestMetrics:
+    """num_tokens: of the answer."""
+    generation = times.last_token - times.first_token
+    inference = times.last_token - times.scheduled
+    return RequestMetrics(
+        time_to_first_token_ms=1000 * (times.first_token - times.scheduled),
+        generation_time_ms=1000 * generation,
+        queue_time_ms=1000 * (times.scheduled - times.arrival),
+        mean_itl_ms=1000 * generation / (num_tokens - 1) if num_tokens > 1 else None,
+        tokens_per_second=num_tokens / inference if inference > 0 else None,
+    )
 
 
 def _sums(counts: Iterable[dict[str, int]]) -> dict[str, int]:

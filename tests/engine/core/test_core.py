@@ -1,7 +1,15 @@
 from __future__ import annotations
 
 from lora_serve.fuzz.oracle.engine import OracleEngine
-from lora_serve.messages import GetStats, ListAdapters, LoadAdapter, ResetPrefixCache, UnloadAdapter
+from lora_serve.messages import (
+    EngineReply,
+    GetStats,
+    ListAdapters,
+    LoadAdapter,
+    ResetPrefixCache,
+    StepOutputs,
+    UnloadAdapter,
+)
 
 LONG = [10 + i % 400 for i in range(100)]
 
@@ -25,6 +33,23 @@ def test_stats_tell_who_runs_who_waits_and_what_was_hit() -> None:
     assert 0 < stats.kv_cache_usage < 1
     engine.run()
     assert engine.core.stats().kv_cache_usage == 0
+
+
+def test_steps_count_each_prompt_token_and_each_generated_one_the_last_too() -> None:
+    engine = OracleEngine(enable_lora=False)
+    told: list[StepOutputs] = []
+    take = engine.core.take_replies
+
+    def noting() -> list[EngineReply]:
+        replies = take()
+        told.extend(reply for reply in replies if isinstance(reply, StepOutputs))
+        return replies
+
+    engine.core.take_replies = noting  # type: ignore[method-assign]
+    engine.add("a", LONG, max_tokens=5)
+    engine.run()
+    assert len(engine.tokens("a")) == 5
+    assert sum(outputs.step_num_tokens for outputs in told) == len(LONG) + 5
 
 
 def test_calls_about_unknown_adapters_are_answered_with_errors() -> None:

@@ -38,6 +38,17 @@ def test_logprobs_of_a_prompt_that_was_computed_in_chunks_come_with_the_first_to
     assert second.prompt_logprobs == ()
 
 
+def test_the_last_delta_says_when_the_answer_came_and_went() -> None:
+    first, second = told(
+        EngineOutput("r", tuple(b"g"), scheduled_time=5.0),
+        EngineOutput("r", tuple(b"h"), finish_reason="length", scheduled_time=5.0),
+    )
+    assert first.times is None
+    assert second.times is not None
+    assert (second.times.arrival, second.times.scheduled) == (REQUEST.arrival_time, 5.0)
+    assert 0 < second.times.first_token <= second.times.last_token
+
+
 def test_they_come_with_the_end_of_a_request_for_no_tokens() -> None:
     (only,) = told(
         EngineOutput("r", prompt_logprobs=SECOND_TO_LAST[:3]),

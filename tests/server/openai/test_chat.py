@@ -204,6 +204,18 @@ async def test_logprobs_name_tokens_by_their_ids_on_request(client: httpx.AsyncC
     assert entry["top_logprobs"][0]["token"] == "token_id:116"
 
 
+async def test_an_answer_says_how_long_it_took_if_the_server_is_to_tell(
+    engine: FakeEngine,
+) -> None:
+    body = {"messages": HELLO, "stream": True, "stream_options": {"include_usage": True}}
+    async with client_for(engine, ServerConfig(enable_per_request_metrics=True)) as client:
+        whole = await chat(client)
+        chunks = events((await client.post(URL, json=body)).text)
+    assert whole["metrics"]["queue_time_ms"] == 500.0
+    assert chunks[-1]["metrics"] == whole["metrics"]
+    assert not any("metrics" in chunk for chunk in chunks[:-1])
+
+
 async def test_the_last_message_can_be_continued_and_echoed(
     engine: FakeEngine, client: httpx.AsyncClient
 ) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import httpx
@@ -232,6 +233,27 @@ async def test_logprobs_name_tokens_by_their_ids_on_request(
     assert plain["choices"][0]["logprobs"]["tokens"] == ["Y", "o"]
     for name in ("token_logprobs", "text_offset"):
         assert logprobs[name] == plain["choices"][0]["logprobs"][name]
+
+
+async def test_an_answer_says_how_long_it_took_if_the_server_is_to_tell(
+    engine: FakeEngine, client: httpx.AsyncClient
+) -> None:
+    assert (await complete(client, prompt="h"))["metrics"] is None
+    options = {"include_usage": True}
+    async with client_for(engine, ServerConfig(enable_per_request_metrics=True)) as client:
+        whole = await complete(client, prompt="h", max_tokens=5)
+        chunks = await stream(client, prompt="h", max_tokens=5, stream_options=options)
+        several = await complete(client, prompt="h", n=2)
+    assert whole["metrics"] == chunks[-1]["metrics"]
+    assert whole["metrics"] == {
+        "time_to_first_token_ms": 500.0,
+        "generation_time_ms": 2000.0,
+        "queue_time_ms": 500.0,
+        "mean_itl_ms": 500.0,
+        "tokens_per_second": 2.0,
+    }
+    assert {json.dumps(chunk["metrics"]) for chunk in chunks[:-1]} == {"null"}
+    assert several["metrics"] is None
 
 
 async def test_the_server_may_end_every_stream_with_its_usage(engine: FakeEngine) -> None:
