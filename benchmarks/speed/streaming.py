@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import uvicorn
 from uvicorn.config import HTTP_PROTOCOLS
 from uvicorn.importer import import_from_string
 
@@ -38,6 +37,7 @@ from lora_serve.messages import (
     StepOutputs,
 )
 from lora_serve.observability.metrics import EngineMetrics
+from lora_serve.server.http.acceptor import AcceptingServer
 from lora_serve.server.http.app import create_app, http_config
 from lora_serve.server.http.connections import Connections
 from lora_serve.text.tokenizer import Tokenizer
@@ -131,7 +131,7 @@ async def measure_sockets(model: Path, num_streams: int, num_tokens: int, http: 
     engine = make_engine(model, num_streams)
     config = ServerConfig()
     connections = Connections(config, import_from_string(HTTP_PROTOCOLS[http]))
-    server = uvicorn.Server(http_config(create_app(engine, config), config, connections))
+    server = AcceptingServer(http_config(create_app(engine, config), config, connections))
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import httpx
-import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from lora_serve.config import ServerConfig
+from lora_serve.server.http.acceptor import AcceptingServer
 from lora_serve.server.http.app import create_app, http_config
 from lora_serve.server.http.connections import Connections
 from tests.fakes.engine import FakeEngine
@@ -38,7 +38,7 @@ async def serving(
     listener = socket.create_server(("127.0.0.1", 0))
     config = config or ServerConfig()
     connections = Connections(config, http_protocol)
-    server = uvicorn.Server(http_config(create_app(engine, config), config, connections))
+    server = AcceptingServer(http_config(create_app(engine, config), config, connections))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:
         await asyncio.sleep(0.005)

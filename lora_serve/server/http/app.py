@@ -32,6 +32,7 @@ from lora_serve.server.admin.operations import operations_router
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http import second_port
+from lora_serve.server.http.acceptor import AcceptingServer
 from lora_serve.server.http.auth import Authentication, KeyRing
 from lora_serve.server.http.body import BodyReader
 from lora_serve.server.http.connections import Connections
@@ -128,20 +129,22 @@ async def run_server(engine: Engine, config: ServerConfig, listeners: Listeners)
         if told := keys.describe():
             logger.info("%s", told)
         with contextlib.closing(listeners):
-            async with _metrics_port(page, config, listeners.metrics):
+            async with _metrics_port(page, config, connections, listeners.metrics):
                 await server.serve(sockets=[listeners.api])
     finally:
         await engine.shutdown()
 
 
 def _metrics_port(
-    page: MetricsPage, config: ServerConfig, listener: socket.socket | None
+    page: MetricsPage,
+    config: ServerConfig,
+    connections: Connections,
+    listener: socket.socket | None,
 ) -> AbstractAsyncContextManager[None]:
-    """--metrics-port, while the server runs; nothing without it."""
+    """--metrics-port, while the server runs; nothing without it. Its connections count, too."""
     if listener is None:
         return contextlib.nullcontext()
     app = metrics_app(page, AllowedHosts(config, config.metrics_host))
-    connections = Connections(config, AutoHTTPProtocol)
     return second_port.serving(http_config(app, config, connections), listener)
 
 
@@ -174,7 +177,7 @@ def _warn_of_open_server(config: ServerConfig) -> None:
     )
 
 
-class _Server(uvicorn.Server):
+class _Server(AcceptingServer):
     """Says when it is ready, and leaves the process alive when it has stopped."""
 
     def __init__(self, config: uvicorn.Config, shutdown: ServerShutdown, keys: KeyRing) -> None:

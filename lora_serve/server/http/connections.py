@@ -4,12 +4,14 @@ uvicorn waits for ever for a request's head, so clients that send half of one, o
 could take all of the system's files; so could those that read nothing of their answers. Each of its
 connections is wrapped here: the head must come in --request-head-timeout, of an answer something
 must be taken in --response-read-timeout, and when there are too many connections, the one goes that
-has been without a request for the longest. Knows nothing of requests but how far they have come.
+has been without a request for the longest. A connection counts from the moment when it is accepted,
+before any TLS handshake. Knows nothing of requests but how far they have come.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http
 import logging
 import resource
@@ -35,6 +37,7 @@ MAX_HEAD_BYTES = 64 * 1024
 RESERVED_FILES = 128  # that a server opens besides connections: tokenizers, sockets, logs
 LONGEST_USER_TIMEOUT = 2**31 - 1  # milliseconds, the system's limit: 24 days
 REFUSAL_SECONDS = 1.0  # in which a refused client may send something, and so read why
+MAX_REFUSALS = 32  # that are told why at once: they too take files, and further ones are closed
 
 
 class Cycle(Protocol):
@@ -84,6 +87,7 @@ class Connections:
         # of the open ones those without a request, the longest first; no dict, whose first key is
         # behind the places of all that were deleted
         self._idle: OrderedDict[GuardedConnection, None] = OrderedDict()
+        self._num_refusals = 0  # that are being told
 
     @property
     def has_unsent(self) -> bool:
@@ -117,6 +121,16 @@ class Connections:
         self._open.add(connection)
         self._idle[connection] = None
 
+    def begin_refusal(self) -> bool:
+        """Whether a refused connection may be told why; `end_refusal` follows then."""
+        if self._num_refusals >= MAX_REFUSALS:
+            return False
+        self._num_refusals += 1
+        return True
+
+    def end_refusal(self) -> None:
+        self._num_refusals -= 1
+
     def note_request(self, connection: GuardedConnection) -> None:
         """A request has come."""
         self._idle.pop(connection, None)
@@ -142,7 +156,12 @@ class GuardedConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._clock: asyncio.TimerHandle | None = None  # runs while a head is waited for
         self._num_head_bytes = 0
-        self._is_refused = False
+        self._accepted: socket.socket | None = None  # until there is a transport
+        self._refusal: TooManyConnectionsError | None = None
+
+    @property
+    def head_timeout(self) -> float:
+        return self._connections.head_timeout
 
     @property
     def is_answering(self) -> bool:
@@ -159,14 +178,30 @@ class GuardedConnection(asyncio.Protocol):
         cycle = self._inner.cycle
         return self.has_unsent or (self.is_answering and cycle is not None and cycle.more_body)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport), f"{transport!r} is no stream"
-        self._transport = transport
+    def admit(self, accepted: socket.socket, *, can_tell: bool) -> bool:
+        """Count a connection that has been accepted; whether it is to be opened.
+
+        can_tell: a refusal could be read, since no handshake comes first.
+        """
+        self._accepted = accepted
         try:
             self._connections.admit(self)
         except TooManyConnectionsError as error:
-            self._is_refused = True
-            transport.write(as_http(error_response(error)))
+            self._refusal = error
+            return can_tell and self._connections.begin_refusal()
+        return True
+
+    def discard_unless_open(self) -> None:
+        """Forget a connection whose handshake failed, or that was closed during it."""
+        self._accepted = None
+        if self._transport is None:
+            self._end()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport), f"{transport!r} is no stream"
+        self._transport = transport
+        if self._refusal is not None:
+            transport.write(as_http(error_response(self._refusal)))
             self._start_clock(REFUSAL_SECONDS, self.close)
             return
         _limit_unread(transport, self._connections.read_timeout)
@@ -174,7 +209,7 @@ class GuardedConnection(asyncio.Protocol):
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_refused:
+        if self._refusal is not None:
             self.close()
             return
         cycle = self._inner.cycle
@@ -195,21 +230,21 @@ class GuardedConnection(asyncio.Protocol):
             )
 
     def eof_received(self) -> None:
-        if not self._is_refused:
+        if self._refusal is None:
             self._inner.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
-        self._connections.forget(self)
-        if not self._is_refused:
+        self._end()
+        if self._refusal is None:
             self._inner.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        if not self._is_refused:
+        if self._refusal is None:
             self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        if not self._is_refused:
+        if self._refusal is None:
             self._inner.resume_writing()
 
     def close(self) -> None:
@@ -220,6 +255,15 @@ class GuardedConnection(asyncio.Protocol):
         """Close it at once: an answer that its client does not read would keep it open for ever."""
         if self._transport is not None:
             self._transport.abort()
+        elif self._accepted is not None:  # the handshake ends with it
+            with contextlib.suppress(OSError):
+                self._accepted.shutdown(socket.SHUT_RDWR)
+
+    def _end(self) -> None:
+        if self._refusal is None:
+            self._connections.forget(self)
+        else:
+            self._connections.end_refusal()
 
     def _await_head(self) -> None:
         """From the first byte on, or the connection's beginning: later bytes add no time."""

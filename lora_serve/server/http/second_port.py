@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Generator
 
 import uvicorn
 
+from lora_serve.server.http.acceptor import AcceptingServer
+
 
 @contextlib.asynccontextmanager
 async def serving(config: uvicorn.Config, listener: socket.socket) -> AsyncIterator[None]:
@@ -22,7 +24,7 @@ async def serving(config: uvicorn.Config, listener: socket.socket) -> AsyncItera
         await asyncio.wait({task})
 
 
-class _QuietServer(uvicorn.Server):
+class _QuietServer(AcceptingServer):
     """Leaves signals to the server on the first address."""
 
     @contextlib.contextmanager

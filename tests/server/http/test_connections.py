@@ -266,6 +266,24 @@ async def test_when_all_connections_are_in_use_a_further_one_is_told_so(
             writer.close()
 
 
+async def test_those_that_are_told_of_a_refusal_are_bounded_too(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lora_serve.server.http.connections.MAX_REFUSALS", 2)
+    engine.gate.clear()
+    async with serving(engine, ServerConfig(max_connections=1)) as url:
+        busy = await connect(url, GENERATE)
+        await eventually(lambda: engine.growing)
+        for _ in range(2):  # the second time, the first ones have been told
+            refused = [await connect(url) for _ in range(3)]
+            answers = [await rest_of(reader) for reader, _ in refused]
+            assert [answer[9:12] for answer in answers] == [b"503", b"503", b""]
+            for _, writer in refused:
+                writer.close()
+        engine.gate.set()
+        busy[1].close()
+
+
 async def test_a_thousand_half_sent_heads_leave_requests_as_they_were(engine: FakeEngine) -> None:
     config = ServerConfig(max_connections=500, request_head_timeout=60)
     async with serving(engine, config) as url:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ssl
 from pathlib import Path
 
@@ -11,7 +13,9 @@ from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError
 from lora_serve.server.http.listener import check_tls
 from tests.fakes.engine import FakeEngine
-from tests.server.clients import serving
+from tests.server.clients import eventually, serving
+
+Wire = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 CA = trustme.CA()
 OTHER_CA = trustme.CA()
@@ -80,3 +84,53 @@ def test_files_that_are_no_certificates_are_refused_before_the_model_is_read(
     (tmp_path / broken).write_text("not PEM")
     with pytest.raises(ConfigError, match="cannot be used"):
         check_tls(config)
+
+
+async def silent(url: str) -> Wire:
+    """A connection on which no handshake begins."""
+    host, port = url.removeprefix("https://").split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def test_a_handshake_that_does_not_come_is_not_waited_for(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    async with serving(engine, tls_config(tmp_path, request_head_timeout=0.2)) as url:
+        reader, writer = await silent(url)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+
+
+async def test_silent_handshakes_count_as_connections_and_give_way(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    async with serving(engine, tls_config(tmp_path, max_connections=3)) as url:
+        wires = [await silent(url) for _ in range(3)]
+        async with httpx.AsyncClient(verify=trusting_context()) as client:
+            assert (await client.get(f"{url}/health")).status_code == 200
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(wires[0][0].read(), 5) == b"", "the first of them"
+        for _, writer in wires:
+            writer.close()
+
+
+async def test_a_failed_handshake_makes_its_room_free(engine: FakeEngine, tmp_path: Path) -> None:
+    engine.gate.clear()
+    async with (
+        serving(engine, tls_config(tmp_path, max_connections=2)) as url,
+        httpx.AsyncClient(verify=trusting_context()) as client,
+    ):
+        body = {"prompt": "hi", "max_tokens": 3}
+        answer = asyncio.create_task(client.post(f"{url}/v1/completions", json=body))
+        await eventually(lambda: engine.growing)
+        for _ in range(3):
+            reader, writer = await silent(url)
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            with contextlib.suppress(ConnectionError):
+                await asyncio.wait_for(reader.read(), 5)
+            writer.close()
+        async with httpx.AsyncClient(verify=trusting_context()) as other:
+            assert (await other.get(f"{url}/health")).status_code == 200
+        engine.gate.set()
+        assert (await answer).status_code == 200
