@@ -18,6 +18,7 @@ from lora_serve.config import (
     ServerConfig,
 )
 from lora_serve.config.refusals import Refusals
+from lora_serve.errors import ConfigError
 
 Config = TypeVar("Config", bound=Any)
 
@@ -55,6 +56,13 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
                     default=argparse.SUPPRESS,
                     help=field.metadata["help"],
                 )
+                group.add_argument(
+                    f"--{field.name}",
+                    dest=f"{field.name}_flag",
+                    metavar=field.name.upper(),
+                    default=argparse.SUPPRESS,
+                    help=f"The same as {field.name.upper()}.",
+                )
             else:
                 _add_flag(group, field, hints[field.name])
 
@@ -81,6 +89,10 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
 def _part(config: type[Config], args: argparse.Namespace) -> Config:
     given = vars(args)
     chosen = {field.name: given[field.name] for field in fields(config) if field.name in given}
+    for name in POSITIONAL.intersection(field.name for field in fields(config)):
+        by_flag = given.get(f"{name}_flag")
+        if by_flag is not None and chosen.setdefault(name, by_flag) != by_flag:
+            raise ConfigError(f"{chosen[name]} and --{name} {by_flag}: name one {name}")
     as_tuples = {k: tuple(v) if isinstance(v, list) else v for k, v in chosen.items()}
     part: Config = config(**as_tuples)
     return part
@@ -99,13 +111,14 @@ def _add_flag(group: Any, field: Field[Any], hint: Any) -> None:
         if metadata["repeat"] == "nargs":
             options["nargs"] = "+"
     elif "choices" in metadata:
-        options["choices"] = metadata["choices"]
+        options["choices"] = (*metadata["choices"], *metadata.get("spellings", ()))
     else:
         kinds = [kind for kind in get_args(hint) if kind is not type(None)]
         options["type"] = kinds[0] if kinds else hint
         default = {int: "N", float: "X"}.get(options["type"], "TEXT")
         options["metavar"] = metadata.get("metavar", default)
-    group.add_argument("--" + field.name.replace("_", "-"), **options)
+    names = ("--" + field.name.replace("_", "-"), *metadata.get("aliases", ()))
+    group.add_argument(*names, dest=field.name, **options)
 
 
 def _help(field: Field[Any]) -> str:

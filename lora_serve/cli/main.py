@@ -56,6 +56,8 @@ def _parser_for(words: Sequence[str]) -> OneLineParser:
     commands = parser.add_subparsers(metavar="COMMAND")
     parsers = {name: commands.add_parser(name, help=what) for name, what in COMMANDS.items()}
     chosen = next((word for word in words if not word.startswith("-")), None)
+    if chosen is not None and "/" in chosen:
+        parser.error(f"{chosen} is no command; to serve a model: lora-serve serve {chosen}")
     if chosen in parsers:
         import_module(f"lora_serve.cli.{chosen}").add_arguments(parsers[chosen])
     return parser

@@ -22,7 +22,8 @@ class OneLineParser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        parsed, unknown = self.parse_known_args(args, namespace)
+        words = sys.argv[1:] if args is None else args
+        parsed, unknown = self.parse_known_args(list(map(_with_dashes, words)), namespace)
         if unknown:
             parser = getattr(parsed, "parser", self)
             meant = did_you_mean(unknown[0].split("=")[0], parser._option_string_actions)
@@ -37,6 +38,12 @@ class OneLineParser(argparse.ArgumentParser):
                 f"{value!r} is not one of {', '.join(map(str, action.choices))}"
                 f"{did_you_mean(str(value), map(str, action.choices))}",
             )
+
+
+def _with_dashes(word: str) -> str:
+    """A flag that is written with underscores, as vLLM takes it, too."""
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value if flag.startswith("--") else word
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

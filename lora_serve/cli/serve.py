@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 
 from lora_serve.cli.arguments import add_config_arguments
+from lora_serve.cli.vllm_flags import add_inert_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "lora-serve serve [MODEL] [flags]"
     parser.description = "Serve a model and its adapters over an OpenAI-compatible HTTP API."
     add_config_arguments(parser)
+    add_inert_arguments(parser)
     parser.set_defaults(run=_run, parser=parser)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from lora_serve.cli.arguments import engine_config, server_config
 from lora_serve.cli.environment import with_environment
 from lora_serve.cli.hub import prepare_hub
+from lora_serve.cli.vllm_flags import told_of
 from lora_serve.config import EngineConfig, ServerConfig
 from lora_serve.config.refusals import Refusals
 from lora_serve.errors import ConfigError
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from lora_serve.server.http.listener import Listeners
 
 Started = TypeVar("Started")
+
+logger = logging.getLogger(__name__)
 
 DEMO_MODEL_NAME = "lora-serve-demo"
 
@@ -38,6 +41,8 @@ def run_serve(args: argparse.Namespace) -> int:
         ConfigError: this cannot be served; one line for each reason.
     """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    for line in told_of(args):
+        logger.info("%s", line)
     engine, server = _configs(args)
     with ExitStack() as stack:
         engine, listeners = _checked(engine, server, stack)

@@ -8,13 +8,19 @@ from dataclasses import dataclass
 from lora_serve.config.setting import require_at_least, setting
 from lora_serve.errors import ConfigError
 
+MAX_LORAS = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoRAConfig:
     """Adapters: how many, how large, from where."""
 
     enable_lora: bool = setting("Serve LoRA adapters, and allow loading them at run time.", False)
-    max_loras: int = setting("Most different adapters in one step.", 8)
+    max_loras: int = setting(
+        f"Most different adapters in one step; {MAX_LORAS} if left out, or --max-cpu-loras if that "
+        "is less.",
+        None,
+    )
     max_cpu_loras: int | None = setting(
         "Most adapters kept in memory; the rest is read again when needed. 8 x max-loras if left "
         "out.",
@@ -35,6 +41,10 @@ class LoRAConfig:
     )
 
     def __post_init__(self) -> None:
+        require_at_least(1, "--max-cpu-loras", self.max_cpu_loras)
+        if self.max_loras is None:
+            most = MAX_LORAS if self.max_cpu_loras is None else min(MAX_LORAS, self.max_cpu_loras)
+            object.__setattr__(self, "max_loras", most)  # it is being made: nobody has seen it
         require_at_least(1, "--max-loras", self.max_loras)
         require_at_least(1, "--max-lora-rank", self.max_lora_rank)
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:

@@ -32,7 +32,10 @@ class ModelConfig:
         "Where to compute; auto takes an NVIDIA GPU if torch sees one.", "auto", choices=DEVICES
     )
     dtype: str = setting(
-        "Type of weights, activations and KV; auto takes the checkpoint's.", "auto", choices=DTYPES
+        "Type of weights, activations and KV; auto takes the checkpoint's.",
+        "auto",
+        choices=DTYPES,
+        spellings={"half": "float16", "float": "float32"},
     )
     quantization: str | None = setting(
         "Keep the weights of linear layers in 8 or 4 bits, quantised as they are loaded; adapters "
@@ -60,11 +63,13 @@ class ModelConfig:
         "Where weights come from: the checkpoint's safetensors, or seeded random numbers.",
         "safetensors",
         choices=("safetensors", "dummy"),
+        spellings={"auto": "safetensors"},
     )
     generation_config: str = setting(
         "Take default sampling settings from the model's generation_config.json, or none.",
         "auto",
         choices=("auto", "none"),
+        spellings={"vllm": "none"},
     )
     enforce_eager: bool = setting(
         "Never record steps (on GPUs: CUDA graphs); run kernel by kernel.", False

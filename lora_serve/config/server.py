@@ -129,7 +129,9 @@ class ServerConfig:
         60.0,
     )
     drain_timeout: float = setting(
-        "Seconds that answers may still take after SIGTERM before they are ended.", 30.0
+        "Seconds that answers may still take after SIGTERM before they are ended.",
+        30.0,
+        aliases=("--shutdown-timeout",),
     )
 
     def __post_init__(self) -> None:

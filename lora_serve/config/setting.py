@@ -12,7 +12,8 @@ def setting(help: str, default: Any, **metadata: Any) -> Any:
     """A field with its flag's help; `metavar` and `repeat` go to the parser.
 
     `choices` are the values it may have besides a default of None. The parser lists them, and
-    `require_choices` refuses others, from wherever they come.
+    `require_choices` refuses others, from wherever they come. `spellings` are other words for some
+    of them. `aliases` are further names of its flag.
     """
     return field(default=default, metadata={"help": help, **metadata})
 
@@ -23,8 +24,15 @@ def require_at_least(low: float, flag: str, value: float | None) -> None:
 
 
 def require_choices(config: Any) -> None:
-    """Refuse values that are none of their fields' choices. Every config with choices calls it."""
+    """Refuse values that are none of their fields' choices. Every config with choices calls it.
+
+    A value that is another spelling of a choice becomes that choice.
+    """
     for each in fields(config):
+        spellings = each.metadata.get("spellings", {})
+        if getattr(config, each.name) in spellings:
+            meant = spellings[getattr(config, each.name)]
+            object.__setattr__(config, each.name, meant)  # it is being made: nobody has seen it
         choices, value = each.metadata.get("choices"), getattr(config, each.name)
         if choices is None or value in choices or (value is None and each.default is None):
             continue

@@ -41,6 +41,7 @@ def run(command: str) -> tuple[int, str, set[str]]:
         ("--help", 0, "COMMAND"),
         ("--version", 0, f"lora-serve {__version__}"),
         ("sreve", 2, "did you mean serve?"),
+        ("org/model", 2, "to serve a model: lora-serve serve org/model"),
         ("--verison", 2, "did you mean --version?"),
         ("serve --help", 0, "--max-loras"),
         ("serve --max-lora 3", 2, "did you mean --max-loras?"),

@@ -1,0 +1,114 @@
+"""Flags of `vllm serve` that change nothing here, so that its command lines start this server.
+
+A flag stands here if leaving it out gives the same server. With a value that would ask for
+something else it is refused by name. Every flag that was given is told of at the start.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class InertFlag:
+    """neutral: the values that ask for nothing; None where any is one, () for a switch."""
+
+    names: tuple[str, ...]
+    why: str
+    neutral: tuple[str, ...] | None = ()
+
+
+_ONE_PROCESS = "a model is computed by one process"
+_DONE_ALWAYS = "that is always so"
+_NO_LOG = "requests are not logged"
+
+INERT_FLAGS = (
+    InertFlag(("--enable-chunked-prefill",), "prompts are always computed in chunks"),
+    InertFlag(("--trust-remote-code",), "no code of a model is run, with this flag or without"),
+    InertFlag(("--tensor-parallel-size", "-tp"), _ONE_PROCESS, ("1",)),
+    InertFlag(("--pipeline-parallel-size", "-pp"), _ONE_PROCESS, ("1",)),
+    InertFlag(("--data-parallel-size", "-dp"), _ONE_PROCESS, ("1",)),
+    InertFlag(("--decode-context-parallel-size", "-dcp"), _ONE_PROCESS, ("1",)),
+    InertFlag(("--distributed-executor-backend",), _ONE_PROCESS, ("mp", "uni")),
+    InertFlag(("--disable-custom-all-reduce",), _ONE_PROCESS),
+    InertFlag(("--fully-sharded-loras",), _ONE_PROCESS),
+    InertFlag(("--api-server-count",), "one process takes requests", ("1",)),
+    InertFlag(("--runner",), "models generate text", ("auto", "generate")),
+    InertFlag(("--task",), "models generate text", ("auto", "generate")),
+    InertFlag(("--convert",), "models generate text", ("auto", "none")),
+    InertFlag(("--model-impl",), "the server has its own models", ("auto", "vllm")),
+    InertFlag(("--tokenizer-mode",), "tokenizers are the fast ones", ("auto", "hf")),
+    InertFlag(("--config-format",), "configurations are Hugging Face's", ("auto", "hf")),
+    InertFlag(("--kv-cache-dtype",), "the KV cache has the model's dtype", ("auto",)),
+    InertFlag(("--lora-dtype",), "adapters have the model's dtype", ("auto",)),
+    InertFlag(("--stream-interval",), "each token is sent as it comes", ("1",)),
+    InertFlag(("--long-prefill-token-threshold",), "no prompt is held back", ("0",)),
+    InertFlag(("--cpu-offload-gb",), "weights stay where they are", ("0", "0.0")),
+    InertFlag(("--swap-space",), "preempted requests are computed again", None),
+    InertFlag(("--response-role",), "answers are the assistant's", ("assistant",)),
+    InertFlag(("--chat-template-content-format",), "contents are text", ("auto", "string")),
+    InertFlag(("--ssl-cert-reqs",), "--ssl-ca-certs asks for certificates", ("0",)),
+    InertFlag(("--enable-prompt-tokens-details",), _DONE_ALWAYS),
+    InertFlag(("--enable-request-id-headers",), _DONE_ALWAYS),
+    InertFlag(("--enable-server-load-tracking",), _DONE_ALWAYS),
+    InertFlag(("--disable-log-requests", "--no-enable-log-requests"), _NO_LOG),
+    InertFlag(("--disable-log-stats",), "statistics are only shown by /metrics"),
+    InertFlag(("--disable-uvicorn-access-log",), _NO_LOG),
+    InertFlag(("--uvicorn-log-level",), _NO_LOG, None),
+    InertFlag(("--max-log-len",), _NO_LOG, None),
+    InertFlag(("--disable-frontend-multiprocessing",), "the engine is always a process of its own"),
+    InertFlag(("--h11-max-incomplete-event-size",), "heads have bounds of their own", None),
+    InertFlag(("--h11-max-header-count",), "heads have bounds of their own", None),
+    InertFlag(("--optimization-level", "-O"), "kernels are chosen for the machine", None),
+    InertFlag(("--compilation-config", "-cc"), "kernels are chosen for the machine", None),
+    InertFlag(("--max-parallel-loading-workers",), "checkpoints are mapped, not read", None),
+)
+
+
+def add_inert_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take the flags; `told_of` gives what is to be said of those that were given."""
+    group = parser.add_argument_group("flags of vLLM's without effect")
+    for flag in INERT_FLAGS:
+        options: dict[str, Any] = {"nargs": 0} if flag.neutral == () else {"metavar": "VALUE"}
+        group.add_argument(
+            *flag.names,
+            action=_Inert,
+            dest="inert",
+            default=argparse.SUPPRESS,
+            const=flag,
+            help=_help(flag),
+            **options,
+        )
+
+
+def told_of(args: argparse.Namespace) -> Sequence[str]:
+    """A line for each flag that was given."""
+    return getattr(args, "inert", ())
+
+
+class _Inert(argparse.Action):
+    """Notes the flag, or refuses its value."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        flag = self.const
+        assert isinstance(flag, InertFlag), f"{option_string} has no entry in INERT_FLAGS"
+        if flag.neutral and values not in flag.neutral:
+            raise argparse.ArgumentError(
+                self, f"{values} is not supported: {flag.why}; leave the flag out"
+            )
+        told = f"{option_string} changes nothing: {flag.why}"
+        namespace.inert = (*told_of(namespace), told)
+
+
+def _help(flag: InertFlag) -> str:
+    only = f" (only {' or '.join(flag.neutral)})" if flag.neutral else ""
+    return f"Nothing: {flag.why}{only}."
