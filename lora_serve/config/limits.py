@@ -29,8 +29,8 @@ class LimitsConfig:
         4096,
     )
     step_timeout: float = setting(
-        "Seconds without a finished step, while requests wait, after which /health fails; 0 for "
-        "never.",
+        "Seconds without a finished step, while requests wait, after which /health fails, and an "
+        "engine that answers nothing either is ended and started again; 0 for never.",
         120.0,
     )
 

@@ -36,6 +36,7 @@ class FakeClient:
     All of a request's tokens are the one that follows its prompt's last.
 
     deadly: a prompt that begins with this token kills the engine that gets it.
+    hangs: take messages and reply to none; `kill` ends it.
     holds_resets: leave calls to reset unanswered; `resets` has the answers.
     """
 
@@ -52,6 +53,7 @@ class FakeClient:
         self.config: EngineConfig | None = None
         self.is_alive = True
         self.was_closed = False
+        self.hangs = False
         self.holds_resets = False
         self.resets: list[CallReply] = []
         self._adapters: dict[str, AdapterInfo] = {}
@@ -81,6 +83,8 @@ class FakeClient:
     async def send(self, message: EngineMessage) -> None:
         assert self.is_alive, "asked after its death"
         self.sent.append(message)
+        if self.hangs:
+            return
         match message:
             case EngineRequest():
                 if message.request.prompt.token_ids[0] == self._deadly:
@@ -135,7 +139,8 @@ class FakeClient:
         return reply
 
     async def kill(self) -> None:
-        self.is_alive = False
+        if self.is_alive:
+            self.die()
 
     async def close(self) -> None:
         self.is_alive = False

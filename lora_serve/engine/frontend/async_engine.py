@@ -51,6 +51,9 @@ from lora_serve.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+LONGEST_LOOK_SECONDS = 1.0  # between two looks at the engine
+NO_CALL = 0  # the call_id of a question whose answer nobody waits for; calls begin at 1
+
 Noted = TypeVar("Noted", bound=EngineReply)
 
 
@@ -90,6 +93,7 @@ class AsyncEngine:
         self._calls: dict[int, asyncio.Future[CallReply]] = {}
         self._num_calls = 0
         self._engine = EngineSupervisor(config, client, model_info, self, make_client)
+        self._watch = asyncio.create_task(self._end_if_it_hangs(), name="engine-watch")
 
     @classmethod
     async def start(cls, config: EngineConfig) -> AsyncEngine:
@@ -208,6 +212,7 @@ class AsyncEngine:
 
     async def shutdown(self) -> None:
         """End the engine process; callers that still wait for it get EngineDeadError."""
+        self._watch.cancel()
         error = EngineDeadError("the server is shutting down")
         self._states.fail_all(error)
         self._fail_calls(error)
@@ -217,6 +222,7 @@ class AsyncEngine:
     # ── what the supervisor tells ───────────────────────────────────────────────────────────
 
     async def take_in(self, reply: EngineReply) -> None:
+        self._watchdog.note_reply()
         if isinstance(reply, StepOutputs):
             self._watchdog.note_step()
             _keep_books(self.metrics.observe, reply)
@@ -248,6 +254,29 @@ class AsyncEngine:
         await self._advance()
 
     # ── parts ───────────────────────────────────────────────────────────────────────────────
+
+    async def _end_if_it_hangs(self) -> None:
+        """End an engine that makes no step for --step-timeout and answers nothing either."""
+        timeout = self.config.limits.step_timeout
+        while timeout:
+            await asyncio.sleep(min(timeout / 10, LONGEST_LOOK_SECONDS))
+            try:
+                if self.is_alive:
+                    await self._look(timeout)
+            except Exception:  # a bug, or the engine's death, of which the supervisor tells
+                logger.debug("the engine could not be looked at", exc_info=True)
+
+    async def _look(self, timeout: float) -> None:
+        if self._watchdog.must_ask(self.num_unfinished):
+            self._watchdog.note_asked()
+            await self._engine.send(GetStats(NO_CALL))
+        elif self._watchdog.hangs(self.num_unfinished):
+            await self._engine.end(
+                EngineDeadError(
+                    f"the engine hangs: no step and no reply for {timeout:g} s; it was ended "
+                    "(--step-timeout allows more)"
+                )
+            )
 
     async def _advance(self) -> None:
         """Send the engine the requests that the quarantine lets go by now."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -105,6 +105,7 @@ class EngineSupervisor:
         self._make_client = make_client
         self._backoff = backoff or Backoff()
         self._is_serving = True
+        self._fault: EngineDeadError | None = None  # for which the engine was ended
         self._next: Client | None = None  # being started
         self.num_restarts = 0
         self._task = asyncio.create_task(self._run(), name="engine-supervisor")
@@ -122,6 +123,11 @@ class EngineSupervisor:
         """Raises EngineDeadError while there is none to be asked."""
         await self._client.send(message)
 
+    async def end(self, fault: EngineDeadError) -> None:
+        """End an engine that is of no use any more, as if it had died of `fault`."""
+        self._fault = fault
+        await self._client.kill()
+
     async def close(self) -> None:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -135,10 +141,23 @@ class EngineSupervisor:
         while True:
             error = await self._serve()
             self._is_serving = False
-            self._user.engine_died(error)
-            await self._client.kill()
-            await self._client.close()
+            if self._fault is not None:
+                error, self._fault = self._fault, None
+            with self._going_on():
+                self._user.engine_died(error)
+            with self._going_on():
+                await self._client.kill()
+                await self._client.close()
             await self._replace()
+
+    @contextlib.contextmanager
+    def _going_on(self) -> Generator[None, None, None]:
+        """A bug here must not end the supervisor: those who wait are told, and others served."""
+        try:
+            yield
+        except Exception as error:
+            logger.exception("the engine's supervisor goes on after a bug")
+            self._user.restart_failed(error)
 
     async def _serve(self) -> EngineDeadError:
         """Pass replies on until the engine is dead, or cannot be read; returns how it died."""
@@ -169,7 +188,8 @@ class EngineSupervisor:
         self._backoff.note_started()
         self.num_restarts += 1
         logger.warning("the engine is back, process %s", self.pid)
-        await self._user.engine_is_back()
+        with self._going_on():
+            await self._user.engine_is_back()
 
     async def _start_next(self) -> None:
         client = self._next = self._make_client()

@@ -9,6 +9,7 @@ import pytest
 
 from lora_serve.config import EngineConfig, LimitsConfig, SchedulerConfig
 from lora_serve.engine.frontend.async_engine import AsyncEngine
+from lora_serve.engine.frontend.watchdog import Watchdog
 from lora_serve.errors import (
     ConfigError,
     EngineDeadError,
@@ -446,4 +447,88 @@ async def test_a_prompts_choices_reach_the_engine_together_so_no_load_comes_betw
     assert len(await generate(engine, "r", n=3)) == 9
     (message,) = client.requests
     assert message.choice_ids == ["r-0", "r-1", "r-2"]
+    await engine.shutdown()
+
+
+HASTY = LimitsConfig(step_timeout=0.2)
+
+
+async def hang(clients: Sequence[FakeClient]) -> tuple[AsyncEngine, asyncio.Task, asyncio.Task]:
+    """A stream that has begun, and an answer that waits, when the first engine begins to hang."""
+    first = clients[0]
+    engine = make(*clients, limits=HASTY)
+    begun = asyncio.create_task(generate(engine, "begun", max_tokens=9))
+    await settle()
+    first.give_tokens(first.requests[0], 2)
+    await settle()
+    first.hangs = True
+    waiting = asyncio.create_task(generate(engine, "waiting", is_streamed=False))
+    return engine, begun, waiting
+
+
+async def test_an_engine_that_hangs_is_ended_and_those_who_wait_are_answered() -> None:
+    clients = FakeClient(0), FakeClient(3)
+    engine, begun, waiting = await hang(clients)
+    with pytest.raises(
+        EngineDeadError, match=r"hangs: no step and no reply for 0\.2 s.*--step-tim"
+    ):
+        await asyncio.wait_for(begun, 5)
+    assert len(await asyncio.wait_for(waiting, 5)) == 3
+    assert clients[0].was_closed
+    engine.check_health()
+    assert b'engine_restarts_total{engine="0",model_name="m"} 1.0' in engine.metrics.render()
+    await engine.shutdown()
+
+
+async def test_without_the_watch_those_who_wait_for_a_hung_engine_wait_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The mutant that the test before this one must find."""
+    monkeypatch.setattr(Watchdog, "hangs", lambda self, num_unfinished: False)
+    engine, begun, waiting = await hang((FakeClient(0), FakeClient(3)))
+    done, _ = await asyncio.wait((begun, waiting), timeout=1)
+    assert not done
+    with pytest.raises(EngineDeadError, match="stands still"):
+        engine.check_health()
+    await engine.shutdown()
+    await asyncio.gather(begun, waiting, return_exceptions=True)
+
+
+async def test_an_engine_that_makes_no_step_but_answers_is_left_alone() -> None:
+    """It may be reading an adapter."""
+    client = FakeClient(0)
+    engine = make(client, limits=HASTY)
+    answer = asyncio.create_task(generate(engine, "r"))
+    await asyncio.sleep(1)
+    with pytest.raises(EngineDeadError, match="stands still"):
+        engine.check_health()
+    assert client.is_alive
+    client.give_tokens(client.requests[0], 3)
+    assert len(await asyncio.wait_for(answer, 5)) == 3
+    await engine.shutdown()
+
+
+@pytest.mark.parametrize("method", ["engine_died", "engine_is_back"])
+async def test_a_bug_while_an_engine_is_replaced_ends_no_supervisor(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Those who waited then get an error; those who come later are answered."""
+    first, second = FakeClient(0), FakeClient(3)
+    engine = make(first, second)
+    whole = getattr(AsyncEngine, method)
+
+    def broken(self: AsyncEngine, *args: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(AsyncEngine, method, broken)
+    waiting = asyncio.create_task(generate(engine, "waiting"))
+    await settle()
+    first.die()
+    with pytest.raises(EngineDeadError, match="a bug"):
+        await asyncio.wait_for(waiting, 5)
+    async with asyncio.timeout(5):
+        while not engine.is_alive:
+            await asyncio.sleep(0.01)
+    monkeypatch.setattr(AsyncEngine, method, whole)
+    assert len(await asyncio.wait_for(generate(engine, "later"), 5)) == 3
     await engine.shutdown()

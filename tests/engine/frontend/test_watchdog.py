@@ -45,3 +45,49 @@ def test_zero_is_content_with_anything() -> None:
     watchdog.note_request(0)
     clock.now += 10**6
     watchdog.check(1)
+
+
+def test_an_engine_that_answers_does_not_hang_however_long_it_makes_no_step() -> None:
+    clock = Clock()
+    watchdog = Watchdog(10, clock)
+    watchdog.note_request(0)
+    for _ in range(50):
+        clock.now += 1
+        if watchdog.must_ask(1):
+            watchdog.note_asked()
+            assert not watchdog.hangs(1)
+            watchdog.note_reply()
+        assert not watchdog.hangs(1)
+
+
+def test_an_engine_that_answers_nothing_for_the_timeout_hangs() -> None:
+    clock = Clock()
+    watchdog = Watchdog(10, clock)
+    watchdog.note_request(0)
+    clock.now = 5
+    assert not watchdog.must_ask(1)
+    clock.now = 5.5
+    assert watchdog.must_ask(1)
+    assert not watchdog.must_ask(0), "nobody waits"
+    watchdog.note_asked()
+    assert not watchdog.must_ask(1), "it has been asked"
+    clock.now = 10
+    assert not watchdog.hangs(1)
+    clock.now = 11
+    assert watchdog.hangs(1)
+    assert not watchdog.hangs(0)
+    watchdog.note_step()
+    assert not watchdog.hangs(1)
+
+
+def test_an_engine_is_asked_before_it_is_blamed_for_this_process_standing_still() -> None:
+    clock = Clock()
+    watchdog = Watchdog(10, clock)
+    watchdog.note_request(0)
+    clock.now = 1000
+    assert not watchdog.hangs(1)
+    watchdog.note_asked()
+    clock.now = 1004
+    assert not watchdog.hangs(1), "its reply may wait to be read"
+    clock.now = 1006
+    assert watchdog.hangs(1)
