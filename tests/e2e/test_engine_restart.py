@@ -120,6 +120,29 @@ async def test_a_killed_engine_costs_begun_streams_and_no_other_request(
     wait_for(lambda: metric(server.base_url, "vllm:num_requests_running") == 0, "idle")
 
 
+async def test_an_engine_that_hangs_costs_begun_streams_and_no_other_request(
+    demo_paths: DemoPaths, start_server: StartServer, tmp_path: Path
+) -> None:
+    flags = (*server_flags(Server.CACHED), "--step-timeout", "2", "--drain-timeout", "1")
+    long = Prompted("lora-serve-demo", random_ids("hang", 50), 6000)
+    short = Prompted("lora-serve-demo", random_ids("wait", 50), 8)
+    has_begun = asyncio.Event()
+    with start_server(demo_paths.model, tmp_path / "log", *flags) as server:
+        server.wait_until_healthy()
+        async with client_for(server.base_url) as http:
+            before = await whole(http, short)
+            stream = asyncio.create_task(stream_until_error(http, long, has_begun))
+            await has_begun.wait()
+            os.kill(engine_pid(server), signal.SIGSTOP)
+            answer = asyncio.create_task(whole(http, short))
+            error = await asyncio.wait_for(stream, 20)
+            assert error["code"] == 503
+            assert "the engine hangs: no step and no reply for 2 s" in str(error["message"])
+            after = await asyncio.wait_for(answer, 60)
+        assert after.equals(before)
+        assert metric(server.base_url, "lora_serve:engine_restarts_total") == 1
+
+
 async def test_sigterm_lets_answers_end_and_refuses_new_ones(mortal_server: ServerProcess) -> None:
     server = mortal_server
     short = Prompted("lora-serve-demo", random_ids("short", 50), 30)

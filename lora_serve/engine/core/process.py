@@ -26,6 +26,8 @@ from lora_serve.messages import EngineMessage, EngineReady, EngineReply, Shutdow
 
 logger = logging.getLogger(__name__)
 
+EXIT_CODE_OF_LOST_THREAD = 70
+
 Inbox = queue.SimpleQueue[EngineMessage | None]  # None: look again, a load or fetch has ended
 
 
@@ -34,6 +36,7 @@ def run_engine(config: EngineConfig, message_address: str, reply_address: str) -
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API process decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    exit_with_any_thread()
     _exit_with_parent()
     context = zmq.Context()
     replies = context.socket(zmq.PUSH)
@@ -122,6 +125,22 @@ def _receive(context: zmq.Context[zmq.Socket[bytes]], address: str, inbox: Inbox
         if isinstance(message, Shutdown):
             socket.close(linger=0)
             return
+
+
+def exit_with_any_thread() -> None:
+    """End this process when one of its threads ends by an exception that it did not expect.
+
+    Without its thread, messages, adapters or KV would be waited for in vain; so an engine that has
+    lost one is a dead engine, and the API process starts the next.
+    """
+
+    def end(args: threading.ExceptHookArgs) -> None:
+        name = args.thread.name if args.thread is not None else "a thread"
+        error = args.exc_value or args.exc_type()
+        logger.critical("the engine ends: its thread %s has died", name, exc_info=error)
+        os._exit(EXIT_CODE_OF_LOST_THREAD)
+
+    threading.excepthook = end
 
 
 def _exit_with_parent() -> None:

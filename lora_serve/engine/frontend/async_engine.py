@@ -263,8 +263,10 @@ class AsyncEngine:
             try:
                 if self.is_alive:
                     await self._look(timeout)
-            except Exception:  # a bug, or the engine's death, of which the supervisor tells
-                logger.debug("the engine could not be looked at", exc_info=True)
+            except EngineDeadError:
+                continue  # as the supervisor tells
+            except Exception:  # a bug must not end the watch
+                logger.exception("the engine could not be looked at")
 
     async def _look(self, timeout: float) -> None:
         if self._watchdog.must_ask(self.num_unfinished):

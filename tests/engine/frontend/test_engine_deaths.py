@@ -494,6 +494,24 @@ async def test_without_the_watch_those_who_wait_for_a_hung_engine_wait_for_ever(
     await asyncio.gather(begun, waiting, return_exceptions=True)
 
 
+async def test_a_bug_in_one_look_at_the_engine_does_not_end_the_watch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    must_ask, faults = Watchdog.must_ask, [RuntimeError("a bug")]
+
+    def faulty(self: Watchdog, num_unfinished: int) -> bool:
+        if faults:
+            raise faults.pop()
+        return must_ask(self, num_unfinished)
+
+    monkeypatch.setattr(Watchdog, "must_ask", faulty)
+    engine, begun, waiting = await hang((FakeClient(0), FakeClient(3)))
+    assert len(await asyncio.wait_for(waiting, 5)) == 3
+    assert "could not be looked at" in caplog.text
+    await asyncio.gather(begun, return_exceptions=True)
+    await engine.shutdown()
+
+
 async def test_an_engine_that_makes_no_step_but_answers_is_left_alone() -> None:
     """It may be reading an adapter."""
     client = FakeClient(0)

@@ -163,3 +163,20 @@ async def test_one_scraper_that_leaves_takes_no_page_from_others(engine: FakeEng
     leaving.cancel()
     assert b"vllm:num_requests_running" in await staying
     await eventually(leaving.done)
+
+
+async def test_a_page_that_fails_is_followed_by_one_that_does_not(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "PAGE_SECONDS", 0.0)
+    render, faults = engine.metrics.render, [RuntimeError("a bug")]
+
+    def faulty() -> bytes:
+        if faults:
+            raise faults.pop()
+        return render()
+
+    engine.metrics.render = faulty  # type: ignore[method-assign]
+    async with client_for(engine) as client:
+        error_of(await client.get("/metrics"), 500)
+        assert (await client.get("/metrics")).status_code == 200
