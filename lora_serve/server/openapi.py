@@ -1,13 +1,15 @@
-"""The OpenAPI document: what each route takes, and every status with which it may answer.
+"""The one table of routes: who may use each, what it takes, and every status it may answer with.
 
-One table, in the order of a reader's interest. Bodies are described by the models that read them,
-answers by the structs that are sent, so neither can say something else than the code does.
+The OpenAPI document is made of it, in the order of a reader's interest. Bodies are described by the
+models that read them, answers by the structs that are sent, so neither can say something else than
+the code does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -43,15 +45,16 @@ PLAIN_TEXT = "text/plain"
 REASONS = {
     400: "Something in the request is wrong; the message names it, the limit and what to do.",
     401: "No API key, or an unknown one.",
-    403: "The API key may not do that.",
+    403: "The API key may not do that, or the Host or Origin is none that this server answers to.",
     404: "No such model, adapter or route.",
+    405: "The path has no such method; Allow names those that it has.",
     408: "The request was not sent in time, or its answer not read in time.",
     413: "The body is larger than --max-body-bytes.",
     431: "The request's head is too large.",
     500: "A bug, or a request that kills engines.",
     503: "Too much is queued, or the engine or the server is not there; retry later.",
 }
-ANY_ROUTE = (408, 431, 500, 503)
+ANY_ROUTE = (403, 405, 408, 431, 500, 503)
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -69,66 +72,172 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
-@dataclass(frozen=True, slots=True)
+class Access(Enum):
+    """Who may use a route. It says so; `http/auth.py` and the route's handler see to it."""
+
+    OPEN = "everyone: it says nothing of tenants"
+    KEY = "callers with an API key, where there are keys"
+    OPERATOR = "callers who run the server, where there are keys"
+    ADMIN = "callers who may change the server for others"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """answer: a struct, a media type, or None for an empty body. streams: events, if asked for."""
+    """One route with one method.
+
+    answer: a struct, a media type, or None for an empty body. example: a body that is answered
+    with 200 where it names what is there. generates: counted as a generation while it is answered.
+    streams: events, if asked for. names_model: the caller names a model or an adapter.
+    """
 
     method: str
     path: str
     summary: str
+    access: Access
     answer: type[msgspec.Struct] | str | None
     body: type[BaseModel] | None = None
+    example: Mapping[str, object] = field(default_factory=dict)
     needs_body: bool = True
+    generates: bool = False
     streams: bool = False
-    errors: tuple[int, ...] = (401,)
+    names_model: bool = False
     in_query: tuple[str, ...] = ()
 
+    @property
+    def errors(self) -> frozenset[int]:
+        """Every status besides 200 with which it may answer."""
+        statuses = set(ANY_ROUTE)
+        if self.access is not Access.OPEN:
+            statuses.add(401)
+        if self.body is not None:
+            statuses |= {400, 413}
+        if self.names_model:
+            statuses.add(404)
+        return frozenset(statuses)
 
-_WITH_BODY = (400, 401, 404, 413)
-_AS_ADMIN = (*_WITH_BODY, 403)
 
 OPERATIONS = (
     Operation(
-        *("post", "/v1/completions", "Continue prompts", Completion, CompletionBody),
-        errors=_WITH_BODY,
+        method="post",
+        path="/v1/completions",
+        summary="Continue prompts",
+        access=Access.KEY,
+        answer=Completion,
+        body=CompletionBody,
+        example={"prompt": "Once upon a time", "max_tokens": 16},
+        generates=True,
         streams=True,
+        names_model=True,
     ),
     Operation(
-        *("post", "/v1/chat/completions", "Continue a conversation", ChatCompletion, ChatBody),
-        errors=_WITH_BODY,
+        method="post",
+        path="/v1/chat/completions",
+        summary="Continue a conversation",
+        access=Access.KEY,
+        answer=ChatCompletion,
+        body=ChatBody,
+        example={"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16},
+        generates=True,
         streams=True,
+        names_model=True,
     ),
-    Operation("get", "/v1/models", "The model and its adapters", ModelList),
-    Operation("get", "/v1/models/{model}", "One of them", ModelCard, errors=(401, 404)),
     Operation(
-        *("post", "/v1/load_lora_adapter", "Load or replace an adapter", PLAIN_TEXT),
+        method="get",
+        path="/v1/models",
+        summary="The model and its adapters",
+        access=Access.KEY,
+        answer=ModelList,
+    ),
+    Operation(
+        method="get",
+        path="/v1/models/{model}",
+        summary="One of them",
+        access=Access.KEY,
+        answer=ModelCard,
+        names_model=True,
+    ),
+    Operation(
+        method="post",
+        path="/v1/load_lora_adapter",
+        summary="Load or replace an adapter",
+        access=Access.ADMIN,
+        answer=PLAIN_TEXT,
         body=LoadAdapterBody,
-        errors=_AS_ADMIN,
+        example={"lora_name": "tenant-a", "lora_path": "/adapters/a"},
+        names_model=True,
     ),
     Operation(
-        *("post", "/v1/unload_lora_adapter", "Take an adapter away", PLAIN_TEXT),
+        method="post",
+        path="/v1/unload_lora_adapter",
+        summary="Take an adapter away",
+        access=Access.ADMIN,
+        answer=PLAIN_TEXT,
         body=UnloadAdapterBody,
-        errors=_AS_ADMIN,
+        example={"lora_name": "tenant-a"},
+        names_model=True,
     ),
     Operation(
-        *("post", "/reset_prefix_cache", "Forget cached KV", Success, ResetPrefixCacheBody),
+        method="post",
+        path="/reset_prefix_cache",
+        summary="Forget cached KV",
+        access=Access.ADMIN,
+        answer=Success,
+        body=ResetPrefixCacheBody,
+        example={"lora_name": "tenant-a"},
         needs_body=False,
-        errors=_AS_ADMIN,
+        names_model=True,
         in_query=("lora_name",),
     ),
     Operation(
-        *("post", "/tokenize", "From text to tokens", Tokenized, TokenizeBody), errors=_WITH_BODY
+        method="post",
+        path="/tokenize",
+        summary="From text to tokens",
+        access=Access.KEY,
+        answer=Tokenized,
+        body=TokenizeBody,
+        example={"prompt": "Hello"},
+        names_model=True,
     ),
     Operation(
-        *("post", "/detokenize", "From tokens to text", Detokenized, DetokenizeBody),
-        errors=_WITH_BODY,
+        method="post",
+        path="/detokenize",
+        summary="From tokens to text",
+        access=Access.KEY,
+        answer=Detokenized,
+        body=DetokenizeBody,
+        example={"tokens": [1, 2, 3]},
+        names_model=True,
     ),
-    Operation("get", "/health", "Whether requests are being answered", None, errors=()),
-    Operation("get", "/ping", "The same", None, errors=()),
-    Operation("post", "/ping", "The same", None, errors=()),
-    Operation("get", "/load", "How many generations are in state", Load),
-    Operation("get", "/version", "Of this server", Version, errors=()),
-    Operation("get", "/metrics", "For Prometheus", PLAIN_TEXT, errors=(401, 403)),
+    Operation(
+        method="get",
+        path="/health",
+        summary="Whether requests are being answered",
+        access=Access.OPEN,
+        answer=None,
+    ),
+    Operation(method="get", path="/ping", summary="The same", access=Access.OPEN, answer=None),
+    Operation(method="post", path="/ping", summary="The same", access=Access.OPEN, answer=None),
+    Operation(
+        method="get",
+        path="/load",
+        summary="How many generations are in state",
+        access=Access.KEY,
+        answer=Load,
+    ),
+    Operation(
+        method="get",
+        path="/version",
+        summary="Of this server",
+        access=Access.OPEN,
+        answer=Version,
+    ),
+    Operation(
+        method="get",
+        path="/metrics",
+        summary="For Prometheus",
+        access=Access.OPERATOR,
+        answer=PLAIN_TEXT,
+    ),
 )
 
 
@@ -158,12 +267,17 @@ def _described(operation: Operation) -> Schema:
     if operation.body is not None:
         described["requestBody"] = {
             "required": operation.needs_body,
-            "content": {"application/json": {"schema": _reference(operation.body)}},
+            "content": {
+                "application/json": {
+                    "schema": _reference(operation.body),
+                    "example": dict(operation.example),
+                }
+            },
         }
-    for status in sorted({*operation.errors, *ANY_ROUTE}):
+    for status in sorted(operation.errors):
         content = {"application/json": {"schema": _reference(ErrorAnswer)}}
         described["responses"][str(status)] = {"description": REASONS[status], "content": content}
-    if not operation.errors:
+    if operation.access is Access.OPEN:
         described["security"] = []
     return described
 

@@ -16,31 +16,23 @@ from lora_serve.server.http.app import create_app
 from tests.fakes.engine import FakeEngine, fake_config
 from tests.hostile.harness import run_long, run_quick
 from tests.hostile.mutations import harmed, json_texts
-from tests.server.test_fuzz import BODIES, REQUESTS, TEXTS, VALUES
+from tests.server.test_fuzz import REQUESTS, ROUTES, TEXTS, URLS, VALUES
 
 MAX_BODY_BYTES = 300_000
 ANSWER_SECONDS = 30
 STATUSES = (200, 400, 404, 408, 413)
 
-SOUND = {
-    "/v1/completions": {"prompt": ["hi", "ho"], "max_tokens": 3, "n": 2, "logprobs": 2, "seed": 1},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
-    "/v1/load_lora_adapter": {"lora_name": "a", "lora_path": "/nowhere"},
-    "/v1/unload_lora_adapter": {"lora_name": "a"},
-    "/reset_prefix_cache": {"lora_name": "a"},
-    "/tokenize": {"prompt": "hi"},
-    "/detokenize": {"tokens": [1, 2]},
-}
+# Besides the examples, which each route has one of.
+SOUND = (
+    *((url, dict(route.example)) for url, route in ROUTES.items()),
+    ("/v1/completions", {"prompt": ["hi", "ho"], "n": 2, "logprobs": 2, "seed": 1}),
+)
 
-FIELDS = sorted({name for model in BODIES.values() for name in model.model_fields})
-URLS = st.sampled_from(list(BODIES))
+FIELDS = sorted({name for route in ROUTES.values() for name in route.body.model_fields})
 CASES = st.one_of(
     REQUESTS.map(lambda case: (case[0], json.dumps(case[1]).encode())),
     st.tuples(URLS, json_texts(st.sampled_from(FIELDS) | TEXTS, VALUES)),
-    *(
-        st.tuples(st.just(url), harmed(json.dumps(body).encode()))
-        for url, body in sorted(SOUND.items())
-    ),
+    *(st.tuples(st.just(url), harmed(json.dumps(body).encode())) for url, body in SOUND),
 )
 
 

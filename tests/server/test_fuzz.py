@@ -10,33 +10,14 @@ from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from pydantic import BaseModel
 
 from lora_serve.config import ServerConfig
-from lora_serve.server.admin.protocol import (
-    LoadAdapterBody,
-    ResetPrefixCacheBody,
-    UnloadAdapterBody,
-)
 from lora_serve.server.http.app import create_app
-from lora_serve.server.openai.protocol import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    TokenizeBody,
-)
+from lora_serve.server.openapi import OPERATIONS, Operation
 from tests.fakes.engine import FakeEngine, fake_config
 from tests.server.clients import error_of
 
-BODIES: dict[str, type[BaseModel]] = {
-    "/v1/completions": CompletionBody,
-    "/v1/chat/completions": ChatBody,
-    "/v1/load_lora_adapter": LoadAdapterBody,
-    "/v1/unload_lora_adapter": UnloadAdapterBody,
-    "/reset_prefix_cache": ResetPrefixCacheBody,
-    "/tokenize": TokenizeBody,
-    "/detokenize": DetokenizeBody,
-}
+ROUTES = {each.path: each for each in OPERATIONS if each.body is not None}
 
 # Surrogates too: json.dumps writes them as escapes, which JSON's grammar allows.
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=12)
@@ -78,30 +59,23 @@ LIKELY: dict[str, SearchStrategy[object]] = {
 }
 
 
-NEEDED: dict[type[BaseModel], tuple[str, ...]] = {
-    CompletionBody: ("prompt",),
-    ChatBody: ("messages",),
-    TokenizeBody: ("prompt",),
-    DetokenizeBody: ("tokens",),
-    LoadAdapterBody: ("lora_name", "lora_path"),
-    UnloadAdapterBody: ("lora_name",),
-    ResetPrefixCacheBody: (),
-}
-
-
-def bodies(model: type[BaseModel]) -> SearchStrategy[dict[str, object]]:
-    """What the route needs, some of what it knows, and up to two fields of any kind."""
-    fields = list(model.model_fields)
+def bodies(route: Operation) -> SearchStrategy[dict[str, object]]:
+    """What the example has, some of what the route knows, and up to two fields of any kind."""
+    assert route.body is not None
+    fields = list(route.body.model_fields)
     likely = {name: LIKELY[name] for name in fields if name in LIKELY}
-    needed = {name: likely.pop(name) for name in NEEDED[model]}
+    needed = {
+        name: likely.pop(name, VALUES) | st.just(value) for name, value in route.example.items()
+    }
     sound = st.fixed_dictionaries(needed, optional=likely)
     odd = st.dictionaries(st.sampled_from(fields) | TEXTS, VALUES, max_size=2)
     return st.builds(lambda sound, odd: {**sound, **odd}, sound, odd)
 
 
+URLS = st.sampled_from(list(ROUTES))
 REQUESTS = st.one_of(
-    *(st.tuples(st.just(url), bodies(model)) for url, model in BODIES.items()),
-    st.tuples(st.sampled_from(list(BODIES)), VALUES),
+    *(st.tuples(st.just(url), bodies(route)) for url, route in ROUTES.items()),
+    st.tuples(URLS, VALUES),
 )
 
 
@@ -150,7 +124,7 @@ async def test_no_body_of_json_is_a_500(apps: list[FastAPI], request: tuple[str,
 
 @fuzz
 @given(
-    url=st.sampled_from(list(BODIES)),
+    url=URLS,
     content=st.binary(max_size=60) | st.text('{}[]",:ab\\ud80019-+.eE\x00\n ').map(str.encode),
 )
 async def test_no_bytes_are_a_500(apps: list[FastAPI], url: str, content: bytes) -> None:

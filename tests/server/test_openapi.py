@@ -1,15 +1,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator, Callable
 
 import httpx
+import pytest
 from fastapi.openapi.utils import get_openapi
 
 from lora_serve.config import ServerConfig
 from lora_serve.server.http.app import create_app
+from lora_serve.server.http.auth import METRICS_PATH, OPEN_PATHS
+from lora_serve.server.http.drain import STATE_PATHS, Drain
 from lora_serve.server.http.errors import HTTP_TYPES, STATUS_AND_TYPE
-from lora_serve.server.openapi import OPERATIONS, REASONS
+from lora_serve.server.http.instrumentation import GENERATION_PATHS
+from lora_serve.server.openapi import OPERATIONS, REASONS, Access, Operation
 from tests.fakes.engine import FakeEngine
+from tests.server.clients import client_for
+from tests.server.http.test_authorization import CHANGES
 
 
 def test_the_document_has_every_route_and_no_other() -> None:
@@ -20,8 +27,64 @@ def test_the_document_has_every_route_and_no_other() -> None:
 
 
 def test_every_status_that_an_error_has_is_explained() -> None:
-    assert {status for status, _ in STATUS_AND_TYPE.values()} == set(REASONS)
-    assert set(HTTP_TYPES) - {405} <= set(REASONS)
+    statuses = {status for status, _ in STATUS_AND_TYPE.values()} | set(HTTP_TYPES)
+    assert statuses == set(REASONS)
+
+
+def test_what_the_middleware_knows_of_paths_is_what_the_table_says() -> None:
+    """A route that is added says who may use it, and whether it generates."""
+
+    def paths(is_meant: Callable[[Operation], bool]) -> set[str]:
+        return {operation.path for operation in OPERATIONS if is_meant(operation)}
+
+    assert paths(lambda each: each.access is Access.OPEN) == OPEN_PATHS
+    assert paths(lambda each: each.access in (Access.OPEN, Access.OPERATOR)) == STATE_PATHS
+    assert paths(lambda each: each.access is Access.OPERATOR) == {METRICS_PATH}
+    assert paths(lambda each: each.generates) == GENERATION_PATHS
+    # What test_authorization.py tries with every kind of key.
+    assert paths(lambda each: each.access is Access.ADMIN) == CHANGES
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: f"{each.method} {each.path}")
+async def test_every_status_that_it_sends_is_documented(operation: Operation) -> None:
+    statuses = [response.status_code async for response in wronged(operation)]
+    assert set(statuses) <= {200, *operation.errors}
+    assert {403, 405, 503} <= set(statuses) | ({503} if operation.path in STATE_PATHS else set())
+    if operation.body is not None:
+        assert {400, 401, 413} <= set(statuses)
+
+
+async def wronged(operation: Operation) -> AsyncIterator[httpx.Response]:
+    """The answers of servers that are well, that have keys, that end and that are broken."""
+    path = operation.path.replace("{model}", "alias")
+    sound = {} if operation.body is None else {"json": dict(operation.example)}
+
+    async def ask(client: httpx.AsyncClient, **changes: object) -> httpx.Response:
+        asked = {"method": operation.method, "url": path, **sound, **changes}
+        return await client.request(**asked)
+
+    engine = FakeEngine()
+    async with client_for(engine, ServerConfig(max_body_bytes=999)) as client:
+        yield await ask(client)
+        yield await ask(client, headers={"Host": "elsewhere"})
+        yield await ask(client, method="delete")
+        yield await ask(client, url=operation.path)
+        for wrong in ("nobody", "", 7, "a" * 9999):
+            for name in ("model", "lora_name", "colour"):
+                body = {**operation.example, name: wrong}
+                yield await ask(client, **({"json": body} if sound else {}))
+        engine.error = ZeroDivisionError("a bug")
+        yield await ask(client)
+        engine.is_alive = False
+        yield await ask(client)
+    keys, drain = ServerConfig(api_key=("user",), admin_api_key=("admin",)), Drain()
+    app = create_app(FakeEngine(), keys, drain)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        for key in ("", "user", "admin"):
+            yield await ask(client, headers={"Authorization": f"Bearer {key}"})
+        drain.begin()
+        yield await ask(client, headers={"Authorization": "Bearer admin"})
 
 
 async def test_it_is_served_whole_with_no_reference_into_nothing(client: httpx.AsyncClient) -> None:
