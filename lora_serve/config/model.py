@@ -11,6 +11,9 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4")
 SCREENS = ("auto", "on", "off")
+# Each is a module of lora_serve/models/checkpoints.
+CHECKPOINT_FORMATS = ("safetensors",)
+AUTO, RANDOM_WEIGHTS = "auto", "dummy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +63,10 @@ class ModelConfig:
         "Longest prompt and answer together, in tokens; the model's own limit if left out.", None
     )
     load_format: str = setting(
-        "Where weights come from: the checkpoint's safetensors, or seeded random numbers.",
-        "safetensors",
-        choices=("safetensors", "dummy"),
+        "Where weights come from: the checkpoint, in this format (auto: in the one it has), or "
+        "seeded random numbers (dummy).",
+        AUTO,
+        choices=(AUTO, *CHECKPOINT_FORMATS, RANDOM_WEIGHTS),
         spellings={"auto": "safetensors"},
     )
     generation_config: str = setting(

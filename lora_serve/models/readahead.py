@@ -7,7 +7,6 @@ Only ever a hint: nothing here can fail a load, and the reader of a broken heade
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,21 +22,6 @@ class FileRange:
     path: Path
     begin: int
     end: int
-
-
-def tensor_ranges(path: Path) -> dict[str, FileRange]:
-    """Where each tensor of a safetensors file lies; empty if its header cannot be read."""
-    try:
-        with path.open("rb") as file:
-            header_bytes = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(header_bytes))
-        return {
-            name: FileRange(path, *(8 + header_bytes + offset for offset in entry["data_offsets"]))
-            for name, entry in header.items()
-            if name != "__metadata__"
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
-        return {}
 
 
 class ReadAhead:

@@ -1,4 +1,4 @@
-"""Where weights come from: safetensors in a directory, or seeded random numbers.
+"""Where weights come from: a checkpoint in a directory, or seeded random numbers.
 
 A model's tensors are read one at a time, so that no second copy of the model is ever in memory, and
 copied out of the file, so that a file that changes later changes nothing here.
@@ -6,22 +6,22 @@ copied out of the file, so that a file that changes later changes nothing here.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 import torch
 import xxhash
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from lora_serve.config.model import RANDOM_WEIGHTS
 from lora_serve.errors import ConfigError
 from lora_serve.identity import framed
 from lora_serve.models.base import ModelSpec
-from lora_serve.models.readahead import ReadAhead, tensor_ranges
+from lora_serve.models.checkpoints.base import CheckpointFormat
+from lora_serve.models.checkpoints.choose import format_of
+from lora_serve.models.readahead import ReadAhead
 
-STORED_DTYPES = ("F32", "BF16", "F16")
 MOST_FINDINGS = 8  # named in an error; a wrong checkpoint has hundreds
 _CPU = torch.device("cpu")
 _BUFFER = ".rotary_emb.inv_freq"  # old checkpoints hold it; it is computed here
@@ -36,21 +36,23 @@ class TensorSource(Protocol):
 
 
 class Checkpoint:
-    """The safetensors files of one directory, single or sharded.
+    """The tensors that a checkpoint stores, by the names of `ModelSpec.tensor_shapes`.
 
-    name_of: as ModelSpec.tensor_name.
+    form: the format of the directory. name_of: as ModelSpec.tensor_name.
 
     Raises:
-        ConfigError: when there are none, or one is missing or broken.
+        ConfigError: when there are none, or a file is missing or broken.
     """
 
-    def __init__(self, directory: Path, name_of: Callable[[str], str | None]) -> None:
+    def __init__(
+        self, directory: Path, form: CheckpointFormat, name_of: Callable[[str], str | None]
+    ) -> None:
         self._directory = directory
-        self._paths = _files_of(directory)
+        self._dtypes = form.dtypes
+        self._source = form.open(directory)
         self._stored = {
-            name: (file, stored)
-            for file in map(_open, self._paths)
-            for stored in file.keys()  # noqa: SIM118
+            name: (stored, tensor)
+            for stored, tensor in self._source.tensors().items()
             if (name := name_of(stored)) is not None and not stored.endswith(_BUFFER)
         }
         self._read_ahead = ReadAhead(())
@@ -72,58 +74,21 @@ class Checkpoint:
 
     def will_read(self, names: Iterable[str]) -> None:
         """Tensors that `read` will be asked for, about in this order."""
-        ranges = {k: v for path in self._paths for k, v in tensor_ranges(path).items()}
-        stored = [self._stored[name][1] for name in names]
-        self._read_ahead = ReadAhead([ranges[name] for name in stored if name in ranges])
-
-    def _check_tensor(self, name: str, shape: tuple[int, ...]) -> str:
-        file, stored_name = self._stored[name]
-        stored = file.get_slice(stored_name)
-        if tuple(stored.get_shape()) != shape:
-            return f"{name} has shape {tuple(stored.get_shape())}, the config says {shape}"
-        if stored.get_dtype() not in STORED_DTYPES:
-            return f"{name} is stored as {stored.get_dtype()}; supported are {STORED_DTYPES}"
-        return ""
+        self._read_ahead = ReadAhead([r for name in names for r in self._stored[name][1].ranges])
 
     def read(self, name: str) -> Tensor:
-        file, stored = self._stored[name]
-        tensor = file.get_tensor(stored).clone()
-        self._read_ahead.note_read(tensor.nbytes)
-        return tensor
+        stored, tensor = self._stored[name]
+        read = self._source.read(stored)
+        self._read_ahead.note_read(sum(r.end - r.begin for r in tensor.ranges))
+        return read
 
-
-def _files_of(directory: Path) -> list[Path]:
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ConfigError(f"{index}: not an index of safetensors files: {error!r}") from error
-    elif (directory / "model.safetensors").is_file():
-        names = ["model.safetensors"]
-    else:
-        raise ConfigError(_no_weights(directory))
-    return [directory / name for name in names]
-
-
-def _open(path: Path) -> safe_open:
-    try:
-        return safe_open(path, framework="pt")
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path} is missing; download the checkpoint again") from error
-    except SafetensorError as error:
-        raise ConfigError(f"{path} is broken: {error}; download it again") from error
-
-
-def _no_weights(directory: Path) -> str:
-    pickles = sorted(path.name for path in directory.glob("*.bin"))
-    if not pickles:
-        return f"{directory} holds no model.safetensors, nor an index of its shards"
-    return (
-        f"{directory} holds {pickles[0]} but no safetensors; pickled weights are not loaded "
-        "because they may run code. Convert them once: AutoModelForCausalLM.from_pretrained(path)"
-        ".save_pretrained(new_path, safe_serialization=True)"
-    )
+    def _check_tensor(self, name: str, shape: tuple[int, ...]) -> str:
+        _, stored = self._stored[name]
+        if stored.shape != shape:
+            return f"{name} has shape {stored.shape}, the config says {shape}"
+        if not stored.is_readable:
+            return f"{name} is stored as {stored.dtype}; supported are {', '.join(self._dtypes)}"
+        return ""
 
 
 class RandomWeights:
@@ -170,9 +135,9 @@ def open_weights(
         ConfigError: when the directory does not hold them.
     """
     shapes = spec.tensor_shapes()
-    if load_format == "dummy":
+    if load_format == RANDOM_WEIGHTS:
         return RandomWeights(shapes, seed, dtype, device)
-    checkpoint = Checkpoint(directory, spec.tensor_name)
+    checkpoint = Checkpoint(directory, format_of(directory, load_format), spec.tensor_name)
     checkpoint.check(shapes)
     checkpoint.will_read(shapes)
     return checkpoint

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from lora_serve.config import ModelConfig
+from lora_serve.config.model import RANDOM_WEIGHTS
 from lora_serve.models.base import Model, ModelSpec
 from lora_serve.models.choices import dtype_name, max_model_len
 from lora_serve.models.fingerprint import model_fingerprint
@@ -48,9 +49,13 @@ def load_model(config: ModelConfig, device: Device, block_size: int) -> LoadedMo
     """
     on_device = device.torch_device
     ops = _chosen_ops(config, on_device)  # first: what it refuses needs no download
-    with_weights = config.load_format != "dummy"
-    directory = model_directory(config.model, config.revision, with_weights=with_weights)
-    spec = load_spec(directory)
+    directory = model_directory(
+        config.model,
+        config.revision,
+        config.load_format,
+        with_weights=config.load_format != RANDOM_WEIGHTS,
+    )
+    spec = load_spec(directory, config.load_format)
     dtype: torch.dtype = getattr(torch, dtype_name(config.dtype, spec))
     longest = max_model_len(config.max_model_len, spec)
     kv_block_bytes(spec.kv_specs(), ops, block_size, dtype)  # kernels refuse some sizes of heads

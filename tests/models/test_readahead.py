@@ -6,7 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lora_serve.models.readahead import FileRange, ReadAhead, tensor_ranges
+from lora_serve.models.checkpoints.safetensors import tensor_ranges
+from lora_serve.models.readahead import FileRange, ReadAhead
 
 
 @pytest.fixture

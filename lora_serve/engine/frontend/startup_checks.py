@@ -46,7 +46,10 @@ def _check_model(config: ModelConfig) -> Mapping[str, tuple[int, int]]:
     from lora_serve.models.choices import dtype_name, max_model_len
     from lora_serve.models.source import load_spec, model_directory
 
-    spec = load_spec(model_directory(config.model, config.revision, with_weights=False))
+    directory = model_directory(
+        config.model, config.revision, config.load_format, with_weights=False
+    )
+    spec = load_spec(directory, config.load_format)
     refusals = Refusals()
     with refusals.noted():
         dtype_name(config.dtype, spec)

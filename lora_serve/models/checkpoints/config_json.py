@@ -1,0 +1,26 @@
+"""Reads a directory's config.json, which most formats have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from lora_serve.errors import ConfigError
+
+
+def read_config_json(directory: Path) -> dict[str, object]:
+    """The object in it.
+
+    Raises:
+        ConfigError: it is missing or broken.
+    """
+    path = directory / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path} holds no JSON object")
+    return config

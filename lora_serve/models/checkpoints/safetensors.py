@@ -1,0 +1,109 @@
+"""safetensors: one file, or shards with an index, as transformers saves them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from lora_serve.errors import ConfigError
+from lora_serve.models.checkpoints.base import StoredTensor
+from lora_serve.models.checkpoints.config_json import read_config_json
+from lora_serve.models.readahead import FileRange
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+class Safetensors:
+    files = ("*.safetensors",)
+    dtypes = ("F32", "BF16", "F16")
+
+    def recognises(self, directory: Path) -> bool:
+        return (directory / INDEX).is_file() or (directory / SINGLE).is_file()
+
+    def config(self, directory: Path) -> Mapping[str, object]:
+        return read_config_json(directory)
+
+    def open(self, directory: Path) -> OpenSafetensors:
+        return OpenSafetensors(_files_of(directory))
+
+
+class OpenSafetensors:
+    """The open files, and which of them has each tensor."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._ranges = {k: v for path in paths for k, v in tensor_ranges(path).items()}
+        self._files = {
+            name: file
+            for file in map(_open, paths)
+            for name in file.keys()  # noqa: SIM118
+        }
+
+    def tensors(self) -> dict[str, StoredTensor]:
+        return {name: self._stored(name) for name in self._files}
+
+    def read(self, name: str) -> Tensor:
+        tensor: Tensor = self._files[name].get_tensor(name).clone()  # it is a part of the file
+        return tensor
+
+    def _stored(self, name: str) -> StoredTensor:
+        header = self._files[name].get_slice(name)
+        dtype = header.get_dtype()
+        found = self._ranges.get(name)
+        ranges = () if found is None else (found,)
+        return StoredTensor(tuple(header.get_shape()), dtype, dtype in Safetensors.dtypes, ranges)
+
+
+FORMAT = Safetensors()
+
+
+def tensor_ranges(path: Path) -> dict[str, FileRange]:
+    """Where each tensor of a safetensors file lies; empty if its header cannot be read."""
+    try:
+        with path.open("rb") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(header_bytes))
+        return {
+            name: FileRange(path, *(8 + header_bytes + offset for offset in entry["data_offsets"]))
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return {}
+
+
+def _files_of(directory: Path) -> list[Path]:
+    index = directory / INDEX
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ConfigError(f"{index}: not an index of safetensors files: {error!r}") from error
+    elif (directory / SINGLE).is_file():
+        names = [SINGLE]
+    else:
+        raise ConfigError(_no_weights(directory))
+    return [directory / name for name in names]
+
+
+def _open(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="pt")
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path} is missing; download the checkpoint again") from error
+    except SafetensorError as error:
+        raise ConfigError(f"{path} is broken: {error}; download it again") from error
+
+
+def _no_weights(directory: Path) -> str:
+    pickles = sorted(path.name for path in directory.glob("*.bin"))
+    if not pickles:
+        return f"{directory} holds no model.safetensors, nor an index of its shards"
+    return (
+        f"{directory} holds {pickles[0]} but no safetensors; pickled weights are not loaded "
+        "because they may run code. Convert them once: AutoModelForCausalLM.from_pretrained(path)"
+        ".save_pretrained(new_path, safe_serialization=True)"
+    )

@@ -1,0 +1,121 @@
+"""What every checkpoint format must pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lora_serve.config.model import AUTO, CHECKPOINT_FORMATS
+from lora_serve.errors import ConfigError
+from lora_serve.models.checkpoints.base import CheckpointFormat
+from lora_serve.models.checkpoints.choose import format_named, format_of
+from lora_serve.models.source import load_spec
+from lora_serve.models.weights import Checkpoint, open_weights
+from tests.fakes.tiny_models import save
+
+# Writes a model in a format, and says which floats it then stores: all, or what rounding left.
+Writer = Callable[[PreTrainedModel, Path], Mapping[str, Tensor]]
+
+
+def as_safetensors(model: PreTrainedModel, directory: Path) -> Mapping[str, Tensor]:
+    save(model, directory, max_shard_size="100KB")
+    return model.state_dict()
+
+
+WRITERS: dict[str, Writer] = {"safetensors": as_safetensors}
+
+
+@pytest.fixture(params=CHECKPOINT_FORMATS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def form(name: str) -> CheckpointFormat:
+    return format_named(name)
+
+
+@pytest.fixture
+def written(
+    name: str, tiny_models: dict[str, PreTrainedModel], tmp_path: Path
+) -> tuple[Path, Mapping[str, Tensor]]:
+    """A checkpoint in the format, and the floats that it stores."""
+    return tmp_path / "model", WRITERS[name](tiny_models["qwen2"], tmp_path / "model")
+
+
+def test_a_directory_is_recognised_by_its_format_alone(
+    form: CheckpointFormat, written: tuple[Path, Mapping[str, Tensor]], tmp_path: Path
+) -> None:
+    directory, _ = written
+    recognised = [
+        other for other in CHECKPOINT_FORMATS if format_named(other).recognises(directory)
+    ]
+    assert [format_named(other) for other in recognised] == [form]
+    assert format_of(directory, AUTO) is form
+    assert not form.recognises(tmp_path)
+
+
+def test_its_files_are_among_those_fetched_from_the_hub(
+    form: CheckpointFormat, written: tuple[Path, Mapping[str, Tensor]], tmp_path: Path
+) -> None:
+    directory, _ = written
+    for path in directory.iterdir():
+        if not any(path.match(pattern) for pattern in ("*.json", *form.files)):
+            path.unlink()
+    spec = load_spec(directory)
+    open_weights(directory, spec, AUTO, 0, torch.float32)
+
+
+def test_it_gives_the_floats_that_were_stored(
+    written: tuple[Path, Mapping[str, Tensor]],
+) -> None:
+    directory, stored = written
+    spec = load_spec(directory)
+    source = open_weights(directory, spec, AUTO, 0, torch.float32)
+    for name in spec.tensor_shapes():
+        assert torch.equal(source.read(name).to(stored[name].dtype), stored[name]), name
+
+
+def test_a_tensor_that_was_read_is_memory_of_its_own(
+    written: tuple[Path, Mapping[str, Tensor]],
+) -> None:
+    directory, _ = written
+    spec = load_spec(directory)
+    source = open_weights(directory, spec, AUTO, 0, torch.float32)
+    first = source.read("model.norm.weight")
+    first.zero_()
+    assert source.read("model.norm.weight").any()
+    kept = source.read("model.norm.weight").clone()
+    held = source.read("model.norm.weight")
+    for path in directory.iterdir():
+        with path.open("r+b") as file:
+            file.write(bytes(path.stat().st_size))
+    assert torch.equal(held, kept)
+
+
+def test_a_tensors_bytes_lie_where_it_says(
+    form: CheckpointFormat, written: tuple[Path, Mapping[str, Tensor]]
+) -> None:
+    directory, _ = written
+    for name, tensor in form.open(directory).tensors().items():
+        for found in tensor.ranges:
+            assert 0 <= found.begin < found.end <= found.path.stat().st_size, name
+
+
+def test_a_file_that_is_cut_off_or_gone_is_refused_by_its_name(
+    form: CheckpointFormat, written: tuple[Path, Mapping[str, Tensor]]
+) -> None:
+    directory, _ = written
+    spec = load_spec(directory)
+    (path, *_) = sorted(path for path in directory.iterdir() if path.match(form.files[0]))
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(ConfigError, match=path.name):
+        Checkpoint(directory, form, spec.tensor_name)
+    path.unlink()
+    with pytest.raises(ConfigError, match=str(directory)):
+        Checkpoint(directory, form, spec.tensor_name)
