@@ -108,8 +108,9 @@ class ServerConfig:
         64 * 2**20,
     )
     max_total_body_bytes: int = setting(
-        "Most bytes of request bodies above 64 KiB that are read and parsed at once; further "
-        "bodies wait for 5 s and then get 503. A larger one is read alone.",
+        "Most bytes of request bodies that are read and parsed at once, as far as they have come. "
+        "Of those above it the slowest get 408; one above 64 KiB waits for room for 5 s and then "
+        "gets 503. A larger one is read alone.",
         64 * 2**20,
     )
     max_connections: int = setting(

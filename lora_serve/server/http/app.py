@@ -38,6 +38,7 @@ from lora_serve.server.http.body import BodyReader
 from lora_serve.server.http.connections import Connections
 from lora_serve.server.http.drain import Drain, Draining
 from lora_serve.server.http.errors import ErrorBoundary, answer_error, answer_http_error
+from lora_serve.server.http.head_requests import answering_head
 from lora_serve.server.http.hosts import AllowedHosts, HostCheck, is_loopback
 from lora_serve.server.http.instrumentation import Instrumentation
 from lora_serve.server.http.listener import Listeners, read_template
@@ -91,9 +92,9 @@ def create_app(
         operations_router(context, page.http),
         tokens_router(context),
     ):
-        app.include_router(router)
+        app.include_router(answering_head(router))
     if config.metrics_port is None:
-        app.include_router(metrics_router(page, context.keys))
+        app.include_router(answering_head(metrics_router(page, context.keys)))
     app.add_exception_handler(LoraServeError, answer_error)
     app.add_exception_handler(HTTPException, answer_http_error)
     app.add_middleware(Authentication, keys=context.keys)

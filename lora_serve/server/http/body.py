@@ -1,7 +1,8 @@
 """Reads a request's JSON body, and refuses it in words that name the field and the fault.
 
 Never holds more than --max-body-bytes of a body, nor waits for it longer than
---request-body-timeout, nor holds more than --max-total-body-bytes of all of them. Knows no route.
+--request-body-timeout, nor holds much more than --max-total-body-bytes of all of them. Knows no
+route.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import asyncio
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -19,12 +19,12 @@ from starlette.requests import Request
 
 from lora_serve.config import ServerConfig
 from lora_serve.errors import InvalidRequestError
-from lora_serve.server.http.budget import WAIT_SECONDS, Budget
+from lora_serve.server.http.body_room import WAIT_SECONDS, BodyRoom, IncomingBody
 from lora_serve.server.http.errors import BodyTimeoutError, BodyTooLargeError
-from lora_serve.server.http.json_shape import check_shape
+from lora_serve.server.http.json_shape import check_shape, has_few_containers
 
-# Parsed where it is read, in at most 2 ms (Zen 5), and counted to no budget: floods of large
-# bodies delay no small one.
+# Waits for no room, and is parsed where it is read unless it is made of many lists: in at most 2 ms
+# (Zen 5). Floods of large bodies delay no small one.
 SMALL_BODY_BYTES = 2**16
 MAX_FAULTS = 1000
 MAX_FAULTS_TOLD = 10
@@ -41,11 +41,7 @@ class BodyReader:
     def __init__(self, config: ServerConfig, wait_seconds: float = WAIT_SECONDS) -> None:
         """wait_seconds: for others' bodies to make room."""
         self._config = config
-        self._budget = Budget(
-            config.max_total_body_bytes,
-            "bytes of a request body (--max-total-body-bytes)",
-            wait_seconds,
-        )
+        self._room = BodyRoom(config.max_total_body_bytes, wait_seconds)
         # One, because parsers let no other thread run: of several each would wait for all others,
         # and so would the event loop.
         self._parser = ThreadPoolExecutor(1, "body-parser")
@@ -67,34 +63,39 @@ class BodyReader:
         Raises:
             InvalidRequestError: not JSON, or not such JSON; every faulty field is named.
             BodyTooLargeError: as soon as it is known to be.
-            BodyTimeoutError: it had not come in --request-body-timeout.
+            BodyTimeoutError: it had not come in --request-body-timeout, or gave way to others.
             OverloadedError: others have --max-total-body-bytes already.
         """
-        async with AsyncExitStack() as held:
-            data = await self._receive_in_time(request, takes_embeds, held)
+        with self._room.hold() as body:
+            data = await self._receive_in_time(request, takes_embeds, body)
             if optional and not data:
                 data = b"{}"
             else:
                 _require_json(request)
-            if len(data) <= SMALL_BODY_BYTES:
+            if len(data) <= SMALL_BODY_BYTES and has_few_containers(data):
                 return self._parse(data, model)
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._parser, self._parse_large, data, model)
 
     async def _receive_in_time(
-        self, request: Request, takes_embeds: bool, held: AsyncExitStack
+        self, request: Request, takes_embeds: bool, body: IncomingBody
     ) -> bytes:
         seconds = self._config.request_body_timeout
         try:
-            async with asyncio.timeout(seconds or None):
-                return await self._receive(request, takes_embeds, held)
+            async with asyncio.timeout(seconds or None) as clock:
+                with self._room.receive(body, clock):
+                    return await self._receive(request, takes_embeds, body)
         except TimeoutError:
             raise BodyTimeoutError(
-                f"the request body had not come in {seconds:g} s; send it faster, "
-                "or raise --request-body-timeout"
+                f"{body.num_bytes} bytes of the request body had come when others needed the room "
+                f"that it took of {self._config.max_total_body_bytes}; send it faster, or raise "
+                "--max-total-body-bytes"
+                if body.gave_way
+                else f"the request body had not come in {seconds:g} s; send it faster, or raise "
+                "--request-body-timeout"
             ) from None
 
-    async def _receive(self, request: Request, takes_embeds: bool, held: AsyncExitStack) -> bytes:
+    async def _receive(self, request: Request, takes_embeds: bool, body: IncomingBody) -> bytes:
         limit = plain_limit = self._config.max_body_bytes
         if takes_embeds:
             limit = max(limit, self._config.max_embeds_body_bytes)
@@ -104,15 +105,15 @@ class BodyReader:
             raise _too_large(f"it has {declared}", limit, flag)
         chunks = []
         num_bytes = 0
-        has_share = False
         async for chunk in request.stream():
             num_bytes += len(chunk)
             if num_bytes > limit:
                 raise _too_large(f"{num_bytes} have come", limit, flag)
+            if num_bytes > SMALL_BODY_BYTES:
+                await self._room.add_in_turn(body, len(chunk))
+            else:
+                self._room.add(body, len(chunk))
             chunks.append(chunk)
-            if num_bytes > SMALL_BODY_BYTES and not has_share:
-                has_share = True
-                await held.enter_async_context(self._budget.share(declared or limit))
         data = b"".join(chunks)
         if num_bytes > plain_limit and EMBEDS_KEY not in data:
             raise _too_large(

@@ -122,9 +122,8 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         message = f"there is no route {request.url.path}"
     elif error.status_code == 405:
-        message = (
-            f"{request.method} is not allowed on {request.url.path}; use {headers.get('Allow')}"
-        )
+        headers["Allow"] = ", ".join(sorted(headers["Allow"].split(", ")))  # it comes of a set
+        message = f"{request.method} is not allowed on {request.url.path}; use {headers['Allow']}"
     kind = HTTP_TYPES.get(error.status_code, "BadRequestError")
     return _response(_body(message, kind, None, error.status_code), error.status_code, headers)
 

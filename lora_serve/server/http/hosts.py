@@ -8,16 +8,18 @@ here (DNS rebinding), or across origins without reading the answer. Such request
 from __future__ import annotations
 
 import ipaddress
+import re
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lora_serve.config import ServerConfig
-from lora_serve.errors import ForbiddenError
+from lora_serve.errors import ForbiddenError, InvalidRequestError
 from lora_serve.server.http.errors import error_response
 
 LOCALHOST = "localhost"
+HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.~%-]*)(:[0-9]*)?", re.ASCII)
 
 
 def is_loopback(host: str) -> bool:
@@ -41,21 +43,27 @@ class AllowedHosts:
         self._allows_any = not self._names and not is_loopback(host or config.host)
 
     def check(self, headers: Headers) -> None:
-        """Raise ForbiddenError for a Host or an Origin that is not allowed here."""
+        """Judge the only Host that there may be, and each Origin.
+
+        Raises:
+            InvalidRequestError: several hosts, or none that could be one.
+            ForbiddenError: a host or an origin that is not allowed here.
+        """
+        given = _only_host(headers)
         if self._allows_any:
             return
-        host = _name_of(f"//{headers.get('host', '')}")
+        host = _name_of(f"//{given}")
         if not self._allows(host):
             raise ForbiddenError(
                 f"this server does not answer to the host {host[:80]!r}; name it with "
                 "--allowed-hosts if it should"
             )
-        origin = headers.get("origin")
-        if origin is not None and not self._allows(_name_of(origin)):
-            raise ForbiddenError(
-                f"pages of the origin {origin[:80]!r} may not use this server; name its host with "
-                "--allowed-hosts if they may"
-            )
+        for origin in headers.getlist("origin"):
+            if not self._allows(_name_of(origin)):
+                raise ForbiddenError(
+                    f"pages of the origin {origin[:80]!r} may not use this server; name its host "
+                    "with --allowed-hosts if they may"
+                )
 
     def _allows(self, name: str) -> bool:
         return name in self._names if self._names else is_loopback(name)
@@ -72,10 +80,25 @@ class HostCheck:
         if scope["type"] == "http":
             try:
                 self._hosts.check(Headers(scope=scope))
-            except ForbiddenError as error:
+            except (ForbiddenError, InvalidRequestError) as error:
                 await error_response(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+def _only_host(headers: Headers) -> str:
+    """The value of the Host header; empty without one. Proxies might have judged by another."""
+    hosts = headers.getlist("host")
+    if len(hosts) > 1:
+        raise InvalidRequestError(
+            f"the request has {len(hosts)} Host headers, 1 is allowed; send the first alone"
+        )
+    if hosts and not HOST.fullmatch(hosts[0]):
+        raise InvalidRequestError(
+            f"the Host header {hosts[0][:80]!r} is not a name or address with an optional port; "
+            "send it as in `Host: localhost:8000`"
+        )
+    return hosts[0] if hosts else ""
 
 
 def _name_of(url: str) -> str:

@@ -12,6 +12,12 @@ from lora_serve.errors import InvalidRequestError
 MAX_STRINGS = 2**16  # keys of objects are strings too
 MAX_CONTAINERS = 2**15
 MAX_ITEMS = 2**20  # token ids of prompts, above all
+FEW_CONTAINERS = 1024
+
+
+def has_few_containers(data: bytes) -> bool:
+    """Whether so few lists and objects can be in it that it is parsed at once."""
+    return data.count(b"[") + data.count(b"{") <= FEW_CONTAINERS
 
 
 def check_shape(data: bytes) -> None:

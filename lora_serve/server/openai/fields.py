@@ -16,6 +16,7 @@ from lora_serve.server.http.body import IGNORES_UNKNOWN
 MAX_TOKEN_ID = 2**31 - 1
 MAX_CACHE_SALT_CHARS = 1024
 MAX_CONTENT_PARTS = 1024
+MAX_PROMPTS = 1024
 
 _NEUTRAL: tuple[object, ...] = (None, "", [], {}, "none", {"type": "text"})
 
@@ -31,6 +32,10 @@ def parse_prompts(value: object) -> tuple[TextOrTokens, ...]:
     if isinstance(value, list):
         if _is_token_ids(value):
             return (_token_ids(value),) if value else ()
+        if len(value) > MAX_PROMPTS:
+            raise ValueError(
+                f"has {len(value)} prompts, at most {MAX_PROMPTS} are allowed; send several bodies"
+            )
         return tuple(_text_or_tokens(item) for item in value)
     raise ValueError("must be a text, a list of token ids, or a list of either")
 

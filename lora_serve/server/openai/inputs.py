@@ -15,10 +15,10 @@ from lora_serve.errors import InvalidRequestError, PromptTooLongError
 from lora_serve.prompts import Prompt, TokensPrompt
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.budget import Budget
+from lora_serve.server.openai.fields import MAX_PROMPTS
 from lora_serve.server.openai.prompt_embeds import decode_prompt_embeds
 from lora_serve.server.openai.protocol import ChatMessage, CompletionBody, JsonObject
 
-MAX_PROMPTS = 1024
 MAX_CHOICES = 4096
 MAX_CHARS_AT_ONCE = 2**22  # of all long texts; tokenizing takes up to 200 bytes a character
 SMALL_TEXT_CHARS = 2**16

@@ -186,6 +186,14 @@ async def test_a_large_body_is_parsed_beside_the_event_loop() -> None:
         assert (body.field is not threading.current_thread()) == is_beside
 
 
+async def test_a_small_body_of_many_lists_is_parsed_beside_the_event_loop_too() -> None:
+    reader = BodyReader(ServerConfig(ignore_unknown_fields=True))
+    for num_lists, is_beside in ((1000, False), (1100, True)):
+        data = b'{"field": 1, "more": [%b]}' % b",".join([b"[]"] * num_lists)
+        body = await reader.read(request_of(data), Threads)
+        assert (body.field is not threading.current_thread()) == is_beside
+
+
 async def test_bodies_are_held_within_a_total_and_small_ones_beside_it() -> None:
     size = 100_000
     reader = BodyReader(ServerConfig(max_total_body_bytes=2 * size))
@@ -200,6 +208,20 @@ async def test_bodies_are_held_within_a_total_and_small_ones_beside_it() -> None
     assert not third.done()
     more.set()
     await asyncio.gather(*first, third)
+
+
+async def test_a_body_that_has_begun_waits_for_none_that_came_later() -> None:
+    size = 100_000
+    reader = BodyReader(ServerConfig(max_total_body_bytes=size + 10), wait_seconds=0.2)
+    more = asyncio.Event()
+    first = asyncio.create_task(
+        reader.read(request_of(padded(size)[:-1], b"}", more=more), Threads)
+    )
+    await asyncio.sleep(0)
+    second = asyncio.create_task(reader.read(request_of(padded(size)), Threads))
+    await asyncio.sleep(0)
+    more.set()
+    await asyncio.gather(first, second)
 
 
 async def test_a_body_that_finds_no_room_is_refused_and_may_be_sent_again() -> None:
@@ -229,6 +251,11 @@ async def test_only_a_body_with_embeddings_may_be_larger(engine: FakeEngine) -> 
         error_of(await client.post("/tokenize", json=body), 413)
         error = error_of(await client.post(URL, json={**body, "suffix": "x" * 2000}), 413)
         assert "--max-embeds-body-bytes" in error["message"]
+
+
+async def test_prompts_are_counted_before_they_are_read(client: httpx.AsyncClient) -> None:
+    error = await refused(client, prompt=[[1]] * 1025)
+    assert "prompt: has 1025 prompts, at most 1024 are allowed" in error["message"]
 
 
 async def test_messages_and_their_parts_are_counted(client: httpx.AsyncClient) -> None:

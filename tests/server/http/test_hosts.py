@@ -5,7 +5,8 @@ import pytest
 from lora_serve.config import ServerConfig
 from lora_serve.server.http.hosts import is_loopback
 from tests.fakes.engine import FakeEngine
-from tests.server.clients import client_for, error_of
+from tests.server.clients import client_for, error_of, serving
+from tests.server.http.test_connections import answer_on, connect
 
 RESET = "/reset_prefix_cache"
 NAMED = ServerConfig(host="0.0.0.0", allowed_hosts=("llm.example", "10.0.0.1"))
@@ -31,7 +32,7 @@ async def test_a_loopback_server_answers_to_loopback_names(engine: FakeEngine, h
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example:8000", "10.0.0.1", "[::1", "", "user@evil"]
+    "host", ["evil.example", "127.0.0.1.evil.example:8000", "10.0.0.1", "", "1"]
 )
 @pytest.mark.parametrize("url", [RESET, "/health", "/v1/models"])
 async def test_a_name_that_points_here_is_refused_by_a_loopback_server(
@@ -80,3 +81,44 @@ async def test_no_redirect_names_the_host_that_a_client_sent(engine: FakeEngine)
         response = await client.post("/v1/completions/", headers={"Host": "evil.example"})
     assert response.status_code == 404
     assert "location" not in response.headers
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        *([b"localhost", b"evil.example"], [b"evil.example", b"localhost"], [b"localhost"] * 2),
+        *([b"[::1"], [b"user@localhost"], [b"localhost:8000:1"], [b"local host"], [b"localhost/"]),
+        *([b"localhost, evil.example"], [b"localhost:x"], [b"\xe9"]),
+    ],
+)
+@pytest.mark.parametrize("config", [ServerConfig(), NETWORK])
+async def test_several_hosts_or_none_that_could_be_one_are_refused(
+    engine: FakeEngine, hosts: list[bytes], config: ServerConfig
+) -> None:
+    async with serving(engine, config) as url:
+        wire = await connect(url)
+        lines = b"".join(b"Host: %b\r\n" % host for host in hosts)
+        answer = await answer_on(wire, b"GET /health HTTP/1.1\r\n" + lines + b"\r\n")
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"Host header" in answer
+        wire[1].close()
+
+
+async def test_each_origin_is_judged(engine: FakeEngine) -> None:
+    headers = [("Origin", "http://localhost"), ("Origin", "http://evil.example")]
+    async with client_for(engine) as client:
+        response = await client.post(RESET, headers=headers)
+    assert "http://evil.example" in str(error_of(response, 403)["message"])
+
+
+async def test_a_page_that_posts_without_cors_is_refused(engine: FakeEngine) -> None:
+    body = b'{"prompt": "hi"}'
+    request = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: https://evil.example\r\n"
+        b"Sec-Fetch-Mode: no-cors\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n%b"
+    ) % (len(body), body)
+    async with serving(engine) as url:
+        wire = await connect(url)
+        assert (await answer_on(wire, request)).startswith(b"HTTP/1.1 403 ")
+        wire[1].close()
+    assert not engine.seen

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from lora_serve.config import ServerConfig
+from lora_serve.server.http import body_room
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import eventually, serving
 
@@ -74,3 +75,53 @@ async def test_an_answer_of_which_nothing_is_taken_is_given_up_with_its_connecti
             await eventually(lambda: engine.growing)
             await eventually(lambda: engine.ended_early, 30)
     assert not engine.growing
+
+
+@pytest.mark.parametrize("trickles", [False, True])
+async def test_stalled_bodies_keep_no_other_out(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, *, trickles: bool
+) -> None:
+    monkeypatch.setattr(body_room, "GRACE_SECONDS", 0.2)
+    room, size = 2 * 2**20, 2**20
+    head = HEAD.replace(b"Length: 100", b"Length: %d" % size)
+    async with serving(engine, ServerConfig(max_total_body_bytes=room)) as url:
+        stalled = [await connect(url) for _ in range(6)]
+        for _, writer in stalled:
+            writer.write(head + b'{"user": "' + b"x" * (size // 3))
+            await writer.drain()
+        await asyncio.sleep(0.3)
+        for _ in range(4):
+            if trickles:
+                for reader, writer in stalled:
+                    if not reader.at_eof() and not writer.is_closing():
+                        writer.write(b"x" * 100)
+            reader, writer = await connect(url)
+            content = b'{"prompt": "hi", "max_tokens": 1}'.ljust(size)
+            writer.write(head + content)
+            status = await asyncio.wait_for(reader.readline(), 5)
+            assert status.startswith(b"HTTP/1.1 200 "), status
+            writer.close()
+        assert engine.seen
+        if not trickles:  # what is sent to a closed connection may cost its answer
+            told = [await asyncio.wait_for(each.readline(), 5) for each, _ in stalled[:1]]
+            assert told[0].startswith(b"HTTP/1.1 408 ")
+        for _, writer in stalled:
+            writer.close()
+
+
+async def test_declared_bytes_that_have_not_come_take_no_room(engine: FakeEngine) -> None:
+    size = 2**20
+    head = HEAD.replace(b"Length: 100", b"Length: %d" % size)
+    async with serving(engine, ServerConfig(max_total_body_bytes=4 * size)) as url:
+        declared = [await connect(url) for _ in range(16)]
+        for _, writer in declared:
+            writer.write(head + b" " * 70_000)
+            await writer.drain()
+        await asyncio.sleep(0.1)
+        reader, writer = await connect(url)
+        writer.write(head + b'{"prompt": "hi", "max_tokens": 1}'.ljust(size - 100_000))
+        await asyncio.sleep(0.05)
+        writer.write(b" " * 100_000)
+        assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 200 ")
+        for _, each in (*declared, (reader, writer)):
+            each.close()
