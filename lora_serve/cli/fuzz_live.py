@@ -27,17 +27,17 @@ from lora_serve.errors import ConfigError
 from lora_serve.fuzz.counts import FuzzCounts, Kind
 from lora_serve.fuzz.fuzzer import Fuzzer, Verdict
 from lora_serve.fuzz.generate import Scope, make_trace
-from lora_serve.fuzz.ground import FreshServers, Ground, RunningServer
 from lora_serve.fuzz.progress import ProgressLine
+from lora_serve.fuzz.runners import FreshServers, RunningServer, TraceRunner
 from lora_serve.fuzz.trace import Trace, load_trace, save_trace
 from lora_serve.fuzz.versions import write_versions
 
 EXIT_WRONG = 1
 DEFAULT_NUM_REQUESTS = 1000
 FAULTS = ("kill", "tier")
-BASE_MODEL = "base"
+SERVED_NAME = "base"
 SERVER_FLAGS = (
-    *("--served-model-name", BASE_MODEL, "--max-model-len", "512"),
+    *("--served-model-name", SERVED_NAME, "--max-model-len", "512"),
     *("--enable-lora", "--enable-prompt-embeds", "--validate"),
     *("--lm-head-screen", "on"),  # small as it is, so that greedy answers come by way of it
     "--batch-invariant",  # as it always is on CPUs; on a GPU rounding would be taken for faults
@@ -66,7 +66,7 @@ def _fuzz(args: argparse.Namespace, stage: _Stage) -> int:
     for seed in count(args.seed):
         trace = make_trace(seed, stage.scope)
         verdict = stage.fuzzer.check(trace)
-        found.add(trace, verdict.played, verdict.findings)
+        found.add(trace, verdict.run, verdict.findings)
         seconds = time.monotonic() - started
         done = f"{found.num_requests:,}" + (f" of {limit:,}" if limit else "")
         progress.show(
@@ -152,9 +152,9 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
         from lora_serve.fuzz.reference import ColdEngine  # slow to import; not for --help
 
         cold = ColdEngine(config, versions)
-        ground: Ground
+        runner: TraceRunner
         if args.url:
-            ground = RunningServer(
+            runner = RunningServer(
                 url=args.url,
                 api_key=args.api_key,
                 base_model=_served_model(args.url, args.api_key),
@@ -162,9 +162,9 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
                 hidden_size=cold.hidden_size,
             )
         else:
-            ground = FreshServers(
+            runner = FreshServers(
                 model=Path(model),
-                base_model=BASE_MODEL,
+                base_model=SERVED_NAME,
                 flags=(*SERVER_FLAGS, *args.serve_args),
                 versions=versions,
                 hidden_size=cold.hidden_size,
@@ -182,7 +182,7 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
             fixed_flags=bool(args.url),
         )
         try:
-            yield _Stage(Fuzzer(ground, cold, config.cache.block_size), scope)
+            yield _Stage(Fuzzer(runner, cold, config.cache.block_size), scope)
         finally:
             cold.close()
 

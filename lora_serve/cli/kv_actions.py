@@ -21,7 +21,7 @@ from lora_serve.kv_tiers.secret_files import redis_password
 
 EXIT_REFUSED = 1
 SHORT_DIGEST = 12
-BASE_MODEL = "(base model)"
+SHOWN_BASE_MODEL = "(base model)"
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 Action = Callable[[Inspection, argparse.Namespace], int]
@@ -150,7 +150,7 @@ def show_stats(inspection: Inspection, args: argparse.Namespace) -> int:
         _print_json({"adapters": totals, "tier": facts})
         return 0
     now = time.time()
-    rows = [_totals_row(one, one.adapter or BASE_MODEL, now) for one in totals]
+    rows = [_totals_row(one, one.adapter or SHOWN_BASE_MODEL, now) for one in totals]
     rows += [_totals_row(_totals("", summaries), "all", now)] * (len(rows) > 1)
     _print_table(("adapter", "versions", "salts", "blocks", "size", "oldest", "newest"), rows)
     print()
@@ -184,7 +184,7 @@ def age_text(written: float | None, now: float) -> str:
 
 def _identity(namespace: TierNamespace) -> tuple[str, str, str, str, str]:
     return (
-        namespace.lora_name or BASE_MODEL,
+        namespace.lora_name or SHOWN_BASE_MODEL,
         namespace.digest.hex()[:SHORT_DIGEST] or "–",
         str(namespace.generation) if namespace.lora_name else "–",
         namespace.salt_digest.hex()[:SHORT_DIGEST] or "–",

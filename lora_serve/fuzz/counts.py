@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import msgspec
 
 from lora_serve.fuzz.answers import Called, Heard
-from lora_serve.fuzz.ground import Played
 from lora_serve.fuzz.judge import Finding
 from lora_serve.fuzz.player import RESTARTS
+from lora_serve.fuzz.runners import TraceRun
 from lora_serve.fuzz.trace import Ask, Chat, Damage, Embeds, Event, Load, Reset, Text, Trace, Unload
 
 METRICS = {
@@ -61,11 +61,11 @@ class FuzzCounts(msgspec.Struct):
     prompt_tokens: int = 0
     troubles: int = 0
 
-    def add(self, trace: Trace, played: Played, findings: Sequence[Finding]) -> None:
+    def add(self, trace: Trace, run: TraceRun, findings: Sequence[Finding]) -> None:
         self.traces += 1
-        self.troubles += len(played.troubles)
+        self.troubles += len(run.troubles)
         wrong = {finding.event for finding in findings}
-        for index, (event, record) in enumerate(zip(trace.events, played.records, strict=False)):
+        for index, (event, record) in enumerate(zip(trace.events, run.records, strict=False)):
             if isinstance(event, Ask) and isinstance(record, Heard):
                 self.kinds.setdefault(_kind(event), Kind()).add(record, index in wrong)
                 self.cached_tokens += record.num_cached_tokens
@@ -74,7 +74,7 @@ class FuzzCounts(msgspec.Struct):
                 name = _event_name(event)
                 self.events[name] = self.events.get(name, 0) + 1
         for name, metric in METRICS.items():
-            self.counts[name] = self.counts.get(name, 0) + int(played.metrics.get(metric, 0))
+            self.counts[name] = self.counts.get(name, 0) + int(run.metrics.get(metric, 0))
 
     @property
     def num_requests(self) -> int:

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lora_serve.fuzz.ground import Ground, Played
 from lora_serve.fuzz.judge import Finding, Judge
 from lora_serve.fuzz.reference import ColdEngine
+from lora_serve.fuzz.runners import TraceRun, TraceRunner
 from lora_serve.fuzz.shrink import shrink
 from lora_serve.fuzz.trace import Trace
 
@@ -17,12 +17,14 @@ TRIES = 2  # a trace that passes when shrunk may have been lucky
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    played: Played
+    """What came of playing a trace, and what was wrong with it."""
+
+    run: TraceRun
     findings: list[Finding]
 
     @property
     def is_clean(self) -> bool:
-        return not (self.findings or self.played.troubles)
+        return not (self.findings or self.run.troubles)
 
     def lines(self) -> list[str]:
         """The findings, a line each."""
@@ -30,20 +32,22 @@ class Verdict:
             f"event {finding.event}: {finding.what}" if finding.event is not None else finding.what
             for finding in self.findings
         ]
-        return wrong + [f"server: {trouble}" for trouble in self.played.troubles]
+        return wrong + [f"server: {trouble}" for trouble in self.run.troubles]
 
 
 @dataclass(frozen=True, slots=True)
 class Fuzzer:
-    ground: Ground
+    """Holds what traces are played on, and what their answers are compared with."""
+
+    runner: TraceRunner
     cold: ColdEngine
     block_size: int
 
     def check(self, trace: Trace) -> Verdict:
-        played = self.ground.play(trace)
-        if len(played.records) < len(trace.events):  # the server did not start
-            return Verdict(played, [])
-        return Verdict(played, Judge(trace, played.records, self.cold, self.block_size).findings())
+        run = self.runner.play(trace)
+        if len(run.records) < len(trace.events):  # the server did not start
+            return Verdict(run, [])
+        return Verdict(run, Judge(trace, run.records, self.cold, self.block_size).findings())
 
     def shrink(self, trace: Trace, seconds: float, on_smaller: Callable[[Trace], None]) -> Trace:
         """A small trace that fails like `trace`, found within so many seconds."""

@@ -25,7 +25,7 @@ Record = Heard | Called
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stand:
+class ServerUnderTest:
     """The server that a trace is played on, with what goes with it.
 
     versions: the library's directories. workspace: for adapters that overwrite each other.
@@ -46,8 +46,8 @@ class Stand:
 class Player:
     """Plays one trace, once."""
 
-    def __init__(self, stand: Stand) -> None:
-        self._stand = stand
+    def __init__(self, server: ServerUnderTest) -> None:
+        self._server = server
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def play(self, trace: Trace) -> list[Record]:
@@ -76,20 +76,20 @@ class Player:
                     return await self._change(event)
             case Reset():
                 name = {"lora_name": self._named(event.lora_name)} if event.lora_name else {}
-                return await self._stand.client.call("/reset_prefix_cache", name)
+                return await self._server.client.call("/reset_prefix_cache", name)
             case Kill():
                 return await self._kill()
             case Damage():
                 return self._damage(event)
 
     async def _ask(self, ask: Ask) -> Heard:
-        stand = self._stand
-        model = self._named(ask.lora_name) if ask.lora_name else stand.base_model
-        salt = f"{stand.prefix}{ask.cache_salt}"
+        server = self._server
+        model = self._named(ask.lora_name) if ask.lora_name else server.base_model
+        salt = f"{server.prefix}{ask.cache_salt}"
         leaves_ms = ask.leaves_after_ms
-        return await stand.client.ask(
+        return await server.client.ask(
             route(ask),
-            body(ask, model, salt, stand.hidden_size),
+            body(ask, model, salt, server.hidden_size),
             leaves_after_tokens=ask.leaves_after_tokens,
             leaves_after_seconds=leaves_ms / 1000 if leaves_ms is not None else None,
         )
@@ -97,22 +97,22 @@ class Player:
     async def _change(self, event: Load | Unload) -> Called:
         name = self._named(event.lora_name)
         if isinstance(event, Unload):
-            return await self._stand.client.call("/v1/unload_lora_adapter", {"lora_name": name})
+            return await self._server.client.call("/v1/unload_lora_adapter", {"lora_name": name})
         begin = time.monotonic()
-        path = self._stand.versions[event.version]
+        path = self._server.versions[event.version]
         if event.place:
-            version, path = path, self._stand.workspace / event.lora_name / event.place
+            version, path = path, self._server.workspace / event.lora_name / event.place
             overwrite(path, version)
         fields = {"lora_name": name, "lora_path": str(path), "load_inplace": True}
-        called = await self._stand.client.call("/v1/load_lora_adapter", fields)
+        called = await self._server.client.call("/v1/load_lora_adapter", fields)
         return Called(begin, called.end, called.status, called.message)
 
     async def _kill(self) -> Called:
         begin = time.monotonic()
-        assert self._stand.server_pid is not None, "a server at a URL is not killed"
-        client = self._stand.client
+        assert self._server.server_pid is not None, "a server at a URL is not killed"
+        client = self._server.client
         num_before = (await client.metrics()).get(RESTARTS, 0.0)
-        kill_engine(self._stand.server_pid)
+        kill_engine(self._server.server_pid)
         # The server may take a while to notice, and is healthy until then.
         while (await client.metrics()).get(RESTARTS, 0.0) <= num_before:
             if time.monotonic() - begin > RESTART_SECONDS:
@@ -123,21 +123,21 @@ class Player:
 
     def _damage(self, event: Damage) -> Called:
         begin = time.monotonic()
-        assert self._stand.disk is not None, "only the disk tier's files are damaged"
-        damage_files(self._stand.disk, event.seed)
+        assert self._server.disk is not None, "only the disk tier's files are damaged"
+        damage_files(self._server.disk, event.seed)
         return Called(begin, time.monotonic())
 
     def _named(self, lora_name: str) -> str:
-        return f"{self._stand.prefix}{lora_name}"
+        return f"{self._server.prefix}{lora_name}"
 
 
-def check_playable(trace: Trace, stand: Stand) -> None:
-    """Raise ConfigError for a trace whose faults or versions this stand cannot play."""
+def check_playable(trace: Trace, server: ServerUnderTest) -> None:
+    """Raise ConfigError for a trace whose faults or versions this server cannot play."""
     for event in trace.events:
-        if isinstance(event, Kill) and stand.server_pid is None:
+        if isinstance(event, Kill) and server.server_pid is None:
             raise ConfigError("the trace kills engines; a server at --url is not the fuzzer's own")
-        if isinstance(event, Load) and event.version >= len(stand.versions):
+        if isinstance(event, Load) and event.version >= len(server.versions):
             raise ConfigError(
-                f"the trace has a version {event.version}, here are {len(stand.versions)}; give "
+                f"the trace has a version {event.version}, here are {len(server.versions)}; give "
                 "the same --adapters"
             )

@@ -14,7 +14,7 @@ from lora_serve.fuzz.generate import Scope, make_trace
 from lora_serve.fuzz.reference import ColdEngine
 from lora_serve.fuzz.trace import Ask, Load, load_trace, save_trace
 from lora_serve.fuzz.versions import write_versions
-from tests.fakes.lone_ground import LoneGround
+from tests.fakes.lone_runner import LoneRunner
 
 BLOCK_SIZE = 16
 
@@ -41,15 +41,15 @@ def scope(cold: ColdEngine) -> Scope:
     )
 
 
-def lone(cold: ColdEngine, *, is_stale: bool) -> LoneGround:
-    return LoneGround(cold, cold.digests, is_stale)
+def lone(cold: ColdEngine, *, is_stale: bool) -> LoneRunner:
+    return LoneRunner(cold, cold.digests, is_stale)
 
 
 def test_right_answers_have_no_findings(cold: ColdEngine, scope: Scope) -> None:
     fuzzer = Fuzzer(lone(cold, is_stale=False), cold, BLOCK_SIZE)
     verdict = fuzzer.check(make_trace(1, scope))
     assert verdict.lines() == []
-    assert len(verdict.played.records) > 40
+    assert len(verdict.run.records) > 40
 
 
 def test_a_stale_answer_is_found_and_its_trace_made_small(
@@ -68,7 +68,7 @@ def test_a_stale_answer_is_found_and_its_trace_made_small(
     again = load_trace(tmp_path / "small.json")
     assert again == small
     assert not fuzzer.check(again).is_clean
-    sound = replace(fuzzer, ground=lone(cold, is_stale=False))
+    sound = replace(fuzzer, runner=lone(cold, is_stale=False))
     assert sound.check(again).is_clean
 
 

@@ -1,4 +1,4 @@
-"""The servers that traces are played on: a new one for each trace, or one at a URL."""
+"""The servers that traces are run on: a new one for each trace, or one at a URL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Protocol
 from lora_serve.bench.http_stream import HttpFault, Origin
 from lora_serve.demo.server_process import ServerDiedError, ServerProcess
 from lora_serve.fuzz.client import FuzzClient
-from lora_serve.fuzz.player import RESTARTS, Player, Record, Stand, check_playable
+from lora_serve.fuzz.player import RESTARTS, Player, Record, ServerUnderTest, check_playable
 from lora_serve.fuzz.trace import Kill, Load, Trace, Unload
 
 SETTLE_SECONDS = 60.0
@@ -25,8 +25,8 @@ DISK_BYTES = 4 * 2**20
 
 
 @dataclass(slots=True)
-class Played:
-    """A trace as it was played.
+class TraceRun:
+    """What came of playing a trace once.
 
     records: one for each event, if the trace came to its end. metrics: of the server, at the end.
     troubles: what is wrong with the server itself.
@@ -37,13 +37,13 @@ class Played:
     troubles: list[str] = field(default_factory=list)
 
 
-class Ground(Protocol):
-    def play(self, trace: Trace) -> Played: ...
+class TraceRunner(Protocol):
+    def play(self, trace: Trace) -> TraceRun: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreshServers:
-    """A new server for every trace, so that a trace alone decides how it goes.
+    """Starts a new server for every trace, so that a trace alone decides how it goes.
 
     flags: the user's, which stand after the trace's.
     """
@@ -55,7 +55,7 @@ class FreshServers:
     hidden_size: int
     redis_url: str | None = None
 
-    def play(self, trace: Trace) -> Played:
+    def play(self, trace: Trace) -> TraceRun:
         with tempfile.TemporaryDirectory(prefix="lora-serve-fuzz-") as name:
             place = Path(name)
             flags = (*trace.flags, *self._tier_flags(trace, place), *self.flags)
@@ -63,17 +63,17 @@ class FreshServers:
                 try:
                     server.wait_until_healthy()
                 except ServerDiedError as error:
-                    return Played(troubles=[str(error)])
-                stand = self._stand(server, place, trace)
-                check_playable(trace, stand)
+                    return TraceRun(troubles=[str(error)])
+                under_test = self._under_test(server, place, trace)
+                check_playable(trace, under_test)
                 num_kills = sum(isinstance(event, Kill) for event in trace.events)
-                played = asyncio.run(_play(stand, trace, num_kills))
-                if played.troubles:
-                    played.troubles.append(server.last_log_lines())
-                return played
+                run = asyncio.run(_play(under_test, trace, num_kills))
+                if run.troubles:
+                    run.troubles.append(server.last_log_lines())
+                return run
 
-    def _stand(self, server: ServerProcess, place: Path, trace: Trace) -> Stand:
-        return Stand(
+    def _under_test(self, server: ServerProcess, place: Path, trace: Trace) -> ServerUnderTest:
+        return ServerUnderTest(
             client=FuzzClient(Origin.parse(server.base_url)),
             base_model=self.base_model,
             hidden_size=self.hidden_size,
@@ -97,7 +97,7 @@ class FreshServers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningServer:
-    """One server at a URL for all traces; names and salts are new each time."""
+    """Plays all traces on one server at a URL; names and salts are new each time."""
 
     url: str
     api_key: str | None
@@ -105,9 +105,9 @@ class RunningServer:
     versions: Sequence[Path]
     hidden_size: int
 
-    def play(self, trace: Trace) -> Played:
+    def play(self, trace: Trace) -> TraceRun:
         with tempfile.TemporaryDirectory(prefix="lora-serve-fuzz-") as name:
-            stand = Stand(
+            server = ServerUnderTest(
                 client=FuzzClient(Origin.parse(self.url), self.api_key),
                 base_model=self.base_model,
                 hidden_size=self.hidden_size,
@@ -115,35 +115,33 @@ class RunningServer:
                 workspace=Path(name),
                 prefix=f"{secrets.token_hex(4)}-",
             )
-            check_playable(trace, stand)
-            return asyncio.run(self._play(stand, trace))
+            check_playable(trace, server)
+            return asyncio.run(self._play(server, trace))
 
-    async def _play(self, stand: Stand, trace: Trace) -> Played:
-        before = await stand.client.metrics()
-        played = await _play(stand, trace, num_kills=int(before.get(RESTARTS, 0)))
-        played.metrics = {
-            name: value - before.get(name, 0.0) for name, value in played.metrics.items()
-        }
+    async def _play(self, server: ServerUnderTest, trace: Trace) -> TraceRun:
+        before = await server.client.metrics()
+        run = await _play(server, trace, num_kills=int(before.get(RESTARTS, 0)))
+        run.metrics = {name: value - before.get(name, 0.0) for name, value in run.metrics.items()}
         names = {event.lora_name for event in trace.events if isinstance(event, Load)}
         unloads = tuple(Unload(lora_name=name) for name in sorted(names))
-        await Player(stand).play(Trace(seed=trace.seed, events=unloads))  # some are gone already
-        return played
+        await Player(server).play(Trace(seed=trace.seed, events=unloads))  # some are gone already
+        return run
 
 
-async def _play(stand: Stand, trace: Trace, num_kills: int) -> Played:
-    played = Played(await Player(stand).play(trace))
+async def _play(server: ServerUnderTest, trace: Trace, num_kills: int) -> TraceRun:
+    run = TraceRun(await Player(server).play(trace))
     try:
-        played.metrics = await _settled_metrics(stand.client)
+        run.metrics = await _settled_metrics(server.client)
     except HttpFault as error:
-        played.troubles.append(f"the server does not report its metrics any more: {error}")
-        return played
-    held = {name: played.metrics.get(name, 0.0) for name in RUNNING}
+        run.troubles.append(f"the server does not report its metrics any more: {error}")
+        return run
+    held = {name: run.metrics.get(name, 0.0) for name in RUNNING}
     if any(held.values()):
-        played.troubles.append(f"all have left, but {held} after {SETTLE_SECONDS:.0f} s")
-    num_restarts = int(played.metrics.get(RESTARTS, 0))
+        run.troubles.append(f"all have left, but {held} after {SETTLE_SECONDS:.0f} s")
+    num_restarts = int(run.metrics.get(RESTARTS, 0))
     if num_restarts > num_kills:
-        played.troubles.append(f"{num_restarts} engines died, {num_kills} were killed")
-    return played
+        run.troubles.append(f"{num_restarts} engines died, {num_kills} were killed")
+    return run
 
 
 async def _settled_metrics(client: FuzzClient) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""A ground without a server: answers requests alone, and may have the bug of the stale cache."""
+"""Plays traces without a server: answers requests alone, maybe with the bug of the stale cache."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 from dataclasses import dataclass, field
 
 from lora_serve.fuzz.answers import Called, Heard
-from lora_serve.fuzz.ground import Played
 from lora_serve.fuzz.reference import ColdEngine
+from lora_serve.fuzz.runners import TraceRun
 from lora_serve.fuzz.trace import Ask, Load, Trace, Unload
 from lora_serve.identity import BASE_MODEL, NoAdapter
 
 
 @dataclass
-class LoneGround:
+class LoneRunner:
     """is_stale: a prompt asked again under an adapter's name gets the first version's answer."""
 
     cold: ColdEngine
@@ -22,22 +22,22 @@ class LoneGround:
     is_stale: bool = False
     num_played: int = field(default=0, init=False)
 
-    def play(self, trace: Trace) -> Played:
+    def play(self, trace: Trace) -> TraceRun:
         self.num_played += 1
         named: dict[str, int] = {}
         first: dict[object, int | NoAdapter] = {}
-        played = Played()
+        run = TraceRun()
         for event in trace.events:
             begin = time.monotonic()
             if isinstance(event, Ask):
-                played.records.append(self._ask(event, named, first, begin))
+                run.records.append(self._ask(event, named, first, begin))
                 continue
             if isinstance(event, Load):
                 named[event.lora_name] = event.version
             elif isinstance(event, Unload):
                 named.pop(event.lora_name, None)
-            played.records.append(Called(begin, time.monotonic()))
-        return played
+            run.records.append(Called(begin, time.monotonic()))
+        return run
 
     def _ask(
         self, ask: Ask, named: dict[str, int], first: dict[object, int | NoAdapter], begin: float
