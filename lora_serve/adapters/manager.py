@@ -144,11 +144,6 @@ class AdapterManager:
     def num_evictions(self) -> int:
         return self._residency.num_evictions
 
-    @property
-    def num_over_bound(self) -> int:
-        """How many loads exceeded the bound, because no adapter could be evicted."""
-        return self._residency.num_over_bound
-
     # ── memory ──────────────────────────────────────────────────────────────────────────────
 
     def is_resident(self, ref: AdapterRef) -> bool:

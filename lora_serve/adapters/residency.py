@@ -1,8 +1,8 @@
 """Which adapters' weights are in the workers' memory, and which go when it is full.
 
 Weights are kept by digest: two names may share them. Weights that a request runs on, or that could
-not be read again, are never evicted; the bound is exceeded instead, and that is counted. Knows
-digests and claims, no names. Every operation takes constant time.
+not be read again, are never evicted; the bound is exceeded instead. Knows digests and claims, no
+names. Every operation takes constant time.
 """
 
 from __future__ import annotations
@@ -51,11 +51,6 @@ class AdapterResidency:
         self._active: set[bytes] = set()  # what the workers have after the changes taken so far
         self.num_loads = 0
         self.num_evictions = 0
-        self.num_over_bound = 0
-
-    @property
-    def num_resident(self) -> int:
-        return len(self._residents)
 
     def is_resident(self, digest: bytes) -> bool:
         return digest in self._residents
@@ -74,8 +69,6 @@ class AdapterResidency:
         resident = self._residents.setdefault(digest, _Resident(claim))
         resident.is_awaited |= is_awaited
         self.settle(digest, claim)
-        if len(self._residents) > self._max_cpu_loras:
-            self.num_over_bound += 1
 
     def settle(self, digest: bytes, claim: Claim) -> None:
         """Take in how a digest is used now. Counts as a use of it."""

@@ -52,3 +52,8 @@ def check_heads(settings: Settings, shape: DecoderShape) -> None:
         )
     if shape.head_size % 2:
         settings.refuse(f"head_dim {shape.head_size} is odd; rotary positions need pairs")
+
+
+def attention_bias(settings: Settings) -> bool:
+    """Whether all four linear layers of attention have a bias, or none."""
+    return settings.flag("attention_bias", False)

@@ -57,10 +57,6 @@ def read_dense(
     return spec
 
 
-def attention_bias(settings: Settings) -> bool:
-    return settings.flag("attention_bias", False)
-
-
 def _refuse_other_arithmetic(settings: Settings) -> None:
     if settings.text("hidden_act", "silu") not in ("silu", "swish"):
         settings.refuse(f"hidden_act {settings.get('hidden_act')!r} is not supported; silu is")

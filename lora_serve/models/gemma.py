@@ -25,6 +25,7 @@ from lora_serve.models.base import Weights
 from lora_serve.models.common_config import (
     FULL,
     SLIDING,
+    attention_bias,
     check_heads,
     layer_types,
     stored_dtype,
@@ -297,7 +298,7 @@ def _read(
     _refuse_other_arithmetic(settings)
     num_layers = settings.integer("num_hidden_layers", 26)
     kinds = layer_types(settings, list(map(default_types, range(num_layers))))
-    has_bias = settings.flag("attention_bias", False)
+    has_bias = attention_bias(settings)
     spec = GemmaSpec(
         architecture=architecture,
         vocab_size=settings.integer("vocab_size", vocab_size),

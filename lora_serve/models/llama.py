@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from lora_serve.models.common_config import attention_bias
 from lora_serve.models.dense import DenseSpec
-from lora_serve.models.dense_config import attention_bias, read_dense
+from lora_serve.models.dense_config import read_dense
 from lora_serve.models.settings import Settings
 
 

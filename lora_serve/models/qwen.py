@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lora_serve.models.common_config import FULL, SLIDING, layer_types, windows_of
+from lora_serve.models.common_config import FULL, SLIDING, attention_bias, layer_types, windows_of
 from lora_serve.models.dense import DenseSpec
-from lora_serve.models.dense_config import attention_bias, read_dense
+from lora_serve.models.dense_config import read_dense
 from lora_serve.models.settings import Settings
 
 _NUM_KV_HEADS = 32  # where the config is silent, as the three below

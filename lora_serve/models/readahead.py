@@ -33,10 +33,6 @@ class ReadAhead:
         self._next = 0
         self._ask()
 
-    @property
-    def num_asked(self) -> int:
-        return self._next
-
     def note_read(self, num_bytes: int) -> None:
         """So many bytes have been read: as many more are asked for."""
         self._room += num_bytes

@@ -39,6 +39,9 @@ class RequestStatus(Enum):
 class Request:
     """One prompt and its answer so far. block_hashes: the chain of `identity.py`.
 
+    The scheduler's parts and the KV manager write it, each fields of its own. The engine, which has
+    the clock, writes two: scheduled_time when it first runs, first_token_time when it has a token.
+
     token_ids: prompt, then output; 0 where a prompt embedding stands.
     num_computed_tokens: tokens whose KV finished steps have written, or found.
     num_planned_tokens: these, and those that steps in flight compute, drafts included.

@@ -362,7 +362,6 @@ class Scheduler:
         has_run = request.status is RequestStatus.RUNNING or request.num_preemptions > 0
         if request.status is RequestStatus.RUNNING:
             self._stop_running(request)
-            request.status = RequestStatus.FINISHED
         self._writers.stop_waiting(request)
         self._connector.forget(request)
         was_queued = request.status is RequestStatus.WAITING

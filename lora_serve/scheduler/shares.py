@@ -23,10 +23,6 @@ class FairShares:
         self._time = 0.0
         self._sweep_at = MIN_SWEEP
 
-    @property
-    def num_remembered(self) -> int:
-        return len(self._served)
-
     def served(self, share: str) -> float:
         """Tokens served to a share; grows only."""
         return self._served.get(share, self._time)

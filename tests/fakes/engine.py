@@ -132,7 +132,10 @@ class FakeEngine:
     ) -> AdapterInfo:
         self._require_alive()
         if name in self._adapters and not load_inplace:
-            raise AdapterExistsError(f"{name} exists")
+            raise AdapterExistsError(
+                f"The lora adapter '{name}' has already been loaded. If you want to load the "
+                "adapter in place, set 'load_inplace' to True."
+            )
         try:
             weights = (Path(path) / WEIGHTS).read_bytes()
         except OSError as error:
@@ -157,7 +160,7 @@ class FakeEngine:
     async def unload_lora_adapter(self, name: str) -> None:
         self._require_alive()
         if self._adapters.pop(name, None) is None:
-            raise AdapterNotFoundError(f"no adapter {name}")
+            raise AdapterNotFoundError(f"The lora adapter '{name}' cannot be found.", "lora_name")
 
     async def list_adapters(self) -> list[AdapterInfo]:
         self._require_alive()
@@ -166,7 +169,8 @@ class FakeEngine:
     async def reset_prefix_cache(self, lora_name: str | Everything = EVERYTHING) -> bool:
         self._require_alive()
         if lora_name is not EVERYTHING and lora_name not in self._adapters:
-            raise AdapterNotFoundError(f"The lora adapter '{lora_name}' cannot be found.")
+            message = f"The lora adapter '{lora_name}' cannot be found."
+            raise AdapterNotFoundError(message, "lora_name")
         self.resets.append(lora_name)
         self._cached.clear()
         return not self.growing

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -34,15 +35,33 @@ def test_a_broken_header_gives_no_ranges(tmp_path: Path, content: bytes) -> None
     assert tensor_ranges(tmp_path / "missing") == {}
 
 
-def test_no_more_than_the_window_is_asked_for_before_it_is_read(path: Path) -> None:
-    ahead = ReadAhead([FileRange(path, i * 10, i * 10 + 10) for i in range(8)], window_bytes=25)
-    assert ahead.num_asked == 3
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The (offset, length) of each range that the system was asked for."""
+    found: list[tuple[int, int]] = []
+
+    def note(_: int, offset: int, length: int, __: int) -> None:
+        found.append((offset, length))
+
+    monkeypatch.setattr(os, "posix_fadvise", note, raising=False)
+    return found
+
+
+def test_no_more_than_the_window_is_asked_for_before_it_is_read(
+    path: Path, asked: list[tuple[int, int]]
+) -> None:
+    ranges = [FileRange(path, i * 10, i * 10 + 10) for i in range(8)]
+    ahead = ReadAhead(ranges, window_bytes=25)
+    assert asked == [(0, 10), (10, 10), (20, 10)]
     ahead.note_read(10)
-    assert ahead.num_asked == 4
+    assert asked[3:] == [(30, 10)]
     for _ in range(10):
         ahead.note_read(10)
-    assert ahead.num_asked == 8
+    assert asked == [(one.begin, 10) for one in ranges]
 
 
-def test_a_file_that_has_gone_is_not_asked_for(tmp_path: Path) -> None:
-    assert ReadAhead([FileRange(tmp_path / "gone", 0, 10)]).num_asked == 1
+def test_a_file_that_has_gone_is_passed_over(
+    tmp_path: Path, path: Path, asked: list[tuple[int, int]]
+) -> None:
+    ReadAhead([FileRange(tmp_path / "gone", 0, 10), FileRange(path, 0, 10)])
+    assert asked == [(0, 10)]

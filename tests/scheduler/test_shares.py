@@ -47,4 +47,4 @@ def test_shares_of_the_past_are_forgotten() -> None:
         shares.arrive(name)
         shares.stop_waiting(name)
         shares.charge(name, 10)
-    assert shares.num_remembered < 3 * MIN_SWEEP
+    assert len(shares._served) < 3 * MIN_SWEEP

@@ -64,11 +64,6 @@ class AdmissionControl:
         """Requests beyond those that may run at once."""
         return max(0, len(self._growing) - self._max_num_seqs)
 
-    @property
-    def num_waiting_tokens(self) -> int:
-        """Prompt tokens of requests that wait for their first output."""
-        return self._num_waiting_tokens
-
     def admit(self, message: EngineRequest, group: RequestGroup | None = None) -> None:
         """Count a prompt's choices.
 

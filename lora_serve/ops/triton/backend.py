@@ -211,7 +211,8 @@ def load(device: torch.device, *, batch_invariant: bool, overlap_launches: bool 
             f"{least} (A100, H100 or newer); use --device cpu"
         )
     if device.type == "cuda":
-        # Else cuBLAS may add the parts of a sum in the model's dtype.
+        # Else cuBLAS may add the parts of a sum in the model's dtype. torch has these two for the
+        # whole process alone: they hold for every engine and for any other use of torch in it.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     machine = replace(machine, overlaps_launches=machine.overlaps_launches and overlap_launches)

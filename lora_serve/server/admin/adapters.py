@@ -10,13 +10,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from lora_serve.engine.frontend.base_model import other_base_model
-from lora_serve.errors import AdapterError, AdapterExistsError, AdapterNotFoundError
+from lora_serve.errors import AdapterError, AdapterNotFoundError
 from lora_serve.messages import AdapterInfo
 from lora_serve.server.admin.protocol import LoadAdapterBody, UnloadAdapterBody
 from lora_serve.server.context import ServerContext
 from lora_serve.server.http.auth import caller_of
 
-MAX_NAME_CHARS = 256
+MAX_LORA_NAME_CHARS = 256
 
 
 def adapters_router(context: ServerContext) -> APIRouter:
@@ -41,11 +41,7 @@ def adapters_router(context: ServerContext) -> APIRouter:
         _require_enabled(context)
         if not body.lora_name:
             raise AdapterError("'lora_name' needs to be provided to unload a LoRA adapter.")
-        try:
-            await engine.unload_lora_adapter(body.lora_name)
-        except AdapterNotFoundError as error:
-            message = f"The lora adapter '{body.lora_name}' cannot be found."
-            raise AdapterNotFoundError(message, "lora_name") from error
+        await engine.unload_lora_adapter(body.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     return router
@@ -57,11 +53,6 @@ async def _load(context: ServerContext, body: LoadAdapterBody) -> AdapterInfo:
         return await context.engine.load_lora_adapter(
             name, body.lora_path, body.load_inplace, pinned=body.pinned
         )
-    except AdapterExistsError as error:
-        raise AdapterExistsError(
-            f"The lora adapter '{name}' has already been loaded. If you want to load the adapter "
-            "in place, set 'load_inplace' to True."
-        ) from error
     except AdapterNotFoundError as error:
         message = f"Loading lora {name} failed: No adapter found for {body.lora_path}"
         raise AdapterNotFoundError(message, "lora_path") from error
@@ -77,9 +68,9 @@ def _check_name_and_path(context: ServerContext, name: str, path: str) -> None:
         raise AdapterError("Both 'lora_name' and 'lora_path' must be provided.")
     if context.models.is_taken(name):
         raise AdapterError(f"The lora adapter '{name}' conflicts with a served base model.")
-    if len(name) > MAX_NAME_CHARS or not name.isprintable():
+    if len(name) > MAX_LORA_NAME_CHARS or not name.isprintable():
         raise AdapterError(
-            f"lora_name must have at most {MAX_NAME_CHARS} characters, all of them printable, "
+            f"lora_name must have at most {MAX_LORA_NAME_CHARS} characters, all of them printable, "
             f"got {len(name)} beginning {name[:20]!r}"
         )
     if "\0" in path:

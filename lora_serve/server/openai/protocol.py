@@ -26,7 +26,7 @@ from lora_serve.server.openai.fields import (
 )
 
 MAX_REQUEST_ID_CHARS = 256
-MAX_NAME_CHARS = 256
+MAX_NAME_CHARS = 256  # of a role or a speaker
 MAX_MODEL_CHARS = 1024  # "MODEL:ADAPTER", where MODEL may be a path
 MAX_MESSAGES = 4096
 MAX_TEMPLATE_CHARS = 65_536  # models' own have up to 20,000; compiled ones are kept
