@@ -83,9 +83,10 @@ class AskedOutputs(msgspec.Struct, frozen=True, gc=False):
     """What is asked of a chunk's rows: of a chunk in the middle of a prompt, nothing.
 
     samples: a token of each of the last rows, in their order. The chunk's tokens behind the first
-        of these rows are drafts: guesses of what the rows before them sample.
+        of these rows are drafts: guesses of what the rows before them sample. Nothing drafts
+        yet: only tests make steps with drafts.
     scoring: prompt logprobs, of the first rows.
-    num_pooled: the final hidden state of so many of the last rows.
+    num_pooled: the final hidden state of so many of the last rows. No request asks for one yet.
     """
 
     samples: tuple[SampleInput, ...] = ()
@@ -120,7 +121,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
     token_from: set where the only token is pending, drawn and not known yet: the step before this
         one draws it for the request at this index there. `asked` does not count it.
     adapter_start: the adapter acts from this position on; rows before it are the base model's. It
-        is 0 as long as the identity of blocks does not say where an adapter begins.
+        is always 0 as yet, since the identity of blocks does not say where an adapter begins.
     """
 
     request_id: str

@@ -1,4 +1,4 @@
-// The system's ids of a pool's threads, by which somebody else may pin them to cores.
+// The system's ids of a pool's threads, by which another library may pin them to cores.
 
 #pragma once
 

@@ -50,7 +50,7 @@ class LoRASlots:
     def running(self) -> list[AdapterRef]:
         return [ref for ref, slot in self._slots.items() if slot.num_running]
 
-    def claim(self, ref: AdapterRef) -> bool:
+    def take(self, ref: AdapterRef) -> bool:
         """Give the adapter a slot; False when its weights must be read first."""
         if ref not in self._slots:
             assert self.is_free, f"no LoRA slot for adapter {ref.name}"

@@ -207,7 +207,7 @@ class Scheduler:
             if request is None:
                 return
             adapter = request.namespace.adapter
-            if adapter is not BASE_MODEL and not self._slots.claim(adapter):
+            if adapter is not BASE_MODEL and not self._slots.take(adapter):
                 continue
             hit = self._lookup(request)
             if self._defer(request, hit) or self._fetch(request, hit):

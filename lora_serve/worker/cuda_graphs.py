@@ -4,8 +4,7 @@ The one rule: what a recorded step reads lies in buffers that it owns, at addres
 change; a step is run by filling them and replaying. A step takes the smallest graph of its kind
 that has rows enough; the others are padding, which no kernel reads KV for or writes it from. What
 is recorded is exactly the model's forward, so a graph and an eager step run the same kernels. A
-graph gives the hidden states of all rows, whoever asks: which are asked for changes from step to
-step.
+graph gives the hidden states of all rows: which of them are asked for changes from step to step.
 """
 
 from __future__ import annotations

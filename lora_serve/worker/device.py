@@ -52,7 +52,7 @@ class Device(Protocol):
         """The end of what the steps have asked for so far."""
 
     def free_bytes(self) -> int:
-        """Memory that nobody holds now; what an allocator of ours keeps in reserve counts."""
+        """Memory that is not held now; what an allocator of ours keeps in reserve is free."""
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
         """The most memory beyond what is held now that `run` takes. Only if `counts_memory`."""
@@ -89,7 +89,7 @@ class CpuDevice:
         return available_memory_bytes()
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
-        raise NotImplementedError("a CPU's memory is shared; nobody counts what a step takes")
+        raise NotImplementedError("a CPU's memory is shared; what a step takes is not counted")
 
     def record(self, run: Callable[[], Tensor]) -> RecordedWork:
         return RerunWork(run)

@@ -23,7 +23,7 @@ def test_the_least_recently_freed_block_is_reused_first() -> None:
     assert [pool.take().block_id for _ in range(3)] == [1, 0, 2]
 
 
-def test_blocks_that_nobody_can_find_are_reused_before_cached_ones() -> None:
+def test_blocks_that_cannot_be_found_are_reused_before_cached_ones() -> None:
     pool = BlockPool(2)
     cached, bare = pool.take(), pool.take()
     pool.name(cached, hash_of(1), BASE_MODEL)

@@ -87,16 +87,16 @@ def explore(first: World, most_states: int = 100_000) -> int:
         states.ways_on.append(by_steps | by_endings)
         if not world.requests:
             states.ends.add(here)
-        if idle is None and not by_steps and _somebody_idles(world):
+        if idle is None and not by_steps and _a_request_idles(world):
             idle = here
     assert not states.worlds, "too many states; make the world smaller"
     stuck = states.first_without_an_end()
-    assert stuck is None, f"someone waits for ever after: {states.path_to(stuck)}"
-    assert idle is None, f"someone waits for another's fetch after: {states.path_to(idle)}"
+    assert stuck is None, f"a request waits for ever after: {states.path_to(stuck)}"
+    assert idle is None, f"a request waits for another's fetch after: {states.path_to(idle)}"
     return len(states.came_by)
 
 
-def _somebody_idles(world: World) -> bool:
+def _a_request_idles(world: World) -> bool:
     """Whether a request neither fetches nor may wait for weights, where steps change nothing."""
     is_fetching = [request.status is RequestStatus.FETCHING for request in world.requests]
     return not world.memory.loading and not all(is_fetching)

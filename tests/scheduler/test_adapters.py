@@ -183,7 +183,7 @@ def test_the_seat_of_aborted_requests_is_given_to_others() -> None:
     assert engine.tokens("b") == answer("b")
 
 
-def test_a_reload_that_fails_when_nobody_waits_any_more_harms_nobody() -> None:
+def test_a_reload_that_fails_when_no_request_waits_any_more_does_no_harm() -> None:
     engine = OracleEngine(max_loras=1, max_cpu_loras=1, load_delay=3)
     for name in ("a", "b"):
         engine.load(name, f"/{name}", name)

@@ -50,23 +50,23 @@ WORLDS: dict[str, Callable[..., World]] = {
 
 @pytest.mark.parametrize("name", WORLDS)
 @pytest.mark.parametrize("is_overlapped", [False, True])
-def test_nobody_waits_for_ever_for_a_fetch(name: str, is_overlapped: bool) -> None:
+def test_no_request_waits_for_ever_for_a_fetch(name: str, is_overlapped: bool) -> None:
     assert explore(WORLDS[name](is_overlapped=is_overlapped)) > 50
 
 
 @pytest.mark.parametrize("name", WORLDS)
-def test_nobody_waits_for_ever_for_what_is_reset(name: str) -> None:
+def test_no_request_waits_for_ever_for_what_is_reset(name: str) -> None:
     assert explore(WORLDS[name](resets=[EVERYTHING])) > 70
 
 
 @pytest.mark.parametrize("has_tiers", [False, True])
-def test_nobody_waits_for_ever_where_an_adapter_is_reset(has_tiers: bool) -> None:
+def test_no_request_waits_for_ever_where_an_adapter_is_reset(has_tiers: bool) -> None:
     assert explore(World(ADAPTERS, num_blocks=3, resets=["red"], has_tiers=has_tiers)) > 100
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORLDS)
-def test_nobody_waits_for_ever_for_what_is_reset_under_steps_that_overlap(name: str) -> None:
+def test_no_request_waits_for_ever_for_what_is_reset_under_steps_that_overlap(name: str) -> None:
     num_states = explore(WORLDS[name](resets=[EVERYTHING], is_overlapped=True))
     logger.info("%d states", num_states)
     assert num_states > 500
@@ -85,7 +85,7 @@ LARGER_WORLDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGER_WORLDS)
-def test_nobody_waits_for_ever_in_a_larger_world_with_tiers(name: str) -> None:
+def test_no_request_waits_for_ever_in_a_larger_world_with_tiers(name: str) -> None:
     num_states = explore(LARGER_WORLDS[name])
     logger.info("%d states", num_states)
     assert num_states > 5_000
@@ -158,7 +158,7 @@ class ResetWakesNobody(TieredConnector[Request]):
         return [], forgetting
 
 
-FOR_EVER, LEAKS = "someone waits for ever", r"block \d: 1 of 0"
+FOR_EVER, LEAKS = "a request waits for ever", r"block \d: 1 of 0"
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ class CountsTheParked(WaitingQueue):
 
 
 def test_exploration_finds_a_fetch_that_keeps_a_seat() -> None:
-    with pytest.raises(AssertionError, match="someone waits for another's fetch"):
+    with pytest.raises(AssertionError, match="a request waits for another's fetch"):
         explore(tiered(ADAPTERS, queue_class=CountsTheParked))
 
 

@@ -69,7 +69,7 @@ def test_nothing_is_computed_beyond_max_tokens(max_tokens: int) -> None:
     assert engine.executor.num_computed_tokens == 20 + max(0, max_tokens - 1)
 
 
-def test_an_end_token_is_found_late_and_the_row_after_it_is_nobodys() -> None:
+def test_an_end_token_is_found_late_and_the_row_after_it_is_dropped() -> None:
     prompt = prompt_that_ends_early(after=3)
     engine = OracleEngine(async_scheduling=True)
     engine.add("a", prompt, max_tokens=40)

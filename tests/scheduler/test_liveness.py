@@ -39,7 +39,7 @@ def explore_all(**mutants: type) -> None:
     ("name", "fair_share"),
     [*((name, "none") for name in WORLDS), ("two adapters and one LoRA slot", "adapter")],
 )
-def test_nobody_waits_for_ever_in_any_reachable_state(name: str, fair_share: str) -> None:
+def test_no_request_waits_for_ever_in_any_reachable_state(name: str, fair_share: str) -> None:
     world = World(WORLDS[name], num_blocks=3, fair_share=fair_share)
     assert explore(world) > 20
 
@@ -52,7 +52,7 @@ OVERLAPPED_WORLDS = {
 
 
 @pytest.mark.parametrize("name", OVERLAPPED_WORLDS)
-def test_nobody_waits_for_ever_where_steps_overlap(name: str) -> None:
+def test_no_request_waits_for_ever_where_steps_overlap(name: str) -> None:
     assert explore(World(OVERLAPPED_WORLDS[name], num_blocks=3, is_overlapped=True)) > 50
 
 
@@ -82,7 +82,9 @@ WINDOWED_WORLDS = {
 
 @pytest.mark.parametrize("name", WINDOWED_WORLDS)
 @pytest.mark.parametrize("is_overlapped", [False, True])
-def test_nobody_waits_for_ever_where_windows_free_blocks(name: str, is_overlapped: bool) -> None:
+def test_no_request_waits_for_ever_where_windows_free_blocks(
+    name: str, is_overlapped: bool
+) -> None:
     assert explore(WINDOWED_WORLDS[name](is_overlapped=is_overlapped)) > 20
 
 
@@ -108,7 +110,7 @@ def test_exploration_finds_windows_that_keep_their_blocks() -> None:
     kv = world.kv
     world.kv = KeepsWhatIsUnseen(kv.num_blocks, kv.block_size, True, kv.needs.groups)
     world.scheduler._kv = world.kv
-    with pytest.raises(AssertionError, match="someone waits for ever"):
+    with pytest.raises(AssertionError, match="a request waits for ever"):
         explore(world)
 
 
@@ -135,7 +137,7 @@ def test_worlds_of_one_essence_look_alike_and_go_on_alike(first: World) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_overlapped", [False, True])
-def test_nobody_waits_for_ever_in_a_larger_world(is_overlapped: bool) -> None:
+def test_no_request_waits_for_ever_in_a_larger_world(is_overlapped: bool) -> None:
     adapters = [Asked(RED, SHARED), Asked(BLUE, SHARED), Asked(RED, OTHER, 3)]
     asked = [*adapters, *[Asked(BASE_MODEL, SHARED)] * 2]
     world = World(asked, num_blocks=4, max_num_seqs=3, budget=4, is_overlapped=is_overlapped)
@@ -146,7 +148,7 @@ def test_nobody_waits_for_ever_in_a_larger_world(is_overlapped: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORLDS)
-def test_nobody_waits_for_ever_where_steps_of_three_requests_overlap(name: str) -> None:
+def test_no_request_waits_for_ever_where_steps_of_three_requests_overlap(name: str) -> None:
     assert explore(World(WORLDS[name], num_blocks=3, is_overlapped=True)) > 80
 
 
@@ -198,7 +200,7 @@ class OverlooksLoads(WaitingQueue):
     ids=lambda mutants: next(iter(mutants.values())).__name__,
 )
 def test_exploration_finds_a_scheduler_that(mutants: dict[str, type]) -> None:
-    with pytest.raises(AssertionError, match="someone waits for ever"):
+    with pytest.raises(AssertionError, match="a request waits for ever"):
         explore_all(**mutants)
 
 
@@ -218,5 +220,5 @@ class NeverHearsOfItsTokens(StepsInFlight):
 def test_exploration_finds_requests_that_wait_for_a_token_they_have() -> None:
     world = World([Asked(BASE_MODEL, SHARED, 4)], num_blocks=3, is_overlapped=True)
     world.scheduler._in_flight = NeverHearsOfItsTokens()
-    with pytest.raises(AssertionError, match="someone waits for ever"):
+    with pytest.raises(AssertionError, match="a request waits for ever"):
         explore(world)

@@ -23,7 +23,7 @@ def test_idleness_saves_up_nothing() -> None:
     assert shares.served("idle") == shares.served("busy") == 1000
 
 
-def test_what_was_used_while_nobody_else_wanted_it_is_not_held_against_a_share() -> None:
+def test_what_was_used_while_no_other_share_wanted_it_is_not_held_against_a_share() -> None:
     shares = FairShares()
     shares.arrive("alone")
     shares.charge("alone", 10**6)

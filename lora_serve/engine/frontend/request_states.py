@@ -57,7 +57,7 @@ class RequestState:
 
     @property
     def is_over(self) -> bool:
-        """Its last delta, or its error, waits for the caller or has reached him."""
+        """Its last delta, or its error, waits for the caller or has been taken."""
         return self._over.is_set()
 
     @property

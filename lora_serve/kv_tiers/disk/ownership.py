@@ -1,6 +1,6 @@
-"""Whose a disk tier's directory may be: the server's user's, with no other who may write there.
+"""Checks who owns a disk tier's directory: the server's user alone may own it and write there.
 
-Who can write to it could put other files in the place of ours; who owns it can let himself.
+A user who can write to it could put other files in the place of ours, and its owner can allow that.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def multiply_rows(rows: Tensor, weight: Tensor, result: Tensor) -> None:
 
 @functools.cache
 def rows_may_share_a_tile(out_features: int, in_features: int, num_threads: int) -> bool:
-    """Whether torch.mm gives a tile's row the same bits wherever it stands and with whom.
+    """Whether torch.mm gives a tile's row the same bits wherever it stands, beside any other rows.
 
     A fact of this machine and this shape, tried once on random numbers. num_threads is only a key
     of the cache: the library splits its work by it.

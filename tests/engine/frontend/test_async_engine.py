@@ -130,7 +130,7 @@ async def test_a_stop_string_ends_the_answer_in_the_engine_too(engine: AsyncEngi
     assert (await engine.get_stats()).num_running == 0
 
 
-async def test_a_killed_engine_is_replaced_and_nobody_sees_but_whom_it_was_talking_to(
+async def test_a_killed_engine_is_replaced_and_only_callers_that_have_begun_to_get_an_answer_see_it(
     engine: AsyncEngine, adapter_paths: list[Path], tmp_path: Path
 ) -> None:
     """All in one, because every engine takes seconds to start."""

@@ -331,7 +331,7 @@ async def test_a_bug_in_one_answers_text_ends_that_answer_alone() -> None:
     await engine.shutdown()
 
 
-async def test_a_reply_to_a_caller_who_has_just_given_up_harms_nobody() -> None:
+async def test_a_reply_to_a_caller_who_has_just_given_up_does_no_harm() -> None:
     client = FakeClient(0)
     engine = make(client)
     call = asyncio.create_task(engine.list_adapters())
@@ -369,7 +369,7 @@ async def test_the_next_engine_is_told_of_adapters_before_anything_else() -> Non
     await engine.shutdown()
 
 
-async def test_a_reset_that_is_answered_after_its_name_was_unloaded_harms_nobody() -> None:
+async def test_a_reset_that_is_answered_after_its_name_was_unloaded_does_no_harm() -> None:
     first, second = FakeClient(0), FakeClient(3)
     engine = make(first, second)
     await engine.load_lora_adapter("a", "/a")

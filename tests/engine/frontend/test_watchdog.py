@@ -14,7 +14,7 @@ class Clock:
         return self.now
 
 
-def test_standing_still_is_a_fault_only_while_somebody_waits() -> None:
+def test_standing_still_is_a_fault_only_while_a_request_waits() -> None:
     clock = Clock()
     watchdog = Watchdog(10, clock)
     clock.now = 1000
