@@ -26,6 +26,7 @@ from lora_serve.config import (
 )
 from lora_serve.engine.core.core import EngineCore
 from lora_serve.engine.core.executor import Executor, make_executor
+from lora_serve.engine.core.grammars import make_grammar_service
 from lora_serve.engine.core.kv_tiers import StaleVersions, make_connector
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import BASE_MODEL, BlockHasher, NoAdapter
@@ -110,6 +111,7 @@ class MeasuredEngine:
             hasher,
             make_connector(config.kv_tiers, self.info, hasher, _ignore_notice),
             StaleVersions(0.0),
+            make_grammar_service(config, self.info),
         )
         self._encode = msgspec.msgpack.Encoder().encode
         self._num_requests = 0

@@ -16,8 +16,10 @@ from lora_serve.config import (
     ModelConfig,
     SchedulerConfig,
     ServerConfig,
+    StructuredOutputsConfig,
 )
 from lora_serve.config.refusals import Refusals
+from lora_serve.config.setting import flag_name
 from lora_serve.errors import ConfigError
 
 Config = TypeVar("Config", bound=Any)
@@ -28,6 +30,7 @@ GROUPS: tuple[tuple[str, type], ...] = (
     ("scheduler", SchedulerConfig),
     ("LoRA", LoRAConfig),
     ("KV tiers", KVTierConfig),
+    ("structured outputs", StructuredOutputsConfig),
     ("limits", LimitsConfig),
     ("server", ServerConfig),
 )
@@ -38,6 +41,7 @@ ENGINE_PARTS: Mapping[str, type[Any]] = {
     "lora": LoRAConfig,
     "limits": LimitsConfig,
     "kv_tiers": KVTierConfig,
+    "structured_outputs": StructuredOutputsConfig,
 }
 POSITIONAL = {"model"}
 
@@ -117,7 +121,7 @@ def _add_flag(group: Any, field: Field[Any], hint: Any) -> None:
         options["type"] = kinds[0] if kinds else hint
         default = {int: "N", float: "X"}.get(options["type"], "TEXT")
         options["metavar"] = metadata.get("metavar", default)
-    names = ("--" + field.name.replace("_", "-"), *metadata.get("aliases", ()))
+    names = ("--" + flag_name(field), *metadata.get("aliases", ()))
     group.add_argument(*names, dest=field.name, **options)
 
 

@@ -13,6 +13,7 @@ from lora_serve.config.lora import LoRAConfig
 from lora_serve.config.model import ModelConfig
 from lora_serve.config.scheduler import SchedulerConfig
 from lora_serve.config.server import ServerConfig
+from lora_serve.config.structured_outputs import StructuredOutputsConfig
 
 __all__ = [
     "CacheConfig",
@@ -23,4 +24,5 @@ __all__ = [
     "ModelConfig",
     "SchedulerConfig",
     "ServerConfig",
+    "StructuredOutputsConfig",
 ]

@@ -10,6 +10,7 @@ from lora_serve.config.limits import LimitsConfig
 from lora_serve.config.lora import LoRAConfig
 from lora_serve.config.model import ModelConfig
 from lora_serve.config.scheduler import SchedulerConfig
+from lora_serve.config.structured_outputs import StructuredOutputsConfig
 from lora_serve.errors import ConfigError
 
 
@@ -23,6 +24,7 @@ class EngineConfig:
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     kv_tiers: KVTierConfig = field(default_factory=KVTierConfig)
+    structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
 
     def __post_init__(self) -> None:
         served = self.model.served_model_name or (self.model.model,)

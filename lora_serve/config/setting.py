@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field, fields
+from dataclasses import Field, field, fields
 from typing import Any
 
 from lora_serve.errors import ConfigError
@@ -11,11 +11,17 @@ from lora_serve.errors import ConfigError
 def setting(help: str, default: Any, **metadata: Any) -> Any:
     """A field with its flag's help; `metavar` and `repeat` go to the parser.
 
+    `flag` is the flag's name where it is not the field's.
     `choices` are the values it may have besides a default of None. The parser lists them, and
     `require_choices` refuses others, from wherever they come. `spellings` are other words for some
     of them. `aliases` are further names of its flag.
     """
     return field(default=default, metadata={"help": help, **metadata})
+
+
+def flag_name(setting: Field[Any]) -> str:
+    """The name of a setting's flag, without dashes before it."""
+    return str(setting.metadata.get("flag") or setting.name.replace("_", "-"))
 
 
 def require_at_least(low: float, flag: str, value: float | None) -> None:
@@ -36,5 +42,4 @@ def require_choices(config: Any) -> None:
         choices, value = each.metadata.get("choices"), getattr(config, each.name)
         if choices is None or value in choices or (value is None and each.default is None):
             continue
-        flag = each.name.replace("_", "-")
-        raise ConfigError(f"--{flag} {value} must be one of {', '.join(choices)}")
+        raise ConfigError(f"--{flag_name(each)} {value} must be one of {', '.join(choices)}")

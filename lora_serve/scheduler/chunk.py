@@ -68,8 +68,9 @@ def _draft_samples(
 def _sample_input(request: Request, position: int, drafts: Sequence[int] = ()) -> SampleInput:
     """drafts: those before `position`."""
     params = request.params
-    if not (params.has_penalties or params.min_tokens):  # the usual case, once a token
-        return SampleInput(params, request.seed, position)
+    if not (params.has_penalties or params.min_tokens or request.has_grammar):
+        return SampleInput(params, request.seed, position)  # the usual case, once a token
+    assert not (drafts and request.has_grammar), "a draft is verified without its mask"
     seen = request.counts.seen() if request.counts else NOTHING_SEEN
     if request.counts:
         for draft in drafts:
@@ -81,6 +82,7 @@ def _sample_input(request: Request, position: int, drafts: Sequence[int] = ()) -
         position=position,
         seen=seen,
         banned_token_ids=request.end_token_ids if is_short else (),
+        bitmask=request.next_mask,
     )
 
 

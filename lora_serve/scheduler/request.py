@@ -24,10 +24,12 @@ SortKey = tuple[int, int]  # (priority, order of arrival): smaller goes first
 class RequestStatus(Enum):
     """Where a request is.
 
-    WAITING: in the queue. DEFERRED: until another wrote its next block. FETCHING: until the tiers
-    have given the KV they may have, or have not.
+    AWAITING_MASK: until its grammar is compiled, or has said what may come next. WAITING: in the
+    queue. DEFERRED: until another wrote its next block. FETCHING: until the tiers have given the KV
+    they may have, or have not.
     """
 
+    AWAITING_MASK = "awaiting mask"
     WAITING = "waiting"
     DEFERRED = "deferred"
     FETCHING = "fetching"
@@ -54,6 +56,8 @@ class Request:
     block_hashes: of all full blocks.
     share: at whose cost it is served, where shares are fair.
     counts: what penalties ask; None without any.
+    next_mask: what the grammar allows behind token_ids, as SampleInput.bitmask has it; None while
+        that is not known, or without a grammar.
     end_token_ids: all that end the answer, and are not drawn before min_tokens.
     num_prompt_logprobs: how many have been reported. num_overtaken: later requests that got
         in before this one, which waits for its adapter's LoRA slot.
@@ -93,6 +97,7 @@ class Request:
     num_committed_blocks: int = 0
     offers_blocks: bool = True
     counts: TokenCounts | None = None
+    next_mask: bytes | None = None
     end_token_ids: array[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,13 +124,19 @@ class Request:
         """How many tokens the next step may compute; 0 while that hangs on the step in flight.
 
         A pending token may be computed, for the worker has it: unless it will end the answer by its
-        number, or drafts are behind it.
+        number, or drafts are behind it, or the grammar has to know it first.
         """
+        if self.has_grammar and (self.next_mask is None or self.num_pending_tokens):
+            return 0
         num_known = self.num_tokens - self.num_planned_tokens
         if num_known > 0 or not self.num_pending_tokens:
             return num_known
         is_last = self.num_output_tokens + self.num_pending_tokens >= self.max_tokens
         return 0 if is_last or num_known < 0 else 1
+
+    @property
+    def has_grammar(self) -> bool:
+        return self.params.structured_outputs is not None
 
     @property
     def num_sharable_blocks(self) -> int:
@@ -141,6 +152,7 @@ class Request:
 
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)
+        self.next_mask = None
         if self.counts is not None:
             self.counts.drew(token_id)
         if len(self.token_ids) % self.block_size == 0:

@@ -93,7 +93,10 @@ class Scheduler:
     def add(self, request: Request) -> None:
         assert request.request_id not in self._requests, f"{request.request_id} is here already"
         self._requests[request.request_id] = request
-        self._queue.add(request)
+        if request.has_grammar:
+            request.status = RequestStatus.AWAITING_MASK
+        else:
+            self._queue.add(request)
 
     def abort(self, request_id: str) -> Request | None:
         """Forget a request at once, its blocks included; None if it is not (or no longer) here."""
@@ -101,6 +104,16 @@ class Scheduler:
         if request is not None:
             self._finish(request)
         return request
+
+    def mask_came(self, request: Request, bitmask: bytes) -> None:
+        """The grammar has said what may follow the tokens that the request has now."""
+        request.next_mask = bitmask
+        if request.status is RequestStatus.AWAITING_MASK:
+            request.status = RequestStatus.WAITING
+            if request.num_preemptions:
+                self._queue.push(request)
+            else:
+                self._queue.add(request)
 
     def adapter_loaded(self, ref: AdapterRef) -> None:
         self._slots.load_ended(ref)
@@ -285,8 +298,11 @@ class Scheduler:
         self._stop_running(victim)
         victim.num_computed_tokens = victim.num_planned_tokens = 0
         victim.offers_blocks = True
-        victim.status = RequestStatus.WAITING
-        self._queue.push(victim)
+        if victim.has_grammar and victim.next_mask is None:
+            victim.status = RequestStatus.AWAITING_MASK
+        else:
+            victim.status = RequestStatus.WAITING
+            self._queue.push(victim)
 
     def _stop_running(self, request: Request) -> None:
         self._running.remove(request)

@@ -71,6 +71,10 @@ class Tokenizer:
         knows_all = isinstance(model, BPE) and (model.unk_token is None or model.byte_fallback)
         return max(map(len, self._backend.get_vocab())) if knows_all else MAX_CHARS_OF_ANY_TOKEN
 
+    def to_json(self) -> str:
+        """All of the tokenizer, as the tokenizers library writes and reads it."""
+        return self._backend.to_str()
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; other threads run meanwhile.
 

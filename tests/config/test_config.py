@@ -13,6 +13,7 @@ from lora_serve.config import (
     ModelConfig,
     ServerConfig,
 )
+from lora_serve.config.setting import flag_name
 from lora_serve.errors import ConfigError
 from lora_serve.llm import LLM
 
@@ -61,7 +62,7 @@ def test_a_value_that_is_no_choice_is_refused_with_the_choices(
     choices = field.metadata["choices"]
     for choice in choices:
         part(**{field.name: choice})
-    flag = "--" + field.name.replace("_", "-")
+    flag = "--" + flag_name(field)
     for wrong in ("md5", "", 7, None):
         if wrong is None and field.default is None:
             continue

@@ -46,6 +46,8 @@ class DraftingScheduler(Scheduler):
         end = request.num_planned_tokens + num_tokens
         if end != request.num_tokens or request.num_pending_tokens or not request.max_tokens:
             return ()
+        if request.has_grammar:  # a draft would need a mask for each of its rows
+            return ()
         num_free = self._most_drafts - sum(chunk.asked.num_drafts for _, chunk in self._planned)
         drafts = tuple(self._drafter(request))[:num_free]
         return drafts if self._kv.extend(request, end + len(drafts)) else ()

@@ -15,6 +15,7 @@ from lora_serve.adapters.loader import make_loader
 from lora_serve.adapters.manager import AdapterManager
 from lora_serve.config import EngineConfig
 from lora_serve.engine.core.executor import Executor
+from lora_serve.engine.core.grammars import POLL_SECONDS, RequestGrammars, make_grammar_service
 from lora_serve.engine.core.kv_tiers import PendingResets, StaleVersions, make_connector, tier_stats
 from lora_serve.engine.core.output_buffer import OutputBuffer, progress_output, request_times
 from lora_serve.engine.core.start import engine_ready, most_tokens_in_flight, num_steps_ahead
@@ -53,6 +54,7 @@ from lora_serve.scheduler.progress import RequestProgress
 from lora_serve.scheduler.request import Request, request_from_message
 from lora_serve.scheduler.scheduler import Scheduler
 from lora_serve.step import ModelInfo, SchedulerOutput
+from lora_serve.structured_output.service import GrammarService
 
 LONGEST_NAP_SECONDS = 3600.0
 
@@ -70,6 +72,7 @@ class EngineCore:
         hasher: BlockHasher,
         connector: KVConnector[Request],
         stale_versions: StaleVersions,
+        grammars: GrammarService,
     ) -> None:
         self._config = config
         self._executor = executor
@@ -85,6 +88,7 @@ class EngineCore:
         self._outbox = OutputBuffer()
         self.adapters = adapters
         self.scheduler = Scheduler(config.scheduler, config.lora.max_loras, kv, adapters, connector)
+        self._grammars = RequestGrammars(grammars, self.scheduler)
 
     @classmethod
     def build(
@@ -120,6 +124,7 @@ class EngineCore:
             hasher,
             make_connector(config.kv_tiers, model, hasher, notify),
             StaleVersions(config.kv_tiers.expanded().kv_stale_version_seconds),
+            make_grammar_service(config, model),
         )
 
     @property
@@ -128,9 +133,10 @@ class EngineCore:
 
     @property
     def awaits_threads(self) -> bool:
-        """Whether `notify` will be called: adapters or KV are on their way."""
+        """Whether there is something to wait for: adapters, KV or grammars are on their way."""
         is_loading = self.adapters.is_loading or self.scheduler.num_fetching > 0
-        return is_loading or self._resets.next_due is not None
+        is_waiting = is_loading or self._grammars.is_waiting
+        return is_waiting or self._resets.next_due is not None
 
     @property
     def idle_seconds(self) -> float | None:
@@ -140,6 +146,8 @@ class EngineCore:
             self._stale_versions.next_due,
             self._resets.next_due,
         )
+        if self._grammars.is_waiting:
+            return POLL_SECONDS
         known = [when for when in times if when is not None]
         return max(0.0, min(min(known) - time.monotonic(), LONGEST_NAP_SECONDS)) if known else None
 
@@ -157,6 +165,7 @@ class EngineCore:
             self.step()
             while self._in_flight:
                 self.step()
+        self._grammars.shut_down()
         self._connector.close()
         self.adapters.close()
 
@@ -206,8 +215,10 @@ class EngineCore:
             return  # sent again after a reconnect
         request = message.request
         try:
+            self._grammars.open(choice.request_id, request.params)
             adapter = self._acquire(request.lora_name)
         except LoraServeError as error:
+            self._grammars.close(choice.request_id)
             self._outbox.output(EngineOutput(choice.request_id, error=error_info(error)))
             return
         self._num_arrived += 1
@@ -250,6 +261,7 @@ class EngineCore:
         """
         self._take_in_loads()
         self._take_in_fetches()
+        self._take_in_masks()
         self._answer_resets()
         self._drop_stale_versions()
         num_requests = 0
@@ -277,8 +289,10 @@ class EngineCore:
         step = self._in_flight.popleft()
         output = self._executor.collect()
         now = time.monotonic()
+        all_progress = self.scheduler.update_from_output(output)
+        self._grammars.advance(all_progress)  # they go on while the rest is done
         num_first = 0  # tokens behind a prompt, which no row of this step is for
-        for progress in self.scheduler.update_from_output(output):
+        for progress in all_progress:
             num_first += self._tell(progress, now)
         self._outbox.count_step(step.num_tokens + num_first)
         return len(step.requests)
@@ -327,6 +341,16 @@ class EngineCore:
             self._outbox.output(EngineOutput(request.request_id, error=error_info(error)))
             self._end(request, "error")
 
+    def _take_in_masks(self) -> None:
+        for request, error in self._grammars.take_in():
+            self.scheduler.abort(request.request_id)
+            if error is None:  # the answer is complete: its grammar lets nothing follow
+                self._outbox.output(progress_output(RequestProgress(request, finish_reason="stop")))
+                self._end(request, "stop")
+            else:
+                self._outbox.output(EngineOutput(request.request_id, error=error_info(error)))
+                self._end(request, "error")
+
     def _answer_resets(self) -> None:
         for reply in self._resets.take_ended():
             self._outbox.reply(reply)
@@ -345,6 +369,7 @@ class EngineCore:
         """Settle what outlives a request: its adapter's lease, and its story for the metrics."""
         if request.namespace.adapter is not BASE_MODEL:
             self.adapters.release(request.namespace.adapter)
+        self._grammars.close(request.request_id)
         self._outbox.finished(request_times(request, finish_reason, time.monotonic()))
 
     def stats(self) -> EngineStats:

@@ -36,11 +36,6 @@ class InputProcessor:
             InvalidRequestError: naming the field, its value and the limit.
         """
         request.params.verify(self.max_logprobs, self.model.vocab_size)
-        if request.params.structured_outputs is not None:
-            raise InvalidRequestError(
-                "structured_outputs is not supported by this engine; leave it out",
-                "structured_outputs",
-            )
         self._check_prompt(request.prompt)
         params = self._resolve(request.params, request.prompt.num_tokens)
         return EngineRequest(

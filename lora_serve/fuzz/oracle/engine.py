@@ -15,7 +15,14 @@ from lora_serve.config import (
 from lora_serve.engine.core.core import EngineCore
 from lora_serve.engine.core.kv_tiers import StaleVersions
 from lora_serve.engine.core.start import most_tokens_in_flight
-from lora_serve.fuzz.oracle.executor import EOS, ONE_GROUP, OracleExecutor, oracle_model
+from lora_serve.fuzz.oracle.executor import (
+    EOS,
+    ONE_GROUP,
+    VOCAB_SIZE,
+    OracleExecutor,
+    oracle_model,
+)
+from lora_serve.fuzz.oracle.grammars import OracleGrammars
 from lora_serve.fuzz.oracle.loader import OracleLoader
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import BASE_MODEL, BlockHasher, NoAdapter, embeds_digest
@@ -77,6 +84,8 @@ class OracleEngine:
         executor_class: type[OracleExecutor] = OracleExecutor,
         async_scheduling: bool = False,
         groups: tuple[KVGroup, ...] = ONE_GROUP,
+        grammars_class: type[OracleGrammars] = OracleGrammars,
+        max_mask_delay: int = 0,
     ) -> None:
         config = EngineConfig(
             cache=CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=enable_prefix_caching),
@@ -123,6 +132,7 @@ class OracleEngine:
             hasher,
             connector,
             StaleVersions(tiers.kv_stale_version_seconds, self.clock),
+            grammars_class(VOCAB_SIZE, EOS, max_mask_delay),
         )
         self.outputs: dict[str, list[EngineOutput]] = {}
         self.calls: dict[int, CallReply] = {}

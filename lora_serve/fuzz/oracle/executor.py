@@ -5,7 +5,7 @@ the group's block table, the token, the adapter's digest). Its slot holds that, 
 before its block, so that blocks which do not follow each other show. All blocks that a position
 sees are looked at. A token is drawn from the last contents of all groups. So the right answer is a
 pure function of prompt, adapter and settings (`lone_answer`), and any stale, foreign, freed or
-unwritten block in sight changes it.
+unwritten block in sight changes it. Where a mask is given, the token is one that it allows.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ import hashlib
 from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
+
+from lora_serve.fuzz.oracle.grammars import allowed_next
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.kv_groups import KVGroup
 from lora_serve.step import (
@@ -22,11 +25,13 @@ from lora_serve.step import (
     ModelInfo,
     ModelRunnerOutput,
     RequestStepOutput,
+    SampleInput,
     ScheduledRequest,
     SchedulerOutput,
     TokenLogprobs,
     accepted,
 )
+from lora_serve.structured_outputs import StructuredOutput
 
 VOCAB_SIZE = 500
 EOS = 7
@@ -70,12 +75,18 @@ def drawn_token(contents: Sequence[bytes]) -> int:
     return sum(int.from_bytes(content[:4], "little") for content in contents) % VOCAB_SIZE
 
 
+def chosen_token(drawn: int, allowed: Sequence[int] | None) -> int:
+    """The token that is drawn where only some are allowed; None allows all."""
+    return drawn if allowed is None else allowed[drawn % len(allowed)]
+
+
 def lone_answer(
     prompt: Sequence[int],
     digest: bytes,
     max_tokens: int,
     embeds_rows: Sequence[bytes] = (),
     num_groups: int = 1,
+    constraint: StructuredOutput | None = None,
 ) -> list[int]:
     """What a cold server, alone with this request, answers."""
     contents = [start_content(group) for group in range(num_groups)]
@@ -84,7 +95,12 @@ def lone_answer(
         contents = [next_content(content, token_id, row, digest) for content in contents]
     answer: list[int] = []
     while len(answer) < max_tokens:
-        answer.append(drawn_token(contents))
+        allowed = None
+        if constraint is not None:
+            allowed = allowed_next(constraint, answer, VOCAB_SIZE, EOS)
+            if allowed is None:
+                break
+        answer.append(chosen_token(drawn_token(contents), allowed))
         if answer[-1] == EOS:
             break
         contents = [next_content(content, answer[-1], b"", digest) for content in contents]
@@ -162,12 +178,22 @@ class OracleExecutor:
         by_token = list(zip(*by_group, strict=True))
         self.num_computed_tokens += request.num_tokens
         asked = request.asked
-        drawn = [drawn_token(each) for each in by_token[len(by_token) - len(asked.samples) :]]
+        sampled = by_token[len(by_token) - len(asked.samples) :]
+        drawn = [
+            chosen_token(drawn_token(contents), self._allowed(sample))
+            for contents, sample in zip(sampled, asked.samples, strict=True)
+        ]
         targets = asked.scoring.target_ids if asked.scoring is not None else ()
         return RequestStepOutput(
             accepted(drawn, request.draft_token_ids),
             prompt_logprobs=tuple(TokenLogprobs(target, -1.0, 1) for target in targets),
         )
+
+    def _allowed(self, sample: SampleInput) -> Sequence[int] | None:
+        if sample.bitmask is None:
+            return None
+        bits = np.unpackbits(np.frombuffer(sample.bitmask, np.uint8), bitorder="little")
+        return [int(token_id) for token_id in np.flatnonzero(bits)]
 
     def _run_group(
         self, group: int, request: ScheduledRequest, written: dict[tuple[int, int], bytes]

@@ -10,6 +10,7 @@ from typing import Any
 
 from lora_serve.fuzz.oracle.engine import ROW_BYTES, OracleEngine
 from lora_serve.fuzz.oracle.executor import VOCAB_SIZE, OracleExecutor, lone_answer
+from lora_serve.fuzz.oracle.grammars import OracleGrammars, toy_constraint
 from lora_serve.identity import (
     BASE_MODEL,
     EVERYTHING,
@@ -21,6 +22,8 @@ from lora_serve.identity import (
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.kv_groups import KVGroup
 from lora_serve.messages import AbortRequests, ErrorInfo, ResetPrefixCache, UnloadAdapter
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.structured_outputs import StructuredOutput
 
 NAMES = ("red", "green", "blue", "grey")
 FULL, NARROW, WIDE = KVGroup(), KVGroup(20), KVGroup(50)
@@ -71,10 +74,12 @@ class OracleTrace:
         executor_class: type[OracleExecutor] = OracleExecutor,
         async_scheduling: bool = False,
         groups: tuple[KVGroup, ...] | None = None,
+        grammars_class: type[OracleGrammars] = OracleGrammars,
     ) -> None:
         """groups: of the model's layers; drawn if left out."""
         self.rng = rng = random.Random(seed)
         self.other_rng = random.Random(f"shares {seed}")
+        self.grammar_rng = random.Random(f"grammars {seed}")
         max_loras = rng.choice((1, 2, 3))
         groups = groups or random.Random(f"groups {seed}").choice(GROUPS)
         self.settings: dict[str, Any] = {
@@ -91,6 +96,8 @@ class OracleTrace:
             "executor_class": executor_class,
             "async_scheduling": async_scheduling,
             "groups": groups,
+            "grammars_class": grammars_class,
+            "max_mask_delay": self.grammar_rng.choice((0, 0, 4)),
         }
         self.engine = self._new_engine()
         self.prefixes = [self._tokens(rng.choice((20, 50, 100))) for _ in range(3)]
@@ -156,18 +163,25 @@ class OracleTrace:
             prompt = self._prompt()
         max_tokens = rng.randrange(1, 60)
         num_groups = len(self.settings["groups"])
-        answer = lone_answer(prompt, digest, max_tokens, rows, num_groups)
+        constraint = self._constraint()
+        answer = lone_answer(prompt, digest, max_tokens, rows, num_groups, constraint)
         self.expected[request_id] = Expected(answer, digest)
         self.engine.add(
             request_id,
             prompt,
             lora_name=name,
-            max_tokens=max_tokens,
+            params=SamplingParams(max_tokens=max_tokens, seed=1, structured_outputs=constraint),
             salt=salt,
             priority=rng.randrange(3),
             tenant=self.other_rng.choice(("", "x", "y")),
             embeds_rows=rows,
         )
+
+    def _constraint(self) -> StructuredOutput | None:
+        """Draw one of few grammars for every third request."""
+        rng = self.grammar_rng
+        is_held = rng.random() < 0.3
+        return toy_constraint(rng.randrange(3), rng.choice((1, 5, 50))) if is_held else None
 
     def _prompt(self) -> list[int]:
         prompt = self.rng.choice(self.prefixes)[: self.rng.randrange(1, 101)] + self._tokens(1)

@@ -1,0 +1,42 @@
+"""How answers are held to a grammar."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lora_serve.config.setting import require_choices, setting
+from lora_serve.errors import ConfigError
+
+BACKENDS = ("auto", "llguidance")
+MAX_COMPILE_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsConfig:
+    """How answers are held to a grammar."""
+
+    structured_outputs_backend: str = setting(
+        "Library that compiles grammars; auto is llguidance.",
+        "auto",
+        choices=BACKENDS,
+        flag="structured-outputs-config.backend",
+    )
+    structured_outputs_compile_timeout: float = setting(
+        "Seconds that compiling one grammar may take before its requests are refused with 400.",
+        5.0,
+        flag="structured-outputs-config.compile-timeout",
+    )
+
+    def __post_init__(self) -> None:
+        require_choices(self)
+        seconds = self.structured_outputs_compile_timeout
+        if not 0 < seconds <= MAX_COMPILE_SECONDS:
+            raise ConfigError(
+                f"--structured-outputs-config.compile-timeout {seconds} must be above 0 and at "
+                f"most {MAX_COMPILE_SECONDS:g}"
+            )
+
+    @property
+    def library(self) -> str:
+        backend = self.structured_outputs_backend
+        return "llguidance" if backend == "auto" else backend

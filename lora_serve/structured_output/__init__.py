@@ -1,0 +1,1 @@
+"""Grammars: compiled, and followed token by token, in a process of their own."""

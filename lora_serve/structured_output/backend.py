@@ -1,0 +1,81 @@
+"""The door to libraries that know grammars, and the one table that names them.
+
+A mask is a function of the grammar and of the tokens of the answer so far, and of nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from lora_serve.structured_outputs import StructuredOutput
+
+BACKENDS = {"llguidance": "lora_serve.structured_output.llguidance"}
+
+
+class Vocabulary(msgspec.Struct, frozen=True):
+    """What the tokens are.
+
+    tokenizer_json: as the tokenizers library writes it. size: of the model's logits, which may be
+        more than the tokenizer knows. eos_token_ids: allowed where the grammar may end.
+    """
+
+    tokenizer_json: str
+    size: int
+    eos_token_ids: tuple[int, ...]
+
+
+class Matcher(Protocol):
+    """One answer on its way through a grammar."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the answer is complete, and no token may follow."""
+
+    def bitmask(self) -> bytes:
+        """Which tokens may be next, as `SampleInput.bitmask` has it.
+
+        Raises:
+            InvalidRequestError: the grammar is too complex here.
+        """
+
+    def accept(self, token_id: int) -> None:
+        """Go on with a token that the last mask allowed.
+
+        Raises:
+            InvalidRequestError: as `bitmask`, or the grammar does not allow this token.
+        """
+
+
+class Grammar(Protocol):
+    def matcher(self) -> Matcher:
+        """Begin an answer."""
+
+
+class Backend(Protocol):
+    """One library with one vocabulary; each module of the table has load(vocabulary) -> Backend."""
+
+    def compile(self, constraint: StructuredOutput) -> Grammar:
+        """A grammar that answers can follow.
+
+        It may take any time and memory, and even end the process, so it is tried in another first.
+
+        Raises:
+            InvalidRequestError: it is malformed, or asks for what cannot be enforced.
+        """
+
+
+def load_backend(name: str, vocabulary: Vocabulary) -> Backend:
+    backend: Backend = importlib.import_module(BACKENDS[name]).load(vocabulary)
+    return backend
+
+
+def bitmask_of(token_ids: Sequence[int], size: int) -> bytes:
+    """The mask that allows these tokens alone."""
+    mask = bytearray(-(-size // 8))
+    for token_id in token_ids:
+        mask[token_id // 8] |= 1 << token_id % 8
+    return bytes(mask)

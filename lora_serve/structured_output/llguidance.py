@@ -1,0 +1,159 @@
+"""Grammars by llguidance: JSON schemas, regular expressions, Lark's and GBNF's grammars."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import llguidance
+import msgspec
+
+from lora_serve.errors import InvalidRequestError
+from lora_serve.structured_output.backend import Vocabulary
+from lora_serve.structured_outputs import StructuredOutput
+
+_MAX_REASON_CHARS = 200
+# Between two tokens of JSON. Without a bound weak models write blanks until their max_tokens.
+_WHITESPACE = r"[ \t\n\r]{1,32}"
+# What one mask, or one automaton, may come to; beyond it the request is refused.
+_LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,
+}
+
+
+class LLGuidanceMatcher:
+    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+        self._matcher = matcher
+
+    @property
+    def is_finished(self) -> bool:
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    def bitmask(self) -> bytes:
+        mask = self._matcher.compute_bitmask()
+        _require_sound(self._matcher)
+        return mask
+
+    def accept(self, token_id: int) -> None:
+        self._matcher.consume_token(token_id)
+        _require_sound(self._matcher)
+
+
+class LLGuidanceGrammar:
+    """Holds a matcher that has not begun; copies of it share what they find out of the grammar."""
+
+    def __init__(self, fresh: llguidance.LLMatcher) -> None:
+        self._fresh = fresh
+
+    def matcher(self) -> LLGuidanceMatcher:
+        return LLGuidanceMatcher(self._fresh.deep_copy())
+
+
+class LLGuidanceBackend:
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._tokenizer = llguidance.LLTokenizer(
+            vocabulary.tokenizer_json, eos_token=list(vocabulary.eos_token_ids) or None
+        )
+
+    def compile(self, constraint: StructuredOutput) -> LLGuidanceGrammar:
+        matcher = llguidance.LLMatcher(
+            self._tokenizer,
+            _grammar(constraint),
+            log_level=0,
+            limits=llguidance.LLParserLimits(**_LIMITS),
+        )
+        _require_sound(matcher)
+        return LLGuidanceGrammar(matcher)
+
+
+def load(vocabulary: Vocabulary) -> LLGuidanceBackend:
+    return LLGuidanceBackend(vocabulary)
+
+
+def _grammar(constraint: StructuredOutput) -> str:
+    """The constraint in llguidance's own notation, not checked yet."""
+    text = constraint.text
+    match constraint.kind:
+        case "json":
+            return _json_grammar(text, is_lenient=not constraint.is_strict)
+        case "json_object":
+            return _json_grammar('{"type":"object"}', is_lenient=False)
+        case "regex":
+            return llguidance.LLMatcher.grammar_from_regex(text)
+        case "choice":
+            choices = (json.dumps(each, ensure_ascii=False) for each in json.loads(text))
+            return llguidance.LLMatcher.grammar_from_lark("start: " + " | ".join(choices))
+        case "grammar":
+            return _notated_grammar(text)
+        case "structural_tag":
+            return _tag_grammar(text)
+
+
+def _json_grammar(schema: str, *, is_lenient: bool) -> str:
+    """is_lenient: leave out what cannot be enforced."""
+    return llguidance.LLMatcher.grammar_from_json_schema(
+        schema,
+        defaults={"whitespace_pattern": _WHITESPACE},
+        overrides={"lenient": is_lenient},
+    )
+
+
+def _notated_grammar(text: str) -> str:
+    try:
+        return llguidance.grammar_from("grammar", text)
+    except ValueError as error:
+        raise _refusal(str(error)) from error
+
+
+class _Structure(msgspec.Struct):
+    begin: str
+    end: str
+    schema: dict[str, Any] | bool = msgspec.field(default_factory=dict)
+
+
+class _StructuralTag(msgspec.Struct, forbid_unknown_fields=True):
+    structures: list[_Structure]
+    triggers: list[str]
+    type: str = "structural_tag"
+
+
+def _tag_grammar(text: str) -> str:
+    try:
+        given = msgspec.json.decode(text, type=_StructuralTag)
+        tags = [_tag(structure, given.triggers) for structure in given.structures]
+        grammar: str = llguidance.StructTag.to_grammar(tags)
+    except (msgspec.DecodeError, AssertionError) as error:
+        raise _refusal(f"the structural tag is not as it must be: {error}") from error
+    return grammar
+
+
+def _tag(structure: _Structure, triggers: list[str]) -> llguidance.StructTag:
+    found = [trigger for trigger in triggers if trigger and structure.begin.startswith(trigger)]
+    if not found:
+        raise _refusal(f"begin {structure.begin[:80]!r} starts with none of the triggers")
+    schema = json.dumps(structure.schema, ensure_ascii=False)
+    return llguidance.StructTag(
+        trigger=found[0], begin=structure.begin, grammar=schema, end=structure.end
+    )
+
+
+def _require_sound(matcher: llguidance.LLMatcher) -> None:
+    if matcher.is_error():
+        raise _refusal(matcher.get_error())
+
+
+def _refusal(reason: str) -> InvalidRequestError:
+    reason = " ".join(reason.removesuffix("<non-verbose/>").split())
+    if reason.startswith("NoExtension"):
+        reason = "no answer can match it"
+    if len(reason) > _MAX_REASON_CHARS:
+        reason = reason[:_MAX_REASON_CHARS] + "…"
+    return InvalidRequestError(
+        f"structured_outputs: no grammar can be made of it: {reason}; change or simplify it",
+        "structured_outputs",
+    )

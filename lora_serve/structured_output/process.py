@@ -1,0 +1,201 @@
+"""The grammars' process: `python -m`, with the number of a socket to the engine's process.
+
+One thread follows all answers. Others read what is asked for, and compile. It ends when the engine
+closes its end of the socket.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from lora_serve.errors import InvalidRequestError
+from lora_serve.structured_output import wire
+from lora_serve.structured_output.answers import Answers, GrammarCache
+from lora_serve.structured_output.backend import Backend, Grammar, Vocabulary, load_backend
+from lora_serve.structured_output.service import MaskReply
+from lora_serve.structured_output.trial import TrialProcess
+from lora_serve.structured_output.wire import Advance, Close, GrammarSettings, Open
+from lora_serve.structured_outputs import StructuredOutput
+from lora_serve.text.tokenizer import Tokenizer
+
+COMPILES_AT_ONCE = 2
+SLOW_SECONDS = 0.001  # what is ready is sent before another mask is computed
+_MAX_REFUSALS = 64
+
+
+class Compiled(msgspec.Struct, frozen=True):
+    """What became of a constraint: a grammar, or why it is refused."""
+
+    constraint: StructuredOutput
+    grammar: Grammar | None
+    num_bytes: int = 0
+    error: str = ""
+
+
+Inbox = queue.SimpleQueue[Open | Advance | Close | Compiled | None]  # None: the engine is gone
+
+
+class GrammarServer:
+    """Answers what comes in through `inbox`, one after the other."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        trials: Sequence[TrialProcess],
+        answers: Answers,
+        cache: GrammarCache,
+    ) -> None:
+        """trials: as many constraints are compiled at once."""
+        self.inbox: Inbox = queue.SimpleQueue()
+        self._backend = backend
+        self._trials: queue.SimpleQueue[TrialProcess] = queue.SimpleQueue()  # those not in use
+        for trial in trials:
+            self._trials.put(trial)
+        self._answers = answers
+        self._cache = cache
+        self._waiting: dict[StructuredOutput, dict[str, Open]] = {}
+        self._refusals: dict[StructuredOutput, str] = {}  # oldest first
+        self._compilers = ThreadPoolExecutor(len(trials), "grammar-compiler")
+
+    def run(self, connection: Connection) -> None:
+        encoder = msgspec.msgpack.Encoder()
+        while (message := self.inbox.get()) is not None:
+            replies: list[MaskReply] = []
+            last = time.monotonic()
+            for reply in self._replies(message):
+                replies.append(reply)
+                if time.monotonic() - last > SLOW_SECONDS:
+                    connection.send_bytes(encoder.encode(replies))
+                    replies, last = [], time.monotonic()
+            if replies:
+                connection.send_bytes(encoder.encode(replies))
+
+    def _replies(self, message: Open | Advance | Close | Compiled) -> Iterator[MaskReply]:
+        match message:
+            case Open():
+                yield from self._open(message)
+            case Advance():
+                for request_id, token_ids in message.new_tokens:
+                    if not self._is_put_off(request_id, token_ids):
+                        yield self._answers.advance(request_id, token_ids)
+            case Close():
+                self._answers.end(message.request_id)
+                for waiting in self._waiting.values():
+                    waiting.pop(message.request_id, None)
+            case Compiled():
+                yield from self._take_in(message)
+
+    def _open(self, message: Open) -> Iterator[MaskReply]:
+        constraint = message.constraint
+        grammar, error = self._cache.get(constraint), self._refusals.get(constraint, "")
+        if grammar is not None or error:
+            yield self._begin(message, grammar, error)
+            return
+        if constraint not in self._waiting:
+            self._waiting[constraint] = {}
+            self._compilers.submit(self._compile, constraint)
+        self._waiting[constraint][message.request_id] = message
+
+    def _is_put_off(self, request_id: str, token_ids: tuple[int, ...]) -> bool:
+        """Whether the answer waits for its grammar; it then gets these tokens when that is there.
+
+        So it is where an earlier process had the grammar.
+        """
+        for waiting in self._waiting.values():
+            if (message := waiting.get(request_id)) is not None:
+                all_tokens = message.token_ids + token_ids
+                waiting[request_id] = msgspec.structs.replace(message, token_ids=all_tokens)
+                return True
+        return False
+
+    def _begin(self, message: Open, grammar: Grammar | None, error: str) -> MaskReply:
+        if grammar is None:
+            return MaskReply(message.request_id, len(message.token_ids), error=error)
+        return self._answers.begin(
+            message.request_id,
+            message.constraint,
+            grammar,
+            message.token_ids,
+            allows_eos=message.allows_eos,
+        )
+
+    def _take_in(self, compiled: Compiled) -> Iterator[MaskReply]:
+        if compiled.grammar is not None:
+            self._cache.put(compiled.constraint, compiled.grammar, compiled.num_bytes)
+        else:
+            self._refusals[compiled.constraint] = compiled.error
+            if len(self._refusals) > _MAX_REFUSALS:
+                del self._refusals[next(iter(self._refusals))]
+        for message in self._waiting.pop(compiled.constraint).values():
+            yield self._begin(message, compiled.grammar, compiled.error)
+
+    def _compile(self, constraint: StructuredOutput) -> None:
+        """In a thread: try it in another process, then do it."""
+        trial = self._trials.get()
+        try:
+            num_bytes = trial.try_to_compile(constraint)
+            compiled = Compiled(constraint, self._backend.compile(constraint), num_bytes)
+        except InvalidRequestError as error:
+            compiled = Compiled(constraint, None, error=str(error))
+        except Exception as error:  # a bug must not let requests wait for ever
+            compiled = Compiled(constraint, None, error=f"structured_outputs: {error!r}")
+        self._trials.put(trial)
+        self.inbox.put(compiled)
+
+
+def serve(connection: Connection) -> None:
+    """Read the settings, load the tokenizer, and answer until the engine is gone."""
+    decoder = wire.message_decoder()
+    settings = decoder.decode(connection.recv_bytes())
+    assert isinstance(settings, GrammarSettings), "the first message must be the settings"
+    tokenizer = Tokenizer(settings.tokenizer, settings.revision, model=settings.model)
+    eos_token_ids = tokenizer.eos_token_ids
+    vocabulary = Vocabulary(tokenizer.to_json(), settings.vocab_size, eos_token_ids)
+    cache = GrammarCache(settings.max_grammars, settings.max_cache_bytes)
+    answers = Answers(cache, settings.vocab_size, eos_token_ids)
+    backend = load_backend(settings.backend, vocabulary)
+    trials = [
+        TrialProcess(
+            backend, seconds=settings.compile_seconds, max_bytes=settings.max_grammar_bytes
+        )
+        for _ in range(COMPILES_AT_ONCE)
+    ]
+    server = GrammarServer(backend, trials, answers, cache)
+    threading.Thread(
+        target=_receive, args=(connection, decoder, server.inbox), name="receiver", daemon=True
+    ).start()
+    server.run(connection)
+
+
+def _receive(
+    connection: Connection, decoder: msgspec.msgpack.Decoder[wire.GrammarMessage], inbox: Inbox
+) -> None:
+    """Always read, so that the engine never waits for this process to take what it sends."""
+    try:
+        while True:
+            message = decoder.decode(connection.recv_bytes())
+            assert not isinstance(message, GrammarSettings), "settings come once"
+            inbox.put(message)
+    except (EOFError, OSError):
+        inbox.put(None)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine decides when to stop
+    try:
+        serve(Connection(int(sys.argv[1])))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the engine is gone
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lora_serve.structured_output.client import GrammarProcess
+from lora_serve.structured_output.wire import GrammarSettings
+from lora_serve.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="package")
+def tokenizer(model_path: Path) -> Tokenizer:
+    return Tokenizer(str(model_path))
+
+
+@pytest.fixture(scope="package")
+def grammars(model_path: Path, tokenizer: Tokenizer) -> Iterator[GrammarProcess]:
+    """One process for all tests; compiling may take it a second."""
+    process = GrammarProcess(grammar_settings(model_path, tokenizer))
+    yield process
+    process.shut_down()
+
+
+def grammar_settings(model_path: Path, tokenizer: Tokenizer) -> GrammarSettings:
+    return GrammarSettings(
+        backend="llguidance",
+        tokenizer=str(model_path),
+        revision=None,
+        model=str(model_path),
+        vocab_size=tokenizer.vocab_size,
+        compile_seconds=2.0,
+        max_grammar_bytes=64 * 2**20,
+    )

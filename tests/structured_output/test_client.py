@@ -1,0 +1,236 @@
+"""The process of grammars, and what hostile constraints can do to it: nothing to anyone else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lora_serve.structured_output.client import GrammarProcess
+from lora_serve.structured_output.service import MaskReply
+from lora_serve.structured_outputs import StructuredOutput
+from lora_serve.text.tokenizer import Tokenizer
+from tests.structured_output.conftest import grammar_settings
+
+DEADLINE = 30.0
+YES_OR_NO = StructuredOutput.of(choice=["yes", "no"])
+
+
+def replies(process: GrammarProcess, count: int = 1) -> dict[str, MaskReply]:
+    came: list[MaskReply] = []
+    deadline = time.monotonic() + DEADLINE
+    while len(came) < count and time.monotonic() < deadline:
+        came += process.take(0.1)
+    return {reply.request_id: reply for reply in came}
+
+
+def outcome(process: GrammarProcess, constraint: StructuredOutput) -> MaskReply:
+    process.open("one", constraint)
+    reply = replies(process)["one"]
+    process.close("one")
+    return reply
+
+
+def allowed(reply: MaskReply) -> list[int]:
+    bits = np.unpackbits(np.frombuffer(reply.bitmask or b"", np.uint8), bitorder="little")
+    return [int(token_id) for token_id in np.flatnonzero(bits)]
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def test_a_mask_allows_the_tokens_that_may_follow_and_no_other(
+    grammars: GrammarProcess, tokenizer: Tokenizer
+) -> None:
+    first = {tokenizer.decode([token_id]) for token_id in allowed(outcome(grammars, YES_OR_NO))}
+    assert "y" in first
+    assert all("yes".startswith(text) or "no".startswith(text) for text in first)
+
+
+def follow(process: GrammarProcess, token_ids: Sequence[int], name: str = "one") -> MaskReply:
+    reply = None
+    for token_id in token_ids:
+        process.advance([(name, (token_id,))])
+        reply = replies(process)[name]
+    assert reply is not None
+    return reply
+
+
+def test_end_tokens_are_allowed_where_the_grammar_may_end_and_nowhere_else(
+    grammars: GrammarProcess, tokenizer: Tokenizer
+) -> None:
+    end = set(tokenizer.eos_token_ids)
+    process = grammars
+    process.open("one", StructuredOutput.of(regex="a{1,3}"))
+    assert not end & set(allowed(replies(process)["one"]))
+    (letter,) = tokenizer.encode("a", add_special_tokens=False)
+    assert end <= set(allowed(follow(process, [letter])))
+    assert follow(process, [letter, letter]).is_finished
+    process.close("one")
+
+
+def test_where_end_tokens_are_ignored_an_answer_is_finished_by_its_last_token(
+    grammars: GrammarProcess, tokenizer: Tokenizer
+) -> None:
+    process = grammars
+    process.open("one", StructuredOutput.of(regex="a{1,2}"), allows_eos=False)
+    (letter,) = tokenizer.encode("a", add_special_tokens=False)
+    replies(process)
+    after_one = allowed(follow(process, [letter]))
+    assert after_one == [letter]
+    assert follow(process, [letter]).is_finished
+    process.close("one")
+
+
+def test_a_token_that_was_not_allowed_ends_the_answer_with_an_error(
+    grammars: GrammarProcess, tokenizer: Tokenizer
+) -> None:
+    grammars.open("one", YES_OR_NO)
+    replies(grammars)
+    (letter,) = tokenizer.encode("x", add_special_tokens=False)
+    assert "structured_outputs" in follow(grammars, [letter]).error
+    grammars.close("one")
+    assert outcome(grammars, YES_OR_NO).bitmask
+
+
+def test_the_order_of_properties_is_that_of_the_schema(
+    grammars: GrammarProcess, tokenizer: Tokenizer
+) -> None:
+    schema = {"type": "object", "properties": {"b": {"const": 1}, "a": {"const": 2}}}
+    schema |= {"required": ["b", "a"], "additionalProperties": False}
+    grammars.open("one", StructuredOutput.of(json=schema))
+    replies(grammars)
+    text = '{"b":1,"a":2}'
+    assert follow(grammars, tokenizer.encode(text, add_special_tokens=False)).is_finished
+    grammars.close("one")
+
+
+HOSTILE = {
+    "deep": StructuredOutput("json", '{"items":' * 5000 + "{}" + "}" * 5000),
+    "nested": StructuredOutput.of(json=nested(200)),
+    "endless $ref": StructuredOutput.of(json={"$ref": "#"}),
+    "cyclic $ref": StructuredOutput.of(
+        json={"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, {}]}}}
+    ),
+    "$ref to a file": StructuredOutput.of(json={"$ref": "file:///etc/passwd"}),
+    "$ref to a server": StructuredOutput.of(json={"$ref": "http://localhost/a.json"}),
+    "too large an enum": StructuredOutput.of(
+        json={
+            "allOf": [
+                {"oneOf": [{"type": "object", "properties": {f"{i}{j}": {}}} for j in range(4)]}
+                for i in range(12)
+            ]
+        }
+    ),
+    "hours of arithmetic": StructuredOutput.of(json={"type": "integer", "multipleOf": 1000003}),
+    "catastrophic patterns": StructuredOutput.of(
+        json={"allOf": [{"type": "string", "pattern": f"a{{1,{50 + i}}}b*{i}"} for i in range(200)]}
+    ),
+    "catastrophic regex": StructuredOutput("regex", "(a+)+$" * 50),
+    "deep regex": StructuredOutput("regex", "(" * 30_000 + "a" + ")" * 30_000),
+    "deep grammar": StructuredOutput("grammar", "start: " + "(" * 9000 + '"x"' + ")" * 9000),
+    "a grammar that overflows the stack": StructuredOutput(
+        "grammar",
+        "start: r0\n" + "".join(f"r{i}: r{i + 1} | r{i + 1}\n" for i in range(3000)) + 'r3000: "y"',
+    ),
+    "intersections": StructuredOutput(
+        "grammar", "start: A\nA: " + " & ".join(f"/(.|\\n)*a{i}.*/" for i in range(30))
+    ),
+    "nothing matches": StructuredOutput("json", "false"),
+    "no schema": StructuredOutput.of(json={"type": "nonsense"}),
+    "no JSON": StructuredOutput("json", "{"),
+    "half a character": StructuredOutput("regex", "\\ud800"),
+    "no grammar": StructuredOutput("grammar", "this is none"),
+    "no tag": StructuredOutput.of(structural_tag={"type": "structural_tag"}),
+    "a keyword that cannot be enforced": StructuredOutput.of(
+        json={"type": "array", "uniqueItems": True}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_constraint_is_refused_in_time_and_harms_no_other(
+    name: str, grammars: GrammarProcess
+) -> None:
+    outcome(grammars, YES_OR_NO)
+    grammars.open("bystander", YES_OR_NO)
+    replies(grammars)
+    begin = time.monotonic()
+    reply = outcome(grammars, HOSTILE[name])
+    assert reply.error.startswith("structured_outputs: ")
+    assert not reply.is_fault
+    assert len(reply.error) < 400
+    assert time.monotonic() - begin < 6.0
+    grammars.advance([("bystander", (allowed_of(grammars),))])
+    assert not replies(grammars)["bystander"].error
+    grammars.close("bystander")
+
+
+def allowed_of(process: GrammarProcess) -> int:
+    return allowed(outcome(process, YES_OR_NO))[0]
+
+
+def test_a_lenient_schema_leaves_out_what_cannot_be_enforced(grammars: GrammarProcess) -> None:
+    schema = json.dumps({"type": "array", "uniqueItems": True})
+    assert outcome(grammars, StructuredOutput("json", schema, is_strict=False)).bitmask
+
+
+def test_others_get_their_masks_while_a_hostile_constraint_compiles(
+    grammars: GrammarProcess,
+) -> None:
+    outcome(grammars, YES_OR_NO)
+    hostile = {"type": "integer", "multipleOf": 1000033}
+    grammars.open("hostile", StructuredOutput.of(json=hostile))
+    begin = time.monotonic()
+    assert outcome(grammars, YES_OR_NO).bitmask
+    assert time.monotonic() - begin < 1.0
+    assert replies(grammars)["hostile"].error
+    grammars.close("hostile")
+
+
+def test_answers_go_on_where_they_were_when_the_process_dies(
+    model_path: Path, tokenizer: Tokenizer
+) -> None:
+    process = GrammarProcess(grammar_settings(model_path, tokenizer))
+    constraint = StructuredOutput.of(regex="a{3}b{3}")
+    letters = tokenizer.encode("aaabb", add_special_tokens=False)
+    process.open("one", constraint)
+    replies(process)
+    follow(process, letters[:-1])
+    assert process._process is not None
+    os.kill(process._process.pid, signal.SIGKILL)
+    reply = follow(process, letters[-1:])
+    assert tokenizer.decode(allowed(reply)) == "b"
+    process.shut_down()
+
+
+def test_an_answer_that_ends_the_process_again_and_again_is_refused(
+    model_path: Path, tokenizer: Tokenizer
+) -> None:
+    process = GrammarProcess(grammar_settings(model_path, tokenizer))
+    for name in ("other", "one"):
+        process.open(name, YES_OR_NO)
+        replies(process)
+    (letter,) = tokenizer.encode("y", add_special_tokens=False)
+    process.advance([("one", (letter,))])
+    came: list[MaskReply] = []
+    for _ in range(2):
+        assert process._process is not None
+        os.kill(process._process.pid, signal.SIGKILL)
+        process._process.wait()
+        came += process.take(1.0)
+    assert [(reply.request_id, reply.is_fault) for reply in came] == [("one", True)]
+    process.advance([("other", (letter,))])
+    assert replies(process)["other"].bitmask
+    process.shut_down()

@@ -1,0 +1,122 @@
+"""The random lives of tests/test_traces.py, where answers are held to grammars, and the bugs that
+the traces would catch. Each mutant puts one back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from lora_serve.fuzz.oracle.executor import EOS
+from lora_serve.fuzz.oracle.grammars import OracleGrammars, _ToyAnswer
+from lora_serve.fuzz.oracle.traces import OracleTrace
+from lora_serve.scheduler.request import Request
+from lora_serve.scheduler.scheduler import Scheduler
+from lora_serve.structured_output.service import MaskReply
+
+NUM_TRACES = 30
+
+OVERLAPS = pytest.mark.parametrize(
+    "async_scheduling", [False, True], ids=["one by one", "overlapped"]
+)
+
+
+@OVERLAPS
+def test_every_answer_that_is_held_to_a_grammar_is_the_lone_answer(async_scheduling: bool) -> None:
+    num_held = num_preempted = num_complete = 0
+    for seed in range(NUM_TRACES):
+        trace = OracleTrace(seed, async_scheduling=async_scheduling)
+        assert trace.run().wrong == [], f"seed {seed}"
+        steps = trace.engine.executor.steps
+        samples = [s for step in steps for chunk in step.requests for s in chunk.asked.samples]
+        num_held += sum(sample.bitmask is not None for sample in samples)
+        num_preempted += trace.result.num_preemptions
+        num_complete += sum(
+            outputs[-1].finish_reason == "stop" and not outputs[-1].new_token_ids
+            for outputs in trace.engine.outputs.values()
+        )
+    assert num_held > 50 * NUM_TRACES
+    assert num_preempted > NUM_TRACES
+    assert num_complete > NUM_TRACES
+
+
+def is_caught(make: Callable[[int], OracleTrace], num_traces: int = 40) -> bool:
+    """Whether some trace gives a wrong answer, breaks an invariant, or ends the engine."""
+    for seed in range(num_traces):
+        try:
+            if make(seed).run().wrong:
+                return True
+        except AssertionError:
+            return True
+    return False
+
+
+class GivesTheMaskOfAnotherRequest(OracleGrammars):
+    def _reply(self, request_id: str, answer: _ToyAnswer) -> MaskReply:
+        return super()._reply(request_id, next(iter(self._answers.values())))
+
+
+class GivesTheMaskOfTheStepBefore(OracleGrammars):
+    def _reply(self, request_id: str, answer: _ToyAnswer) -> MaskReply:
+        earlier = _ToyAnswer(answer.constraint, answer.token_ids[:-1])
+        return super()._reply(request_id, earlier)
+
+
+class LetsEveryAnswerEnd(OracleGrammars):
+    """Does not mask end tokens."""
+
+    def _allowed(self, answer: _ToyAnswer) -> list[int] | None:
+        allowed = super()._allowed(answer)
+        return allowed and sorted({*allowed, EOS})
+
+
+@pytest.mark.parametrize(
+    "mutant", [GivesTheMaskOfAnotherRequest, GivesTheMaskOfTheStepBefore, LetsEveryAnswerEnd]
+)
+def test_traces_catch_a_service_that(mutant: type[OracleGrammars]) -> None:
+    assert is_caught(lambda seed: OracleTrace(seed, grammars_class=mutant))
+
+
+@OVERLAPS
+def test_traces_catch_a_request_that_keeps_its_mask_when_it_has_another_token(
+    async_scheduling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = Request.append
+
+    def append_alone(request: Request, token_id: int) -> None:
+        mask = request.next_mask
+        append(request, token_id)
+        request.next_mask = mask
+
+    monkeypatch.setattr(Request, "append", append_alone)
+    assert is_caught(lambda seed: OracleTrace(seed, async_scheduling=async_scheduling))
+
+
+def test_traces_catch_a_step_that_is_planned_before_the_grammar_knows_the_token_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ready = Request.num_ready_tokens.fget
+    assert ready is not None
+
+    def ready_without_grammars(request: Request) -> int:
+        with monkeypatch.context() as patch:
+            patch.setattr(Request, "has_grammar", False)
+            return ready(request)
+
+    monkeypatch.setattr(Request, "num_ready_tokens", property(ready_without_grammars))
+    assert is_caught(lambda seed: OracleTrace(seed, async_scheduling=True))
+
+
+def test_traces_catch_a_preempted_request_that_goes_on_without_its_mask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    preempt = Scheduler._preempt
+
+    def preempt_without_grammars(scheduler: Scheduler, victim: Request) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Request, "has_grammar", False)
+            preempt(scheduler, victim)
+
+    monkeypatch.setattr(Scheduler, "_preempt", preempt_without_grammars)
+    assert is_caught(lambda seed: OracleTrace(seed))
