@@ -20,6 +20,7 @@ from benchmarks.common.processes import cpu_seconds, engine_pid
 from benchmarks.soak.asking import ask
 from benchmarks.soak.cold_answers import MODEL_NAME, ColdAnswers, ask_cold
 from benchmarks.soak.faults import Faults, bound_redis
+from benchmarks.soak.health import HealthProbe, permille_999
 from benchmarks.soak.journal import Journal
 from benchmarks.soak.plot import plot_soak
 from benchmarks.soak.questions import large_question, make_questions
@@ -61,7 +62,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What is written. cpu_cores: how many cores the server used on average."""
+    """What is written. cpu_cores: how many cores the server used on average.
+
+    health_p999_ms: the 99.9th percentile of how long /health took.
+    """
 
     machine: Machine
     plan: Plan
@@ -72,6 +76,7 @@ class Result:
     num_tokens: int
     num_cached_tokens: int
     cpu_cores: float
+    health_p999_ms: float
     incidents: list[str]
     events: list[object]
     samples: list[Sample]
@@ -127,24 +132,33 @@ class Soak:
         idle_before = await idle(sampler)
         faults = Faults(server, origin, redis, landlord, traffic, journal)
         num_warm = len(sampler.samples)
-        used = await self._traffic_for_a_while(faults, traffic, sampler, server)
+        probe = HealthProbe(origin, journal)
+        used = await self._traffic_for_a_while(faults, traffic, sampler, probe, server)
+        health_p999 = permille_999(probe.seconds)
         during = sampler.samples[num_warm:]
         idle_after = await idle(sampler)
         record = Record(
             counts=journal.counts, totals=sampler.totals.values, samples=during,
             idle_before=idle_before, idle_after=idle_after, num_kills=len(journal.outages),
             num_loads=landlord.num_loads, disk_bound=DISK_BYTES,
+            health_p999_seconds=health_p999, num_health_checks=len(probe.seconds),
         )  # fmt: skip
         return Result(
             machine=machine, plan=self._plan, flags=FLAGS, checks=checks(record),
             counts=dict(journal.counts), totals=sampler.totals.values,
             num_tokens=journal.num_tokens, num_cached_tokens=journal.num_cached_tokens,
-            cpu_cores=round(used / self._plan.seconds, 2), incidents=journal.incidents,
+            cpu_cores=round(used / self._plan.seconds, 2),
+            health_p999_ms=round(1e3 * health_p999, 1), incidents=journal.incidents,
             events=list(journal.events), samples=[*during, idle_after],
         )  # fmt: skip
 
     async def _traffic_for_a_while(
-        self, faults: Faults, traffic: Traffic, sampler: Sampler, server: ServerProcess
+        self,
+        faults: Faults,
+        traffic: Traffic,
+        sampler: Sampler,
+        probe: HealthProbe,
+        server: ServerProcess,
     ) -> float:
         """Returns the processor seconds that the server has used since its last engine's start."""
         plan = self._plan
@@ -154,14 +168,14 @@ class Soak:
                 endless.create_task(traffic.client(f"{plan.seed} client {number}"))
                 for number in range(plan.num_clients)
             ]
-            watcher = endless.create_task(sampler.run())
+            watchers = [endless.create_task(watcher.run()) for watcher in (sampler, probe)]
             printer = endless.create_task(self._tell(faults.journal, sampler))
             async with asyncio.TaskGroup() as finite:
                 for number, fault in enumerate(faults.plan()):
                     seed = f"{plan.seed} fault {number}"
                     finite.create_task(faults.repeat(fault, plan.seconds, seed))
                 finite.create_task(asyncio.sleep(plan.seconds))
-            for task in (*clients, watcher, printer):
+            for task in (*clients, *watchers, printer):
                 task.cancel()
         return server_cpu_seconds(server) - before
 

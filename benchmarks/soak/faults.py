@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from random import Random
 
 from benchmarks.common.processes import engine_pid
+from benchmarks.soak.admins import race
 from benchmarks.soak.cold_answers import post
 from benchmarks.soak.hostile import HOSTILE_BODIES, read_slowly
 from benchmarks.soak.journal import (
@@ -23,6 +24,7 @@ from benchmarks.soak.journal import (
     GIVEN_UP,
     NOT_FORGOTTEN,
     QUEUE_FULL,
+    RACED,
     UNEXPECTED,
     Journal,
     is_full,
@@ -75,6 +77,7 @@ class Faults:
             Fault(self.replace_adapter, every=2.5),
             Fault(self.unload_adapter, every=20),
             Fault(self.reset_cache, every=45),
+            Fault(self.race_of_admins, every=10),
             Fault(self.slow_reader, every=40),
             Fault(self.hostile_body, every=1.0),
         ]
@@ -150,6 +153,12 @@ class Faults:
         is_absent = status == 404 and tenant.may_be_absent(begin, time.monotonic())
         if status != 200 and not is_absent:
             self.journal.note_call_faults("reset", begin, [f"{status}: {text}"])
+
+    async def race_of_admins(self, rng: Random) -> None:
+        begin = time.monotonic()
+        faults = await race(self.origin, self.landlord.versions, rng)
+        self.journal.note_call_faults("race of admins", begin, faults)
+        self.journal.note(RACED)
 
     async def slow_reader(self, rng: Random) -> None:
         begin = time.monotonic()

@@ -22,6 +22,7 @@ QUEUE_FULL, DOWN = "refused: queue full", "engine down"
 UNREADABLE, ABSENT = "adapter's files changed", "adapter unloaded"
 NOT_FORGOTTEN = "reset not confirmed: Redis away"
 GIVEN_UP, BAD_BODY = "given up: slow reader", "refused: bad body"
+RACED = "races of admins"
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ class Sampler:
         return sample
 
     async def _num_leases(self) -> int:
-        text = await _get(self._origin, "/v1/models")
+        text = await get(self._origin, "/v1/models")
         cards = json.loads(text).get("data", []) if text else []
         return sum(card.get("num_leases", 0) for card in cards)
 
@@ -121,7 +121,7 @@ def most(looks: Sequence[Mapping[str, float]], name: str) -> float:
 async def read_metrics(origin: Origin) -> dict[str, float]:
     """Values by name, and by name{tier} where there are tiers; sums over all other labels."""
     values: dict[str, float] = {}
-    for line in (await _get(origin, "/metrics")).splitlines():
+    for line in (await get(origin, "/metrics")).splitlines():
         if line.startswith("#") or "_bucket{" in line:
             continue
         labelled, _, value = line.rpartition(" ")
@@ -134,7 +134,7 @@ async def read_metrics(origin: Origin) -> dict[str, float]:
     return values
 
 
-async def _get(origin: Origin, path: str) -> str:
+async def get(origin: Origin, path: str) -> str:
     """Empty where no server answers, as between two engines."""
     try:
         async with request(origin, "GET", path, {}) as response:

@@ -63,7 +63,7 @@ class Landlord:
     def __init__(self, origin: Origin, versions: list[Version], directory: Path, count: int):
         """Every other tenant's adapter is overwritten where it lies."""
         self._origin = origin
-        self._versions = versions
+        self.versions = versions
         self.tenants = [
             Tenant(f"tenant-{index}", directory / f"tenant-{index}" if index % 2 else None)
             for index in range(count)
@@ -72,7 +72,7 @@ class Landlord:
 
     async def load(self, tenant: Tenant, rng: Random) -> list[str]:
         """Load a random version in place, again and again until it succeeds; what went wrong."""
-        version, faults = rng.choice(self._versions), []
+        version, faults = rng.choice(self.versions), []
         tenant.is_changing = True
         begin = time.monotonic()
         tenant.versions.append(Span(version.digest, begin))

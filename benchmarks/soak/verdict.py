@@ -10,10 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.common.checks import Check, level
-from benchmarks.soak.journal import ANSWERED, GIVEN_UP, LEFT, QUEUE_FULL, UNEXPECTED, WRONG
+from benchmarks.soak.journal import (
+    ANSWERED,
+    BAD_BODY,
+    GIVEN_UP,
+    LEFT,
+    QUEUE_FULL,
+    RACED,
+    UNEXPECTED,
+    WRONG,
+)
 from benchmarks.soak.samples import Sample
 
 MORE_DESCRIPTORS = 3  # one that is just being closed, and its like
+HEALTH_SECONDS = 1.0  # in which 999 of 1,000 probes must be answered, kills and floods included
 MORE_THREADS = 8  # of a pool that grows with what is asked at once
 
 
@@ -29,11 +39,15 @@ class Record:
     num_kills: int
     num_loads: int
     disk_bound: int
+    health_p999_seconds: float
+    num_health_checks: int
 
 
 def checks(record: Record) -> list[Check]:
     return [
         *_of_answers(record),
+        _of_restarts(record),
+        _of_health(record),
         *_of_the_end(record),
         *_of_memory(record.samples),
         _of_the_disk(record),
@@ -48,6 +62,19 @@ def _of_answers(record: Record) -> list[Check]:
               f"{counts.get(ANSWERED, 0) + counts.get(LEFT, 0):,}"),
         Check("no unexpected error", not counts.get(UNEXPECTED), f"{counts.get(UNEXPECTED, 0)}"),
     ]  # fmt: skip
+
+
+def _of_restarts(record: Record) -> Check:
+    num_restarts = int(record.totals.get("lora_serve:engine_restarts_total", 0))
+    return Check("no restart that no kill explains", num_restarts <= record.num_kills,
+                 f"{num_restarts} restarts, {record.num_kills} kills")  # fmt: skip
+
+
+def _of_health(record: Record) -> Check:
+    milliseconds, num = 1e3 * record.health_p999_seconds, record.num_health_checks
+    return Check("/health answers at its 99.9th percentile, ms",
+                 num > 0 and record.health_p999_seconds <= HEALTH_SECONDS,
+                 f"{milliseconds:,.0f} of {1e3 * HEALTH_SECONDS:,.0f}, {num:,} probes")  # fmt: skip
 
 
 def _of_the_end(record: Record) -> list[Check]:
@@ -99,6 +126,8 @@ def _of_what_was_met(record: Record) -> list[Check]:
     met = {
         "engines killed": record.num_kills,
         "adapters loaded": record.num_loads,
+        "races of admins": counts.get(RACED, 0),
+        "hostile bodies": counts.get(BAD_BODY, 0),
         "adapters evicted": totals.get("lora_serve:adapter_evictions_total", 0),
         "preemptions": totals.get("vllm:num_preemptions_total", 0),
         "refused for a full queue": counts.get(QUEUE_FULL, 0),

@@ -5,7 +5,16 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.common.processes import Footprint
-from benchmarks.soak.journal import ANSWERED, GIVEN_UP, LEFT, QUEUE_FULL, UNEXPECTED, WRONG
+from benchmarks.soak.journal import (
+    ANSWERED,
+    BAD_BODY,
+    GIVEN_UP,
+    LEFT,
+    QUEUE_FULL,
+    RACED,
+    UNEXPECTED,
+    WRONG,
+)
 from benchmarks.soak.samples import Sample
 from benchmarks.soak.verdict import Record, checks
 
@@ -24,9 +33,10 @@ TOTALS = dict.fromkeys(
     1.0,
 )
 WELL = Record(
-    counts={ANSWERED: 100, LEFT: 5, QUEUE_FULL: 3, GIVEN_UP: 1}, totals=TOTALS,
+    counts={ANSWERED: 100, LEFT: 5, QUEUE_FULL: 3, GIVEN_UP: 1, RACED: 4, BAD_BODY: 9},
+    totals=TOTALS,
     samples=[IDLE] * 40, idle_before=IDLE, idle_after=IDLE, num_kills=2, num_loads=9,
-    disk_bound=1000,
+    disk_bound=1000, health_p999_seconds=0.02, num_health_checks=1000,
 )  # fmt: skip
 
 
@@ -68,6 +78,14 @@ def test_a_soak_in_which_all_went_well_passes() -> None:
             replace(WELL, samples=[replace(IDLE, engine_pid=i // 20) for i in range(40)]),
         ),
         ("the disk tier keeps its bound", replace(WELL, disk_bound=999)),
+        (
+            "no restart that no kill explains",
+            replace(WELL, totals={**TOTALS, "lora_serve:engine_restarts_total": 3.0}),
+        ),
+        ("/health answers at its 99.9th percentile, ms", replace(WELL, health_p999_seconds=1.1)),
+        ("/health answers at its 99.9th percentile, ms", replace(WELL, num_health_checks=0)),
+        ("met: races of admins", replace(WELL, counts={**WELL.counts, RACED: 0})),
+        ("met: hostile bodies", replace(WELL, counts={**WELL.counts, BAD_BODY: 0})),
         ("met: engines killed", replace(WELL, num_kills=0)),
         ("met: preemptions", replace(WELL, totals={**TOTALS, "vllm:num_preemptions_total": 0.0})),
     ],

@@ -20,7 +20,7 @@ from lora_serve.config import KVTierConfig
 from lora_serve.errors import ConfigError
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import Cause, Drop, Tier, TierError, TierNamespace
-from lora_serve.kv_tiers.codec import NO_KEYS, record_bytes
+from lora_serve.kv_tiers.codec import NO_KEYS, VERSION, record_bytes
 from lora_serve.kv_tiers.opening import open_tiers
 from lora_serve.kv_tiers.redis.keyspace import NAMESPACES, PREFIX, Entry, RedisKeyspace
 from lora_serve.kv_tiers.redis.tier import RedisTier
@@ -158,6 +158,26 @@ def test_dropping_an_adapter_frees_its_blocks_and_no_others(
     assert len(all_keys(redis_server)) == 1 + 3 * (1 + 600)
     tier.drop(Drop(b"model"))
     assert all_keys(redis_server) == set()
+
+
+def test_keys_of_another_version_of_the_software_are_left_alone(
+    tier: RedisTier, redis_server: RedisServer
+) -> None:
+    """Neither read, nor expired, nor deleted: that version may run beside this one."""
+    save(tier, NS, HASHES)
+    with redis_server.client() as client:
+        for key in client.keys(PREFIX + b"*"):
+            other = key.replace(PREFIX, b"lora-serve:kv:%d:" % (VERSION + 1))
+            client.restore(other, 0, client.dump(key))
+        others = set(client.keys(b"lora-serve:kv:%d:*" % (VERSION + 1)))
+        assert len(others) == len(all_keys(redis_server)) == 1 + 24 + 1
+        tier.drop(Drop(b"model"))
+        assert all_keys(redis_server) == set()
+        assert load(tier, NS, HASHES) == (0, Cause.ABSENT)
+        save(tier, NS, HASHES[:4])
+        assert load(tier, NS, HASHES)[0] == 4
+        assert set(client.keys(b"lora-serve:kv:%d:*" % (VERSION + 1))) == others
+        assert all(client.ttl(other) == -1 for other in others)
 
 
 def test_a_drop_reaches_blocks_that_no_set_leads_to(
