@@ -16,6 +16,8 @@ from lora_serve.server.openai.models import require_model
 from lora_serve.server.openai.protocol import DetokenizeBody, TokenizeBody
 from lora_serve.server.openai.responses import Detokenized, Tokenized
 
+MAX_DETOKENIZED = 2**17  # tokens: their texts may be a hundred times as long
+
 
 def tokens_router(context: ServerContext) -> APIRouter:
     router = APIRouter()
@@ -46,9 +48,18 @@ def tokens_router(context: ServerContext) -> APIRouter:
                 f"token id {token_id} is out of vocabulary: the model has {vocab_size} tokens",
                 "tokens",
             )
-        decode = engine.tokenizer.decode
-        text = await asyncio.to_thread(decode, body.tokens, skip_special_tokens=False)
-        return json_response(Detokenized(text))
+        if len(body.tokens) > MAX_DETOKENIZED:
+            raise InvalidRequestError(
+                f"tokens has {len(body.tokens)} ids, at most {MAX_DETOKENIZED} are allowed; send "
+                "several requests",
+                "tokens",
+            )
+
+        def with_text() -> Response:
+            text = engine.tokenizer.decode(body.tokens, skip_special_tokens=False)
+            return json_response(Detokenized(text))
+
+        return await asyncio.to_thread(with_text)
 
     return router
 
