@@ -16,8 +16,8 @@ help:  ## this list
 
 install: $(VENV)/.installed  ## .venv with everything, and the kernels compiled
 
-# An editable install maps every module to its file, so it is made again, in seconds, when a module
-# has come, gone or moved. This file is older than that install as long as none has.
+# An editable install maps every module to its file, so it is made again when a module has come, gone
+# or moved: two minutes of processor time, most of it for the kernels, which it compiles anew.
 MODULES := build/modules.txt
 $(MODULES): always
 	@mkdir -p $(@D)
