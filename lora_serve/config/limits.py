@@ -28,6 +28,11 @@ class LimitsConfig:
         "given up.",
         4096,
     )
+    restart_wait: float = setting(
+        "Seconds that a new request waits for an engine that is being started again before it gets "
+        "503; what a client's own retries would take.",
+        5.0,
+    )
     step_timeout: float = setting(
         "Seconds without a finished step, while requests wait, after which /health fails, and an "
         "engine that answers nothing either is ended and started again; 0 for never.",
@@ -39,4 +44,5 @@ class LimitsConfig:
         if self.max_num_queued_tokens != UNLIMITED:
             require_at_least(1, "--max-num-queued-tokens", self.max_num_queued_tokens)
         require_at_least(1, "--max-stream-backlog", self.max_stream_backlog)
+        require_at_least(0, "--restart-wait", self.restart_wait)
         require_at_least(0, "--step-timeout", self.step_timeout)

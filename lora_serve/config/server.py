@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
 
 from lora_serve.config.setting import require_at_least, setting
@@ -50,6 +52,36 @@ class ServerConfig:
         repeat="nargs",
         metavar="HOST",
     )
+    allowed_origins: tuple[str, ...] = setting(
+        "Origins whose pages may send requests and read answers, or * for any; those of the hosts "
+        "above if left out, elsewhere than on a loopback address none.",
+        (),
+        repeat="nargs",
+        metavar="ORIGIN",
+    )
+    allowed_methods: tuple[str, ...] = setting(
+        "Methods that pages of other origins may use.", ("*",), repeat="nargs", metavar="METHOD"
+    )
+    allowed_headers: tuple[str, ...] = setting(
+        "Headers that pages of other origins may send.", ("*",), repeat="nargs", metavar="HEADER"
+    )
+    allow_credentials: bool = setting(
+        "Let pages of --allowed-origins send cookies and certificates along.", False
+    )
+    root_path: str = setting(
+        "Prefix of all paths that a proxy adds, as in /llm; requests come with it or without.",
+        "",
+        metavar="PATH",
+    )
+    uds: str | None = setting(
+        "Listen on this Unix socket instead of --host and --port.", None, metavar="PATH"
+    )
+    http_timeout_keep_alive: int = setting(
+        "Seconds that a connection without a request is kept; more than a proxy before the server "
+        "keeps its own.",
+        75,
+    )
+    disable_fastapi_docs: bool = setting("Serve neither /docs nor /openapi.json.", False)
     ssl_keyfile: str | None = setting("Private key for TLS, as PEM.", None, metavar="FILE")
     ssl_certfile: str | None = setting(
         "Certificate chain for TLS, as PEM; the server then speaks https.", None, metavar="FILE"
@@ -96,9 +128,6 @@ class ServerConfig:
         "otherwise.",
         False,
     )
-    enable_tokenizer_info_endpoint: bool = setting(
-        "Answer GET /tokenizer_info: the tokenizer's special tokens and the chat template.", False
-    )
     enable_per_request_metrics: bool = setting(
         "Tell with each answer how long it took: `metrics`, with the usage of a stream.", False
     )
@@ -144,6 +173,12 @@ class ServerConfig:
                 raise ConfigError(f"{flag} {port} must be in [0, 65535]")
         self._check_keys()
         self._check_tls()
+        self._check_pages()
+        if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path):
+            raise ConfigError(f"--root-path {self.root_path} must look like /llm or /a/b")
+        if self.root_path.split("/")[1:2] == ["v1"]:
+            raise ConfigError("--root-path must not begin with /v1, where the routes begin, too")
+        require_at_least(1, "--http-timeout-keep-alive", self.http_timeout_keep_alive)
         require_at_least(1, "--max-body-bytes", self.max_body_bytes)
         require_at_least(1, "--max-embeds-body-bytes", self.max_embeds_body_bytes)
         require_at_least(1, "--max-total-body-bytes", self.max_total_body_bytes)
@@ -173,8 +208,36 @@ class ServerConfig:
                     "should hold it?"
                 )
 
+    def _check_pages(self) -> None:
+        """Take lists as JSON, too, as vLLM writes them."""
+        for name in ("allowed_origins", "allowed_methods", "allowed_headers"):
+            values = _listed(name, getattr(self, name))
+            object.__setattr__(self, name, values)  # it is being made: nobody has seen it
+        if self.allow_credentials and (not self.allowed_origins or "*" in self.allowed_origins):
+            raise ConfigError(
+                "--allow-credentials needs --allowed-origins, without *: any page could act with "
+                "its reader's certificate"
+            )
+
     def _check_tls(self) -> None:
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise ConfigError("--ssl-keyfile and --ssl-certfile go together; give both")
         if self.ssl_ca_certs and not self.ssl_certfile:
             raise ConfigError("--ssl-ca-certs needs --ssl-keyfile and --ssl-certfile")
+
+
+def _listed(name: str, values: tuple[str, ...]) -> tuple[str, ...]:
+    """The values, and those of each that is a JSON list itself."""
+    listed: list[str] = []
+    for value in values:
+        texts = [value]
+        if value.startswith("["):
+            try:
+                texts = json.loads(value)
+            except ValueError:
+                texts = []
+            if not texts or not all(isinstance(text, str) for text in texts):
+                flag = "--" + name.replace("_", "-")
+                raise ConfigError(f'{flag} {value} must be a JSON list of texts, as in ["*"]')
+        listed += texts
+    return tuple(listed)

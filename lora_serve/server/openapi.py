@@ -24,6 +24,7 @@ from lora_serve.server.admin.protocol import (
     UnloadAdapterBody,
 )
 from lora_serve.server.admin.responses import Load, Success, Version
+from lora_serve.server.http.probes import LIVE_PATHS, READY_PATHS
 from lora_serve.server.openai.protocol import (
     ChatBody,
     CompletionBody,
@@ -37,7 +38,6 @@ from lora_serve.server.openai.responses import (
     ModelCard,
     ModelList,
     Tokenized,
-    TokenizerInfo,
 )
 
 Schema = dict[str, Any]  # JSON
@@ -209,22 +209,14 @@ OPERATIONS = (
         example={"tokens": [1, 2, 3]},
         names_model=True,
     ),
-    Operation(
-        method="get",
-        path="/tokenizer_info",
-        summary="The tokenizer's special tokens and the chat template",
-        access=Access.KEY,
-        answer=TokenizerInfo,
-        names_model=True,
+    *(
+        Operation(method="get", path=path, summary=summary, access=Access.OPEN, answer=None)
+        for paths, summary in (
+            (READY_PATHS, "Whether requests are being answered"),
+            (LIVE_PATHS, "Whether the server runs"),
+        )
+        for path in paths
     ),
-    Operation(
-        method="get",
-        path="/health",
-        summary="Whether requests are being answered",
-        access=Access.OPEN,
-        answer=None,
-    ),
-    Operation(method="get", path="/ping", summary="The same", access=Access.OPEN, answer=None),
     Operation(method="post", path="/ping", summary="The same", access=Access.OPEN, answer=None),
     Operation(
         method="get",
@@ -257,6 +249,7 @@ def openapi_document(config: ServerConfig) -> Schema:
     return {
         "openapi": "3.1.0",
         "info": {"title": "lora-serve", "version": __version__},
+        "servers": [{"url": config.root_path or "/"}],
         "paths": paths,
         "components": {
             "schemas": _bodies(config) | _answers(),

@@ -92,6 +92,7 @@ class AsyncEngine:
         self._journal = AdapterJournal()
         self._calls: dict[int, asyncio.Future[CallReply]] = {}
         self._num_calls = 0
+        self._is_back = asyncio.Event()  # set but while an engine is being started again
         self._engine = EngineSupervisor(config, client, model_info, self, make_client)
         self._watch = asyncio.create_task(self._end_if_it_hangs(), name="engine-watch")
 
@@ -164,7 +165,7 @@ class AsyncEngine:
             SlowReaderError: deltas were not taken in time.
         """
         message = self._inputs.resolve(request)
-        self._require_engine()
+        await self._wait_for_engine()
         self._admission.admit(message, group)
         state = RequestState(message, self.config.limits.max_stream_backlog)
         self._states.add(state)
@@ -214,6 +215,7 @@ class AsyncEngine:
         """End the engine process; callers that still wait for it get EngineDeadError."""
         self._watch.cancel()
         error = EngineDeadError("the server is shutting down")
+        self._is_back.set()
         self._states.fail_all(error)
         self._fail_calls(error)
         await self._engine.close()
@@ -238,6 +240,7 @@ class AsyncEngine:
     def engine_died(self, error: EngineDeadError) -> None:
         logger.error("%s; %d choices were growing", error, self.num_unfinished)
         self._journal.note_death()
+        self._is_back.clear()
         self._fail_calls(error)
         self._quarantine.engine_died(error, self._states)
 
@@ -251,6 +254,7 @@ class AsyncEngine:
         self.metrics.count_restart()
         self._watchdog.note_step()
         self._quarantine.engine_is_back()
+        self._is_back.set()
         await self._advance()
 
     # ── parts ───────────────────────────────────────────────────────────────────────────────
@@ -343,6 +347,18 @@ class AsyncEngine:
         if reply.error is not None:
             raise error_from_info(reply.error)
         return reply
+
+    async def _wait_for_engine(self) -> None:
+        """Wait for --restart-wait while an engine is being started again.
+
+        Raises:
+            EngineDeadError: it is not there yet.
+        """
+        if not self.is_alive:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.config.limits.restart_wait):
+                    await self._is_back.wait()
+        self._require_engine()
 
     def _require_engine(self) -> None:
         if not self.is_alive:

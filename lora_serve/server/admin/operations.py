@@ -15,19 +15,25 @@ from lora_serve.server.admin.responses import Load, Success, Version
 from lora_serve.server.context import ServerContext
 from lora_serve.server.http.auth import caller_of
 from lora_serve.server.http.json_response import json_response
+from lora_serve.server.http.probes import LIVE_PATHS, READY_PATHS
 
 
 def operations_router(context: ServerContext, http_metrics: HTTPMetrics) -> APIRouter:
     router = APIRouter()
     engine = context.engine
 
-    @router.get("/health")
-    @router.get("/ping")
     @router.post("/ping")
     async def health() -> Response:
         context.drain.check()
         engine.check_health()
         return Response()
+
+    async def is_running() -> Response:
+        return Response()
+
+    for paths, answer in ((READY_PATHS, health), (LIVE_PATHS, is_running)):
+        for path in paths:
+            router.add_api_route(path, answer, methods=["GET"])
 
     @router.get("/version")
     async def version() -> Response:

@@ -36,13 +36,15 @@ from lora_serve.server.http.acceptor import AcceptingServer
 from lora_serve.server.http.auth import Authentication, KeyRing
 from lora_serve.server.http.body import BodyReader
 from lora_serve.server.http.connections import Connections
+from lora_serve.server.http.cors import CrossOrigin
 from lora_serve.server.http.drain import Drain, Draining
 from lora_serve.server.http.errors import ErrorBoundary, answer_error, answer_http_error
 from lora_serve.server.http.head_requests import answering_head
 from lora_serve.server.http.hosts import AllowedHosts, HostCheck, is_loopback
 from lora_serve.server.http.instrumentation import Instrumentation
-from lora_serve.server.http.listener import Listeners, read_template
+from lora_serve.server.http.listener import Listeners, read_template, shown_address
 from lora_serve.server.http.request_ids import RequestIds
+from lora_serve.server.http.root_path import RootPath
 from lora_serve.server.http.shutdown import LAST_WORDS_SECONDS, ServerShutdown
 from lora_serve.server.openai.chat import chat_router
 from lora_serve.server.openai.completions import completions_router
@@ -81,7 +83,12 @@ def create_app(
     )
     page = page or MetricsPage(engine)
     # A redirect to the path with or without a slash would name the host that the client sent.
-    app = FastAPI(title="lora-serve", version=__version__, redirect_slashes=False)
+    app = FastAPI(
+        title="lora-serve",
+        version=__version__,
+        redirect_slashes=False,
+        openapi_url=None if config.disable_fastapi_docs else "/openapi.json",
+    )
     document = openapi_document(config)
     app.openapi = lambda: document  # type: ignore[method-assign]  # FastAPI's way to have one's own
     for router in (
@@ -99,10 +106,14 @@ def create_app(
     app.add_exception_handler(HTTPException, answer_http_error)
     app.add_middleware(Authentication, keys=context.keys)
     app.add_middleware(Draining, drain=drain)
-    app.add_middleware(HostCheck, hosts=AllowedHosts(config))
+    hosts = AllowedHosts(config)
+    app.add_middleware(CrossOrigin, config=config, hosts=hosts)
+    app.add_middleware(HostCheck, hosts=hosts)
     app.add_middleware(ErrorBoundary)
     app.add_middleware(RequestIds)
-    app.add_middleware(Instrumentation, metrics=page.http)  # the last added is the outermost
+    app.add_middleware(Instrumentation, metrics=page.http)
+    if config.root_path:
+        app.add_middleware(RootPath, prefix=config.root_path)  # the last added is the outermost
     return app
 
 
@@ -159,6 +170,7 @@ def http_config(app: FastAPI, config: ServerConfig, connections: Connections) ->
         access_log=False,
         lifespan="off",
         server_header=False,
+        timeout_keep_alive=config.http_timeout_keep_alive,
         timeout_graceful_shutdown=LAST_WORDS_SECONDS,
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
@@ -189,10 +201,8 @@ class _Server(AcceptingServer):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         assert sockets, "run_server gives the socket"
-        host, port = sockets[0].getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
         scheme = "https" if self.config.is_ssl else "http"
-        sys.stdout.write(f"lora-serve is ready on {scheme}://{shown}:{port}\n")
+        sys.stdout.write(f"lora-serve is ready on {shown_address(sockets[0], scheme)}\n")
         sys.stdout.flush()
 
     @contextlib.contextmanager

@@ -23,8 +23,9 @@ from lora_serve.identity import tenant_salt
 from lora_serve.server.http.errors import error_response
 from lora_serve.server.http.hosts import is_loopback
 from lora_serve.server.http.keys import read_keys
+from lora_serve.server.http.probes import LIVE_PATHS, READY_PATHS
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
+OPEN_PATHS = frozenset({*READY_PATHS, *LIVE_PATHS, "/version"})
 METRICS_PATH = "/metrics"  # names adapters: open where there are no keys, or by choice
 
 _REMEDY = "start the server with --admin-api-key, or with --allow-runtime-lora-updating"

@@ -311,10 +311,11 @@ class GuardedConnection(asyncio.Protocol):
 def _limit_unread(transport: asyncio.Transport, seconds: float) -> None:
     """Have the system end the connection once nothing of what waits was taken for so long.
 
-    It sees each byte that is taken; from here only whole buffers of megabytes can be seen to go.
+    It sees each byte that is taken; from here only whole buffers of megabytes can be seen to go. A
+    Unix socket has no such clock.
     """
-    if seconds and hasattr(socket, "TCP_USER_TIMEOUT"):
-        connection = transport.get_extra_info("socket")
+    connection = transport.get_extra_info("socket")
+    if seconds and connection.family != socket.AF_UNIX and hasattr(socket, "TCP_USER_TIMEOUT"):
         milliseconds = max(1, round(min(1000 * seconds, LONGEST_USER_TIMEOUT)))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 

@@ -40,6 +40,7 @@ class AllowedHosts:
 
     def __init__(self, config: ServerConfig, host: str | None = None) -> None:
         self._names = frozenset(name.lower() for name in config.allowed_hosts)
+        self._origins = frozenset(config.allowed_origins)
         self._allows_any = not self._names and not is_loopback(host or config.host)
 
     def check(self, headers: Headers) -> None:
@@ -59,11 +60,18 @@ class AllowedHosts:
                 "--allowed-hosts if it should"
             )
         for origin in headers.getlist("origin"):
-            if not self._allows(_name_of(origin)):
+            if not (self._is_named(origin) or self._allows(_name_of(origin))):
                 raise ForbiddenError(
                     f"pages of the origin {origin[:80]!r} may not use this server; name its host "
-                    "with --allowed-hosts if they may"
+                    "with --allowed-hosts, or the origin with --allowed-origins, if they may"
                 )
+
+    def names_origin(self, origin: str) -> bool:
+        """Whether a page comes from a host that the server answers to by name, and not as any."""
+        return not self._allows_any and self._allows(_name_of(origin))
+
+    def _is_named(self, origin: str) -> bool:
+        return origin in self._origins or "*" in self._origins
 
     def _allows(self, name: str) -> bool:
         return name in self._names if self._names else is_loopback(name)

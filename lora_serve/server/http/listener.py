@@ -61,10 +61,14 @@ def read_template(path: str | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """The server's addresses, bound but not listening. metrics: that of --metrics-port, or None."""
+    """The server's addresses, bound but not listening. metrics: that of --metrics-port, or None.
+
+    path: of the API's Unix socket, if it is one; removed at the end.
+    """
 
     api: socket.socket
     metrics: socket.socket | None = None
+    path: str | None = None
 
     def listen(self) -> None:
         """Let clients connect.
@@ -76,14 +80,15 @@ class Listeners:
             try:
                 listener.listen(BACKLOG)
             except OSError as error:
-                host, port = listener.getsockname()[:2]
-                raise ConfigError(
-                    f"cannot listen on {host} port {port}: {error.strerror}"
-                ) from error
+                address = listener.getsockname()
+                where = address if isinstance(address, str) else f"{address[0]} port {address[1]}"
+                raise ConfigError(f"cannot listen on {where}: {error.strerror}") from error
 
     def close(self) -> None:
         for listener in self._all:
             listener.close()
+        if self.path is not None:
+            Path(self.path).unlink(missing_ok=True)
 
     @property
     def _all(self) -> list[socket.socket]:
@@ -97,14 +102,17 @@ def open_listeners(config: ServerConfig) -> Listeners:
         ConfigError: an address cannot be had.
     """
     with contextlib.ExitStack() as stack:
-        api = stack.enter_context(_bound("", config.host, config.port))
+        if config.uds is not None:
+            api = stack.enter_context(_bound_to_path(config.uds))
+        else:
+            api = stack.enter_context(_bound("", config.host, config.port))
         metrics = None
         if config.metrics_port is not None:
             metrics = stack.enter_context(
                 _bound("metrics-", config.metrics_host, config.metrics_port)
             )
         stack.pop_all()  # bound: now they are the caller's to close
-    return Listeners(api, metrics)
+    return Listeners(api, metrics, config.uds)
 
 
 def _bound(prefix: str, host: str, port: int) -> socket.socket:
@@ -124,3 +132,39 @@ def _bound(prefix: str, host: str, port: int) -> socket.socket:
             "choose another address or port, or stop what has it"
         ) from error
     return listener
+
+
+def _bound_to_path(path: str) -> socket.socket:
+    """A Unix socket; one that a killed server left behind is replaced."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if _is_abandoned(path):
+            Path(path).unlink()
+        listener.bind(path)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on --uds {path}: {error.strerror or error}; choose another path, or "
+            "stop what has it"
+        ) from error
+    return listener
+
+
+def _is_abandoned(path: str) -> bool:
+    """Whether a socket lies there on which no process listens."""
+    if not Path(path).is_socket():
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return True
+    return False
+
+
+def shown_address(listener: socket.socket, scheme: str = "http") -> str:
+    """Where clients reach it."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

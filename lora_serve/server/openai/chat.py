@@ -18,7 +18,6 @@ from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Tokenizer
 from lora_serve.server.http.streaming import event
-from lora_serve.server.openai.answer_size import chat_size
 from lora_serve.server.openai.chunks import ChunkPolicy
 from lora_serve.server.openai.generation import PromptDelta, respond, response_id, start_generation
 from lora_serve.server.openai.inputs import Input
@@ -66,7 +65,6 @@ def chat_router(context: ServerContext) -> APIRouter:
         room = engine.model_info.max_model_len - item.num_tokens
         params = chat_params(body, context.sampling_defaults, room)
         params.verify(engine.config.model.max_logprobs, engine.model_info.vocab_size)
-        chat_size(body, params).check(engine, [item], params)
         answer = ChatAnswer(
             ChatFormat(engine.tokenizer, body, params, context.config),
             item,

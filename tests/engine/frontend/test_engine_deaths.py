@@ -22,6 +22,7 @@ from lora_serve.messages import (
     AbortRequests,
     CallReply,
     EngineMessage,
+    EngineReady,
     RestoreAdapters,
     StepOutputs,
 )
@@ -225,6 +226,18 @@ class GatedClient(FakeClient):
         await super().send(message)
 
 
+class SlowlyStarting(FakeClient):
+    """Starts only when it may."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__(num_tokens)
+        self.may_start = asyncio.Event()
+
+    async def start(self, config: EngineConfig) -> EngineReady:
+        await self.may_start.wait()
+        return await super().start(config)
+
+
 async def test_who_leaves_while_others_are_being_sent_is_not_sent() -> None:
     first, second = FakeClient(0), GatedClient()
     engine = make(first, second)
@@ -252,7 +265,8 @@ async def test_who_leaves_while_others_are_being_sent_is_not_sent() -> None:
 
 async def test_what_comes_while_there_is_no_engine_is_refused() -> None:
     first = FakeClient(0)
-    engine = make(first, FakeClient(start_error=ConfigError("no model")))
+    failing = FakeClient(start_error=ConfigError("no model"))
+    engine = make(first, failing, limits=LimitsConfig(restart_wait=0.01))
     first.die()
     await settle()
     for refused in (generate(engine, "r"), engine.get_stats()):
@@ -261,6 +275,31 @@ async def test_what_comes_while_there_is_no_engine_is_refused() -> None:
     with pytest.raises(EngineDeadError):
         engine.check_health()
     await engine.shutdown()
+
+
+async def test_a_request_waits_for_an_engine_that_will_soon_be_back() -> None:
+    first, second = FakeClient(0), SlowlyStarting(3)
+    engine = make(first, second)
+    first.die()
+    await settle()
+    answer = asyncio.create_task(generate(engine, "r"))
+    await settle()
+    assert not answer.done()
+    second.may_start.set()
+    assert len(await asyncio.wait_for(answer, 5)) == 3
+    await engine.shutdown()
+
+
+async def test_a_request_that_waits_for_an_engine_hears_of_the_servers_end() -> None:
+    first, second = FakeClient(0), SlowlyStarting(0)
+    engine = make(first, second)
+    first.die()
+    await settle()
+    answer = asyncio.create_task(generate(engine, "r"))
+    await settle()
+    await engine.shutdown()
+    with pytest.raises(EngineDeadError):
+        await asyncio.wait_for(answer, 1)
 
 
 async def test_who_waits_hears_when_the_engine_cannot_be_started_again() -> None:

@@ -11,6 +11,23 @@ from tests.fakes.engine import FakeEngine, write_adapter
 from tests.server.clients import error_of
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/v1/health", "/v2/health/ready"])
+async def test_platforms_ask_for_readiness_under_their_names(
+    engine: FakeEngine, client: httpx.AsyncClient, path: str
+) -> None:
+    assert (await client.get(path)).status_code == 200
+    engine.is_alive = False
+    error_of(await client.get(path), 503)
+
+
+@pytest.mark.parametrize("path", ["/livez", "/v1/health/live", "/v2/health/live"])
+async def test_a_server_that_starts_its_engine_again_is_alive(
+    engine: FakeEngine, client: httpx.AsyncClient, path: str
+) -> None:
+    engine.is_alive = False
+    assert (await client.get(path)).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("method", "url"), [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")]
 )

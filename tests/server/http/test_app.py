@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from contextlib import closing
+from pathlib import Path
 
 import httpx
 import pytest
@@ -62,6 +63,21 @@ async def test_a_signal_ends_the_server_once_every_answer_is_sent(
         assert len(events((await answer).text)) == 15
     await asyncio.wait_for(server, 10)
     assert engine.was_shut_down
+
+
+async def test_a_server_answers_on_a_unix_socket(
+    engine: FakeEngine, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = str(tmp_path / "s")
+    server = asyncio.create_task(run(engine, ServerConfig(uds=path)))
+    assert await started(capsys) == f"unix:{path}"
+    transport = httpx.AsyncHTTPTransport(uds=path)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        answer = await client.post("/v1/completions", json={"prompt": "hi"})
+        assert answer.json()["choices"][0]["text"] == "You said: hi #0"
+        os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(server, 10)
+    assert not Path(path).exists()
 
 
 @pytest.mark.parametrize("drain_timeout", [0.2, 60])

@@ -8,7 +8,7 @@ import pytest
 
 from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError
-from lora_serve.server.http.listener import check_chat_template, open_listeners
+from lora_serve.server.http.listener import check_chat_template, open_listeners, shown_address
 
 
 def test_who_connects_before_the_server_listens_is_refused() -> None:
@@ -22,6 +22,28 @@ def test_an_address_that_is_taken_is_a_clear_error() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"cannot listen on --host 127.0.0.1 --port {port}"):
             open_listeners(ServerConfig(host="127.0.0.1", port=port))
+
+
+def test_a_unix_socket_is_replaced_if_its_server_is_dead_and_removed_at_the_end(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "s"
+    config = ServerConfig(uds=str(path))
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+    with closing(open_listeners(config)) as listeners:
+        listeners.listen()
+        assert shown_address(listeners.api) == f"unix:{path}"
+        with pytest.raises(ConfigError, match=f"cannot listen on --uds {path}"):
+            open_listeners(config)
+    assert not path.exists()
+
+
+def test_a_file_is_never_taken_for_a_socket(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("mine")
+    with pytest.raises(ConfigError, match="cannot listen on --uds"):
+        open_listeners(ServerConfig(uds=str(tmp_path / "s")))
+    assert (tmp_path / "s").read_text() == "mine"
 
 
 def test_an_unknown_host_is_a_clear_error() -> None:
