@@ -53,27 +53,23 @@ class StructuredOutput(msgspec.Struct, frozen=True):
         Raises:
             InvalidRequestError: none is given, or several, or one that holds no JSON.
         """
-        texts: dict[Kind, str] = {}
-        if json is not None:
-            texts["json"] = _json_text(json, param)
-        if json_object:
-            texts["json_object"] = ""
-        if regex is not None:
-            texts["regex"] = regex
-        if choice is not None:
-            texts["choice"] = _json_text(list(choice), param)
-        if grammar is not None:
-            texts["grammar"] = grammar
-        if structural_tag is not None:
-            texts["structural_tag"] = _json_text(structural_tag, param)
-        if len(texts) != 1:
+        given: dict[Kind, object] = {
+            "json": json,
+            "json_object": json_object or None,
+            "regex": regex,
+            "choice": None if choice is None else list(choice),
+            "grammar": grammar,
+            "structural_tag": structural_tag,
+        }
+        kinds = [kind for kind, value in given.items() if value is not None]
+        if len(kinds) != 1:
             raise InvalidRequestError(
-                f"{param} gives {' and '.join(texts) or 'no constraint'}; give one of json, "
-                "json_object, regex, choice, grammar and structural_tag",
+                f"{param} gives {' and '.join(kinds) or 'no constraint'}; give one of "
+                f"{', '.join(given)}",
                 param,
             )
-        ((kind, text),) = texts.items()
-        return cls(kind, text)
+        (kind,) = kinds
+        return cls(kind, _text(kind, given[kind], param))
 
     def verify(self, param: str = "structured_outputs") -> None:
         """Raise InvalidRequestError for a text that is too large, or of no use, to be compiled."""
@@ -105,8 +101,12 @@ def _verify_choices(text: str, param: str) -> None:
         )
 
 
-def _json_text(value: object, param: str) -> str:
-    """JSON in its shortest form; the order of keys stays, for it is that of the answer."""
+def _text(kind: Kind, value: object, param: str) -> str:
+    if kind == "json_object":
+        return ""
+    if kind in ("regex", "grammar"):
+        return str(value)
+    # JSON in its shortest form; the order of keys stays, for it is that of the answer.
     try:
         if isinstance(value, str):
             value = json.loads(value)

@@ -38,7 +38,7 @@ def test_a_schema_as_text_and_as_an_object_are_equal_and_keep_the_order_of_their
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "structured_outputs gives no constraint; give one of json, "),
+        ({}, "structured_outputs gives no constraint; give one of json, json_object, regex, "),
         ({"json": {}, "regex": "a"}, "structured_outputs gives json and regex; give one of "),
         ({"json": "{"}, "structured_outputs holds no JSON: "),
         ({"json": {"a": float("nan")}}, "structured_outputs holds no JSON: "),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import numpy as np
 
 from lora_serve.fuzz.trace import Ask, Chat, Embeds, Text, Tokens
 from lora_serve.sampling_params import SamplingParams
+from lora_serve.structured_outputs import StructuredOutput
 
 Json = dict[str, Any]
 
@@ -62,7 +64,23 @@ def _settings(params: SamplingParams) -> Json:
         settings["prompt_logprobs"] = params.prompt_logprobs
     if params.logit_bias:
         settings["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
+    if params.structured_outputs is not None:
+        settings |= _constraint(params.structured_outputs)
     return settings
+
+
+def _constraint(constraint: StructuredOutput) -> Json:
+    """Each kind in another of the forms that bodies write it in."""
+    match constraint.kind:
+        case "json":
+            schema = {"schema": json.loads(constraint.text), "strict": constraint.is_strict}
+            return {"response_format": {"type": "json_schema", "json_schema": schema}}
+        case "choice":
+            return {"guided_choice": json.loads(constraint.text)}
+        case "json_object":
+            return {"response_format": {"type": "json_object"}}
+        case kind:
+            return {"structured_outputs": {kind: constraint.text}}
 
 
 def _payload(prompt: Embeds, hidden_size: int) -> str:

@@ -26,6 +26,7 @@ from lora_serve.fuzz.trace import (
     Unload,
 )
 from lora_serve.sampling_params import SamplingParams
+from lora_serve.structured_outputs import StructuredOutput
 
 NAMES = ("red", "green", "blue", "grey")
 PLACES = ("", "one", "other")
@@ -37,6 +38,21 @@ ANSWER_LENGTHS = (1, 2, 12, 48, 96, 96)
 # that share nothing do not, so that the one that grows last is preempted.
 POOLS = (20, 20, 24, 32, 1000)  # blocks, of 16 tokens or more
 RESERVED_TOKENS = 3  # the first ids are often special
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+CONSTRAINTS = (
+    StructuredOutput.of(json=PERSON),
+    StructuredOutput.of(json={"type": "array", "items": {"enum": ["a", "bb", 3]}, "maxItems": 9}),
+    StructuredOutput.of(json_object=True),
+    StructuredOutput.of(regex="[a-c]{1,40}(ab|ba)?"),
+    StructuredOutput.of(regex="(the |of |and ){2,90}end"),
+    StructuredOutput.of(choice=("yes", "no", "year after year")),
+    StructuredOutput.of(grammar='root ::= "x" [0-9]+ ("." root)?'),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +81,7 @@ def make_trace(seed: int, scope: Scope) -> Trace:
         flags=() if scope.fixed_flags else _flags(rng, tiers),
         tiers=tiers,
         concurrency=rng.choice((max(1, scope.concurrency // 2), scope.concurrency)),
-        events=tuple(_Writer(rng, scope, tiers).events()),
+        events=tuple(_Writer(rng, scope, tiers, Random(f"grammars {seed}")).events()),
     )
 
 
@@ -96,8 +112,13 @@ def _flags(rng: Random, tiers: tuple[str, ...]) -> tuple[str, ...]:
 class _Writer:
     """Writes one trace's events."""
 
-    def __init__(self, rng: Random, scope: Scope, tiers: tuple[str, ...]) -> None:
+    def __init__(
+        self, rng: Random, scope: Scope, tiers: tuple[str, ...], grammar_rng: Random
+    ) -> None:
+        """grammar_rng: says which answers are held to a grammar, in half of the traces."""
         self._rng = rng
+        self._grammar_rng = grammar_rng
+        self._constrained_share = grammar_rng.choice((0.0, 0.3))
         self._scope = scope
         self._damages = "tier" in scope.faults and "disk" in tiers
         self._kill_at = -1
@@ -221,7 +242,12 @@ class _Writer:
             logprobs=rng.choice((None, 0, 2, 5)),
             prompt_logprobs=self._prompt_logprobs(prompt),
             logit_bias={self._token_ids(1)[0]: 3.0} if rng.random() < 0.1 else {},
+            structured_outputs=self._constraint(),
         )
+
+    def _constraint(self) -> StructuredOutput | None:
+        rng = self._grammar_rng
+        return rng.choice(CONSTRAINTS) if rng.random() < self._constrained_share else None
 
     def _prompt_logprobs(self, prompt: Prompt) -> int | None:
         is_chosen = self._rng.random() < 0.1

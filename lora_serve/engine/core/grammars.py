@@ -92,9 +92,10 @@ class RequestGrammars:
         request = self._scheduler.get(reply.request_id)
         assert request is not None, f"{reply.request_id} has left, and its grammar was not closed"
         assert request.status is not RequestStatus.WAITING, f"{reply.request_id} had its mask"
+        if reply.is_fault:
+            return request, RequestFailedError(reply.error)
         if reply.error:
-            kind = RequestFailedError if reply.is_fault else InvalidRequestError
-            return request, kind(reply.error)
+            return request, InvalidRequestError(reply.error, "structured_outputs")
         if reply.is_finished or not _leaves_any(reply.bitmask or b"", request):
             return request, None
         assert reply.bitmask is not None, "an answer that is not complete has no mask"

@@ -29,6 +29,7 @@ from lora_serve.server.http.request_ids import HEADER, MAX_CHARS, id_of
 from lora_serve.server.http.streaming import EventStream
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.models import ModelTarget, unknown_model
+from lora_serve.server.openai.parameters import constraint_field
 from lora_serve.server.openai.protocol import GenerationBody
 
 MANY_LOGPROBS = 256  # positions; to write more of them would delay other requests' tokens
@@ -50,9 +51,15 @@ class Generation:
     """The deltas of all prompts as they come. `aclose` aborts in the engine what still grows."""
 
     def __init__(
-        self, engine: Engine, target: ModelTarget, requests: Sequence[GenerateRequest]
+        self,
+        engine: Engine,
+        target: ModelTarget,
+        requests: Sequence[GenerateRequest],
+        constraint_field: str | None = None,
     ) -> None:
+        """constraint_field: where the body says what the answers must match."""
         self._target = target
+        self._constraint_field = constraint_field
         self._requests = requests
         self._first: PromptDelta | None = None
         group = RequestGroup(
@@ -67,6 +74,12 @@ class Generation:
             self._first = await anext(self._deltas)
         except AdapterNotFoundError as error:
             raise unknown_model(self._target.shown) from error
+        except InvalidRequestError as error:
+            if error.param != "structured_outputs" or self._constraint_field is None:
+                raise
+            name = self._constraint_field
+            message = str(error).replace("structured_outputs", name, 1)
+            raise InvalidRequestError(message, name) from error
 
     async def deltas(self) -> AsyncIterator[PromptDelta]:
         assert self._first is not None, "wait_for_first comes before deltas"
@@ -139,7 +152,7 @@ def start_generation(
         )
         for index, item in enumerate(inputs)
     ]
-    return Generation(context.engine, target, requests)
+    return Generation(context.engine, target, requests, constraint_field(body))
 
 
 def response_id(prefix: str, request: Request, body: GenerationBody) -> str:

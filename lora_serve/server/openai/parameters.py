@@ -13,6 +13,14 @@ from lora_serve.server.openai.inputs import Truncation
 from lora_serve.server.openai.protocol import ChatBody, CompletionBody, GenerationBody
 
 DEFAULT_COMPLETION_TOKENS = 16
+CONSTRAINT_FIELDS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
 
 T = TypeVar("T")
 
@@ -113,6 +121,7 @@ def _params(
 ) -> SamplingParams:
     """A setting is the body's, else the model's own default, else OpenAI's."""
     _check_stream(body)
+    field = constraint_field(body)
     return SamplingParams(
         n=_or(body.n, 1),
         max_tokens=max_tokens,
@@ -133,7 +142,22 @@ def _params(
         prompt_logprobs=prompt_logprobs,
         logit_bias=body.logit_bias,
         skip_special_tokens=_or(body.skip_special_tokens, True),
+        structured_outputs=None if field is None else getattr(body, field),
     )
+
+
+def constraint_field(body: GenerationBody) -> str | None:
+    """The field that says what the answer must match, if one does.
+
+    Raises:
+        InvalidRequestError: several do.
+    """
+    given = [name for name in CONSTRAINT_FIELDS if getattr(body, name) is not None]
+    if len(given) > 1:
+        raise InvalidRequestError(
+            f"{' and '.join(given)} exclude each other; give one of them", given[1]
+        )
+    return given[0] if given else None
 
 
 def _check_stream(body: GenerationBody) -> None:

@@ -10,6 +10,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from lora_serve.server.openai.constraints import (
+    GuidedChoice,
+    GuidedGrammar,
+    GuidedJson,
+    GuidedRegex,
+    ResponseFormat,
+    StructuredOutputs,
+)
 from lora_serve.server.openai.fields import (
     CacheSalt,
     Content,
@@ -78,6 +86,12 @@ class GenerationBody(Body):
     return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: Integer | None = None
     truncation_side: Literal["left", "right"] | None = None
+    response_format: ResponseFormat = None
+    structured_outputs: StructuredOutputs = None
+    guided_json: GuidedJson = None
+    guided_regex: GuidedRegex = None
+    guided_choice: GuidedChoice = None
+    guided_grammar: GuidedGrammar = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: CacheSalt = ""
@@ -97,6 +111,7 @@ class GenerationBody(Body):
     session_id: Ignored = None
     kv_transfer_params: Ignored = None
     spaces_between_special_tokens: Ignored = None
+    guided_decoding_backend: Ignored = None
 
     # What would change it, and is not offered.
     use_beam_search: Unsupported = None
@@ -108,6 +123,7 @@ class GenerationBody(Body):
     allowed_token_ids: Unsupported = None
     bad_words: Unsupported = None
     logprob_token_ids: Unsupported = None
+    guided_whitespace_pattern: Unsupported = None
 
 
 class CompletionBody(GenerationBody):
@@ -118,7 +134,6 @@ class CompletionBody(GenerationBody):
     logprobs: NumLogprobs = None
     best_of: Integer | None = None
     suffix: Unsupported = None
-    response_format: Unsupported = None
 
 
 class ChatMessage(Body):
@@ -154,7 +169,6 @@ class ChatBody(GenerationBody):
     parallel_tool_calls: Ignored = None
     functions: Unsupported = None
     function_call: Unsupported = None
-    response_format: Unsupported = None
     modalities: UnsupportedModalities = None
     audio: Unsupported = None
     web_search_options: Unsupported = None

@@ -289,7 +289,7 @@ def test_a_template_file_that_is_not_there_stops_the_start(engine: FakeEngine) -
         ({"tools": [{"type": "function"}]}, "tools", "not supported"),
         ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
         ({"web_search_options": {"a": 1}}, "web_search_options", "not supported"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        ({"response_format": {"type": "json"}}, "response_format", "must be an object whose"),
         (
             {"continue_final_message": True, "add_generation_prompt": True},
             "continue_final_message",

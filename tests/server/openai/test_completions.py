@@ -437,7 +437,11 @@ async def test_logprobs_may_be_true_for_one_and_false_for_none(client: httpx.Asy
         ({"prompt": "a", "logprobs": 21}, "logprobs", "[0, 20]"),
         ({"prompt": "a", "best_of": 3}, "best_of", "must equal n 1"),
         ({"prompt": "a", "suffix": "b"}, "suffix", "not supported"),
-        ({"prompt": "a", "response_format": {"type": "json"}}, "response_format", "not supported"),
+        (
+            {"prompt": "a", "response_format": {"type": "json"}},
+            "response_format",
+            "whose `type` is",
+        ),
         (
             {"prompt": "a", "stream_options": {"include_usage": True}},
             "stream_options",
