@@ -20,6 +20,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant: a digest of the API key it came with, whose share it counts to with --fair-share key.
     is_streamed: False if the client sees nothing before the end. Its deltas are held back until
         then, so that the request can be sent again to a new engine if this one dies.
+    shown_special_tokens: are a part of the text all the same when params.skip_special_tokens leaves
+        out the others.
     """
 
     request_id: str
@@ -30,3 +32,4 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     tenant: str = ""
     is_streamed: bool = True
+    shown_special_tokens: tuple[int, ...] = ()

@@ -135,6 +135,7 @@ class LLM:
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, object] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, as `generate` continues prompts.
 
@@ -144,6 +145,8 @@ class LLM:
             chat_template: Jinja, instead of the model's own.
             add_generation_prompt: end the prompt with the head of the assistant's next message.
             chat_template_kwargs: further variables for the template.
+            tools: that the template tells the model of, as OpenAI's clients write them. Answers
+                are text; calls in it are not looked for.
 
         Raises:
             InvalidRequestError: there is no template, or it refuses a conversation.
@@ -156,6 +159,7 @@ class LLM:
                         conversation,
                         add_generation_prompt=add_generation_prompt,
                         chat_template=chat_template,
+                        tools=tools,
                         template_kwargs=chat_template_kwargs,
                     )
                 )

@@ -237,6 +237,11 @@ def test_a_chat_is_the_generation_of_its_rendered_prompt(
             chat_template_kwargs={"sign": "!"},
         )
         assert llm.tokenizer.decode(one.prompt_token_ids) == "<user>hi!"
+        tools = [{"type": "function", "function": {"name": "now"}}]
+        (one,) = llm.chat(
+            conversations[0], params, chat_template="{{ tools[0].function.name }}", tools=tools
+        )
+        assert llm.tokenizer.decode(one.prompt_token_ids) == "now"
         with pytest.raises(InvalidRequestError, match="refused the messages"):
             llm.chat(conversations, chat_template="{{ raise_exception('no') }}")
 

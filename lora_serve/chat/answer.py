@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from lora_serve.chat.parts import CallArguments, CallBegin, Content, Part, PartParser
+from lora_serve.chat.reasoning_parsers.parser import ReasoningFormat, ReasoningParser
+from lora_serve.chat.tool_parsers.forced import REQUIRED, NamedCall
+from lora_serve.chat.tool_parsers.parser import ToolFormat, ToolParser
+from lora_serve.chat.tool_parsers.reader import Schemas
 
 
 class AnswerParser:
@@ -56,3 +61,65 @@ class AnswerParser:
                 return bool(text)
             case _:
                 return self._include_reasoning
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """What is looked for in all answers to one request.
+
+    schemas: of the tools that may be called; empty if none may.
+    must_call: the answer is a list of calls. called: it is the arguments of this tool.
+    """
+
+    reasoning: ReasoningFormat | None = None
+    tools: ToolFormat | None = None
+    schemas: Schemas = field(default_factory=dict)
+    must_call: bool = False
+    called: str | None = None
+    include_reasoning: bool = True
+    parallel_tool_calls: bool = True
+
+    def parser(self, prompt_ending: str) -> AnswerParser:
+        """For one answer. prompt_ending: says whether it begins within reasoning."""
+        return AnswerParser(
+            self._reasoning_parser(prompt_ending),
+            self._tool_parser(),
+            include_reasoning=self.include_reasoning,
+            parallel_tool_calls=self.parallel_tool_calls,
+        )
+
+    @property
+    def finds_parts(self) -> bool:
+        """Whether an answer may be anything but content."""
+        return self.reasoning is not None or self.is_forced or self._finds_calls
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Those that must stay in an answer's text."""
+        reasoning = self.reasoning.special_tokens if self.reasoning is not None else ()
+        if self.tools is None or not self.schemas or self.is_forced:
+            return reasoning
+        return (*reasoning, *self.tools.special_tokens)
+
+    @property
+    def is_forced(self) -> bool:
+        return self.must_call or self.called is not None
+
+    @property
+    def _finds_calls(self) -> bool:
+        return self.tools is not None and bool(self.schemas)
+
+    def _reasoning_parser(self, prompt_ending: str) -> PartParser | None:
+        if self.reasoning is None or self.is_forced:
+            return None  # a forced call begins with the first token
+        is_open = self.reasoning.is_open_in(prompt_ending)
+        return ReasoningParser(self.reasoning, is_open=is_open)
+
+    def _tool_parser(self) -> PartParser | None:
+        if self.must_call:
+            return ToolParser(REQUIRED, self.schemas)
+        if self.called is not None:
+            return NamedCall(self.called)
+        if self.tools is None or not self.schemas:
+            return None
+        return ToolParser(self.tools, self.schemas)

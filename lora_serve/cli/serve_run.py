@@ -77,12 +77,17 @@ def _checked(
     """
     from lora_serve.engine.frontend.startup_checks import check_startup
     from lora_serve.server.http.keys import read_keys
-    from lora_serve.server.http.listener import check_chat_template, check_tls, open_listeners
+    from lora_serve.server.http.listener import (
+        check_chat_template,
+        check_parsers,
+        check_tls,
+        open_listeners,
+    )
 
     refusals = Refusals()
     with refusals.noted():
         listeners = stack.enter_context(closing(open_listeners(server)))
-    for check in (check_chat_template, check_tls, read_keys):
+    for check in (check_chat_template, check_parsers, check_tls, read_keys):
         with refusals.noted():
             check(server)
     if not engine.model.model:

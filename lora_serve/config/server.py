@@ -134,6 +134,23 @@ class ServerConfig:
     enable_force_include_usage: bool = setting(
         "End every stream with its usage, as if stream_options asked for it.", False
     )
+    tool_call_parser: str = setting(
+        "How tool calls are read: hermes, llama3_json, mistral, pythonic, …; by what the chat "
+        "template holds, or none.",
+        "auto",
+        metavar="NAME",
+    )
+    enable_auto_tool_choice: bool = setting(
+        "Refuse to start unless it is known how tool calls are read. They are read without it, "
+        "too.",
+        False,
+    )
+    reasoning_parser: str = setting(
+        "How reasoning is told from the answer: qwen3, deepseek_r1, mistral, granite; by what the "
+        "chat template holds, or none.",
+        "auto",
+        metavar="NAME",
+    )
     max_body_bytes: int = setting("Largest request body accepted, in bytes.", 4 * 2**20)
     max_embeds_body_bytes: int = setting(
         "The same for a body with prompt_embeds, where --enable-prompt-embeds allows them.",

@@ -10,13 +10,18 @@ from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import KeyRing
 from lora_serve.server.http.body import BodyReader
 from lora_serve.server.http.drain import Drain
+from lora_serve.server.openai.chat_formats import ChatFormats
 from lora_serve.server.openai.inputs import Inputs
 from lora_serve.server.openai.models import ServedModels
 
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """chat_template: the text of --chat-template, or None for the tokenizer's own."""
+    """What routes are made with.
+
+    chat_formats: how answers to chats are read.
+    chat_template: the text of --chat-template, or None for the tokenizer's own.
+    """
 
     engine: Engine
     config: ServerConfig
@@ -25,6 +30,7 @@ class ServerContext:
     drain: Drain
     bodies: BodyReader
     inputs: Inputs
+    chat_formats: ChatFormats
     chat_template: str | None = None
 
     @property

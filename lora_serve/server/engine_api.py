@@ -39,6 +39,7 @@ class Tokenizer(Protocol):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
         max_chars: int | None = None,
     ) -> str:
@@ -50,6 +51,12 @@ class Tokenizer(Protocol):
 
     def token_piece(self, token_id: int) -> str:
         """One token as the vocabulary writes it."""
+
+    def template_source(self, chat_template: str | None = None) -> str:
+        """The text of the template that chats with tools are written with; "" if there is none."""
+
+    def special_token_id(self, text: str) -> int | None:
+        """The special token with this text, which decoding may leave out."""
 
     def token_text(self, token_id: int) -> str:
         """One token, decoded; U+FFFD where it is a part of a character."""

@@ -6,7 +6,7 @@ stays; all of it together is what decoding all tokens at once gives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from lora_serve.text.stop_strings import StopStrings
 from lora_serve.text.tokenizer import Tokenizer
@@ -27,6 +27,7 @@ class IncrementalDetokenizer:
         stop: Sequence[str] = (),
         include_stop_str_in_output: bool = False,
         skip_special_tokens: bool = True,
+        shown_special_tokens: Collection[int] = (),
         min_tokens: int = 0,
         prompt_token_ids: Sequence[int] = (),
     ) -> None:
@@ -34,10 +35,14 @@ class IncrementalDetokenizer:
 
         Args:
             stop: the text is cut at the first of these; no token up to the min_tokens-th ends one.
+            shown_special_tokens: are not skipped.
             prompt_token_ids: what the answer continues. SentencePiece drops the space at the start
                 of a text, so without a prompt an answer that begins with a space loses it.
         """
-        self._window = TextWindow(tokenizer, skip_special_tokens, prompt_token_ids[-_MIN_WINDOW:])
+        skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._window = TextWindow(
+            tokenizer, skipped.difference(shown_special_tokens), prompt_token_ids[-_MIN_WINDOW:]
+        )
         self._stops = StopStrings(stop, include_stop_str_in_output)
         self._min_tokens = min_tokens
         self._num_tokens = 0
@@ -70,10 +75,11 @@ class TextWindow:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, skip_special_tokens: bool, context: Sequence[int] = ()
+        self, tokenizer: Tokenizer, skipped: frozenset[int], context: Sequence[int] = ()
     ) -> None:
+        """skipped: tokens that have no text."""
         self._decode = tokenizer.decode
-        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._skipped = skipped
         self._ids = [token_id for token_id in context if token_id not in self._skipped]
         text = self._text()
         self._num_out = len(text.rstrip(_REPLACEMENT))

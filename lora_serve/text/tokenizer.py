@@ -58,7 +58,9 @@ class Tokenizer:
         )
         self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
         added = self._backend.get_added_tokens_decoder()
-        self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
+        special = {token.content: i for i, token in added.items() if token.special}
+        self.special_token_ids = frozenset(special.values())
+        self._special_token_ids = MappingProxyType(special)  # by text
 
     @functools.cached_property
     def max_token_chars(self) -> int:
@@ -163,6 +165,19 @@ class Tokenizer:
     def token_piece(self, token_id: int) -> str:
         """One token as the vocabulary writes it, such as "Ġthe"; "" if unknown."""
         return self._backend.id_to_token(token_id) or ""
+
+    def template_source(self, chat_template: str | None = None) -> str:
+        """The text of the template that chats with tools are written with; "" if there is none."""
+        if not (chat_template or self._hf.chat_template):
+            return ""
+        try:
+            return self._hf.get_chat_template(chat_template, tools=[{}])
+        except ValueError:  # several, of which none is for this
+            return ""
+
+    def special_token_id(self, text: str) -> int | None:
+        """The special token with this text, which decoding with skip_special_tokens leaves out."""
+        return self._special_token_ids.get(text)
 
     def token_text(self, token_id: int) -> str:
         """One token within a text; U+FFFD where it is a part of a character, "" if unknown.

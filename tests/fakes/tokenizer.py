@@ -13,10 +13,11 @@ TURN_TEXT = "\ue000"  # what encodes to TURN
 
 
 class ByteTokenizer:
-    """Writes chats as <turn>role\\ncontent, and knows no role but system, user and assistant."""
+    """Writes chats as <turn>role\\ncontent, and knows OpenAI's four roles."""
 
     def __init__(self, generation_defaults: Mapping[str, float] | None = None) -> None:
         self.generation_defaults = dict(generation_defaults or {})
+        self.chat_template = ""  # what formats are looked for in
         self.eos_token_ids = {EOS}
         self.special_token_ids = frozenset(SPECIAL)
         self.vocab_size = VOCAB_SIZE
@@ -43,12 +44,13 @@ class ByteTokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
         max_chars: int | None = None,
     ) -> str:
         text = chat_template or ""
         for message in messages:
-            if message["role"] not in ("system", "user", "assistant"):
+            if message["role"] not in ("system", "user", "assistant", "tool"):
                 raise InvalidRequestError(f"unexpected role {message['role']!r}", "messages")
             text += f"{TURN_TEXT}{message['role']}\n{message['content']}"
         if add_generation_prompt:
@@ -57,6 +59,12 @@ class ByteTokenizer:
 
     def token_piece(self, token_id: int) -> str:
         return f"<{token_id}>"
+
+    def template_source(self, chat_template: str | None = None) -> str:
+        return chat_template or self.chat_template
+
+    def special_token_id(self, text: str) -> int | None:
+        return next((token_id for token_id, known in SPECIAL.items() if known == text), None)
 
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode("utf-8", "replace")

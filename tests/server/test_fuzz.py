@@ -32,12 +32,36 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=6,
 )
+ARGUMENTS = TEXTS | st.sampled_from(["{}", '{"a": 1}', "[", '{"a": NaN}']) | VALUES
+PAST_CALLS = st.lists(
+    st.fixed_dictionaries(
+        {"function": st.fixed_dictionaries({"name": TEXTS, "arguments": ARGUMENTS})},
+        optional={"id": TEXTS, "type": st.just("function")},
+    ),
+    max_size=2,
+)
 MESSAGES = st.lists(
     st.fixed_dictionaries(
-        {"role": st.sampled_from(["system", "user", "assistant", "wizard"]), "content": TEXTS},
-        optional={"name": TEXTS, "tool_calls": st.none() | VALUES},
+        {
+            "role": st.sampled_from(["system", "user", "assistant", "tool", "wizard"]),
+            "content": TEXTS | st.none(),
+        },
+        optional={
+            "name": TEXTS,
+            "tool_calls": st.none() | PAST_CALLS | VALUES,
+            "tool_call_id": TEXTS,
+            "reasoning_content": TEXTS,
+        },
     ),
     max_size=3,
+)
+TOOL_NAMES = st.sampled_from(["f", "g", "", "a b"])
+FUNCTIONS = st.fixed_dictionaries(
+    {"name": TOOL_NAMES},
+    optional={"description": TEXTS, "parameters": VALUES | st.just({"type": "object"})},
+)
+TOOLS = st.lists(
+    st.fixed_dictionaries({"type": st.just("function"), "function": FUNCTIONS}), max_size=3
 )
 PROMPTS = TEXTS | st.lists(st.integers(-1, 270), max_size=5) | st.lists(TEXTS, max_size=3)
 LIKELY: dict[str, SearchStrategy[object]] = {
@@ -55,6 +79,11 @@ LIKELY: dict[str, SearchStrategy[object]] = {
     "max_tokens": st.integers(-1, 600),
     "logprobs": st.booleans() | st.integers(-1, 21),
     "top_logprobs": st.integers(-1, 21),
+    "tools": TOOLS,
+    "tool_choice": st.sampled_from(["none", "auto", "required", "other"])
+    | st.builds(lambda name: {"type": "function", "function": {"name": name}}, TOOL_NAMES),
+    "parallel_tool_calls": st.booleans(),
+    "reasoning_effort": st.sampled_from(["none", "high", "huge"]),
     "prompt_embeds": TEXTS | st.just("AAAA"),
 }
 

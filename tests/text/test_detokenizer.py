@@ -47,6 +47,18 @@ def test_deltas_of_any_tokens_in_any_pieces_are_the_whole_text(
     assert shown == byte_level.decode(token_ids, skip_special_tokens=skip)
 
 
+def test_special_tokens_that_are_wanted_are_shown_and_the_others_are_not(
+    byte_level: Tokenizer,
+) -> None:
+    start, end = map(byte_level.special_token_id, ("<|start|>", "<|end|>"))
+    assert start is not None
+    assert end is not None
+    assert byte_level.special_token_id("hello") is None
+    token_ids = [start, *byte_level.encode("hello"), end]
+    shown = deltas(IncrementalDetokenizer(byte_level, shown_special_tokens=[start]), token_ids)
+    assert "".join(shown) == "<|start|>hello"
+
+
 @settings(max_examples=100, deadline=None)
 @given(token_ids=st.lists(st.sampled_from(range(100, 260)), min_size=100, max_size=200))
 def test_deltas_of_endless_garbage_are_the_whole_text(

@@ -27,6 +27,9 @@ class ReasoningFormat:
     special_tokens: tuple[str, ...] = ()
     in_template: str | None = None
 
+    def is_in(self, template: str) -> bool:
+        return self.in_template is not None and self.in_template in template
+
     def is_open_in(self, prompt: str) -> bool:
         """Whether a prompt ends with a marker, so that the answer begins within reasoning."""
         return prompt.rstrip().endswith(self.begins)

@@ -33,6 +33,9 @@ class ToolFormat:
     in_template: tuple[tuple[str, ...], ...] = ()
     has_short_ids: bool = False
 
+    def is_in(self, template: str) -> bool:
+        return any(all(text in template for text in texts) for texts in self.in_template)
+
 
 class ToolParser:
     """One answer's calls, of tools with these schemas."""

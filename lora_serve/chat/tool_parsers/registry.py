@@ -5,6 +5,8 @@ A format is a line here, and a `CallReader` if its syntax is new.
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from lora_serve.chat.tool_parsers import deepseek_v3, mistral, pythonic
 from lora_serve.chat.tool_parsers.deepseek_v3 import DeepSeekCalls
 from lora_serve.chat.tool_parsers.json_calls import CallList, CallSequence, TaggedCall
@@ -77,4 +79,7 @@ TOOL_FORMATS = (
         in_template=((PYTHON_TAG,), ("<|start_header_id|>", '"parameters": ')),
     ),
 )
-ALIASES = {"qwen3_xml": "qwen3_coder", "llama4_json": "llama3_json", "deepseek_v31": "deepseek_v3"}
+# Names that vLLM has for what is one format here.
+TOOL_ALIASES = MappingProxyType(
+    {"qwen3_xml": "qwen3_coder", "llama4_json": "llama3_json", "deepseek_v31": "deepseek_v3"}
+)

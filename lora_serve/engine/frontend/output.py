@@ -29,6 +29,7 @@ class ChoiceState:
             stop=params.stop,
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
+            shown_special_tokens=request.shown_special_tokens,
             min_tokens=params.min_tokens,
             prompt_token_ids=request.prompt.token_ids,
         )

@@ -1,9 +1,8 @@
-"""Bodies of requests that change the server. Their rules are those of `openai/protocol.py`."""
+"""Bodies of requests that change the server. Their rules are those of `openai/fields.py`."""
 
 from __future__ import annotations
 
-from lora_serve.server.openai.fields import Ignored, Unsupported
-from lora_serve.server.openai.protocol import Body
+from lora_serve.server.openai.fields import Body, Ignored, Unsupported
 
 
 class LoadAdapterBody(Body):

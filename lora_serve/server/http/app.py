@@ -47,6 +47,7 @@ from lora_serve.server.http.request_ids import RequestIds
 from lora_serve.server.http.root_path import RootPath
 from lora_serve.server.http.shutdown import LAST_WORDS_SECONDS, ServerShutdown
 from lora_serve.server.openai.chat import chat_router
+from lora_serve.server.openai.chat_formats import ChatFormats
 from lora_serve.server.openai.completions import completions_router
 from lora_serve.server.openai.inputs import Inputs
 from lora_serve.server.openai.models import ServedModels, models_router
@@ -68,9 +69,11 @@ def create_app(
     Refuses requests once `drain` has begun.
 
     Raises:
-        ConfigError: --chat-template or a key file cannot be read.
+        ConfigError: --chat-template or a key file cannot be read, or --enable-auto-tool-choice
+            with a template that holds no known format of tool calls.
     """
     drain = drain or Drain()
+    template = read_template(config.chat_template)
     context = ServerContext(
         engine=engine,
         config=config,
@@ -79,7 +82,8 @@ def create_app(
         drain=drain,
         bodies=BodyReader(config),
         inputs=Inputs(engine),
-        chat_template=read_template(config.chat_template),
+        chat_formats=ChatFormats(config, engine.tokenizer, template),
+        chat_template=template,
     )
     page = page or MetricsPage(engine)
     # A redirect to the path with or without a slash would name the host that the client sent.

@@ -8,6 +8,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from lora_serve.chat.formats import reasoning_format, tool_format
 from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError
 
@@ -25,6 +26,16 @@ def check_chat_template(config: ServerConfig) -> None:
         from lora_serve.chat.template import check_template  # slow to import
 
         check_template(template)
+
+
+def check_parsers(config: ServerConfig) -> None:
+    """Refuse a --tool-call-parser or --reasoning-parser that there is not.
+
+    Raises:
+        ConfigError: naming those that there are.
+    """
+    tool_format(config.tool_call_parser, "")
+    reasoning_format(config.reasoning_parser, "")
 
 
 def check_tls(config: ServerConfig) -> None:

@@ -12,12 +12,16 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lora_serve.chat.answer import AnswerFormat
+from lora_serve.chat.call_ids import CallIds
 from lora_serve.config import ServerConfig
 from lora_serve.outputs import CompletionOutput, OutputDelta, RequestOutput
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Tokenizer
 from lora_serve.server.http.streaming import event
+from lora_serve.server.openai.chat_formats import answer_format
+from lora_serve.server.openai.chat_parts import ROLE, ChoiceParts
 from lora_serve.server.openai.chunks import ChunkPolicy
 from lora_serve.server.openai.generation import PromptDelta, respond, response_id, start_generation
 from lora_serve.server.openai.inputs import Input
@@ -37,13 +41,10 @@ from lora_serve.server.openai.responses import (
     ChatCompletion,
     ChatLogprobs,
     Delta,
-    Message,
     Usage,
 )
 from lora_serve.server.openai.usage import UsageCounter
 from lora_serve.step import TokenLogprobs
-
-ROLE = "assistant"
 
 
 def chat_router(context: ServerContext) -> APIRouter:
@@ -54,19 +55,19 @@ def chat_router(context: ServerContext) -> APIRouter:
         engine = context.engine
         body = await context.bodies.read(request, ChatBody)
         target = context.models.resolve(body.model)
+        template = chat_template(body, context)
+        form = answer_format(body, context.chat_formats.of(template))
         item = await context.inputs.from_chat(
             body.messages,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            chat_template=chat_template(body, context),
-            template_kwargs=body.chat_template_kwargs,
+            body,
+            chat_template=template,
             truncation=truncation(body, engine.model_info.max_model_len, answer_tokens(body)),
         )
         room = engine.model_info.max_model_len - item.num_tokens
         params = chat_params(body, context.sampling_defaults, room)
         params.verify(engine.config.model.max_logprobs, engine.model_info.vocab_size)
         answer = ChatAnswer(
-            ChatFormat(engine.tokenizer, body, params, context.config),
+            ChatFormat(engine.tokenizer, body, params, context.config, form),
             item,
             UsageCounter(
                 engine.model_info.fingerprint,
@@ -76,7 +77,9 @@ def chat_router(context: ServerContext) -> APIRouter:
             response_id=response_id("chatcmpl", request, body),
             model=target.shown,
         )
-        generation = start_generation(context, request, body, target, [item], params)
+        generation = start_generation(
+            context, request, body, target, [item], params, form.special_tokens
+        )
         return await respond(request, generation, answer, stream=bool(body.stream))
 
     return router
@@ -90,6 +93,7 @@ class ChatFormat:
     body: ChatBody
     params: SamplingParams
     config: ServerConfig
+    answer: AnswerFormat
 
     @property
     def tokens_as_ids(self) -> bool:
@@ -130,6 +134,10 @@ class ChatAnswer:
         self._id = response_id
         self._model = model
         self._created = int(time.time())
+        tools = form.answer.tools
+        self._call_ids = CallIds(
+            item.token_ids, are_short=tools is not None and tools.has_short_ids
+        )
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletion:
         (output,) = outputs
@@ -154,6 +162,7 @@ class ChatAnswer:
     async def events(self, deltas: AsyncIterator[PromptDelta]) -> AsyncIterator[bytes]:
         """For each choice first its role, which counts no token, then its text."""
         policy = self._form.chunk_policy
+        choices = [self._parts(index) for index in range(self._form.params.n)]
         has_begun = False
         async for _, delta in deltas:
             if not has_begun:
@@ -162,28 +171,36 @@ class ChatAnswer:
                 for index in range(self._form.params.n):
                     yield event(self._first_chunk(index, policy.usage(self._usage)))
             self._usage.add(0, delta)
-            if policy.sends(delta):
-                choice = self._chunk_choice(delta)
+            parts = choices[delta.index]
+            new = parts.delta(delta.text, is_last=delta.finish_reason is not None)
+            if policy.sends(delta, has_text=new is not None):
+                choice = self._chunk_choice(delta, new, parts)
                 yield event(self._chunk([choice], policy.usage(self._usage)))
         if policy.include_usage:
             yield event(self._last_chunk())
 
+    def _parts(self, index: int) -> ChoiceParts:
+        return ChoiceParts(self._form.answer, self._call_ids, self._item.ending, index)
+
     def _choice(self, choice: CompletionOutput) -> ChatChoice:
+        parts = self._parts(choice.index)
         return ChatChoice(
             index=choice.index,
-            message=Message(ROLE, self._form.echoed + choice.text),
+            message=parts.message(choice.text, self._form.echoed),
             logprobs=self._form.logprobs(choice.logprobs),
-            finish_reason=choice.finish_reason,
+            finish_reason=parts.finish_reason(choice.finish_reason),
             stop_reason=choice.stop_reason,
             token_ids=self._form.token_ids(choice.token_ids),
         )
 
-    def _chunk_choice(self, delta: OutputDelta) -> ChatChunkChoice:
+    def _chunk_choice(
+        self, delta: OutputDelta, new: Delta | None, parts: ChoiceParts
+    ) -> ChatChunkChoice:
         return ChatChunkChoice(
             index=delta.index,
-            delta=Delta(content=delta.text),
+            delta=new or Delta(content=""),
             logprobs=self._form.logprobs(delta.logprobs),
-            finish_reason=delta.finish_reason,
+            finish_reason=parts.finish_reason(delta.finish_reason),
             stop_reason=delta.stop_reason,
             token_ids=self._form.token_ids(delta.token_ids),
         )

@@ -29,10 +29,10 @@ class ChunkPolicy:
         )
         self._shows_tokens = params.logprobs is not None or bool(body.return_token_ids)
 
-    def sends(self, delta: OutputDelta) -> bool:
+    def sends(self, delta: OutputDelta, *, has_text: bool) -> bool:
         """Whether a chunk for `delta` would hold anything; its text may still be held back."""
         return (
-            bool(delta.text)
+            has_text
             or delta.finish_reason is not None
             or self._always_usage
             or (self._shows_tokens and bool(delta.token_ids))

@@ -176,7 +176,7 @@ class CompletionAnswer:
         policy = self._form.chunk_policy
         async for prompt_index, delta in deltas:
             self._usage.add(prompt_index, delta)
-            if policy.sends(delta):
+            if policy.sends(delta, has_text=bool(delta.text)):
                 choice = self._writers[prompt_index * self._n + delta.index].write(delta)
                 fingerprint = self._usage.fingerprint_of(delta.adapter)
                 yield event(self._completion([choice], fingerprint, policy.usage(self._usage)))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Literal
 
-from pydantic import Field, PlainValidator, ValidationInfo
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo
 
 from lora_serve.server.http.body import IGNORES_UNKNOWN
 
@@ -17,6 +17,7 @@ MAX_TOKEN_ID = 2**31 - 1
 MAX_CACHE_SALT_CHARS = 1024
 MAX_CONTENT_PARTS = 1024
 MAX_PROMPTS = 1024
+MAX_NAME_CHARS = 256  # of a role or a speaker
 
 _NEUTRAL: tuple[object, ...] = (None, "", [], {}, "none", {"type": "text"})
 
@@ -171,6 +172,14 @@ def _float(bias: int | float, key: str) -> float:
     return number
 
 
+class Body(BaseModel):
+    """No coercion (a string is no number), no NaN or infinity. `BodyReader` sees unknown fields."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
+
+
+JsonObject = dict[str, object]
+Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 Integer = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 _TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 _Prompts = str | list[_TokenId] | list[str | list[_TokenId]] | None

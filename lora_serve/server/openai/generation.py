@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -133,11 +133,17 @@ def start_generation(
     target: ModelTarget,
     inputs: Sequence[Input],
     params: SamplingParams,
+    special_tokens: Iterable[str] = (),
 ) -> Generation:
-    """Nothing runs before the first delta is waited for."""
+    """Make the requests; nothing runs before the first delta is waited for.
+
+    special_tokens: stay in the text if the tokenizer has them.
+    """
     priority, caller = body.priority or 0, caller_of(request)
     if context.engine.config.scheduler.scheduling_policy == "priority":
         context.keys.check_priority(caller, priority)
+    token_ids = map(context.engine.tokenizer.special_token_id, special_tokens)
+    shown = tuple(token_id for token_id in token_ids if token_id is not None)
     unique = uuid.uuid4().hex  # clients may repeat ids they choose
     requests = [
         GenerateRequest(
@@ -149,6 +155,7 @@ def start_generation(
             priority=priority,
             tenant=context.keys.tenant(caller),
             is_streamed=bool(body.stream),
+            shown_special_tokens=shown,
         )
         for index, item in enumerate(inputs)
     ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -17,20 +17,25 @@ from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.budget import Budget
 from lora_serve.server.openai.fields import MAX_PROMPTS
 from lora_serve.server.openai.prompt_embeds import decode_prompt_embeds
-from lora_serve.server.openai.protocol import ChatMessage, CompletionBody, JsonObject
+from lora_serve.server.openai.protocol import ChatMessage, CompletionBody, ConversationBody
 
 MAX_CHOICES = 4096
 MAX_CHARS_AT_ONCE = 2**22  # of all long texts; tokenizing takes up to 200 bytes a character
 SMALL_TEXT_CHARS = 2**16
+ENDING_CHARS = 64
 NO_PROMPT = "Either prompt or prompt_embeds must be provided and non-empty."
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One prompt. text: as the client wrote it, None for ids and embeddings."""
+    """One prompt. text: as the client wrote it, None for ids and embeddings.
+
+    ending: the last characters of a chat.
+    """
 
     prompt: Prompt
     text: str | None = None
+    ending: str = ""
 
     @property
     def num_tokens(self) -> int:
@@ -64,7 +69,7 @@ class Truncation:
             )
         ids = item.token_ids
         kept = ids[: self.num_tokens] if self.keeps_start else ids[-self.num_tokens :]
-        return Input(TokensPrompt(kept))
+        return Input(TokensPrompt(kept), ending="" if self.keeps_start else item.ending)
 
 
 class Inputs:
@@ -104,11 +109,9 @@ class Inputs:
     async def from_chat(
         self,
         messages: Sequence[ChatMessage],
+        body: ConversationBody,
         *,
-        add_generation_prompt: bool | None,
-        continue_final_message: bool | None,
         chat_template: str | None,
-        template_kwargs: JsonObject | None,
         truncation: Truncation | None = None,
     ) -> Input:
         """A conversation as the chat template writes it.
@@ -117,29 +120,34 @@ class Inputs:
             InvalidRequestError: there is no template, or it refuses these messages.
             OverloadedError: others' texts take too long.
         """
-        if continue_final_message and add_generation_prompt:
+        if body.continue_final_message and body.add_generation_prompt:
             raise InvalidRequestError(
                 "continue_final_message and add_generation_prompt exclude each other; "
                 "set at most one of them",
                 "continue_final_message",
             )
-        num_chars = _num_chars(messages)
-        if template_kwargs:
-            num_chars += len(json.dumps(template_kwargs))
+        past = [message.past for message in messages]
+        kwargs, tools = body.template_kwargs, [tool.tool.plain for tool in body.tools or ()]
+        num_chars = sum(message.num_chars for message in past)
+        num_chars += sum(len(json.dumps(value)) for value in (kwargs, tools) if value)
         limit = await self._max_chars()
         _check_length(num_chars, limit, "messages")
+        tokenizer = self._engine.tokenizer
+        source = tokenizer.template_source(chat_template)
         async with self._share(num_chars):
             text = await asyncio.to_thread(
-                self._engine.tokenizer.render_chat,
-                [_template_message(message) for message in messages],
-                add_generation_prompt=add_generation_prompt is not False
-                and not continue_final_message,
-                continue_final_message=bool(continue_final_message),
+                tokenizer.render_chat,
+                [message.plain(source) for message in past],
+                add_generation_prompt=body.add_generation_prompt is not False
+                and not body.continue_final_message,
+                continue_final_message=bool(body.continue_final_message),
                 chat_template=chat_template,
-                template_kwargs=template_kwargs,
+                tools=tools or None,
+                template_kwargs=kwargs,
                 max_chars=limit,
             )
-        item = Input(TokensPrompt(await self._encode(text, False, "messages")))
+        token_ids = await self._encode(text, False, "messages")
+        item = Input(TokensPrompt(token_ids), ending=text[-ENDING_CHARS:])
         return item if truncation is None else truncation.of(item)
 
     async def _encode(self, text: str, add_special_tokens: bool, param: str) -> tuple[int, ...]:
@@ -180,10 +188,6 @@ def _check_length(num_chars: int, limit: int, param: str) -> None:
         )
 
 
-def _num_chars(messages: Sequence[ChatMessage]) -> int:
-    return sum(len(m.role) + len(m.name or "") + len(m.content or "") for m in messages)
-
-
 def _check_embeds(engine: Engine, body: CompletionBody) -> None:
     if not body.prompt_embeds:
         return
@@ -209,11 +213,3 @@ async def _embeds_input(engine: Engine, payload: str) -> Input:
         max_tokens=info.max_model_len,
     )
     return Input(prompt)
-
-
-def _template_message(message: ChatMessage) -> Mapping[str, object]:
-    """What templates know of a message; a name only if it has one."""
-    plain: dict[str, object] = {"role": message.role, "content": message.content or ""}
-    if message.name is not None:
-        plain["name"] = message.name
-    return plain

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from lora_serve.chat.history import PastMessage
 from lora_serve.server.openai.constraints import (
     GuidedChoice,
     GuidedGrammar,
@@ -19,11 +20,14 @@ from lora_serve.server.openai.constraints import (
     StructuredOutputs,
 )
 from lora_serve.server.openai.fields import (
+    Body,
     CacheSalt,
     Content,
     Ignored,
     Integer,
+    JsonObject,
     LogitBias,
+    Name,
     NumLogprobs,
     Prompts,
     Texts,
@@ -32,24 +36,17 @@ from lora_serve.server.openai.fields import (
     UnsupportedFactor,
     UnsupportedModalities,
 )
+from lora_serve.server.openai.tool_fields import PastCalls, ToolChoiceField, Tools
 
 MAX_REQUEST_ID_CHARS = 256
-MAX_NAME_CHARS = 256  # of a role or a speaker
 MAX_MODEL_CHARS = 1024  # "MODEL:ADAPTER", where MODEL may be a path
 MAX_MESSAGES = 4096
 MAX_TEMPLATE_CHARS = 65_536  # models' own have up to 20,000; compiled ones are kept
 
 RequestId = Annotated[str, Field(min_length=1, max_length=MAX_REQUEST_ID_CHARS)]
 ModelName = Annotated[str, Field(max_length=MAX_MODEL_CHARS)]
-Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Template = Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)]
-JsonObject = dict[str, object]
-
-
-class Body(BaseModel):
-    """No coercion (a string is no number), no NaN or infinity. `BodyReader` sees unknown fields."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
 
 
 class StreamOptions(Body):
@@ -140,12 +137,25 @@ class ChatMessage(Body):
     role: Name
     content: Content = None
     name: Name | None = None
-    tool_call_id: Unsupported = None
-    tool_calls: Unsupported = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_call_id: Name | None = None
+    tool_calls: PastCalls | None = None
     function_call: Unsupported = None
     refusal: Ignored = None
     annotations: Ignored = None
     audio: Unsupported = None
+
+    @property
+    def past(self) -> PastMessage:
+        return PastMessage(
+            role=self.role,
+            content=self.content,
+            name=self.name,
+            reasoning=self.reasoning_content or self.reasoning,
+            tool_calls=[past.call for past in self.tool_calls or ()],
+            tool_call_id=self.tool_call_id,
+        )
 
 
 Messages = Annotated[
@@ -153,20 +163,37 @@ Messages = Annotated[
 ]
 
 
-class ChatBody(GenerationBody):
+class ConversationBody(Body):
+    """How messages become a prompt."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    tools: Tools | None = None
+    reasoning_effort: ReasoningEffort | None = None
+
+    @property
+    def template_kwargs(self) -> JsonObject:
+        """Variables for the template: what the body says by name yields to what it sets itself."""
+        kwargs: JsonObject = {}
+        if self.reasoning_effort is not None:
+            kwargs["enable_thinking"] = kwargs["thinking"] = self.reasoning_effort != "none"
+        if self.reasoning_effort not in (None, "none"):
+            kwargs["reasoning_effort"] = self.reasoning_effort
+        return kwargs | (self.chat_template_kwargs or {})
+
+
+class ChatBody(GenerationBody, ConversationBody):
     """POST /v1/chat/completions."""
 
     messages: Messages
     max_completion_tokens: Integer | None = None
     logprobs: bool | None = None
     top_logprobs: Integer | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
     chat_template: Template | None = None
-    chat_template_kwargs: JsonObject | None = None
-    tools: Unsupported = None
-    tool_choice: Unsupported = None
-    parallel_tool_calls: Ignored = None
+    tool_choice: ToolChoiceField = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
     functions: Unsupported = None
     function_call: Unsupported = None
     modalities: UnsupportedModalities = None
@@ -176,16 +203,13 @@ class ChatBody(GenerationBody):
     mm_processor_kwargs: Unsupported = None
 
 
-class TokenizeBody(Body):
+class TokenizeBody(ConversationBody):
     """POST /tokenize: a prompt, or the messages of a chat."""
 
     model: ModelName | None = None
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: JsonObject | None = None
     return_token_strs: bool | None = None
 
 

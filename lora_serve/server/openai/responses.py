@@ -102,13 +102,30 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     content: list[TokenLogprob]
 
 
-class Message(msgspec.Struct, frozen=True):
+class ToolFunction(msgspec.Struct, frozen=True):
+    """arguments: JSON, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    id: str
+    function: ToolFunction
+    type: str = "function"
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """content: null if there is none beside the reasoning or the calls."""
+
     role: str
-    content: str
+    content: str | None
     refusal: None = None
     annotations: None = None
     audio: None = None
     function_call: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,9 +152,25 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     metrics: RequestMetrics | None = None
 
 
-class Delta(msgspec.Struct, frozen=True):
+class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True):
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """The beginning of a call, or the next piece of its arguments. index: which call."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):

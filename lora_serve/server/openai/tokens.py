@@ -59,10 +59,4 @@ async def _tokenize_input(context: ServerContext, body: TokenizeBody) -> Input:
     if body.prompt is not None:
         return await context.inputs.from_text(body.prompt, body.add_special_tokens is not False)
     assert body.messages is not None, "one of the two was given"
-    return await context.inputs.from_chat(
-        body.messages,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        chat_template=context.chat_template,
-        template_kwargs=body.chat_template_kwargs,
-    )
+    return await context.inputs.from_chat(body.messages, body, chat_template=context.chat_template)

@@ -286,7 +286,7 @@ def test_a_template_file_that_is_not_there_stops_the_start(engine: FakeEngine) -
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages", "wizard"),
         ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
         ({"logprobs": 3}, "logprobs", "boolean"),
-        ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+        ({"functions": [{"name": "f"}]}, "functions", "not supported"),
         ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
         ({"web_search_options": {"a": 1}}, "web_search_options", "not supported"),
         ({"response_format": {"type": "json"}}, "response_format", "must be an object whose"),

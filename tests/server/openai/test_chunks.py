@@ -17,7 +17,7 @@ def policy(logprobs: int | None = None, **body: object) -> ChunkPolicy:
 
 
 def test_a_delta_whose_text_is_held_back_makes_no_chunk() -> None:
-    assert not policy().sends(HELD_BACK)
+    assert not policy().sends(HELD_BACK, has_text=False)
 
 
 @pytest.mark.parametrize(
@@ -29,11 +29,11 @@ def test_a_delta_whose_text_is_held_back_makes_no_chunk() -> None:
     ],
 )
 def test_it_makes_one_when_something_else_of_it_is_shown(chosen: ChunkPolicy) -> None:
-    assert chosen.sends(HELD_BACK)
+    assert chosen.sends(HELD_BACK, has_text=False)
 
 
 def test_the_last_delta_makes_a_chunk_even_without_text() -> None:
-    assert policy().sends(OutputDelta(0, finish_reason="stop"))
+    assert policy().sends(OutputDelta(0, finish_reason="stop"), has_text=False)
 
 
 def test_a_chunks_usage_is_left_out_null_or_so_far() -> None:
