@@ -97,8 +97,8 @@ class ServerConfig:
         None,
     )
     min_priority: int = setting(
-        "Lowest `priority`, served first, that a request without an admin key may ask for. A "
-        "server on a loopback address without keys takes any.",
+        "Lowest `priority`, served first, that a request without an admin key may ask for; 0 if "
+        "left out. A server on a loopback address without keys takes any.",
         0,
     )
     metrics_need_key: bool = setting(
