@@ -65,6 +65,10 @@ class AdapterChangedError(AdapterError):
     """An evicted adapter's files no longer hold the bytes that were verified at load."""
 
 
+class AdapterUnavailableError(AdapterError):
+    """An adapter's disk or hub did not answer in time; the same call may succeed later."""
+
+
 class UnauthorizedError(LoraServeError):
     """No API key, or an unknown one."""
 

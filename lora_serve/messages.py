@@ -240,6 +240,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     kv_tiers: tuple[KVTierStats, ...] = ()
     adapter_loads: int = 0
     adapter_evictions: int = 0
+    adapter_load_timeouts: int = 0
+    adapter_late_loads: int = 0
     running_adapters: tuple[str, ...] = ()
     waiting_adapters: tuple[str, ...] = ()
 

@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
+from lora_serve.adapters.lanes import Lane, LoadJob, ReadTask
+from lora_serve.adapters.loader import LoadResult, Outcome
+from lora_serve.fuzz.oracle.loader import OracleLoader
 from lora_serve.fuzz.oracle.traces import OracleTrace, TraceResult
 from lora_serve.identity import BlockHash, BlockHasher, NoAdapter
 from lora_serve.kv.blocks import BlockPool, KVCacheBlock
 from lora_serve.kv.manager import BlockHolder, CacheHit, KVCacheManager
+from lora_serve.step import AdapterCheckpoint
 from tests.fakes.mutant_hashers import (
     KeyHoldsOnlyTheName,
     KeyIgnoresEmbeds,
@@ -37,6 +41,8 @@ def run_traces(
         total.num_hit_tokens += result.num_hit_tokens
         total.num_preemptions += result.num_preemptions
         total.num_evictions += result.num_evictions
+        total.num_timeouts += result.num_timeouts
+        total.num_late_reads += result.num_late_reads
         total.wrong += [f"seed {seed}: {name}" for name in result.wrong]
     return total
 
@@ -44,11 +50,13 @@ def run_traces(
 def test_every_answer_of_every_trace_is_the_lone_answer() -> None:
     result = run_traces(range(NUM_TRACES))
     assert result.wrong == []
-    # The traces mean something only if they hit, preempt and evict.
+    # The traces mean something only if they hit, preempt, evict, and read what hangs.
     assert result.num_requests > 20 * NUM_TRACES
     assert result.num_hit_tokens > 100 * NUM_TRACES
     assert result.num_preemptions > NUM_TRACES
     assert result.num_evictions > NUM_TRACES / 10
+    assert result.num_timeouts > NUM_TRACES / 4
+    assert result.num_late_reads > NUM_TRACES / 10
 
 
 @pytest.mark.slow
@@ -90,12 +98,14 @@ class ForgetsToUnname(KVCacheManager):
 def is_caught(
     kv_class: type[KVCacheManager] = KVCacheManager,
     hasher_class: type[BlockHasher] = BlockHasher,
+    loader_class: type[OracleLoader] = OracleLoader,
     num_traces: int = 40,
 ) -> bool:
     """Whether some trace gives a wrong answer or breaks an invariant."""
     for seed in range(num_traces):
         try:
-            if OracleTrace(seed, kv_class, hasher_class).run().wrong:
+            trace = OracleTrace(seed, kv_class, hasher_class, loader_class=loader_class)
+            if trace.run().wrong:
                 return True
         except AssertionError:
             return True
@@ -112,3 +122,43 @@ def test_traces_catch_a_kv_manager_that(mutant: type[KVCacheManager]) -> None:
 )
 def test_traces_catch_an_identity_where_the(mutant: type[BlockHasher]) -> None:
     assert is_caught(hasher_class=mutant)
+
+
+class GivesNoReadUp(OracleLoader):
+    """A read may take for ever, whatever the deadline."""
+
+    def _give_up_overdue(self) -> None:
+        pass
+
+
+class PublishesLateReads(OracleLoader):
+    """What was given up takes effect after all, when it has been read."""
+
+    def _give_up(self, lane: Lane, task: ReadTask) -> None:
+        super()._give_up(lane, task)
+        task.claim.release()
+
+    def _take_in(self, lane: Lane, task: ReadTask, outcome: Outcome) -> None:
+        super()._take_in(lane, task, outcome)
+        if task.is_given_up and isinstance(outcome, AdapterCheckpoint):
+            self._results.append(LoadResult(task.job, outcome))
+            self._num_pending += 1
+
+
+class ReadsCallsOfOneNameAtOnce(OracleLoader):
+    """A call does not wait for those before it that name the same adapter."""
+
+    def submit(self, job: LoadJob) -> None:
+        super().submit(job)
+        if job.call is not None:
+            waiting = [task for task in self._calls[job.call.lora_name] if task.job is job]
+            self._loads.queue += [task for task in waiting if not task.is_reading]
+            self._start_reads()
+
+    def _end_call(self, task: ReadTask, name: str) -> None:
+        self._calls[name].remove(task)
+
+
+@pytest.mark.parametrize("mutant", [GivesNoReadUp, PublishesLateReads, ReadsCallsOfOneNameAtOnce])
+def test_traces_catch_a_loader_that(mutant: type[OracleLoader]) -> None:
+    assert is_caught(loader_class=mutant)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from lora_serve.adapters.checkpoint import CONFIG_NAME, WEIGHTS_NAME
 from lora_serve.adapters.directory import outside, root_of
@@ -18,13 +19,19 @@ from lora_serve.errors import AdapterNotFoundError
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
+@dataclass(frozen=True, slots=True)
+class HubAdapter:
+    """A repository of the hub, "organisation/name"."""
+
+    repo_id: str
+
+
 def download_from_hub(
-    repo_id: str, *, endpoint: str | None = None, cache_dir: str | None = None
+    adapter: HubAdapter, *, endpoint: str | None = None, cache_dir: str | None = None
 ) -> str:
     """Fetch an adapter's two files; returns their directory.
 
     Args:
-        repo_id: "organisation/name".
         endpoint, cache_dir: where from and where to, if not as huggingface_hub is configured.
 
     Raises:
@@ -34,30 +41,25 @@ def download_from_hub(
 
     try:
         return snapshot_download(
-            repo_id,
+            adapter.repo_id,
             allow_patterns=[CONFIG_NAME, WEIGHTS_NAME],
             endpoint=endpoint,
             cache_dir=cache_dir,
         )
     except Exception as error:  # of whichever HTTP library the installed client is built on
         reason = str(error).partition("\n")[0]
-        raise AdapterNotFoundError(f"No adapter found for {repo_id}: {reason}") from error
+        raise AdapterNotFoundError(f"No adapter found for {adapter.repo_id}: {reason}") from error
 
 
-def resolve_adapter_path(
-    path: str,
-    allowed_roots: Sequence[str] = (),
-    download: Callable[[str], str] = download_from_hub,
-) -> str:
-    """The real directory of the adapter that a user calls `path`.
+def find_adapter(path: str, allowed_roots: Sequence[str] = ()) -> str | HubAdapter:
+    """The real directory of the adapter that a user calls `path`, or what to download first.
 
     Args:
         path: a directory ("~" is expanded), or else a hub id such as "organisation/name".
         allowed_roots: directories below which adapters must lie; anywhere if empty.
-        download: fetches a hub id, returns a directory.
 
     Raises:
-        AdapterNotFoundError: there is neither directory nor repository.
+        AdapterNotFoundError: it is neither a directory nor a hub id.
         AdapterError: it lies outside `allowed_roots`.
     """
     if "\0" in path or path != path.encode(errors="replace").decode():  # lone surrogates
@@ -69,4 +71,4 @@ def resolve_adapter_path(
         return os.path.realpath(local)
     if allowed_roots or not _HUB_ID.fullmatch(path):
         raise AdapterNotFoundError(f"No adapter found for {path}")
-    return download(path)
+    return HubAdapter(path)

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lora_serve.adapters.loader import Loader, LoadJob, LoadResult
+from lora_serve.adapters.lanes import LoadJob
+from lora_serve.adapters.loader import Loader, LoadResult
 from lora_serve.adapters.registry import AdapterRegistry
 from lora_serve.adapters.residency import AdapterResidency, Claim
 from lora_serve.config import LoRAConfig
@@ -32,12 +33,14 @@ from lora_serve.step import AdapterCheckpoint
 class AdapterEvents:
     """What loads have come to: callers to answer, versions that are back, versions that are lost.
 
-    published: each call with its adapter as it now stands, or the error it ended in.
+    published: each call with its adapter as it now stands, or the error it ended in. slow: versions
+    that are still being read, and shall keep no LoRA slot meanwhile.
     """
 
     published: list[tuple[LoadAdapter, AdapterInfo | LoraServeError]] = field(default_factory=list)
     back: list[AdapterRef] = field(default_factory=list)
     lost: list[tuple[AdapterRef, LoraServeError]] = field(default_factory=list)
+    slow: list[AdapterRef] = field(default_factory=list)
 
 
 class AdapterManager:
@@ -137,6 +140,21 @@ class AdapterManager:
         return self._loader.num_pending > 0
 
     @property
+    def next_due(self) -> float | None:
+        """When `take_events` may have more to say though no thread has ended."""
+        return self._loader.next_due
+
+    @property
+    def num_load_timeouts(self) -> int:
+        """Loads and reloads that were given up at their deadline."""
+        return self._loader.num_timeouts
+
+    @property
+    def num_late_loads(self) -> int:
+        """Reads that ended after they had been given up, and were thrown away."""
+        return self._loader.num_late
+
+    @property
     def num_loads(self) -> int:
         return self._residency.num_loads
 
@@ -172,6 +190,7 @@ class AdapterManager:
                 events.published.append((result.job.call, self._end_load(result.job.call, result)))
             elif result.job.ref is not None:
                 self._end_reload(result.job.ref, result, events)
+        events.slow.extend(self._loader.take_slow())
         return events
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ from lora_serve.fuzz.counts import FuzzCounts, Kind
 from lora_serve.fuzz.fuzzer import Fuzzer, Verdict
 from lora_serve.fuzz.generate import Scope, make_trace
 from lora_serve.fuzz.progress import ProgressLine
-from lora_serve.fuzz.runners import FreshServers, RunningServer, TraceRunner
+from lora_serve.fuzz.runners import TIER_FLAGS, FreshServers, RunningServer, TraceRunner
 from lora_serve.fuzz.trace import Trace, load_trace, save_trace
 from lora_serve.fuzz.versions import write_versions
 
@@ -176,7 +176,7 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
             num_requests=args.requests_per_trace,
             concurrency=args.concurrency,
             faults=() if args.url else _faults(args.faults),
-            tiers=("ram", "disk", *(("redis",) if args.redis_url else ())),
+            tiers=tuple(name for name in TIER_FLAGS if args.redis_url or name != "redis"),
             has_chat=cold.has_chat,
             has_embeds=config.model.enable_prompt_embeds,
             fixed_flags=bool(args.url),

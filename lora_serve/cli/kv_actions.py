@@ -7,17 +7,16 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
 from lora_serve.bench.table import text_table
 from lora_serve.errors import ConfigError
 from lora_serve.kv_tiers.base import TierError, TierNamespace
-from lora_serve.kv_tiers.disk.inspection import DiskInspection
 from lora_serve.kv_tiers.inspection import Inspection, Summary, Verdict
+from lora_serve.kv_tiers.kind import InspectedPlace
+from lora_serve.kv_tiers.kinds import PLACES, inspect
 from lora_serve.kv_tiers.mac import read_mac_keys
-from lora_serve.kv_tiers.secret_files import redis_password
 
 EXIT_REFUSED = 1
 SHORT_DIGEST = 12
@@ -43,26 +42,21 @@ class Totals:
 def run_kv(args: argparse.Namespace) -> int:
     """Raises LoraServeError when nothing can be found there."""
     try:
-        inspection = _inspection(args)
+        keys = read_mac_keys(vars(args).get("mac_key_file"))
+        password_file = args.redis_password_file
+        inspection = inspect(
+            InspectedPlace(where=args.where, keys=keys, password_file=password_file)
+        )
+        if inspection is None:
+            raise ConfigError(
+                f"{_without_password(args.where)} is no place of a KV tier; name {PLACES}"
+            )
         try:
             return ACTIONS[args.action](inspection, args)
         finally:
             inspection.close()
     except (TierError, OSError) as error:
         raise ConfigError(f"{_without_password(args.where)}: {error}") from error
-
-
-def _inspection(args: argparse.Namespace) -> Inspection:
-    where, keys = args.where, read_mac_keys(vars(args).get("mac_key_file"))
-    if "://" not in where:
-        return DiskInspection(Path(where), keys)
-    try:
-        from lora_serve.kv_tiers.redis.inspection import RedisInspection  # an extra
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{where} needs Redis's client library: pip install 'lora-serve[redis]'"
-        ) from error
-    return RedisInspection(where, redis_password(args.redis_password_file), keys)
 
 
 def _without_password(where: str) -> str:

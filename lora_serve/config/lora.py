@@ -39,8 +39,24 @@ class LoRAConfig:
         repeat="nargs",
         metavar="DIR",
     )
+    lora_load_timeout: float = setting(
+        "Seconds that reading an adapter for a load may take, waiting included.",
+        120.0,
+        metavar="SECONDS",
+    )
+    lora_reload_timeout: float = setting(
+        "Seconds that reading an evicted adapter again may take; its requests wait no longer.",
+        60.0,
+        metavar="SECONDS",
+    )
+    lora_download_timeout: float = setting(
+        "Seconds that downloading an adapter may take.", 600.0, metavar="SECONDS"
+    )
 
     def __post_init__(self) -> None:
+        require_at_least(0.1, "--lora-load-timeout", self.lora_load_timeout)
+        require_at_least(0.1, "--lora-reload-timeout", self.lora_reload_timeout)
+        require_at_least(0.1, "--lora-download-timeout", self.lora_download_timeout)
         require_at_least(1, "--max-cpu-loras", self.max_cpu_loras)
         if self.max_loras is None:
             most = MAX_LORAS if self.max_cpu_loras is None else min(MAX_LORAS, self.max_cpu_loras)

@@ -128,6 +128,9 @@ class ServerConfig:
         "otherwise.",
         False,
     )
+    enable_tokenizer_info_endpoint: bool = setting(
+        "Answer GET /tokenizer_info: the tokenizer's special tokens and the chat template.", False
+    )
     enable_per_request_metrics: bool = setting(
         "Tell with each answer how long it took: `metrics`, with the usage of a stream.", False
     )

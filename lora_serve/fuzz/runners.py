@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -39,6 +39,16 @@ class TraceRun:
 
 class TraceRunner(Protocol):
     def play(self, trace: Trace) -> TraceRun: ...
+
+
+# How a server of a trace is told to use each tier that traces can draw: its place, and --redis-url.
+TIER_FLAGS: Mapping[str, Callable[[Path, str | None], list[str]]] = {
+    "ram": lambda place, url: ["--kv-ram-bytes", str(RAM_BYTES)],
+    "disk": lambda place, url: [
+        *("--kv-disk-path", str(place / "kv"), "--kv-disk-bytes", str(DISK_BYTES))
+    ],
+    "redis": lambda place, url: ["--kv-redis-url", url] if url else [],
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +96,8 @@ class FreshServers:
 
     def _tier_flags(self, trace: Trace, place: Path) -> list[str]:
         flags: list[str] = []
-        if "ram" in trace.tiers:
-            flags += ["--kv-ram-bytes", str(RAM_BYTES)]
-        if "disk" in trace.tiers:
-            flags += ["--kv-disk-path", str(place / "kv"), "--kv-disk-bytes", str(DISK_BYTES)]
-        if "redis" in trace.tiers and self.redis_url is not None:
-            flags += ["--kv-redis-url", self.redis_url]
+        for tier in trace.tiers:
+            flags += TIER_FLAGS[tier](place, self.redis_url)
         return flags
 
 

@@ -112,6 +112,19 @@ class Loaded:
     cause: Cause | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierTraits:
+    """How the store is to use a tier.
+
+    num_readers: threads that load from it. linger_seconds: how long a batch that is to be saved may
+    wait for more. takes_promoted: what the tiers behind it gave is put into it, if it is the first.
+    """
+
+    num_readers: int = 2
+    linger_seconds: float = 1.0
+    takes_promoted: bool = False
+
+
 class Tier(Protocol):
     """One place for records. Threads of the store call it; `holds` and `may_hold` any thread.
 
@@ -121,6 +134,9 @@ class Tier(Protocol):
     @property
     def name(self) -> str:
         """Its name in results and figures."""
+
+    @property
+    def traits(self) -> TierTraits: ...
 
     def holds(self, namespace: TierNamespace, block_hash: BlockHash) -> bool:
         """Whether this block is known to be here. Looks into memory only, never waits."""
@@ -171,7 +187,7 @@ class FetchResult:
     """The result of a fetch.
 
     blocks: the longest run of blocks from the first hash asked for; empty for a miss.
-    num_blocks_by_tier: where they came from, "ram", "disk" or "redis".
+    num_blocks_by_tier: from which tiers they came, by their names.
     causes: why each tier that was asked in vain had no more; empty when all blocks came.
     """
 

@@ -48,6 +48,7 @@ class TierLane:
         deliver: Callable[[TierLane, Fetch, Loaded], None],
     ) -> None:
         self.name = tier.name
+        self.takes_promoted = tier.traits.takes_promoted
         self.counters = TierCounters()
         self._tier = tier
         self._saves = saves

@@ -7,9 +7,21 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from lora_serve.config import KVTierConfig
 from lora_serve.identity import BlockHash
-from lora_serve.kv_tiers.base import Cause, Drop, Loaded, Record, TierContents, TierNamespace
+from lora_serve.kv_tiers.base import (
+    Cause,
+    Drop,
+    Loaded,
+    Record,
+    Tier,
+    TierContents,
+    TierNamespace,
+    TierTraits,
+)
 from lora_serve.kv_tiers.codec import damage
+from lora_serve.kv_tiers.kind import TierKind
+from lora_serve.kv_tiers.mac import MacKeys
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +39,8 @@ class RamTier:
     """
 
     def __init__(self, capacity_bytes: int) -> None:
-        self.name = "ram"
+        self.name = KIND.name
+        self.traits = TierTraits(num_readers=1, linger_seconds=0.0, takes_promoted=True)
         self._capacity_bytes = capacity_bytes
         self._lock = threading.Lock()
         self._records: OrderedDict[BlockHash, tuple[bytes, Record]] = OrderedDict()  # root, record
@@ -131,3 +144,17 @@ class RamTier:
         hashes.discard(block_hash)
         if not hashes:
             del self._by_root[root]
+
+
+def _open(config: KVTierConfig, keys: MacKeys) -> Tier:
+    assert config.kv_ram_bytes, "a tier in memory is named"
+    return RamTier(config.kv_ram_bytes)
+
+
+KIND = TierKind(
+    name="ram",
+    is_named=lambda config: bool(config.kv_ram_bytes),
+    check=lambda config, keys: None,
+    open=_open,
+    inspect=lambda place: None,
+)

@@ -1,4 +1,4 @@
-"""All tiers as one store: fetches go down from RAM to disk to Redis, saves go to all of them.
+"""All tiers as one store: a fetch goes from the first to the last, saves go to all of them.
 
 Every method returns at once (but `flush` and `close`); the work is done in threads, and results
 wait in a queue until the engine takes them. A tier that fails, hangs or lies is a miss.
@@ -32,12 +32,8 @@ from lora_serve.kv_tiers.save_queue import Batch, SaveQueue
 
 logger = logging.getLogger(__name__)
 
-RAM = "ram"
 QUEUE_BYTES = 256 * 2**20  # what may wait to be saved, for each tier and before them
 BATCH_BYTES = 32 * 2**20  # what a tier is given at once, if that much comes in time
-LINGER_SECONDS = {RAM: 0.0}  # how long a batch may wait for more
-DEFAULT_LINGER_SECONDS = 1.0
-NUM_READERS = {"disk": 2, "redis": 2}
 IDLE_SECONDS = 60.0
 
 Item = tuple[BlockHash, bytes]
@@ -73,9 +69,9 @@ class TieredStore:
         self._encoder.start()
 
     def _lane(self, tier: Tier) -> TierLane:
-        linger = LINGER_SECONDS.get(tier.name, DEFAULT_LINGER_SECONDS)
-        saves: SaveQueue[Record] = SaveQueue(QUEUE_BYTES, BATCH_BYTES, linger)
-        return TierLane(tier, saves, NUM_READERS.get(tier.name, 1), self._deliver)
+        traits = tier.traits
+        saves: SaveQueue[Record] = SaveQueue(QUEUE_BYTES, BATCH_BYTES, traits.linger_seconds)
+        return TierLane(tier, saves, traits.num_readers, self._deliver)
 
     # ── fetching ────────────────────────────────────────────────────────────────────────────
 
@@ -183,9 +179,9 @@ class TieredStore:
         self._results.append(fetch.result())
 
     def _promote(self, fetch: Fetch) -> None:
-        """Put into RAM what lower tiers gave, unless something was dropped meanwhile."""
+        """Put into the first tier what the others gave, unless something was dropped meanwhile."""
         lane = self._lanes[0]
-        if lane.name != RAM or fetch.num_drops != self._num_drops:
+        if not lane.takes_promoted or fetch.num_drops != self._num_drops:
             return
         new = [record for record in fetch.records if lane.lacks(fetch.namespace, record.block_hash)]
         if new:

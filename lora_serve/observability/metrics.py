@@ -76,6 +76,14 @@ COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
         "Adapters evicted from memory.",
         lambda s: s.adapter_evictions,
     ),
+    "lora_serve:adapter_load_timeouts": (
+        "Reads of adapters that were given up at their deadline.",
+        lambda s: s.adapter_load_timeouts,
+    ),
+    "lora_serve:adapter_late_loads": (
+        "Reads of adapters that ended after they had been given up, and were thrown away.",
+        lambda s: s.adapter_late_loads,
+    ),
 }
 
 

@@ -2,7 +2,8 @@
 
 An adapter takes a LoRA slot when its oldest request comes up, keeps it while requests of it run,
 and gives it back with the last of them: then the adapter whose head is oldest gets it. An adapter
-in a slot may first have to be read back into memory; its requests are held meanwhile.
+in a slot may first have to be read back into memory; its requests are held meanwhile. If that takes
+long, the slot is given back, and the adapter takes one anew when its weights have come.
 """
 
 from __future__ import annotations
@@ -41,10 +42,11 @@ class LoRASlots:
         self._slots = slots
         self._queue = queue
         self._memory = memory
+        self._num_given_back = 0
 
     @property
     def is_free(self) -> bool:
-        return len(self._slots) < self._max_loras
+        return len(self._slots) - self._num_given_back < self._max_loras
 
     @property
     def running(self) -> list[AdapterRef]:
@@ -63,9 +65,22 @@ class LoRASlots:
         self._memory.request_load(ref)
         return False
 
+    def give_back(self, ref: AdapterRef) -> None:
+        """Let another adapter have the slot of one whose weights are on their way."""
+        slot = self._slots[ref]
+        assert slot.is_loading, f"{ref.name} has its weights, and gives its slot back"
+        assert not slot.is_given_back, f"{ref.name} gives its slot back twice"
+        slot.is_given_back = True
+        self._num_given_back += 1
+
     def load_ended(self, ref: AdapterRef) -> None:
         """The weights have come, or cannot be had: then its requests have left the queue."""
-        self._slots[ref].is_loading = False
+        slot = self._slots[ref]
+        slot.is_loading = False
+        if slot.is_given_back:
+            self._num_given_back -= 1
+            self._leave(ref)
+            return
         self._queue.slot_changed(ref)
         self._leave_if_unused(ref)
 
@@ -97,5 +112,8 @@ class LoRASlots:
 
     def check_invariants(self) -> None:
         """Assert what must hold after every operation."""
-        assert len(self._slots) <= self._max_loras, "more adapters than slots"
+        given_back = [slot for slot in self._slots.values() if slot.is_given_back]
+        assert len(given_back) == self._num_given_back, "slots that were given back are miscounted"
+        assert all(slot.is_loading for slot in given_back), "a slot was not taken anew"
+        assert len(self._slots) - len(given_back) <= self._max_loras, "more adapters than slots"
         assert all(slot.num_running >= 0 for slot in self._slots.values()), "negative count"

@@ -30,11 +30,13 @@ Rank = tuple[int, float, int]
 class LoRASlot:
     """One adapter's place among those that a step may hold.
 
-    num_running: its running requests. is_loading: its weights are on their way.
+    num_running: its running requests. is_loading: its weights are on their way. is_given_back: so
+    long that another adapter may have the place.
     """
 
     num_running: int = 0
     is_loading: bool = False
+    is_given_back: bool = False
 
 
 Slots = dict[AdapterRef, LoRASlot]

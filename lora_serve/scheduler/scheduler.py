@@ -115,6 +115,10 @@ class Scheduler:
             else:
                 self._queue.add(request)
 
+    def adapter_is_slow(self, ref: AdapterRef) -> None:
+        """Give the LoRA slot of a version whose weights are long on their way to another one."""
+        self._slots.give_back(ref)
+
     def adapter_loaded(self, ref: AdapterRef) -> None:
         self._slots.load_ended(ref)
 

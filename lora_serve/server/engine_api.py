@@ -28,6 +28,23 @@ class Tokenizer(Protocol):
     def max_token_chars(self) -> int:
         """Most characters that one token may stand for. The first call may take a while."""
 
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens have a text."""
+
+    @property
+    def tokenizer_class(self) -> str: ...
+
+    @property
+    def chat_template(self) -> str | None:
+        """The model's own, if it has just one."""
+
+    def special_token(self, purpose: str) -> str | None:
+        """The text of the token for "bos", "eos", "pad" or "unk"; None without one."""
+
+    def added_tokens(self) -> dict[int, tuple[str, bool]]:
+        """By token id, what was added to the vocabulary: its text, and whether it is special."""
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...

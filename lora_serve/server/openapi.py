@@ -38,6 +38,7 @@ from lora_serve.server.openai.responses import (
     ModelCard,
     ModelList,
     Tokenized,
+    TokenizerInfo,
 )
 
 Schema = dict[str, Any]  # JSON
@@ -207,6 +208,14 @@ OPERATIONS = (
         answer=Detokenized,
         body=DetokenizeBody,
         example={"tokens": [1, 2, 3]},
+        names_model=True,
+    ),
+    Operation(
+        method="get",
+        path="/tokenizer_info",
+        summary="The tokenizer's special tokens and the chat template",
+        access=Access.KEY,
+        answer=TokenizerInfo,
         names_model=True,
     ),
     *(

@@ -162,6 +162,26 @@ class Tokenizer:
             max_chars=max_chars,
         )
 
+    @property
+    def tokenizer_class(self) -> str:
+        return type(self._hf).__name__
+
+    @property
+    def chat_template(self) -> str | None:
+        """The model's own; None if it has none, or several by name."""
+        template = self._hf.chat_template
+        return template if isinstance(template, str) else None
+
+    def special_token(self, purpose: str) -> str | None:
+        """The text of the token for a purpose: "bos", "eos", "pad" or "unk"; None without one."""
+        token = getattr(self._hf, f"{purpose}_token")
+        return None if token is None else str(token)
+
+    def added_tokens(self) -> dict[int, tuple[str, bool]]:
+        """By token id, what was added to the vocabulary: its text, and whether it is special."""
+        added = self._backend.get_added_tokens_decoder()
+        return {token_id: (token.content, token.special) for token_id, token in added.items()}
+
     def token_piece(self, token_id: int) -> str:
         """One token as the vocabulary writes it, such as "Ġthe"; "" if unknown."""
         return self._backend.id_to_token(token_id) or ""

@@ -8,10 +8,12 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from lora_serve.adapters import directory
 from lora_serve.adapters.checkpoint import check_adapter, digest, read_adapter
 from lora_serve.errors import AdapterError, AdapterFormatError, AdapterNotFoundError
 from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
@@ -507,16 +509,19 @@ def test_thousands_of_findings_are_counted_and_the_first_ones_told(
         raise AdapterFormatError("adapter", [f"{name}: {what}" for name, what in broken.items()])
 
 
-@pytest.mark.skipif(not os.access("/proc/kmsg", os.R_OK), reason="needs the right to read it")
-def test_a_link_to_a_file_whose_bytes_never_come_is_refused(
-    tmp_path: Path, lora_modules: Shapes
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])
+def test_a_file_whose_bytes_are_yet_to_come_is_refused(
+    tmp_path: Path, lora_modules: Shapes, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_adapter(tmp_path / "adapter", lora_tensors(lora_modules))
-    for name in ("adapter_model.safetensors", "adapter_config.json"):
-        Path(path, name).unlink()
-        Path(path, name).symlink_to("/proc/kmsg")
-        with pytest.raises(AdapterError, match="it is no file of a disk"):
-            read_adapter(path, lora_modules=lora_modules, max_lora_rank=8)
+    Path(path, name).unlink()
+    os.mkfifo(Path(path, name))
+    writer = os.open(Path(path, name), os.O_RDWR)
+    # As /proc/kmsg, which the system calls a regular file.
+    monkeypatch.setattr(directory, "stat", SimpleNamespace(S_ISREG=lambda mode: True))
+    with pytest.raises(AdapterError, match="it is no file of a disk"):
+        read_adapter(path, lora_modules=lora_modules, max_lora_rank=8)
+    os.close(writer)
 
 
 def test_findings_carry_no_raw_text_of_the_file(findings: Findings) -> None:

@@ -1,53 +1,340 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
-from lora_serve.adapters.loader import AdapterLoader, LoadJob, LoadResult
-from lora_serve.errors import AdapterError, AdapterNotFoundError
+import pytest
+
+from lora_serve.adapters.lanes import MAX_HUNG_READS, NUM_READS, LoadJob
+from lora_serve.adapters.loader import (
+    MAX_SLOW,
+    SLOW_SECONDS,
+    AdapterLoader,
+    AdapterSource,
+    LoadResult,
+)
+from lora_serve.adapters.location import HubAdapter
+from lora_serve.adapters.threads import AdapterThreads, Work
+from lora_serve.config import LoRAConfig
+from lora_serve.errors import AdapterError, AdapterNotFoundError, AdapterUnavailableError
 from lora_serve.fuzz.oracle.loader import oracle_checkpoint
 from lora_serve.identity import AdapterRef
+from lora_serve.messages import LoadAdapter
 from lora_serve.step import AdapterCheckpoint
 
+CONFIG = LoRAConfig(
+    enable_lora=True, lora_load_timeout=20.0, lora_reload_timeout=10.0, lora_download_timeout=50.0
+)
 
-def run_jobs(*jobs: LoadJob) -> tuple[list[LoadResult], list[bytes]]:
-    """All results, and the digests that were prepared, in order."""
-    prepared: list[bytes] = []
-    ended = threading.Semaphore(0)
 
-    def read(path: str) -> AdapterCheckpoint:
-        if path == "/missing":
+@dataclass
+class ManualThreads:
+    """Reads that run when a test says so. has_threads: whether the system gives more."""
+
+    reads: deque[Work] = field(default_factory=deque)
+    has_threads: bool = True
+
+    def start_read(self, work: Work) -> None:
+        if not self.has_threads:
+            raise RuntimeError("can't start new thread")
+        self.reads.append(work)
+
+    def prepare(self, work: Work) -> None:
+        work()
+
+    def close(self) -> None:
+        """Nothing runs by itself."""
+
+
+class Books:
+    """A loader whose reads and time a test drives, and what it has prepared."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.threads = ManualThreads()
+        self.prepared: list[bytes] = []
+        source = AdapterSource(_read, lambda adapter: f"/cache/{adapter.repo_id}")
+        self.loader = AdapterLoader(
+            CONFIG,
+            source,
+            lambda checkpoint: self.prepared.append(checkpoint.digest),
+            lambda: None,
+            self.threads,
+            lambda: self.now,
+        )
+
+    def load(self, name: str, path: str) -> None:
+        self.loader.submit(LoadJob(path, call=LoadAdapter(0, name, path)))
+
+    def reload(self, name: str, path: str) -> AdapterRef:
+        ref = AdapterRef(name, digest_of(path))
+        self.loader.submit(LoadJob(path, ref=ref))
+        return ref
+
+    def finish(self, index: int = 0) -> None:
+        """One of the reads that have begun ends."""
+        work = self.threads.reads[index]
+        del self.threads.reads[index]
+        work()
+
+    def results(self, after_seconds: float = 0.0) -> list[tuple[str, type]]:
+        self.now += after_seconds
+        return [(result.job.path, type(result.outcome)) for result in self.loader.take_results()]
+
+
+def _read(path: str) -> AdapterCheckpoint | HubAdapter:
+    match path:
+        case "/missing":
             raise AdapterNotFoundError("No adapter found for /missing")
-        if path == "/bug":
+        case "/bug":
             raise ZeroDivisionError("a bug")
+        case "/large":
+            raise MemoryError
+        case "org/name":
+            return HubAdapter(path)
+    return oracle_checkpoint(path, path)
+
+
+def digest_of(path: str) -> bytes:
+    return oracle_checkpoint(path, path).digest
+
+
+@pytest.fixture
+def books() -> Books:
+    return Books()
+
+
+def test_what_is_read_is_prepared_and_told(books: Books) -> None:
+    books.load("a", "/a")
+    books.load("b", "/b")
+    assert books.results() == []
+    books.finish()
+    books.finish()
+    assert books.results() == [("/a", AdapterCheckpoint), ("/b", AdapterCheckpoint)]
+    assert books.prepared == [digest_of("/a"), digest_of("/b")]
+    assert books.loader.num_pending == 0
+    assert books.loader.next_due is None
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "message"),
+    [
+        ("/missing", AdapterNotFoundError, "No adapter found"),
+        ("/bug", AdapterError, "/bug: could not be loaded: a bug"),
+        ("/large", AdapterUnavailableError, "there is not enough memory"),
+    ],
+)
+def test_a_read_that_fails_is_told(
+    books: Books, path: str, error: type[Exception], message: str
+) -> None:
+    books.load("a", path)
+    books.finish()
+    (result,) = books.loader.take_results()
+    assert type(result.outcome) is error
+    assert message in str(result.outcome)
+
+
+def test_weights_for_which_there_is_no_memory_are_an_error_of_their_load() -> None:
+    def prepare(checkpoint: AdapterCheckpoint) -> None:
+        raise MemoryError
+
+    threads = ManualThreads()
+    source = AdapterSource(_read, lambda adapter: "")
+    loader = AdapterLoader(CONFIG, source, prepare, lambda: None, threads)
+    loader.submit(LoadJob("/a", call=LoadAdapter(0, "a", "/a")))
+    threads.reads.popleft()()
+    (result,) = loader.take_results()
+    assert isinstance(result.outcome, AdapterUnavailableError)
+    assert str(result.outcome) == "/a could not be loaded: there is not enough memory"
+
+
+def test_a_system_without_threads_is_an_error_of_the_load(books: Books) -> None:
+    books.threads.has_threads = False
+    books.load("a", "/a")
+    assert books.results() == [("/a", AdapterUnavailableError)]
+
+
+def test_a_reload_of_changed_files_prepares_nothing(books: Books) -> None:
+    books.loader.submit(LoadJob("/a", ref=AdapterRef("a", b"another digest")))
+    books.finish()
+    assert books.results() == [("/a", AdapterCheckpoint)]
+    assert books.prepared == []
+
+
+def test_a_download_is_followed_by_a_read(books: Books) -> None:
+    books.load("a", "org/name")
+    for _ in range(3):  # it is on the hub; the download; the read
+        assert books.results() == []
+        books.finish()
+    (result,) = books.loader.take_results()
+    assert isinstance(result.outcome, AdapterCheckpoint)
+    assert result.outcome.path == "/cache/org/name"
+
+
+# ── deadlines ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_read_that_hangs_ends_at_its_deadline_and_holds_up_no_other(books: Books) -> None:
+    books.load("hangs", "/hangs")
+    books.load("a", "/a")
+    books.reload("b", "/b")
+    books.finish(1)
+    books.finish(1)
+    assert books.results() == [("/a", AdapterCheckpoint), ("/b", AdapterCheckpoint)]
+    assert books.loader.next_due == 20.0
+    assert books.results(after_seconds=19.9) == []
+    books.now = 20.0
+    (result,) = books.loader.take_results()
+    assert str(result.outcome) == (
+        "/hangs was not read within --lora-load-timeout 20; see that its disk or hub answers, and "
+        "try again"
+    )
+    assert books.loader.num_timeouts == 1
+
+
+def test_what_is_read_after_the_deadline_is_thrown_away_and_counted(books: Books) -> None:
+    books.load("a", "/a")
+    assert books.results(after_seconds=20.0) == [("/a", AdapterUnavailableError)]
+    books.finish()
+    assert books.results() == []
+    assert books.prepared == []
+    assert books.loader.num_late == 1
+
+
+def test_what_was_read_in_time_takes_effect_though_it_is_told_after_the_deadline(
+    books: Books,
+) -> None:
+    books.load("a", "/a")
+    books.finish()
+    assert books.results(after_seconds=100.0) == [("/a", AdapterCheckpoint)]
+
+
+def test_a_call_waits_for_those_before_it_of_the_same_name(books: Books) -> None:
+    books.load("a", "org/name")
+    books.load("a", "/other")
+    books.load("b", "/b")
+    assert len(books.threads.reads) == 2
+    books.finish(1)
+    assert books.results() == [("/b", AdapterCheckpoint)]
+    for _ in range(3):
+        books.finish()
+        results = books.results()
+    assert results == [("org/name", AdapterCheckpoint)]
+    books.finish()
+    assert books.results() == [("/other", AdapterCheckpoint)]
+
+
+def test_a_call_goes_on_when_the_one_before_it_has_been_given_up(books: Books) -> None:
+    books.load("a", "/hangs")
+    books.results(after_seconds=10.0)
+    books.load("a", "/a")
+    assert books.results(after_seconds=10.0) == [("/hangs", AdapterUnavailableError)]
+    books.finish(1)
+    assert books.results() == [("/a", AdapterCheckpoint)]
+
+
+def test_each_stage_has_the_time_of_its_lane(books: Books) -> None:
+    books.load("a", "org/name")
+    books.finish()
+    books.results()
+    assert books.results(after_seconds=49.0) == []
+    assert books.results(after_seconds=1.0) == [("org/name", AdapterUnavailableError)]
+
+
+def test_so_many_reads_run_at_a_time(books: Books) -> None:
+    for number in range(NUM_READS + 2):
+        books.load(f"{number}", f"/{number}")
+    assert len(books.threads.reads) == NUM_READS
+    books.finish()
+    books.results()
+    assert len(books.threads.reads) == NUM_READS
+
+
+def test_reads_that_hang_are_bounded_and_further_ones_refused_at_once(books: Books) -> None:
+    for number in range(3 * MAX_HUNG_READS):
+        books.load(f"{number}", f"/{number}")
+        books.results(after_seconds=20.0)
+    assert len(books.threads.reads) == MAX_HUNG_READS
+    books.load("last", "/last")
+    (result,) = books.loader.take_results()
+    assert "8 earlier reads that passed --lora-load-timeout 20 have not ended" in str(
+        result.outcome
+    )
+    books.reload("a", "/a")
+    books.finish(MAX_HUNG_READS)
+    assert books.results() == [("/a", AdapterCheckpoint)]
+    books.finish()  # one of those that hung
+    books.load("last", "/last")
+    books.results()
+    books.load("last", "/last")
+    books.finish(-1)
+    assert ("/last", AdapterCheckpoint) in books.results()
+
+
+# ── slow reloads ────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_reload_that_takes_long_is_told_once(books: Books) -> None:
+    ref = books.reload("a", "/a")
+    assert books.loader.next_due == SLOW_SECONDS
+    assert books.loader.take_slow() == []
+    books.now = SLOW_SECONDS
+    assert books.loader.take_slow() == [ref]
+    assert books.loader.take_slow() == []
+    assert books.loader.next_due == 10.0
+
+
+def test_only_so_many_reloads_are_slow_at_a_time(books: Books) -> None:
+    refs = [books.reload(f"{number}", f"/{number}") for number in range(MAX_SLOW + 1)]
+    books.now = 2 * SLOW_SECONDS
+    assert books.loader.take_slow() == refs[:MAX_SLOW]
+    books.finish()
+    books.results()
+    assert books.loader.take_slow() == refs[MAX_SLOW:]
+
+
+# ── real threads ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def hanging() -> Iterator[threading.Event]:
+    """What the reads of /hangs wait for."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def eventually(take: Callable[[], list[LoadResult]]) -> list[LoadResult]:
+    deadline = time.monotonic() + 10
+    while not (results := take()):
+        assert time.monotonic() < deadline, "not within 10 s"
+        time.sleep(0.01)
+    return results
+
+
+def test_a_thread_that_hangs_holds_up_no_other_and_not_the_end(hanging: threading.Event) -> None:
+    def read(path: str) -> AdapterCheckpoint:
+        if path == "/hangs":
+            hanging.wait()
         return oracle_checkpoint(path, path)
 
-    loader = AdapterLoader(read, lambda c: prepared.append(c.digest), ended.release)
-    for job in jobs:
-        loader.submit(job)
-    for _ in jobs:
-        assert ended.acquire(timeout=5)
-    assert loader.num_pending == len(jobs)
-    results = loader.take_results()
-    assert loader.num_pending == 0
+    config = LoRAConfig(enable_lora=True, lora_load_timeout=0.2)
+    prepared: list[bytes] = []
+    loader = AdapterLoader(
+        config,
+        AdapterSource(read, lambda adapter: ""),
+        lambda checkpoint: prepared.append(checkpoint.digest),
+        lambda: None,
+        AdapterThreads(),
+    )
+    for name in ("hangs", "a"):
+        loader.submit(LoadJob(f"/{name}", call=LoadAdapter(0, name, f"/{name}")))
+    (first,) = eventually(loader.take_results)
+    (second,) = eventually(loader.take_results)
+    assert isinstance(first.outcome, AdapterCheckpoint)
+    assert isinstance(second.outcome, AdapterUnavailableError)
+    assert prepared == [digest_of("/a")]
     loader.close()
-    return results, prepared
-
-
-def test_jobs_end_in_the_order_in_which_they_came() -> None:
-    results, prepared = run_jobs(LoadJob("/a"), LoadJob("/b"))
-    assert [result.job.path for result in results] == ["/a", "/b"]
-    assert prepared == [oracle_checkpoint("/a", "/a").digest, oracle_checkpoint("/b", "/b").digest]
-
-
-def test_a_failing_job_is_told_and_the_next_one_runs() -> None:
-    results, _ = run_jobs(LoadJob("/missing"), LoadJob("/bug"), LoadJob("/a"))
-    assert isinstance(results[0].outcome, AdapterNotFoundError)
-    assert type(results[1].outcome) is AdapterError
-    assert isinstance(results[2].outcome, AdapterCheckpoint)
-
-
-def test_a_reload_of_changed_files_prepares_nothing() -> None:
-    ref = AdapterRef("a", b"another digest")
-    results, prepared = run_jobs(LoadJob("/a", ref=ref))
-    assert isinstance(results[0].outcome, AdapterCheckpoint)
-    assert prepared == []

@@ -4,15 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.adapters.location import download_from_hub, resolve_adapter_path
+from lora_serve.adapters.location import HubAdapter, download_from_hub, find_adapter
 from lora_serve.errors import AdapterError, AdapterNotFoundError
 from tests.adapters.conftest import Shapes
 from tests.fakes.adapter_files import lora_tensors, write_adapter
 from tests.fakes.hub import serve_hub
-
-
-def no_hub(repo_id: str) -> str:
-    raise AssertionError(f"{repo_id} was looked for on the hub")
 
 
 @pytest.fixture
@@ -23,19 +19,19 @@ def adapter(tmp_path: Path, lora_modules: Shapes) -> Path:
 def test_a_directory_is_its_real_path(tmp_path: Path, adapter: Path) -> None:
     link = tmp_path / "latest"
     link.symlink_to(adapter)
-    assert resolve_adapter_path(str(link), (), no_hub) == str(adapter)
+    assert find_adapter(str(link)) == str(adapter)
 
 
 def test_a_relative_directory_wins_over_a_hub_id(
     adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(adapter.parent.parent)
-    assert resolve_adapter_path("a/adapter", (), no_hub) == str(adapter)
+    assert find_adapter("a/adapter") == str(adapter)
 
 
 def test_the_home_directory_is_expanded(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(adapter.parent))
-    assert resolve_adapter_path("~/adapter", (), no_hub) == str(adapter)
+    assert find_adapter("~/adapter") == str(adapter)
 
 
 @pytest.mark.parametrize(
@@ -46,18 +42,18 @@ def test_what_is_neither_directory_nor_hub_id_is_not_found(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AdapterNotFoundError, match=r"^No adapter found for "):
-        resolve_adapter_path(path, (), no_hub)
+        find_adapter(path)
 
 
 def test_a_directory_may_have_any_name_that_is_text(adapter: Path) -> None:
     path = adapter.rename(adapter.with_name("ünï cödé\u3000\n?"))
-    assert resolve_adapter_path(str(path), (), no_hub) == str(path)
+    assert find_adapter(str(path)) == str(path)
 
 
 @pytest.mark.parametrize("path", ["a\0b", "\udcff/x", "x" * 5000])
 def test_a_path_that_no_file_can_have_is_not_found(path: str) -> None:
     with pytest.raises(AdapterNotFoundError, match=r"^No adapter found for ") as error:
-        resolve_adapter_path(path, (), no_hub)
+        find_adapter(path)
     str(error.value).encode()
 
 
@@ -66,14 +62,14 @@ def test_a_path_that_no_file_can_have_is_not_found(path: str) -> None:
 
 def test_below_an_allowed_root_anything_may_be_loaded(tmp_path: Path, adapter: Path) -> None:
     roots = ["/srv/adapters", str(tmp_path / "roots")]
-    assert resolve_adapter_path(str(adapter), roots, no_hub) == str(adapter)
+    assert find_adapter(str(adapter), roots) == str(adapter)
 
 
 def test_a_root_may_itself_be_a_link(tmp_path: Path, adapter: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "roots")
     path = str(link / "a" / "adapter")
-    assert resolve_adapter_path(path, [str(link)], no_hub) == str(adapter)
+    assert find_adapter(path, [str(link)]) == str(adapter)
 
 
 @pytest.mark.parametrize("path", ["{roots}/../other", "{other}", "{roots}x", "/etc", "org/name"])
@@ -85,7 +81,7 @@ def test_outside_the_allowed_roots_nothing_is_loaded(
     roots = str(tmp_path / "roots")
     path = path.format(roots=roots, other=tmp_path / "other")
     with pytest.raises(AdapterError, match=r"does not lie below --lora-allowed-roots \(/.*roots\)"):
-        resolve_adapter_path(path, [roots], no_hub)
+        find_adapter(path, [roots])
 
 
 def test_a_link_does_not_lead_out_of_the_roots(tmp_path: Path, adapter: Path) -> None:
@@ -93,7 +89,7 @@ def test_a_link_does_not_lead_out_of_the_roots(tmp_path: Path, adapter: Path) ->
     adapter.rename(outside)
     adapter.symlink_to(outside)
     with pytest.raises(AdapterError, match="does not lie below"):
-        resolve_adapter_path(str(adapter), [str(tmp_path / "roots")], no_hub)
+        find_adapter(str(adapter), [str(tmp_path / "roots")])
 
 
 def test_a_hub_id_below_an_allowed_root_is_not_downloaded(
@@ -101,23 +97,25 @@ def test_a_hub_id_below_an_allowed_root_is_not_downloaded(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AdapterNotFoundError):
-        resolve_adapter_path("org/name", [str(tmp_path)], no_hub)
+        find_adapter("org/name", [str(tmp_path)])
 
 
 # ── the hub ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_hub_id_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_looks_like_a_hub_id_is_to_be_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert resolve_adapter_path("org/name", (), lambda repo_id: f"/cache/{repo_id}") == (
-        "/cache/org/name"
-    )
+    assert find_adapter("org/name") == HubAdapter("org/name")
 
 
 def test_an_adapters_two_files_are_fetched_from_the_hub(tmp_path: Path, adapter: Path) -> None:
     files = {file.name: file.read_bytes() for file in adapter.iterdir()}
     with serve_hub("org/name", files | {"README.md": b"#", "optimizer.pt": b"?"}) as endpoint:
-        path = download_from_hub("org/name", endpoint=endpoint, cache_dir=str(tmp_path / "cache"))
+        path = download_from_hub(
+            HubAdapter("org/name"), endpoint=endpoint, cache_dir=str(tmp_path / "cache")
+        )
     fetched = {file.name: file.read_bytes() for file in Path(path).iterdir()}
     assert fetched == files
 
@@ -127,11 +125,11 @@ def test_a_repository_that_the_hub_lacks_is_not_found(tmp_path: Path) -> None:
         serve_hub("org/name", {}) as endpoint,
         pytest.raises(AdapterNotFoundError, match=r"^No adapter found for org/other: "),
     ):
-        download_from_hub("org/other", endpoint=endpoint, cache_dir=str(tmp_path))
+        download_from_hub(HubAdapter("org/other"), endpoint=endpoint, cache_dir=str(tmp_path))
 
 
 def test_a_hub_that_does_not_answer_has_no_adapter(tmp_path: Path) -> None:
     with serve_hub("org/name", {}) as endpoint:
         pass
     with pytest.raises(AdapterNotFoundError, match=r"^No adapter found for org/name: "):
-        download_from_hub("org/name", endpoint=endpoint, cache_dir=str(tmp_path))
+        download_from_hub(HubAdapter("org/name"), endpoint=endpoint, cache_dir=str(tmp_path))

@@ -208,7 +208,7 @@ def test_stats_add_up(path: Path, url: str, capsys: pytest.CaptureFixture[str]) 
     [
         ("/nowhere", "/nowhere: no KV is stored here; name the --kv-disk-path of a server"),
         ("redis://:secret@127.0.0.1:1", "redis://127.0.0.1:1: Redis: Error 111 connecting"),
-        ("http://host", "Redis URL must specify one of the following schemes"),
+        ("http://host", "no place of a KV tier; name a directory or a URL of redis://"),
     ],
 )
 def test_what_cannot_be_looked_into_is_told_in_one_line(

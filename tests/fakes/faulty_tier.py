@@ -31,6 +31,7 @@ class FaultyTier:
     def __init__(self, tier: Tier, chance: random.Random | None = None) -> None:
         """With `chance`, each call draws its fault."""
         self.name = tier.name
+        self.traits = tier.traits
         self.fault = ""
         self.num_calls = 0
         self._tier = tier

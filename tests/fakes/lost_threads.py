@@ -18,9 +18,12 @@ from pathlib import Path
 
 import zmq
 
-from lora_serve.adapters.loader import AdapterLoader, LoadJob
-from lora_serve.config import EngineConfig
+from lora_serve.adapters.lanes import LoadJob
+from lora_serve.adapters.loader import AdapterLoader, AdapterSource
+from lora_serve.adapters.threads import AdapterThreads
+from lora_serve.config import EngineConfig, LoRAConfig
 from lora_serve.engine.core import process
+from lora_serve.identity import AdapterRef
 from lora_serve.kv_tiers.base import Drop
 from lora_serve.kv_tiers.deadlines import Deadlines
 from lora_serve.kv_tiers.disk.index import DiskIndex
@@ -98,8 +101,13 @@ def lose_parent_watch() -> None:
     process._exit_with_parent()
 
 
-def lose_adapter_loader() -> None:
-    AdapterLoader(bug, bug, notify=bug).submit(LoadJob("/a", None, None))  # type: ignore[arg-type]
+def lose_adapter_read() -> None:
+    loader = AdapterLoader(LoRAConfig(), AdapterSource(bug, bug), bug, bug, AdapterThreads())  # type: ignore[arg-type]
+    loader.submit(LoadJob("/a", ref=AdapterRef("a", b"")))
+
+
+def lose_adapter_prepare() -> None:
+    AdapterThreads().prepare(bug)
 
 
 def lose_kv_deadlines() -> None:
@@ -130,7 +138,8 @@ def lose_kv_disk_scan() -> None:
 LOSSES: dict[str, Callable[[], None]] = {
     "receiver": lose_receiver,
     "parent-watch": lose_parent_watch,
-    "adapter-loader": lose_adapter_loader,
+    "adapter-read": lose_adapter_read,
+    "adapter-prepare": lose_adapter_prepare,
     "kv-deadlines": lose_kv_deadlines,
     "kv-encode": lose_kv_encode,
     "kv-ram-load": lose_kv_ram_load,

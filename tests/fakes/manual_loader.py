@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lora_serve.adapters.loader import LoadJob, LoadResult
+from lora_serve.adapters.lanes import LoadJob
+from lora_serve.adapters.loader import LoadResult
 from lora_serve.errors import LoraServeError
 from lora_serve.identity import AdapterRef
 from lora_serve.step import AdapterCheckpoint
@@ -19,6 +20,18 @@ class ManualLoader:
     def num_pending(self) -> int:
         return len(self.jobs) + len(self._results)
 
+    @property
+    def next_due(self) -> float | None:
+        return None
+
+    @property
+    def num_timeouts(self) -> int:
+        return 0
+
+    @property
+    def num_late(self) -> int:
+        return 0
+
     def submit(self, job: LoadJob) -> None:
         self.jobs.append(job)
 
@@ -31,6 +44,9 @@ class ManualLoader:
     def take_results(self) -> list[LoadResult]:
         results, self._results = self._results, []
         return results
+
+    def take_slow(self) -> list[AdapterRef]:
+        return []
 
     def close(self) -> None:
         self.jobs.clear()

@@ -57,6 +57,15 @@ class ByteTokenizer:
             text += f"{TURN_TEXT}assistant\n"
         return text
 
+    tokenizer_class = "ByteTokenizer"
+    chat_template: str | None = None
+
+    def special_token(self, purpose: str) -> str | None:
+        return {"bos": SPECIAL[BOS], "eos": SPECIAL[EOS]}.get(purpose)
+
+    def added_tokens(self) -> dict[int, tuple[str, bool]]:
+        return {token_id: (text, True) for token_id, text in SPECIAL.items()}
+
     def token_piece(self, token_id: int) -> str:
         return f"<{token_id}>"
 

@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 
 from lora_serve.config import KVTierConfig
-from lora_serve.errors import ConfigError
-from lora_serve.kv_tiers.opening import check_tiers
+from lora_serve.errors import ConfigError, NotFoundError
+from lora_serve.fuzz.runners import TIER_FLAGS
+from lora_serve.kv_tiers.codec import NO_KEYS
+from lora_serve.kv_tiers.kind import InspectedPlace, TierKind
+from lora_serve.kv_tiers.kinds import TIER_KINDS, inspect
+from lora_serve.kv_tiers.opening import check_tiers, open_tiers
 
 NOBODY = 65534
 
@@ -40,3 +44,34 @@ def test_a_directory_without_the_right_to_write_is_refused(short_path: Path) -> 
 def test_settings_in_json_are_checked_like_flags() -> None:
     with pytest.raises(ConfigError, match="--kv-disk-path /proc/kv"):
         check_tiers(KVTierConfig(kv_transfer_config='{"kv_disk_path": "/proc/kv"}'))
+
+
+NAMED = {
+    "ram": {"kv_ram_bytes": 1000},
+    "disk": {"kv_disk_path": "DIRECTORY"},
+    "redis": {"kv_redis_url": "redis://127.0.0.1:1"},
+}
+
+
+@pytest.mark.parametrize("kind", TIER_KINDS, ids=lambda kind: kind.name)
+def test_a_kind_of_tier_is_opened_if_the_settings_name_it(kind: TierKind, tmp_path: Path) -> None:
+    """And traces of the fuzzer can draw it."""
+    settings = {
+        name: str(tmp_path) if value == "DIRECTORY" else value
+        for name, value in NAMED[kind.name].items()
+    }
+    config = KVTierConfig(**settings)
+    assert [other.name for other in TIER_KINDS if other.is_named(config)] == [kind.name]
+    assert not kind.is_named(KVTierConfig())
+    check_tiers(config)
+    (tier,) = open_tiers(config, NO_KEYS)
+    assert tier.name == kind.name
+    assert tier.traits.num_readers > 0
+    tier.close()
+    assert TIER_FLAGS[kind.name](tmp_path, "redis://127.0.0.1:1")
+
+
+def test_a_place_is_inspected_by_the_kind_of_tier_that_keeps_it(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="name the --kv-disk-path of a server"):
+        inspect(InspectedPlace(where=str(tmp_path), keys=NO_KEYS))
+    assert inspect(InspectedPlace(where="ftp://there", keys=NO_KEYS)) is None

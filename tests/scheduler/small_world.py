@@ -2,8 +2,9 @@
 
 The scheduler, the KV manager, the queue, the LoRA slots, the writers and the connector are the real
 ones. What the world may do at any moment: a request arrives, in any order; any request is aborted;
-KV is reset; an adapter's weights arrive or turn out to be lost; a fetch ends, well or badly; a step
-runs, or, where steps overlap, the next one is planned or the oldest one reported.
+KV is reset; an adapter's weights arrive, turn out to be lost, or are long on their way; a fetch
+ends, well or badly; a step runs, or, where steps overlap, the next one is planned or the oldest one
+reported.
 """
 
 from __future__ import annotations
@@ -105,12 +106,14 @@ def renewed(asked: Asked) -> Asked:
 class Memory:
     """Room for the weights of one adapter that no request runs on; loads take any time.
 
-    resident, num_running: by digest, which all generations of a version share.
+    resident, num_running: by digest, which all generations of a version share. slow: of what is
+    loading, what gives its LoRA slot back; at most one at a time.
     """
 
     def __init__(self) -> None:
         self.resident: set[bytes] = set()
         self.loading: list[AdapterRef] = []
+        self.slow: list[AdapterRef] = []
         self.num_running: dict[bytes, int] = {}
 
     def is_resident(self, ref: AdapterRef) -> bool:
@@ -120,8 +123,13 @@ class Memory:
         assert ref not in self.loading, "asked for twice"
         self.loading.append(ref)
 
-    def finish_load(self, ref: AdapterRef) -> None:
+    def end_load(self, ref: AdapterRef) -> None:
         self.loading.remove(ref)
+        if ref in self.slow:
+            self.slow.remove(ref)
+
+    def finish_load(self, ref: AdapterRef) -> None:
+        self.end_load(ref)
         in_use = {digest for digest in self.resident if self.num_running.get(digest)}
         self.resident = in_use | {ref.digest}
 
@@ -222,6 +230,8 @@ class World:
         for ref in self.memory.loading:
             yield f"{ref.name} is loaded", lambda world, ref=ref: world.finish_load(ref)
             yield f"{ref.name} is lost", lambda world, ref=ref: world.lose(ref)
+            if not self.memory.slow:
+                yield f"{ref.name} is slow", lambda world, ref=ref: world.slow_down(ref)
         if self.store is None:
             return
         for ticket, num_blocks in self.store.asked.items():
@@ -269,8 +279,12 @@ class World:
         self.memory.finish_load(ref)
         self.scheduler.adapter_loaded(ref)
 
+    def slow_down(self, ref: AdapterRef) -> None:
+        self.memory.slow.append(ref)
+        self.scheduler.adapter_is_slow(ref)
+
     def lose(self, ref: AdapterRef) -> None:
-        self.memory.loading.remove(ref)
+        self.memory.end_load(ref)
         self.scheduler.adapter_failed(ref)
 
     def step(self) -> None:

@@ -96,7 +96,7 @@ def test_a_step_holds_at_most_max_loras_adapters() -> None:
     engine = OracleEngine(max_loras=2, max_num_seqs=8, num_blocks=200)
     for name in "abcde":
         engine.load(name, f"/{name}", name)
-    engine.step()
+    engine.run()
     for index in range(20):
         engine.add(f"r{index}", LONG, lora_name="abcde"[index % 5], max_tokens=6)
     engine.run()

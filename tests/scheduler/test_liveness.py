@@ -162,7 +162,8 @@ class KeepsSeats(LoRASlots):
     """An adapter's LoRA slot is not given back with its last running request."""
 
     def _leave(self, ref: AdapterRef) -> None:
-        pass
+        if self._slots[ref].is_given_back:
+            super()._leave(ref)
 
 
 class LosesSeatsWithWeights(LoRASlots):
@@ -171,6 +172,18 @@ class LosesSeatsWithWeights(LoRASlots):
     def load_ended(self, ref: AdapterRef) -> None:
         if self._queue.has_waiting(ref):
             super().load_ended(ref)
+
+
+class KeepsSlotsOfSlowLoads(LoRASlots):
+    """An adapter keeps its LoRA slot however long its weights take."""
+
+    def give_back(self, ref: AdapterRef) -> None:
+        pass
+
+
+def test_exploration_finds_slots_that_a_load_that_hangs_keeps() -> None:
+    with pytest.raises(AssertionError, match="waits for another's fetch or load"):
+        explore_all(seats_class=KeepsSlotsOfSlowLoads)
 
 
 class LosesThePreempted(WaitingQueue):

@@ -14,7 +14,8 @@ alike. Past these, it drops
 - where served tokens are counted from,
 - why a fetch failed, unless its requests must fail with it, and which of two ended first,
 - what a result held that no request waited for any more.
-Both leave out tickets, and the time but for whose is up: nothing compares more of them.
+Both leave out tickets, and the time but for whose is up and whose will be first: nothing compares
+more of them.
 `test_liveness.py` checks it: worlds of one essence look alike, and go on alike.
 """
 
@@ -53,7 +54,7 @@ def everything(world: World) -> Hashable:
         tuple((who.request_id, h) for who, h in writers._awaited.items()),
         tuple((ref, astuple(slot)) for ref, slot in scheduler._slots._slots.items()),
         frozenset(world.memory.resident),
-        tuple(world.memory.loading),
+        (tuple(world.memory.loading), tuple(world.memory.slow)),
         (tuple(shares._served.items()), shares._time) if shares else (),
         tuple(
             tuple((chunk.request_id, chunk.start, chunk.end) for chunk in step.requests)
@@ -85,7 +86,7 @@ def essence(world: World) -> Hashable:
         frozenset((place.get(who), h) for who, h in writers._awaited.items()),
         frozenset((ref, astuple(slot)) for ref, slot in scheduler._slots._slots.items()),
         frozenset(world.memory.resident & _wanted_adapters(world)),
-        frozenset(world.memory.loading),
+        (frozenset(world.memory.loading), frozenset(world.memory.slow)),
         frozenset((s, n - shares._time) for s, n in shares._served.items()) if shares else (),
         tuple(
             tuple(
@@ -164,6 +165,9 @@ def _essence_of_fetches(world: World, place: Mapping[Request, int]) -> Hashable:
         for ticket, result in of_ticket.items()
         if ticket not in unwanted
     }
+    fetches = _fetches(world)
+    now = world.store.now
+    deadlines = sorted({fetch.give_up_time for fetch in fetches if fetch.give_up_time > now})
     return (
         frozenset(
             (
@@ -171,9 +175,10 @@ def _essence_of_fetches(world: World, place: Mapping[Request, int]) -> Hashable:
                 fetch.hashes if is_flying else fetch.hashes[: len(fetch.blocks)],
                 frozenset(place.get(who) for who in fetch.members),
                 *(is_flying, is_late),
+                deadlines.index(fetch.give_up_time) if is_flying and not is_late else None,
                 results.get(fetch.ticket),
             )
-            for fetch in _fetches(world)
+            for fetch in fetches
             for is_flying, is_late in [_progress_of_fetch(world, fetch)]
         ),
         frozenset((place.get(who), r) for who, r in world.connector._fetches._asked.items()),

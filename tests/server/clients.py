@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import httpx
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute, Route
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from lora_serve.config import ServerConfig
@@ -80,3 +83,14 @@ async def eventually(is_true: object, seconds: float = 5.0) -> None:
     async with asyncio.timeout(seconds):
         while not is_true():
             await asyncio.sleep(0.005)
+
+
+def flat(routes: Iterable[BaseRoute]) -> Iterator[Route | APIRoute]:
+    """Routes as clients see them; FastAPI keeps a router that was included as one entry."""
+    for route in routes:
+        if isinstance(route, Route | APIRoute):
+            yield route
+        else:
+            router = getattr(route, "original_router", None)
+            assert isinstance(router, APIRouter), f"{route} is of a kind that is not in the table"
+            yield from flat(router.routes)

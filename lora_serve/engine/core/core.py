@@ -143,6 +143,7 @@ class EngineCore:
         """How long there is nothing to do for `step`, if `notify` is not called; None for ever."""
         times = (
             self._connector.next_give_up_time,
+            self.adapters.next_due,
             self._stale_versions.next_due,
             self._resets.next_due,
         )
@@ -325,6 +326,8 @@ class EngineCore:
                 reply = CallReply(call.call_id, adapters=(outcome,))
                 self._count_down_stale_versions(call.lora_name)
             self._outbox.reply(reply)
+        for ref in events.slow:
+            self.scheduler.adapter_is_slow(ref)
         for ref in events.back:
             self.scheduler.adapter_loaded(ref)
         for ref, error in events.lost:
@@ -395,6 +398,8 @@ class EngineCore:
             kv_tiers=tier_stats(tiers),
             adapter_loads=adapters.num_loads,
             adapter_evictions=adapters.num_evictions,
+            adapter_load_timeouts=adapters.num_load_timeouts,
+            adapter_late_loads=adapters.num_late_loads,
             running_adapters=tuple(ref.name for ref in scheduler.running_adapters),
             waiting_adapters=tuple(ref.name for ref in scheduler.waiting_adapters),
         )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lora_serve.adapters.checkpoint import CONFIG_NAME, check_adapter
-from lora_serve.adapters.location import resolve_adapter_path
+from lora_serve.adapters.location import HubAdapter, download_from_hub, find_adapter
 from lora_serve.config import EngineConfig, LoRAConfig, ModelConfig
 from lora_serve.config.refusals import Refusals
 from lora_serve.errors import AdapterNotFoundError, ConfigError
@@ -80,8 +80,9 @@ def _check_adapter(
     name: str, path: str, config: LoRAConfig, lora_modules: Mapping[str, tuple[int, int]] | None
 ) -> None:
     try:
+        found = find_adapter(path, config.lora_allowed_roots)
         check_adapter(
-            resolve_adapter_path(path, config.lora_allowed_roots),
+            download_from_hub(found) if isinstance(found, HubAdapter) else found,
             lora_modules=lora_modules,
             max_lora_rank=config.max_lora_rank,
             allowed_roots=config.lora_allowed_roots,

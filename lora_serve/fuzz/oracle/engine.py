@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 
 from lora_serve.adapters.manager import AdapterManager
 from lora_serve.config import (
@@ -23,7 +24,7 @@ from lora_serve.fuzz.oracle.executor import (
     oracle_model,
 )
 from lora_serve.fuzz.oracle.grammars import OracleGrammars
-from lora_serve.fuzz.oracle.loader import OracleLoader
+from lora_serve.fuzz.oracle.loader import OracleLoader, ReadFaults
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import BASE_MODEL, BlockHasher, NoAdapter, embeds_digest
 from lora_serve.kv.connector import KVConnector
@@ -44,6 +45,7 @@ from lora_serve.scheduler.request import Request
 BLOCK_SIZE = 16
 ROW_BYTES = 8
 SECONDS_A_STEP = 0.05
+READ_SECONDS = 2.0  # forty steps: an adapter is given up soon enough for a trace to see it
 
 
 class OracleClock:
@@ -74,6 +76,8 @@ class OracleEngine:
         fair_share: str = "none",
         enable_prefix_caching: bool = True,
         load_delay: int = 0,
+        read_faults: ReadFaults | None = None,
+        read_rng: Random | None = None,
         enable_lora: bool = True,
         kv_class: type[KVCacheManager] = KVCacheManager,
         hasher_class: type[BlockHasher] = BlockHasher,
@@ -82,6 +86,7 @@ class OracleEngine:
         max_fetched_bytes: int = 2**20,
         connector_class: type[TieredConnector[Request]] = TieredConnector,
         executor_class: type[OracleExecutor] = OracleExecutor,
+        loader_class: type[OracleLoader] = OracleLoader,
         async_scheduling: bool = False,
         groups: tuple[KVGroup, ...] = ONE_GROUP,
         grammars_class: type[OracleGrammars] = OracleGrammars,
@@ -97,12 +102,19 @@ class OracleEngine:
                 async_scheduling=async_scheduling,
             ),
             lora=LoRAConfig(
-                enable_lora=enable_lora, max_loras=max_loras, max_cpu_loras=max_cpu_loras
+                enable_lora=enable_lora,
+                max_loras=max_loras,
+                max_cpu_loras=max_cpu_loras,
+                lora_load_timeout=READ_SECONDS,
+                lora_reload_timeout=READ_SECONDS,
+                lora_download_timeout=READ_SECONDS,
             ),
         )
         self.executor = executor_class(BLOCK_SIZE, ROW_BYTES, groups)
         self.clock = OracleClock()
-        self.loader = OracleLoader(self.executor, load_delay)
+        self.loader = loader_class(
+            config.lora, self.executor, self.clock, load_delay, read_faults, read_rng
+        )
         model, hasher = oracle_model(num_blocks, BLOCK_SIZE, groups), hasher_class()
         self.kv = kv_class(
             num_blocks,

@@ -1,13 +1,35 @@
-"""A loader without files or threads: a path's content is what was put there."""
+"""A loader without files or threads: a path's content is what was put there.
+
+The lanes, deadlines and order of calls are the real loader's. Time is that of the oracle's clock,
+and a read ends when the results have been polled often enough, too late, or never.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
 
-from lora_serve.adapters.loader import LoadJob, LoadResult
+from lora_serve.adapters.loader import AdapterLoader, AdapterSource, LoadResult
+from lora_serve.adapters.location import HubAdapter
+from lora_serve.adapters.threads import Work
+from lora_serve.config import LoRAConfig
 from lora_serve.engine.core.executor import Executor
 from lora_serve.errors import AdapterNotFoundError
 from lora_serve.step import AdapterCheckpoint
+
+HUB = "hub/"  # what is below it has to be downloaded first
+MOST_POLLS = 30  # of a read that is in time, and may be slow
+LATE_POLLS = 45  # of the engine's forty in time
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFaults:
+    """How probable it is that a read never ends, and that it ends long after its deadline."""
+
+    hangs: float
+    late: float
 
 
 def oracle_checkpoint(path: str, content: str) -> AdapterCheckpoint:
@@ -15,35 +37,72 @@ def oracle_checkpoint(path: str, content: str) -> AdapterCheckpoint:
     return AdapterCheckpoint(path, digest, rank=8, num_bytes=100, base_model="m", modules=())
 
 
-class OracleLoader:
-    """Finishes each job after the results were polled `delay` times, in order."""
+class OracleThreads:
+    """Each read takes `delay` polls more than one; with faults, any number, and some never end."""
 
-    def __init__(self, executor: Executor, delay: int = 0) -> None:
-        self.files: dict[str, str] = {}
-        self.delay = delay
-        self._executor = executor
-        self._jobs: list[tuple[int, LoadResult]] = []
+    def __init__(self, delay: int, faults: ReadFaults | None, rng: Random) -> None:
+        self._delay = delay
+        self._faults = faults
+        self._rng = rng
+        self._reads: list[tuple[int, Work]] = []
 
-    @property
-    def num_pending(self) -> int:
-        return len(self._jobs)
+    def start_read(self, work: Work) -> None:
+        faults, delay = self._faults, self._delay
+        if faults is not None:
+            draw = self._rng.random()
+            if draw < faults.hangs:
+                return
+            delay = self._rng.randrange(MOST_POLLS)
+            delay = LATE_POLLS if draw < faults.hangs + faults.late else delay
+        self._reads.append((delay, work))
 
-    def submit(self, job: LoadJob) -> None:
-        content = self.files.get(job.path)
-        if content is None:
-            error = AdapterNotFoundError(f"No adapter found for {job.path}")
-            self._jobs.append((self.delay, LoadResult(job, error)))
-            return
-        checkpoint = oracle_checkpoint(job.path, content)
-        self._executor.prepare_adapter(checkpoint)
-        self._jobs.append((self.delay, LoadResult(job, checkpoint)))
+    def prepare(self, work: Work) -> None:
+        work()
 
-    def take_results(self) -> list[LoadResult]:
-        self._jobs = [(wait - 1, result) for wait, result in self._jobs]
-        ready = []
-        while self._jobs and self._jobs[0][0] < 0:
-            ready.append(self._jobs.pop(0)[1])
-        return ready
+    def poll(self) -> None:
+        due = [work for wait, work in self._reads if wait <= 0]
+        self._reads = [(wait - 1, work) for wait, work in self._reads if wait > 0]
+        for work in due:
+            work()
 
     def close(self) -> None:
-        self._jobs.clear()
+        self._reads.clear()
+
+
+class OracleLoader(AdapterLoader):
+    """files: the content of each path."""
+
+    def __init__(
+        self,
+        config: LoRAConfig,
+        executor: Executor,
+        clock: Callable[[], float],
+        delay: int = 0,
+        faults: ReadFaults | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        self.files: dict[str, str] = {}
+        self.threads = OracleThreads(delay, faults, rng or Random(0))
+        source = AdapterSource(self._read_file, self._download_file)
+        super().__init__(
+            config, source, executor.prepare_adapter, lambda: None, self.threads, clock
+        )
+
+    def take_results(self) -> list[LoadResult]:
+        self.threads.poll()
+        return super().take_results()
+
+    def _read_file(self, path: str) -> AdapterCheckpoint | HubAdapter:
+        if path.startswith(HUB):
+            return HubAdapter(path)
+        return oracle_checkpoint(path, self._content(path))
+
+    def _download_file(self, adapter: HubAdapter) -> str:
+        path = f"/cache/{adapter.repo_id}"
+        self.files[path] = self._content(adapter.repo_id)
+        return path
+
+    def _content(self, path: str) -> str:
+        if path not in self.files:
+            raise AdapterNotFoundError(f"No adapter found for {path}")
+        return self.files[path]

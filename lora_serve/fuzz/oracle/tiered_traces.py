@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from lora_serve.config import KVTierConfig
 from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, OracleEngine
 from lora_serve.fuzz.oracle.executor import SLOT_BYTES, OracleExecutor
+from lora_serve.fuzz.oracle.loader import OracleLoader
 from lora_serve.fuzz.oracle.tier_store import Faults, OracleTierStore
 from lora_serve.fuzz.oracle.traces import OracleTrace, TraceResult
 from lora_serve.identity import BlockHasher
@@ -39,9 +40,18 @@ class TieredTrace(OracleTrace):
         executor_class: type[OracleExecutor] = OracleExecutor,
         async_scheduling: bool = False,
         groups: tuple[KVGroup, ...] | None = None,
+        loader_class: type[OracleLoader] = OracleLoader,
     ) -> None:
         self.store = OracleTierStore()
-        super().__init__(seed, kv_class, hasher_class, executor_class, async_scheduling, groups)
+        super().__init__(
+            seed,
+            kv_class,
+            hasher_class,
+            executor_class,
+            async_scheduling,
+            groups,
+            loader_class=loader_class,
+        )
         rng = self.rng
         self.store.rng = rng
         self.store.faults = Faults(

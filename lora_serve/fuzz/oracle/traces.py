@@ -11,6 +11,7 @@ from typing import Any
 from lora_serve.fuzz.oracle.engine import ROW_BYTES, OracleEngine
 from lora_serve.fuzz.oracle.executor import VOCAB_SIZE, OracleExecutor, lone_answer
 from lora_serve.fuzz.oracle.grammars import OracleGrammars, toy_constraint
+from lora_serve.fuzz.oracle.loader import HUB, OracleLoader, ReadFaults
 from lora_serve.identity import (
     BASE_MODEL,
     EVERYTHING,
@@ -47,6 +48,15 @@ class Expected:
 
 
 @dataclass
+class PendingLoad:
+    """A call that was not answered yet. contents: all that its path has held since."""
+
+    name: str
+    path: str
+    contents: set[str]
+
+
+@dataclass
 class TraceResult:
     """The outcome of a trace. `wrong` names the requests that got another answer."""
 
@@ -55,6 +65,8 @@ class TraceResult:
     num_preemptions: int = 0
     num_evictions: int = 0
     num_lost: int = 0
+    num_timeouts: int = 0
+    num_late_reads: int = 0
     wrong: list[str] = field(default_factory=list)
 
 
@@ -75,11 +87,13 @@ class OracleTrace:
         async_scheduling: bool = False,
         groups: tuple[KVGroup, ...] | None = None,
         grammars_class: type[OracleGrammars] = OracleGrammars,
+        loader_class: type[OracleLoader] = OracleLoader,
     ) -> None:
         """groups: of the model's layers; drawn if left out."""
         self.rng = rng = random.Random(seed)
         self.other_rng = random.Random(f"shares {seed}")
         self.grammar_rng = random.Random(f"grammars {seed}")
+        self.read_rng = random.Random(f"reads {seed}")
         max_loras = rng.choice((1, 2, 3))
         groups = groups or random.Random(f"groups {seed}").choice(GROUPS)
         self.settings: dict[str, Any] = {
@@ -91,6 +105,9 @@ class OracleTrace:
             "policy": rng.choice(("fcfs", "priority")),
             "fair_share": self.other_rng.choice(("none", "none", "adapter", "key")),
             "load_delay": rng.choice((0, 3)),
+            "loader_class": loader_class,
+            "read_faults": self.read_rng.choice((None, None, ReadFaults(0.1, 0.3))),
+            "read_rng": self.read_rng,
             "kv_class": kv_class,
             "hasher_class": hasher_class,
             "executor_class": executor_class,
@@ -104,7 +121,7 @@ class OracleTrace:
         self.embeds = [self._rows(rng.choice((20, 40))) for _ in range(2)]
         self.expected: dict[str, Expected] = {}
         self.versions: dict[str, str] = {}  # name -> content, as far as calls were answered
-        self.pending: dict[int, tuple[str, str]] = {}
+        self.pending: dict[int, PendingLoad] = {}
         self.result = TraceResult()
 
     def run(self, num_operations: int = 60) -> TraceResult:
@@ -207,20 +224,29 @@ class OracleTrace:
     def _load(self, name: str, inplace: bool) -> None:
         content = f"{name}-{self.rng.randrange(3)}"  # few contents, so that traces roll back
         path = self.rng.choice((f"/{name}", f"/{name}/other"))
-        self.pending[self.engine.load(name, path, content, inplace)] = (name, content)
+        path = f"{HUB}{name}" if self.read_rng.random() < 0.2 else path
+        for pending in self.pending.values():
+            if pending.path == path:
+                pending.contents.add(content)
+        call_id = self.engine.load(name, path, content, inplace)
+        self.pending[call_id] = PendingLoad(name, path, {content})
 
     def _settle_loads(self) -> None:
-        for call_id, (name, content) in list(self.pending.items()):
+        unanswered = set()
+        for call_id, pending in list(self.pending.items()):
             reply = self.engine.calls.get(call_id)
-            if reply is not None:
-                del self.pending[call_id]
-                assert reply.error is None, reply.error
-                # The file may have been written again before the loader came to read it.
-                digest = bytes.fromhex(reply.adapters[0].digest)
-                contents = [f"{name}-{number}" for number in range(3)]
-                read = {_digest(content): content for content in contents}[digest]
-                assert read == content, "the fake loader reads when it is asked"
-                self.versions[name] = content
+            if reply is None:
+                unanswered.add(pending.name)
+                continue
+            del self.pending[call_id]
+            if reply.error is not None:
+                assert self._is_excused(reply.error), reply.error
+                continue
+            assert pending.name not in unanswered, "an earlier call for this name is yet to come"
+            digest = bytes.fromhex(reply.adapters[0].digest)
+            read = [content for content in pending.contents if _digest(content) == digest]
+            assert read, "it was published with other bytes than its path has held since"
+            self.versions[pending.name] = read[0]
 
     def _unload(self) -> None:
         if len(self.versions) > 1 and not self.pending:
@@ -238,12 +264,19 @@ class OracleTrace:
         self._judge_answers()
         result.num_preemptions += engine.core.scheduler.totals.num_preemptions
         result.num_evictions += engine.core.adapters.num_evictions
+        result.num_timeouts += engine.loader.num_timeouts
+        result.num_late_reads += engine.loader.num_late
         assert engine.kv.usage == 0.0, "blocks are still held after the last request has ended"
-        assert not any(info.num_leases for info in engine.core.adapters.infos())
+        infos = engine.core.adapters.infos()
+        assert not any(info.num_leases for info in infos)
+        stood_for = {name: _digest(content).hex() for name, content in self.versions.items()}
+        assert {info.name: info.digest for info in infos} == stood_for, "a name stands for another"
 
     def _is_excused(self, error: ErrorInfo) -> bool:
-        """Whether a refusal was right: the files of the version are gone."""
+        """Whether a refusal was right: a version's files are gone, or reading them hangs."""
         self.result.num_lost += 1
+        if error.kind == "AdapterUnavailableError":
+            return self.settings["read_faults"] is not None
         return error.kind == "AdapterChangedError"
 
     def _judge_answers(self) -> None:

@@ -24,6 +24,7 @@ from lora_serve.kv_tiers.base import (
     TierContents,
     TierError,
     TierNamespace,
+    TierTraits,
 )
 from lora_serve.kv_tiers.codec import NO_KEYS, record_bytes, refusal
 from lora_serve.kv_tiers.disk.directory import GROUP_SUFFIX, DiskDirectory
@@ -69,6 +70,7 @@ class DiskTier:
         keys: whose records are accepted. `write` has write_group's contract.
         """
         self.name = "disk"
+        self.traits = TierTraits()
         self._directory = DiskDirectory(path)
         self._capacity_bytes = capacity_bytes
         self._quarantine_bytes = capacity_bytes // QUARANTINE_SHARE

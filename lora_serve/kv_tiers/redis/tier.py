@@ -11,7 +11,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lora_serve.identity import BlockHash
-from lora_serve.kv_tiers.base import Cause, Drop, Loaded, Record, TierContents, TierNamespace
+from lora_serve.kv_tiers.base import (
+    Cause,
+    Drop,
+    Loaded,
+    Record,
+    TierContents,
+    TierNamespace,
+    TierTraits,
+)
 from lora_serve.kv_tiers.codec import HEADER_BYTES, NO_KEYS, record_bytes, refusal
 from lora_serve.kv_tiers.mac import MacKeys
 from lora_serve.kv_tiers.redis.keyspace import Entry, RedisKeyspace
@@ -33,6 +41,7 @@ class RedisTier:
     ) -> None:
         """Raises ConfigError for a URL that names no server. `keys`: whose records are accepted."""
         self.name = "redis"
+        self.traits = TierTraits()
         save_timeout_seconds = max(SAVE_TIMEOUT_SECONDS, load_timeout_seconds)
         self._loads = RedisKeyspace(url, load_timeout_seconds, password)
         self._saves = RedisKeyspace(url, save_timeout_seconds, password)

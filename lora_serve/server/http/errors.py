@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lora_serve.errors import (
     AdapterError,
+    AdapterUnavailableError,
     EngineDeadError,
     ForbiddenError,
     InvalidRequestError,
@@ -63,6 +64,7 @@ STATUS_AND_TYPE: dict[type[BaseException], tuple[int, str]] = {
     HeadTooLargeError: (431, "RequestHeaderFieldsTooLargeError"),
     NotFoundError: (404, "NotFoundError"),
     AdapterError: (400, "InvalidUserInput"),
+    AdapterUnavailableError: (503, "ServiceUnavailableError"),
     UnauthorizedError: (401, "UnauthorizedError"),
     ForbiddenError: (403, "ForbiddenError"),
     OverloadedError: (503, "ServiceUnavailableError"),
@@ -99,7 +101,7 @@ def error_response(error: BaseException) -> Response:
     headers = {}
     if isinstance(error, OverloadedError):
         headers["Retry-After"] = str(error.retry_after_seconds)
-    elif isinstance(error, EngineDeadError):
+    elif isinstance(error, EngineDeadError | AdapterUnavailableError):
         headers["Retry-After"] = "1"
     elif isinstance(error, BodyTimeoutError):
         headers["Connection"] = "close"  # what follows would look like a new request

@@ -20,6 +20,7 @@ from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Tokenizer
 from lora_serve.server.http.streaming import event
+from lora_serve.server.openai.answer_size import chat_size
 from lora_serve.server.openai.chat_formats import answer_format
 from lora_serve.server.openai.chat_parts import ROLE, ChoiceParts
 from lora_serve.server.openai.chunks import ChunkPolicy
@@ -66,6 +67,7 @@ def chat_router(context: ServerContext) -> APIRouter:
         room = engine.model_info.max_model_len - item.num_tokens
         params = chat_params(body, context.sampling_defaults, room)
         params.verify(engine.config.model.max_logprobs, engine.model_info.vocab_size)
+        chat_size(body, params).check(engine, [item], params)
         answer = ChatAnswer(
             ChatFormat(engine.tokenizer, body, params, context.config, form),
             item,

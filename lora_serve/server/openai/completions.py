@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,15 @@ from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Tokenizer
 from lora_serve.server.http.streaming import event
+from lora_serve.server.openai.answer_size import completion_size
 from lora_serve.server.openai.chunks import ChunkPolicy
-from lora_serve.server.openai.generation import PromptDelta, respond, response_id, start_generation
+from lora_serve.server.openai.generation import (
+    MANY_LOGPROBS,
+    PromptDelta,
+    respond,
+    response_id,
+    start_generation,
+)
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.logprobs import CompletionLogprobsWriter, joined, prompt_logprobs
 from lora_serve.server.openai.parameters import completion_params, tokens_as_ids, truncation
@@ -49,6 +57,7 @@ def completions_router(context: ServerContext) -> APIRouter:
         inputs = await context.inputs.from_completion(
             body, params.n, truncation(body, engine.model_info.max_model_len, params.max_tokens)
         )
+        completion_size(body, params).check(engine, inputs, params)
         answer = CompletionAnswer(
             CompletionFormat(engine.tokenizer, body, params, context.config),
             inputs,
@@ -177,7 +186,11 @@ class CompletionAnswer:
         async for prompt_index, delta in deltas:
             self._usage.add(prompt_index, delta)
             if policy.sends(delta, has_text=bool(delta.text)):
-                choice = self._writers[prompt_index * self._n + delta.index].write(delta)
+                write = self._writers[prompt_index * self._n + delta.index].write
+                if len(delta.prompt_logprobs) > MANY_LOGPROBS:
+                    choice = await asyncio.to_thread(write, delta)
+                else:
+                    choice = write(delta)
                 fingerprint = self._usage.fingerprint_of(delta.adapter)
                 yield event(self._completion([choice], fingerprint, policy.usage(self._usage)))
         if policy.include_usage:

@@ -35,7 +35,7 @@ def parse_prompts(value: object) -> tuple[TextOrTokens, ...]:
             return (_token_ids(value),) if value else ()
         if len(value) > MAX_PROMPTS:
             raise ValueError(
-                f"has {len(value)} prompts, at most {MAX_PROMPTS} are allowed; send several bodies"
+                f"has {len(value)}, at most {MAX_PROMPTS} prompts are allowed; send them in parts"
             )
         return tuple(_text_or_tokens(item) for item in value)
     raise ValueError("must be a text, a list of token ids, or a list of either")

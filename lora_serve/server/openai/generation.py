@@ -32,7 +32,9 @@ from lora_serve.server.openai.models import ModelTarget, unknown_model
 from lora_serve.server.openai.parameters import constraint_field
 from lora_serve.server.openai.protocol import GenerationBody
 
-MANY_LOGPROBS = 256  # positions; to write more of them would delay other requests' tokens
+# To write more would delay other requests' tokens.
+MANY_LOGPROBS = 256  # positions
+MANY_TOKENS = 4096
 
 PromptDelta = tuple[int, OutputDelta]  # index of the prompt, and what is new for it
 
@@ -110,7 +112,7 @@ async def respond(
         if stream:
             return EventStream(answer.events(generation.deltas()), generation.aclose)
         outputs = await unless_disconnected(request.receive, generation.outputs())
-        if _num_logprobs(outputs) > MANY_LOGPROBS:
+        if _is_large(outputs):
             return await asyncio.to_thread(lambda: json_response(answer.whole(outputs)))
         return json_response(answer.whole(outputs))
     except BaseException:
@@ -118,12 +120,13 @@ async def respond(
         raise
 
 
-def _num_logprobs(outputs: Sequence[RequestOutput]) -> int:
-    """At how many positions there are some."""
-    return sum(
-        len(output.prompt_logprobs) + sum(len(choice.logprobs) for choice in output.outputs)
-        for output in outputs
-    )
+def _is_large(outputs: Sequence[RequestOutput]) -> bool:
+    choices = [choice for output in outputs for choice in output.outputs]
+    num_positions = sum(len(output.prompt_logprobs) * output.num_choices for output in outputs)
+    num_positions += sum(len(choice.logprobs) for choice in choices)
+    num_tokens = sum(len(output.prompt_token_ids) * output.num_choices for output in outputs)
+    num_tokens += sum(len(choice.token_ids) for choice in choices)
+    return num_positions > MANY_LOGPROBS or num_tokens > MANY_TOKENS
 
 
 def start_generation(

@@ -233,3 +233,25 @@ class Tokenized(msgspec.Struct, frozen=True):
 
 class Detokenized(msgspec.Struct, frozen=True):
     prompt: str
+
+
+class AddedToken(msgspec.Struct, frozen=True):
+    """A token that is found in a text before the text is cut into others."""
+
+    content: str
+    special: bool
+
+
+class TokenizerInfo(msgspec.Struct, frozen=True):
+    """added_tokens_decoder: by token id."""
+
+    tokenizer_class: str
+    vocab_size: int
+    model_max_length: int
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    additional_special_tokens: list[str]
+    added_tokens_decoder: dict[str, AddedToken]
+    chat_template: str | None

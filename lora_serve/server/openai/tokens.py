@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: what a model makes of a text, without running it."""
+"""What a model makes of a text, without running it: /tokenize, /detokenize, /tokenizer_info."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lora_serve.errors import InvalidRequestError
+from lora_serve.errors import InvalidRequestError, NotFoundError
 from lora_serve.server.context import ServerContext
 from lora_serve.server.http.json_response import json_response
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.models import require_model
 from lora_serve.server.openai.protocol import DetokenizeBody, TokenizeBody
-from lora_serve.server.openai.responses import Detokenized, Tokenized
+from lora_serve.server.openai.responses import AddedToken, Detokenized, Tokenized, TokenizerInfo
+
+PURPOSES = ("bos", "eos", "pad", "unk")
+
+MAX_DETOKENIZED = 2**17  # tokens: their texts may be a hundred times as long
 
 
 def tokens_router(context: ServerContext) -> APIRouter:
@@ -46,11 +50,45 @@ def tokens_router(context: ServerContext) -> APIRouter:
                 f"token id {token_id} is out of vocabulary: the model has {vocab_size} tokens",
                 "tokens",
             )
-        decode = engine.tokenizer.decode
-        text = await asyncio.to_thread(decode, body.tokens, skip_special_tokens=False)
-        return json_response(Detokenized(text))
+        if len(body.tokens) > MAX_DETOKENIZED:
+            raise InvalidRequestError(
+                f"tokens has {len(body.tokens)} ids, at most {MAX_DETOKENIZED} are allowed; send "
+                "several requests",
+                "tokens",
+            )
+
+        def with_text() -> Response:
+            text = engine.tokenizer.decode(body.tokens, skip_special_tokens=False)
+            return json_response(Detokenized(text))
+
+        return await asyncio.to_thread(with_text)
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info() -> Response:
+        if not context.config.enable_tokenizer_info_endpoint:
+            raise NotFoundError(
+                "/tokenizer_info is answered with --enable-tokenizer-info-endpoint only: it shows "
+                "the chat template"
+            )
+        return json_response(_tokenizer_info(context))
 
     return router
+
+
+def _tokenizer_info(context: ServerContext) -> TokenizerInfo:
+    tokenizer = context.engine.tokenizer
+    added = {str(i): AddedToken(*token) for i, token in sorted(tokenizer.added_tokens().items())}
+    named = {f"{purpose}_token": tokenizer.special_token(purpose) for purpose in PURPOSES}
+    special = [token.content for token in added.values() if token.special]
+    return TokenizerInfo(
+        tokenizer_class=tokenizer.tokenizer_class,
+        vocab_size=tokenizer.vocab_size,
+        model_max_length=context.engine.model_info.max_model_len,
+        additional_special_tokens=[text for text in special if text not in named.values()],
+        added_tokens_decoder=added,
+        chat_template=context.chat_template or tokenizer.chat_template,
+        **named,
+    )
 
 
 async def _tokenize_input(context: ServerContext, body: TokenizeBody) -> Input:

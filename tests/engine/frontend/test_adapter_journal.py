@@ -81,7 +81,7 @@ class World:
     def end_calls(self, *, fails: bool = False) -> None:
         """Have all calls answered, with drops that succeed or fail."""
         self.store.go_on(fails=fails)
-        for _ in range(self._load_delay + 2):
+        for _ in range(3 * (self._load_delay + 2)):  # three loads of one name follow each other
             self.step()
         assert not self.journal._asked, "a call was not answered"
 

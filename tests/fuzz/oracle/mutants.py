@@ -31,9 +31,18 @@ def plain_mutants() -> dict[str, MakeTrace]:
         key.__name__: lambda seed, key=key: OracleTrace(seed, hasher_class=key)  # type: ignore[misc]
         for key in keys
     }
-    return traces | {
+    traces |= {
         kv.__name__: lambda seed, kv=kv: OracleTrace(seed, kv_class=kv)  # type: ignore[misc]
         for kv in managers
+    }
+    loaders = (
+        plain.GivesNoReadUp,
+        plain.PublishesLateReads,
+        plain.ReadsCallsOfOneNameAtOnce,
+    )
+    return traces | {
+        one.__name__: lambda seed, one=one: OracleTrace(seed, loader_class=one)  # type: ignore[misc]
+        for one in loaders
     }
 
 

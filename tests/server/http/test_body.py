@@ -255,7 +255,7 @@ async def test_only_a_body_with_embeddings_may_be_larger(engine: FakeEngine) -> 
 
 async def test_prompts_are_counted_before_they_are_read(client: httpx.AsyncClient) -> None:
     error = await refused(client, prompt=[[1]] * 1025)
-    assert "prompt: has 1025 prompts, at most 1024 are allowed" in error["message"]
+    assert "prompt: has 1025, at most 1024 prompts are allowed" in error["message"]
 
 
 async def test_messages_and_their_parts_are_counted(client: httpx.AsyncClient) -> None:

@@ -5,9 +5,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from lora_serve.config import ServerConfig
 from tests.fakes.engine import FakeEngine, write_adapter
 from tests.fakes.tokenizer import BOS
-from tests.server.clients import error_of
+from tests.server.clients import client_for, error_of
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -66,3 +67,30 @@ async def test_both_know_which_models_are_served(
             response = await client.post(url, json={"model": model, **body})
             assert response.status_code == 200
         error_of(await client.post(url, json={"model": "nobody", **body}), 404)
+
+
+async def test_the_tokenizer_is_described_where_a_flag_allows_it(engine: FakeEngine) -> None:
+    async with client_for(engine, ServerConfig(enable_tokenizer_info_endpoint=True)) as client:
+        answer = (await client.get("/tokenizer_info")).json()
+    assert answer == {
+        "tokenizer_class": "ByteTokenizer",
+        "vocab_size": 260,
+        "model_max_length": 512,
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "pad_token": None,
+        "unk_token": None,
+        "additional_special_tokens": ["<turn>"],
+        "added_tokens_decoder": {
+            str(BOS + i): {"content": text, "special": True}
+            for i, text in enumerate(("<bos>", "<eos>", "<turn>"))
+        },
+        "chat_template": None,
+    }
+
+
+async def test_without_the_flag_nothing_of_the_tokenizer_is_shown(
+    client: httpx.AsyncClient,
+) -> None:
+    words = "--enable-tokenizer-info-endpoint"
+    assert words in error_of(await client.get("/tokenizer_info"), 404)["message"]
