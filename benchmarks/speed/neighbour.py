@@ -1,0 +1,130 @@
+"""python -m benchmarks.speed.neighbour: what another's parameters cost a neighbour's decode.
+
+A neighbour streams an answer, greedily, while another request of --n choices runs: once with no
+parameters but its lengths, then with the most that its body may ask of every step (biases, stop
+tokens that are banned, penalties, logprobs, stop strings). Both take turns. What is compared is the
+mean time between two tokens of the neighbour while the other runs; alone it is told as well. Client
+and server share the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import httpx
+
+from benchmarks.common.facts import write_facts
+from benchmarks.common.make_checkpoint import ensure_checkpoint
+from lora_serve.demo.model import ensure_demo
+from lora_serve.demo.server_process import ServerProcess
+
+PROMPT = list(range(5, 37))
+SECONDS = 600.0  # in which an answer must have come
+
+# Each as large as it may be. No answer holds one of these texts, nor ends by its stop tokens.
+WORST = {
+    "logit_bias": {str(token_id): 0.5 for token_id in range(1024)},
+    "stop_token_ids": list(range(128)),
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.1,
+    "logprobs": 20,
+    "stop": [chr(0x4E00 + index) * 1024 for index in range(16)],
+    "top_k": 50,
+    "top_p": 0.9,
+    "min_p": 0.01,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Seconds between two tokens of the neighbour, in the mean, by turn."""
+
+    alone: tuple[float, ...]
+    beside_plain: tuple[float, ...]
+    beside_worst: tuple[float, ...]
+
+    @property
+    def cost(self) -> float:
+        """Which share of its decode time the other's parameters add, in the median of the turns."""
+        pairs = zip(self.beside_plain, self.beside_worst, strict=True)
+        return median(worst / plain - 1 for plain, worst in pairs)
+
+
+def measure(model: Path, n: int, num_tokens: int, turns: int) -> Decode:
+    log = Path(tempfile.mkdtemp(prefix="neighbour-")) / "server.log"
+    flags = ("--max-num-seqs", str(n + 1))
+    with ServerProcess(model, flags, log) as server:
+        server.wait_until_healthy()
+        bodies = (None, _other(n, num_tokens), _other(n, num_tokens) | WORST)
+        for body in bodies:
+            _between_tokens(server.base_url, body, 8)  # warm up
+        found = [
+            [_between_tokens(server.base_url, body, num_tokens) for body in bodies]
+            for _ in range(turns)
+        ]
+    alone, plain, worst = (tuple(column) for column in zip(*found, strict=True))
+    return Decode(alone, plain, worst)
+
+
+def _other(n: int, num_tokens: int) -> dict[str, object]:
+    """It runs from before the neighbour's first token until after its last."""
+    length = {"max_tokens": 2 * num_tokens, "min_tokens": 2 * num_tokens}
+    return {"prompt": PROMPT, "n": n, "seed": 1, "ignore_eos": True, **length}
+
+
+def _between_tokens(url: str, other: dict[str, object] | None, num_tokens: int) -> float:
+    """The mean for a neighbour of so many tokens; returns when `other` has ended, too."""
+    with httpx.Client(base_url=url, timeout=SECONDS) as client:
+        thread = _started(url, other)
+        body = {"prompt": PROMPT, "max_tokens": num_tokens, "ignore_eos": True, "temperature": 0}
+        arrivals = []
+        with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
+            answer.raise_for_status()
+            arrivals = [time.perf_counter() for line in answer.iter_lines() if line]
+        if thread is not None:
+            thread.join()
+    return (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1)
+
+
+def _started(url: str, body: dict[str, object] | None) -> threading.Thread | None:
+    """The other request, once it runs."""
+    if body is None:
+        return None
+
+    def ask() -> None:
+        httpx.post(f"{url}/v1/completions", json=body, timeout=SECONDS).raise_for_status()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while thread.is_alive() and httpx.get(f"{url}/load").json()["server_load"] == 0:
+        time.sleep(0.001)
+    return thread
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--checkpoint", type=Path, help="of 0.5B, made if it is not there; else the demo's model"
+    )
+    parser.add_argument("--n", type=int, default=15, help="choices of the other request")
+    parser.add_argument("--tokens", type=int, default=100, help="of the neighbour's answer")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="where to write the JSON")
+    args = parser.parse_args()
+    model = ensure_checkpoint(args.checkpoint) if args.checkpoint else ensure_demo(print).model
+    found = measure(model, args.n, args.tokens, args.turns)
+    for name in ("alone", "beside_plain", "beside_worst"):
+        print(f"{name}: {1000 * median(getattr(found, name)):.2f} ms a token")
+    print(f"the other's parameters cost {found.cost:.1%} of the neighbour's decode time")
+    write_facts(args.out, n=args.n, seconds_between_tokens=found, cost=found.cost)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""The worst body of each route, over a socket: others wait no longer than they would for a few.
+
+The event loop answers all clients, so what one body may keep it from doing is what a probe waits.
+A bound of seconds tells a product that nothing bounds from a busy machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from tests.fakes.engine import FakeEngine
+from tests.hostile.test_bodies import SOUND
+from tests.server.clients import serving
+
+LONGEST_STALL_SECONDS = 1.0
+TEXT, IDS = "x" * 500, [97] * 480
+
+WORST: list[tuple[str, dict[str, object]]] = [
+    ("/v1/completions", {"prompt": IDS, "n": 49, "echo": True, "logprobs": 20, "max_tokens": 1}),
+    ("/v1/completions", {"prompt": IDS, "n": 51, "prompt_logprobs": 20, "max_tokens": 1}),
+    ("/v1/completions", {"prompt": [[97]] * 256, "max_tokens": 20, "logprobs": 5}),
+    (
+        "/v1/completions",
+        {"prompt": IDS, "n": 49, "echo": True, "logprobs": 20, "max_tokens": 1, "stream": True},
+    ),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": TEXT[:200]}],
+            "n": 128,
+            "logprobs": True,
+            "top_logprobs": 20,
+            "max_tokens": 100,
+        },
+    ),
+    ("/tokenize", {"prompt": TEXT, "return_token_strs": True}),
+    ("/detokenize", {"tokens": [97] * 2**17}),
+]
+# Of any route: lists, strings, keys and numbers, below and above the size that is parsed aside.
+FILLED = [
+    (url, b'{"user":[' + item * (size // len(item)) + b"0]}")
+    for url in sorted({url for url, _ in SOUND})
+    for item in (b"[],", b'"",', b'{"a":1},', b"1,")
+    for size in (2**16 - 100, 2**20)
+]
+
+
+@contextlib.asynccontextmanager
+async def probed(client: httpx.AsyncClient) -> AsyncIterator[list[float]]:
+    """How long each probe waited, while this lasts."""
+    waited: list[float] = []
+
+    async def probe() -> None:
+        while True:
+            begin = time.monotonic()
+            assert (await client.get("/health")).status_code == 200
+            waited.append(time.monotonic() - begin)
+            await asyncio.sleep(0.005)
+
+    task = asyncio.create_task(probe())
+    try:
+        yield waited
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.mark.parametrize(("url", "body"), WORST)
+async def test_no_answer_holds_the_event_loop(
+    engine: FakeEngine, url: str, body: dict[str, object]
+) -> None:
+    async with serving(engine) as server, httpx.AsyncClient(base_url=server, timeout=60) as client:
+        async with probed(client) as waited:
+            response = await client.post(url, json=body)
+        assert response.status_code == 200, response.text
+        assert max(waited, default=0.0) < LONGEST_STALL_SECONDS
+
+
+async def test_no_body_holds_the_event_loop(engine: FakeEngine) -> None:
+    headers = {"Content-Type": "application/json"}
+    async with serving(engine) as server, httpx.AsyncClient(base_url=server, timeout=60) as client:
+        async with probed(client) as waited:
+            for url, content in FILLED:
+                response = await client.post(url, content=content, headers=headers)
+                assert response.status_code in (200, 400, 404, 413), (url, content[:30])
+        assert max(waited) < LONGEST_STALL_SECONDS
