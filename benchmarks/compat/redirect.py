@@ -71,7 +71,8 @@ def _read_ours_for_any_hub_id() -> None:
     from vllm import tokenizers
 
     def local(read: Callable[..., Any]) -> Callable[..., Any]:
-        def read_local(name: str | Path, *args: Any, **settings: Any) -> Any:
+        def read_local(name: str | Path | None = None, *args: Any, **settings: Any) -> Any:
+            name = name or settings.pop("pretrained_model_name_or_path")
             settings.pop("revision", None)
             return read(name if Path(name).is_dir() else MODEL, *args, **settings)
 
