@@ -45,13 +45,16 @@ def convert(gguf: Path, checkpoint: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    tokenizer = AutoTokenizer.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, trust_remote_code=False
+    )
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent,
         gguf_file=gguf.name,
         dtype=torch.bfloat16,
+        trust_remote_code=False,
         quantization_config=GgufConfig(gguf_file=gguf.name, dequantize=True),
     )
     model.save_pretrained(checkpoint)
