@@ -36,6 +36,10 @@ class AdapterNotFoundError(NotFoundError):
     """No adapter, and no served model, has this name; or no adapter lies at this path."""
 
 
+class HubNotAllowedError(AdapterNotFoundError):
+    """No directory has this name, and callers may not have the hub asked for it."""
+
+
 class AdapterError(LoraServeError):
     """An adapter that cannot be loaded, replaced or used."""
 

@@ -23,7 +23,12 @@ from lora_serve.adapters.lanes import MAX_HUNG_READS, NUM_READS, Lane, LoadJob, 
 from lora_serve.adapters.location import HubAdapter, download_from_hub, find_adapter
 from lora_serve.adapters.threads import AdapterThreads, LoaderThreads
 from lora_serve.config import LoRAConfig
-from lora_serve.errors import AdapterError, AdapterUnavailableError, LoraServeError
+from lora_serve.errors import (
+    AdapterError,
+    AdapterUnavailableError,
+    HubNotAllowedError,
+    LoraServeError,
+)
 from lora_serve.identity import AdapterRef
 from lora_serve.step import AdapterCheckpoint, ModelInfo
 
@@ -98,10 +103,17 @@ def make_loader(
     notify: Callable[[], None],
 ) -> AdapterLoader:
     """A loader of checkpoints that fit this model and these limits."""
+    operators_own = {path for _, path in config.modules}
 
     def read(path: str) -> AdapterCheckpoint | HubAdapter:
         found = find_adapter(path, config.lora_allowed_roots)
         if isinstance(found, HubAdapter):
+            if path not in operators_own and not config.lora_allow_hub:
+                raise HubNotAllowedError(
+                    f"No adapter found for {path}: there is no such directory, and the hub is only "
+                    "asked where the server was started with --lora-allow-hub",
+                    "lora_path",
+                )
             return found
         return read_adapter(
             found,
@@ -110,7 +122,9 @@ def make_loader(
             allowed_roots=config.lora_allowed_roots,
         )
 
-    source = AdapterSource(read, download_from_hub)
+    source = AdapterSource(
+        read, lambda adapter: download_from_hub(adapter, config.lora_max_download_bytes)
+    )
     return AdapterLoader(config, source, prepare, notify, AdapterThreads())
 
 

@@ -39,6 +39,14 @@ class LoRAConfig:
         repeat="nargs",
         metavar="DIR",
     )
+    lora_allow_hub: bool = setting(
+        "Let callers load adapters from the Hugging Face Hub, as ORGANISATION/NAME or with "
+        "@REVISION; those of --lora-modules may always come from there.",
+        False,
+    )
+    lora_max_download_bytes: int = setting(
+        "Most bytes of an adapter that is downloaded.", 2 * 2**30, metavar="BYTES"
+    )
     lora_load_timeout: float = setting(
         "Seconds that reading an adapter for a load may take, waiting included.",
         120.0,
@@ -54,6 +62,12 @@ class LoRAConfig:
     )
 
     def __post_init__(self) -> None:
+        require_at_least(1, "--lora-max-download-bytes", self.lora_max_download_bytes)
+        if self.lora_allow_hub and self.lora_allowed_roots:
+            raise ConfigError(
+                "--lora-allow-hub has no effect with --lora-allowed-roots, which keeps adapters "
+                "below its directories; leave one of them out"
+            )
         require_at_least(0.1, "--lora-load-timeout", self.lora_load_timeout)
         require_at_least(0.1, "--lora-reload-timeout", self.lora_reload_timeout)
         require_at_least(0.1, "--lora-download-timeout", self.lora_download_timeout)

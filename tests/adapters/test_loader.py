@@ -5,6 +5,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,11 +17,13 @@ from lora_serve.adapters.loader import (
     AdapterLoader,
     AdapterSource,
     LoadResult,
+    make_loader,
 )
 from lora_serve.adapters.location import HubAdapter
 from lora_serve.adapters.threads import AdapterThreads, Work
 from lora_serve.config import LoRAConfig
 from lora_serve.errors import AdapterError, AdapterNotFoundError, AdapterUnavailableError
+from lora_serve.fuzz.oracle.executor import oracle_model
 from lora_serve.fuzz.oracle.loader import oracle_checkpoint
 from lora_serve.identity import AdapterRef
 from lora_serve.messages import LoadAdapter
@@ -172,6 +176,36 @@ def test_a_download_is_followed_by_a_read(books: Books) -> None:
     (result,) = books.loader.take_results()
     assert isinstance(result.outcome, AdapterCheckpoint)
     assert result.outcome.path == "/cache/org/name"
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_asked"),
+    [
+        ({}, False),
+        ({"lora_allow_hub": True}, True),
+        ({"lora_modules": ("a=org/name",)}, True),
+        ({"lora_modules": ("a=org/other",)}, False),
+    ],
+)
+def test_the_hub_is_asked_for_what_the_operator_named_or_allowed(
+    flags: dict[str, Any], is_asked: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+
+    def download(adapter: HubAdapter, max_bytes: int) -> str:
+        asked.append((adapter, max_bytes))
+        return str(tmp_path)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lora_serve.adapters.loader.download_from_hub", download)
+    config = LoRAConfig(enable_lora=True, lora_max_download_bytes=7, **flags)
+    loader = make_loader(config, oracle_model(1), lambda checkpoint: None, lambda: None)
+    loader.submit(LoadJob("org/name", call=LoadAdapter(0, "a", "org/name")))
+    (result,) = eventually(loader.take_results)
+    loader.close()
+    assert asked == [(HubAdapter("org/name"), 7)] * is_asked
+    assert isinstance(result.outcome, AdapterNotFoundError)  # the directory is empty
+    assert ("--lora-allow-hub" in str(result.outcome)) != is_asked
 
 
 # ── deadlines ───────────────────────────────────────────────────────────────────────────────

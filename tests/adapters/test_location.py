@@ -108,13 +108,14 @@ def test_what_looks_like_a_hub_id_is_to_be_downloaded(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert find_adapter("org/name") == HubAdapter("org/name")
+    assert find_adapter("org/name@v1.0") == HubAdapter("org/name", "v1.0")
 
 
 def test_an_adapters_two_files_are_fetched_from_the_hub(tmp_path: Path, adapter: Path) -> None:
     files = {file.name: file.read_bytes() for file in adapter.iterdir()}
     with serve_hub("org/name", files | {"README.md": b"#", "optimizer.pt": b"?"}) as endpoint:
         path = download_from_hub(
-            HubAdapter("org/name"), endpoint=endpoint, cache_dir=str(tmp_path / "cache")
+            HubAdapter("org/name"), 2**20, endpoint=endpoint, cache_dir=str(tmp_path / "cache")
         )
     fetched = {file.name: file.read_bytes() for file in Path(path).iterdir()}
     assert fetched == files
@@ -125,11 +126,47 @@ def test_a_repository_that_the_hub_lacks_is_not_found(tmp_path: Path) -> None:
         serve_hub("org/name", {}) as endpoint,
         pytest.raises(AdapterNotFoundError, match=r"^No adapter found for org/other: "),
     ):
-        download_from_hub(HubAdapter("org/other"), endpoint=endpoint, cache_dir=str(tmp_path))
+        download_from_hub(
+            HubAdapter("org/other"), 2**20, endpoint=endpoint, cache_dir=str(tmp_path)
+        )
 
 
 def test_a_hub_that_does_not_answer_has_no_adapter(tmp_path: Path) -> None:
     with serve_hub("org/name", {}) as endpoint:
         pass
     with pytest.raises(AdapterNotFoundError, match=r"^No adapter found for org/name: "):
-        download_from_hub(HubAdapter("org/name"), endpoint=endpoint, cache_dir=str(tmp_path))
+        download_from_hub(HubAdapter("org/name"), 2**20, endpoint=endpoint, cache_dir=str(tmp_path))
+
+
+def test_a_revision_of_a_repository_is_fetched(tmp_path: Path, adapter: Path) -> None:
+    files = {file.name: file.read_bytes() for file in adapter.iterdir()}
+    cache = str(tmp_path / "cache")
+    with serve_hub("org/name", files) as endpoint:
+        main = HubAdapter("org/name", "main")
+        path = download_from_hub(main, 2**20, endpoint=endpoint, cache_dir=cache)
+        assert {file.name for file in Path(path).iterdir()} == set(files)
+        with pytest.raises(AdapterNotFoundError, match=r"^No adapter found for org/name@v2: "):
+            download_from_hub(
+                HubAdapter("org/name", "v2"), 2**20, endpoint=endpoint, cache_dir=cache
+            )
+
+
+def test_what_is_too_large_is_not_fetched(tmp_path: Path, adapter: Path) -> None:
+    files = {file.name: file.read_bytes() for file in adapter.iterdir()}
+    size = sum(map(len, files.values()))
+    cache = tmp_path / "cache"
+    message = rf"org/name has {size} bytes, more than --lora-max-download-bytes {size - 1}"
+    with (
+        serve_hub("org/name", files | {"pytorch_model.bin": bytes(2**20)}) as endpoint,
+        pytest.raises(AdapterError, match=message),
+    ):
+        download_from_hub(HubAdapter("org/name"), size - 1, endpoint=endpoint, cache_dir=str(cache))
+    assert not cache.exists()
+
+
+def test_a_repository_without_an_adapter_is_not_found(tmp_path: Path) -> None:
+    with (
+        serve_hub("org/name", {"README.md": b"#"}) as endpoint,
+        pytest.raises(AdapterNotFoundError, match=r"it has no adapter_config\.json"),
+    ):
+        download_from_hub(HubAdapter("org/name"), 2**20, endpoint=endpoint, cache_dir=str(tmp_path))

@@ -16,8 +16,8 @@ def _handler(repo_id: str, files: Mapping[str, bytes]) -> type[BaseHTTPRequestHa
     def answer(path: str) -> tuple[int, bytes, str]:
         """Status, body and kind of body."""
         path = path.partition("?")[0]
-        if path == f"/api/models/{repo_id}/revision/main":
-            siblings = [{"rfilename": name} for name in files]
+        if path in (f"/api/models/{repo_id}", f"/api/models/{repo_id}/revision/main"):
+            siblings = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
             info = {"id": repo_id, "sha": COMMIT, "siblings": siblings}
             return 200, json.dumps(info).encode(), "application/json"
         if path.startswith(f"/api/models/{repo_id}/tree/"):

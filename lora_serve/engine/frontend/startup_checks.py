@@ -82,7 +82,9 @@ def _check_adapter(
     try:
         found = find_adapter(path, config.lora_allowed_roots)
         check_adapter(
-            download_from_hub(found) if isinstance(found, HubAdapter) else found,
+            download_from_hub(found, config.lora_max_download_bytes)
+            if isinstance(found, HubAdapter)
+            else found,
             lora_modules=lora_modules,
             max_lora_rank=config.max_lora_rank,
             allowed_roots=config.lora_allowed_roots,

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from lora_serve.engine.frontend.base_model import other_base_model
-from lora_serve.errors import AdapterError, AdapterNotFoundError
+from lora_serve.errors import AdapterError, AdapterNotFoundError, HubNotAllowedError
 from lora_serve.messages import AdapterInfo
 from lora_serve.server.admin.protocol import LoadAdapterBody, UnloadAdapterBody
 from lora_serve.server.context import ServerContext
@@ -53,6 +53,8 @@ async def _load(context: ServerContext, body: LoadAdapterBody) -> AdapterInfo:
         return await context.engine.load_lora_adapter(
             name, body.lora_path, body.load_inplace, pinned=body.pinned
         )
+    except HubNotAllowedError:
+        raise
     except AdapterNotFoundError as error:
         message = f"Loading lora {name} failed: No adapter found for {body.lora_path}"
         raise AdapterNotFoundError(message, "lora_path") from error
