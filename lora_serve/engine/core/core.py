@@ -14,9 +14,10 @@ from dataclasses import replace
 from lora_serve.adapters.loader import make_loader
 from lora_serve.adapters.manager import AdapterManager
 from lora_serve.config import EngineConfig
+from lora_serve.engine.core.admin import AdminCalls
 from lora_serve.engine.core.executor import Executor
 from lora_serve.engine.core.grammars import POLL_SECONDS, RequestGrammars, make_grammar_service
-from lora_serve.engine.core.kv_tiers import PendingResets, StaleVersions, make_connector, tier_stats
+from lora_serve.engine.core.kv_tiers import StaleVersions, make_connector, tier_stats
 from lora_serve.engine.core.output_buffer import OutputBuffer, progress_output, request_times
 from lora_serve.engine.core.start import engine_ready, most_tokens_in_flight, num_steps_ahead
 from lora_serve.engine.fair_share import share_of
@@ -24,7 +25,6 @@ from lora_serve.engine.wire import error_info
 from lora_serve.errors import KVLoadError, LoraServeError
 from lora_serve.identity import (
     BASE_MODEL,
-    EVERYTHING,
     AdapterRef,
     BlockHasher,
     CacheNamespace,
@@ -34,7 +34,6 @@ from lora_serve.kv.connector import KVConnector
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.messages import (
     AbortRequests,
-    AdapterInfo,
     CallReply,
     Choice,
     EngineMessage,
@@ -80,14 +79,13 @@ class EngineCore:
         self._hasher = hasher
         self._kv = kv
         self._connector = connector
-        self._stale_versions = stale_versions
-        self._resets = PendingResets()
         self._num_arrived = 0
         self._num_ahead = num_steps_ahead(config, model)
         self._in_flight: deque[SchedulerOutput] = deque()
         self._outbox = OutputBuffer()
         self.adapters = adapters
         self.scheduler = Scheduler(config.scheduler, config.lora.max_loras, kv, adapters, connector)
+        self._admin = AdminCalls(adapters, self.scheduler, connector, stale_versions, self._outbox)
         self._grammars = RequestGrammars(grammars, self.scheduler)
 
     @classmethod
@@ -136,7 +134,7 @@ class EngineCore:
         """Whether there is something to wait for: adapters, KV or grammars are on their way."""
         is_loading = self.adapters.is_loading or self.scheduler.num_fetching > 0
         is_waiting = is_loading or self._grammars.is_waiting
-        return is_waiting or self._resets.next_due is not None
+        return is_waiting or self._admin.is_waiting
 
     @property
     def idle_seconds(self) -> float | None:
@@ -144,8 +142,7 @@ class EngineCore:
         times = (
             self._connector.next_give_up_time,
             self.adapters.next_due,
-            self._stale_versions.next_due,
-            self._resets.next_due,
+            *self._admin.due_times,
         )
         if self._grammars.is_waiting:
             return POLL_SECONDS
@@ -184,32 +181,9 @@ class EngineCore:
             case GetStats():
                 self._outbox.reply(CallReply(message.call_id, stats=self.stats()))
             case RestoreAdapters():
-                self.adapters.restore(message.adapters, message.generations)
-                for info in message.adapters:  # each may have replaced others
-                    self._count_down_stale_versions(info.name)
+                self._admin.restore(message)
             case ListAdapters() | LoadAdapter() | UnloadAdapter() | ResetPrefixCache():
-                self._handle_adapter_call(message)
-
-    def _handle_adapter_call(
-        self, call: ListAdapters | LoadAdapter | UnloadAdapter | ResetPrefixCache
-    ) -> None:
-        adapters: tuple[AdapterInfo, ...] = ()
-        try:
-            match call:
-                case LoadAdapter():
-                    self.adapters.start_load(call)
-                    return  # answered when the load has ended
-                case UnloadAdapter():
-                    self.adapters.unload(call.lora_name)
-                case ListAdapters():
-                    adapters = tuple(self.adapters.infos())
-                case ResetPrefixCache():
-                    self._reset_prefix_cache(call)
-                    return  # answered when the tiers have forgotten
-        except LoraServeError as error:
-            self._outbox.reply(CallReply(call.call_id, error=error_info(error), success=False))
-        else:
-            self._outbox.reply(CallReply(call.call_id, adapters=adapters))
+                self._admin.handle(message)
 
     def _add(self, message: EngineRequest, choice: Choice) -> None:
         if self.scheduler.get(choice.request_id) is not None:
@@ -244,14 +218,6 @@ class EngineCore:
         if request is not None:
             self._end(request, "abort")
 
-    def _reset_prefix_cache(self, call: ResetPrefixCache) -> None:
-        reply = CallReply(call.call_id)
-        if call.lora_name is not EVERYTHING:
-            _, ref = self.adapters.invalidate(call.lora_name)  # raises its generation
-            reply = CallReply(call.call_id, adapters=(self.adapters.info(ref),))
-        self._resets.add(reply, self.scheduler.reset_prefix_cache(call.lora_name))
-        self._answer_resets()
-
     # ── work ────────────────────────────────────────────────────────────────────────────────
 
     def step(self) -> bool:
@@ -263,8 +229,7 @@ class EngineCore:
         self._take_in_loads()
         self._take_in_fetches()
         self._take_in_masks()
-        self._answer_resets()
-        self._drop_stale_versions()
+        self._admin.attend()
         num_requests = 0
         if not self._submit() or len(self._in_flight) > self._num_ahead:
             num_requests = self._report()
@@ -319,13 +284,7 @@ class EngineCore:
 
     def _take_in_loads(self) -> None:
         events = self.adapters.take_events()
-        for call, outcome in events.published:
-            if isinstance(outcome, LoraServeError):
-                reply = CallReply(call.call_id, error=error_info(outcome), success=False)
-            else:
-                reply = CallReply(call.call_id, adapters=(outcome,))
-                self._count_down_stale_versions(call.lora_name)
-            self._outbox.reply(reply)
+        self._admin.answer_loads(events.published)
         for ref in events.slow:
             self.scheduler.adapter_is_slow(ref)
         for ref in events.back:
@@ -353,20 +312,6 @@ class EngineCore:
             else:
                 self._outbox.output(EngineOutput(request.request_id, error=error_info(error)))
                 self._end(request, "error")
-
-    def _answer_resets(self) -> None:
-        for reply in self._resets.take_ended():
-            self._outbox.reply(reply)
-
-    def _count_down_stale_versions(self, lora_name: str) -> None:
-        ref = self.adapters.current(lora_name)
-        assert ref is not None, f"{lora_name} was published and stands for nothing"
-        self._stale_versions.published(ref)
-
-    def _drop_stale_versions(self) -> None:
-        for last in self._stale_versions.take_due():
-            ref = self.adapters.current(last.name) or last  # a reset raises the generation
-            self._connector.drop_stale(ref.name, ref.digest, ref.generation)
 
     def _end(self, request: Request, finish_reason: str) -> None:
         """Settle what outlives a request: its adapter's lease, and its story for the metrics."""
