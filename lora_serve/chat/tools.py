@@ -13,11 +13,16 @@ NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalPropertie
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One function. parameters: a JSON schema of an object, None for no arguments."""
+    """One function.
+
+    parameters: a JSON schema of an object, None for no arguments.
+    is_strict: a call that is forced must keep to the whole schema, not to what can be enforced.
+    """
 
     name: str
     description: str | None = None
     parameters: Schema | None = None
+    is_strict: bool = False
 
     @property
     def schema(self) -> Schema:

@@ -21,7 +21,6 @@ from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Tokenizer
 from lora_serve.server.http.streaming import event
 from lora_serve.server.openai.answer_size import chat_size
-from lora_serve.server.openai.chat_formats import answer_format
 from lora_serve.server.openai.chat_parts import ROLE, ChoiceParts
 from lora_serve.server.openai.chunks import ChunkPolicy
 from lora_serve.server.openai.generation import PromptDelta, respond, response_id, start_generation
@@ -44,6 +43,7 @@ from lora_serve.server.openai.responses import (
     Delta,
     Usage,
 )
+from lora_serve.server.openai.tool_choice import answer_format, forced_calls
 from lora_serve.server.openai.usage import UsageCounter
 from lora_serve.step import TokenLogprobs
 
@@ -58,6 +58,7 @@ def chat_router(context: ServerContext) -> APIRouter:
         target = context.models.resolve(body.model)
         template = chat_template(body, context)
         form = answer_format(body, context.chat_formats.of(template))
+        forced = forced_calls(body, form)
         item = await context.inputs.from_chat(
             body.messages,
             body,
@@ -66,6 +67,8 @@ def chat_router(context: ServerContext) -> APIRouter:
         )
         room = engine.model_info.max_model_len - item.num_tokens
         params = chat_params(body, context.sampling_defaults, room)
+        if forced is not None:
+            params = msgspec.structs.replace(params, structured_outputs=forced)
         params.verify(engine.config.model.max_logprobs, engine.model_info.vocab_size)
         chat_size(body, params).check(engine, [item], params)
         answer = ChatAnswer(

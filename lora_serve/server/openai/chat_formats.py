@@ -1,20 +1,15 @@
-"""How answers to chats are read: what the server's flags and the chat template say, per request."""
+"""The formats that answers to chats are read in: what flags and chat templates say."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lora_serve.chat.answer import AnswerFormat
 from lora_serve.chat.formats import reasoning_format, tool_format
 from lora_serve.chat.reasoning_parsers.parser import ReasoningFormat
 from lora_serve.chat.tool_parsers.parser import ToolFormat
-from lora_serve.chat.tools import ToolChoice
 from lora_serve.config import ServerConfig
-from lora_serve.errors import ConfigError, InvalidRequestError
+from lora_serve.errors import ConfigError
 from lora_serve.server.engine_api import Tokenizer
-from lora_serve.server.openai.protocol import ChatBody
-
-_REMEDY = "start the server with --tool-call-parser, or with a --chat-template that writes tools"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,40 +49,3 @@ class ChatFormats:
             tool_format(self._config.tool_call_parser, source),
             reasoning_format(self._config.reasoning_parser, source),
         )
-
-
-def answer_format(body: ChatBody, formats: TemplateFormats) -> AnswerFormat:
-    """What to look for in the answers to a body.
-
-    Raises:
-        InvalidRequestError: its tool_choice names no tool of its own, or nobody knows how this
-            model calls tools.
-    """
-    tools = {tool.function.name: tool.tool for tool in body.tools or ()}
-    choice = body.tool_choice or ToolChoice("auto")
-    if choice.mode in ("required", "named") and not tools:
-        raise InvalidRequestError("tool_choice needs tools, of which there are none", "tool_choice")
-    if choice.mode in ("required", "named"):
-        raise InvalidRequestError(
-            f"tool_choice {choice.mode} is not supported by this server yet; use auto",
-            "tool_choice",
-        )
-    if choice.name is not None and choice.name not in tools:
-        raise InvalidRequestError(
-            f"tool_choice names {choice.name}, which is none of the tools: "
-            f"{', '.join(list(tools)[:10])}",
-            "tool_choice",
-        )
-    if choice.mode == "auto" and tools and formats.tools is None:
-        raise InvalidRequestError(
-            f"the server does not know how this model writes tool calls; {_REMEDY}", "tools"
-        )
-    return AnswerFormat(
-        reasoning=formats.reasoning,
-        tools=formats.tools,
-        schemas={} if choice.mode == "none" else {n: tool.schema for n, tool in tools.items()},
-        must_call=choice.mode == "required",
-        called=choice.name,
-        include_reasoning=body.include_reasoning is not False,
-        parallel_tool_calls=body.parallel_tool_calls is not False,
-    )

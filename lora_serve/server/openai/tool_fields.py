@@ -53,7 +53,7 @@ class ToolBody(Body):
     @property
     def tool(self) -> Tool:
         function = self.function
-        return Tool(function.name, function.description, function.parameters)
+        return Tool(function.name, function.description, function.parameters, bool(function.strict))
 
 
 def check_names(tools: list[ToolBody]) -> list[ToolBody]:

@@ -204,6 +204,47 @@ async def test_without_parallel_calls_the_first_is_told(
     assert call["function"]["name"] == "get_weather"
 
 
+async def test_required_is_a_list_of_calls_under_a_grammar(
+    model: ModelThatWrites, client: httpx.AsyncClient
+) -> None:
+    model.text = f'[{{"name": "get_weather", "parameters": {ZURICH}}}]'
+    (choice,) = (await ask(client, tool_choice="required"))["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "get_weather", "arguments": ZURICH}
+    assert choice["message"]["content"] is None
+    assert choice["finish_reason"] == "tool_calls"
+    await ask(client, tool_choice="required", parallel_tool_calls=False)
+    wide, narrow = (request.params.structured_outputs for request in model.seen)
+    assert wide is not None
+    assert narrow is not None
+    assert "maxItems" not in wide.text
+    assert json.loads(narrow.text) == {**json.loads(wide.text), "maxItems": 1}
+
+
+async def test_a_named_tools_arguments_are_the_answer(
+    model: ModelThatWrites, client: httpx.AsyncClient
+) -> None:
+    model.text = ZURICH
+    named: Json = {"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}
+    (choice,) = (await ask(client, **named))["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "get_weather", "arguments": ZURICH}
+    assert choice["finish_reason"] == "stop"  # as OpenAI's
+    message = joined(await stream(client, **named))
+    assert message["tool_calls"] == [call]
+    (output, _) = (request.params.structured_outputs for request in model.seen)
+    assert output is not None
+    assert json.loads(output.text) == TOOLS[0]["function"]["parameters"]  # type: ignore[index]
+
+
+async def test_forced_calls_need_no_known_format(model: ModelThatWrites) -> None:
+    model.tokenizer.chat_template = ""
+    model.text = '[{"name": "now", "parameters": {}}]'
+    async with client_for(model) as client:
+        (call,) = (await ask(client, tool_choice="required"))["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "now"
+
+
 @pytest.mark.parametrize("fields", [{"tool_choice": "none"}, {"tools": []}, {"tools": None}])
 async def test_calls_are_text_unless_tools_may_be_called(
     model: ModelThatWrites, client: httpx.AsyncClient, fields: Json
@@ -326,6 +367,16 @@ TOO_LARGE = {"type": "object", "description": "x" * 65_536}
         ),
         ({"tool_choice": "always"}, "tool_choice", '"required"'),
         ({"tool_choice": {"type": "function"}}, "tool_choice", "the name of a tool"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "fly"}}},
+            "tool_choice",
+            "fly, which is none of the tools",
+        ),
+        (
+            {"tool_choice": "required", "response_format": {"type": "json_object"}},
+            "tool_choice",
+            "response_format exclude each other",
+        ),
         ({"tool_choice": "required", "tools": []}, "tool_choice", "needs tools"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]},
