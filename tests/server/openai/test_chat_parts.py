@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from lora_serve.config import ServerConfig
@@ -16,7 +17,7 @@ from lora_serve.server.http.app import create_app
 from lora_serve.server.openai.protocol import ChatBody
 from tests.fakes.engine import FakeEngine
 from tests.fakes.tokenizer import TURN
-from tests.server.clients import client_for, error_of, events
+from tests.server.clients import client_for, error_of, events, serving
 
 URL = "/v1/chat/completions"
 QWEN = "<tool_call> </think>"
@@ -418,3 +419,28 @@ async def test_calls_and_reasoning_come_back_in_the_conversation(
         for call in message["tool_calls"]
     ]
     await ask(client, messages=[*HELLO, message, *results])
+
+
+async def test_openais_client_calls_a_tool_and_goes_on(model: ModelThatWrites) -> None:
+    model.text = "<think>hm</think>" + CALLS
+    async with (
+        serving(model) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as api,
+    ):
+        create = api.chat.completions.create
+        answer = await create(model="base/model", messages=HELLO, tools=TOOLS, max_tokens=400)
+        message = answer.choices[0].message
+        results = [
+            {"role": "tool", "tool_call_id": call.id, "content": "20"}
+            for call in message.tool_calls
+        ]
+        history = [*HELLO, message, *results]
+        async with api.chat.completions.stream(
+            model="base/model", messages=history, tools=TOOLS, max_tokens=400
+        ) as stream:
+            streamed = (await stream.get_final_completion()).choices[0]
+    calls = [(call.function.name, call.function.arguments) for call in message.tool_calls]
+    assert calls == [("get_weather", ZURICH), ("now", "{}")]
+    assert streamed.finish_reason == answer.choices[0].finish_reason == "tool_calls"
+    again = [(call.function.name, call.function.arguments) for call in streamed.message.tool_calls]
+    assert again == calls
