@@ -12,6 +12,7 @@ from collections.abc import Callable
 from lora_serve.fuzz.oracle.campaign import NUM_OPERATIONS, NUM_TIERED_OPERATIONS
 from lora_serve.fuzz.oracle.tiered_traces import TieredTrace
 from lora_serve.fuzz.oracle.traces import OracleTrace
+from tests import test_grammar_traces as grammars
 from tests import test_overlapped_traces as overlapped
 from tests import test_tiered_traces as tiered
 from tests import test_traces as plain
@@ -72,6 +73,18 @@ def tiered_mutants() -> dict[str, MakeTrace]:
     }
 
 
+def grammar_mutants() -> dict[str, MakeTrace]:
+    services = (
+        grammars.GivesTheMaskOfAnotherRequest,
+        grammars.GivesTheMaskOfTheStepBefore,
+        grammars.LetsEveryAnswerEnd,
+    )
+    return {
+        one.__name__: lambda seed, one=one: OracleTrace(seed, grammars_class=one)  # type: ignore[misc]
+        for one in services
+    }
+
+
 def is_caught(trace: OracleTrace, num_operations: int) -> bool:
     """Whether it gives a wrong answer, breaks an invariant, or ends the engine."""
     try:
@@ -88,6 +101,7 @@ def main() -> None:
     for mutants, num_operations in (
         (plain_mutants(), NUM_OPERATIONS),
         (overlapped_mutants(), NUM_OPERATIONS),
+        (grammar_mutants(), NUM_OPERATIONS),
         (tiered_mutants(), NUM_TIERED_OPERATIONS),
     ):
         for name, make in mutants.items():
