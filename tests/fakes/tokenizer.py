@@ -17,7 +17,6 @@ class ByteTokenizer:
 
     def __init__(self, generation_defaults: Mapping[str, float] | None = None) -> None:
         self.generation_defaults = dict(generation_defaults or {})
-        self.chat_template = ""  # what formats are looked for in
         self.eos_token_ids = {EOS}
         self.special_token_ids = frozenset(SPECIAL)
         self.vocab_size = VOCAB_SIZE
@@ -70,7 +69,7 @@ class ByteTokenizer:
         return f"<{token_id}>"
 
     def template_source(self, chat_template: str | None = None) -> str:
-        return chat_template or self.chat_template
+        return chat_template or self.chat_template or ""
 
     def special_token_id(self, text: str) -> int | None:
         return next((token_id for token_id, known in SPECIAL.items() if known == text), None)

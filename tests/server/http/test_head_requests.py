@@ -3,6 +3,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from lora_serve.config import ServerConfig
 from lora_serve.server.openapi import OPERATIONS
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import serving
@@ -16,7 +17,8 @@ READ = sorted(
 
 @pytest.mark.parametrize("path", READ)
 async def test_head_is_answered_like_get_without_a_body(engine: FakeEngine, path: str) -> None:
-    async with serving(engine) as url, httpx.AsyncClient(base_url=url) as client:
+    config = ServerConfig(enable_tokenizer_info_endpoint=True)
+    async with serving(engine, config) as url, httpx.AsyncClient(base_url=url) as client:
         got, head = await client.get(path), await client.head(path)
         assert head.status_code == got.status_code == 200
         assert head.content == b""
