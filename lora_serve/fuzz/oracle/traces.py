@@ -114,7 +114,7 @@ class OracleTrace:
             "async_scheduling": async_scheduling,
             "groups": groups,
             "grammars_class": grammars_class,
-            "max_mask_delay": self.grammar_rng.choice((0, 0, 4)),
+            "max_mask_delay": self.grammar_rng.choice((0, 3, 12)),
         }
         self.engine = self._new_engine()
         self.prefixes = [self._tokens(rng.choice((20, 50, 100))) for _ in range(3)]
