@@ -1,4 +1,4 @@
-"""Without a card, Triton's kernels are interpreted in this process, and in none that it starts.
+"""Triton's kernels are interpreted here without a card, but in no process that this one starts.
 
 That is settled when Triton is first imported, which other libraries do too: so it stands here.
 """

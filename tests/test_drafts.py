@@ -33,7 +33,7 @@ ASKED: tuple[dict[str, Any], ...] = (
 
 
 def prompts(count: int) -> list[TokensPrompt]:
-    """With a prefix in common, each of another length."""
+    """Prompts with a prefix in common, each of another length."""
     return [TokensPrompt((*range(20), *range(40, 42 + 3 * index))) for index in range(count)]
 
 

@@ -25,7 +25,7 @@ LEFT_OUT = {"torch", "lora-serve"}  # chosen by TORCH=; itself
 
 
 def locked() -> dict[str, list[tuple[Version, int]]]:
-    """By name, the versions in the lock file and how many hashes each has."""
+    """The versions in the lock file by name, and how many hashes each has."""
     found: dict[str, list[tuple[Version, int]]] = {}
     for entry in re.split(r"\n(?=[a-z])", LOCK.read_text())[1:]:
         match = re.match(r"([a-z0-9.-]+)==(\S+)", entry)

@@ -32,7 +32,7 @@ KIB = 2**10
 
 
 class StoredTiers(OracleTierStore):
-    """In the place of the oracle's own store: a real one, which every engine opens anew."""
+    """A real store in the place of the oracle's own, which every engine opens anew."""
 
     def __init__(self, tiers: Sequence[Tier]) -> None:
         super().__init__()

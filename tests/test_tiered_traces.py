@@ -110,7 +110,7 @@ def is_caught(make: Callable[[int], TieredTrace], num_traces: int = 40) -> bool:
 @pytest.mark.parametrize("mutant", [KeyHoldsOnlyTheName, KeyIgnoresTheAdapter, KeyIgnoresEmbeds])
 def test_traces_catch_a_key_of_the_tiers_that(mutant: type[BlockHasher]) -> None:
     class OnlyTiers(TieredTrace):
-        """Without the device cache, so that it is the tiers' key that is caught."""
+        """A trace without the device cache, so that it is the tiers' key that is caught."""
 
         def _new_engine(self):  # type: ignore[no-untyped-def]
             self.settings["enable_prefix_caching"] = False

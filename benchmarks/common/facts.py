@@ -33,7 +33,7 @@ def write_json(path: Path, document: object) -> None:
 
 
 def thinned(rows: Sequence[Row], most: int) -> list[Row]:
-    """At most so many of the rows, evenly spread from the first to the last."""
+    """Thin the rows to `most`, evenly spread from the first to the last."""
     if len(rows) <= most:
         return list(rows)
     step = (len(rows) - 1) / (most - 1)

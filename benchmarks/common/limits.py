@@ -61,7 +61,7 @@ def step_bytes(shape: ModelShape, code_format: CodeFormat | None, num_adapters: 
 
 
 def adapter_weights(shape: ModelShape, targets: tuple[str, ...] = ()) -> int:
-    """On the projections of these last names; none means all."""
+    """Count an adapter's weights on the projections of these last names; none means all."""
     widths = sum(
         sum(sizes)
         for name, sizes in shape.projections.items()

@@ -26,7 +26,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """From its maker's data sheet; flops: dense bfloat16."""
+    """A card as its maker's data sheet has it; flops: dense bfloat16."""
 
     name: str
     bytes_per_second: float

@@ -1,4 +1,4 @@
-"""From kill -9 of the engine process to the next token: `python -m benchmarks.speed.recovery`.
+"""Measures from kill -9 of the engine to the next token: `python -m benchmarks.speed.recovery`.
 
 A client asks for one token after another; the engine is killed between two of them. What the
 client sees of it is the time from the kill to the first token after it.

@@ -80,7 +80,7 @@ class AnswerFormat:
     parallel_tool_calls: bool = True
 
     def parser(self, prompt_ending: str) -> AnswerParser:
-        """For one answer. prompt_ending: says whether it begins within reasoning."""
+        """A parser for one answer. prompt_ending: says whether it begins within reasoning."""
         return AnswerParser(
             self._reasoning_parser(prompt_ending),
             self._tool_parser(),

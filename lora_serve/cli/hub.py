@@ -19,7 +19,7 @@ OFFLINE = "HF_HUB_OFFLINE"  # read when the client library is imported, here and
 
 
 def prepare_hub(models: Sequence[str], revision: str | None) -> None:
-    """Without the hub, have its client use only what it has on this machine.
+    """Have the hub's client use only what is on this machine, if the hub cannot be reached.
 
     models: directories, which need no hub, or hub ids.
 

@@ -49,7 +49,7 @@ class Branch:
 
 @dataclass(slots=True)
 class Row:
-    """For each token: its id, kind, position, how many it stands for, and its branch or TRUNK."""
+    """Tokens: each one's id, kind, position, how many it stands for, and its branch or TRUNK."""
 
     token_ids: list[int] = field(default_factory=list)
     kinds: list[Kind] = field(default_factory=list)
@@ -144,7 +144,7 @@ class RowWriter:
         row.add_to_trunk(self._encode("\n"), Kind.NOTHING)
 
     def _add_filler(self, row: Row, num_tokens: int) -> None:
-        """In one row of four none. The far end of the others may stand for a crowd."""
+        """Add text to three rows of four. Its far end may stand for a crowd."""
         if self._rng.random() < 0.25:
             return
         num_sentences = self._rng.randint(1, max(1, num_tokens // _TOKENS_PER_SENTENCE))

@@ -52,7 +52,7 @@ class FuzzClient:
         return Called(begin, time.monotonic(), status, message)
 
     async def metrics(self) -> dict[str, float]:
-        """By name, summed over labels."""
+        """The server's metrics by name, summed over labels."""
         status, text = await self._text("GET", "/metrics")
         if status != 200:
             raise HttpFault(f"/metrics: {status}: {text}")

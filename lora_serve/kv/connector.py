@@ -55,7 +55,7 @@ class FetchesEnded(Generic[R]):
 
 
 class KVConnector(Generic[R]):
-    """Without tiers: nothing is fetched, nothing stored."""
+    """The connector of an engine without tiers: nothing is fetched, nothing stored."""
 
     @property
     def num_waiting(self) -> int:

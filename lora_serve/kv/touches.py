@@ -16,7 +16,7 @@ MAX_REMEMBERED = 4096
 
 
 class RecentTouches:
-    """By the last block of each prefix, which stands for all before it."""
+    """Remembers prefixes by the last block of each, which stands for all before it."""
 
     def __init__(
         self, clock: Callable[[], float], seconds: float = TOUCH_SECONDS, most: int = MAX_REMEMBERED

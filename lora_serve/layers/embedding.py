@@ -1,4 +1,4 @@
-"""From tokens to rows, and from rows to logits. Rows of prompt_embeds pass through untouched."""
+"""Turns tokens into rows, and rows into logits. Rows of prompt_embeds pass through untouched."""
 
 from __future__ import annotations
 

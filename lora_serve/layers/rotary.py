@@ -34,7 +34,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """As Llama3Scaling, with the blend over dimensions, and angles' size scaled too.
+    """The scaling of YaRN: it blends over dimensions, and scales cos and sin too.
 
     attention_factor: multiplies cos and sin. truncate: round the blend's ends to dimensions.
     """

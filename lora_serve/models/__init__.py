@@ -1,1 +1,1 @@
-"""From a checkpoint to a model: one file for each family, behind the protocols of `base`."""
+"""Models and their checkpoints: one file for each family, behind the protocols of `base`."""

@@ -120,7 +120,7 @@ class DecoderShape:
         return shapes
 
     def tensor_name(self, stored: str) -> str | None:
-        """As ModelSpec has it: some checkpoints store a tied LM head a second time."""
+        """Its name in `tensor_shapes`; None for a tied LM head, which some checkpoints store."""
         return None if self.tie_word_embeddings and stored == LM_HEAD else stored
 
 

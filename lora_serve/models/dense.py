@@ -115,7 +115,7 @@ class DenseLayer:
         kv_cache: Tensor,
         outputs: OutputRows | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As DecoderLayer has it."""
+        """Do what `DecoderLayer` says."""
         q = self._attention.queries(x, batch, kv_cache)
         rows: ForwardBatch | OutputRows = batch
         if outputs is not None:

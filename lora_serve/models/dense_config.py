@@ -1,4 +1,4 @@
-"""From config.json to the facts of a dense decoder, but for those that a family fixes."""
+"""Reads the facts of a dense decoder in config.json, but for those that a family fixes."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ class GemmaLayer:
         kv_cache: Tensor,
         outputs: OutputRows | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As DecoderLayer has it."""
+        """Do what `DecoderLayer` says."""
         q = self._attention.queries(x, batch, kv_cache)
         rows: ForwardBatch | OutputRows = batch
         if outputs is not None:

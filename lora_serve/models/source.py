@@ -1,4 +1,4 @@
-"""From what the user named as a model to a directory on this machine, and its config."""
+"""Finds the directory on this machine that a user's model name means, and its config."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class AdapterCounter:
             self._folded += total
 
     def totals(self) -> dict[str, int]:
-        """By adapter, with "other" once something was folded into it."""
+        """The total of each adapter, and of "other" once something was folded into it."""
         totals = dict(self._totals)
         if self._folded:
             totals[OTHER] = totals.get(OTHER, 0) + self._folded

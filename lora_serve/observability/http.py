@@ -45,5 +45,5 @@ class HTTPMetrics:
         self._seconds.labels(handler, known_method).observe(seconds)
 
     def render(self) -> bytes:
-        """In Prometheus' text format."""
+        """Write the metrics in Prometheus' text format."""
         return generate_latest(self._registry)

@@ -144,7 +144,7 @@ class EngineMetrics(Collector):
         self._refused = refused
 
     def render(self) -> bytes:
-        """In Prometheus' text format."""
+        """Write the metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:

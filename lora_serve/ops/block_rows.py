@@ -90,7 +90,7 @@ class TorchBlockRows:
 
 
 class HostBlockRows:
-    """On CPUs: each byte is copied once, in the caller's thread.
+    """Block rows on a CPU: each byte is copied once, in the caller's thread.
 
     torch's indexing would wake its own threads for each layer, and they spin for milliseconds
     after it where the kernels' threads want to compute.

@@ -43,7 +43,7 @@ class Tokenizer(Protocol):
         """The text of the token for "bos", "eos", "pad" or "unk"; None without one."""
 
     def added_tokens(self) -> dict[int, tuple[str, bool]]:
-        """By token id, what was added to the vocabulary: its text, and whether it is special."""
+        """Each token added to the vocabulary, by id: its text, and whether it is special."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 

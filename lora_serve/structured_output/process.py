@@ -139,7 +139,7 @@ class GrammarServer:
             yield self._begin(message, compiled.grammar, compiled.error)
 
     def _compile(self, constraint: StructuredOutput) -> None:
-        """In a thread: try it in another process, then do it."""
+        """Compile in a thread what another process could compile within its limits."""
         trial = self._trials.get()
         try:
             num_bytes = trial.try_to_compile(constraint)

@@ -60,7 +60,7 @@ class TrialProcess:
         return outcome.num_bytes
 
     def _serve(self, backend: Backend, connection: Connection) -> None:
-        """In the other process, until this one is gone."""
+        """Try, in the other process, until this one is gone."""
         while True:
             try:
                 data = connection.recv_bytes()

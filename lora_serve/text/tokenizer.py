@@ -178,7 +178,7 @@ class Tokenizer:
         return None if token is None else str(token)
 
     def added_tokens(self) -> dict[int, tuple[str, bool]]:
-        """By token id, what was added to the vocabulary: its text, and whether it is special."""
+        """Each token added to the vocabulary, by id: its text, and whether it is special."""
         added = self._backend.get_added_tokens_decoder()
         return {token_id: (token.content, token.special) for token_id, token in added.items()}
 

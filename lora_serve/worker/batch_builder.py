@@ -1,4 +1,4 @@
-"""From a step to rows and tensors. Rows of one adapter stand together: there are few segments."""
+"""Turns a step into rows and tensors. Rows of one adapter stand together: few segments."""
 
 from __future__ import annotations
 
@@ -331,5 +331,5 @@ def _slots(
 
 
 def by_layer(of_groups: Sequence[T], group_of: Sequence[int]) -> tuple[T, ...]:
-    """For each layer what its group has."""
+    """What each layer's group has."""
     return tuple([of_groups[group] for group in group_of])

@@ -206,7 +206,7 @@ class GraphBuffers:
         return lambda: forward(batch)
 
     def fill(self, rows: BatchRows, pending: PendingTokens | None = None) -> None:
-        """For the next replay. Replays before may not have run: what they read is never changed."""
+        """Put in the next replay's rows. What earlier ones read stays: they may not have run."""
         columns = self._padding()
         columns[:, : rows.num_rows] = rows.input_ids, rows.positions, *rows.slot_mapping
         self._device.fill(self._columns, torch.from_numpy(columns))
@@ -233,7 +233,7 @@ class StepGraph:
         self._device = device
 
     def run(self, rows: BatchRows, pending: PendingTokens | None = None) -> Tensor:
-        """As StepGraphs.run."""
+        """Run the step, as `StepGraphs.run` says."""
         self._buffers.fill(rows, pending)
         self._work.replay()
         if rows.outputs is None:

@@ -46,7 +46,7 @@ class Device(Protocol):
         """Give a device's tensor the values of a CPU tensor, of which `upload`'s rule holds."""
 
     def loading(self) -> AbstractContextManager[None]:
-        """For another thread: its work goes beside the steps' and is done when the block ends."""
+        """Let another thread's work go beside the steps'; it is done when the block ends."""
 
     def record_event(self) -> Event:
         """The end of what the steps have asked for so far."""

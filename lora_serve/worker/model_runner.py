@@ -50,7 +50,7 @@ class SubmittedBatch:
     pooled: Mapping[int, HostCopy] = field(default_factory=dict)
 
     def results(self) -> tuple[RequestStepOutput, ...]:
-        """In the step's order, once they are there."""
+        """Wait for the results; they are in the step's order."""
         tokens = self.sampled.wait()
         return tuple(self._result(index, tokens) for index in range(len(self.requests)))
 

@@ -248,7 +248,7 @@ class Worker:
 
     @contextmanager
     def _largest_adapter(self, model: LoadedModel) -> Iterator[AdapterRef | NoAdapter]:
-        """On the device meanwhile, if adapters are served at all."""
+        """Keep the largest adapter on the device meanwhile, if adapters are served at all."""
         if not self._lora.enable_lora:
             yield BASE_MODEL
             return

@@ -88,7 +88,7 @@ def test_template_variables_cannot_reach_transformers_own_arguments(
 
 
 def test_a_template_without_a_system_role_says_so(byte_level: Tokenizer) -> None:
-    """As Gemma 2's."""
+    """Gemma 2 has such a template."""
     template = (
         "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
         "{{ raise_exception('System role not supported') }}{% endif %}"

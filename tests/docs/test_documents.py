@@ -132,7 +132,7 @@ def spans(document: Path) -> list[str]:
 
 @cache
 def anchors(document: Path) -> frozenset[str]:
-    """As GitHub makes them from headings."""
+    """The anchors that GitHub makes from headings."""
     headings = re.findall(r"^#+ (.+)$", prose(document), re.MULTILINE)
     kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
     return frozenset(heading.replace(" ", "-") for heading in kept)

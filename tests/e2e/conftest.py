@@ -53,13 +53,13 @@ def stage(
 
 @pytest.fixture(scope="session")
 def server(stage: Stage) -> ServerProcess:
-    """With prefix caching."""
+    """A server with prefix caching."""
     return ready(stage.start(Server.CACHED))
 
 
 @pytest.fixture(scope="session")
 def cold_server(stage: Stage) -> ServerProcess:
-    """Without prefix caching: asked one thing at a time, it is the cold server of the promise."""
+    """A server without prefix caching: asked one thing at a time, the promise's cold server."""
     return ready(stage.start(Server.UNCACHED))
 
 
@@ -67,7 +67,7 @@ def cold_server(stage: Stage) -> ServerProcess:
 def tight_server(
     demo_paths: DemoPaths, tmp_path_factory: pytest.TempPathFactory, start_server: StartServer
 ) -> Iterator[ServerProcess]:
-    """With so few blocks that requests preempt each other, its invariants checked every step."""
+    """A server of so few blocks that requests preempt each other; invariants are checked."""
     flags = (
         *server_flags(Server.CACHED),
         *("--num-gpu-blocks-override", str(TIGHT_NUM_BLOCKS)),

@@ -86,7 +86,7 @@ def test_an_adapter_that_is_not_there_is_not_found(
 
 
 def assert_refused(server: ServerProcess, path: Path, status: int) -> None:
-    """In place over an adapter in use: the error has OpenAI's shape."""
+    """Load in place over an adapter in use: the error has OpenAI's shape."""
     body = {"lora_name": "sound", "lora_path": str(path), "load_inplace": True}
     response = httpx.post(f"{server.base_url}/v1/load_lora_adapter", json=body, timeout=60)
     assert response.status_code == status, response.text

@@ -126,7 +126,7 @@ def store_all(process: ServerProcess, num_tokens: int) -> None:
 
 
 def end_it(process: ServerProcess) -> None:
-    """As when the machine's power goes: the server and its engine process."""
+    """Kill the server and its engine process at once, as when the machine's power goes."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 

@@ -115,7 +115,7 @@ class World:
         self._leases.append(Lease(ref))
 
     def _admit(self) -> None:
-        """As the scheduler does: run what is resident, have the rest read, once a version."""
+        """Do as the scheduler: run what is resident, have the rest read, once a version."""
         lease = self._pick("waiting")
         if lease is None:
             return

@@ -29,7 +29,7 @@ class FaultyTier:
     """
 
     def __init__(self, tier: Tier, chance: random.Random | None = None) -> None:
-        """With `chance`, each call draws its fault."""
+        """Have each call draw its fault, if `chance` is given."""
         self.name = tier.name
         self.traits = tier.traits
         self.fault = ""

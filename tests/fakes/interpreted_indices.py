@@ -10,7 +10,7 @@ from typing import Any
 
 
 def install() -> None:
-    """For good, in this process."""
+    """Patch the interpreter of this process for good."""
     from triton.runtime import interpreter
 
     patch_tensor = interpreter._patch_lang_tensor

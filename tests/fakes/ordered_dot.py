@@ -21,7 +21,7 @@ def ordered_product(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[Any
 
 
 def install() -> None:
-    """For good, in this process."""
+    """Patch the interpreter of this process for good."""
     from triton.runtime import interpreter
 
     def create_dot(builder: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:

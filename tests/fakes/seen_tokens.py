@@ -18,5 +18,5 @@ def seen_tokens(prompt: Sequence[int], answer: Sequence[int]) -> SeenTokens:
 
 
 def counted(item: SampleInput, token_id: int) -> SampleInput:
-    """With one more token of the answer; -1 is none."""
+    """The item with one more token in its answer; -1 is none."""
     return item if token_id < 0 else replace(item, seen=item.seen.and_drawn(token_id))

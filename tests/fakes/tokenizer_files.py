@@ -46,7 +46,7 @@ def byte_level_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def sentence_piece_tokenizer() -> PreTrainedTokenizerFast:
-    """With a space before each text, which decoding takes away, and bytes for unknown letters."""
+    """A tokenizer that puts a space before each text, and writes unknown letters as bytes."""
     letters = sorted({letter for text in CORPUS[0] for letter in text} | {"▁", "你"})
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters]
     merges = [("▁", "h"), ("e", "l"), ("l", "o"), ("▁h", "el"), ("▁hel", "lo")]

@@ -12,7 +12,7 @@ def asks(trace: Trace) -> list[Ask]:
 
 
 def has_two_that_meet(trace: Trace) -> bool:
-    """As if it took a salted streamed request and, with it, one of two choices."""
+    """Stands for a fault that takes a salted streamed request and one of two choices."""
     salted = any(ask.cache_salt and ask.is_streamed for ask in asks(trace))
     return salted and any(ask.params.n == 2 for ask in asks(trace))
 

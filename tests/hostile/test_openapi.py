@@ -76,7 +76,7 @@ def cases(fake_server: str) -> Cases:
 
 
 def cases_of(url: str) -> Cases:
-    """For each operation what its schema allows and, if it has a body, what it does not."""
+    """What each operation's schema allows and, if it has a body, what it does not."""
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     strategies = {}
     for name, operation in zip(NAMES, OPERATIONS, strict=True):

@@ -57,7 +57,7 @@ def make_llm(model: Path, adapters: list[Path], **settings: Any) -> LLM:
 
 
 def answers(llm: LLM, count: int) -> tuple[list[list[object]], int]:
-    """To the first `count` cases, asked at once; and how many of their tokens were cached."""
+    """Answers to the first `count` cases, asked at once, and how many tokens were cached."""
     outputs = llm.generate(
         [TokensPrompt(tuple(prompt)) for _, prompt in CASES[:count]],
         PARAMS[:count],

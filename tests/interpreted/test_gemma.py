@@ -21,7 +21,7 @@ PROMPT = TokensPrompt((*SHARED, 1))  # twice as long as the window
 
 @pytest.fixture(autouse=True)
 def silent_overflow() -> Iterator[None]:
-    """As on a card: gelu takes 1 / (1 + e^x) of large x. The interpreter's numpy would warn."""
+    """Keep numpy, which interprets, silent as a card: gelu takes 1 / (1 + e^x) of large x."""
     with np.errstate(over="ignore"):
         yield
 

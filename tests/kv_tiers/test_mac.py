@@ -107,7 +107,7 @@ class RedisPlace:
 
 
 def rewritten(data: bytes) -> bytes:
-    """With all records that stand at the end of `data` forged."""
+    """Forge all records that stand at the end of `data`."""
     size = HEADER_BYTES + NS.block_bytes
     count = len(data) // size
     start = len(data) - count * size

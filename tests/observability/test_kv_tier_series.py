@@ -29,7 +29,7 @@ def figures(tier: str, num_blocks: int = 0) -> TierFigures:
 
 
 def samples(stats: EngineStats) -> dict[tuple[str, str, str], float]:
-    """By name, tier, and cause or bucket."""
+    """Samples by name, tier, and cause or bucket."""
     metrics = EngineMetrics("tiny")
     metrics.observe(StepOutputs((), stats=stats))
     found = {}

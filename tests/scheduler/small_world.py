@@ -288,7 +288,7 @@ class World:
         self.scheduler.adapter_failed(ref)
 
     def step(self) -> None:
-        """As the engine does it where steps do not overlap."""
+        """Plan a step and report it, as the engine does where steps do not overlap."""
         self.plan()
         if self.in_flight:
             self.report()

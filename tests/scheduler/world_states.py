@@ -200,7 +200,7 @@ def _wanted_hashes(world: World) -> frozenset[BlockHash]:
 
 
 def _wanted_adapters(world: World) -> set[bytes]:
-    """By digest."""
+    """The digests of the adapters that are yet asked for."""
     numbers = (*world.left_to_ask, *(int(request.request_id) for request in world.requests))
     refs = [world.asked[number].adapter for number in numbers]
     return {ref.digest for ref in refs if ref is not BASE_MODEL}

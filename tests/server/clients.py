@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def client_for(engine: FakeEngine, config: ServerConfig | None = None) -> httpx.AsyncClient:
-    """In memory. An exception that leaves the application fails the test."""
+    """A client in memory. An exception that leaves the application fails the test."""
     app = create_app(engine, config or ServerConfig())
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 

@@ -118,7 +118,7 @@ def check(response: httpx.Response) -> None:
 
 @pytest.fixture(scope="module")
 def apps() -> list[FastAPI]:
-    """With unknown fields refused, and with them ignored and embeddings allowed."""
+    """One app that refuses unknown fields; one that ignores them and takes embeddings."""
     return [
         create_app(
             FakeEngine(fake_config(enable_prompt_embeds=is_lax)),

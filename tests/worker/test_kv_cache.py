@@ -20,7 +20,7 @@ GIB = 2**30
 
 
 def size(cache: CacheConfig, room_bytes: int = 0) -> int:
-    """In blocks of one MiB."""
+    """How many blocks of one MiB."""
     return num_kv_blocks(cache, 2**20, lambda: Room(room_bytes, "the room"))
 
 

@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_worker(model: Path, backend: str) -> tuple[Worker, list[AdapterRef | NoAdapter]]:
-    """With one adapter."""
+    """A worker with one adapter."""
     worker = Worker(
         ModelConfig(
             model=str(model), dtype="float32", override_op=(f"all={backend}",), cpu_threads=1

@@ -44,7 +44,7 @@ PROMPT = [(11 * i + 3) % VOCAB_SIZE for i in range(40)]
 
 
 def make_worker(directory: Path, backend: str = "reference", **settings: Any) -> Worker:
-    """With 64 blocks; settings are ModelConfig's."""
+    """A worker with 64 blocks; settings are ModelConfig's."""
     return Worker(
         ModelConfig(model=str(directory), override_op=(f"all={backend}",), **settings),
         CacheConfig(num_gpu_blocks_override=64),
@@ -321,7 +321,7 @@ def test_an_adapter_answers_from_its_step_on_and_is_gone_after_its_last(
 def test_an_adapter_that_starts_in_mid_prompt_is_the_base_model_before(
     model: Path, backend: str
 ) -> None:
-    """As if the base model had computed the rows before, and the adapter those behind."""
+    """The base model computed the rows before, and the adapter those behind."""
     worker = make_worker(model, backend)
     worker.load()
     adapter = load(worker, model.parent / "1", seed=1)

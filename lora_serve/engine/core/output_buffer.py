@@ -1,4 +1,4 @@
-"""From what the scheduler says to what the API process is told."""
+"""The messages that tell the API process what a step gave."""
 
 from __future__ import annotations
 

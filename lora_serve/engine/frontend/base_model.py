@@ -33,5 +33,5 @@ def _is_on_hub(name: str) -> bool:
 
 
 def _repository(hub_id: str) -> str:
-    """Without the organisation, since many offer copies."""
+    """The id without its organisation, since many offer copies."""
     return hub_id.rpartition("/")[2].lower()

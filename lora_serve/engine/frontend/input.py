@@ -1,4 +1,4 @@
-"""From what a caller asks for to what an engine is told. Checks every limit."""
+"""Turns what a caller asks for into what an engine is told. Checks every limit."""
 
 from __future__ import annotations
 

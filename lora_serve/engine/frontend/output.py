@@ -1,4 +1,4 @@
-"""From engine outputs to text: detokenizes, finds stop strings, tells apart n choices."""
+"""Turns engine outputs into text: detokenizes, finds stop strings, tells apart n choices."""
 
 from __future__ import annotations
 

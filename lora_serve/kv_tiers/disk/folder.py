@@ -102,7 +102,7 @@ class Folder:
 
     @contextmanager
     def opened(self, name: str, flags: int = os.O_RDONLY) -> Iterator[int]:
-        """As `open_file`, and closed after it."""
+        """A descriptor as `open_file` gives it, closed when the block ends."""
         descriptor = self.open_file(name, flags)
         try:
             yield descriptor

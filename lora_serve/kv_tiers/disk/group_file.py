@@ -99,7 +99,7 @@ def read_records(
     first: int,
     into: memoryview,
 ) -> list[Record]:
-    """As many records from `first` on as `into` holds, in one read; unchecked.
+    """Read as many records from `first` on as `into` holds, in one read; unchecked.
 
     They are views of `into`, cut short where the file is.
     """

@@ -95,7 +95,7 @@ class _NothingComputed(TorchDispatchMode):
 
     @contextmanager
     def looking_away(self) -> Iterator[None]:
-        """For the recorder's own memory, whose life it knows."""
+        """Let calls pass unseen: those for the recorder's own memory, whose life it knows."""
         self._is_looking = False
         yield
         self._is_looking = True

@@ -15,7 +15,7 @@ ROOT = Path("/")
 
 
 def default_num_threads(root: Path = ROOT) -> int:
-    """At least 1. root: where /proc and /sys are."""
+    """How many threads the kernels take, at least 1. root: where /proc and /sys are."""
     cores = len(physical_cores(_allowed_cpus(), root))
     quota = cpu_quota(root)
     return cores if quota is None else max(1, min(cores, math.floor(quota)))

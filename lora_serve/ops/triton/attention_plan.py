@@ -84,9 +84,9 @@ def plan_attention(
 def new_attention_plan(
     num_rows: int, max_blocks: int, block_size: int, is_decode: bool, device: torch.device
 ) -> AttentionPlan:
-    """For steps of so many rows, of requests of at most max_blocks each; at first all padding.
+    """A plan for steps of num_rows rows and at most max_blocks a request; at first all padding.
 
-    is_decode: of one row per request.
+    is_decode: the steps have one row for each request.
     """
     max_spans = int(_num_spans(np.array(max_blocks * block_size)))
     num_partial_rows = min(MAX_PARTIAL_ROWS, num_rows * max_spans)
@@ -193,7 +193,7 @@ def _words(tables: _Tables, block_tables: Words) -> Words:
 
 
 def _spread(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """For each counted thing the index of its count, and its number within that count."""
+    """The index of each counted thing's count, and its number within that count."""
     owner = np.arange(len(counts)).repeat(counts)
     return owner, np.arange(len(owner)) - _before(counts)[owner]
 

@@ -152,7 +152,7 @@ def _tile(dtype: torch.dtype, num_rows: int, out_features: int, machine: Machine
 
 
 def _stages(num_programs: int, stage_bytes: int, machine: Machine) -> int:
-    """As many as shared memory holds if all programs run at once, from three to six.
+    """How many stages shared memory holds if all programs run at once, from three to six.
 
     With six, each has 40 KB on its way, and the next kernel has room to begin.
     """

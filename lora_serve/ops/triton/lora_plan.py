@@ -116,7 +116,7 @@ def plan_lora(segments: Segments, num_tokens: int, device: torch.device) -> LoRA
 
 
 def new_lora_plan(num_rows: int, device: torch.device) -> LoRAPlan:
-    """For steps of at most num_rows rows, each with its own adapter or none; now with none."""
+    """A plan for at most num_rows rows, each with its own adapter or none; at first with none."""
     num_words = HEADER_WORDS + num_rows * TILE_WORDS
     return LoRAPlan(torch.zeros(num_words, dtype=torch.int64, device=device), num_rows, None)
 

@@ -239,7 +239,7 @@ def choose_kernel(
 def list_launch(
     rows: Rows, listed: Tensor, first_filtered: int, num_filtered: int, machine: Machine
 ) -> Launch:
-    """For so many of the filtered rows, from the first_filtered-th on. listed: for as many."""
+    """List num_filtered filtered rows from the first_filtered-th on. listed: room for them."""
     arguments: dict[str, Tensor | int | float] = {
         **rows.arguments,
         "listed_ptr": listed,

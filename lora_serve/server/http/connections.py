@@ -266,7 +266,7 @@ class GuardedConnection(asyncio.Protocol):
             self._connections.end_refusal()
 
     def _await_head(self) -> None:
-        """From the first byte on, or the connection's beginning: later bytes add no time."""
+        """Start the clock at the connection's beginning or first byte: later bytes add no time."""
         if self._clock is None and self._connections.head_timeout:
             self._start_clock(self._connections.head_timeout, self._head_is_late)
 
@@ -321,7 +321,7 @@ def _limit_unread(transport: asyncio.Transport, seconds: float) -> None:
 
 
 def allowed_connections(wanted: int) -> int:
-    """As many as the system lets this process have, at most `wanted`; raises its soft limit."""
+    """How many the system lets this process have, at most `wanted`; raises its soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + RESERVED_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:

@@ -26,7 +26,7 @@ class Drain:
         return self._num_active
 
     def begin(self) -> None:
-        """From here on `check` raises."""
+        """Have `check` raise from here on."""
         self._has_begun = True
 
     def check(self) -> None:

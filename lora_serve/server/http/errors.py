@@ -1,4 +1,4 @@
-"""From errors to HTTP: one table, one shape of body, on every route.
+"""Turns errors into HTTP: one table, one shape of body, on every route.
 
 The body is OpenAI's: {"error": {"message", "type", "param", "code"}}. What is not in the tree of
 lora_serve/errors.py is a bug: it is logged with its traceback and not shown to the caller.
@@ -111,7 +111,7 @@ def error_response(error: BaseException) -> Response:
 
 
 async def answer_error(_: Request, error: Exception) -> Response:
-    """For `add_exception_handler(LoraServeError, …)`."""
+    """Answer what `add_exception_handler(LoraServeError, …)` hands over."""
     assert isinstance(error, LoraServeError), f"{error!r} has its own handler"
     return error_response(error)
 

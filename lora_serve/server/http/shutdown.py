@@ -57,7 +57,7 @@ class ServerShutdown:
 
     @property
     def _all_is_sent(self) -> bool:
-        """To the last byte: a long answer is complete long before its client has taken it."""
+        """Whether all bytes have left: long answers are complete before their clients have them."""
         return not (self._drain.num_active or self._connections.has_unsent)
 
     def _cut_off(self) -> None:

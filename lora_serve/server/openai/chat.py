@@ -114,7 +114,7 @@ class ChatFormat:
 
     @property
     def echoed(self) -> str:
-        """With `echo`, the last message, if the answer continues the same speaker's words."""
+        """The last message with `echo`, if the answer continues the same speaker's words."""
         last = self.body.messages[-1]
         return last.content or "" if self.body.echo and last.role == ROLE else ""
 
@@ -165,7 +165,7 @@ class ChatAnswer:
         )
 
     async def events(self, deltas: AsyncIterator[PromptDelta]) -> AsyncIterator[bytes]:
-        """For each choice first its role, which counts no token, then its text."""
+        """Each choice's role first, which counts no token, then its text."""
         policy = self._form.chunk_policy
         choices = [self._parts(index) for index in range(self._form.params.n)]
         has_begun = False

@@ -108,7 +108,7 @@ def parse_cache_salt(value: object) -> str:
 
 
 def refuse_unless_neutral(value: object) -> None:
-    """For fields that this server does not offer: only a value that asks for nothing is taken."""
+    """Refuse fields that this server does not offer, unless their value asks for nothing."""
     if value in _NEUTRAL or value is False:
         return
     raise ValueError("is not supported by this server; leave it out")
@@ -126,7 +126,7 @@ def neutral_is(*neutral: object) -> Callable[[object], None]:
 
 
 def drop(_: object) -> None:
-    """For fields without effect: what they hold may be large, and would live as long as a body."""
+    """Drop fields without effect: what they hold may be large, and would live as long as a body."""
 
 
 def _is_token_ids(value: list[object]) -> bool:

@@ -1,4 +1,4 @@
-"""From a body's prompts and messages to what the engine continues. Embeddings come before text.
+"""Turns a body's prompts and messages into what the engine continues, embeddings before text.
 
 Tokenizing runs in worker threads, so that a long prompt does not delay other requests' tokens.
 """

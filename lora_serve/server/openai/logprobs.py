@@ -138,7 +138,7 @@ def chat_logprobs(
 
 
 def prompt_logprobs(tokenizer: Tokenizer, positions: Sequence[TokenLogprobs]) -> PromptLogprobs:
-    """By token id; None for the first token, which nothing predicts."""
+    """Logprobs by token id for each prompt token; None for the first, which nothing predicts."""
     return [None, *(_prompt_position(tokenizer, position) for position in positions)]
 
 

@@ -1,4 +1,4 @@
-"""From a body's fields to SamplingParams: the only place where they are converted and defaulted."""
+"""Turns a body's fields into SamplingParams: the only place that converts and defaults them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def completion_params(body: CompletionBody, defaults: Mapping[str, float]) -> Sa
 
 
 def chat_params(body: ChatBody, defaults: Mapping[str, float], room: int) -> SamplingParams:
-    """Without max_tokens the answer may be as long as the model's own default, or its context.
+    """Read a chat's parameters. Without max_tokens the model's default or its context is the limit.
 
     room: tokens that the context holds after the prompt; bounds that default, but no wish.
     """

@@ -93,7 +93,7 @@ def request_metrics(times: AnswerTimes, num_tokens: int) -> RequestMetrics:
 
 
 def _sums(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    """By key, over all; keys in the order of their appearance."""
+    """The sum of each key's counts; keys in the order of their appearance."""
     sums: dict[str, int] = {}
     for count in counts:
         for key, value in count.items():

@@ -47,7 +47,7 @@ class Tiers:
         return tier
 
     def reopen(self, capacity_bytes: int = MIB) -> DiskTier:
-        """As after a restart."""
+        """Open the tier again, as a restart does."""
         self.close()
         return self.open(capacity_bytes)
 
@@ -94,7 +94,7 @@ def group_files(path: Path) -> list[Path]:
 
 
 def listed(path: Path, pattern: str) -> list[Path]:
-    """As Path.glob, but what vanishes meanwhile is no error."""
+    """What Path.glob gives, but what vanishes meanwhile is no error."""
     return [path / name for name in glob(pattern, root_dir=path)]
 
 
@@ -527,7 +527,7 @@ def test_a_file_that_cannot_be_read_at_start_hides_no_other(tiers: Tiers) -> Non
 
 
 def of_another_version(file: Path) -> None:
-    """As another version writes files: not even the checksum of the head is ours."""
+    """Make it a file of another version: not even the checksum of its head is ours."""
     data = bytearray(file.read_bytes())
     data[8:12] = (VERSION + 1).to_bytes(4, "little")
     data[TABLE_BYTES - 16 : TABLE_BYTES] = bytes(16)

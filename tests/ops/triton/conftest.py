@@ -27,6 +27,6 @@ def ops() -> Ops:
 
 @pytest.fixture(autouse=True)
 def silent_overflow() -> Iterator[None]:
-    """As on a card. The interpreter computes in numpy, which warns."""
+    """Keep numpy, in which the interpreter computes, as silent as a card."""
     with np.errstate(all="ignore"):
         yield

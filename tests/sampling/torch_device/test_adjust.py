@@ -22,7 +22,7 @@ ODD = (0.0, -0.0, math.inf, -math.inf, math.nan, 1e38)
 
 
 def bits(rows: Tensor) -> list[int]:
-    """As they are compared afterwards, where one NaN is another."""
+    """Rows as they are compared afterwards, where one NaN is another."""
     return comparable_rows(rows).view(torch.int32).tolist()
 
 

@@ -136,7 +136,7 @@ def test_zeros_of_both_signs_are_equals(sample_here: Sample) -> None:
 
 
 def test_top_p_may_end_exactly_at_a_token(sample_here: Sample) -> None:
-    """With 4 or 64 equal tokens, quarters of the sum are whole numbers of tokens."""
+    """Quarters of the sum of 4 or 64 equal tokens are whole numbers of tokens."""
     for num_tokens, top_p in product((4, 64), (0.25, 0.5, 0.75)):
         logits = torch.zeros(16, num_tokens)
         inputs = [drawing(position, top_p=top_p) for position in range(16)]
@@ -168,7 +168,7 @@ def test_filters_keep_what_they_should_however_flat_or_steep_a_row_is(
 
 
 def test_a_large_vocabulary_gives_what_the_specification_gives(ops: Ops) -> None:
-    """By blocks as they are."""
+    """The blocks are as large as in use."""
     logits = normal(6, 70_000, dtype=torch.bfloat16) * 3
     choices: list[dict[str, float]] = [{"temperature": 0.0}, {}, {"top_k": 20, "top_p": 0.8}]
     choices += [{"top_p": 0.9}, {"top_k": 9000}, {"min_p": 0.1}]
