@@ -5,10 +5,10 @@
 With soft-capping, s[t] = tanh(inner q . k[t]), and scale holds the cap.
 
 Each query row walks its keys in tiles of KEYS from position 0 on, with running m, z and a. After
-every span of keys the three are folded into the row's totals, and begin anew. So a span can just as
-well be walked by a program of its own and folded in by `fold_kernel`: few long rows are spread over
-the card that way, many are not, to the same bits. Spans are longer beyond the first NEAR_SPANS, for
-a row's spans are folded one after the other.
+every span of keys the three are folded into the row's totals, and begin anew (attention_spans.py).
+So a span can just as well be walked by a program of its own and folded in by `fold_kernel`: few
+long rows are spread over the card that way, many are not, to the same bits. Spans are longer beyond
+the first NEAR_SPANS, for a row's spans are folded one after the other.
 
 A program's rows are the GROUP heads of one KV head for some neighbouring tokens. Tiles of different
 height sum a row by the same tensor core instruction and in the same order (attention_launch.py).
@@ -23,36 +23,9 @@ import triton
 import triton.language as tl
 
 from lora_serve.ops.triton.arithmetic import hyperbolic_tangent, multiply, rounded
+from lora_serve.ops.triton.attention_spans import fold, load_4, span_of, span_start
 from lora_serve.ops.triton.launch import kernel
 from lora_serve.ops.triton.overlap import wait_for_earlier_kernels
-
-
-@triton.jit
-def fold(total_m, total_z, total_a, m, z, a, scale):
-    """Totals and the sums after them. fma leaves the compiler no choice of what to fuse."""
-    new_m = tl.maximum(total_m, m)
-    base = tl.where(new_m == -float("inf"), 0.0, new_m)
-    old_weight = tl.exp2((total_m - base) * scale)
-    weight = tl.exp2((m - base) * scale)
-    new_z = tl.fma(total_z, old_weight, z * weight)
-    new_a = tl.fma(total_a, old_weight[:, None], a * weight[:, None])
-    return new_m, new_z, new_a
-
-
-@triton.jit
-def span_start(
-    span, NEAR_SPANS: tl.constexpr, SPAN_TILES: tl.constexpr, FAR_SPAN_TILES: tl.constexpr
-):
-    """The first tile of a span."""
-    far = tl.maximum(span - NEAR_SPANS, 0)
-    return tl.minimum(span, NEAR_SPANS) * SPAN_TILES + far * FAR_SPAN_TILES
-
-
-@triton.jit
-def span_of(tile, NEAR_SPANS: tl.constexpr, SPAN_TILES: tl.constexpr, FAR_SPAN_TILES: tl.constexpr):
-    """The span that a tile lies in."""
-    far = tl.maximum(tile - NEAR_SPANS * SPAN_TILES, 0)
-    return tl.minimum(tile // SPAN_TILES, NEAR_SPANS) + far // FAR_SPAN_TILES
 
 
 @triton.jit
@@ -224,16 +197,6 @@ def store(
         tl.store(partial_stats_ptr + to * 2 + 1, z, mask=in_tile)
 
 
-@triton.jit
-def load_4(words_ptr):
-    return (
-        tl.load(words_ptr),
-        tl.load(words_ptr + 1),
-        tl.load(words_ptr + 2),
-        tl.load(words_ptr + 3),
-    )
-
-
 @kernel()
 def attention_kernel(
     q_ptr,
@@ -317,51 +280,4 @@ def attention_kernel(
             tile_row, partial_row, num_tokens, first_pair, first_head,
             HEAD, HEAD_BLOCK, KV_HEADS * GROUP, GROUP, ROWS,
         )  # fmt: skip
-    wait_for_earlier_kernels(OVERLAPS)  # without a unit, too
-
-
-@kernel()
-def fold_kernel(
-    out_ptr,
-    plan_ptr,
-    partial_ptr,
-    partial_stats_ptr,
-    scale,
-    HEAD: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    CHANNEL_BLOCKS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUP_BLOCK: tl.constexpr,
-    FOLD_WORDS: tl.constexpr,
-    STAGES: tl.constexpr,
-    OVERLAPS: tl.constexpr,
-):
-    # The spans of one token that were walked apart, in ascending order
-    # One unit: some channels of a KV head's group
-    num_units = tl.load(plan_ptr + 4) * (KV_HEADS * CHANNEL_BLOCKS)
-    fold_start = tl.load(plan_ptr + 5)
-    row = tl.arange(0, GROUP_BLOCK)
-    for unit in range(tl.program_id(0), num_units, tl.num_programs(0)):
-        channel = unit % CHANNEL_BLOCKS * CHANNELS + tl.arange(0, CHANNELS)
-        mask = (row < GROUP)[:, None] & (channel < HEAD)[None, :]
-        kv_head = unit // CHANNEL_BLOCKS % KV_HEADS
-        fold_ptr = plan_ptr + fold_start + unit // (CHANNEL_BLOCKS * KV_HEADS) * FOLD_WORDS
-        token_row, partial_row, span_rows, num_spans = load_4(fold_ptr)
-        wait_for_earlier_kernels(OVERLAPS)
-        total_m = tl.full((GROUP_BLOCK,), -float("inf"), tl.float32)
-        total_z = tl.zeros((GROUP_BLOCK,), tl.float32)
-        total_a = tl.zeros((GROUP_BLOCK, CHANNELS), tl.float32)
-        # Each fold waits for the one before it; what it folds is fetched ahead.
-        for span in tl.range(num_spans, num_stages=STAGES):
-            source = (partial_row + span * span_rows).to(tl.int64) * (KV_HEADS * GROUP)
-            source += kv_head * GROUP + row
-            m = tl.load(partial_stats_ptr + source * 2, mask=row < GROUP, other=0.0)
-            z = tl.load(partial_stats_ptr + source * 2 + 1, mask=row < GROUP, other=1.0)
-            a_ptrs = partial_ptr + source[:, None] * HEAD + channel[None, :]
-            a = tl.load(a_ptrs, mask=mask, other=0.0)
-            total_m, total_z, total_a = fold(total_m, total_z, total_a, m, z, a, scale)
-        out = rounded(total_a / total_z[:, None], out_ptr.dtype.element_ty)
-        head = token_row.to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + row
-        tl.store(out_ptr + head[:, None] * HEAD + channel[None, :], out, mask=mask)
     wait_for_earlier_kernels(OVERLAPS)  # without a unit, too

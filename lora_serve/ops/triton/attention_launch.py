@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from lora_serve.ops.triton.attention import attention_kernel, fold_kernel
+from lora_serve.ops.triton.attention import attention_kernel
 from lora_serve.ops.triton.attention_plan import (
     FAR_SPAN,
     FOLD_WORDS,
@@ -21,8 +21,9 @@ from lora_serve.ops.triton.attention_plan import (
     TILE_WORDS,
     AttentionPlan,
 )
+from lora_serve.ops.triton.attention_spans import fold_kernel
 from lora_serve.ops.triton.kv_cache import token_stride
-from lora_serve.ops.triton.launch import Launch, Machine
+from lora_serve.ops.triton.launch import Arguments, Constants, Launch, Machine
 
 LOG2_E = 1.4426950408889634
 FOLD_CHANNELS = 32  # of one program: few rows of many spans keep more than a few busy
@@ -44,73 +45,94 @@ def attention_launches(
     _, _, num_kv_heads, block_size, head_size = kv_cache.shape
     partial = out.new_empty((plan.num_partial_rows, num_heads, head_size), dtype=torch.float32)
     stats = out.new_empty((plan.num_partial_rows, num_heads, 2), dtype=torch.float32)
-    shared: dict[str, Tensor | int | float] = {
+    shared: Arguments = {
         "out_ptr": out,
         "plan_ptr": plan.words,
         "partial_ptr": partial,
         "partial_stats_ptr": stats,
         "scale": (scale if softcap is None else softcap) * LOG2_E,
     }
-    group = num_heads // num_kv_heads
-    shape: dict[str, int | bool] = {
+    shape: Constants = {
         "HEAD": head_size,
         "KV_HEADS": num_kv_heads,
-        "GROUP": group,
+        "GROUP": num_heads // num_kv_heads,
         "OVERLAPS": machine.overlaps_launches,
     }
-    launches = []
-    for index, (num_tiles, tokens) in enumerate(
-        ((plan.num_single, 1), (plan.num_wide, TILE_TOKENS))
-    ):
-        tile = _tile(q.dtype, head_size, tokens * group, machine)
-        subtiles = triton.cdiv(tokens * group, tile.rows)
-        launches.append(
-            Launch(
-                attention_kernel,
-                (plan.num_programs(num_tiles * num_kv_heads * subtiles, machine),),
-                {
-                    **shared,
-                    "q_ptr": q,
-                    "cache_ptr": kv_cache,
-                    "q_stride": token_stride(q),
-                    "inner": 0.0 if softcap is None else scale / softcap,
-                    "window": sliding_window or 0,
-                },
-                {
-                    **shape,
-                    "HEAD_BLOCK": triton.next_power_of_2(head_size),
-                    "BLOCK_SIZE": block_size,
-                    "LIST": index,
-                    "SUBTILES": subtiles,
-                    "ROWS": tile.rows,
-                    "KEYS": tile.keys,
-                    "NEAR_SPANS": NEAR_SPANS,
-                    "SPAN_TILES": SPAN // tile.keys,
-                    "FAR_SPAN_TILES": FAR_SPAN // tile.keys,
-                    "TILE_WORDS": TILE_WORDS,
-                    "WINDOWED": sliding_window is not None,
-                    "CAPPED": softcap is not None,
-                },
-                num_warps=tile.num_warps,
-                num_stages=tile.num_stages,
-            )
-        )
-    channel_blocks = triton.cdiv(head_size, FOLD_CHANNELS)
-    folds = Launch(
+    arguments: Arguments = {
+        **shared,
+        "q_ptr": q,
+        "cache_ptr": kv_cache,
+        "q_stride": token_stride(q),
+        "inner": 0.0 if softcap is None else scale / softcap,
+        "window": sliding_window or 0,
+    }
+    walked: Constants = {
+        **shape,
+        "BLOCK_SIZE": block_size,
+        "WINDOWED": sliding_window is not None,
+        "CAPPED": softcap is not None,
+    }
+    return [
+        _walk_launch(arguments, walked, 0, 1, q.dtype, plan, machine),
+        _walk_launch(arguments, walked, 1, TILE_TOKENS, q.dtype, plan, machine),
+        _fold_launch(shared, shape, plan, machine),
+    ]
+
+
+def _walk_launch(
+    arguments: Arguments,
+    shape: Constants,
+    index: int,
+    num_tokens: int,
+    dtype: torch.dtype,
+    plan: AttentionPlan,
+    machine: Machine,
+) -> Launch:
+    """Walk the tiles of the plan's list `index`, which have num_tokens tokens each."""
+    head_size, num_rows = shape["HEAD"], num_tokens * shape["GROUP"]
+    tile = _tile(dtype, head_size, num_rows, machine)
+    subtiles = triton.cdiv(num_rows, tile.rows)
+    num_tiles = (plan.num_single, plan.num_wide)[index]
+    return Launch(
+        attention_kernel,
+        (plan.num_programs(num_tiles * shape["KV_HEADS"] * subtiles, machine),),
+        arguments,
+        {
+            **shape,
+            "HEAD_BLOCK": triton.next_power_of_2(head_size),
+            "LIST": index,
+            "SUBTILES": subtiles,
+            "ROWS": tile.rows,
+            "KEYS": tile.keys,
+            "NEAR_SPANS": NEAR_SPANS,
+            "SPAN_TILES": SPAN // tile.keys,
+            "FAR_SPAN_TILES": FAR_SPAN // tile.keys,
+            "TILE_WORDS": TILE_WORDS,
+        },
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+
+
+def _fold_launch(
+    arguments: Arguments, shape: Constants, plan: AttentionPlan, machine: Machine
+) -> Launch:
+    """Fold the spans that were walked apart."""
+    channel_blocks = triton.cdiv(shape["HEAD"], FOLD_CHANNELS)
+    return Launch(
         fold_kernel,
-        (plan.num_programs(plan.num_folds * num_kv_heads * channel_blocks, machine),),
-        shared,
+        (plan.num_programs(plan.num_folds * shape["KV_HEADS"] * channel_blocks, machine),),
+        arguments,
         {
             **shape,
             "CHANNELS": FOLD_CHANNELS,
             "CHANNEL_BLOCKS": channel_blocks,
-            "GROUP_BLOCK": triton.next_power_of_2(group),
+            "GROUP_BLOCK": triton.next_power_of_2(shape["GROUP"]),
             "FOLD_WORDS": FOLD_WORDS,
             "STAGES": FOLD_STAGES,
         },
         num_warps=2,
     )
-    return [*launches, folds]
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,20 +82,24 @@ def kernel(*unaligned: str) -> Callable[[Callable[..., None]], Any]:
     return jit
 
 
+Arguments = Mapping[str, Tensor | int | float]
+Constants = Mapping[str, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """kernel: what `kernel` made. grid: programs along its axes; 0 of them run nothing."""
 
     kernel: Any
     grid: tuple[int, ...]
-    arguments: Mapping[str, Tensor | int | float]
-    constants: Mapping[str, int | bool]
+    arguments: Arguments
+    constants: Constants
     num_warps: int
     num_stages: int = 1
 
     @property
     def options(self) -> dict[str, int | bool]:
-        """For the compiler and the launch, beside the constants."""
+        """What the compiler and the launch are told beside the constants."""
         return {
             "num_warps": self.num_warps,
             "num_stages": self.num_stages,

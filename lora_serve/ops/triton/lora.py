@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor, float32
 
 from lora_serve.ops.triton.arithmetic import multiply, multiply_wide, rounded
-from lora_serve.ops.triton.launch import Launch, Machine, kernel
+from lora_serve.ops.triton.launch import Arguments, Constants, Launch, Machine, kernel
 from lora_serve.ops.triton.lora_plan import (
     FIRST_PART_WORD,
     HEADER_WORDS,
@@ -209,24 +209,16 @@ def lora_launches(
     width = plan.columns_of(linear_index)
     if width == 0:
         return []
-    num_rows, in_features = x.shape
-    num_spans = triton.cdiv(in_features, IN_SPAN)
-    is_apart = plan.is_reserved or plan.num_tiles <= MAX_TILES_APART
-    unit_spans = num_spans if is_apart else 1
-    hidden = x.new_empty((unit_spans, num_rows, width), dtype=float32)
-    columns = 16 if is_apart else 64
-    column_units = triton.cdiv(width, columns)
-    if plan.is_reserved:
-        column_units = _reserved_column_units(plan.num_tiles * unit_spans, machine)
-    out_units = triton.cdiv(y.shape[1], OUT_BLOCK) + MAX_PARTS - 1
-    arguments: dict[str, Tensor | int | float] = {
-        "hidden_ptr": hidden,
+    num_rows = x.shape[0]
+    unit_spans = triton.cdiv(x.shape[1], IN_SPAN) if _is_apart(plan) else 1
+    arguments: Arguments = {
+        "hidden_ptr": x.new_empty((unit_spans, num_rows, width), dtype=float32),
         "plan_ptr": plan.words,
         "layer_start": linear_index * LAYER_WORDS,
         "span_stride": num_rows * width,
         "hidden_width": width,
     }
-    shared: dict[str, int | bool] = {
+    shared: Constants = {
         "UNIT_SPANS": unit_spans,
         "ROWS": TILE_ROWS,
         "RANK_STEP": RANK_STEP,
@@ -234,7 +226,31 @@ def lora_launches(
         "TILE_WORDS": TILE_WORDS,
         "OVERLAPS": machine.overlaps_launches,
     }
-    shrink = Launch(
+    return [
+        _shrink_launch(x, width, arguments, shared, plan, machine),
+        _expand_launch(y, arguments, shared, plan, machine),
+    ]
+
+
+def _is_apart(plan: LoRAPlan) -> bool:
+    """Whether a program shrinks one span of the inputs, or all of them for more columns."""
+    return plan.is_reserved or plan.num_tiles <= MAX_TILES_APART
+
+
+def _shrink_launch(
+    x: Tensor,
+    width: int,
+    arguments: Arguments,
+    shared: Constants,
+    plan: LoRAPlan,
+    machine: Machine,
+) -> Launch:
+    in_features, unit_spans = x.shape[1], shared["UNIT_SPANS"]
+    columns = 16 if _is_apart(plan) else 64
+    column_units = triton.cdiv(width, columns)
+    if plan.is_reserved:
+        column_units = _reserved_column_units(plan.num_tiles * unit_spans, machine)
+    return Launch(
         shrink_kernel,
         (_num_programs(plan, unit_spans * column_units, machine),),
         {**arguments, "column_units": column_units, "x_ptr": x},
@@ -243,13 +259,19 @@ def lora_launches(
             "IN": in_features,
             "IN_SPAN": IN_SPAN,
             "IN_STEP": IN_STEP,
-            "SPANS_OF_UNIT": triton.cdiv(num_spans, unit_spans),
+            "SPANS_OF_UNIT": triton.cdiv(triton.cdiv(in_features, IN_SPAN), unit_spans),
             "COLUMNS": columns,
         },
         num_warps=4,
         num_stages=4,
     )
-    expand = Launch(
+
+
+def _expand_launch(
+    y: Tensor, arguments: Arguments, shared: Constants, plan: LoRAPlan, machine: Machine
+) -> Launch:
+    out_units = triton.cdiv(y.shape[1], OUT_BLOCK) + MAX_PARTS - 1
+    return Launch(
         expand_kernel,
         (_num_programs(plan, out_units, machine),),
         {**arguments, "y_ptr": y},
@@ -265,7 +287,6 @@ def lora_launches(
         },
         num_warps=4,
     )
-    return [shrink, expand]
 
 
 def _reserved_column_units(num_units: int, machine: Machine) -> int:
