@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Choice:
-    """claims: the versions that gave it, as `system_fingerprint` called them.
+    """fingerprints: what `system_fingerprint` said of the versions that gave it.
 
     logprobs: one entry a token, in the words of its route.
     """
@@ -22,7 +22,7 @@ class Choice:
     logprobs: list[object] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: object = None
-    claims: set[str] = field(default_factory=set)
+    fingerprints: set[str] = field(default_factory=set)
 
     def add(self, piece: Mapping[str, Any]) -> None:
         """Add one choice of an answer, or of a chunk, of either route."""
@@ -81,7 +81,7 @@ class Heard:
         for piece in document["choices"]:
             choice = self.choices.setdefault(piece["index"], Choice())
             choice.add(piece)
-            choice.claims |= set(document["system_fingerprint"].split(","))
+            choice.fingerprints |= set(document["system_fingerprint"].split(","))
             self.prompt_logprobs = piece.get("prompt_logprobs") or self.prompt_logprobs
         self.prompt_logprobs = document.get("prompt_logprobs") or self.prompt_logprobs
         if usage := document.get("usage"):
@@ -95,8 +95,8 @@ class Heard:
         return sum(len(choice.token_ids) for choice in self.choices.values())
 
     @property
-    def claims(self) -> set[str]:
-        return {claim for choice in self.choices.values() for claim in choice.claims}
+    def fingerprints(self) -> set[str]:
+        return set().union(*(choice.fingerprints for choice in self.choices.values()))
 
 
 @dataclass(frozen=True, slots=True)

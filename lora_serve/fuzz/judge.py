@@ -1,7 +1,8 @@
-"""Judges a trace that was played: answers, claims, hits, refusals.
+"""Judges a trace that was played: answers, their versions, hits, refusals.
 
-An answer must be that of the version which it claims, to the bit, and the claim must be one that
-the name can have stood for meanwhile. A request may be refused only for what was done to it.
+An answer must be, to the bit, that of the version which its fingerprint names, and its adapter's
+name can have stood for that version meanwhile. A request may be refused only for what was done to
+it.
 """
 
 from __future__ import annotations
@@ -86,21 +87,21 @@ class Judge:
         return heard.status == 400 and self._timeline.may_have_changed(ask.adapter, begin, end)
 
     def _wrong(self, ask: Ask, heard: Heard, number: int, choice: Choice) -> str:
-        """What is wrong with a choice, or "": it must be right for a version that it claims."""
+        """What is wrong with a choice, or "": it must be right for a version that it names."""
         possible: set[int | NoAdapter] = {BASE_MODEL}
         if ask.adapter is not BASE_MODEL:
             possible = set(self._timeline.versions(ask.adapter, heard.begin, heard.end))
-        source, wrong = "any version", "it claims none"
-        if not choice.token_ids and not choice.claims:
+        source, wrong = "any version", "it names none"
+        if not choice.token_ids and not choice.fingerprints:
             return ""
-        for claim in sorted(choice.claims):
+        for fingerprint in sorted(choice.fingerprints):
             try:
-                version = self._cold.version_claimed(claim)
+                version = self._cold.version_of(fingerprint)
             except ValueError:
-                return f"claims to come from {claim}, which was never loaded"
+                return f"names {fingerprint}, which was never loaded"
             if version not in possible:
                 shown = sorted(map(_shown, possible))
-                return f"claims {_shown(version)}, but {ask.lora_name} can only have been {shown}"
+                return f"names {_shown(version)}, but {ask.lora_name} can only have been {shown}"
             right = self._cold.answer(ask, version)
             wrong = choice.difference(right.choices[number], is_part=not heard.is_whole)
             if not wrong and heard.is_whole and heard.prompt_logprobs != right.prompt_logprobs:
@@ -147,7 +148,8 @@ class Judge:
     def _may_share(self, ask: Ask, heard: Heard, other: Ask, other_heard: Heard) -> bool:
         if (ask.adapter, ask.cache_salt) != (other.adapter, other.cache_salt):
             return False
-        if other_heard.claims and not other_heard.claims & heard.claims:
+        others = other_heard.fingerprints
+        if others and not others & heard.fingerprints:
             return False
         return not self._timeline.was_reset_between(
             ask.adapter, other_heard.end, heard.begin

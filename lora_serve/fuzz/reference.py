@@ -75,13 +75,13 @@ class ColdEngine:
             return False
         return True
 
-    def version_claimed(self, claim: str) -> int | NoAdapter:
-        """Which version a `system_fingerprint` claims.
+    def version_of(self, fingerprint: str) -> int | NoAdapter:
+        """Which version a `system_fingerprint` names.
 
         Raises:
             ValueError: another model, or an adapter that was never loaded.
         """
-        model, _, adapter = claim.partition("-")
+        model, _, adapter = fingerprint.partition("-")
         if model != self.fingerprint:
             raise ValueError(f"{model} is another model than {self.fingerprint}")
         return self.digests.index(adapter.partition("-")[0]) if adapter else BASE_MODEL
