@@ -74,7 +74,7 @@ class LoRAConfig:
         require_at_least(1, "--max-cpu-loras", self.max_cpu_loras)
         if self.max_loras is None:
             most = MAX_LORAS if self.max_cpu_loras is None else min(MAX_LORAS, self.max_cpu_loras)
-            object.__setattr__(self, "max_loras", most)  # it is being made: nobody has seen it
+            object.__setattr__(self, "max_loras", most)  # it is being made, and not yet shared
         require_at_least(1, "--max-loras", self.max_loras)
         require_at_least(1, "--max-lora-rank", self.max_lora_rank)
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:

@@ -224,15 +224,15 @@ class ServerConfig:
         for flag, keys in (("--api-key", self.api_key), ("--admin-api-key", self.admin_api_key)):
             if not all(key.strip() for key in keys):
                 raise ConfigError(
-                    f"{flag} got an empty key, which anybody could send; is the variable set that "
-                    "should hold it?"
+                    f"{flag} got an empty key, which any client could send; is the variable set "
+                    "that should hold it?"
                 )
 
     def _check_pages(self) -> None:
         """Take lists as JSON, too, as vLLM writes them."""
         for name in ("allowed_origins", "allowed_methods", "allowed_headers"):
             values = _listed(name, getattr(self, name))
-            object.__setattr__(self, name, values)  # it is being made: nobody has seen it
+            object.__setattr__(self, name, values)  # it is being made, and not yet shared
         if self.allow_credentials and (not self.allowed_origins or "*" in self.allowed_origins):
             raise ConfigError(
                 "--allow-credentials needs --allowed-origins, without *: any page could act with "

@@ -38,7 +38,7 @@ def require_choices(config: Any) -> None:
         spellings = each.metadata.get("spellings", {})
         if getattr(config, each.name) in spellings:
             meant = spellings[getattr(config, each.name)]
-            object.__setattr__(config, each.name, meant)  # it is being made: nobody has seen it
+            object.__setattr__(config, each.name, meant)  # it is being made, and not yet shared
         choices, value = each.metadata.get("choices"), getattr(config, each.name)
         if choices is None or value in choices or (value is None and each.default is None):
             continue

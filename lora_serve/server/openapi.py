@@ -77,7 +77,7 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
 class Access(Enum):
     """Who may use a route. It says so; `http/auth.py` and the route's handler see to it."""
 
-    OPEN = "everyone: it says nothing of tenants"
+    OPEN = "every client: it says nothing of tenants"
     KEY = "callers with an API key, where there are keys"
     OPERATOR = "callers who run the server, where there are keys"
     ADMIN = "callers who may change the server for others"

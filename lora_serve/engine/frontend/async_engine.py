@@ -52,7 +52,7 @@ from lora_serve.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 LONGEST_LOOK_SECONDS = 1.0  # between two looks at the engine
-NO_CALL = 0  # the call_id of a question whose answer nobody waits for; calls begin at 1
+NO_CALL = 0  # the call_id of a question whose answer no caller awaits; calls begin at 1
 
 Noted = TypeVar("Noted", bound=EngineReply)
 

@@ -64,7 +64,7 @@ class MetricsPage:
 
 
 def metrics_router(page: MetricsPage, keys: KeyRing | None = None) -> APIRouter:
-    """keys: say who may read the page; without them everyone who reaches it may."""
+    """keys: say who may read the page; without them every client may."""
     router = APIRouter()
 
     @router.head("/metrics", include_in_schema=False)

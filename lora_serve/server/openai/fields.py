@@ -75,7 +75,7 @@ def parse_logit_bias(value: object) -> dict[int, float]:
 
 
 def parse_content(value: object, info: ValidationInfo) -> str | None:
-    """A message's text; text parts are joined by newlines."""
+    """A message's text, if it has any; text parts are joined by newlines."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, list):

@@ -12,7 +12,7 @@ from lora_serve.server.openai.responses import PromptTokensDetails, RequestMetri
 
 
 class UsageCounter:
-    """Over all prompts of a body; grows with each delta.
+    """Counts over all prompts of a body, with each delta.
 
     A prompt counts once, however many choices continue it, and so do its cached tokens: those
     that its first choice found.
