@@ -63,6 +63,7 @@ class CompletionOutput:
 class RequestOutput:
     """All choices of one prompt. `add` folds deltas in, in the order they come.
 
+    adapter: the version that answered, None for the base model, as in `LLM`'s arguments.
     times: of the choice that ended last, once all have.
     """
 
@@ -71,7 +72,7 @@ class RequestOutput:
     num_choices: int = 1
     num_cached_tokens: int = 0
     num_cached_by_tier: dict[str, int] = field(default_factory=dict)
-    adapter: AdapterRef | NoAdapter = BASE_MODEL
+    adapter: AdapterRef | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     times: AnswerTimes | None = None
     outputs: list[CompletionOutput] = field(init=False)
@@ -90,5 +91,5 @@ class RequestOutput:
             self.num_cached_tokens = delta.num_cached_tokens
             self.num_cached_by_tier = delta.num_cached_by_tier
             self.prompt_logprobs.extend(delta.prompt_logprobs)
-        self.adapter = delta.adapter
+        self.adapter = None if delta.adapter is BASE_MODEL else delta.adapter
         self.times = delta.times or self.times

@@ -270,10 +270,24 @@ def test_the_example_of_the_docstring_runs(model_path: Path, adapter_paths: list
     assert (runner.summarize(verbose=False).failed, len(example.examples)) == (0, 8)
 
 
+def test_an_output_names_the_version_that_gave_it_and_none_for_the_base_model(
+    model_path: Path, adapter_paths: list[Path]
+) -> None:
+    with LLM(str(model_path), enable_lora=True) as llm:
+        info = llm.load_lora_adapter("tenant", str(adapter_paths[0]))
+        params = SamplingParams(temperature=0, max_tokens=2)
+        based, adapted = llm.generate(["hi", "hi"], params, lora_name=[None, "tenant"])
+        assert based.adapter is None
+        assert adapted.adapter is not None
+        assert (adapted.adapter.name, adapted.adapter.digest.hex()) == ("tenant", info.digest)
+
+
 def test_mistakes_are_named_and_leave_the_engine_working(model_path: Path) -> None:
     with LLM(str(model_path), enable_lora=True) as llm:
         with pytest.raises(AdapterNotFoundError, match="nobody"):
             llm.generate("hi", lora_name="nobody")
+        with pytest.raises(AdapterNotFoundError, match="The model `` does not exist"):
+            llm.generate("hi", lora_name="")
         with pytest.raises(InvalidRequestError, match="2 prompts but 3 lora_name"):
             llm.generate(["hi", "ho"], lora_name=["a", "b", "c"])
         with pytest.raises(InvalidRequestError, match="2 prompts but 1 priority"):

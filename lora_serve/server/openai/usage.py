@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from lora_serve.identity import AdapterRef, NoAdapter
+from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.outputs import AnswerTimes, OutputDelta, RequestOutput
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.models import system_fingerprint
@@ -50,7 +50,7 @@ class UsageCounter:
             self._times += [output.times] * len(output.outputs)
         self._num_cached_tokens[prompt_index] = output.num_cached_tokens
         self._num_cached_by_tier[prompt_index] = output.num_cached_by_tier
-        self._adapters.setdefault(output.adapter)
+        self._adapters.setdefault(output.adapter or BASE_MODEL)
 
     @property
     def fingerprint(self) -> str:

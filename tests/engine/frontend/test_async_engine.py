@@ -80,7 +80,7 @@ async def test_requests_adapters_and_errors_cross_the_process_boundary(
     )
     assert base.outputs[0].token_ids != adapted.outputs[0].token_ids
     assert len(base.outputs[0].logprobs) == 8
-    assert adapted.adapter is not BASE_MODEL
+    assert adapted.adapter is not None
     with pytest.raises(AdapterNotFoundError, match="nobody"):
         await collect(engine, params, "nobody")
     with pytest.raises(AdapterError, match="load_inplace"):
