@@ -67,7 +67,6 @@ class ModelConfig:
         "seeded random numbers (dummy).",
         AUTO,
         choices=(AUTO, *CHECKPOINT_FORMATS, RANDOM_WEIGHTS),
-        spellings={"auto": "safetensors"},
     )
     generation_config: str = setting(
         "Take default sampling settings from the model's generation_config.json, or none.",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lora_serve.config.model import AUTO, CHECKPOINT_FORMATS
+from lora_serve.config.model import CHECKPOINT_FORMATS, ModelConfig
 from lora_serve.errors import ConfigError
 from lora_serve.models.checkpoints.base import CheckpointFormat
 from lora_serve.models.checkpoints.choose import format_named, format_of
@@ -26,6 +26,8 @@ def as_safetensors(model: PreTrainedModel, directory: Path) -> Mapping[str, Tens
     save(model, directory, max_shard_size="100KB")
     return model.state_dict()
 
+
+AUTO = ModelConfig().load_format
 
 WRITERS: dict[str, Writer] = {"safetensors": as_safetensors}
 
