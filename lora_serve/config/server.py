@@ -216,6 +216,11 @@ class ServerConfig:
         )
 
     @property
+    def requires_api_key(self) -> bool:
+        """Whether a request for an answer needs a key; with admin keys alone it needs none."""
+        return bool(self.api_key or self.api_key_file)
+
+    @property
     def isolates_keys(self) -> bool:
         """Whether cached KV is found only by the API key whose requests computed it."""
         return self.has_keys and self.isolate_api_keys is not False

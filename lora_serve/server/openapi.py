@@ -264,7 +264,7 @@ def openapi_document(config: ServerConfig) -> Schema:
             "schemas": _bodies(config) | _answers(),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
-        "security": [{"key": []}, {}] if not config.api_key else [{"key": []}],
+        "security": [{"key": []}] if config.requires_api_key else [{"key": []}, {}],
     }
 
 

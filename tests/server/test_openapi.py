@@ -7,13 +7,14 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
+from lora_serve.cli.environment import with_environment
 from lora_serve.config import ServerConfig
 from lora_serve.server.http.app import create_app
 from lora_serve.server.http.auth import METRICS_PATH, OPEN_PATHS
 from lora_serve.server.http.drain import STATE_PATHS, Drain
 from lora_serve.server.http.errors import HTTP_TYPES, STATUS_AND_TYPE
 from lora_serve.server.http.instrumentation import GENERATION_PATHS
-from lora_serve.server.openapi import OPERATIONS, REASONS, Access, Operation
+from lora_serve.server.openapi import OPERATIONS, REASONS, Access, Operation, openapi_document
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import client_for, flat
 
@@ -85,6 +86,22 @@ async def wronged(operation: Operation) -> AsyncIterator[httpx.Response]:
             yield await ask(client, headers={"Authorization": f"Bearer {key}"})
         drain.begin()
         yield await ask(client, headers={"Authorization": "Bearer admin"})
+
+
+@pytest.mark.parametrize(
+    ("config", "may_go_without"),
+    [
+        (ServerConfig(), True),
+        (ServerConfig(admin_api_key=("admin",)), True),
+        (ServerConfig(admin_api_key_file="admins"), True),
+        (ServerConfig(api_key=("user",)), False),
+        (ServerConfig(api_key_file="users"), False),
+        (with_environment(ServerConfig(), {"LORA_SERVE_API_KEY": "user"}), False),
+    ],
+    ids=["none", "admin", "admin file", "key", "key file", "environment"],
+)
+def test_it_says_whether_a_key_is_needed(config: ServerConfig, may_go_without: bool) -> None:
+    assert ({} in openapi_document(config)["security"]) is may_go_without
 
 
 async def test_it_is_served_whole_with_no_reference_into_nothing(client: httpx.AsyncClient) -> None:

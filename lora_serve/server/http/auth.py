@@ -54,7 +54,7 @@ class KeyRing:
             ConfigError: one cannot be read, or is empty; the keys stay as they were.
         """
         keys = read_keys(self._config)
-        self._is_open = not keys.api
+        self._is_open = not self._config.requires_api_key
         self._has_admin_key = bool(keys.admin)
         all_may_change = not keys.admin and (
             self._config.allow_runtime_lora_updating
