@@ -117,34 +117,7 @@ def _shape_sections(shape: ShapeReport, ceilings: Ceilings) -> Iterable[str]:
     served = shape.served
     yield f"## {shape.name}: loaded in {served.load_seconds:.1f} s, {served.num_blocks} KV blocks"
     yield "Decode. Limit: reading every weight once at the rate of the ceilings."
-    limit_ms = shape.weight_bytes / ceilings.gb_per_second / 1e6
-    exact = {(t.num_requests, t.num_adapters): t for t in shape.exact.decode}
-    serial = {(t.num_requests, t.num_adapters): t for t in shape.serial.decode}
-    separate = {(t.num_requests, t.num_adapters): t for t in shape.separate.decode}
-    base = {t.num_requests: t.step_ms for t in served.decode if not t.num_adapters}
-    yield _table(
-        (
-            *("requests", "adapters", "ms a step", "tokens/s", "of the limit", "of base"),
-            *("card idle", "steps not overlapped, ms", "card idle", "batch-invariant, ms"),
-            "launches not overlapped, ms",
-        ),
-        [
-            (
-                t.num_requests,
-                t.num_adapters,
-                f"{t.step_ms:.2f}",
-                f"{t.tokens_per_second:.0f}",
-                f"{limit_ms / t.step_ms:.0%}",
-                _share(base.get(t.num_requests), t.step_ms),
-                _idle(t),
-                _step_ms(serial.get((t.num_requests, t.num_adapters))),
-                _idle(serial.get((t.num_requests, t.num_adapters))),
-                _step_ms(exact.get((t.num_requests, t.num_adapters))),
-                _step_ms(separate.get((t.num_requests, t.num_adapters))),
-            )
-            for t in served.decode
-        ],
-    )
+    yield _decode_table(shape, ceilings)
     yield "Prefill. Limit: the products at the rate of the ceilings."
     yield _table(
         ("prompt", "tokens/s", "of the limit", "batch-invariant, tokens/s"),
@@ -178,6 +151,38 @@ def _shape_sections(shape: ShapeReport, ceilings: Ceilings) -> Iterable[str]:
                 f"{t.share:.0%}",
             )
             for t in shape.kernels
+        ],
+    )
+
+
+def _decode_table(shape: ShapeReport, ceilings: Ceilings) -> str:
+    limit_ms = shape.weight_bytes / ceilings.gb_per_second / 1e6
+    served = shape.served
+    exact = {(t.num_requests, t.num_adapters): t for t in shape.exact.decode}
+    serial = {(t.num_requests, t.num_adapters): t for t in shape.serial.decode}
+    separate = {(t.num_requests, t.num_adapters): t for t in shape.separate.decode}
+    base = {t.num_requests: t.step_ms for t in served.decode if not t.num_adapters}
+    return _table(
+        (
+            *("requests", "adapters", "ms a step", "tokens/s", "of the limit", "of base"),
+            *("card idle", "steps not overlapped, ms", "card idle", "batch-invariant, ms"),
+            "launches not overlapped, ms",
+        ),
+        [
+            (
+                t.num_requests,
+                t.num_adapters,
+                f"{t.step_ms:.2f}",
+                f"{t.tokens_per_second:.0f}",
+                f"{limit_ms / t.step_ms:.0%}",
+                _share(base.get(t.num_requests), t.step_ms),
+                _idle(t),
+                _step_ms(serial.get((t.num_requests, t.num_adapters))),
+                _idle(serial.get((t.num_requests, t.num_adapters))),
+                _step_ms(exact.get((t.num_requests, t.num_adapters))),
+                _step_ms(separate.get((t.num_requests, t.num_adapters))),
+            )
+            for t in served.decode
         ],
     )
 
