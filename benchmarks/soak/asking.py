@@ -57,7 +57,7 @@ async def _listen(response: Response, heard: Heard, leave_after_tokens: int | No
 
 def versions_of(choice: Choice) -> set[str]:
     """The digests of the adapters that gave it, as it claims; "" stands for the base model."""
-    return {_digest(claim) for claim in choice.claims}
+    return {_digest(fingerprint) for fingerprint in choice.fingerprints}
 
 
 def _digest(fingerprint: str) -> str:

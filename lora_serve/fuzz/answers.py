@@ -113,6 +113,13 @@ class Called:
         return self.status == 200
 
 
+@dataclass(frozen=True, slots=True)
+class CalledAtOnce:
+    """The outcomes of concurrent calls, in the order in which the trace lists the calls."""
+
+    outcomes: tuple[Called, ...]
+
+
 def _logprobs(logprobs: Mapping[str, Any] | None) -> list[object]:
     if logprobs is None:
         return []

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from lora_serve.fuzz.answers import Called, Heard
+from lora_serve.fuzz.answers import Called, CalledAtOnce, Heard
 from lora_serve.fuzz.judge import Finding
-from lora_serve.fuzz.player import RESTARTS
+from lora_serve.fuzz.player import RESTARTS, Record
 from lora_serve.fuzz.runners import TraceRun
-from lora_serve.fuzz.trace import Ask, Chat, Damage, Embeds, Event, Load, Reset, Text, Trace, Unload
+from lora_serve.fuzz.trace import (
+    Ask,
+    Chat,
+    ConcurrentCalls,
+    Damage,
+    Embeds,
+    Event,
+    Load,
+    Reset,
+    Text,
+    Trace,
+    Unload,
+)
 
 METRICS = {
     "tokens_hit": "vllm:prefix_cache_hits_total",
@@ -70,8 +82,7 @@ class FuzzCounts(msgspec.Struct):
                 self.kinds.setdefault(_kind(event), Kind()).add(record, index in wrong)
                 self.cached_tokens += record.num_cached_tokens
                 self.prompt_tokens += record.num_prompt_tokens
-            elif isinstance(record, Called) and record.is_done:
-                name = _event_name(event)
+            for name in _done(event, record):
                 self.events[name] = self.events.get(name, 0) + 1
         for name, metric in METRICS.items():
             self.counts[name] = self.counts.get(name, 0) + int(run.metrics.get(metric, 0))
@@ -94,6 +105,16 @@ def _kind(ask: Ask) -> str:
         case Text():
             return "text"
     return "token ids"
+
+
+def _done(event: Event, record: Record) -> Iterator[str]:
+    """The names of what was done; concurrent calls count together and each for itself."""
+    if isinstance(event, ConcurrentCalls) and isinstance(record, CalledAtOnce):
+        yield "concurrent calls"
+        for call, called in zip(event.calls, record.outcomes, strict=True):
+            yield from _done(call, called)
+    elif isinstance(record, Called) and record.is_done:
+        yield _event_name(event)
 
 
 def _event_name(event: Event) -> str:

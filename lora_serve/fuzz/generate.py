@@ -11,8 +11,10 @@ from random import Random
 
 from lora_serve.demo.corpus import LABEL_REQUESTS, sentence
 from lora_serve.fuzz.trace import (
+    AdminCall,
     Ask,
     Chat,
+    ConcurrentCalls,
     Damage,
     Embeds,
     Event,
@@ -37,6 +39,7 @@ ANSWER_LENGTHS = (1, 2, 12, 48, 96, 96)
 # A prompt, at most 9 tokens longer than its prefix, and its answer just fit the smallest pool; two
 # that share nothing do not, so that the one that grows last is preempted.
 POOLS = (20, 20, 24, 32, 1000)  # blocks, of 16 tokens or more
+CONCURRENT_CALLS_SHARE = 0.05  # of a trace's events
 RESERVED_TOKENS = 3  # the first ids are often special
 PERSON = {
     "type": "object",
@@ -81,7 +84,7 @@ def make_trace(seed: int, scope: Scope) -> Trace:
         flags=() if scope.fixed_flags else _flags(rng, tiers),
         tiers=tiers,
         concurrency=rng.choice((max(1, scope.concurrency // 2), scope.concurrency)),
-        events=tuple(_Writer(rng, scope, tiers, Random(f"grammars {seed}")).events()),
+        events=tuple(_Writer(rng, scope, tiers, seed).events()),
     )
 
 
@@ -112,13 +115,15 @@ def _flags(rng: Random, tiers: tuple[str, ...]) -> tuple[str, ...]:
 class _Writer:
     """Writes one trace's events."""
 
-    def __init__(
-        self, rng: Random, scope: Scope, tiers: tuple[str, ...], grammar_rng: Random
-    ) -> None:
-        """grammar_rng: says which answers are held to a grammar, in half of the traces."""
+    def __init__(self, rng: Random, scope: Scope, tiers: tuple[str, ...], seed: int) -> None:
+        """Answers are held to a grammar in half of the traces, and calls are sent at once.
+
+        Both are drawn from generators of their own, so that a seed's requests stay what they were.
+        """
         self._rng = rng
-        self._grammar_rng = grammar_rng
-        self._constrained_share = grammar_rng.choice((0.0, 0.3))
+        self._grammar_rng = Random(f"grammars {seed}")
+        self._calls_rng = Random(f"concurrent calls {seed}")
+        self._constrained_share = self._grammar_rng.choice((0.0, 0.3))
         self._scope = scope
         self._damages = "tier" in scope.faults and "disk" in tiers
         self._kill_at = -1
@@ -138,6 +143,8 @@ class _Writer:
             if num_asked == self._kill_at:
                 events.append(Kill(wait_ms=self._rng.randrange(30)))
                 self._kill_at = -1
+            if self._calls_rng.random() < CONCURRENT_CALLS_SHARE:
+                events.append(self._concurrent_calls())
             event = self._event()
             num_asked += isinstance(event, Ask)
             events.append(event)
@@ -158,6 +165,23 @@ class _Writer:
         if choice < 0.125 and self._damages:
             return Damage(seed=rng.randrange(2**31))
         return self._ask()
+
+    def _concurrent_calls(self) -> ConcurrentCalls:
+        """Calls that get in each other's way: mostly all of one name."""
+        rng = self._calls_rng
+        names = rng.choices(sorted(self._named), k=rng.choice((1, 1, 2)))
+        calls = [self._call_of(rng.choice(names)) for _ in range(rng.choice((2, 2, 3)))]
+        return ConcurrentCalls(calls=tuple(calls), wait_ms=rng.choice((0, 0, 1, 20)))
+
+    def _call_of(self, name: str) -> AdminCall:
+        rng = self._calls_rng
+        choice = rng.random()
+        if choice < 0.55:
+            version = rng.randrange(self._scope.num_versions)
+            return Load(lora_name=name, version=version, in_place=rng.random() < 0.8)
+        if choice < 0.75:
+            return Unload(lora_name=name)
+        return Reset(lora_name=name if choice < 0.92 else None)
 
     def _wait_ms(self) -> int:
         """The wait before an event: mostly none, now and then until answers have ended."""

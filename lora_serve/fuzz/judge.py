@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from lora_serve.fuzz.answers import Called, Choice, Heard
 from lora_serve.fuzz.player import Record
 from lora_serve.fuzz.reference import ColdEngine
-from lora_serve.fuzz.timeline import ABSENT, Timeline
+from lora_serve.fuzz.timeline import ABSENT, REFUSED, Timeline, calls_of
 from lora_serve.fuzz.trace import Ask, Event, Kill, Load, Reset, Trace, Unload
 from lora_serve.identity import BASE_MODEL, NoAdapter
-
-SETTLED = (400, 404)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +50,18 @@ class Judge:
             for index, ask, heard in self._asked
             for what in self._faults(index, ask, heard)
         ]
-        for index, (event, record) in enumerate(
-            zip(self._trace.events, self._records, strict=True)
-        ):
-            if isinstance(record, Called) and not self._may_fail(event, record):
-                found.append(Finding(index, f"refused: {record.status}: {record.message[:300]}"))
-        return found
+        for index, event, called in calls_of(self._trace, self._records):
+            if not self._may_fail(event, called):
+                found.append(Finding(index, f"refused: {called.status}: {called.message[:300]}"))
+        return [*found, *map(self._no_order, self._timeline.impossible)]
+
+    def _no_order(self, index: int) -> Finding:
+        outcomes = [
+            f"{type(call).__name__} {called.status}"
+            for event, call, called in calls_of(self._trace, self._records)
+            if event == index
+        ]
+        return Finding(index, f"no order of the calls gives these outcomes: {', '.join(outcomes)}")
 
     # ── requests ────────────────────────────────────────────────────────────────────────────
 
@@ -169,8 +173,10 @@ class Judge:
             return self._timeline.num_kills(called.begin, called.end) > 0
         if not isinstance(event, Load | Unload | Reset) or event.lora_name is None:
             return False
-        is_absent = ABSENT in self._timeline.versions(event.lora_name, called.begin, called.end)
-        return called.status in SETTLED and is_absent
+        versions = self._timeline.versions(event.lora_name, called.begin, called.end)
+        is_for_absence = not isinstance(event, Load) or event.in_place
+        is_excused = ABSENT in versions if is_for_absence else versions != {ABSENT}
+        return called.status in REFUSED and is_excused
 
 
 def _shown(version: int | NoAdapter) -> str:

@@ -6,22 +6,34 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from lora_serve.errors import ConfigError
-from lora_serve.fuzz.answers import Called, Heard
+from lora_serve.fuzz.answers import Called, CalledAtOnce, Heard
 from lora_serve.fuzz.bodies import body, route
 from lora_serve.fuzz.client import FuzzClient
 from lora_serve.fuzz.faults import damage_files, kill_engine
-from lora_serve.fuzz.trace import Ask, Damage, Event, Kill, Load, Reset, Trace, Unload
+from lora_serve.fuzz.trace import (
+    AdminCall,
+    Ask,
+    ConcurrentCalls,
+    Damage,
+    Event,
+    Kill,
+    Load,
+    Reset,
+    Trace,
+    Unload,
+)
 from lora_serve.fuzz.versions import overwrite
 
 RESTART_SECONDS = 120.0
 POLL_SECONDS = 0.1
 RESTARTS = "lora_serve:engine_restarts_total"
 
-Record = Heard | Called
+Record = Heard | Called | CalledAtOnce
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +85,11 @@ class Player:
                 return await self._ask(event)
             case Load() | Unload():
                 async with self._locks[event.lora_name]:
-                    return await self._change(event)
+                    return await self._call(event)
             case Reset():
-                name = {"lora_name": self._named(event.lora_name)} if event.lora_name else {}
-                return await self._server.client.call("/reset_prefix_cache", name)
+                return await self._call(event)
+            case ConcurrentCalls():
+                return await self._call_at_once(event)
             case Kill():
                 return await self._kill()
             case Damage():
@@ -94,8 +107,17 @@ class Player:
             leaves_after_seconds=leaves_ms / 1000 if leaves_ms is not None else None,
         )
 
-    async def _change(self, event: Load | Unload) -> Called:
-        name = self._named(event.lora_name)
+    async def _call_at_once(self, event: ConcurrentCalls) -> CalledAtOnce:
+        async with AsyncExitStack() as stack:
+            for name in sorted({call.lora_name for call in event.calls if call.lora_name}):
+                await stack.enter_async_context(self._locks[name])
+            return CalledAtOnce(tuple(await asyncio.gather(*map(self._call, event.calls))))
+
+    async def _call(self, event: AdminCall) -> Called:
+        name = self._named(event.lora_name) if event.lora_name else ""
+        if isinstance(event, Reset):
+            body = {"lora_name": name} if name else {}
+            return await self._server.client.call("/reset_prefix_cache", body)
         if isinstance(event, Unload):
             return await self._server.client.call("/v1/unload_lora_adapter", {"lora_name": name})
         begin = time.monotonic()
@@ -103,7 +125,7 @@ class Player:
         if event.place:
             version, path = path, self._server.workspace / event.lora_name / event.place
             overwrite(path, version)
-        fields = {"lora_name": name, "lora_path": str(path), "load_inplace": True}
+        fields = {"lora_name": name, "lora_path": str(path), "load_inplace": event.in_place}
         called = await self._server.client.call("/v1/load_lora_adapter", fields)
         return Called(begin, called.end, called.status, called.message)
 
@@ -136,8 +158,9 @@ def check_playable(trace: Trace, server: ServerUnderTest) -> None:
     for event in trace.events:
         if isinstance(event, Kill) and server.server_pid is None:
             raise ConfigError("the trace kills engines; a server at --url is not the fuzzer's own")
-        if isinstance(event, Load) and event.version >= len(server.versions):
+    for load in trace.loads:
+        if load.version >= len(server.versions):
             raise ConfigError(
-                f"the trace has a version {event.version}, here are {len(server.versions)}; give "
+                f"the trace has a version {load.version}, here are {len(server.versions)}; give "
                 "the same --adapters"
             )

@@ -15,7 +15,7 @@ from lora_serve.bench.http_stream import HttpFault, Origin
 from lora_serve.demo.server_process import ServerDiedError, ServerProcess
 from lora_serve.fuzz.client import FuzzClient
 from lora_serve.fuzz.player import RESTARTS, Player, Record, ServerUnderTest, check_playable
-from lora_serve.fuzz.trace import Kill, Load, Trace, Unload
+from lora_serve.fuzz.trace import Kill, Trace, Unload
 
 SETTLE_SECONDS = 60.0
 POLL_SECONDS = 0.05
@@ -128,7 +128,7 @@ class RunningServer:
         before = await server.client.metrics()
         run = await _play(server, trace, num_kills=int(before.get(RESTARTS, 0)))
         run.metrics = {name: value - before.get(name, 0.0) for name, value in run.metrics.items()}
-        names = {event.lora_name for event in trace.events if isinstance(event, Load)}
+        names = {load.lora_name for load in trace.loads}
         unloads = tuple(Unload(lora_name=name) for name in sorted(names))
         await Player(server).play(Trace(seed=trace.seed, events=unloads))  # some are gone already
         return run

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from lora_serve.fuzz.trace import Ask, Event, Text, Tokens, Trace
+from lora_serve.fuzz.trace import Ask, ConcurrentCalls, Event, Text, Tokens, Trace
 from lora_serve.sampling_params import SamplingParams
 
 Fails = Callable[[Trace], bool]
@@ -80,6 +80,8 @@ def _simpler_events(event: Event) -> Iterator[Event]:
     """Events with one thing less. Each is strictly simpler, so that shrinking ends."""
     if event.wait_ms:
         yield replaced(event, wait_ms=0)
+    if isinstance(event, ConcurrentCalls):
+        yield from _fewer_calls(event)
     if not isinstance(event, Ask):
         return
     for name, plain in (
@@ -98,6 +100,12 @@ def _simpler_events(event: Event) -> Iterator[Event]:
         yield replaced(event, prompt=Tokens(event.prompt.token_ids[:half]))
     if isinstance(event.prompt, Text) and len(event.prompt.text) > 1:
         yield replaced(event, prompt=Text(event.prompt.text[: len(event.prompt.text) // 2]))
+
+
+def _fewer_calls(event: ConcurrentCalls) -> Iterator[Event]:
+    for index in range(len(event.calls)):
+        rest = event.calls[:index] + event.calls[index + 1 :]
+        yield replaced(event, calls=rest) if len(rest) > 1 else rest[0]
 
 
 def _simpler_params(params: SamplingParams) -> Iterator[SamplingParams]:

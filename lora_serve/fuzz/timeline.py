@@ -1,21 +1,33 @@
 """Which versions a name can have stood for, and when, as far as an operator's clock can tell.
 
-A call may take effect at any time between its begin and its end. One that failed may have.
+A call may take effect at any time between its begin and its end, concurrent ones in any order that
+gives all their outcomes. One that was refused has no effect, one that failed otherwise may have.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
 
-from lora_serve.fuzz.answers import Called
+from lora_serve.fuzz.answers import Called, CalledAtOnce
 from lora_serve.fuzz.player import Record
-from lora_serve.fuzz.trace import Event, Kill, Load, Reset, Trace, Unload
+from lora_serve.fuzz.trace import (
+    AdminCall,
+    ConcurrentCalls,
+    Event,
+    Kill,
+    Load,
+    Reset,
+    Trace,
+    Unload,
+)
 from lora_serve.identity import EVERYTHING, NoAdapter
 
 ABSENT = -1  # instead of a version
+REFUSED = (400, 404)
 PUBLISHED_LATE_SECONDS = 0.05  # an answer may be written down a little after it was given
 
 
@@ -29,32 +41,73 @@ class _Stay:
     path: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """Calls of one name that were sent at once; or a single one. event: the index in the trace."""
+
+    event: int
+    calls: tuple[tuple[AdminCall, Called], ...]
+
+    @property
+    def begin(self) -> float:
+        return min(called.begin for _, called in self.calls)
+
+    @property
+    def end(self) -> float:
+        return max(called.end for _, called in self.calls)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether each was done or refused, so that it cannot take effect any more."""
+        return all(called.is_done or called.status in REFUSED for _, called in self.calls)
+
+    @property
+    def stays(self) -> set[_Stay]:
+        """What the name may have stood for by one of them."""
+        return {
+            _stay(call, called)
+            for call, called in self.calls
+            if isinstance(call, Load | Unload) and called.status not in REFUSED
+        }
+
+
 class Timeline:
-    """The changes of names and of the server in one trace that was played."""
+    """The changes of names and of the server in one trace that was played.
+
+    impossible: indices of events whose calls no order gives the outcomes that they had.
+    """
 
     def __init__(self, trace: Trace, records: Sequence[Record]) -> None:
-        calls = [
-            (event, record)
-            for event, record in zip(trace.events, records, strict=True)
-            if isinstance(record, Called)
-        ]
-        changes: defaultdict[str, list[tuple[Load | Unload, Called]]] = defaultdict(list)
-        for event, called in calls:
-            if isinstance(event, Load | Unload):
-                changes[event.lora_name].append((event, called))
-        for listed in changes.values():
-            listed.sort(key=lambda change: change[1].begin)
-        self._stays = {name: _stays(listed) for name, listed in changes.items()}
+        calls = [(event, called) for _, event, called in calls_of(trace, records)]
+        self.impossible: list[int] = []
+        self._stays = {
+            name: self._stays_of(sorted(listed, key=lambda one: one.begin))
+            for name, listed in _changes(trace, records).items()
+        }
         self._writes = [
             (_path(event), called.begin)
-            for listed in changes.values()
-            for event, called in listed
+            for event, called in calls
             if isinstance(event, Load) and event.place
         ]
         self._kills = [called for event, called in calls if isinstance(event, Kill)]
         self._resets = [
             (event.scope, called) for event, called in calls if isinstance(event, Reset)
         ]
+
+    def _stays_of(self, changes: Iterable[_Calls]) -> list[_Stay]:
+        """What a name may have stood for: each change lasts until the next certain one."""
+        ended: list[_Stay] = []
+        lasting = {_Stay(ABSENT, -math.inf, math.inf, "")}
+        for change in changes:
+            after = _after_all(lasting, change)
+            if not after:
+                self.impossible.append(change.event)
+            lasting |= change.stays
+            if after and change.is_settled:
+                end = change.end + PUBLISHED_LATE_SECONDS
+                ended += [replace(stay, end=end) for stay in lasting - after]
+                lasting = after
+        return [*ended, *lasting]
 
     def versions(self, lora_name: str, begin: float, end: float) -> set[int]:
         """The versions that `lora_name` may have stood for from begin to end; ABSENT for none."""
@@ -83,18 +136,61 @@ class Timeline:
         )  # fmt: skip
 
 
-def _stays(changes: Iterable[tuple[Load | Unload, Called]]) -> list[_Stay]:
-    """The versions a name may have stood for: each change lasts until the next certain one."""
-    stays: list[_Stay] = []
-    open_stays = [_Stay(ABSENT, -math.inf, math.inf, "")]
-    for event, called in changes:
-        if called.is_done:
-            end = called.end + PUBLISHED_LATE_SECONDS
-            stays += [_Stay(one.version, one.begin, end, one.path) for one in open_stays]
-            open_stays = []
-        version = event.version if isinstance(event, Load) else ABSENT
-        open_stays.append(_Stay(version, called.begin, math.inf, _path(event)))
-    return stays + open_stays
+def calls_of(trace: Trace, records: Sequence[Record]) -> Iterator[tuple[int, Event, Called]]:
+    """Each call of an operator with its outcome; index: of the event that it is, or is part of."""
+    for index, (event, record) in enumerate(zip(trace.events, records, strict=True)):
+        if isinstance(record, Called):
+            yield index, event, record
+        elif isinstance(event, ConcurrentCalls) and isinstance(record, CalledAtOnce):
+            for call, called in zip(event.calls, record.outcomes, strict=True):
+                yield index, call, called
+
+
+def _changes(trace: Trace, records: Sequence[Record]) -> dict[str, list[_Calls]]:
+    """List by name what the player sent one after another: single calls, and those sent at once."""
+    together: defaultdict[tuple[str, int], list[tuple[AdminCall, Called]]] = defaultdict(list)
+    for index, call, called in calls_of(trace, records):
+        if not isinstance(call, AdminCall) or call.lora_name is None:
+            continue
+        # the player sends a reset alone while the name's other calls run
+        if isinstance(call, Load | Unload) or isinstance(trace.events[index], ConcurrentCalls):
+            together[call.lora_name, index].append((call, called))
+    changes: defaultdict[str, list[_Calls]] = defaultdict(list)
+    for (name, index), calls in together.items():
+        changes[name].append(_Calls(index, tuple(calls)))
+    return changes
+
+
+def _after_all(before: set[_Stay], change: _Calls) -> set[_Stay]:
+    """What the name may stand for after all these calls; none if no order gives their outcomes."""
+    after: set[_Stay] = set()
+    for order in permutations(change.calls):
+        stays = before
+        for call, called in order:
+            stays = {later for stay in stays for later in _after(stay, call, called)}
+        after |= stays
+    return after
+
+
+def _after(stay: _Stay, call: AdminCall, called: Called) -> set[_Stay]:
+    """What the name may stand for after one call; none if it cannot have had this outcome."""
+    is_there = stay.version != ABSENT
+    changed = stay if isinstance(call, Reset) else _stay(call, called)
+    if isinstance(call, Load):
+        may_be_done = call.in_place or not is_there
+        may_be_refused = call.in_place or is_there  # in place: for its files
+    else:
+        may_be_done, may_be_refused = is_there, not is_there
+    if called.is_done:
+        return {changed} if may_be_done else set()
+    if called.status in REFUSED:
+        return {stay} if may_be_refused else set()
+    return {stay, changed}
+
+
+def _stay(call: Load | Unload, called: Called) -> _Stay:
+    version = call.version if isinstance(call, Load) else ABSENT
+    return _Stay(version, called.begin, math.inf, _path(call))
 
 
 def _path(event: Event) -> str:

@@ -67,11 +67,13 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
 
     place: a path of the name's own, to which the version's bytes are written first, over those of
     earlier versions; "" loads from the library's directory.
+    in_place: whether it may replace an adapter of that name; if not, it is refused then.
     """
 
     lora_name: str
     version: int
     place: str = ""
+    in_place: bool = True
     wait_ms: int = 0
 
 
@@ -104,7 +106,24 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True, tag="damage"):
     wait_ms: int = 0
 
 
-Event = Ask | Load | Unload | Reset | Kill | Damage
+AdminCall = Load | Unload | Reset
+
+
+class ConcurrentCalls(msgspec.Struct, frozen=True, kw_only=True, tag="concurrent_calls"):
+    """Two or three admin calls that are sent at once; the server may take them in any order.
+
+    Their loads have no `place`: files that two calls write at once are neither's.
+    """
+
+    calls: tuple[AdminCall, ...]
+    wait_ms: int = 0
+
+    def __post_init__(self) -> None:
+        if any(isinstance(call, Load) and call.place for call in self.calls):
+            raise ValueError("loads among concurrent calls cannot have a place")
+
+
+Event = Ask | AdminCall | Kill | Damage | ConcurrentCalls
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +138,16 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_requests(self) -> int:
         return sum(isinstance(event, Ask) for event in self.events)
+
+    @property
+    def loads(self) -> list[Load]:
+        """All loads, those among concurrent calls too."""
+        return [
+            call
+            for event in self.events
+            for call in (event.calls if isinstance(event, ConcurrentCalls) else (event,))
+            if isinstance(call, Load)
+        ]
 
 
 def save_trace(trace: Trace, path: Path) -> None:

@@ -6,10 +6,10 @@ import copy
 import time
 from dataclasses import dataclass, field
 
-from lora_serve.fuzz.answers import Called, Heard
+from lora_serve.fuzz.answers import Called, CalledAtOnce, Heard
 from lora_serve.fuzz.reference import ColdEngine
 from lora_serve.fuzz.runners import TraceRun
-from lora_serve.fuzz.trace import Ask, Load, Trace, Unload
+from lora_serve.fuzz.trace import AdminCall, Ask, ConcurrentCalls, Load, Reset, Trace, Unload
 from lora_serve.identity import BASE_MODEL, NoAdapter
 
 
@@ -32,11 +32,15 @@ class LoneRunner:
             if isinstance(event, Ask):
                 run.records.append(self._ask(event, named, first, begin))
                 continue
-            if isinstance(event, Load):
-                named[event.lora_name] = event.version
-            elif isinstance(event, Unload):
-                named.pop(event.lora_name, None)
-            run.records.append(Called(begin, time.monotonic()))
+            if isinstance(event, ConcurrentCalls):
+                statuses = [_call(call, named) for call in event.calls]
+                end = time.monotonic()
+                run.records.append(CalledAtOnce(tuple(Called(begin, end, s) for s in statuses)))
+                continue
+            status = 200
+            if isinstance(event, Load | Unload | Reset):
+                status = _call(event, named)
+            run.records.append(Called(begin, time.monotonic(), status))
         return run
 
     def _ask(
@@ -52,11 +56,25 @@ class LoneRunner:
             heard.prompt_logprobs = right.prompt_logprobs
             heard.choices = {i: copy.deepcopy(one) for i, one in enumerate(right.choices)}
             for choice in heard.choices.values():
-                choice.claims = {self._claim(version)}
+                choice.fingerprints = {self._fingerprint(version)}
         heard.end = time.monotonic()
         return heard
 
-    def _claim(self, version: int | NoAdapter) -> str:
+    def _fingerprint(self, version: int | NoAdapter) -> str:
         if version is BASE_MODEL:
             return self.cold.fingerprint
         return f"{self.cold.fingerprint}-{self.fingerprints[version]}-g0"
+
+
+def _call(call: AdminCall, named: dict[str, int]) -> int:
+    """The status with which a server answers."""
+    if isinstance(call, Load):
+        if call.lora_name in named and not call.in_place:
+            return 400
+        named[call.lora_name] = call.version
+        return 200
+    if call.lora_name is not None and call.lora_name not in named:
+        return 404
+    if isinstance(call, Unload):
+        del named[call.lora_name]
+    return 200

@@ -12,7 +12,7 @@ from lora_serve.config import EngineConfig, ModelConfig
 from lora_serve.fuzz.fuzzer import Fuzzer
 from lora_serve.fuzz.generate import Scope, make_trace
 from lora_serve.fuzz.reference import ColdEngine
-from lora_serve.fuzz.trace import Ask, Load, load_trace, save_trace
+from lora_serve.fuzz.trace import Ask, ConcurrentCalls, Load, Reset, Unload, load_trace, save_trace
 from lora_serve.fuzz.versions import write_versions
 from tests.fakes.lone_runner import LoneRunner
 
@@ -75,3 +75,16 @@ def test_a_stale_answer_is_found_and_its_trace_made_small(
 def test_a_seed_gives_one_trace(scope: Scope) -> None:
     assert make_trace(3, scope) == make_trace(3, scope)
     assert make_trace(3, scope) != make_trace(4, scope)
+
+
+def test_traces_send_admin_calls_at_once_and_are_kept_with_them(
+    scope: Scope, tmp_path: Path
+) -> None:
+    traces = [make_trace(seed, scope) for seed in range(20)]
+    concurrent = [e for trace in traces for e in trace.events if isinstance(e, ConcurrentCalls)]
+    assert {len(event.calls) for event in concurrent} == {2, 3}
+    assert {type(call) for event in concurrent for call in event.calls} == {Load, Unload, Reset}
+    assert any(not load.in_place for trace in traces for load in trace.loads)
+    for trace in traces:
+        save_trace(trace, tmp_path / "trace.json")
+        assert load_trace(tmp_path / "trace.json") == trace

@@ -1,8 +1,19 @@
 from __future__ import annotations
 
-from lora_serve.fuzz.answers import Called
+import pytest
+
+from lora_serve.fuzz.answers import Called, CalledAtOnce
 from lora_serve.fuzz.timeline import ABSENT, Timeline
-from lora_serve.fuzz.trace import Event, Kill, Load, Reset, Trace, Unload
+from lora_serve.fuzz.trace import (
+    AdminCall,
+    ConcurrentCalls,
+    Event,
+    Kill,
+    Load,
+    Reset,
+    Trace,
+    Unload,
+)
 
 Step = tuple[Event, float, float, int]
 
@@ -56,3 +67,63 @@ def test_a_reset_divides_those_before_it_from_those_after_it() -> None:
     assert not line.was_reset_between("red", 15, 25)
     assert not line.was_reset_between("red", 5, 15)
     assert not line.was_reset_between("blue", 5, 25)
+
+
+# ── concurrent calls ────────────────────────────────────────────────────────────────────────
+
+UNLOAD, RESET = Unload(lora_name="red"), Reset(lora_name="red")
+LOAD_1, LOAD_2 = (Load(lora_name="red", version=version) for version in (1, 2))
+NEW_1, NEW_2 = (Load(lora_name="red", version=version, in_place=False) for version in (1, 2))
+
+
+def at_once(*calls: tuple[AdminCall, int]) -> Timeline:
+    """Version 0 was loaded, and ended loading at 2; then come the calls, from 10 to 20."""
+    first = Load(lora_name="red", version=0)
+    concurrent = ConcurrentCalls(calls=tuple(call for call, _ in calls))
+    outcomes = tuple(Called(10, 20, status) for _, status in calls)
+    trace = Trace(seed=0, events=(first, concurrent))
+    return Timeline(trace, [Called(1, 2), CalledAtOnce(outcomes)])
+
+
+@pytest.mark.parametrize(
+    ("calls", "meanwhile", "afterwards"),
+    [
+        ([(LOAD_1, 200), (LOAD_2, 200)], {0, 1, 2}, {1, 2}),
+        ([(LOAD_1, 200), (UNLOAD, 200)], {0, 1, ABSENT}, {1, ABSENT}),
+        ([(NEW_1, 200), (UNLOAD, 200)], {0, 1, ABSENT}, {1}),
+        ([(NEW_1, 400), (UNLOAD, 200)], {0, ABSENT}, {ABSENT}),
+        ([(NEW_1, 200), (NEW_2, 400), (UNLOAD, 200)], {0, 1, ABSENT}, {1}),
+        ([(UNLOAD, 200), (UNLOAD, 404)], {0, ABSENT}, {ABSENT}),
+        ([(UNLOAD, 200), (RESET, 404)], {0, ABSENT}, {ABSENT}),
+        ([(LOAD_1, 503), (UNLOAD, 200)], {0, 1, ABSENT}, {0, 1, ABSENT}),
+    ],
+)
+def test_concurrent_calls_may_have_come_in_every_order_that_gives_their_outcomes(
+    calls: list[tuple[AdminCall, int]], meanwhile: set[int], afterwards: set[int]
+) -> None:
+    line = at_once(*calls)
+    assert line.impossible == []
+    assert line.versions("red", 5, 6) == {0}
+    assert line.versions("red", 12, 13) == meanwhile
+    assert line.versions("red", 30, 31) == afterwards
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [(UNLOAD, 200), (UNLOAD, 200)],
+        [(LOAD_1, 200), (UNLOAD, 404)],
+        [(NEW_1, 200), (RESET, 200)],
+        [(NEW_1, 200), (NEW_2, 200), (UNLOAD, 200)],
+    ],
+)
+def test_outcomes_that_no_order_of_concurrent_calls_gives_are_told(
+    calls: list[tuple[AdminCall, int]],
+) -> None:
+    assert at_once(*calls).impossible == [1]
+
+
+def test_a_reset_among_concurrent_calls_divides_as_one_alone() -> None:
+    line = at_once((RESET, 200), (LOAD_1, 200))
+    assert line.was_reset_between("red", 5, 25)
+    assert not line.was_reset_between("red", 5, 15)
