@@ -43,6 +43,16 @@ def test_lines_fit_a_screen(document: Path) -> None:
     assert [line for line in lines if len(line) > MOST_COLUMNS and not line.startswith("|")] == []
 
 
+def test_the_house_of_contributing_has_every_part() -> None:
+    """Packages and modules of lora_serve, each by its name in the tree that is drawn there."""
+    blocks = [block for _, block in FENCE.findall((ROOT / "CONTRIBUTING.md").read_text())]
+    (house,) = [block for block in blocks if block.startswith("lora_serve/")]
+    package = ROOT / "lora_serve"
+    packages = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    modules = {path.name for path in package.glob("*.py")} - {"__init__.py"}
+    assert sorted((packages | modules) - set(house.split())) == []
+
+
 @pytest.mark.parametrize("document", sorted((ROOT / "docs").iterdir()), ids=shown)
 def test_nothing_in_docs_is_large(document: Path) -> None:
     assert document.stat().st_size <= MOST_BYTES
