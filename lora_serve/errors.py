@@ -101,6 +101,10 @@ class EngineDeadError(LoraServeError):
     """The engine process is gone; `/health` fails too."""
 
 
+class GrammarUnavailableError(LoraServeError):
+    """The process of grammars gives no masks; the same call may succeed later."""
+
+
 class SlowReaderError(LoraServeError):
     """A stream was read so slowly that its answer was given up."""
 

@@ -225,6 +225,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     num_waiting: int = 0
     num_deferred: int = 0
     num_fetching: int = 0
+    num_awaiting_mask: int = 0
     kv_cache_usage: float = 0.0
     num_blocks: int = 0
     kv_cache_size_tokens: int = 0

@@ -223,7 +223,7 @@ class EngineMetrics(Collector):
         return family
 
     def _waiting_by_reason(self) -> GaugeMetricFamily:
-        """Requests that wait for room, and those that wait for KV that others compute or fetch."""
+        """Requests that wait for room, for KV that others compute or fetch, and for a grammar."""
         stats = self._stats
         num_deferred = stats.num_deferred + stats.num_fetching
         labels = (*self._labels, "reason")
@@ -231,8 +231,9 @@ class EngineMetrics(Collector):
             "vllm:num_requests_waiting_by_reason", "Requests that wait to run.", labels=labels
         )
         for reason, count in (
-            ("capacity", stats.num_waiting - num_deferred),
+            ("capacity", stats.num_waiting - num_deferred - stats.num_awaiting_mask),
             ("deferred", num_deferred),
+            ("grammar", stats.num_awaiting_mask),
         ):
             family.add_metric((*self._labels.values(), reason), count)
         return family

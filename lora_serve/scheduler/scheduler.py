@@ -76,6 +76,11 @@ class Scheduler:
         return self._connector.num_waiting
 
     @property
+    def num_awaiting_mask(self) -> int:
+        statuses = (request.status for request in self._requests.values())
+        return sum(status is RequestStatus.AWAITING_MASK for status in statuses)
+
+    @property
     def has_requests(self) -> bool:
         return bool(self._requests)
 

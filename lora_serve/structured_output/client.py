@@ -1,13 +1,15 @@
 """`GrammarProcess`: the `GrammarService` whose work another process does.
 
 The process is started with the first request that needs it, and anew when it has died or hangs. The
-answers' tokens are kept here, so a new process goes on where the old one was.
+answers' tokens are kept here, so a new process goes on where the old one was. Nothing is sent to a
+process that still starts: it does not read yet.
 """
 
 from __future__ import annotations
 
 import logging
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -26,14 +28,20 @@ from lora_serve.structured_outputs import StructuredOutput
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 1024  # answers that have no first mask yet
+START_SECONDS = 60.0  # until the tokenizer is loaded
 HANG_SECONDS = 10.0  # for one mask; limits of the libraries hold it below 0.1
 MAX_DEATHS = 2  # of processes that owed an answer a mask
 _END_SECONDS = 5.0
+_KILL_SECONDS = 1.0  # a process that waits for a dead disk may not end before that comes back
+_SEND_SECONDS = 1  # a process that takes nothing for so long is ended
 
 
 @dataclass(slots=True)
 class _Answer:
-    """One answer. owed_since: when the reply was asked for that has not come; 0 if none is owed."""
+    """One answer. has_begun: this process has given it a mask, so its grammar is compiled.
+
+    owed_since: when the reply was asked for that has not come; 0 if none is owed.
+    """
 
     constraint: StructuredOutput
     allows_eos: bool
@@ -41,6 +49,11 @@ class _Answer:
     has_begun: bool = False
     owed_since: float = 0.0
     num_deaths: int = 0
+    may_be_to_blame: bool = False  # for one of them
+
+    @property
+    def awaits_grammar(self) -> bool:
+        return bool(self.owed_since) and not self.has_begun
 
 
 class GrammarProcess:
@@ -50,6 +63,8 @@ class GrammarProcess:
         self._num_pending = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
+        self._is_ready = False  # the process has loaded its tokenizer
+        self._last_progress = 0.0  # when it was started, or last said that it has got on
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = wire.reply_decoder()
 
@@ -60,7 +75,7 @@ class GrammarProcess:
     def open(
         self, request_id: str, constraint: StructuredOutput, *, allows_eos: bool = True
     ) -> None:
-        num_waiting = sum(not answer.has_begun for answer in self._answers.values())
+        num_waiting = sum(answer.awaits_grammar for answer in self._answers.values())
         if num_waiting >= MAX_WAITING:
             raise OverloadedError(
                 f"{num_waiting} requests wait for their grammars, at most {MAX_WAITING} may; retry "
@@ -68,6 +83,8 @@ class GrammarProcess:
             )
         answer = self._answers[request_id] = _Answer(constraint, allows_eos)
         self._note_owed(answer)
+        if self._connection is None:
+            self._start()
         self._send(Open(request_id, constraint, allows_eos))
 
     def advance(self, new_tokens: Sequence[tuple[str, tuple[int, ...]]]) -> None:
@@ -87,27 +104,32 @@ class GrammarProcess:
         if not self._num_pending:
             return []
         replies: list[MaskReply] = []
+        deadline = time.monotonic() + wait_seconds
         try:
             assert self._connection is not None, "replies are owed by no process"
-            while self._connection.poll(0.0 if replies else wait_seconds):
+            while self._connection.poll(0.0 if replies else max(0.0, deadline - time.monotonic())):
                 came = self._decoder.decode(self._connection.recv_bytes())
                 replies += [reply for reply in came if self._is_news(reply)]
+                if not came:
+                    self._note_progress()
         except (EOFError, OSError):
-            replies += self._start_again("has died")
-        if self._hangs():
-            replies += self._start_again("hangs")
+            what = "has died" if self._is_ready else "ends while it starts"
+            replies += self._start_again(what, is_unavailable=not self._is_ready)
+        replies += self._replies_instead_of_late_ones()
         return replies
 
     def shut_down(self) -> None:
         if self._connection is not None:
             self._connection.close()
-        if self._process is not None:
-            try:
-                self._process.wait(_END_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        if self._process is not None and not _has_ended(self._process, _END_SECONDS):
+            self._kill(self._process)
         self._connection = self._process = None
+        self._is_ready = False
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        if not _has_ended(process, _KILL_SECONDS):
+            logger.error("process %d of grammars has been killed, and has not ended", process.pid)
 
     def _note_owed(self, answer: _Answer) -> None:
         assert not answer.owed_since, "an answer goes on before its mask has come"
@@ -123,60 +145,121 @@ class GrammarProcess:
         self._num_pending -= 1
         return True
 
-    def _hangs(self) -> bool:
-        oldest = min(
+    def _note_progress(self) -> None:
+        """The process has compiled or refused a grammar, or has loaded its tokenizer."""
+        self._last_progress = time.monotonic()
+        if self._is_ready:
+            return
+        self._is_ready = True
+        for request_id, answer in self._answers.items():
+            if answer.owed_since:
+                answer.owed_since = self._last_progress
+            self._send(
+                Open(request_id, answer.constraint, answer.allows_eos, tuple(answer.token_ids))
+            )
+
+    def _replies_instead_of_late_ones(self) -> list[MaskReply]:
+        now = time.monotonic()
+        first = min((a.owed_since for a in self._answers.values() if a.awaits_grammar), default=now)
+        next_one = min(
             (a.owed_since for a in self._answers.values() if a.has_begun and a.owed_since),
-            default=None,
+            default=now,
         )
-        return oldest is not None and time.monotonic() - oldest > HANG_SECONDS
+        if now - next_one > HANG_SECONDS:
+            return self._start_again("hangs")
+        # Grammars are compiled one after the other: the process hangs if none at all gets done.
+        if now - max(first, self._last_progress) > self._progress_seconds:
+            what = "compiles nothing" if self._is_ready else "does not start"
+            return self._start_again(what, is_unavailable=True)
+        return []
+
+    @property
+    def _progress_seconds(self) -> float:
+        """How long the process may take until it has got on."""
+        if not self._is_ready:
+            return START_SECONDS
+        return 2 * self._settings.compile_seconds + HANG_SECONDS  # compiled on trial, then for good
 
     def _send(self, message: GrammarMessage) -> None:
-        """What cannot be sent is sent by `_start_again`, when `take` finds the process dead."""
-        if self._connection is None:
-            self._start()
-        assert self._connection is not None, "the process was just started"
+        """What cannot be sent is sent when another process is ready; `take` finds this one dead."""
+        if not self._is_ready:
+            return
+        assert self._connection is not None, "no process is ready"
+        assert self._process is not None, "no process is ready"
         try:
             self._connection.send_bytes(self._encoder.encode(message))
         except OSError:
-            logger.debug("the grammars' process is gone")
+            logger.debug("the grammars' process is gone, or takes nothing")
+            self._process.kill()
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
+        send_seconds = struct.pack("ll", _SEND_SECONDS, 0)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, send_seconds)
         number = theirs.fileno()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "lora_serve.structured_output.process", str(number)],
+            self._command(number),
             pass_fds=(number,),
             stdin=subprocess.DEVNULL,
         )
         theirs.close()
         self._connection = Connection(ours.detach())
         self._connection.send_bytes(self._encoder.encode(self._settings))
+        self._last_progress = time.monotonic()
 
-    def _start_again(self, what: str) -> list[MaskReply]:
-        """Let a new process follow all answers; refusals for those that ended several of them."""
+    def _command(self, socket_number: int) -> list[str]:
+        return [
+            sys.executable,
+            "-m",
+            "lora_serve.structured_output.process",
+            str(socket_number),
+        ]
+
+    def _start_again(self, what: str, *, is_unavailable: bool = False) -> list[MaskReply]:
+        """Let a new process follow all answers; refusals for those that waited for several of them.
+
+        is_unavailable: no request is to blame.
+        """
         logger.error("the process of grammars %s; starting another", what)
         assert self._process is not None, "no process was started"
-        self._process.kill()
+        self._kill(self._process)
+        self._process = None
         self.shut_down()
+        now = time.monotonic()
         refusals = []
         for request_id, answer in list(self._answers.items()):
+            answer.has_begun = False
             if answer.owed_since:
                 answer.num_deaths += 1
-                answer.owed_since = time.monotonic()
+                answer.may_be_to_blame |= not is_unavailable
+                answer.owed_since = now
             if answer.num_deaths >= MAX_DEATHS:
-                refusals.append(self._refuse(request_id, answer))
-            else:
-                self._send(
-                    Open(request_id, answer.constraint, answer.allows_eos, tuple(answer.token_ids))
-                )
+                refusals.append(self._refuse(request_id, answer, what))
+        if self._answers:
+            self._start()
         return refusals
 
-    def _refuse(self, request_id: str, answer: _Answer) -> MaskReply:
+    def _refuse(self, request_id: str, answer: _Answer, what: str) -> MaskReply:
         del self._answers[request_id]
         self._num_pending -= 1
+        error = (
+            "following the grammar of this request ended the process that does it"
+            if answer.may_be_to_blame
+            else f"no mask came for this request: the process of grammars {what} (tried "
+            f"{MAX_DEATHS} times); see the server's log, and retry later"
+        )
         return MaskReply(
             request_id,
             len(answer.token_ids),
-            error="following the grammar of this request ended the process that does it",
-            is_fault=True,
+            error=error,
+            is_fault=answer.may_be_to_blame,
+            is_unavailable=not answer.may_be_to_blame,
         )
+
+
+def _has_ended(process: subprocess.Popen[bytes], wait_seconds: float) -> bool:
+    try:
+        process.wait(wait_seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True

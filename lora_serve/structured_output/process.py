@@ -68,6 +68,7 @@ class GrammarServer:
 
     def run(self, connection: Connection) -> None:
         encoder = msgspec.msgpack.Encoder()
+        connection.send_bytes(encoder.encode([]))  # the tokenizer is loaded
         while (message := self.inbox.get()) is not None:
             replies: list[MaskReply] = []
             last = time.monotonic()
@@ -78,6 +79,8 @@ class GrammarServer:
                     replies, last = [], time.monotonic()
             if replies:
                 connection.send_bytes(encoder.encode(replies))
+            if isinstance(message, Compiled):
+                connection.send_bytes(encoder.encode([]))
 
     def _replies(self, message: Open | Advance | Close | Compiled) -> Iterator[MaskReply]:
         match message:

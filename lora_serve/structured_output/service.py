@@ -15,6 +15,7 @@ class MaskReply(msgspec.Struct, frozen=True):
 
     bitmask: as of `SampleInput`; None if `is_finished`, where nothing may follow, or `error` says
     why the answer cannot go on. is_fault: that is not the request's fault.
+    is_unavailable: no grammar can be followed now; retry later.
     """
 
     request_id: str
@@ -23,6 +24,7 @@ class MaskReply(msgspec.Struct, frozen=True):
     is_finished: bool = False
     error: str = ""
     is_fault: bool = False
+    is_unavailable: bool = False
 
 
 class GrammarService(Protocol):

@@ -1,4 +1,8 @@
-"""What the engine's process and the grammars' process say to each other, as msgpack."""
+"""What the engine's process and the grammars' process say to each other, as msgpack.
+
+The grammars' process answers with lists of replies. An empty one says that it has got on: it has
+loaded its tokenizer, or has compiled or refused a grammar.
+"""
 
 from __future__ import annotations
 

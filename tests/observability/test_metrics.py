@@ -81,12 +81,19 @@ def test_gauges_and_totals_are_those_of_the_last_step() -> None:
 
 def test_waiting_requests_are_told_by_what_they_wait_for() -> None:
     metrics = EngineMetrics("tiny")
-    stats = EngineStats(num_waiting=7, num_deferred=2, num_fetching=1, kv_cache_size_tokens=512)
+    stats = EngineStats(
+        num_waiting=9,
+        num_deferred=2,
+        num_fetching=1,
+        num_awaiting_mask=2,
+        kv_cache_size_tokens=512,
+    )
     metrics.observe(StepOutputs(outputs=(), stats=stats))
     found = samples(metrics)
     waiting = "vllm:num_requests_waiting_by_reason"
     assert found[waiting, (("reason", "capacity"),)] == 4
     assert found[waiting, (("reason", "deferred"),)] == 3
+    assert found[waiting, (("reason", "grammar"),)] == 2
     (labels,) = (dict(labels) for name, labels in found if name == "vllm:cache_config_info")
     assert labels["kv_cache_size_tokens"] == "512"
 

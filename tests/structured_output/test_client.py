@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+from lora_serve.structured_output import client
 from lora_serve.structured_output.client import GrammarProcess
 from lora_serve.structured_output.service import MaskReply
 from lora_serve.structured_outputs import StructuredOutput
@@ -107,7 +110,10 @@ def test_a_token_that_was_not_allowed_ends_the_answer_with_an_error(
 def test_the_order_of_properties_is_that_of_the_schema(
     grammars: GrammarProcess, tokenizer: Tokenizer
 ) -> None:
-    schema = {"type": "object", "properties": {"b": {"const": 1}, "a": {"const": 2}}}
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"b": {"const": 1}, "a": {"const": 2}},
+    }
     schema |= {"required": ["b", "a"], "additionalProperties": False}
     grammars.open("one", StructuredOutput.of(json=schema))
     replies(grammars)
@@ -223,6 +229,8 @@ def test_an_answer_that_ends_the_process_again_and_again_is_refused(
         process.open(name, YES_OR_NO)
         replies(process)
     (letter,) = tokenizer.encode("y", add_special_tokens=False)
+    assert process._process is not None
+    os.kill(process._process.pid, signal.SIGSTOP)  # it must owe the mask when it dies
     process.advance([("one", (letter,))])
     came: list[MaskReply] = []
     for _ in range(2):
@@ -233,4 +241,99 @@ def test_an_answer_that_ends_the_process_again_and_again_is_refused(
     assert [(reply.request_id, reply.is_fault) for reply in came] == [("one", True)]
     process.advance([("other", (letter,))])
     assert replies(process)["other"].bitmask
+    process.shut_down()
+
+
+class OtherProgram(GrammarProcess):
+    """Starts `program` in place of the process of grammars; it has the socket as `theirs`."""
+
+    program = ""
+    num_starts = 0
+
+    def _command(self, socket_number: int) -> list[str]:
+        self.num_starts += 1
+        head = "import socket, time\nfrom multiprocessing.connection import Connection\n"
+        head += f"theirs = Connection({socket_number})\n"
+        return [sys.executable, "-c", head + self.program]
+
+
+class Sleeps(OtherProgram):
+    program = "time.sleep(60)"
+
+
+class Ends(OtherProgram):
+    program = "pass"
+
+
+class CompilesNothing(OtherProgram):
+    program = "theirs.send_bytes(b'\\x90')\nwhile True: theirs.recv_bytes()"
+
+
+class ReadsNothing(OtherProgram):
+    program = "theirs.send_bytes(b'\\x90')\ntime.sleep(60)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "start_seconds", "what"),
+    [
+        (Sleeps, 0.3, "does not start"),
+        (Ends, DEADLINE, "ends while it starts"),
+        (CompilesNothing, DEADLINE, "compiles nothing"),
+    ],
+)
+def test_a_request_whose_first_mask_never_comes_is_refused_for_now(
+    kind: type[OtherProgram],
+    start_seconds: float,
+    what: str,
+    model_path: Path,
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "START_SECONDS", start_seconds)
+    monkeypatch.setattr(client, "HANG_SECONDS", 0.2)
+    settings = msgspec.structs.replace(grammar_settings(model_path, tokenizer), compile_seconds=0.1)
+    process = kind(settings)
+    process.open("one", YES_OR_NO)
+    reply = replies(process)["one"]
+    assert reply.is_unavailable
+    assert f"the process of grammars {what} (tried 2 times)" in reply.error
+    assert process.num_starts == 2
+    assert process.num_pending == 0
+    process.shut_down()
+
+
+def test_a_process_that_still_loads_or_takes_nothing_never_holds_up_the_engine(
+    model_path: Path, tokenizer: Tokenizer
+) -> None:
+    large = [StructuredOutput("regex", f"{i}" + "a" * 60_000) for i in range(100)]
+    for kind in (Sleeps, ReadsNothing):
+        process = kind(grammar_settings(model_path, tokenizer))
+        process.open("first", YES_OR_NO)
+        while kind is ReadsNothing and not process._is_ready:
+            process.take(0.1)
+        begin = time.monotonic()
+        for i, constraint in enumerate(large):
+            process.open(f"{i}", constraint)
+            process.take()
+        process.open("last", YES_OR_NO)
+        assert time.monotonic() - begin < 8.0
+        for name in ["first", *(f"{i}" for i in range(100)), "last"]:
+            process.close(name)
+        assert process._process is not None
+        process._process.kill()
+        process.shut_down()
+
+
+def test_answers_have_the_time_of_a_start_when_their_process_is_started_anew(
+    model_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = GrammarProcess(grammar_settings(model_path, tokenizer))
+    process.open("one", YES_OR_NO)
+    replies(process)
+    monkeypatch.setattr(client, "HANG_SECONDS", 0.01)  # a start takes longer
+    assert process._process is not None
+    os.kill(process._process.pid, signal.SIGKILL)
+    (letter,) = tokenizer.encode("y", add_special_tokens=False)
+    process.advance([("one", (letter,))])
+    assert replies(process)["one"].bitmask
     process.shut_down()

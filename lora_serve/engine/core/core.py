@@ -328,6 +328,7 @@ class EngineCore:
             num_waiting=scheduler.num_waiting,
             num_deferred=scheduler.num_deferred,
             num_fetching=scheduler.num_fetching,
+            num_awaiting_mask=scheduler.num_awaiting_mask,
             kv_cache_usage=self._kv.usage,
             num_blocks=self._kv.num_blocks,
             kv_cache_size_tokens=self._kv.size_tokens,

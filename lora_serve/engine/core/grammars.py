@@ -12,7 +12,12 @@ from collections.abc import Iterable
 import numpy as np
 
 from lora_serve.config import EngineConfig
-from lora_serve.errors import InvalidRequestError, LoraServeError, RequestFailedError
+from lora_serve.errors import (
+    GrammarUnavailableError,
+    InvalidRequestError,
+    LoraServeError,
+    RequestFailedError,
+)
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.scheduler.progress import RequestProgress
 from lora_serve.scheduler.request import Request, RequestStatus
@@ -92,6 +97,8 @@ class RequestGrammars:
         request = self._scheduler.get(reply.request_id)
         assert request is not None, f"{reply.request_id} has left, and its grammar was not closed"
         assert request.status is not RequestStatus.WAITING, f"{reply.request_id} had its mask"
+        if reply.is_unavailable:
+            return request, GrammarUnavailableError(reply.error)
         if reply.is_fault:
             return request, RequestFailedError(reply.error)
         if reply.error:

@@ -19,6 +19,7 @@ from lora_serve.errors import (
     AdapterUnavailableError,
     EngineDeadError,
     ForbiddenError,
+    GrammarUnavailableError,
     InvalidRequestError,
     KVLoadError,
     LoraServeError,
@@ -69,6 +70,7 @@ STATUS_AND_TYPE: dict[type[BaseException], tuple[int, str]] = {
     ForbiddenError: (403, "ForbiddenError"),
     OverloadedError: (503, "ServiceUnavailableError"),
     EngineDeadError: (503, "ServiceUnavailableError"),
+    GrammarUnavailableError: (503, "ServiceUnavailableError"),
     KVLoadError: (503, "ServiceUnavailableError"),
     NotForgottenError: (503, "ServiceUnavailableError"),
     RequestFailedError: INTERNAL,
@@ -101,7 +103,7 @@ def error_response(error: BaseException) -> Response:
     headers = {}
     if isinstance(error, OverloadedError):
         headers["Retry-After"] = str(error.retry_after_seconds)
-    elif isinstance(error, EngineDeadError | AdapterUnavailableError):
+    elif isinstance(error, EngineDeadError | AdapterUnavailableError | GrammarUnavailableError):
         headers["Retry-After"] = "1"
     elif isinstance(error, BodyTimeoutError):
         headers["Connection"] = "close"  # what follows would look like a new request

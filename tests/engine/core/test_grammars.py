@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from lora_serve.errors import OverloadedError
 from lora_serve.fuzz.oracle.engine import OracleEngine
 from lora_serve.fuzz.oracle.executor import lone_answer
@@ -40,6 +42,7 @@ def test_a_request_that_waits_for_its_grammar_holds_nothing_and_delays_no_other(
     engine.add("held", PROMPT, params=HELD, lora_name="a")
     engine.step()
     assert engine.kv.usage == 0.0
+    assert engine.core.stats().num_awaiting_mask == engine.core.stats().num_waiting == 1
     engine.add("plain", PROMPT, lora_name="b")
     for _ in range(20):
         engine.step()
@@ -48,6 +51,7 @@ def test_a_request_that_waits_for_its_grammar_holds_nothing_and_delays_no_other(
     HeldBack.is_held = False
     engine.run()
     HeldBack.is_held = True
+    assert engine.core.stats().num_awaiting_mask == 0
     digest = engine.last("held").adapter
     assert digest is not None
     constraint = HELD.structured_outputs
@@ -89,16 +93,24 @@ class Failing(OracleGrammars):
     """Refuses every constraint, or fails at it."""
 
     is_fault = False
+    is_unavailable = False
 
     def take(self, wait_seconds: float = 0.0) -> list[MaskReply]:
         names: Sequence[str] = [name for name, answer in self._answers.items() if answer.is_owed]
         for name in names:
             self._answers[name].is_owed = False
-        return [MaskReply(name, 0, error="odd", is_fault=self.is_fault) for name in names]
+        reply = MaskReply(
+            "", 0, error="odd", is_fault=self.is_fault, is_unavailable=self.is_unavailable
+        )
+        return [msgspec.structs.replace(reply, request_id=name) for name in names]
 
 
 class Broken(Failing):
     is_fault = True
+
+
+class NotStarting(Failing):
+    is_unavailable = True
 
 
 def test_what_comes_of_a_grammar_that_cannot_be_followed_is_told_as_what_it_is() -> None:
@@ -106,6 +118,7 @@ def test_what_comes_of_a_grammar_that_cannot_be_followed_is_told_as_what_it_is()
         (Full, "OverloadedError"),
         (Failing, "InvalidRequestError"),
         (Broken, "RequestFailedError"),
+        (NotStarting, "GrammarUnavailableError"),
     ):
         engine = OracleEngine(grammars_class=service)
         engine.load("a", "/a", "a")
