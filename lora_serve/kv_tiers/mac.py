@@ -58,13 +58,19 @@ class MacKeys:
 def read_mac_keys(path: str | None) -> MacKeys:
     """The keys in a file: hexadecimal, one a line, the one to write with first. None: no keys.
 
+    Blank lines and lines that begin with # count for nothing.
+
     Raises:
         ConfigError: the file cannot be read, is open to others, or a line is no key.
     """
     if path is None:
         return MacKeys()
-    lines = read_secret(FLAG, Path(path)).splitlines()
-    keys = [_parse_key(path, number, line.strip()) for number, line in enumerate(lines, 1) if line]
+    lines = [line.strip() for line in read_secret(FLAG, Path(path)).splitlines()]
+    keys = [
+        _parse_key(path, number, line)
+        for number, line in enumerate(lines, 1)
+        if line and not line.startswith("#")
+    ]
     if not keys:
         raise ConfigError(f"{FLAG} {path}: holds no key; write one with: openssl rand -hex 32")
     return MacKeys(keys)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import getpass
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from lora_serve.cli.arguments import add_config_arguments, engine_config, server_config
 from lora_serve.cli.parser import OneLineParser
 from lora_serve.config import EngineConfig, ServerConfig
+from lora_serve.kv_tiers.mac import MacKeys, read_mac_keys
+from lora_serve.kv_tiers.secret_files import redis_password
+from lora_serve.server.http.keys import read_keys
 
 PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
 TRUSTED, TENANTS = "One trusted tenant", "Many tenants behind a gateway"
@@ -26,6 +34,26 @@ def commands(text: str) -> list[str]:
     units = re.findall(r"^ExecStart=\S*lora-serve (.*)$", joined, re.MULTILINE)
     composed = re.findall(r"command: >-\n((?:      .*\n)+)", joined)
     return [" ".join(command.split()) for command in (*units, *composed)]
+
+
+def block(title: str, language: str) -> str:
+    """The first block of code in that language."""
+    return section(title).split(f"```{language}\n")[1].split("```")[0]
+
+
+def compose() -> dict[str, Any]:
+    return dict(yaml.safe_load(block(TENANTS, "yaml")))
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """A directory in which the commands of the section on keys have run."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    script = block("Keys", "bash").replace("/etc/lora-serve", str(tmp_path))
+    script = script.replace("owner=lora-serve", f"owner={getpass.getuser()}")
+    subprocess.run(["bash", "-euc", script], check=True, timeout=30)
+    return tmp_path
 
 
 def parsed(title: str) -> tuple[EngineConfig, ServerConfig]:
@@ -47,6 +75,7 @@ def test_a_set_up_is_one_that_the_program_takes_and_asks_for_keys(title: str) ->
     assert server.metrics_port is not None
     assert engine.lora.lora_allowed_roots
     assert not server.allow_runtime_lora_updating
+    assert engine.model.served_model_name, "the model's name would be its path"
 
 
 def test_one_tenants_keys_share_a_cache_behind_tls() -> None:
@@ -72,3 +101,41 @@ def test_every_flag_that_a_table_explains_is_in_its_command(title: str) -> None:
     named = {flag for row in rows for flag in re.findall(r"--[a-z][a-z-]+", row)}
     assert named <= set(re.findall(r"--[a-z][a-z-]+", command))
     assert len(named) > 5
+
+
+def test_the_keys_that_the_page_makes_are_taken(keys: Path) -> None:
+    config = ServerConfig(
+        api_key_file=str(keys / "tenants.keys"), admin_api_key_file=str(keys / "admin.keys")
+    )
+    read = read_keys(config)
+    assert (len(read.api), len(read.admin)) == (2, 1)
+    assert len({*read.api, *read.admin}) == 3
+    key_id, _ = read_mac_keys(str(keys / "kv.keys")).sign(b"", b"")
+    assert key_id != MacKeys().sign(b"", b"")[0]
+    password = redis_password(str(keys / "redis.key"))
+    assert f"requirepass {password}\n" in (keys / "redis.conf").read_text()
+    assert {path.stat().st_mode & 0o777 for path in keys.iterdir()} == {0o400}
+
+
+def test_every_secret_of_the_second_set_up_is_made_and_given_to_its_service(keys: Path) -> None:
+    page = compose()
+    made = {f"/etc/lora-serve/{path.name}" for path in keys.iterdir()}
+    assert {secret["file"] for secret in page["secrets"].values()} <= made
+    for service in page["services"].values():
+        named = set(re.findall(r"/run/secrets/(\S+)", service.get("command", "")))
+        assert named == set(service.get("secrets", ()))
+        assert named <= set(page["secrets"])
+        if named:
+            assert "owner=" + service["user"] in section("Keys")
+    assert "./nginx.conf" in page["services"]["gateway"]["volumes"][0]
+    assert "proxy_pass http://lora-serve:8000;" in block(TENANTS, "nginx")
+
+
+@pytest.mark.parametrize("title", [TRUSTED, TENANTS])
+def test_prometheus_asks_the_port_of_the_metrics(title: str) -> None:
+    _, server = parsed(title)
+    (job,) = yaml.safe_load(section(title).rpartition("```yaml\n")[2].split("```")[0])[
+        "scrape_configs"
+    ]
+    (target,) = job["static_configs"][0]["targets"]
+    assert target.endswith(f":{server.metrics_port}")

@@ -195,7 +195,8 @@ def test_without_a_file_nothing_is_signed() -> None:
 
 @pytest.mark.parametrize("mode", [0o400, 0o600, 0o440, 0o640])
 def test_the_file_holds_a_key_a_line(tmp_path: Path, mode: int) -> None:
-    keys = read_mac_keys(key_file(tmp_path, f"{NEW.hex()}\n\n{OLD.hex()}\n", mode))
+    text = f"# since May\n{NEW.hex()}\n\n  # before\n{OLD.hex()}\n"
+    keys = read_mac_keys(key_file(tmp_path, text, mode))
     assert refusal(NS, signed(MacKeys([OLD]))[0], keys) is None
     assert refusal(NS, signed(keys)[0], MacKeys([NEW])) is None
 
