@@ -28,6 +28,7 @@ import xxhash
 from lora_serve.errors import ConfigError
 from lora_serve.kv_tiers.base import TierNamespace
 from lora_serve.kv_tiers.disk.folder import Folder
+from lora_serve.kv_tiers.disk.group_file import write_all
 from lora_serve.kv_tiers.disk.news import DiskNews, Place, Turn, place_of
 from lora_serve.kv_tiers.disk.ownership import open_own, open_to_inspect
 from lora_serve.kv_tiers.disk.staging import Staged, Staging
@@ -144,16 +145,18 @@ class DiskDirectory:
             return found
         made = uuid4().hex
         staging = self._staging.folder()
-        with staging.make_folder(made) as folder:
-            _write_descriptor(folder, namespace)
-        with self._folder("namespaces", make=True) as namespaces:
-            try:
-                staging.move(made, namespaces, namespace.root.hex())
-            except OSError as error:
-                staging.remove_tree(made)
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-            return namespaces.folder(namespace.root.hex())
+        try:
+            with staging.make_folder(made) as folder:
+                _write_descriptor(folder, namespace)
+            with self._folder("namespaces", make=True) as namespaces:
+                try:
+                    staging.move(made, namespaces, namespace.root.hex())
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                        raise
+                return namespaces.folder(namespace.root.hex())
+        finally:
+            staging.remove_tree(made)  # unless it was moved, it would stay as long as this process
 
     def trash(self, root: bytes) -> None:
         """Make a namespace vanish at once; `empty_trash` frees its bytes."""
@@ -266,7 +269,7 @@ def _write_descriptor(folder: Folder, namespace: TierNamespace) -> None:
     text = msgspec.json.encode(namespace)
     checksum = xxhash.xxh3_128_hexdigest(text).encode()
     with folder.opened(DESCRIPTOR, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor:
-        os.write(descriptor, text + b"\n" + checksum + b"\n")
+        write_all(descriptor, [text, b"\n", checksum, b"\n"])
         os.fsync(descriptor)  # without it, synced groups would be lost with the power
 
 

@@ -58,7 +58,7 @@ def write_group(descriptor: int, namespace: TierNamespace, records: Sequence[Rec
     buffers: list[Buffer] = [_table([record.block_hash for record in records], namespace)]
     for record in records:
         buffers += (record.header, record.payload)
-    num_bytes = _write_all(descriptor, buffers)
+    num_bytes = write_all(descriptor, buffers)
     os.fsync(descriptor)
     return num_bytes
 
@@ -129,8 +129,11 @@ def _padded(root: bytes) -> bytes:
     return root.ljust(MAX_HASH_BYTES, b"\0")
 
 
-def _write_all(descriptor: int, buffers: Sequence[Buffer]) -> int:
-    """Write many buffers in few calls; a call may take fewer bytes than it was given."""
+def write_all(descriptor: int, buffers: Sequence[Buffer]) -> int:
+    """Write many buffers in few calls, each of which may take fewer bytes than it was given.
+
+    Returns how many bytes they have. Raises OSError.
+    """
     rest = [memoryview(buffer) for buffer in buffers]
     total = sum(len(buffer) for buffer in rest)
     while rest:

@@ -59,9 +59,8 @@ class DiskNews:
         """Hold the lock: one process at a time has its turn."""
         with self._opened(os.O_RDWR | os.O_CREAT, make=True) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            turn = Turn(self._read(file), partial(self._write, file))
             try:
-                yield turn
+                yield Turn(self._read(file), partial(self._write, file))
             except BaseException:
                 self._edition = b""  # what became of the news is not known
                 raise

@@ -7,6 +7,7 @@ looking costs one call while nothing happens.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_AGAIN_SECONDS = 0.1  # a namespace is looked into at most this often for readers that miss
 MTIME_GRAIN_NS = 50_000_000  # changes this close together may leave the same time behind
+# Why a file may be unreadable for a moment only; with other reasons it is not tried again.
+_PASSING = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT)
 POLL_SHARE = 50  # polling takes at most one part in so many of a core
 
 
@@ -108,10 +111,12 @@ class DiskScan:
     # ── the thread ──────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
-        self._guarded(self._directory.sweep)
-        self._guarded(self._poll)
-        self._index.sort()
-        self._is_complete.set()
+        try:
+            self._guarded(self._directory.sweep)
+            self._guarded(self._poll)
+            self._guarded(self._index.sort)
+        finally:
+            self._is_complete.set()  # saves and drops wait for it, whatever has failed
         while not self._is_closed:
             start = time.monotonic()
             self._guarded(self._poll)
@@ -155,8 +160,8 @@ class DiskScan:
             found = set(self._directory.groups(root))
             for name in known - found:
                 self._index.remove_file(root, name)
-            self._add(root, found - known)
-            is_settled = time.time_ns() - modified > MTIME_GRAIN_NS
+            is_settled = self._add(root, found - known)
+            is_settled &= time.time_ns() - modified > MTIME_GRAIN_NS
             self._seen[root] = modified if is_settled else 0
 
     def _look_at(self, place: Place) -> None:
@@ -170,20 +175,21 @@ class DiskScan:
             is_known = self._index.knows(place.root, place.name)
             if is_known and not is_there:
                 self._index.remove_file(place.root, place.name)
-            elif is_there and not is_known:
-                self._add(place.root, {place.name})
+            elif is_there and not is_known and not self._add(place.root, {place.name}):
+                self._seen.pop(place.root, None)
 
     def _is_there(self, place: Place) -> bool:
         with suppress(FileNotFoundError), self._directory.of(place.root) as folder:
             return place.name.endswith(GROUP_SUFFIX) and folder.has_file(place.name)
         return False
 
-    def _add(self, root: bytes, names: set[str]) -> None:
+    def _add(self, root: bytes, names: set[str]) -> bool:
+        """Take files into the index; False if some of them shall be looked at again."""
         namespace = self._directory.describe(root)
         if namespace is not None:
-            for name in names:
-                self._add_file(namespace, name)
-        elif not self._directory.is_of_another_version(root):
+            unread = [name for name in names if not self._add_file(namespace, name)]
+            return not unread
+        if not self._directory.is_of_another_version(root):
             for name in names:
                 self._refuse(root, name, Cause.FOREIGN)
             logger.warning(
@@ -191,8 +197,10 @@ class DiskScan:
                 *(self._directory.path, root.hex(), DESCRIPTOR),
             )
             self._directory.trash(root)  # it could never be dropped by name
+        return True
 
-    def _add_file(self, namespace: TierNamespace, name: str) -> None:
+    def _add_file(self, namespace: TierNamespace, name: str) -> bool:
+        """Take a file into the index; False if it could not be read and may be later."""
         try:
             with (
                 self._directory.of(namespace.root) as folder,
@@ -204,6 +212,8 @@ class DiskScan:
             self._refuse(namespace.root, name, refused.cause)
         except OSError as error:  # gone again, or a bad sector
             logger.debug("%s of %s: %s", name, namespace.root.hex(), error)
+            return error.errno not in _PASSING
+        return True
 
     def _forget(self, root: bytes) -> None:
         self._seen.pop(root, None)

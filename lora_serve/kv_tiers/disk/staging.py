@@ -47,9 +47,11 @@ class Staged:
         self._discard()
 
     def _discard(self) -> None:
-        os.close(self.descriptor)
-        if self._name:
-            self._folder.unlink(self._name)
+        try:
+            os.close(self.descriptor)  # may say only now that the disk could not write
+        finally:
+            if self._name:
+                self._folder.unlink(self._name)
 
 
 class Staging:

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import errno
+import io
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from lora_serve.kv_tiers.disk import news as disk_news
 from lora_serve.kv_tiers.disk.folder import Folder, OpenFolder
 from lora_serve.kv_tiers.disk.news import EDITION_BYTES, DiskNews, Place
+from tests.fakes.full_disk import no_room_beyond
 
 ROOT = b"r" * 32
 HERE, THERE = Place(ROOT, "here.kv"), Place(ROOT, "there.kv")
@@ -91,6 +92,28 @@ def test_a_turn_that_fails_has_heard_nothing(one: DiskNews, two: DiskNews) -> No
     assert heard(two) == []
 
 
+def test_news_that_could_not_be_read_are_not_passed_over(
+    one: DiskNews, two: DiskNews, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquaint(one, two)
+    heard(one, HERE, HERE)
+    heard(two)
+    path.write_bytes(b"")  # a new edition begins, shorter than what has been read of the old one
+    heard(one, HERE)
+
+    class BrokenBehindTheEdition(io.FileIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            if size == -1:
+                raise OSError(errno.EIO, "a bad sector")
+            return super().read(size)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(io, "FileIO", BrokenBehindTheEdition)
+        with pytest.raises(OSError, match="a bad sector"):
+            heard(two)
+    assert heard(two) is None
+
+
 def test_an_edition_that_is_long_ends(
     one: DiskNews, two: DiskNews, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,15 +155,6 @@ def test_where_news_may_be_lost_each_process_looks_everywhere_once(
     assert heard(one) in (None, [THERE]), "what was damaged it had heard, or announced"
     assert heard(one, HERE) == []
     assert heard(two) == [HERE]
-
-
-@contextmanager
-def no_room_beyond(num_bytes: int) -> Iterator[None]:
-    """No file grows beyond it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("num_bytes_left", [0, 40])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -7,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.kv_tiers.base import Cause
+from lora_serve.kv_tiers.base import Cause, TierNamespace
+from lora_serve.kv_tiers.disk import group_file
+from lora_serve.kv_tiers.disk import scan as disk_scan
 from lora_serve.kv_tiers.disk.directory import DiskDirectory
+from lora_serve.kv_tiers.disk.group_file import GroupTable
 from lora_serve.kv_tiers.disk.index import DiskIndex
+from lora_serve.kv_tiers.disk.news import Place
 from lora_serve.kv_tiers.disk.scan import DiskScan
 from lora_serve.kv_tiers.disk.tier import DiskTier
 from tests.fakes.kv_blocks import a_namespace, chain, records
@@ -70,3 +75,69 @@ def test_readers_that_come_during_the_first_scan_find_what_it_finds(
         reader.join(5)
     scan.close()
     assert found == [24, 24, 24]
+
+
+class UnsortableIndex(DiskIndex):
+    def sort(self) -> None:
+        raise MemoryError
+
+
+def test_saves_do_not_wait_for_ever_for_a_first_scan_that_fails(tmp_path: Path) -> None:
+    directory = DiskDirectory(tmp_path)
+    scan = DiskScan(directory, UnsortableIndex(), refuse, 0.02)
+    waiting = threading.Thread(target=scan.wait_until_complete, daemon=True)
+    waiting.start()
+    waiting.join(5)
+    scan.close()
+    directory.close()
+    assert not waiting.is_alive()
+
+
+@pytest.fixture
+def disk_is_away(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """While it is set, no file can be read."""
+    is_away = threading.Event()
+
+    def read_table(descriptor: int, namespace: TierNamespace) -> GroupTable:
+        if is_away.is_set():
+            raise OSError(errno.EIO, "the disk is away")
+        return group_file.read_table(descriptor, namespace)
+
+    monkeypatch.setattr(disk_scan, "read_table", read_table)
+    return is_away
+
+
+def num_found(index: DiskIndex) -> int:
+    return sum(run.count for run in index.runs(HASHES, 24))
+
+
+def test_a_file_that_cannot_be_read_for_a_moment_is_found_later(
+    directory: GatedDirectory, disk_is_away: threading.Event
+) -> None:
+    disk_is_away.set()
+    directory.gate.set()
+    index = DiskIndex()
+    scan = DiskScan(directory, index, refuse, 3600.0)
+    scan.wait_until_complete()
+    assert num_found(index) == 0
+    disk_is_away.clear()
+    scan.look_everywhere()
+    scan.close()
+    assert num_found(index) == 24
+
+
+def test_an_announced_file_that_cannot_be_read_for_a_moment_is_found_later(
+    directory: GatedDirectory, disk_is_away: threading.Event
+) -> None:
+    directory.gate.set()
+    index = DiskIndex()
+    scan = DiskScan(directory, index, refuse, 3600.0)
+    scan.wait_until_complete()
+    scan.look_everywhere()
+    index.remove_namespace(NS.root)  # as if its files had only come now
+    disk_is_away.set()
+    scan.look_at([Place(NS.root, name) for name in directory.groups(NS.root)])
+    disk_is_away.clear()
+    scan.look_everywhere()
+    scan.close()
+    assert num_found(index) == 24

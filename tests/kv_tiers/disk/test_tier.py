@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import stat
 import subprocess
@@ -25,6 +24,7 @@ from lora_serve.kv_tiers.disk.directory import DiskDirectory
 from lora_serve.kv_tiers.disk.folder import Folder
 from lora_serve.kv_tiers.disk.group_file import VERSION, write_group
 from lora_serve.kv_tiers.disk.tier import MAX_QUARANTINED, DiskTier
+from tests.fakes.full_disk import no_room_beyond
 from tests.fakes.kv_blocks import a_namespace, chain, content, records
 from tests.fakes.kv_files import write_group_file
 
@@ -402,13 +402,8 @@ def test_a_full_disk_is_an_error_of_the_tier_and_leaves_nothing_behind(tiers: Ti
 def test_a_write_that_ends_half_way_leaves_nothing_behind(tiers: Tiers) -> None:
     tier = tiers.open()
     save(tier, NS, HASHES[:8])
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        with pytest.raises(TierError, match="File too large"):
-            save(tier, NS, HASHES)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with no_room_beyond(4096), pytest.raises(TierError, match="File too large"):
+        save(tier, NS, HASHES)
     assert load(tier, NS, HASHES) == (8, Cause.ABSENT)
     assert [f.name for f in tiers.path.glob("staging/*/*") if f.name != "lock"] == []
     save(tier, NS, HASHES)
