@@ -107,7 +107,7 @@ class BlockHasher:
             parent: hash of the block before, or the root.
             token_ids: the block's tokens; 0 where an embedding row stands instead.
             embeds_digest: digest of the block's embedding rows, empty if it has none.
-            extra: what else shaped the block (activated LoRA enters a chain here).
+            extra: what else shaped the block; empty if nothing did.
         """
         tokens = array("q", token_ids).tobytes()
         return BlockHash(self._hash(framed(parent, tokens, embeds_digest, extra)))

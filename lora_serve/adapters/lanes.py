@@ -28,15 +28,15 @@ class LoadJob:
 class ReadTask:
     """A job on its way; it is in one lane at a time.
 
-    place: what is read, or downloaded, next. claim: who takes it decides what becomes of the read:
-    the thread that has read all, or the engine, which gives it up. is_slow: told to be so.
+    place: what is read, or downloaded, next. end_lock: who takes it decides what becomes of the
+    read: the thread that has read all, or the engine, which gives it up. is_slow: told to be so.
     """
 
     job: LoadJob
     place: str | HubAdapter
     begin: float
     deadline: float = 0.0
-    claim: threading.Lock = field(default_factory=threading.Lock)
+    end_lock: threading.Lock = field(default_factory=threading.Lock)
     is_reading: bool = False
     is_given_up: bool = False
     is_slow: bool = False

@@ -245,7 +245,7 @@ class AdapterLoader:
         for lane in self._lanes:
             while lane.timed and (task := next(iter(lane.timed))).deadline <= now:
                 del lane.timed[task]
-                if task.claim.acquire(blocking=False):  # else it was read, and will end
+                if task.end_lock.acquire(blocking=False):  # else it was read, and will end
                     self._give_up(lane, task)
 
     def _give_up(self, lane: Lane, task: ReadTask) -> None:
@@ -298,7 +298,7 @@ class AdapterLoader:
         outcome = _guarded(task.job.path, partial(self._source.get, task.place))
         ref = task.job.ref
         if isinstance(outcome, AdapterCheckpoint):
-            if not task.claim.acquire(blocking=False):
+            if not task.end_lock.acquire(blocking=False):
                 outcome = AdapterUnavailableError("read too late")  # its bytes are freed here
             elif ref is None or ref.digest == outcome.digest:
                 self._threads.prepare(partial(self._prepare_and_tell, lane, task, outcome))

@@ -4,9 +4,9 @@ A request's rank is (priority, tokens served to its share, order of arrival), th
 without fair shares the one in the middle is the same for all. A request that was preempted goes
 before those that have not begun.
 
-A step holds at most `max_loras` adapters. Requests of an adapter that has a LoRA slot (warm) may
-overtake ones of better rank of an adapter that has none (cold), but only OVERTAKE_LIMIT times: then
-adapters' requests wait until the cold one got a LoRA slot, so a hot set never starves it.
+A step holds at most `max_loras` adapters. Requests of an adapter that has a LoRA slot may overtake
+ones of better rank of an adapter that has none, but only OVERTAKE_LIMIT times: then adapters'
+requests wait until that one got a LoRA slot, so a hot set never starves it.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ class WaitingQueue:
         self._shares = shares
         self._base = _Group(BASE_MODEL, self._rank)
         self._groups: dict[AdapterRef, _Group] = {}
-        self._warm: _HeadHeap[_Group] = _HeadHeap(self._rank)
-        self._cold: _HeadHeap[_Group] = _HeadHeap(self._rank)
+        self._with_slot: _HeadHeap[_Group] = _HeadHeap(self._rank)
+        self._without_slot: _HeadHeap[_Group] = _HeadHeap(self._rank)
 
     @property
     def adapters(self) -> list[AdapterRef]:
@@ -232,29 +232,30 @@ class WaitingQueue:
 
     def peek(self, slot_is_free: bool) -> Request | None:
         """The request to admit next, or None. It stays queued until `pop`."""
-        base, warm, cold = self._base.head(), self._warm.head(), self._cold.head()
-        if cold is not None and not slot_is_free:
-            if warm is not None and self._rank(cold) < self._rank(warm):
-                warm = None if cold.num_overtaken >= OVERTAKE_LIMIT else warm
-            cold = None
-        candidates = [head for head in (base, warm, cold) if head is not None]
+        base, with_slot = self._base.head(), self._with_slot.head()
+        without_slot = self._without_slot.head()
+        if without_slot is not None and not slot_is_free:
+            if with_slot is not None and self._rank(without_slot) < self._rank(with_slot):
+                with_slot = None if without_slot.num_overtaken >= OVERTAKE_LIMIT else with_slot
+            without_slot = None
+        candidates = [head for head in (base, with_slot, without_slot) if head is not None]
         return min(candidates, key=self._rank, default=None)
 
     def note_admitted(self, request: Request) -> None:
         """Count the overtaking, if `request` passed a better one that waits for a LoRA slot."""
-        cold = self._cold.head()
-        if request.namespace.adapter is BASE_MODEL or cold is None:
+        without_slot = self._without_slot.head()
+        if request.namespace.adapter is BASE_MODEL or without_slot is None:
             return
-        if self._rank(cold) < self._rank(request):
-            cold.num_overtaken += 1
+        if self._rank(without_slot) < self._rank(request):
+            without_slot.num_overtaken += 1
 
     def take_group(self, adapter: AdapterRef) -> list[Request]:
         """Remove and return all that wait for this adapter (it can no longer be served)."""
         group = self._groups.pop(adapter, None)
         if group is None:
             return []
-        self._warm.discard(group)
-        self._cold.discard(group)
+        self._with_slot.discard(group)
+        self._without_slot.discard(group)
         return group.waiting()
 
     def _rank(self, request: Request) -> Rank:
@@ -287,15 +288,15 @@ class WaitingQueue:
         adapter, head = group.adapter, group.head()
         if adapter is BASE_MODEL:
             return
-        self._warm.discard(group)
-        self._cold.discard(group)
+        self._with_slot.discard(group)
+        self._without_slot.discard(group)
         slot = self._slots.get(adapter)
         if head is None or (slot is not None and slot.is_loading):
             return
-        (self._cold if slot is None else self._warm).put(group, head)
+        (self._without_slot if slot is None else self._with_slot).put(group, head)
 
     def _drop_if_empty(self, group: _Group) -> None:
         if group.adapter is not BASE_MODEL and group.head() is None:
-            self._warm.discard(group)
-            self._cold.discard(group)
+            self._with_slot.discard(group)
+            self._without_slot.discard(group)
             del self._groups[group.adapter]

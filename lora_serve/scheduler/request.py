@@ -1,8 +1,9 @@
 """One request's state, from its arrival to its last token.
 
-The scheduler and its parts write it, but for two things. The blocks (block_tables,
-num_committed_blocks) are KVCacheManager's to write; the times (scheduled_time, first_token_time)
-are EngineCore's, since the scheduler reads no clock.
+The scheduler and its parts write it, each fields of its own, but for two things. The blocks
+(block_tables, num_committed_blocks) are KVCacheManager's to write; the times are EngineCore's,
+since the scheduler reads no clock: scheduled_time when it first runs, first_token_time when it has
+a token.
 """
 
 from __future__ import annotations
@@ -40,9 +41,6 @@ class RequestStatus(Enum):
 @dataclass(slots=True, eq=False)
 class Request:
     """One prompt and its answer so far. block_hashes: the chain of `identity.py`.
-
-    The scheduler's parts and the KV manager write it, each fields of its own. The engine, which has
-    the clock, writes two: scheduled_time when it first runs, first_token_time when it has a token.
 
     token_ids: prompt, then output; 0 where a prompt embedding stands.
     num_computed_tokens: tokens whose KV finished steps have written, or found.

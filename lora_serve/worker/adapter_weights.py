@@ -1,8 +1,8 @@
-"""The adapters' weights on this worker, by digest: prepared by a loader thread, activated by steps.
+"""The adapters' weights on this worker, by digest: prepared in a thread, activated by steps.
 
-Two tables, so that a digest can be prepared again while it still serves. The loader thread only
-puts into `prepared`; everything else is the engine thread's. Each preparation is activated once:
-two names may be loaded with the same bytes, the second while a step activates the first.
+Two tables, so that a digest can be prepared again while it still serves. The thread that prepares
+only puts into `prepared`; everything else is the engine thread's. Each preparation is activated
+once: two names may be loaded with the same bytes, the second while a step activates the first.
 """
 
 from __future__ import annotations

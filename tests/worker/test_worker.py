@@ -293,7 +293,7 @@ def test_a_step_beyond_the_limits_is_the_schedulers_fault(
 
 
 def load(worker: Worker, directory: Path, seed: int) -> AdapterRef:
-    """Save an adapter, let the worker prepare it as the loader thread does, and activate it."""
+    """Save an adapter, let the worker prepare it in another thread, and activate it."""
     spec = load_spec(directory.parent / "model")
     checkpoint = read_saved(make_peft("qwen2", seed), directory, spec)
     thread = threading.Thread(target=worker.prepare_adapter, args=(checkpoint,))

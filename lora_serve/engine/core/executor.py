@@ -17,7 +17,7 @@ class Executor(Protocol):
     def prepare_adapter(self, checkpoint: AdapterCheckpoint) -> None:
         """Make the adapter's weights ready for a later step's `add_adapters`.
 
-        Called from the loader thread, while steps run.
+        Called from the thread that prepares adapters, while steps run.
         """
 
     def submit(self, step: SchedulerOutput) -> None:

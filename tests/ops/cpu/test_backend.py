@@ -87,7 +87,7 @@ def test_an_empty_batch_gives_an_empty_result(ops: Ops) -> None:
 
 
 def test_adapters_are_packed_beside_running_kernels(ops: Ops) -> None:
-    """A loader thread packs while the engine computes; neither sees the other."""
+    """Another thread packs while the engine computes; neither sees the other."""
     x, weight = normal(64, 512, dtype=torch.bfloat16), normal(512, 512, dtype=torch.bfloat16)
     packed = ops.linears.pack_linear(weight, None)
     expected = ops.linears.linear(x, packed)
