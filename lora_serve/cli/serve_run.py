@@ -21,6 +21,7 @@ from lora_serve.config import EngineConfig, ServerConfig
 from lora_serve.config.refusals import Refusals
 from lora_serve.errors import ConfigError
 from lora_serve.kv_tiers.opening import check_tiers
+from lora_serve.observability.log import LOG_FORMAT
 
 if TYPE_CHECKING:
     from lora_serve.server.http.listener import Listeners
@@ -40,7 +41,7 @@ def run_serve(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: this cannot be served; one line for each reason.
     """
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     for line in told_of(args):
         logger.info("%s", line)
     engine, server = _configs(args)

@@ -7,6 +7,7 @@ is larger than all that the system keeps of one connection.
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -106,7 +107,8 @@ def begin_large(wire: Wire) -> int:
 def last_words(server: ServerProcess) -> list[str]:
     """What it logged since the signal."""
     log = server.log_path.read_text()
-    return log[log.index("stopping: ") :].splitlines()
+    lines = log[log.index("stopping: ") :].splitlines()
+    return [re.sub(r"^[-\d]+ [:,\d]+ ", "", line) for line in lines]  # without the times
 
 
 @pytest.mark.parametrize("server", ["1"], indirect=True)

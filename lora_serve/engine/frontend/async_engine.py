@@ -238,7 +238,7 @@ class AsyncEngine:
                 future.set_result(reply)
 
     def engine_died(self, error: EngineDeadError) -> None:
-        logger.error("%s; %d choices were growing", error, self.num_unfinished)
+        logger.error("%s; %d answers were running", error, self.num_unfinished)
         self._journal.note_death()
         self._is_back.clear()
         self._fail_calls(error)

@@ -21,6 +21,9 @@ from lora_serve.messages import EngineMessage, EngineReady, EngineReply, Shutdow
 
 SHUTDOWN_SECONDS = 10.0
 EXIT_SECONDS = 1.0  # between the end of a process and the news of how it ended
+_OUT_OF_MEMORY = (
+    "usually the system was out of memory: dmesg, or the container's OOMKilled, would say so"
+)
 
 
 class EngineClient:
@@ -122,7 +125,8 @@ class EngineClient:
         else:
             how = "has died" if code is None else f"ended with exit code {code}"
         when = "" if self._is_ready else " while it started"
-        return f"the engine process {how}{when}; the server's log may tell why"
+        where = _OUT_OF_MEMORY if code == -signal.SIGKILL else "the server's log may tell why"
+        return f"the engine process {how}{when}; {where}"
 
     def _note_death(self) -> None:
         if not self._died.is_set():

@@ -171,6 +171,7 @@ class EngineSupervisor:
             return EngineDeadError("the engine's replies cannot be read; see the log")
 
     async def _replace(self) -> None:
+        since = time.monotonic()
         while True:
             delay = self._backoff.next_delay()
             logger.warning("starting the engine again in %.0f s", delay)
@@ -187,7 +188,8 @@ class EngineSupervisor:
                 break
         self._backoff.note_started()
         self.num_restarts += 1
-        logger.warning("the engine is back, process %s", self.pid)
+        away = time.monotonic() - since
+        logger.warning("the engine is back after %.1f s, process %s", away, self.pid)
         with self._going_on():
             await self._user.engine_is_back()
 

@@ -12,6 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 from lora_serve.engine.frontend.base_model import other_base_model
 from lora_serve.errors import AdapterError, AdapterNotFoundError, HubNotAllowedError
 from lora_serve.messages import AdapterInfo
+from lora_serve.server.admin.audit import AdapterAudit
 from lora_serve.server.admin.protocol import LoadAdapterBody, UnloadAdapterBody
 from lora_serve.server.context import ServerContext
 from lora_serve.server.http.auth import caller_of
@@ -25,26 +26,39 @@ def adapters_router(context: ServerContext) -> APIRouter:
 
     @router.post("/v1/load_lora_adapter")
     async def load_lora_adapter(request: Request) -> Response:
-        context.keys.require_admin(caller_of(request))
-        body = await context.bodies.read(request, LoadAdapterBody)
-        _require_enabled(context)
-        _check_name_and_path(context, body.lora_name, body.lora_path)
-        adapter = await _load(context, body)
+        with AdapterAudit("load", caller_of(request)) as audit:
+            context.keys.require_admin(caller_of(request))
+            body = await context.bodies.read(request, LoadAdapterBody)
+            audit.note_asked(body.lora_name, body.lora_path)
+            _require_enabled(context)
+            _check_name_and_path(context, body.lora_name, body.lora_path)
+            await _note_before(audit, context, body.lora_name)
+            adapter = await _load(context, body)
+            audit.note_after(adapter.digest)
         told = f"Success: LoRA adapter '{body.lora_name}' added successfully."
         warning = other_base_model(engine.config.model, adapter)
         return PlainTextResponse(told if warning is None else f"{told} Warning: {warning}.")
 
     @router.post("/v1/unload_lora_adapter")
     async def unload_lora_adapter(request: Request) -> Response:
-        context.keys.require_admin(caller_of(request))
-        body = await context.bodies.read(request, UnloadAdapterBody)
-        _require_enabled(context)
-        if not body.lora_name:
-            raise AdapterError("'lora_name' needs to be provided to unload a LoRA adapter.")
-        await engine.unload_lora_adapter(body.lora_name)
+        with AdapterAudit("unload", caller_of(request)) as audit:
+            context.keys.require_admin(caller_of(request))
+            body = await context.bodies.read(request, UnloadAdapterBody)
+            audit.note_asked(body.lora_name)
+            _require_enabled(context)
+            if not body.lora_name:
+                raise AdapterError("'lora_name' needs to be provided to unload a LoRA adapter.")
+            await _note_before(audit, context, body.lora_name)
+            await engine.unload_lora_adapter(body.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     return router
+
+
+async def _note_before(audit: AdapterAudit, context: ServerContext, name: str) -> None:
+    for adapter in await context.engine.list_adapters():
+        if adapter.name == name:
+            audit.note_before(adapter.digest, adapter.path)
 
 
 async def _load(context: ServerContext, body: LoadAdapterBody) -> AdapterInfo:

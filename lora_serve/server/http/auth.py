@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -33,10 +33,14 @@ _REMEDY = "start the server with --admin-api-key, or with --allow-runtime-lora-u
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The sender of a request. api_key: None if the server is open and no known key was given."""
+    """The sender of a request. api_key: None if the server is open and no known key was given.
+
+    shown: what the log calls it, by the key's place among those of its kind.
+    """
 
     api_key: str | None
     is_admin: bool
+    shown: str = field(default="no key", compare=False)
 
 
 class KeyRing:
@@ -63,10 +67,13 @@ class KeyRing:
         self._anyone = Caller(None, is_admin=all_may_change)
         # By digest, so that the time of a comparison reveals neither a key's length nor its text.
         self._keys = [
-            *((_digest(key.encode()), Caller(key, is_admin=True)) for key in keys.admin),
             *(
-                (_digest(key.encode()), Caller(key, is_admin=all_may_change))
-                for key in keys.api
+                (_digest(key.encode()), Caller(key, True, f"admin key {place}"))
+                for place, key in enumerate(keys.admin, 1)
+            ),
+            *(
+                (_digest(key.encode()), Caller(key, all_may_change, f"key {place}"))
+                for place, key in enumerate(keys.api, 1)
                 if key not in keys.admin
             ),
         ]
@@ -95,9 +102,10 @@ class KeyRing:
         if caller.api_key is None:
             raise UnauthorizedError(
                 "this changes the server and needs an admin API key, sent as `Authorization: "
-                f"Bearer KEY`; {_REMEDY}"
+                f"Bearer KEY`{'' if self._has_admin_key else f'; {_REMEDY}'}"
             )
-        raise ForbiddenError(f"this changes the server, and this API key may not; {_REMEDY}")
+        remedy = "that needs an admin API key" if self._has_admin_key else _REMEDY
+        raise ForbiddenError(f"this changes the server, and this API key may not; {remedy}")
 
     @property
     def guards_metrics(self) -> bool:

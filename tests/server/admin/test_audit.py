@@ -1,0 +1,93 @@
+"""The log tells who changed which adapter, and never by which key or in whose own lines."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from lora_serve.config import ServerConfig
+from tests.fakes.engine import FakeEngine, write_adapter
+from tests.server.clients import client_for
+
+LOAD = "/v1/load_lora_adapter"
+UNLOAD = "/v1/unload_lora_adapter"
+KEYS = ServerConfig(api_key=("tenant-secret",), admin_api_key=("root-secret", "second-secret"))
+
+
+@pytest.fixture(autouse=True)
+def told(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+    """What the audit has written so far."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("lora_serve.server.admin.audit")
+    with caplog.at_level(logging.INFO, logger.name):
+        logger.addHandler(handler)
+        yield lines
+        logger.removeHandler(handler)
+
+
+async def call(client: httpx.AsyncClient, url: str, key: str = "", **body: object) -> None:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    await client.post(url, json=body, headers=headers)
+
+
+def digest_of(path: str) -> str:
+    (file,) = Path(path).iterdir()
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+async def test_every_change_is_one_line_with_both_digests(tmp_path: Path, told: list[str]) -> None:
+    a = write_adapter(tmp_path / "a", "ALPHA")
+    b = write_adapter(tmp_path / "b", "BETA")
+    async with client_for(FakeEngine(), KEYS) as client:
+        root, second = KEYS.admin_api_key
+        await call(client, LOAD, root, lora_name="x", lora_path=a)
+        await call(client, LOAD, second, lora_name="x", lora_path=b, load_inplace=True)
+        await call(client, LOAD, second, lora_name="x", lora_path=b, load_inplace=True)
+        await call(client, UNLOAD, root, lora_name="x")
+    alpha, beta = digest_of(a), digest_of(b)
+    assert told == [
+        f"adapter load by admin key 1: name 'x', path {a!r}, digest none -> {alpha}, done",
+        f"adapter load by admin key 2: name 'x', path {b!r}, digest {alpha} -> {beta}, done",
+        f"adapter load by admin key 2: name 'x', path {b!r}, digest unchanged, done",
+        f"adapter unload by admin key 1: name 'x', path {b!r}, digest {beta} -> none, done",
+    ]
+
+
+async def test_what_is_refused_is_told_of_and_changes_no_digest(
+    tmp_path: Path, told: list[str]
+) -> None:
+    a = write_adapter(tmp_path / "a", "ALPHA")
+    async with client_for(FakeEngine(), KEYS) as client:
+        await call(client, LOAD, "tenant-secret", lora_name="x", lora_path=a)
+        await call(client, LOAD, "root-secret", lora_name="x", lora_path=a)
+        await call(client, LOAD, "root-secret", lora_name="x", lora_path="/nowhere")
+        await call(client, UNLOAD, "root-secret", lora_name="y")
+    refused, _, again, absent = told
+    assert refused.startswith(
+        "adapter load by key 1: name unknown, path unknown, digest unchanged, failed: "
+    )
+    assert "digest unchanged, failed: \"The lora adapter 'x' has already" in again
+    assert absent.startswith("adapter unload by admin key 1: name 'y', path unknown, digest unch")
+
+
+async def test_a_server_without_keys_tells_so(tmp_path: Path, told: list[str]) -> None:
+    async with client_for(FakeEngine()) as client:
+        await call(client, LOAD, lora_name="x", lora_path=write_adapter(tmp_path, "A"))
+    assert told[0].startswith("adapter load by no key: name 'x', ")
+
+
+async def test_no_body_and_no_key_writes_itself_into_the_log(told: list[str]) -> None:
+    async with client_for(FakeEngine(), KEYS) as client:
+        path = "/a\nadapter load by admin key 1" + "x" * 10_000
+        await call(client, LOAD, "root-secret", lora_name="x", lora_path=path)
+    (line,) = told
+    assert "\n" not in line
+    assert len(line) < 2_000
+    assert "secret" not in line
