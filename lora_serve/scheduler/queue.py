@@ -262,7 +262,7 @@ class WaitingQueue:
         priority, arrival = request.sort_key
         if self._shares is None:
             return priority, 0.0, arrival
-        if request.num_preemptions:
+        if request.num_preemptions and not request.gave_way:
             return priority, RESUMED, arrival
         return priority, self._shares.served(request.share), arrival
 

@@ -50,6 +50,7 @@ class Request:
     step_index: its place in the last step that it had a part in.
     num_cached_tokens: of these, found when first admitted, out of num_queried_tokens looked up.
     num_cached_by_tier: the same by where they were found, "device" first; empty without tiers.
+    gave_way: it was preempted for a share that had nothing running, so it does not resume first.
     num_found_blocks: blocks that had not to be computed after the last admission.
     block_hashes: of all full blocks.
     share: at whose cost it is served, where shares are fair.
@@ -86,6 +87,7 @@ class Request:
     num_cached_by_tier: dict[str, int] = field(default_factory=dict)
     num_found_blocks: int = 0
     num_preemptions: int = 0
+    gave_way: bool = False
     num_prompt_logprobs: int = 0
     num_overtaken: int = 0
     scheduled_time: float = 0.0

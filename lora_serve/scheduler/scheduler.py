@@ -11,6 +11,7 @@ but what is certain. A request that depends on more of it waits, and none is pre
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 
 from lora_serve.config import SchedulerConfig
 from lora_serve.identity import BASE_MODEL, EVERYTHING, AdapterRef, Everything
@@ -162,13 +163,19 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Decide the next step, which must be run if there is anything in it.
 
-        One step with requests may be in flight. If blocks are short then, the step is empty:
-        the report may free some, and shows which request to preempt if not.
+        One step with requests may be in flight. If blocks are short then, or a request has to give
+        way, the step is empty: the report may end some, and shows which request to preempt if not.
         """
         assert len(self._in_flight) < 2, "two steps before this one have not been reported"
         self._slots.release_unused()
         self._planned = []
         budget = self._config.max_num_batched_tokens
+        if victim := self._unfairly_placed():
+            if self._in_flight:
+                budget = 0
+            else:
+                victim.gave_way = True
+                self._preempt(victim)
         budget, is_short = self._schedule_running(budget)
         if not is_short:  # do not admit a request that this step would have to preempt
             self._schedule_waiting(budget)
@@ -176,6 +183,23 @@ class Scheduler:
         step_id = self._in_flight.begin(self._planned)
         chunks = tuple(chunk for _, chunk in self._planned)
         return SchedulerOutput(step_id, chunks, kv_saves=moves.saves, kv_loads=moves.loads)
+
+    def _unfairly_placed(self) -> Request | None:
+        """The request that gives way, where all places are taken and a share has none of them.
+
+        It is the youngest of the share that has most of them. One place is left to each share, so
+        a request gives way only as often as shares come that have none.
+        """
+        is_full = len(self._running) >= self._config.max_num_seqs
+        if self._config.fair_share == "none" or not is_full:
+            return None
+        waiting = self._queue.peek(self._slots.is_free)
+        num_places = Counter(request.share for request in self._running)
+        if waiting is None or waiting.share in num_places:
+            return None
+        share, count = num_places.most_common(1)[0]
+        victim = next(request for request in reversed(self._running) if request.share == share)
+        return victim if count > 1 and victim.sort_key[0] >= waiting.sort_key[0] else None
 
     def _schedule_running(self, budget: int) -> tuple[int, bool]:
         """What is left of the budget, and whether blocks were short."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -107,6 +108,53 @@ def test_a_share_that_comes_late_does_not_wait_for_the_crowd_before_it() -> None
             engine.step()
         assert ("late" in engine.outputs) is is_soon
         engine.run()
+
+
+def steps_until_a_late_share_begins(
+    fair_share: str, *, async_scheduling: bool = False, **late: Any
+) -> int:
+    """How many steps a share waits that comes when others' long answers fill all places."""
+    engine = OracleEngine(
+        num_blocks=200,
+        max_num_seqs=4,
+        fair_share=fair_share,
+        policy="priority",
+        async_scheduling=async_scheduling,
+    )
+    for number in range(4):
+        engine.add(f"crowd{number}", [9] * (20 + number), tenant="crowd", max_tokens=60)
+    for _ in range(12):
+        engine.step()
+    engine.add("late", list(range(10, 40)), tenant="late", max_tokens=2, **late)
+    num_steps = 0
+    while "late" not in engine.outputs:
+        engine.step()
+        num_steps += 1
+    engine.run()
+    return num_steps
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["one by one", "overlapped"])
+def test_a_request_gives_way_to_a_share_that_has_nothing_running(async_scheduling: bool) -> None:
+    waited = [
+        steps_until_a_late_share_begins(fair_share, async_scheduling=async_scheduling)
+        for fair_share in ("key", "none")
+    ]
+    assert waited[0] < 0.6 * waited[1]
+
+
+def test_no_request_gives_way_to_one_of_worse_priority() -> None:
+    assert steps_until_a_late_share_begins("key", priority=1) > 15
+
+
+def test_a_share_keeps_its_last_place() -> None:
+    """Two shares on two places: neither gives way to a third, and both go on to their ends."""
+    engine = OracleEngine(num_blocks=200, max_num_seqs=2, fair_share="key")
+    for name in ("a", "b", "c"):
+        engine.add(name, [9] * 20, tenant=name, max_tokens=30)
+        engine.step()
+    engine.run()
+    assert engine.core.scheduler.totals.num_preemptions == 0
 
 
 def test_priority_goes_before_fairness() -> None:

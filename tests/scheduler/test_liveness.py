@@ -37,7 +37,11 @@ def explore_all(**mutants: type) -> None:
 
 @pytest.mark.parametrize(
     ("name", "fair_share"),
-    [*((name, "none") for name in WORLDS), ("two adapters and one LoRA slot", "adapter")],
+    [
+        *((name, "none") for name in WORLDS),
+        ("two adapters and one LoRA slot", "adapter"),
+        ("base beside adapters", "adapter"),
+    ],
 )
 def test_no_request_waits_for_ever_in_any_reachable_state(name: str, fair_share: str) -> None:
     world = World(WORLDS[name], num_blocks=3, fair_share=fair_share)

@@ -39,7 +39,7 @@ def everything(world: World) -> Hashable:
         (
             *(r.request_id, r.sort_key, r.status, r.num_computed_tokens, tuple(r.token_ids)),
             *(_tables(r), r.num_committed_blocks, r.offers_blocks),
-            *(r.num_preemptions, r.num_overtaken, r.step_index),
+            *(r.num_preemptions, r.gave_way, r.num_overtaken, r.step_index),
             *(r.num_planned_tokens, r.num_pending_tokens),
         )
         for r in world.requests
@@ -116,6 +116,7 @@ def _essence_of_request(world: World, request: Request, blocks: dict[int, int]) 
         request.num_committed_blocks,
         request.offers_blocks,
         request.num_preemptions > 0,
+        request.gave_way,
         request.num_overtaken,
     )
 
