@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import heapq
+import logging
 import threading
 import time
 from collections.abc import Callable
 
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.5  # after which a ticket is tried again whose end failed
+
 
 class Deadlines:
-    """`expire(ticket)` is called from the thread, also for tickets that are done."""
+    """`expire(ticket)` is called from the thread, also for tickets that are done.
+
+    One that raises is called again later.
+    """
 
     def __init__(self, expire: Callable[[int], None]) -> None:
         self._expire = expire
@@ -34,7 +42,11 @@ class Deadlines:
 
     def _run(self) -> None:
         while (ticket := self._next()) is not None:
-            self._expire(ticket)
+            try:
+                self._expire(ticket)
+            except Exception:  # memory is short, or a bug of ours: a request waits for this
+                logger.exception("ending what has reached its deadline failed")
+                self.add(time.monotonic() + RETRY_SECONDS, ticket)
 
     def _next(self) -> int | None:
         """Wait for the next ticket whose time has come; None when closed."""

@@ -93,8 +93,12 @@ class TierLane:
 
     def _read(self) -> None:
         while (fetch := self._fetches.get()) is not None:
-            if not fetch.is_over:
+            if fetch.is_over:
+                continue
+            try:
                 self._deliver(self, fetch, self._load(fetch))
+            except Exception:  # memory is short, or a bug of ours: the deadline ends this fetch
+                logger.exception("handing on what the KV tier %s had failed", self.name)
 
     def _load(self, fetch: Fetch) -> Loaded:
         if not self._load_breaker.allow():

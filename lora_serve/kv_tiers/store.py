@@ -161,22 +161,26 @@ class TieredStore:
             fetch = self._fetches.get(ticket)
             if fetch is None:
                 return
-            self._num_late += 1
             lane = next(lane for lane in self._lanes if lane.name == fetch.tier)
             lane.give_up(fetch)
             fetch.missed(lane.name, Cause.DEADLINE)
             self._finish(fetch)
+            self._num_late += 1
         self._notify()
 
     def _finish(self, fetch: Fetch) -> None:
+        self._results.append(fetch.result())  # first: if this fails, the deadline tries again
         fetch.is_over = True
         del self._fetches[fetch.ticket]
         for lane in self._lanes:
             cause, num_blocks = fetch.causes.get(lane.name, (Cause.ABSENT, 0))
             if num_blocks and not cause.is_refusal:
                 lane.counters.miss(cause, num_blocks)
-        self._promote(fetch)
-        self._results.append(fetch.result())
+        try:
+            self._promote(fetch)
+        except Exception:  # the fetch itself was fine
+            logger.exception("putting what was fetched into the first KV tier failed")
+            self._lanes[0].counters.unsaved(Cause.ERROR, len(fetch.records))
 
     def _promote(self, fetch: Fetch) -> None:
         """Put into the first tier what the others gave, unless something was dropped meanwhile."""
@@ -235,15 +239,25 @@ class TieredStore:
             self._incoming.done()
 
     def _encode_batch(self, batch: Batch[Item]) -> None:
-        namespace, now = batch.namespace, time.time()
         records: dict[BlockHash, Record] = {}
         for lane in self._lanes:
-            lacking = [item for item in batch.items if lane.lacks(namespace, item[0])]
-            for block_hash, block in lacking:
-                if block_hash not in records:
-                    records[block_hash] = make_record(namespace, block_hash, block, now, self._keys)
-            if lacking:
-                lane.save(namespace, [records[block_hash] for block_hash, _ in lacking])
+            try:
+                self._encode_for(lane, batch, records)
+            except Exception:  # memory is short, or a bug of ours: the other tiers get theirs
+                logger.exception("saving KV to the tier %s failed", lane.name)
+                lane.counters.unsaved(Cause.ERROR, len(batch.items))
+
+    def _encode_for(
+        self, lane: TierLane, batch: Batch[Item], records: dict[BlockHash, Record]
+    ) -> None:
+        """Queue what the tier lacks. `records`: what was encoded so far, for any tier."""
+        namespace, now = batch.namespace, time.time()
+        lacking = [item for item in batch.items if lane.lacks(namespace, item[0])]
+        for block_hash, block in lacking:
+            if block_hash not in records:
+                records[block_hash] = make_record(namespace, block_hash, block, now, self._keys)
+        if lacking:
+            lane.save(namespace, [records[block_hash] for block_hash, _ in lacking])
 
     # ── life ────────────────────────────────────────────────────────────────────────────────
 

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from lora_serve.identity import EVERYTHING, BlockHash, Everything
+from lora_serve.kv_tiers import deadlines
 from lora_serve.kv_tiers.base import Cause, Drop, FetchResult, Tier, TierFigures, TierNamespace
 from lora_serve.kv_tiers.codec import record_bytes
 from lora_serve.kv_tiers.disk.tier import DiskTier
+from lora_serve.kv_tiers.fetch import Fetch
 from lora_serve.kv_tiers.ram import RamTier
 from lora_serve.kv_tiers.store import TieredStore
 from tests.fakes.faulty_tier import FaultyTier
@@ -419,6 +421,76 @@ def test_what_was_fetched_before_a_drop_is_not_put_into_ram_after_it() -> None:
         assert len(caller.result(1).blocks) == 20
         assert caller.store.flush(5)
         assert ram.contents().num_blocks == 0
+
+
+# ── short memory ────────────────────────────────────────────────────────────────────────────
+
+
+class ShortOfMemory(RamTier):
+    """Has nothing, and cannot say what it lacks."""
+
+    def may_hold(self, namespace: TierNamespace, block_hash: BlockHash) -> bool:
+        return False
+
+    def holds(self, namespace: TierNamespace, block_hash: BlockHash) -> bool:
+        raise MemoryError
+
+
+def test_what_cannot_be_encoded_for_one_tier_is_counted_and_the_others_get_theirs() -> None:
+    disk = a_lower_tier()
+    with calling(ShortOfMemory(2**20), disk) as caller:
+        caller.save(NS, HASHES)
+        assert figures(caller, "ram").unsaved == {"error": 20}
+        assert disk.contents().num_blocks == 20
+
+
+def test_what_cannot_be_put_into_the_first_tier_is_fetched_still() -> None:
+    disk = a_lower_tier()
+    disk.save(NS, records(NS, HASHES))
+    with calling(ShortOfMemory(2**20), disk) as caller:
+        assert caller.fetch(NS, HASHES).blocks == tuple(contents(NS, HASHES))
+        assert figures(caller, "ram").unsaved == {"error": 20}
+
+
+def test_readers_outlive_a_delivery_that_fails() -> None:
+    def notify() -> None:
+        raise MemoryError
+
+    tier = RamTier(2**20)
+    tier.save(NS, records(NS, HASHES))
+    store = TieredStore([tier], notify)
+    tickets = range(2 * tier.traits.num_readers)
+    for ticket in tickets:
+        store.fetch(ticket, NS, HASHES, 60.0)
+    results: list[FetchResult] = []
+
+    def are_all_there() -> bool:
+        results.extend(store.take_results())
+        return len(results) == len(tickets)
+
+    eventually(are_all_there)
+    store.close()
+    assert {len(result.blocks) for result in results} == {20}
+
+
+@pytest.mark.parametrize("num_failures", [1, 3])
+def test_a_result_that_memory_is_too_short_for_comes_later(
+    monkeypatch: pytest.MonkeyPatch, num_failures: int
+) -> None:
+    failures = iter(range(num_failures))
+    result = Fetch.result
+
+    def failing_result(fetch: Fetch) -> FetchResult:
+        if next(failures, None) is not None:
+            raise MemoryError
+        return result(fetch)
+
+    monkeypatch.setattr(deadlines, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(Fetch, "result", failing_result)
+    with calling(RamTier(2**20)) as caller:
+        caller.save(NS, HASHES)
+        assert len(caller.fetch(NS, HASHES, 0.2).blocks) == 20
+        assert caller.store.stats().num_late == 1
 
 
 # ── chance ──────────────────────────────────────────────────────────────────────────────────

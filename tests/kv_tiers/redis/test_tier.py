@@ -24,6 +24,7 @@ from lora_serve.kv_tiers.codec import NO_KEYS, VERSION, record_bytes
 from lora_serve.kv_tiers.opening import open_tiers
 from lora_serve.kv_tiers.redis.keyspace import NAMESPACES, PREFIX, Entry, RedisKeyspace
 from lora_serve.kv_tiers.redis.tier import RedisTier
+from lora_serve.kv_tiers.store import TieredStore
 from tests.fakes.kv_blocks import a_namespace, chain, content, records
 from tests.fakes.redis_server import RedisServer, redis_server
 
@@ -268,6 +269,40 @@ def test_a_full_server_refuses_saves_and_still_gives_what_it_has(
         save(tier, NS, HASHES)
     assert "ZADD" not in str(refused.value), "redis-py's account of the command, bytes included"
     assert load(tier, NS, HASHES) == (4, Cause.ABSENT)
+
+
+def test_a_full_server_forgets(tier: RedisTier, redis_server: RedisServer) -> None:
+    save(tier, NS, HASHES)
+    with redis_server.client() as client:
+        client.config_set("maxmemory", 1)
+    tier.drop(Drop(b"model", "n"))
+    assert load(tier, NS, HASHES) == (0, Cause.ABSENT)
+    assert not all_keys(redis_server)
+
+
+def test_a_drop_that_a_full_server_refuses_is_not_confirmed_and_tried_again(
+    tier: RedisTier, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No server of today refuses to delete; a proxy, or one of another make, may."""
+    save(tier, NS, HASHES)
+
+    def refuse(name: bytes, *keys: bytes) -> None:
+        raise redis.OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")
+
+    store = TieredStore([tier], lambda: None)
+    with monkeypatch.context() as full:
+        full.setattr(tier._saves._redis, "hdel", refuse)
+        forgetting = store.drop(Drop(b"model", "n"))
+        assert store.flush(5)
+        assert "used memory > 'maxmemory'" in forgetting.obstacles["redis"]
+        assert not store.may_have(NS, HASHES[0]), "this process finds it no more"
+        assert load(tier, NS, HASHES) == (24, None), "but other replicas would"
+    deadline = time.monotonic() + 5
+    while forgetting.obstacles and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not forgetting.obstacles
+    assert load(tier, NS, HASHES) == (0, Cause.ABSENT)
+    store.close()
 
 
 @pytest.mark.parametrize("policy", ["volatile-lru", "allkeys-lru", "allkeys-random"])
