@@ -21,6 +21,7 @@ import msgspec
 
 from lora_serve.errors import OverloadedError
 from lora_serve.structured_output import wire
+from lora_serve.structured_output.at_work import AtWork
 from lora_serve.structured_output.service import MaskReply
 from lora_serve.structured_output.wire import Advance, Close, GrammarMessage, GrammarSettings, Open
 from lora_serve.structured_outputs import StructuredOutput
@@ -29,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 MAX_WAITING = 1024  # answers that have no first mask yet
 START_SECONDS = 60.0  # until the tokenizer is loaded
-HANG_SECONDS = 10.0  # for one mask; limits of the libraries hold it below 0.1
-MAX_DEATHS = 2  # of processes that owed an answer a mask
+HANG_SECONDS = 10.0  # without any reply; limits of the libraries hold one mask below 0.1
+MAX_DEATHS = 2  # of processes that worked on an answer, or may have
 _END_SECONDS = 5.0
 _KILL_SECONDS = 1.0  # a process that waits for a dead disk may not end before that comes back
 _SEND_SECONDS = 1  # a process that takes nothing for so long is ended
@@ -64,7 +65,10 @@ class GrammarProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._is_ready = False  # the process has loaded its tokenizer
-        self._last_progress = 0.0  # when it was started, or last said that it has got on
+        self._at_work: AtWork | None = None
+        # When the process was started, or last compiled a grammar or gave an answer its first mask.
+        self._last_progress = 0.0
+        self._last_reply = 0.0
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = wire.reply_decoder()
 
@@ -109,6 +113,7 @@ class GrammarProcess:
             assert self._connection is not None, "replies are owed by no process"
             while self._connection.poll(0.0 if replies else max(0.0, deadline - time.monotonic())):
                 came = self._decoder.decode(self._connection.recv_bytes())
+                self._last_reply = time.monotonic()
                 replies += [reply for reply in came if self._is_news(reply)]
                 if not came:
                     self._note_progress()
@@ -123,7 +128,9 @@ class GrammarProcess:
             self._connection.close()
         if self._process is not None and not _has_ended(self._process, _END_SECONDS):
             self._kill(self._process)
-        self._connection = self._process = None
+        if self._at_work is not None:
+            self._at_work.close()
+        self._connection = self._process = self._at_work = None
         self._is_ready = False
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
@@ -141,6 +148,8 @@ class GrammarProcess:
         answer = self._answers.get(reply.request_id)
         if answer is None or not answer.owed_since or reply.num_tokens != len(answer.token_ids):
             return False
+        if not answer.has_begun:
+            self._last_progress = time.monotonic()
         answer.has_begun, answer.owed_since = True, 0.0
         self._num_pending -= 1
         return True
@@ -165,7 +174,8 @@ class GrammarProcess:
             (a.owed_since for a in self._answers.values() if a.has_begun and a.owed_since),
             default=now,
         )
-        if now - next_one > HANG_SECONDS:
+        # Masks are computed one after the other, so answers wait for one another's.
+        if now - max(next_one, self._last_reply) > HANG_SECONDS:
             return self._start_again("hangs")
         # Grammars are compiled one after the other: the process hangs if none at all gets done.
         if now - max(first, self._last_progress) > self._progress_seconds:
@@ -196,10 +206,11 @@ class GrammarProcess:
         ours, theirs = socket.socketpair()
         send_seconds = struct.pack("ll", _SEND_SECONDS, 0)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, send_seconds)
-        number = theirs.fileno()
+        self._at_work = AtWork()
+        numbers = theirs.fileno(), self._at_work.number
         self._process = subprocess.Popen(
-            self._command(number),
-            pass_fds=(number,),
+            self._command(*numbers),
+            pass_fds=numbers,
             stdin=subprocess.DEVNULL,
         )
         theirs.close()
@@ -207,12 +218,13 @@ class GrammarProcess:
         self._connection.send_bytes(self._encoder.encode(self._settings))
         self._last_progress = time.monotonic()
 
-    def _command(self, socket_number: int) -> list[str]:
+    def _command(self, socket_number: int, at_work_number: int) -> list[str]:
         return [
             sys.executable,
             "-m",
             "lora_serve.structured_output.process",
             str(socket_number),
+            str(at_work_number),
         ]
 
     def _start_again(self, what: str, *, is_unavailable: bool = False) -> list[MaskReply]:
@@ -224,20 +236,28 @@ class GrammarProcess:
         assert self._process is not None, "no process was started"
         self._kill(self._process)
         self._process = None
+        worked_on = self._worked_on()
         self.shut_down()
         now = time.monotonic()
         refusals = []
         for request_id, answer in list(self._answers.items()):
             answer.has_begun = False
-            if answer.owed_since:
-                answer.num_deaths += 1
+            if is_unavailable or request_id in worked_on:
+                answer.num_deaths += bool(answer.owed_since)
                 answer.may_be_to_blame |= not is_unavailable
+            if answer.owed_since:
                 answer.owed_since = now
             if answer.num_deaths >= MAX_DEATHS:
                 refusals.append(self._refuse(request_id, answer, what))
         if self._answers:
             self._start()
         return refusals
+
+    def _worked_on(self) -> set[str]:
+        """The owed answer that the process worked on; where it says none, all that are owed."""
+        owed = {request_id for request_id, answer in self._answers.items() if answer.owed_since}
+        assert self._at_work is not None, "no process was started"
+        return owed & {self._at_work.read()} or owed
 
     def _refuse(self, request_id: str, answer: _Answer, what: str) -> MaskReply:
         del self._answers[request_id]

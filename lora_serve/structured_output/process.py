@@ -1,4 +1,4 @@
-"""The grammars' process: `python -m`, with the number of a socket to the engine's process.
+"""The grammars' process: `python -m`, with the file descriptors of a socket and of `AtWork`.
 
 One thread follows all answers. Others read what is asked for, and compile. It ends when the engine
 closes its end of the socket.
@@ -20,6 +20,7 @@ import msgspec
 from lora_serve.errors import InvalidRequestError
 from lora_serve.structured_output import wire
 from lora_serve.structured_output.answers import Answers, GrammarCache
+from lora_serve.structured_output.at_work import AtWork
 from lora_serve.structured_output.backend import Backend, Grammar, Vocabulary, load_backend
 from lora_serve.structured_output.service import MaskReply
 from lora_serve.structured_output.trial import TrialProcess
@@ -53,6 +54,7 @@ class GrammarServer:
         trials: Sequence[TrialProcess],
         answers: Answers,
         cache: GrammarCache,
+        at_work: AtWork,
     ) -> None:
         """trials: as many constraints are compiled at once."""
         self.inbox: Inbox = queue.SimpleQueue()
@@ -62,6 +64,7 @@ class GrammarServer:
             self._trials.put(trial)
         self._answers = answers
         self._cache = cache
+        self._at_work = at_work
         self._waiting: dict[StructuredOutput, dict[str, Open]] = {}
         self._refusals: dict[StructuredOutput, str] = {}  # oldest first
         self._compilers = ThreadPoolExecutor(len(trials), "grammar-compiler")
@@ -89,7 +92,9 @@ class GrammarServer:
             case Advance():
                 for request_id, token_ids in message.new_tokens:
                     if not self._is_put_off(request_id, token_ids):
+                        self._at_work.note(request_id)
                         yield self._answers.advance(request_id, token_ids)
+                        self._at_work.note("")
             case Close():
                 self._answers.end(message.request_id)
                 for waiting in self._waiting.values():
@@ -123,13 +128,16 @@ class GrammarServer:
     def _begin(self, message: Open, grammar: Grammar | None, error: str) -> MaskReply:
         if grammar is None:
             return MaskReply(message.request_id, len(message.token_ids), error=error)
-        return self._answers.begin(
+        self._at_work.note(message.request_id)
+        reply = self._answers.begin(
             message.request_id,
             message.constraint,
             grammar,
             message.token_ids,
             allows_eos=message.allows_eos,
         )
+        self._at_work.note("")
+        return reply
 
     def _take_in(self, compiled: Compiled) -> Iterator[MaskReply]:
         if compiled.grammar is not None:
@@ -155,7 +163,7 @@ class GrammarServer:
         self.inbox.put(compiled)
 
 
-def serve(connection: Connection) -> None:
+def serve(connection: Connection, at_work: AtWork) -> None:
     """Read the settings, load the tokenizer, and answer until the engine is gone."""
     decoder = wire.message_decoder()
     settings = decoder.decode(connection.recv_bytes())
@@ -172,7 +180,7 @@ def serve(connection: Connection) -> None:
         )
         for _ in range(COMPILES_AT_ONCE)
     ]
-    server = GrammarServer(backend, trials, answers, cache)
+    server = GrammarServer(backend, trials, answers, cache, at_work)
     threading.Thread(
         target=_receive, args=(connection, decoder, server.inbox), name="receiver", daemon=True
     ).start()
@@ -195,7 +203,7 @@ def _receive(
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine decides when to stop
     try:
-        serve(Connection(int(sys.argv[1])))
+        serve(Connection(int(sys.argv[1])), AtWork(int(sys.argv[2])))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the engine is gone
 

@@ -250,10 +250,11 @@ class OtherProgram(GrammarProcess):
     program = ""
     num_starts = 0
 
-    def _command(self, socket_number: int) -> list[str]:
+    def _command(self, socket_number: int, at_work_number: int) -> list[str]:
         self.num_starts += 1
         head = "import socket, time\nfrom multiprocessing.connection import Connection\n"
-        head += f"theirs = Connection({socket_number})\n"
+        head += "from lora_serve.structured_output.at_work import AtWork\n"
+        head += f"theirs, at_work = Connection({socket_number}), AtWork({at_work_number})\n"
         return [sys.executable, "-c", head + self.program]
 
 
@@ -267,6 +268,77 @@ class Ends(OtherProgram):
 
 class CompilesNothing(OtherProgram):
     program = "theirs.send_bytes(b'\\x90')\nwhile True: theirs.recv_bytes()"
+
+
+_GIVES_MASKS = """
+import msgspec
+from lora_serve.structured_output import wire
+from lora_serve.structured_output.service import MaskReply
+decoder, last = wire.message_decoder(), {}
+def send(*replies): theirs.send_bytes(msgspec.msgpack.encode(replies))
+def opened(message):
+    last[message.request_id] = len(message.token_ids)
+    send(MaskReply(message.request_id, last[message.request_id], b"1"))
+decoder.decode(theirs.recv_bytes())
+send()
+while True:
+    message = decoder.decode(theirs.recv_bytes())
+    if isinstance(message, wire.Open):
+        opened(message)
+    for name, token_ids in getattr(message, "new_tokens", ()):
+        advance(name, token_ids)
+"""
+
+
+class TakesItsTime(OtherProgram):
+    """Takes 0.2 s for a mask after the first of each answer."""
+
+    program = f"""def advance(name, token_ids):
+    time.sleep(0.2)
+    last[name] += 1
+    send(MaskReply(name, last[name], b"1"))
+{_GIVES_MASKS}"""
+
+
+class HangsAtOne(OtherProgram):
+    """Works on "bad" for ever."""
+
+    program = f"""def advance(name, token_ids):
+    at_work.note(name)
+    time.sleep(60 if name == "bad" else 0)
+    send(MaskReply(name, 1, b"1"))
+{_GIVES_MASKS}"""
+
+
+def test_a_process_that_gives_masks_one_by_one_does_not_hang(
+    model_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = TakesItsTime(grammar_settings(model_path, tokenizer))
+    names = [f"{i}" for i in range(6)]
+    for name in names:
+        process.open(name, YES_OR_NO)
+    replies(process, 6)
+    monkeypatch.setattr(client, "HANG_SECONDS", 0.7)  # all six take 1.2 s
+    process.advance([(name, (1,)) for name in names])
+    assert all(reply.bitmask for reply in replies(process, 6).values())
+    assert process.num_starts == 1
+    process.shut_down()
+
+
+def test_only_the_answer_that_a_process_hangs_at_is_refused(
+    model_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = HangsAtOne(grammar_settings(model_path, tokenizer))
+    for name in ("bad", "behind"):
+        process.open(name, YES_OR_NO)
+    replies(process, 2)
+    monkeypatch.setattr(client, "HANG_SECONDS", 0.3)
+    for num_refused in (0, 1):
+        process.advance([("bad", (1,)), ("behind", (1,))])
+        last = replies(process, 2)
+        assert bool(last["bad"].error) == bool(num_refused)
+        assert last["behind"].bitmask
+    process.shut_down()
 
 
 class ReadsNothing(OtherProgram):
