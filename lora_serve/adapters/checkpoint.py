@@ -161,7 +161,8 @@ def _read_settings(directory: AdapterDirectory, findings: list[str]) -> LoRASett
     try:
         file = directory.open_file(CONFIG_NAME)
     except FileNotFoundError as error:
-        raise AdapterNotFoundError(f"No adapter found for {path}") from error
+        message = f"No adapter found for {path}: the directory has no {CONFIG_NAME}"
+        raise AdapterNotFoundError(message) from error
     with file:
         data = file.read(_MAX_CONFIG_BYTES + 1)
     if len(data) > _MAX_CONFIG_BYTES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping
 from dataclasses import Field, fields
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -44,6 +45,8 @@ ENGINE_PARTS: Mapping[str, type[Any]] = {
     "structured_outputs": StructuredOutputsConfig,
 }
 POSITIONAL = {"model"}
+_SUFFIXES = {"": 1, "k": 1000, "K": 2**10, "m": 1000**2, "M": 2**20}
+_COUNT = re.compile(r"(-?[0-9]+)([kKmM]?)")
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -121,8 +124,20 @@ def _add_flag(group: Any, field: Field[Any], hint: Any) -> None:
         options["type"] = kinds[0] if kinds else hint
         default = {int: "N", float: "X"}.get(options["type"], "TEXT")
         options["metavar"] = metadata.get("metavar", default)
+        if metadata.get("suffixes"):
+            options["type"] = _count
     names = ("--" + flag_name(field), *metadata.get("aliases", ()))
     group.add_argument(*names, dest=field.name, **options)
+
+
+def _count(text: str) -> int:
+    """A number of tokens as vLLM takes it: k and m are powers of 1000, K and M of 1024."""
+    match = _COUNT.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no whole number, such as 16384, 16K (16384) or 16k (16000)"
+        )
+    return int(match[1]) * _SUFFIXES[match[2]]
 
 
 def _help(field: Field[Any]) -> str:

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+from lora_serve.cli.vllm_flags import with_effect
+
 
 class OneLineParser(argparse.ArgumentParser):
     """Exits with 2 after one line on stderr. Flags are not abbreviated."""
@@ -26,7 +28,9 @@ class OneLineParser(argparse.ArgumentParser):
         parsed, unknown = self.parse_known_args(list(map(_with_dashes, words)), namespace)
         if unknown:
             parser = getattr(parsed, "parser", self)
-            meant = did_you_mean(unknown[0].split("=")[0], parser._option_string_actions)
+            meant = did_you_mean(
+                unknown[0].split("=")[0], with_effect(parser._option_string_actions)
+            )
             self.error(f"unknown argument {unknown[0]}{meant} ({parser.prog} --help lists all)")
         return parsed
 

@@ -7,7 +7,7 @@ something else it is refused by name. Every flag that was given is told of at th
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +87,11 @@ def add_inert_arguments(parser: argparse.ArgumentParser) -> None:
 def told_of(args: argparse.Namespace) -> Sequence[str]:
     """A line for each flag that was given."""
     return getattr(args, "inert", ())
+
+
+def with_effect(actions: Mapping[str, argparse.Action]) -> list[str]:
+    """The flags among these that change something, which alone are worth proposing."""
+    return [flag for flag, action in actions.items() if not isinstance(action, _Inert)]
 
 
 class _Inert(argparse.Action):

@@ -60,7 +60,10 @@ class ModelConfig:
     )
     seed: int = setting("Seed of what has none of its own, such as dummy weights.", 0)
     max_model_len: int | None = setting(
-        "Longest prompt and answer together, in tokens; the model's own limit if left out.", None
+        "Longest prompt and answer together, in tokens (16384, 16K; 16k is 16000); the model's own "
+        "limit if left out.",
+        None,
+        suffixes=True,
     )
     load_format: str = setting(
         "Where weights come from: the checkpoint, in this format (auto: in the one it has), or "

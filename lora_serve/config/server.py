@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from lora_serve.config.setting import require_at_least, setting
 from lora_serve.errors import ConfigError
 
+ANY_HOST = frozenset({"", "0.0.0.0", "::"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
@@ -191,6 +193,7 @@ class ServerConfig:
         for flag, port in (("--port", self.port), ("--metrics-port", self.metrics_port)):
             if port is not None and not 0 <= port <= 65535:
                 raise ConfigError(f"{flag} {port} must be in [0, 65535]")
+        self._check_metrics_address()
         self._check_keys()
         self._check_tls()
         self._check_pages()
@@ -224,6 +227,17 @@ class ServerConfig:
     def isolates_keys(self) -> bool:
         """Whether cached KV is found only by the API key whose requests computed it."""
         return self.has_keys and self.isolate_api_keys is not False
+
+    def _check_metrics_address(self) -> None:
+        has_same_host = self.host == self.metrics_host or not ANY_HOST.isdisjoint(
+            (self.host, self.metrics_host)
+        )
+        is_same = self.metrics_port == self.port != 0 and has_same_host
+        if is_same and self.uds is None:
+            raise ConfigError(
+                f"--metrics-port {self.metrics_port} is the --port of the server itself; give "
+                "/metrics another one, or leave the flag out to serve it with the rest"
+            )
 
     def _check_keys(self) -> None:
         for flag, keys in (("--api-key", self.api_key), ("--admin-api-key", self.admin_api_key)):

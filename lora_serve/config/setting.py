@@ -14,7 +14,7 @@ def setting(help: str, default: Any, **metadata: Any) -> Any:
     `flag` is the flag's name where it is not the field's.
     `choices` are the values it may have besides a default of None. The parser lists them, and
     `require_choices` refuses others, from wherever they come. `spellings` are other words for some
-    of them. `aliases` are further names of its flag.
+    of them. `aliases` are further names of its flag. With `suffixes` a count may be written as 16k.
     """
     return field(default=default, metadata={"help": help, **metadata})
 

@@ -408,7 +408,8 @@ def test_a_missing_directory_is_not_found(tmp_path: Path, lora_modules: Shapes) 
 
 
 def test_a_directory_without_config_is_not_found(tmp_path: Path, lora_modules: Shapes) -> None:
-    with pytest.raises(AdapterNotFoundError, match="No adapter found"):
+    told = f"No adapter found for {tmp_path}: the directory has no adapter_config.json"
+    with pytest.raises(AdapterNotFoundError, match=f"^{told}$"):
         read_adapter(str(tmp_path), lora_modules=lora_modules, max_lora_rank=8)
 
 

@@ -64,6 +64,7 @@ def test_every_setting_has_one_sentence_of_help() -> None:
         (["--dtype", "int3"], ["--dtype", "int3", "bfloat16"]),
         (["--dtype", "bloat16"], ["did you mean bfloat16?"]),
         (["--port", "http"], ["--port", "http"]),
+        (["--max-model-len", "16x"], ["--max-model-len", "'16x'", "16K (16384) or 16k (16000)"]),
         (["model", "another"], ["another"]),
     ],
 )
@@ -100,3 +101,11 @@ def test_impossible_settings_are_named(argv: list[str], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         engine_config(args), server_config(args)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("4096", 4096), ("16k", 16_000), ("16K", 16_384), ("1m", 10**6)]
+)
+def test_a_length_may_be_written_with_vllms_suffixes(text: str, tokens: int) -> None:
+    args = parser().parse_args(["--max-model-len", text])
+    assert engine_config(args).model.max_model_len == tokens

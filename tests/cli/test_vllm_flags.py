@@ -77,3 +77,9 @@ def test_fewer_adapters_in_memory_mean_fewer_in_a_step() -> None:
         LoRAConfig(max_cpu_loras=2, max_loras=3)
     with pytest.raises(ConfigError, match="--max-cpu-loras 0 must be at least 1"):
         LoRAConfig(max_cpu_loras=0)
+
+
+def test_no_flag_without_effect_is_proposed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--enable-chunked-prefil"])
+    assert "chunked-prefill" not in capsys.readouterr().err

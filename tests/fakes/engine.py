@@ -139,7 +139,7 @@ class FakeEngine:
         try:
             weights = (Path(path) / WEIGHTS).read_bytes()
         except OSError as error:
-            raise AdapterNotFoundError(f"{path}: {error}") from error
+            raise AdapterNotFoundError(f"No adapter found for {path}") from error
         if weights.startswith(b"broken"):
             raise AdapterFormatError(path, ["rank 1024 is above 64", "use_dora is not supported"])
         self._adapters[name] = AdapterInfo(

@@ -70,8 +70,7 @@ async def _load(context: ServerContext, body: LoadAdapterBody) -> AdapterInfo:
     except HubNotAllowedError:
         raise
     except AdapterNotFoundError as error:
-        message = f"Loading lora {name} failed: No adapter found for {body.lora_path}"
-        raise AdapterNotFoundError(message, "lora_path") from error
+        raise AdapterNotFoundError(f"Loading lora {name} failed: {error}", "lora_path") from error
 
 
 def _require_enabled(context: ServerContext) -> None:

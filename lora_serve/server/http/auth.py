@@ -22,7 +22,7 @@ from lora_serve.errors import ForbiddenError, InvalidRequestError, UnauthorizedE
 from lora_serve.identity import tenant_salt
 from lora_serve.server.http.errors import error_response
 from lora_serve.server.http.hosts import is_loopback
-from lora_serve.server.http.keys import read_keys
+from lora_serve.server.http.keys import read_keys, warn_of_open_files
 from lora_serve.server.http.probes import LIVE_PATHS, READY_PATHS
 
 OPEN_PATHS = frozenset({*READY_PATHS, *LIVE_PATHS, "/version"})
@@ -58,6 +58,7 @@ class KeyRing:
             ConfigError: one cannot be read, or is empty; the keys stay as they were.
         """
         keys = read_keys(self._config)
+        warn_of_open_files(self._config)
         self._is_open = not self._config.requires_api_key
         self._has_admin_key = bool(keys.admin)
         all_may_change = not keys.admin and (

@@ -6,6 +6,9 @@ Knows nothing of requests.
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +16,9 @@ from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError
 
 COMMENT = "#"
+_TOO_OPEN = stat.S_IRWXO | stat.S_IWGRP  # secrets are mounted for a group to read
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,22 @@ def read_keys(config: ServerConfig) -> ApiKeys:
         (*config.api_key, *_keys_of("--api-key-file", config.api_key_file)),
         (*config.admin_api_key, *_keys_of("--admin-api-key-file", config.admin_api_key_file)),
     )
+
+
+def warn_of_open_files(config: ServerConfig) -> None:
+    """Warn of each key file that others than its owner and group may read or change."""
+    files = {
+        "--api-key-file": config.api_key_file,
+        "--admin-api-key-file": config.admin_api_key_file,
+    }
+    for flag, path in files.items():
+        if path is None:
+            continue
+        with contextlib.suppress(OSError):  # it has been read, but may be gone by now
+            mode = stat.S_IMODE(Path(path).stat().st_mode)
+            if mode & _TOO_OPEN:
+                told = "%s %s: mode %04o lets others read or change it; chmod 600 %s"
+                logger.warning(told, flag, path, mode, path)
 
 
 def _keys_of(flag: str, path: str | None) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from lora_serve.server.openai.parameters import (
     answer_tokens,
     chat_params,
     chat_template,
+    check_top_logprobs,
     tokens_as_ids,
     truncation,
 )
@@ -69,6 +70,7 @@ def chat_router(context: ServerContext) -> APIRouter:
         params = chat_params(body, context.sampling_defaults, room)
         if forced is not None:
             params = msgspec.structs.replace(params, structured_outputs=forced)
+        check_top_logprobs(body, engine.config.model.max_logprobs)
         params.verify(engine.config.model.max_logprobs, engine.model_info.vocab_size)
         chat_size(body, params).check(engine, [item], params)
         answer = ChatAnswer(

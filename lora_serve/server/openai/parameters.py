@@ -62,6 +62,15 @@ def chat_params(body: ChatBody, defaults: Mapping[str, float], room: int) -> Sam
     )
 
 
+def check_top_logprobs(body: ChatBody, max_logprobs: int) -> None:
+    """Raise InvalidRequestError by a chat's own name for the number, which is not `logprobs`."""
+    count = _or(body.top_logprobs, 0)
+    if not 0 <= count <= max_logprobs:
+        raise InvalidRequestError(
+            f"top_logprobs must be in [0, {max_logprobs}], got {count}", "top_logprobs"
+        )
+
+
 def answer_tokens(body: ChatBody) -> int | None:
     """How long a chat's answer may be, as far as its body says so."""
     return _or(body.max_completion_tokens, body.max_tokens)

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from lora_serve.config import ServerConfig
+from lora_serve.errors import ConfigError
 from lora_serve.server.admin import metrics
 from lora_serve.server.admin.metrics import MetricsPage, metrics_app
 from lora_serve.server.http.app import run_server
@@ -120,6 +121,14 @@ async def test_a_server_with_a_metrics_port_listens_on_both_until_it_ends(
         server.cancel()
         await asyncio.gather(server, return_exceptions=True)
         assert await status(f"{page}/metrics") == 0
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::"])
+def test_the_servers_own_port_is_refused_for_metrics_by_name(host: str) -> None:
+    with pytest.raises(ConfigError, match="--metrics-port 8000 is the --port of the server itself"):
+        ServerConfig(host=host, metrics_port=8000)
+    assert ServerConfig(host="10.0.0.1", metrics_port=8000).metrics_port == 8000
+    assert ServerConfig(host=host, uds="/run/s", metrics_port=8000).uds
 
 
 def test_a_taken_metrics_port_is_a_clear_error() -> None:

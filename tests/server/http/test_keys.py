@@ -57,3 +57,17 @@ def test_a_reload_that_fails_leaves_the_keys_as_they_were(tmp_path: Path) -> Non
     assert keys.identify("Bearer old").api_key == "old"
     with pytest.raises(UnauthorizedError):
         keys.identify(None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_open"), [(0o400, False), (0o440, False), (0o444, True), (0o620, True)]
+)
+def test_a_file_that_others_may_read_or_change_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, is_open: bool
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text("key\n")
+    path.chmod(mode)
+    KeyRing(ServerConfig(admin_api_key_file=str(path)))
+    told = f"--admin-api-key-file {path}: mode {mode:04o} lets others read or change it; chmod 600"
+    assert (told in caplog.text) == is_open

@@ -285,6 +285,8 @@ def test_a_template_file_that_is_not_there_stops_the_start(engine: FakeEngine) -
         ),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages", "wizard"),
         ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
+        ({"logprobs": True, "top_logprobs": 50}, "top_logprobs", "top_logprobs must be in [0, "),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "top_logprobs must be in [0, "),
         ({"logprobs": 3}, "logprobs", "boolean"),
         ({"functions": [{"name": "f"}]}, "functions", "not supported"),
         ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
