@@ -30,6 +30,7 @@ from lora_serve.server.http.errors import (
     TooManyConnectionsError,
     error_response,
 )
+from lora_serve.server.http.paced_input import PacedInput, ParsingTurns
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class HTTPConnection(Protocol):
     scope: Scope
     on_response_complete: Callable[[], None]
 
-    def connection_made(self, transport: asyncio.Transport) -> None: ...
+    def connection_made(self, transport: asyncio.Transport | PacedInput) -> None: ...
 
     def data_received(self, data: bytes) -> None: ...
 
@@ -81,6 +82,7 @@ class Connections:
         """http_protocol: makes an HTTPConnection of uvicorn's arguments."""
         self.head_timeout = config.request_head_timeout
         self.read_timeout = config.response_read_timeout
+        self.parsing_turns = ParsingTurns()
         self._limit = allowed_connections(config.max_connections)
         self._http_protocol = http_protocol
         self._open: set[GuardedConnection] = set()
@@ -154,6 +156,7 @@ class GuardedConnection(asyncio.Protocol):
         inner.on_response_complete = self._has_answered
         self._connections = connections
         self._transport: asyncio.Transport | None = None
+        self._input: PacedInput | None = None  # None before there is a transport, or if refused
         self._clock: asyncio.TimerHandle | None = None  # runs while a head is waited for
         self._num_head_bytes = 0
         self._accepted: socket.socket | None = None  # until there is a transport
@@ -205,29 +208,15 @@ class GuardedConnection(asyncio.Protocol):
             self._start_clock(REFUSAL_SECONDS, self.close)
             return
         _limit_unread(transport, self._connections.read_timeout)
-        self._inner.connection_made(transport)
+        self._input = PacedInput(transport, self._parse, self._connections.parsing_turns)
+        self._inner.connection_made(self._input)
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
-        if self._refusal is not None:
+        if self._input is None:
             self.close()
-            return
-        cycle = self._inner.cycle
-        is_in_head = cycle is None or self._inner.scope is not cycle.scope
-        self._inner.data_received(data)
-        if self._inner.cycle is not cycle:
-            self._head_has_come()
-            return
-        if not self.is_answering:
-            self._await_head()
-        self._num_head_bytes += len(data) if is_in_head else 0
-        if self._num_head_bytes > MAX_HEAD_BYTES:
-            self._refuse(
-                HeadTooLargeError(
-                    f"the request's head is larger than {MAX_HEAD_BYTES} bytes; send fewer or "
-                    "shorter headers"
-                )
-            )
+        else:
+            self._input.receive(data)
 
     def eof_received(self) -> None:
         if self._refusal is None:
@@ -236,7 +225,8 @@ class GuardedConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
         self._end()
-        if self._refusal is None:
+        if self._input is not None:
+            self._input.drop()
             self._inner.connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -258,6 +248,24 @@ class GuardedConnection(asyncio.Protocol):
         elif self._accepted is not None:  # the handshake ends with it
             with contextlib.suppress(OSError):
                 self._accepted.shutdown(socket.SHUT_RDWR)
+
+    def _parse(self, data: bytes) -> None:
+        cycle = self._inner.cycle
+        is_in_head = cycle is None or self._inner.scope is not cycle.scope
+        self._inner.data_received(data)
+        if self._inner.cycle is not cycle:
+            self._head_has_come()
+            return
+        if not self.is_answering:
+            self._await_head()
+        self._num_head_bytes += len(data) if is_in_head else 0
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            self._refuse(
+                HeadTooLargeError(
+                    f"the request's head is larger than {MAX_HEAD_BYTES} bytes; send fewer or "
+                    "shorter headers"
+                )
+            )
 
     def _end(self) -> None:
         if self._refusal is None:

@@ -149,6 +149,28 @@ async def test_a_head_without_end_is_not_kept(serve: Serve) -> None:
         writer.close()
 
 
+async def test_requests_sent_in_advance_are_not_made_before_their_turn(
+    engine: FakeEngine, http_protocol: type[H11Protocol]
+) -> None:
+    made: list[H11Protocol] = []
+
+    def make(**of_uvicorn: Any) -> H11Protocol:
+        made.append(http_protocol(**of_uvicorn))
+        return made[-1]
+
+    engine.gate.clear()
+    async with serving(engine, ServerConfig(), make) as url:
+        wire = await connect(url, GENERATE + VERSION * 3000)
+        await eventually(lambda: engine.growing)
+        await asyncio.sleep(0.1)
+        assert len(getattr(made[0], "pipeline", ())) <= 2
+        engine.gate.set()
+        assert b'"choices"' in await answer_on(wire, b"")
+        for _ in range(3000):
+            assert (await answer_on(wire, b"")).startswith(b"HTTP/1.1 200 ")
+        wire[1].close()
+
+
 async def test_with_too_many_connections_the_one_goes_that_waits_the_longest(
     engine: FakeEngine, serve: Serve
 ) -> None:
