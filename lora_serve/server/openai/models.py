@@ -100,7 +100,7 @@ def models_router(engine: Engine, models: ServedModels, started_at: int) -> APIR
             cards += [_adapter_card(engine, models.names[0], adapter) for adapter in adapters]
         if caller_of(request).is_admin:
             return cards
-        return [_without_path(card) for card in cards]
+        return [_for_users(card) for card in cards]
 
     @router.get("/v1/models")
     async def list_models(request: Request) -> Response:
@@ -118,10 +118,11 @@ def models_router(engine: Engine, models: ServedModels, started_at: int) -> APIR
     return router
 
 
-def _without_path(card: ModelCard) -> ModelCard:
-    """Show the name where `root` is a path of this machine; a hub id stays."""
+def _for_users(card: ModelCard) -> ModelCard:
+    """Leave out how much others use an adapter; show the name where `root` is a path, no hub id."""
     is_path = card.root.startswith(("/", "~", "."))
-    return msgspec.structs.replace(card, root=card.id) if is_path else card
+    root = card.id if is_path else card.root
+    return msgspec.structs.replace(card, root=root, residency=UNSET, num_leases=UNSET)
 
 
 def _base_card(engine: Engine, name: str, started_at: int) -> ModelCard:

@@ -105,6 +105,7 @@ async def test_paths_are_shown_to_those_who_may_change_the_server(
         assert roots == ["/models/tiny", "/models/tiny", str(tmp_path), str(tmp_path)]
     else:
         assert roots == ["base/model", "alias", "tenant", "tenant"]
+        assert not alone.keys() & {"residency", "num_leases"}, "they tell what others use"
 
 
 async def test_a_hub_id_is_shown_to_all() -> None:
