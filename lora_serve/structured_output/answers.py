@@ -80,6 +80,9 @@ class Answers:
         self._answers[request_id] = _Answer(constraint, grammar.matcher(), allows_eos)
         return self.advance(request_id, token_ids)
 
+    def constraint_of(self, request_id: str) -> StructuredOutput:
+        return self._answers[request_id].constraint
+
     def advance(self, request_id: str, token_ids: Sequence[int]) -> MaskReply:
         answer = self._answers[request_id]
         answer.num_tokens += len(token_ids)

@@ -11,8 +11,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -24,6 +25,7 @@ from lora_serve.structured_output.at_work import AtWork
 from lora_serve.structured_output.backend import Backend, Grammar, Vocabulary, load_backend
 from lora_serve.structured_output.service import MaskReply
 from lora_serve.structured_output.trial import TrialProcess
+from lora_serve.structured_output.turns import Turns
 from lora_serve.structured_output.wire import Advance, Close, GrammarSettings, Open
 from lora_serve.structured_outputs import StructuredOutput
 from lora_serve.text.tokenizer import Tokenizer
@@ -42,11 +44,23 @@ class Compiled(msgspec.Struct, frozen=True):
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    message: Open
+    grammar: Grammar
+
+
+@dataclass(frozen=True, slots=True)
+class _Advance:
+    request_id: str
+    token_ids: tuple[int, ...]
+
+
 Inbox = queue.SimpleQueue[Open | Advance | Close | Compiled | None]  # None: the engine is gone
 
 
 class GrammarServer:
-    """Answers what comes in through `inbox`, one after the other."""
+    """Takes in what comes through `inbox`, and computes one mask after the other, by `Turns`."""
 
     def __init__(
         self,
@@ -65,6 +79,7 @@ class GrammarServer:
         self._answers = answers
         self._cache = cache
         self._at_work = at_work
+        self._turns: Turns[_Begin | _Advance] = Turns()
         self._waiting: dict[StructuredOutput, dict[str, Open]] = {}
         self._refusals: dict[StructuredOutput, str] = {}  # oldest first
         self._compilers = ThreadPoolExecutor(len(trials), "grammar-compiler")
@@ -72,62 +87,91 @@ class GrammarServer:
     def run(self, connection: Connection) -> None:
         encoder = msgspec.msgpack.Encoder()
         connection.send_bytes(encoder.encode([]))  # the tokenizer is loaded
-        while (message := self.inbox.get()) is not None:
-            replies: list[MaskReply] = []
-            last = time.monotonic()
-            for reply in self._replies(message):
-                replies.append(reply)
-                if time.monotonic() - last > SLOW_SECONDS:
-                    connection.send_bytes(encoder.encode(replies))
-                    replies, last = [], time.monotonic()
-            if replies:
+        replies: list[MaskReply] = []
+        last = time.monotonic()
+        while True:
+            while not self._turns or not self.inbox.empty():
+                message = self.inbox.get()
+                if message is None:
+                    return
+                replies += self._take_in(message)
+                if isinstance(message, Compiled):
+                    connection.send_bytes(encoder.encode([]))
+                if not self._turns and replies:
+                    break
+            if self._turns:
+                replies.append(self._compute(self._turns.take()))
+            if not self._turns or time.monotonic() - last > SLOW_SECONDS:
                 connection.send_bytes(encoder.encode(replies))
-            if isinstance(message, Compiled):
-                connection.send_bytes(encoder.encode([]))
+                replies, last = [], time.monotonic()
 
-    def _replies(self, message: Open | Advance | Close | Compiled) -> Iterator[MaskReply]:
+    def _take_in(self, message: Open | Advance | Close | Compiled) -> list[MaskReply]:
+        """Give what is asked for its turn; refusals that need none."""
         match message:
             case Open():
-                yield from self._open(message)
+                return self._open(message)
             case Advance():
                 for request_id, token_ids in message.new_tokens:
                     if not self._is_put_off(request_id, token_ids):
-                        self._at_work.note(request_id)
-                        yield self._answers.advance(request_id, token_ids)
-                        self._at_work.note("")
+                        task = _Advance(request_id, token_ids)
+                        constraint = self._answers.constraint_of(request_id)
+                        self._turns.put(request_id, constraint, task, is_first=False)
             case Close():
                 self._answers.end(message.request_id)
+                self._turns.discard(message.request_id)
                 for waiting in self._waiting.values():
                     waiting.pop(message.request_id, None)
             case Compiled():
-                yield from self._take_in(message)
+                return self._note_compiled(message)
+        return []
 
-    def _open(self, message: Open) -> Iterator[MaskReply]:
+    def _compute(self, task: _Begin | _Advance) -> MaskReply:
+        if isinstance(task, _Begin):
+            return self._begin(task.message, task.grammar)
+        self._at_work.note(task.request_id)
+        reply = self._answers.advance(task.request_id, task.token_ids)
+        self._at_work.note("")
+        return reply
+
+    def _open(self, message: Open) -> list[MaskReply]:
         constraint = message.constraint
         grammar, error = self._cache.get(constraint), self._refusals.get(constraint, "")
         if grammar is not None or error:
-            yield self._begin(message, grammar, error)
-            return
+            return self._settle(message, grammar, error)
         if constraint not in self._waiting:
             self._waiting[constraint] = {}
             self._compilers.submit(self._compile, constraint)
         self._waiting[constraint][message.request_id] = message
+        return []
 
     def _is_put_off(self, request_id: str, token_ids: tuple[int, ...]) -> bool:
-        """Whether the answer waits for its grammar; it then gets these tokens when that is there.
+        """Whether the answer has not begun yet; it then gets these tokens when it does.
 
         So it is where an earlier process had the grammar.
         """
+        task = self._turns.get(request_id)
+        if isinstance(task, _Begin):
+            self._turns.discard(request_id)
+            all_tokens = task.message.token_ids + token_ids
+            message = msgspec.structs.replace(task.message, token_ids=all_tokens)
+            self._settle(message, task.grammar, "")
+            return True
         for waiting in self._waiting.values():
-            if (message := waiting.get(request_id)) is not None:
-                all_tokens = message.token_ids + token_ids
-                waiting[request_id] = msgspec.structs.replace(message, token_ids=all_tokens)
+            if (opened := waiting.get(request_id)) is not None:
+                all_tokens = opened.token_ids + token_ids
+                waiting[request_id] = msgspec.structs.replace(opened, token_ids=all_tokens)
                 return True
         return False
 
-    def _begin(self, message: Open, grammar: Grammar | None, error: str) -> MaskReply:
+    def _settle(self, message: Open, grammar: Grammar | None, error: str) -> list[MaskReply]:
+        """Refuse an answer, or give its first mask its turn."""
         if grammar is None:
-            return MaskReply(message.request_id, len(message.token_ids), error=error)
+            return [MaskReply(message.request_id, len(message.token_ids), error=error)]
+        task = _Begin(message, grammar)
+        self._turns.put(message.request_id, message.constraint, task, is_first=True)
+        return []
+
+    def _begin(self, message: Open, grammar: Grammar) -> MaskReply:
         self._at_work.note(message.request_id)
         reply = self._answers.begin(
             message.request_id,
@@ -139,15 +183,17 @@ class GrammarServer:
         self._at_work.note("")
         return reply
 
-    def _take_in(self, compiled: Compiled) -> Iterator[MaskReply]:
+    def _note_compiled(self, compiled: Compiled) -> list[MaskReply]:
         if compiled.grammar is not None:
             self._cache.put(compiled.constraint, compiled.grammar, compiled.num_bytes)
         else:
             self._refusals[compiled.constraint] = compiled.error
             if len(self._refusals) > _MAX_REFUSALS:
                 del self._refusals[next(iter(self._refusals))]
+        replies: list[MaskReply] = []
         for message in self._waiting.pop(compiled.constraint).values():
-            yield self._begin(message, compiled.grammar, compiled.error)
+            replies += self._settle(message, compiled.grammar, compiled.error)
+        return replies
 
     def _compile(self, constraint: StructuredOutput) -> None:
         """Compile in a thread what another process could compile within its limits."""
