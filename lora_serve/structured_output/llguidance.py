@@ -96,11 +96,14 @@ def _grammar(constraint: StructuredOutput) -> str:
 
 def _json_grammar(schema: str, *, is_lenient: bool) -> str:
     """is_lenient: leave out what cannot be enforced."""
-    return llguidance.LLMatcher.grammar_from_json_schema(
-        schema,
-        defaults={"whitespace_pattern": _WHITESPACE},
-        overrides={"lenient": is_lenient},
-    )
+    try:
+        return llguidance.LLMatcher.grammar_from_json_schema(
+            schema,
+            defaults={"whitespace_pattern": _WHITESPACE},
+            overrides={"lenient": is_lenient},
+        )
+    except ValueError as error:
+        raise _refusal(str(error)) from error
 
 
 def _notated_grammar(text: str) -> str:
