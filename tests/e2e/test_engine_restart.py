@@ -32,6 +32,7 @@ def mortal_server(
         *server_flags(Server.CACHED),
         *("--lora-modules", f"alpha={demo_paths.alpha}", f"beta={demo_paths.beta}"),
         *("--max-num-seqs", "4", "--max-num-queued-reqs", "40", "--drain-timeout", "1"),
+        *("--restart-wait", "0"),  # so that a new request is refused, however quick the restart
         *("--kv-disk-path", str(tmp_path / "kv")),
     )
     with start_server(demo_paths.model, tmp_path / "log", *flags) as process:
