@@ -15,8 +15,10 @@ import msgspec
 import torch
 
 from benchmarks.common.make_checkpoint import ModelShape
-from lora_serve.adapters.loader import AdapterLoader
+from lora_serve.adapters.loader import AdapterLoader, AdapterSource
+from lora_serve.adapters.location import HubAdapter
 from lora_serve.adapters.manager import AdapterManager
+from lora_serve.adapters.threads import AdapterThreads
 from lora_serve.config import (
     CacheConfig,
     EngineConfig,
@@ -100,7 +102,9 @@ class MeasuredEngine:
         self.info = self._executor.load()
         self.load_seconds = time.perf_counter() - begun
         self._random = _random_bytes(shape)
-        loader = AdapterLoader(self._checkpoint, self._executor.prepare_adapter, _ignore_notice)
+        source = AdapterSource(self._checkpoint, _download_nothing)
+        prepare = self._executor.prepare_adapter
+        loader = AdapterLoader(config.lora, source, prepare, _ignore_notice, AdapterThreads())
         hasher = BlockHasher()
         self._core = EngineCore(
             config,
@@ -295,6 +299,10 @@ def _dealt_out(num_adapters: int, num_requests: int) -> list[str | NoAdapter]:
     if num_adapters == 0:
         return [BASE_MODEL] * num_requests
     return [str(index % num_adapters) for index in range(num_requests)]
+
+
+def _download_nothing(adapter: HubAdapter) -> str:
+    raise AssertionError(f"{adapter} is on no hub")
 
 
 def _ignore_notice() -> None:

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from tests.fakes.engine import FakeEngine
-from tests.hostile.test_bodies import SOUND
+from tests.hostile.test_bodies import ROUTES
 from tests.server.clients import client_for, error_of
 
 BODY_BYTES = 2**20
@@ -21,7 +21,7 @@ FILLINGS = {
 }
 
 
-@pytest.mark.parametrize("url", SOUND)
+@pytest.mark.parametrize("url", ROUTES)
 @pytest.mark.parametrize("filling", FILLINGS)
 async def test_no_body_takes_memory_many_times_its_size(url: str, filling: str) -> None:
     item = FILLINGS[filling]

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import NoReturn
 
-from lora_serve.adapters.loader import AdapterLoader
+from lora_serve.adapters.loader import AdapterLoader, AdapterSource
 from lora_serve.adapters.manager import AdapterManager
+from lora_serve.adapters.threads import AdapterThreads
 from lora_serve.config import LoRAConfig
 from lora_serve.step import AdapterCheckpoint
 
@@ -33,7 +34,8 @@ class NameCosts:
 
 def name_costs(num_names: int) -> NameCosts:
     config = LoRAConfig(enable_lora=True, max_cpu_loras=NUM_RESIDENT)
-    loader = AdapterLoader(_not_read, _not_read, notify=lambda: None)
+    source = AdapterSource(_not_read, _not_read)
+    loader = AdapterLoader(config, source, _not_read, lambda: None, AdapterThreads())
     manager, rng = AdapterManager(config, loader), Random(num_names)
     numbers = iter(range(10**9))
 
