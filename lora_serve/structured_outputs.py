@@ -73,7 +73,14 @@ class StructuredOutput(msgspec.Struct, frozen=True):
 
     def verify(self, param: str = "structured_outputs") -> None:
         """Raise InvalidRequestError for a text that is too large, or of no use, to be compiled."""
-        num_bytes = len(self.text.encode("utf-8", "surrogatepass"))
+        try:
+            num_bytes = len(self.text.encode())
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(
+                f"{param}: the {self.kind} holds a lone surrogate, {self.text[error.start]!a}, "
+                "which no answer can match; remove it",
+                param,
+            ) from error
         if num_bytes > MAX_TEXT_BYTES:
             raise InvalidRequestError(
                 f"{param}: the {self.kind} has {num_bytes} bytes, at most {MAX_TEXT_BYTES} are "

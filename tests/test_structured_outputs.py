@@ -65,6 +65,17 @@ def test_what_is_no_single_constraint_is_refused(given: dict, message: str) -> N
             StructuredOutput.of(choice=["a"] * 4097),
             "choice has 4097 strings, at most 4096 are allowed",
         ),
+        *(
+            (StructuredOutput.of(**given), r"holds a lone surrogate, '\ud800', which no answer")
+            for given in (
+                {"json": r'{"const":"\ud800"}'},
+                {"json": {"const": "\ud800"}},
+                {"structural_tag": r'{"type":"\ud800"}'},
+                {"choice": ["\ud800"]},
+                {"regex": "\ud800"},
+                {"grammar": 'start: "\ud800"'},
+            )
+        ),
     ],
 )
 def test_sampling_params_refuse_a_constraint_that(

@@ -74,6 +74,7 @@ async def test_the_engine_gets_one_constraint_from(
 
 
 LARGE = {"enum": ["a" * MAX_TEXT_BYTES]}
+SURROGATE = r'{"const":"\ud800"}'
 
 
 @ROUTES
@@ -98,6 +99,8 @@ LARGE = {"enum": ["a" * MAX_TEXT_BYTES]}
         ({"structured_outputs": {"choice": []}}, "structured_outputs", "non-empty strings"),
         ({"structured_outputs": {"choice": [1]}}, "structured_outputs", "a list of strings"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs", "holds no JSON"),
+        ({"structured_outputs": {"json": SURROGATE}}, "structured_outputs", "lone surrogate"),
+        ({"structured_outputs": {"structural_tag": SURROGATE}}, "structured_outputs", "surrogate"),
         ({"structured_outputs": {"jsn": {}}}, "structured_outputs", "unknown fields ['jsn']"),
         (
             {"structured_outputs": {"json": {}, "whitespace_pattern": " *"}},
@@ -105,6 +108,7 @@ LARGE = {"enum": ["a" * MAX_TEXT_BYTES]}
             "has whitespace_pattern, which is not supported",
         ),
         ({"guided_json": [1]}, "guided_json", "a string or an object or true or false"),
+        ({"guided_json": SURROGATE}, "guided_json", "the json holds a lone surrogate"),
         ({"guided_json": LARGE}, "guided_json", "at most 65536 are allowed; shorten it"),
         ({"guided_regex": "a" * 65_537}, "guided_regex", "has a regex of 65537 characters"),
         ({"guided_regex": ""}, "guided_regex", "the regex is empty"),
