@@ -27,7 +27,7 @@ def adapters_router(context: ServerContext) -> APIRouter:
     @router.post("/v1/load_lora_adapter")
     async def load_lora_adapter(request: Request) -> Response:
         with AdapterAudit("load", caller_of(request)) as audit:
-            context.keys.require_admin(caller_of(request))
+            context.keys.require_admin(request)
             body = await context.bodies.read(request, LoadAdapterBody)
             audit.note_asked(body.lora_name, body.lora_path)
             _require_enabled(context)
@@ -42,7 +42,7 @@ def adapters_router(context: ServerContext) -> APIRouter:
     @router.post("/v1/unload_lora_adapter")
     async def unload_lora_adapter(request: Request) -> Response:
         with AdapterAudit("unload", caller_of(request)) as audit:
-            context.keys.require_admin(caller_of(request))
+            context.keys.require_admin(request)
             body = await context.bodies.read(request, UnloadAdapterBody)
             audit.note_asked(body.lora_name)
             _require_enabled(context)

@@ -13,7 +13,6 @@ from lora_serve.observability.http import HTTPMetrics
 from lora_serve.server.admin.protocol import ResetPrefixCacheBody
 from lora_serve.server.admin.responses import Load, Success, Version
 from lora_serve.server.context import ServerContext
-from lora_serve.server.http.auth import caller_of
 from lora_serve.server.http.json_response import json_response
 from lora_serve.server.http.probes import LIVE_PATHS, READY_PATHS
 
@@ -45,7 +44,7 @@ def operations_router(context: ServerContext, http_metrics: HTTPMetrics) -> APIR
 
     @router.post("/reset_prefix_cache")
     async def reset_prefix_cache(request: Request) -> Response:
-        context.keys.require_admin(caller_of(request))
+        context.keys.require_admin(request)
         body = await context.bodies.read(request, ResetPrefixCacheBody, optional=True)
         lora_name = body.lora_name or _lora_name_in_query(request)
         return json_response(Success(await engine.reset_prefix_cache(lora_name)))

@@ -21,7 +21,7 @@ from lora_serve.config import ServerConfig
 from lora_serve.errors import ForbiddenError, InvalidRequestError, UnauthorizedError
 from lora_serve.identity import tenant_salt
 from lora_serve.server.http.errors import error_response
-from lora_serve.server.http.hosts import is_loopback
+from lora_serve.server.http.hosts import check_page_may_change, is_loopback
 from lora_serve.server.http.keys import read_keys, warn_of_open_files
 from lora_serve.server.http.probes import LIVE_PATHS, READY_PATHS
 
@@ -96,9 +96,11 @@ class KeyRing:
             )
         return self._anyone
 
-    def require_admin(self, caller: Caller) -> None:
-        """Raise unless `caller` may change what others see."""
+    def require_admin(self, request: Request) -> None:
+        """Raise unless the request's sender, and its page if it has one, may change the server."""
+        caller = caller_of(request)
         if caller.is_admin:
+            check_page_may_change(request.headers, self._config.allowed_origins)
             return
         if caller.api_key is None:
             raise UnauthorizedError(

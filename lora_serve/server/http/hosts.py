@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -19,6 +20,7 @@ from lora_serve.errors import ForbiddenError, InvalidRequestError
 from lora_serve.server.http.errors import error_response
 
 LOCALHOST = "localhost"
+DEFAULT_PORTS = {"http": 80, "https": 443}
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.~%-]*)(:[0-9]*)?", re.ASCII)
 
 
@@ -94,6 +96,23 @@ class HostCheck:
         await self._app(scope, receive, send)
 
 
+def check_page_may_change(headers: Headers, allowed_origins: Sequence[str]) -> None:
+    """Raise ForbiddenError for a page that may not change the server, for all that it may use.
+
+    Pages of the server's own host and port may, and those that are named. A page of another port of
+    this machine is another program's.
+    """
+    for origin in headers.getlist("origin"):
+        if "*" in allowed_origins or origin in allowed_origins:
+            continue
+        own = _address_of(f"{origin.partition(':')[0]}://{headers.get('host', '')}")
+        if own is None or _address_of(origin) != own:
+            raise ForbiddenError(
+                f"pages of the origin {origin[:80]!r} may not change this server; name the origin "
+                "with --allowed-origins if they may, or send the request without a browser"
+            )
+
+
 def _only_host(headers: Headers) -> str:
     """The value of the Host header; empty without one. Proxies might have judged by another."""
     hosts = headers.getlist("host")
@@ -107,6 +126,16 @@ def _only_host(headers: Headers) -> str:
             "send it as in `Host: localhost:8000`"
         )
     return hosts[0] if hosts else ""
+
+
+def _address_of(origin: str) -> tuple[str, int] | None:
+    """The host and port of an http origin; none of what is not one, such as null."""
+    try:
+        parts = urlsplit(origin)
+        port = parts.port or DEFAULT_PORTS[parts.scheme]
+    except (KeyError, ValueError):
+        return None
+    return (parts.hostname.lower(), port) if parts.hostname else None
 
 
 def _name_of(url: str) -> str:

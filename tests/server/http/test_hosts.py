@@ -4,6 +4,7 @@ import pytest
 
 from lora_serve.config import ServerConfig
 from lora_serve.server.http.hosts import is_loopback
+from lora_serve.server.openapi import OPERATIONS, Access
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import client_for, error_of, serving
 from tests.server.http.test_connections import answer_on, connect
@@ -52,6 +53,63 @@ async def test_a_page_from_elsewhere_may_not_change_a_loopback_server(
     async with client_for(engine) as client:
         response = await client.post(RESET, content=b"{}", headers=headers)
     assert origin in str(error_of(response, 403)["message"])
+
+
+CHANGES = [one.path for one in OPERATIONS if one.access is Access.ADMIN]
+OPEN_NETWORK = ServerConfig(host="0.0.0.0", allow_runtime_lora_updating=True)
+WITH_KEY = ServerConfig(admin_api_key=("key",))
+
+
+@pytest.mark.parametrize("path", CHANGES)
+@pytest.mark.parametrize("config", [ServerConfig(), OPEN_NETWORK, WITH_KEY])
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("localhost:8000", "http://localhost:3000"),
+        ("localhost:8000", "http://localhost"),
+        ("localhost:8000", "http://127.0.0.1:8000"),
+        ("localhost:80", "https://localhost"),
+    ],
+)
+async def test_a_page_of_another_port_may_change_nothing(
+    engine: FakeEngine, path: str, config: ServerConfig, host: str, origin: str
+) -> None:
+    headers = {"Host": host, "Origin": origin, "Authorization": "Bearer key"}
+    async with client_for(engine, config) as client:
+        response = await client.post(path, json={}, headers=headers)
+    message = error_of(response, 403)["message"]
+    assert f"{origin!r} may not change this server" in message
+    assert "--allowed-origins" in message
+
+
+@pytest.mark.parametrize("origin", ["null", "", "http://", "http://[", "file://", "http://a:x"])
+async def test_an_origin_without_an_address_is_no_servers_own(
+    engine: FakeEngine, origin: str
+) -> None:
+    async with client_for(engine, OPEN_NETWORK) as client:
+        response = await client.post(RESET, headers={"Host": "", "Origin": origin})
+    assert "may not change" in str(error_of(response, 403)["message"])
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "allowed"),
+    [
+        ("localhost:8000", "http://localhost:8000", ()),
+        ("LOCALHOST", "http://localhost", ()),
+        ("localhost", "https://localhost:443", ()),
+        ("localhost:443", "https://localhost", ()),
+        ("[::1]:8000", "http://[::1]:8000", ()),
+        ("localhost:8000", "http://localhost:3000", ("http://localhost:3000",)),
+        ("localhost:8000", "http://localhost:3000", ("*",)),
+        ("localhost:8000", None, ()),
+    ],
+)
+async def test_own_pages_and_named_ones_and_other_clients_may_change_the_server(
+    engine: FakeEngine, host: str, origin: str | None, allowed: tuple[str, ...]
+) -> None:
+    headers = {"Host": host} | ({"Origin": origin} if origin else {})
+    async with client_for(engine, ServerConfig(allowed_origins=allowed)) as client:
+        assert (await client.post(RESET, headers=headers)).status_code == 200
 
 
 async def test_a_page_from_this_machine_may_ask(engine: FakeEngine) -> None:
