@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from lora_serve.config.setting import require_at_least, setting
 from lora_serve.errors import ConfigError
 
 ANY_HOST = frozenset({"", "0.0.0.0", "::"})
+LOCALHOST = "localhost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +226,14 @@ class ServerConfig:
         return bool(self.api_key or self.api_key_file)
 
     @property
+    def is_local(self) -> bool:
+        """Whether the server listens on a loopback address, which this machine alone reaches.
+
+        A Unix socket does not count: proxies bring it clients from anywhere.
+        """
+        return self.uds is None and is_loopback(self.host)
+
+    @property
     def isolates_keys(self) -> bool:
         """Whether cached KV is found only by the API key whose requests computed it."""
         return self.has_keys and self.isolate_api_keys is not False
@@ -263,6 +273,16 @@ class ServerConfig:
             raise ConfigError("--ssl-keyfile and --ssl-certfile go together; give both")
         if self.ssl_ca_certs and not self.ssl_certfile:
             raise ConfigError("--ssl-ca-certs needs --ssl-keyfile and --ssl-certfile")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address, as --host takes it, is reached from this machine alone."""
+    if host == LOCALHOST:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _listed(name: str, values: tuple[str, ...]) -> tuple[str, ...]:

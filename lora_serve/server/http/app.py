@@ -40,7 +40,7 @@ from lora_serve.server.http.cors import CrossOrigin
 from lora_serve.server.http.drain import Drain, Draining
 from lora_serve.server.http.errors import ErrorBoundary, answer_error, answer_http_error
 from lora_serve.server.http.head_requests import answering_head
-from lora_serve.server.http.hosts import AllowedHosts, HostCheck, is_loopback
+from lora_serve.server.http.hosts import AllowedHosts, HostCheck
 from lora_serve.server.http.instrumentation import Instrumentation
 from lora_serve.server.http.listener import Listeners, read_template, shown_address
 from lora_serve.server.http.request_ids import RequestIds
@@ -184,12 +184,12 @@ def http_config(app: FastAPI, config: ServerConfig, connections: Connections) ->
 
 
 def _warn_of_open_server(config: ServerConfig) -> None:
-    if is_loopback(config.host) or config.has_keys:
+    if config.is_local or config.has_keys:
         return
     logger.warning(
         "listening on %s without an API key: every client that reaches this address may use the "
         "model%s; give --api-key, or listen on 127.0.0.1",
-        config.host,
+        config.uds or config.host,
         " and change its adapters" if config.allow_runtime_lora_updating else "",
     )
 

@@ -21,7 +21,7 @@ from lora_serve.config import ServerConfig
 from lora_serve.errors import ForbiddenError, InvalidRequestError, UnauthorizedError
 from lora_serve.identity import tenant_salt
 from lora_serve.server.http.errors import error_response
-from lora_serve.server.http.hosts import check_page_may_change, is_loopback
+from lora_serve.server.http.hosts import check_page_may_change
 from lora_serve.server.http.keys import read_keys, warn_of_open_files
 from lora_serve.server.http.probes import LIVE_PATHS, READY_PATHS
 
@@ -62,8 +62,7 @@ class KeyRing:
         self._is_open = not self._config.requires_api_key
         self._has_admin_key = bool(keys.admin)
         all_may_change = not keys.admin and (
-            self._config.allow_runtime_lora_updating
-            or (self._is_open and is_loopback(self._config.host))
+            self._config.allow_runtime_lora_updating or (self._is_open and self._config.is_local)
         )
         self._anyone = Caller(None, is_admin=all_may_change)
         # By digest, so that the time of a comparison reveals neither a key's length nor its text.

@@ -7,7 +7,6 @@ here (DNS rebinding), or across origins without reading the answer. Such request
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Sequence
 from urllib.parse import urlsplit
@@ -16,34 +15,25 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lora_serve.config import ServerConfig
+from lora_serve.config.server import is_loopback
 from lora_serve.errors import ForbiddenError, InvalidRequestError
 from lora_serve.server.http.errors import error_response
 
-LOCALHOST = "localhost"
 DEFAULT_PORTS = {"http": 80, "https": 443}
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.~%-]*)(:[0-9]*)?", re.ASCII)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or address, as --host takes it, is reached from this machine alone."""
-    if host == LOCALHOST:
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class AllowedHosts:
     """The hosts of --allowed-hosts; without it every loopback name, on a loopback address.
 
-    host: the address that is listened on; --host if left out.
+    host: the address that is listened on; that of --host or --uds if left out.
     """
 
     def __init__(self, config: ServerConfig, host: str | None = None) -> None:
         self._names = frozenset(name.lower() for name in config.allowed_hosts)
         self._origins = frozenset(config.allowed_origins)
-        self._allows_any = not self._names and not is_loopback(host or config.host)
+        is_local = config.is_local if host is None else is_loopback(host)
+        self._allows_any = not self._names and not is_local
 
     def check(self, headers: Headers) -> None:
         """Judge the only Host that there may be, and each Origin.

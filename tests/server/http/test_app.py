@@ -66,11 +66,15 @@ async def test_a_signal_ends_the_server_once_every_answer_is_sent(
 
 
 async def test_a_server_answers_on_a_unix_socket(
-    engine: FakeEngine, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    engine: FakeEngine,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
     path = str(tmp_path / "s")
     server = asyncio.create_task(run(engine, ServerConfig(uds=path)))
     assert await started(capsys) == f"unix:{path}"
+    assert f"listening on {path} without an API key" in caplog.text
     transport = httpx.AsyncHTTPTransport(uds=path)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         answer = await client.post("/v1/completions", json={"prompt": "hi"})

@@ -41,6 +41,8 @@ SERVERS: dict[str, tuple[ServerConfig, tuple[str, ...], tuple[str, ...]]] = {
         (ADMIN,),
     ),
     "loopback, admin": (ServerConfig(admin_api_key=(ADMIN,)), CALLERS, (ADMIN,)),
+    "uds": (ServerConfig(uds="/run/s"), CALLERS, ()),
+    "uds, updating": (ServerConfig(uds="/run/s", **UPDATING), CALLERS, CALLERS),
     "network": (ServerConfig(host=ANYWHERE), CALLERS, ()),
     "network, updating": (ServerConfig(host=ANYWHERE, **UPDATING), CALLERS, CALLERS),
     "network, keys": (ServerConfig(host=ANYWHERE, **KEYS), (USER, OTHER), ()),

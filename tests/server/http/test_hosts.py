@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lora_serve.config import ServerConfig
-from lora_serve.server.http.hosts import is_loopback
+from lora_serve.config.server import is_loopback
 from lora_serve.server.openapi import OPERATIONS, Access
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import client_for, error_of, serving
@@ -131,6 +131,14 @@ async def test_allowed_hosts_name_who_is_answered_and_whose_pages_are(engine: Fa
 async def test_a_server_on_the_network_answers_to_any_name(engine: FakeEngine) -> None:
     async with client_for(engine, NETWORK) as client:
         response = await client.get("/health", headers={"Host": "pod-3.example"})
+    assert response.status_code == 200
+
+
+async def test_a_server_on_a_unix_socket_answers_to_what_its_proxy_names(
+    engine: FakeEngine,
+) -> None:
+    async with client_for(engine, ServerConfig(uds="/run/s")) as client:
+        response = await client.get("/health", headers={"Host": "llm.example"})
     assert response.status_code == 200
 
 
