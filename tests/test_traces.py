@@ -136,7 +136,7 @@ class PublishesLateReads(OracleLoader):
 
     def _give_up(self, lane: Lane, task: ReadTask) -> None:
         super()._give_up(lane, task)
-        task.claim.release()
+        task.end_lock.release()
 
     def _take_in(self, lane: Lane, task: ReadTask, outcome: Outcome) -> None:
         super()._take_in(lane, task, outcome)
