@@ -28,14 +28,17 @@ if TYPE_CHECKING:
         NotForgottenError,
         NotFoundError,
         OverloadedError,
+        PauseEndedError,
         PromptTooLongError,
+        RequestAbortedError,
         RequestFailedError,
         SlowReaderError,
         UnauthorizedError,
     )
     from lora_serve.llm import LLM
-    from lora_serve.outputs import CompletionOutput, RequestOutput
-    from lora_serve.prompts import EmbedsPrompt, TokensPrompt
+    from lora_serve.outputs import CompletionOutput, EmbeddingOutput, RequestOutput
+    from lora_serve.pooling import PoolingParams
+    from lora_serve.prompts import EmbedsPrompt, MixedPrompt, TokensPrompt
     from lora_serve.sampling_params import SamplingParams
     from lora_serve.structured_outputs import StructuredOutput
 
@@ -51,6 +54,7 @@ __all__ = [
     "AdapterUnavailableError",
     "CompletionOutput",
     "ConfigError",
+    "EmbeddingOutput",
     "EmbedsPrompt",
     "EngineDeadError",
     "ForbiddenError",
@@ -59,10 +63,14 @@ __all__ = [
     "InvalidRequestError",
     "KVLoadError",
     "LoraServeError",
+    "MixedPrompt",
     "NotForgottenError",
     "NotFoundError",
     "OverloadedError",
+    "PauseEndedError",
+    "PoolingParams",
     "PromptTooLongError",
+    "RequestAbortedError",
     "RequestFailedError",
     "RequestOutput",
     "SamplingParams",
@@ -76,8 +84,11 @@ __all__ = [
 _MODULES = {
     "LLM": "llm",
     "CompletionOutput": "outputs",
+    "EmbeddingOutput": "outputs",
     "RequestOutput": "outputs",
+    "PoolingParams": "pooling",
     "EmbedsPrompt": "prompts",
+    "MixedPrompt": "prompts",
     "TokensPrompt": "prompts",
     "SamplingParams": "sampling_params",
     "StructuredOutput": "structured_outputs",

@@ -41,7 +41,11 @@ class HubNotAllowedError(AdapterNotFoundError):
 
 
 class AdapterError(LoraServeError):
-    """An adapter that cannot be loaded, replaced or used."""
+    """An adapter that cannot be loaded, replaced or used. `param` names the field at fault."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class AdapterFormatError(AdapterError):
@@ -91,6 +95,14 @@ class OverloadedError(LoraServeError):
 
 class NotForgottenError(LoraServeError):
     """KV was reset in this engine, but a tier has not confirmed that it has forgotten it."""
+
+
+class PauseEndedError(LoraServeError):
+    """A pause was ended by another caller before it had come about."""
+
+
+class RequestAbortedError(LoraServeError):
+    """A call ended a request whose answer cannot be told in part; it may be sent again."""
 
 
 class KVLoadError(LoraServeError):

@@ -8,14 +8,17 @@ from __future__ import annotations
 import msgspec
 
 from lora_serve.identity import BASE_MODEL, NoAdapter
+from lora_serve.pooling import PoolingParams
 from lora_serve.prompts import Prompt
 from lora_serve.sampling_params import SamplingParams
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt to be continued params.n times.
+    """One prompt to be continued params.n times, or of which an embedding is wanted.
 
-    request_id: its own among all that are being answered.
+    request_id: its own among all that are being answered. client_request_id: what its caller calls
+        it, alone or with others.
+    pooling: how an embedding is made of the prompt; nothing is sampled then. None without one.
     lora_name: the adapter that answers, or BASE_MODEL.
     tenant: a digest of the API key it came with, whose share it counts to with --fair-share key.
     is_streamed: False if the client sees nothing before the end. Its deltas are held back until
@@ -25,6 +28,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     request_id: str
+    client_request_id: str = ""
     prompt: Prompt
     params: SamplingParams
     lora_name: str | NoAdapter = BASE_MODEL
@@ -33,3 +37,4 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     is_streamed: bool = True
     shown_special_tokens: tuple[int, ...] = ()
+    pooling: PoolingParams | None = None

@@ -118,6 +118,15 @@ def embeds_digest(rows: bytes | memoryview) -> bytes:
     return hashlib.sha256(rows).digest()
 
 
+def placed_embeds_digest(rows: bytes | memoryview, places: Sequence[int]) -> bytes:
+    """The same where rows do not stand at the beginning of the block alone.
+
+    places: numbers that say where each row stands. Their bytes and the digest's are never as many
+    as rows have, so no rows have this digest as theirs.
+    """
+    return hashlib.sha256(embeds_digest(rows) + b"at" + array("q", places).tobytes()).digest()
+
+
 def salt_digest(cache_salt: str) -> bytes:
     """What tiers are told of a salt, by which they find KV of the same one; empty for none."""
     return hashlib.sha256(_salt_bytes(cache_salt)).digest() if cache_salt else b""

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import queue
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
+import msgspec
+
+from lora_serve.chat.formats import AUTO, reasoning_format
 from lora_serve.config import EngineConfig
 from lora_serve.engine.core.core import EngineCore
 from lora_serve.engine.core.executor import make_executor
+from lora_serve.engine.frontend.bad_words import BadWordEncoder
 from lora_serve.engine.frontend.input import InputProcessor
 from lora_serve.engine.frontend.output import OutputProcessor
+from lora_serve.engine.frontend.pooling_defaults import pooling_defaults
 from lora_serve.engine.frontend.startup_checks import check_startup
 from lora_serve.engine.wire import error_from_info
 from lora_serve.errors import ConfigError, InvalidRequestError, LoraServeError
@@ -34,9 +40,10 @@ from lora_serve.messages import (
     StepOutputs,
     UnloadAdapter,
 )
-from lora_serve.outputs import RequestOutput
+from lora_serve.outputs import EmbeddingOutput, RequestOutput
+from lora_serve.pooling import PoolingParams
 from lora_serve.prompts import Prompt, TokensPrompt
-from lora_serve.sampling_params import SamplingParams
+from lora_serve.sampling_params import PROMPT_ONLY, SamplingParams
 from lora_serve.text.tokenizer import Tokenizer
 
 Conversation = Sequence[Mapping[str, object]]
@@ -53,6 +60,9 @@ class LLM:
     >>> (answer,) = llm.chat([{"role": "user", "content": "Hello"}], params)
     >>> len(answer.outputs[0].token_ids)
     8
+    >>> (hello,) = llm.embed("Hello")
+    >>> len(hello.embedding) == llm.model_info.hidden_size
+    True
     >>> llm.close()
     """
 
@@ -74,8 +84,11 @@ class LLM:
             self.config.cache.block_size,
             tuple(self.tokenizer.eos_token_ids),
             self.config.model.max_logprobs,
+            self.config.model.max_n,
+            BadWordEncoder(self.tokenizer.encode),
         )
         self._outputs = OutputProcessor(self.tokenizer)
+        self.pooling_defaults = pooling_defaults(self.config.model)
         self._replies: dict[int, CallReply] = {}
         self._num_calls = 0
         self._num_prompts = 0
@@ -111,18 +124,34 @@ class LLM:
         prompt_list = [prompts] if isinstance(prompts, (str, Prompt)) else list(prompts)
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompt_list)
-        if lora_name is None or isinstance(lora_name, str):
-            lora_name = [lora_name] * len(prompt_list)
-        if isinstance(priority, int):
-            priority = [priority] * len(prompt_list)
-        _require_one_each(
-            len(prompt_list), params=len(params), lora_name=len(lora_name), priority=len(priority)
-        )
-        jobs = [
-            self._job(*item, cache_salt)
-            for item in zip(prompt_list, params, lora_name, priority, strict=True)
-        ]
-        return self._run(jobs)
+        _require_one_each(len(prompt_list), params=len(params))
+        answers = [None] * len(prompt_list)
+        return self._run(self._jobs(prompt_list, params, answers, lora_name, priority, cache_salt))
+
+    def embed(
+        self,
+        prompts: str | Prompt | Sequence[str | Prompt],
+        params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        lora_name: str | Sequence[str | None] | None = None,
+        priority: int | Sequence[int] = 0,
+        cache_salt: str = "",
+    ) -> list[EmbeddingOutput]:
+        """Embeddings of prompts, all at once; one for each, in order.
+
+        params: how they are made; as `pooler_config` or the checkpoint says if left out. The rest
+        is as `generate` has it.
+
+        Raises:
+            InvalidRequestError, AdapterNotFoundError: for the first prompt at fault; none is run.
+            RequestFailedError: the model's hidden states are no finite numbers.
+        """
+        prompt_list = [prompts] if isinstance(prompts, (str, Prompt)) else list(prompts)
+        if params is None or isinstance(params, PoolingParams):
+            params = [params or self.pooling_defaults] * len(prompt_list)
+        nothing = [PROMPT_ONLY] * len(prompt_list)
+        jobs = self._jobs(prompt_list, nothing, params, lora_name, priority, cache_salt)
+        return [_embedding_output(output) for output in self._run(jobs)]
 
     def chat(
         self,
@@ -139,6 +168,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several, as `generate` continues prompts.
 
+        Where the template tells how the model marks reasoning, `structured_outputs` hold what
+        follows it.
+
         Args:
             messages: a conversation, which is a list of {"role": …, "content": …}, or a list of
                 conversations.
@@ -152,23 +184,43 @@ class LLM:
             InvalidRequestError: there is no template, or it refuses a conversation.
             AdapterNotFoundError: as `generate`.
         """
-        prompts = [
-            TokensPrompt(
-                tuple(
-                    self.tokenizer.apply_chat_template(
-                        conversation,
-                        add_generation_prompt=add_generation_prompt,
-                        chat_template=chat_template,
-                        tools=tools,
-                        template_kwargs=chat_template_kwargs,
-                    )
-                )
+        texts = [
+            self.tokenizer.render_chat(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                chat_template=chat_template,
+                tools=tools,
+                template_kwargs=chat_template_kwargs,
             )
             for conversation in _conversations(messages)
         ]
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(texts)
+        _require_one_each(len(texts), params=len(params))
         return self.generate(
-            prompts, params, lora_name=lora_name, priority=priority, cache_salt=cache_salt
+            [TokensPrompt(tuple(self._encode(text))) for text in texts],
+            self._with_reasoning(params, texts, chat_template),
+            lora_name=lora_name,
+            priority=priority,
+            cache_salt=cache_salt,
         )
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _with_reasoning(
+        self, params: Sequence[SamplingParams], texts: Sequence[str], chat_template: str | None
+    ) -> list[SamplingParams]:
+        """Let grammars wait for reasoning where the chat template tells how it is marked."""
+        form = reasoning_format(AUTO, self.tokenizer.template_source(chat_template))
+        if form is None or self.config.structured_outputs.structured_outputs_enable_in_reasoning:
+            return list(params)
+        return [
+            msgspec.structs.replace(one, reasoning=form.tokens(self._encode, text))
+            if one.structured_outputs is not None and one.reasoning is None
+            else one
+            for one, text in zip(params, texts, strict=True)
+        ]
 
     def load_lora_adapter(
         self, name: str, path: str, load_inplace: bool = False, pinned: bool = False
@@ -195,10 +247,30 @@ class LLM:
         """Gauges and totals since start."""
         return self._core.stats()
 
+    def _jobs(
+        self,
+        prompts: Sequence[str | Prompt],
+        params: Sequence[SamplingParams],
+        pooling: Sequence[PoolingParams | None],
+        lora_name: str | Sequence[str | None] | None,
+        priority: int | Sequence[int],
+        salt: str,
+    ) -> list[_Job]:
+        if lora_name is None or isinstance(lora_name, str):
+            lora_name = [lora_name] * len(prompts)
+        if isinstance(priority, int):
+            priority = [priority] * len(prompts)
+        _require_one_each(
+            len(prompts), params=len(pooling), lora_name=len(lora_name), priority=len(priority)
+        )
+        each = zip(prompts, params, pooling, lora_name, priority, strict=True)
+        return [self._job(*item, salt) for item in each]
+
     def _job(
         self,
         prompt: str | Prompt,
         params: SamplingParams,
+        pooling: PoolingParams | None,
         lora_name: str | None,
         priority: int,
         salt: str,
@@ -214,6 +286,7 @@ class LLM:
             lora_name=BASE_MODEL if lora_name is None else lora_name,
             cache_salt=salt,
             priority=priority,
+            pooling=pooling,
         )
         output = RequestOutput(request_id, list(prompt.token_ids), num_choices=params.n)
         return _Job(self._inputs.resolve(request), output)
@@ -275,6 +348,16 @@ class _Job:
 
     message: EngineRequest
     output: RequestOutput
+
+
+def _embedding_output(output: RequestOutput) -> EmbeddingOutput:
+    return EmbeddingOutput(
+        output.request_id,
+        output.prompt_token_ids,
+        array("f", output.embedding).tolist(),
+        output.num_cached_tokens,
+        output.adapter,
+    )
 
 
 def _conversations(messages: Conversation | Sequence[Conversation]) -> Sequence[Conversation]:

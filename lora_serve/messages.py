@@ -5,11 +5,15 @@ Requests to the engine are `EngineMessage`s, answers are `EngineReply`s; msgspec
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import BASE_MODEL, EVERYTHING, AdapterRef, Everything, NoAdapter
 from lora_serve.step import TokenLogprobs
+
+PauseMode = Literal["abort", "wait", "keep"]
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -19,11 +23,25 @@ class Choice(msgspec.Struct, frozen=True):
     seed: int
 
 
+class TokenRules(msgspec.Struct, frozen=True):
+    """Which tokens the client lets be drawn, whatever a grammar allows.
+
+    allowed: as SampleInput.bitmask has them; None for all.
+    bad_words: token ids, of each word at least one: the last must not follow the others.
+    """
+
+    allowed: bytes | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+
+
+NO_RULES = TokenRules()
+
+
 class EngineRequest(msgspec.Struct, frozen=True, tag=True):
     """A request that was checked. Its choices are taken in together, so one version answers all.
 
     request: with max_tokens and seed resolved, so that a request sent again, to another engine
-        process even, draws the same tokens.
+        process even, draws the same tokens. What its params allow and forbid is in `rules` alone.
     eos_token_ids: end tokens, unless params.ignore_eos.
     embeds_digests: of an embeddings prompt, `identity.embeds_digest` of rows
         [i * block_size, (i + 1) * block_size), the last one over what is left.
@@ -33,6 +51,7 @@ class EngineRequest(msgspec.Struct, frozen=True, tag=True):
     eos_token_ids: tuple[int, ...] = ()
     embeds_digests: tuple[bytes, ...] = ()
     arrival_time: float = 0.0
+    rules: TokenRules = NO_RULES
 
     @property
     def choices(self) -> list[Choice]:
@@ -49,7 +68,31 @@ class EngineRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag=True):
+    """Forget requests whose callers are gone."""
+
     request_ids: tuple[str, ...]
+
+
+class EndRequests(msgspec.Struct, frozen=True, tag=True):
+    """End requests whose callers wait: each is told of it by the finish_reason "abort"."""
+
+    call_id: int
+    request_ids: tuple[str, ...]
+
+
+class Pause(msgspec.Struct, frozen=True, tag=True):
+    """Make no more steps, and let requests that come wait. Answered when no step is made.
+
+    mode: what becomes of the requests that are here. "abort" ends them, as EndRequests does. "wait"
+        lets those end that have begun. "keep" lets all stand where they are, with their KV.
+    """
+
+    call_id: int
+    mode: PauseMode
+
+
+class Resume(msgspec.Struct, frozen=True, tag=True):
+    call_id: int
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
@@ -118,16 +161,9 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
+AdminCall = ListAdapters | LoadAdapter | UnloadAdapter | ResetPrefixCache | Pause | Resume
 EngineMessage = (
-    EngineRequest
-    | AbortRequests
-    | LoadAdapter
-    | UnloadAdapter
-    | ListAdapters
-    | ResetPrefixCache
-    | RestoreAdapters
-    | GetStats
-    | Shutdown
+    EngineRequest | AbortRequests | EndRequests | AdminCall | RestoreAdapters | GetStats | Shutdown
 )
 
 
@@ -148,7 +184,8 @@ class EngineOutput(msgspec.Struct, frozen=True):
     finish_reason: "stop", "length" or "abort". stop_token_id: which token ended it, if one did.
     num_cached_tokens: prompt tokens whose KV was found, not computed; set in the first output.
     num_cached_by_tier: the same by where they were found, "device" first; empty without tiers.
-    adapter: the version that answers. prompt_logprobs: per prompt token from the second on.
+    adapter: the version that answers. prompt_logprobs: per prompt token asked for, in order.
+    pooled: of a request with `pooling`, what `pooling.embedding` takes; in its last output.
     scheduled_time: when it first had a part in a step, on the monotonic clock.
     """
 
@@ -156,6 +193,7 @@ class EngineOutput(msgspec.Struct, frozen=True):
     new_token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    pooled: bytes = b""
     finish_reason: str | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
@@ -226,6 +264,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     num_deferred: int = 0
     num_fetching: int = 0
     num_awaiting_mask: int = 0
+    is_paused: bool = False
     kv_cache_usage: float = 0.0
     num_blocks: int = 0
     kv_cache_size_tokens: int = 0
@@ -262,6 +301,7 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
 class CallReply(msgspec.Struct, frozen=True, tag=True):
     """Answer to the message with this call_id: an error, or what that message asks for.
 
+    paths: where the adapters lie that a name or a request has, for ListAdapters.
     adapters: those that ListAdapters asks for; the one that LoadAdapter published; the one whose
         generation ResetPrefixCache raised, as it stood then, also if a tier has not forgotten.
     """
@@ -269,6 +309,7 @@ class CallReply(msgspec.Struct, frozen=True, tag=True):
     call_id: int
     error: ErrorInfo | None = None
     adapters: tuple[AdapterInfo, ...] = ()
+    paths: tuple[str, ...] = ()
     stats: EngineStats | None = None
     success: bool = True
 
@@ -277,6 +318,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     """First message of an engine process: its model, or why it could not start.
 
     max_request_tokens: of a prompt with its answer, as far as the KV cache holds them.
+    num_longest_requests: how many as long as that fit at once. kv_bytes: of the KV cache.
     """
 
     fingerprint: bytes = b""
@@ -287,6 +329,12 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     num_blocks: int = 0
     kernels: str = ""
     max_request_tokens: int = 0
+    num_longest_requests: int = 0
+    kv_bytes: int = 0
+    architecture: str = ""
+    device: str = ""
+    num_threads: int = 0
+    num_parameters: int = 0
     error: ErrorInfo | None = None
 
 

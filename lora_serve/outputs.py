@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
@@ -30,7 +31,8 @@ class OutputDelta:
     stop_reason: the stop string or stop token id that ended it, None for an end token.
     num_cached_tokens, num_cached_by_tier, adapter: on every delta, once known; the tiers are those
         beyond the device cache, which is "device", and empty if there are none.
-    prompt_logprobs: one per prompt token from the second on; on the choice's first delta only.
+    prompt_logprobs: of the prompt tokens asked for, from the second on; on the first delta only.
+    embedding: what was asked for instead of an answer, little-endian float32.
     times: on the choice's last delta.
     """
 
@@ -44,7 +46,28 @@ class OutputDelta:
     num_cached_by_tier: dict[str, int] = field(default_factory=dict)
     adapter: AdapterRef | NoAdapter = BASE_MODEL
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    embedding: bytes = b""
     times: AnswerTimes | None = None
+
+    @property
+    def num_logprobs(self) -> int:
+        return count_logprobs(self.prompt_logprobs) + count_logprobs(self.logprobs)
+
+
+def count_logprobs(positions: Iterable[TokenLogprobs]) -> int:
+    """The tokens and all their alternatives: what it takes to hold and to write them."""
+    return sum(len(position.top) + 1 for position in positions)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """One prompt's embedding. adapter: the version that gave it, None for the base model."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    embedding: list[float]
+    num_cached_tokens: int
+    adapter: AdapterRef | None
 
 
 @dataclass(slots=True)
@@ -58,12 +81,25 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
+    @property
+    def delta(self) -> OutputDelta:
+        """All of the choice, as if it had come at once."""
+        return OutputDelta(
+            self.index,
+            self.text,
+            tuple(self.token_ids),
+            tuple(self.logprobs),
+            self.finish_reason,
+            self.stop_reason,
+        )
+
 
 @dataclass(slots=True)
 class RequestOutput:
     """All choices of one prompt. `add` folds deltas in, in the order they come.
 
     adapter: the version that answered, None for the base model, as in `LLM`'s arguments.
+    embedding: little-endian float32; b"" where an answer was asked for.
     times: of the choice that ended last, once all have.
     """
 
@@ -74,6 +110,7 @@ class RequestOutput:
     num_cached_by_tier: dict[str, int] = field(default_factory=dict)
     adapter: AdapterRef | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    embedding: bytes = b""
     times: AnswerTimes | None = None
     outputs: list[CompletionOutput] = field(init=False)
 
@@ -91,5 +128,6 @@ class RequestOutput:
             self.num_cached_tokens = delta.num_cached_tokens
             self.num_cached_by_tier = delta.num_cached_by_tier
             self.prompt_logprobs.extend(delta.prompt_logprobs)
+        self.embedding += delta.embedding
         self.adapter = None if delta.adapter is BASE_MODEL else delta.adapter
         self.times = delta.times or self.times

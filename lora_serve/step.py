@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from lora_serve.identity import AdapterRef, NoAdapter
-from lora_serve.kv_groups import KVGroup
+from lora_serve.prompts import NO_ROWS, PlacedRows
 from lora_serve.sampling_params import SamplingParams
 
 
@@ -40,14 +40,22 @@ class SeenTokens(msgspec.Struct, frozen=True, gc=False):
 NOTHING_SEEN = SeenTokens(array("i"), array("i"))
 
 
+def leaves_any(bitmask: bytes, banned_token_ids: Sequence[int]) -> bool:
+    """Whether a bitmask as of `SampleInput` allows a token that is not banned."""
+    bits = np.unpackbits(np.frombuffer(bitmask, np.uint8), bitorder="little")
+    banned = np.asarray(banned_token_ids, np.int64)
+    bits[banned[banned < len(bits)]] = 0
+    return bool(bits.any())
+
+
 class SampleInput(msgspec.Struct, frozen=True, gc=False):
     """What sampling one request's next token needs besides its logits.
 
     seed: never None here; the draw for absolute position `position` depends on (seed, position).
     seen: only filled when params.has_penalties.
-    banned_token_ids: not to be sampled now (end tokens before min_tokens).
-    bitmask: what a grammar allows now: token i where bit i % 8 of byte i // 8 is set, and none
-        behind its last byte; None where all are allowed.
+    banned_token_ids: not to be sampled now (end tokens before min_tokens, ends of bad words).
+    bitmask: what the request, and its grammar, allow now: token i where bit i % 8 of byte i // 8
+        is set, and none behind its last byte; None where all are allowed.
     """
 
     params: SamplingParams
@@ -59,24 +67,29 @@ class SampleInput(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_screenable(self) -> bool:
-        """Whether it is greedy and asks nothing of the logits but which is the largest."""
+        """Whether it is greedy and asks nothing but which logit is the largest of those allowed."""
         params = self.params
-        return params.is_greedy and params.logprobs is None and not self.changes_logits
+        return params.is_greedy and params.logprobs is None and not self._changes_single_logits
 
     @property
     def changes_logits(self) -> bool:
+        return self.bitmask is not None or self._changes_single_logits
+
+    @property
+    def _changes_single_logits(self) -> bool:
         params = self.params
-        return (
-            bool(self.banned_token_ids or params.logit_bias or params.has_penalties)
-            or self.bitmask is not None
-        )
+        return bool(self.banned_token_ids or params.logit_bias or params.has_penalties)
 
 
 class PromptScoring(msgspec.Struct, frozen=True, gc=False):
-    """Prompt logprobs: row i of a chunk predicts target_ids[i], with num_top alternatives."""
+    """Prompt logprobs of a chunk's rows: first_row + i predicts target_ids[i].
+
+    num_top: how many alternatives each gets.
+    """
 
     target_ids: Sequence[int]
     num_top: int
+    first_row: int = 0
 
 
 class AskedOutputs(msgspec.Struct, frozen=True, gc=False):
@@ -85,13 +98,15 @@ class AskedOutputs(msgspec.Struct, frozen=True, gc=False):
     samples: a token of each of the last rows, in their order. The chunk's tokens behind the first
         of these rows are drafts: guesses of what the rows before them sample. Nothing drafts
         yet: only tests make steps with drafts.
-    scoring: prompt logprobs, of the first rows.
-    num_pooled: the final hidden state of so many of the last rows. No request asks for one yet.
+    scoring: prompt logprobs, of rows from its first_row on.
+    num_pooled: the final hidden state of so many of the last rows.
+    sums_hidden: the sums of the final hidden states of all rows.
     """
 
     samples: tuple[SampleInput, ...] = ()
     scoring: PromptScoring | None = None
     num_pooled: int = 0
+    sums_hidden: bool = False
 
     @property
     def num_drafts(self) -> int:
@@ -99,8 +114,10 @@ class AskedOutputs(msgspec.Struct, frozen=True, gc=False):
 
     def num_rows(self, num_tokens: int) -> int:
         """How many of a chunk's num_tokens rows give a hidden state: the last ones, or all."""
-        if self.scoring is not None and self.scoring.target_ids:
+        if self.sums_hidden:
             return num_tokens
+        if self.scoring is not None and self.scoring.target_ids:
+            return num_tokens - self.scoring.first_row
         return max(len(self.samples), self.num_pooled)
 
 
@@ -116,8 +133,8 @@ class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
     block_tables: of each group of layers the blocks for positions [0, start + len(token_ids)), in
         order. What stands for blocks that none of these tokens sees is not to be looked at.
     asked: samples when the chunk ends at the last token there is, or at drafts behind it.
-    embeds: rows of prompt_embeds for the first tokens of this chunk, in the model's dtype,
-        hidden_size values each; empty when there are none.
+    embeds: rows of prompt_embeds among this chunk's tokens, in the model's dtype, hidden_size
+        values each.
     token_from: set where the only token is pending, drawn and not known yet: the step before this
         one draws it for the request at this index there. `asked` does not count it.
     adapter_start: the adapter acts from this position on; rows before it are the base model's. It
@@ -130,7 +147,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
     token_ids: Sequence[int]
     block_tables: Sequence[Sequence[int]]
     asked: AskedOutputs = NOTHING_ASKED
-    embeds: bytes = b""
+    embeds: PlacedRows = NO_ROWS
     token_from: int | None = None
     adapter_start: int = 0
 
@@ -201,12 +218,15 @@ class RequestStepOutput(msgspec.Struct, frozen=True, gc=False):
     token_ids: what its rows sampled, up to and including the first that is not the draft.
     logprobs: of these tokens; empty unless asked for.
     pooled: hidden states (num_pooled, H), float32.
+    hidden_sums: (H + 1), int64: the sums over the rows, in the units of `pooling.py`, then how many
+        of the values are none that it sums.
     """
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     pooled: bytes = b""
+    hidden_sums: bytes = b""
 
 
 def accepted(sampled: Sequence[int], draft_token_ids: Sequence[int]) -> tuple[int, ...]:
@@ -227,65 +247,3 @@ class ModelRunnerOutput:
     step_id: int
     requests: tuple[RequestStepOutput, ...]
     kv_saves: tuple[bytes, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RawTensor:
-    """A tensor as a checkpoint stores it: safetensors' dtype name ("F32", "BF16", "F16")."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: memoryview
-
-
-@dataclass(frozen=True, slots=True)
-class LoRAModule:
-    """The low-rank delta of one projection: y += scale * (x @ a.T) @ b.T.
-
-    name: as in the base checkpoint, e.g. "model.layers.0.self_attn.q_proj".
-    a: (rank, in_features). b: (out_features, rank).
-    """
-
-    name: str
-    rank: int
-    scale: float
-    a: RawTensor
-    b: RawTensor
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterCheckpoint:
-    """One adapter, verified: `digest` is over the bytes that `modules` hold."""
-
-    path: str
-    digest: bytes
-    rank: int
-    num_bytes: int
-    base_model: str
-    modules: tuple[LoRAModule, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """Facts of the model that the workers have loaded.
-
-    fingerprint: over weights, dtype, KV layout and numerics; in every block's identity.
-    lora_modules: (out_features, in_features) of each projection an adapter may change.
-    num_blocks: size of the KV pool that the workers made. kv_groups: whose blocks these may be.
-    kv_block_bytes, kv_layout: size of a record of kv_saves (a block of each group), and what else
-        its bytes depend on; two engines can exchange records only if both are equal.
-    is_asynchronous: whether a step runs while its caller goes on.
-    """
-
-    fingerprint: bytes
-    dtype: str
-    vocab_size: int
-    hidden_size: int
-    max_model_len: int
-    num_blocks: int
-    kernels: str
-    kv_groups: tuple[KVGroup, ...] = (KVGroup(),)
-    lora_modules: dict[str, tuple[int, int]] = field(default_factory=dict)
-    kv_block_bytes: int = 0
-    kv_layout: bytes = b""
-    is_asynchronous: bool = False

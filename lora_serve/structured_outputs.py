@@ -19,6 +19,18 @@ MAX_TEXT_BYTES = 64 * 2**10
 MAX_CHOICES = 4096
 
 
+class ReasoningTokens(msgspec.Struct, frozen=True):
+    """The reasoning that an answer may begin with, and that no grammar holds.
+
+    start, end: the tokens that mark it. is_open: the prompt has begun it; else it is begun by an
+        answer whose first token is `start`, which is allowed there whatever the grammar says.
+    """
+
+    start: int
+    end: int
+    is_open: bool
+
+
 class StructuredOutput(msgspec.Struct, frozen=True):
     """Equal values are one grammar. Make one with `StructuredOutput.of`.
 

@@ -14,7 +14,7 @@ import pytest
 from lora_serve.fuzz.oracle import executor
 from lora_serve.fuzz.oracle.executor import VOCAB_SIZE
 from lora_serve.fuzz.oracle.traces import OracleTrace, TraceResult
-from lora_serve.scheduler import scheduler
+from lora_serve.scheduler import progress
 from lora_serve.scheduler.progress import take_in
 from lora_serve.scheduler.request import Request
 from lora_serve.step import RequestStepOutput, ScheduledRequest
@@ -52,9 +52,10 @@ def test_every_answer_of_every_drafted_trace_is_the_lone_answer(async_scheduling
         num_rejected += counts.num_rejected
     assert num_preemptions > NUM_TRACES
     assert num_hit_tokens > 100 * NUM_TRACES
-    # Where steps overlap, most last tokens are pending, and have no drafts behind them.
-    assert num_accepted > (20 if async_scheduling else 200) * NUM_TRACES
-    assert num_rejected > (20 if async_scheduling else 200) * NUM_TRACES
+    # Where steps overlap, most last tokens are pending, and have no drafts behind them. Every fifth
+    # request wants an embedding, which draws nothing.
+    assert num_accepted > (20 if async_scheduling else 120) * NUM_TRACES
+    assert num_rejected > (20 if async_scheduling else 120) * NUM_TRACES
 
 
 def is_caught(num_traces: int = 40) -> bool:
@@ -115,5 +116,5 @@ def goes_on_behind_the_end(
 def test_drafted_traces_catch_a_scheduler_that(
     mutant: Callable[..., TakenIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "take_in", mutant)
+    monkeypatch.setattr(progress, "take_in", mutant)
     assert is_caught()

@@ -120,3 +120,54 @@ def test_traces_catch_a_preempted_request_that_goes_on_without_its_mask(
 
     monkeypatch.setattr(Scheduler, "_preempt", preempt_without_grammars)
     assert is_caught(lambda seed: OracleTrace(seed))
+
+
+@OVERLAPS
+def test_answers_begin_and_end_reasoning_before_a_grammar_holds_them(
+    async_scheduling: bool,
+) -> None:
+    num_open = num_begun = num_held = 0
+    for seed in range(NUM_TRACES):
+        trace = OracleTrace(seed, async_scheduling=async_scheduling)
+        assert trace.run().wrong == [], f"seed {seed}"
+        for chunk in (one for step in trace.engine.executor.steps for one in step.requests):
+            for sample in chunk.asked.samples:
+                reasoning = sample.params.reasoning
+                if reasoning is not None and sample.bitmask is None:
+                    num_open += reasoning.is_open
+                    num_begun += not reasoning.is_open
+                num_held += reasoning is not None and sample.bitmask is not None
+    assert min(num_open, num_begun, num_held) > NUM_TRACES
+
+
+@OVERLAPS
+def test_traces_catch_reasoning_that_is_held_to_the_grammar(
+    async_scheduling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        Request, "bitmask", property(lambda request: request.next_mask or request.allowed)
+    )
+    assert is_caught(lambda seed: OracleTrace(seed, async_scheduling=async_scheduling))
+
+
+def test_traces_catch_a_grammar_that_is_told_of_reasoning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Request, "held_token_ids", lambda request, num_new: tuple(request.token_ids[-num_new:])
+    )
+    assert is_caught(lambda seed: OracleTrace(seed))
+
+
+def test_traces_catch_a_step_that_is_planned_before_it_is_known_that_reasoning_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ready = Request.num_ready_tokens.fget
+    assert ready is not None
+
+    def ready_while_it_reasons(request: Request) -> int:
+        with monkeypatch.context() as patch:
+            if request.grammar_start is None:
+                patch.setattr(Request, "has_grammar", False)
+            return ready(request)
+
+    monkeypatch.setattr(Request, "num_ready_tokens", property(ready_while_it_reasons))
+    assert is_caught(lambda seed: OracleTrace(seed, async_scheduling=True))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 import lora_serve
 from lora_serve import errors
+from tests.fakes.tokenizer_files import byte_level_tokenizer, saved
 
 SCRIPT = """
 import sys
@@ -45,7 +47,7 @@ def test_every_error_is_public() -> None:
 API_PROCESS = """
 import sys
 import lora_serve.engine.frontend.async_engine
-import lora_serve.server.http.app
+import lora_serve.server.app
 
 engines = ("engine.core", "scheduler", "kv", "adapters", "worker", "models", "layers", "ops")
 print([name for name in engines if f"lora_serve.{name}" in sys.modules])
@@ -56,6 +58,27 @@ def test_the_api_process_imports_nothing_of_the_engine_that_it_starts() -> None:
     command = [sys.executable, "-c", API_PROCESS]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "[]"
+
+
+START = """
+import sys
+import lora_serve.engine.frontend.async_engine
+import lora_serve.server.app
+from lora_serve.text.tokenizer import Tokenizer
+
+Tokenizer(sys.argv[1]).decode([0])
+print([name for name in ("torch._dynamo", "triton") if name in sys.modules])
+"""
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama", "mistral", "gemma3_text"])
+def test_the_api_process_imports_no_compiler_and_no_triton(family: str, tmp_path: Path) -> None:
+    model = saved(byte_level_tokenizer(), tmp_path)
+    (model / "config.json").write_text(json.dumps({"model_type": family}))
+    command = [sys.executable, "-c", START, str(model)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"
+    assert "nanobind" not in done.stderr
 
 
 def test_an_engine_on_a_cpu_imports_no_compiler_and_no_triton(model_path: Path) -> None:

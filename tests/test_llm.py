@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from lora_serve.errors import AdapterNotFoundError, ConfigError, InvalidRequestError
 from lora_serve.llm import LLM
 from lora_serve.outputs import RequestOutput
-from lora_serve.prompts import TokensPrompt
+from lora_serve.prompts import EmbedsPrompt, MixedPrompt, Prompt, TokensPrompt
 from lora_serve.sampling_params import SamplingParams
 from tests.fakes.peft_adapters import save_adapters
 from tests.fakes.served_model import save_served_model
@@ -180,6 +182,82 @@ def test_prompt_logprobs_and_penalties_are_exact_too(subject: Subject) -> None:
     assert all(len(o.prompt_logprobs) == len(o.prompt_token_ids) - 1 for o in outputs)
 
 
+def test_rules_and_the_end_of_prompt_logprobs_are_exact_too(subject: Subject) -> None:
+    prompts = prompts_with_shared_prefixes(6)
+    params = SamplingParams(
+        max_tokens=12,
+        temperature=0.8,
+        seed=5,
+        allowed_token_ids=tuple(range(5, 90, 2)),
+        bad_words=("e", "the", "a b"),
+        logprobs=2,
+        prompt_logprobs=1,
+        prompt_logprobs_last_n=9,
+        ignore_eos=True,
+    )
+    expected = [subject.lone.answer(prompt, params, "b") for prompt in prompts]
+    flags = {**subject.arithmetic, "max_num_batched_tokens": 50, "async_scheduling": True}
+    with LLM(str(subject.model_path), enable_lora=True, **flags) as llm:
+        load_adapters(llm, subject.adapter_paths)
+        for _ in range(2):
+            outputs = llm.generate(prompts, params, lora_name="b")
+            assert [bits(output) for output in outputs] == expected
+    assert sum(output.num_cached_tokens for output in outputs) > 200
+    assert {len(o.prompt_logprobs) for o in outputs} == {
+        min(9, len(p.token_ids) - 1) for p in prompts
+    }
+    drawn = {token_id for output in outputs for token_id in output.outputs[0].token_ids}
+    assert drawn <= set(range(5, 90, 2))
+
+
+def test_processed_logprobs_are_exact_too(model_path: Path) -> None:
+    prompts = prompts_with_shared_prefixes(5)
+    params = SamplingParams(
+        max_tokens=8, temperature=0.7, top_p=0.9, presence_penalty=0.5, seed=5, logprobs=3
+    )
+    answers = []
+    for max_num_seqs, mode in (
+        (1, "processed_logprobs"),
+        (8, "processed_logprobs"),
+        (8, "raw_logprobs"),
+    ):
+        with LLM(str(model_path), max_num_seqs=max_num_seqs, logprobs_mode=mode) as llm:
+            answers.append(llm.generate(prompts, params))
+    alone, together, raw = ([bits(output) for output in outputs] for outputs in answers)
+    assert alone == together
+    assert alone != raw
+    assert [o.outputs[0].token_ids for o in answers[0]] == [
+        o.outputs[0].token_ids for o in answers[2]
+    ]
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [13, 2048])
+def test_embeddings_of_the_models_own_among_tokens_answer_as_the_tokens(
+    model_path: Path, max_num_batched_tokens: int
+) -> None:
+    """Cold, and found in the cache, which tells rows from tokens and one place from another."""
+    settings: dict[str, Any] = {"max_num_batched_tokens": max_num_batched_tokens}
+    tokens = list(range(20, 70))
+    table = load_file(model_path / "model.safetensors")["model.embed_tokens.weight"].float()
+
+    def rows(start: int, end: int) -> EmbedsPrompt:
+        values = table[tokens[start:end]].contiguous()
+        return EmbedsPrompt(end - start, values.view(torch.uint8).numpy().tobytes())
+
+    prompts: list[Prompt] = [
+        TokensPrompt(tuple(tokens)),
+        MixedPrompt.of([tokens[:5], rows(5, 9), tokens[9:30], rows(30, 50)]),
+        MixedPrompt.of([rows(0, 1), tokens[1:40], rows(40, 41), tokens[41:]]),
+        MixedPrompt.of([tokens[:6], rows(6, 9), tokens[9:30], rows(30, 50)]),
+    ]
+    greedy = SamplingParams(temperature=0, max_tokens=9, logprobs=3, ignore_eos=True)
+    with LLM(str(model_path), dtype="float32", **settings) as llm:
+        first, *others = (llm.generate([prompt], greedy)[0] for prompt in prompts * 2)
+    for other in others:
+        assert bits(other) == bits(first)
+    assert [output.num_cached_tokens > 0 for output in others] == [*[False] * 3, *[True] * 4]
+
+
 def test_choices_of_one_prompt_share_its_prefill_and_differ(model_path: Path) -> None:
     with LLM(str(model_path)) as llm:
         prompt = TokensPrompt(tuple(i % 90 for i in range(64)))
@@ -267,7 +345,7 @@ def test_the_example_of_the_docstring_runs(model_path: Path, adapter_paths: list
     (example,) = DocTestFinder(recurse=False).find(LLM, globs=names)
     runner = DocTestRunner()
     runner.run(example)
-    assert (runner.summarize(verbose=False).failed, len(example.examples)) == (0, 8)
+    assert (runner.summarize(verbose=False).failed, len(example.examples)) == (0, 10)
 
 
 def test_an_output_names_the_version_that_gave_it_and_none_for_the_base_model(

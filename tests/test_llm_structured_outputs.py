@@ -9,14 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lora_serve.errors import InvalidRequestError
 from lora_serve.llm import LLM
+from lora_serve.ops._cpu import usable_paths
+from lora_serve.ops.cpu.backend import SCREENING_PATHS
 from lora_serve.outputs import RequestOutput
 from lora_serve.prompts import TokensPrompt
+from lora_serve.sampling.lm_head_screening import LMHeadScreening
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.structured_outputs import StructuredOutput
+from tests.structured_output.conftest import require_xgrammar
 from tests.test_llm import bits, load_adapters
 
 NUM_CASES = 14
@@ -107,6 +112,33 @@ def test_batch_chunks_cache_and_preemption_change_no_bit_of_an_answer_that_must_
     assert [bits(output) for output in outputs] == right
 
 
+def test_answers_that_xgrammar_holds_parse_and_are_those_of_a_cold_lone_engine(
+    model_path: Path, adapter_paths: list[Path]
+) -> None:
+    require_xgrammar()
+    settings = SETTINGS | {"structured_outputs_backend": "xgrammar"}
+    prompts, params, names = zip(*cases(NUM_CASES), strict=True)
+    alone = {"enable_prefix_caching": False, "max_num_seqs": 1}
+    with LLM(str(model_path), **settings, **alone) as llm:
+        load_adapters(llm, adapter_paths)
+        right = [
+            bits(llm.generate(prompt, one, lora_name=name)[0])
+            for prompt, one, name in cases(NUM_CASES)
+        ]
+    crowded = {"num_gpu_blocks_override": 10, "max_num_batched_tokens": 23}
+    with LLM(str(model_path), **settings, **crowded, async_scheduling=True) as llm:
+        load_adapters(llm, adapter_paths)
+        outputs = llm.generate(prompts, params, lora_name=names)
+        assert llm.stats().num_preemptions > 0
+        assert [bits(output) for output in outputs] == right
+        for choice in answers(llm, CONSTRAINTS[1], max_tokens=120).outputs:
+            assert list(json.loads(choice.text)) == ["b", "a"]
+        for choice in answers(llm, CONSTRAINTS[2], max_tokens=120).outputs:
+            assert re.fullmatch(PATTERN, choice.text)
+        with pytest.raises(InvalidRequestError, match=r"not in Lark's.*backend llguidance"):
+            answers(llm, StructuredOutput.of(grammar='start: "a"'), max_tokens=9)
+
+
 def answers(llm: LLM, constraint: StructuredOutput, **settings: Any) -> RequestOutput:
     params = SamplingParams(
         structured_outputs=constraint, **{"n": 4, "max_tokens": 200, "seed": 3, **settings}
@@ -147,9 +179,72 @@ def test_a_stop_string_ends_an_answer_in_the_middle_of_its_grammar(lone: LLM) ->
     assert (choice.text, choice.finish_reason, choice.stop_reason) == ("aaa", "stop", "bb")
 
 
+def test_a_chats_grammar_waits_until_the_reasoning_that_its_template_knows_has_ended(
+    lone: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, end = 80, 81
+    markers, encode = {"<think>": [start], "</think>": [end]}, lone._encode
+    monkeypatch.setattr(lone, "_encode", lambda text: markers.get(text) or encode(text))
+    params = SamplingParams(
+        max_tokens=20, temperature=0, logit_bias={end: 100.0}, structured_outputs=CONSTRAINTS[3]
+    )
+    conversation = [{"role": "user", "content": "Hello"}]
+    template = "{{ messages[0].content }}{# </think> #}"
+    for chat_template, num_reasoned in ((template + "<think>", 1), (template, 0), ("Hello", 0)):
+        (answer,) = lone.chat(conversation, params, chat_template=chat_template)
+        token_ids = answer.outputs[0].token_ids
+        assert list(token_ids[:num_reasoned]) == [end] * num_reasoned
+        assert lone.tokenizer.decode(token_ids[num_reasoned:]) in CHOICES
+
+
 def test_a_refused_constraint_leaves_the_engine_as_it_was(lone: LLM) -> None:
     for constraint in (StructuredOutput("regex", "("), StructuredOutput("json", "false")):
         with pytest.raises(InvalidRequestError, match="structured_outputs") as refusal:
             answers(lone, constraint)
         assert refusal.value.param == "structured_outputs"
     assert answers(lone, CONSTRAINTS[3]).outputs[0].text in CHOICES
+
+
+def greedy_answers(llm: LLM) -> list[list[object]]:
+    params = SamplingParams(temperature=0.0, max_tokens=24)
+    held = [msgspec.structs.replace(params, structured_outputs=each) for each in CONSTRAINTS]
+    return [bits(output) for output in llm.generate(["Hello"] * len(held), held)]
+
+
+@pytest.fixture(scope="module")
+def screening(model_path: Path) -> Iterator[LLM]:
+    if not {*SCREENING_PATHS} & {*usable_paths()}:
+        pytest.skip("this machine's CPU screens no LM head")
+    with LLM(str(model_path), lm_head_screen="on", dtype="float32", cpu_threads=1) as llm:
+        yield llm
+
+
+def test_greedy_tokens_of_a_screened_lm_head_are_those_of_all_logits(
+    lone: LLM, screening: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_found = 0
+    find = LMHeadScreening._find
+
+    def counting(self: LMHeadScreening, hidden: Any, masks: Any) -> list[int] | None:
+        nonlocal num_found
+        tokens = find(self, hidden, masks)
+        num_found += tokens is not None and any(masks)
+        return tokens
+
+    monkeypatch.setattr(LMHeadScreening, "_find", counting)
+    assert greedy_answers(screening) == greedy_answers(lone)
+    assert num_found > 10
+
+
+def test_a_screen_without_masks_would_be_caught(
+    lone: LLM, screening: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = LMHeadScreening._find
+    monkeypatch.setattr(
+        LMHeadScreening, "_find", lambda self, hidden, masks: find(self, hidden, ())
+    )
+    try:
+        answers = greedy_answers(screening)
+    except InvalidRequestError:  # its grammar does not allow what was sampled
+        return
+    assert answers != greedy_answers(lone)

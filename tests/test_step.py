@@ -10,7 +10,7 @@ import pytest
 from lora_serve.sampling.specification.adjust import adjusted
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput
-from lora_serve.structured_outputs import StructuredOutput
+from lora_serve.structured_outputs import ReasoningTokens, StructuredOutput
 from tests.fakes.seen_tokens import seen_tokens
 
 
@@ -41,8 +41,9 @@ CHANGES: dict[str, Change] = {
     "seed": Change(7),
     # greedy or not
     "temperature": Change(1.0, needs_all_logits=True),
-    # around the draw: of the scheduler and the server. min_tokens comes as banned_token_ids,
-    # structured_outputs as a bitmask, and prompt_logprobs as PromptScoring.
+    # around the draw: of the scheduler and the server. min_tokens and bad_words come as
+    # banned_token_ids, structured_outputs, reasoning and allowed_token_ids as a bitmask,
+    # prompt_logprobs and the part of them as PromptScoring; logprob_token_ids come with logprobs.
     "n": Change(2),
     "max_tokens": Change(5),
     "min_tokens": Change(3),
@@ -51,8 +52,14 @@ CHANGES: dict[str, Change] = {
     "include_stop_str_in_output": Change(True),
     "ignore_eos": Change(True),
     "prompt_logprobs": Change(2),
+    "logprob_token_ids": Change((1,)),
+    "prompt_logprob_start": Change(4),
+    "prompt_logprobs_last_n": Change(4),
     "skip_special_tokens": Change(False),
+    "allowed_token_ids": Change((1,)),
+    "bad_words": Change(("a",)),
     "structured_outputs": Change(StructuredOutput.of(regex="a+")),
+    "reasoning": Change(ReasoningTokens(start=1, end=2, is_open=False)),
 }
 
 
@@ -72,13 +79,18 @@ def test_what_a_parameter_does_to_logits_is_known_to_the_step(name: str) -> None
     assert np.array_equal(adjusted(row, item), row) == (not change.changes_logits)
 
 
-@pytest.mark.parametrize("change", [{"banned_token_ids": (1,)}, {"bitmask": b"\x01"}])
-def test_what_a_step_adds_to_the_parameters_is_known_likewise(change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("change", "is_screenable"),
+    [({"banned_token_ids": (1,)}, False), ({"bitmask": b"\x01"}, True)],  # screening takes masks
+)
+def test_what_a_step_adds_to_the_parameters_is_known_likewise(
+    change: dict[str, Any], is_screenable: bool
+) -> None:
     plain = SampleInput(SamplingParams(temperature=0.0), seed=1, position=9)
     assert plain.is_screenable
     item = msgspec.structs.replace(plain, **change)
     assert item.changes_logits
-    assert not item.is_screenable
+    assert item.is_screenable == is_screenable
 
 
 def test_every_field_of_a_draws_input_is_known_here() -> None:

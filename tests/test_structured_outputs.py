@@ -82,7 +82,7 @@ def test_sampling_params_refuse_a_constraint_that(
     constraint: StructuredOutput, message: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=re.escape(message)):
-        SamplingParams(structured_outputs=constraint).verify(20, 1000)
+        SamplingParams(structured_outputs=constraint).verify(20, 1000, 128)
 
 
 def test_as_much_as_is_allowed_is_taken() -> None:
@@ -91,7 +91,7 @@ def test_as_much_as_is_allowed_is_taken() -> None:
         StructuredOutput.of(choice=["a"] * 4096),
         StructuredOutput.of(json_object=True),
     ):
-        SamplingParams(structured_outputs=constraint).verify(20, 1000)
+        SamplingParams(structured_outputs=constraint).verify(20, 1000, 128)
 
 
 def test_params_cross_the_wire_with_their_constraint() -> None:

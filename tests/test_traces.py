@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.lanes import Lane, LoadJob, ReadTask
 from lora_serve.adapters.loader import LoadResult, Outcome
 from lora_serve.fuzz.oracle.loader import OracleLoader
 from lora_serve.fuzz.oracle.traces import OracleTrace, TraceResult
-from lora_serve.identity import BlockHash, BlockHasher, NoAdapter
+from lora_serve.identity import BlockHash, BlockHasher, NoAdapter, embeds_digest
 from lora_serve.kv.blocks import BlockPool, KVCacheBlock
 from lora_serve.kv.manager import BlockHolder, CacheHit, KVCacheManager
-from lora_serve.step import AdapterCheckpoint
+from lora_serve.scheduler.request import Request
 from tests.fakes.mutant_hashers import (
     KeyHoldsOnlyTheName,
     KeyIgnoresEmbeds,
@@ -117,11 +118,33 @@ def test_traces_catch_a_kv_manager_that(mutant: type[KVCacheManager]) -> None:
     assert is_caught(kv_class=mutant)
 
 
+def test_traces_catch_a_scheduler_that_finds_a_block_too_many_before_prompt_logprobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    findable = Request.num_findable_tokens.fget
+    assert findable is not None
+
+    def a_block_too_many(request: Request) -> int:
+        return min(findable(request) + request.block_size, request.num_tokens - 1)
+
+    monkeypatch.setattr(Request, "num_findable_tokens", property(a_block_too_many))
+    assert is_caught()
+
+
 @pytest.mark.parametrize(
     "mutant", [KeyHoldsOnlyTheName, KeyIgnoresTheAdapter, KeyIgnoresEmbeds, KeyIgnoresTheParent]
 )
 def test_traces_catch_an_identity_where_the(mutant: type[BlockHasher]) -> None:
     assert is_caught(hasher_class=mutant)
+
+
+def test_traces_catch_an_identity_that_ignores_where_rows_stand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "lora_serve.prompts.placed_embeds_digest", lambda rows, places: embeds_digest(rows)
+    )
+    assert is_caught()
 
 
 class GivesNoReadUp(OracleLoader):

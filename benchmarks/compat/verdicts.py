@@ -24,7 +24,121 @@ class Verdict:
         return result.file.endswith(self.file) and result.name.startswith(self.name)
 
 
-VERDICTS: tuple[Verdict, ...] = ()
+NOT_APPLICABLE, DIFFERS = "not applicable", "differs"
+OTHER_MODEL = (
+    "asks what the model says, or how a text is cut into tokens: so for the model it names"
+)
+IMAGES = "sends images; models here read text"
+THINKS = "needs a model that reasons in tags"
+HUB = "looks a model of the hub up in vLLM's own code, without a server"
+ROOT = "asks for the hub id as the model's root, where the judged server was given a directory"
+OWN_VERSION = "asks for vLLM's version"
+USAGE = "usage always has prompt_tokens_details"
+BAD_ADAPTERS = "an adapter that cannot be served is a 400 with every finding, in our words, no 500"
+KV_TRANSFER = "kv_transfer_params is taken and changes nothing"
+STRICT = "a string is no boolean"
+UNKNOWN = "unknown fields are refused, unless --ignore-unknown-fields"
+BEAMS = "beam search is not offered"
+CACHED_INPUT = (
+    "input_tokens never counts cached tokens, as Anthropic's API has it; in vLLM's message_start "
+    "it does, and what is written to the cache is counted as cache_creation_input_tokens"
+)
+NO_TOKENIZER = "a server without a tokenizer (--skip-tokenizer-init) is not offered"
+WORDS = "the error says the bound in words, without pydantic's names of errors"
+REQUEST_ID = "every answer has X-Request-Id"
+NO_V2 = "Cohere's and Jina's routes below /v2 are not there"
+METRIC_N = (
+    "vllm:request_params_n (_sum, _bucket, _count) is not measured: each choice is a request of "
+    "its own here"
+)
+WATERMARK = "watermarks (--watermark-config) are not offered"
+CALLS_ALONE = "the content of a message that only calls tools is null, as OpenAI has it"
+CUT_CALL = "a call that max_tokens cuts off is told as far as it came, with finish_reason length"
+RAW_MESSAGES = "enable_response_messages is refused by name"
+RUN_BATCH = "runs vLLM's own command run-batch"
+
+_CHAT, _COMPLETION = "chat_completion/test_chat.py", "completion/test_completion.py"
+_MESSAGES = "anthropic/test_messages.py"
+_ECHO, _LORA = "test_chat_echo.py", "lora/test_lora_adapters.py"
+_MIDDLEWARE = "test_optional_middleware.py"
+_BATCH = "test_batched_chat_completions.py"
+_BIAS, _REASONING = "test_chat_logit_bias_validation.py", "test_include_reasoning.py"
+_RESPONSES, _TOOLS = "responses/test_simple.py", "test_completion_with_function_calling.py"
+_METRICS = "instrumentator/test_metrics.py"
+VERDICTS = tuple(
+    Verdict(file, name, kind, reason)
+    for file, name, kind, reason in (
+        (_MESSAGES, "test_simple_messages", NOT_APPLICABLE, OTHER_MODEL),
+        (_MESSAGES, "test_anthropic_tool_call", NOT_APPLICABLE, OTHER_MODEL),
+        (_MESSAGES, "test_anthropic_streaming", DIFFERS, CACHED_INPUT),
+        (_CHAT, "test_more_than_one_prompt_logprobs_chat", NOT_APPLICABLE, OTHER_MODEL),
+        (_CHAT, "test_structured_outputs_choice_chat", NOT_APPLICABLE, OTHER_MODEL),
+        (_CHAT, "test_response_format_json", NOT_APPLICABLE, OTHER_MODEL),
+        (_CHAT, "test_complex_message_content", NOT_APPLICABLE, OTHER_MODEL),
+        (_CHAT, "test_single_chat_session", DIFFERS, USAGE),
+        (_CHAT, "test_extra_fields_allowed", DIFFERS, UNKNOWN),
+        (_CHAT, "test_long_seed", DIFFERS, WORDS),
+        (_ECHO, "test_chat_session_with_echo", NOT_APPLICABLE, OTHER_MODEL),
+        (_ECHO, "test_top_logprobs", DIFFERS, STRICT),
+        (_MIDDLEWARE, "test_no_request_id_header", DIFFERS, REQUEST_ID),
+        (_MIDDLEWARE, "test_v2_endpoint_accepts", DIFFERS, NO_V2),
+        (_BATCH, "test_batched_chat_completions_with_json", NOT_APPLICABLE, OTHER_MODEL),
+        (_BATCH, "test_batched_harmony", NOT_APPLICABLE, HUB),
+        (_BATCH, "test_batched_reasoning_wiring", NOT_APPLICABLE, HUB),
+        (_BIAS, "test_chat_logit_bias_valid", NOT_APPLICABLE, HUB),
+        (_BIAS, "test_chat_logit_bias_invalid", NOT_APPLICABLE, HUB),
+        ("test_extra_content_fields.py", "", NOT_APPLICABLE, IMAGES),
+        (_REASONING, "test_include_reasoning_true", NOT_APPLICABLE, THINKS),
+        (_REASONING, "test_reasoning_tokens_in_usage", NOT_APPLICABLE, THINKS),
+        (_REASONING, "test_default_includes_reasoning", NOT_APPLICABLE, THINKS),
+        ("chat_completion/test_chat_completion.py", "test_kv_transfer", DIFFERS, KV_TRANSFER),
+        (_COMPLETION, "test_single_completion", NOT_APPLICABLE, OTHER_MODEL),
+        (_COMPLETION, "test_completion_streaming", NOT_APPLICABLE, OTHER_MODEL),
+        (_COMPLETION, "test_batch_completions", DIFFERS, BEAMS),
+        ("test_token_in_token_out.py", "", DIFFERS, NO_TOKENIZER),
+        ("test_models.py", "test_check_models", NOT_APPLICABLE, ROOT),
+        (
+            "test_return_token_ids.py",
+            "test_chat_completion_with_tool_use",
+            NOT_APPLICABLE,
+            OTHER_MODEL,
+        ),
+        ("test_return_token_ids.py", "test_comparison_with", NOT_APPLICABLE, OTHER_MODEL),
+        ("instrumentator/test_basic.py", "test_show_version", NOT_APPLICABLE, OWN_VERSION),
+        ("test_uds.py", "test_show_version", NOT_APPLICABLE, OWN_VERSION),
+        (_LORA, "test_static_lora_lineage", NOT_APPLICABLE, ROOT),
+        (_LORA, "test_load_lora_adapter_with_same_name", NOT_APPLICABLE, OTHER_MODEL),
+        (_LORA, "test_dynamic_lora_invalid_files", DIFFERS, BAD_ADAPTERS),
+        (_LORA, "test_dynamic_lora_badrequests", DIFFERS, BAD_ADAPTERS),
+        (_LORA, "test_loading_invalid_adapters", DIFFERS, BAD_ADAPTERS),
+        (
+            "test_sagemaker_lora_adapters.py",
+            "test_sagemaker_load_adapter_invalid",
+            DIFFERS,
+            BAD_ADAPTERS,
+        ),
+        (_METRICS, "test_metrics_exist[-multimodal]", NOT_APPLICABLE, IMAGES),
+        (
+            _METRICS,
+            "test_metrics_exist[--enable-chunked-prefill-multimodal]",
+            NOT_APPLICABLE,
+            IMAGES,
+        ),
+        (_METRICS, "test_metrics_counts", NOT_APPLICABLE, IMAGES),
+        (_METRICS, "test_metrics_exist_run_batch", NOT_APPLICABLE, RUN_BATCH),
+        (_METRICS, "test_metrics_exist", DIFFERS, METRIC_N),
+        (_TOOLS, "test_function_tool_use[watermarked", DIFFERS, WATERMARK),
+        (_TOOLS, "test_function_tool_use[plain-True", NOT_APPLICABLE, THINKS),
+        (_TOOLS, "test_function_tool_use[plain-False-auto", NOT_APPLICABLE, OTHER_MODEL),
+        (_TOOLS, "test_named_tool_use", DIFFERS, CALLS_ALONE),
+        (_TOOLS, "test_max_tokens_with_tool_choice_required[", DIFFERS, CUT_CALL),
+        (_RESPONSES, "test_basic", NOT_APPLICABLE, OTHER_MODEL),
+        (_RESPONSES, "test_enable_response_messages", DIFFERS, RAW_MESSAGES),
+        (_RESPONSES, "test_reasoning_item", NOT_APPLICABLE, THINKS),
+        (_RESPONSES, "test_streaming_reasoning_tokens", NOT_APPLICABLE, THINKS),
+        (_RESPONSES, "test_non_streaming_reasoning_tokens", NOT_APPLICABLE, THINKS),
+    )
+)
 
 
 def verdict_of(result: SuiteResult, verdicts: Sequence[Verdict] = VERDICTS) -> Verdict | None:

@@ -57,6 +57,7 @@ FILES = (
     "tests/entrypoints/serve/sagemaker/test_sagemaker_lora_adapters.py",
     "tests/entrypoints/serve/tokenize/test_tokenization.py",
 )
+MOST_MESSAGE = 200  # characters of why a test failed
 WANTED = (["tests"], ["examples"], ["pyproject.toml"])  # its package would hide the built one
 
 
@@ -111,7 +112,7 @@ def run_file(
     patience_seconds: float,
 ) -> list[SuiteResult]:
     """The results of a file's tests; one error in the file's name if it does not come to an end."""
-    report = reports / (file.replace("/", ".") + ".xml")
+    report = report_path(file, reports)
     report.unlink(missing_ok=True)
     command = [
         *(str(environment.python), "-m", "pytest", "-p", "redirect", "-q", file),
@@ -135,6 +136,10 @@ def run_file(
     return read_report(file, report)
 
 
+def report_path(file: str, reports: Path) -> Path:
+    return reports / (file.replace("/", ".") + ".xml")
+
+
 def read_report(file: str, report: Path) -> list[SuiteResult]:
     cases = ElementTree.parse(report).iter("testcase")
     return [_result(file, case) for case in cases]
@@ -143,7 +148,9 @@ def read_report(file: str, report: Path) -> list[SuiteResult]:
 def _result(file: str, case: ElementTree.Element) -> SuiteResult:
     for kind, outcome in (("failure", "failed"), ("error", "error"), ("skipped", "skipped")):
         if (found := case.find(kind)) is not None:
-            return SuiteResult(file, case.get("name", ""), outcome, found.get("message", "")[:300])
+            return SuiteResult(
+                file, case.get("name", ""), outcome, found.get("message", "")[:MOST_MESSAGE]
+            )
     return SuiteResult(file, case.get("name", ""), "passed")
 
 

@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from benchmarks.common.make_checkpoint import ModelShape
+from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor
 from lora_serve.adapters.loader import AdapterLoader, AdapterSource
 from lora_serve.adapters.location import HubAdapter
 from lora_serve.adapters.manager import AdapterManager
@@ -36,7 +37,6 @@ from lora_serve.kv.manager import KVCacheManager
 from lora_serve.messages import AbortRequests, EngineRequest, LoadAdapter
 from lora_serve.prompts import TokensPrompt
 from lora_serve.sampling_params import SamplingParams
-from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
 
 RANK = 16
 WARM_UP_STEPS = 4

@@ -35,7 +35,7 @@ from benchmarks.speed.overhead.stopwatch import Stopwatch
 from lora_serve.engine.core.process import spare_long_collections
 from lora_serve.scheduler.scheduler import Scheduler
 from lora_serve.worker.batch_builder import BatchBuilder
-from lora_serve.worker.cuda_graphs import GraphBuffers
+from lora_serve.worker.step_graphs import GraphBuffers
 from lora_serve.worker.worker import Worker
 
 SHAPE = ModelShape(

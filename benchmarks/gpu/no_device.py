@@ -12,10 +12,10 @@ from unittest import mock
 from torch import Tensor
 
 from lora_serve.config import EngineConfig
+from lora_serve.model_info import ModelInfo
 from lora_serve.ops.contract import Ops, RecordedWork
 from lora_serve.ops.triton.backend import TritonKernels
 from lora_serve.ops.triton.launch import H200, Launch
-from lora_serve.step import ModelInfo
 from lora_serve.worker import loaded_model
 from lora_serve.worker.device import CpuDevice
 from lora_serve.worker.worker import Worker

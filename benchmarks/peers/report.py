@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from textwrap import wrap
 
 import msgspec
 
 from benchmarks.common.facts import write_json
 from benchmarks.common.limits import MachineLimits
+from benchmarks.common.page import folded, replace_between_marks
 from benchmarks.peers.measurements import RUNNING, Figure, Phase, Row, figure_of
 from benchmarks.peers.phases import PHASES
 from lora_serve.bench.machine import Machine
@@ -19,8 +19,7 @@ from lora_serve.bench.plots import NO_PLOTS, can_plot, plot_bars
 
 FORMAT = "lora-serve/peers/3"
 OURS = "lora-serve"
-LINE = 100
-BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
+MARKS = "peers"
 DISTURBED_CORES = 0.2
 ROWS = {row.key: row for phase in PHASES for m in phase.measurements for row in m.rows}
 
@@ -126,7 +125,7 @@ def write_report(run: PeerRun, stem: Path, page: Path | None) -> None:
     text = folded(markdown(run))
     stem.with_suffix(".md").write_text(text)
     if page is not None:
-        page.write_text(replace_between_marks(page.read_text(), text))
+        page.write_text(replace_between_marks(page.read_text(), MARKS, text))
     if not can_plot():
         print(NO_PLOTS)
     elif bars := _bars(run):
@@ -134,37 +133,9 @@ def write_report(run: PeerRun, stem: Path, page: Path | None) -> None:
         plot_bars(bars, label, stem.with_suffix(".svg"))
 
 
-def replace_between_marks(page: str, text: str) -> str:
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"no {BEGIN} … {END} on the page to put the tables into")
-    return f"{before}{BEGIN}\n{text}{END}{after}"
-
-
 def markdown(run: PeerRun) -> str:
     parts = [_machine(run), _figures(run), _costs(run), _notes(run), _reasons(run)]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def folded(text: str) -> str:
-    """The text with its lines, but those of tables, as long as a document's may be."""
-    lines = []
-    for line in text.splitlines():
-        indent = "  " if line.startswith("- ") else ""
-        fits = not line or line.startswith("|")
-        lines += (
-            [line]
-            if fits
-            else wrap(
-                line,
-                LINE,
-                subsequent_indent=indent,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-        )
-    return "\n".join(lines) + "\n"
 
 
 def speed_ratio(row: Row, ours: Figure, theirs: Figure) -> float:

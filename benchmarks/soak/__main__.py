@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import shutil
 import signal
 import sys
@@ -20,7 +21,7 @@ from benchmarks.common.processes import cpu_seconds, engine_pid
 from benchmarks.soak.asking import ask
 from benchmarks.soak.cold_answers import MODEL_NAME, ColdAnswers, ask_cold
 from benchmarks.soak.faults import Faults, bound_redis
-from benchmarks.soak.health import HealthProbe, permille_999
+from benchmarks.soak.health import HealthProbe, note_refusals, permille_999
 from benchmarks.soak.journal import Journal
 from benchmarks.soak.plot import plot_soak
 from benchmarks.soak.questions import large_question, make_questions
@@ -132,16 +133,20 @@ class Soak:
         idle_before = await idle(sampler)
         faults = Faults(server, origin, redis, landlord, traffic, journal)
         num_warm = len(sampler.samples)
-        probe = HealthProbe(origin, journal)
-        used = await self._traffic_for_a_while(faults, traffic, sampler, probe, server)
-        health_p999 = permille_999(probe.seconds)
+        gc.collect()
+        gc.freeze()  # else full collections walk over all cold answers while clients wait
+        with HealthProbe(origin, self._directory / "health") as probe:
+            used = await self._traffic_for_a_while(faults, traffic, sampler, server)
+        probes = probe.probes()
+        note_refusals(probes, journal)
+        health_p999 = permille_999([each.end - each.begin for each in probes])
         during = sampler.samples[num_warm:]
         idle_after = await idle(sampler)
         record = Record(
             counts=journal.counts, totals=sampler.totals.values, samples=during,
             idle_before=idle_before, idle_after=idle_after, num_kills=len(journal.outages),
             num_loads=landlord.num_loads, disk_bound=DISK_BYTES,
-            health_p999_seconds=health_p999, num_health_checks=len(probe.seconds),
+            health_p999_seconds=health_p999, num_health_checks=len(probes),
         )  # fmt: skip
         return Result(
             machine=machine, plan=self._plan, flags=FLAGS, checks=checks(record),
@@ -153,12 +158,7 @@ class Soak:
         )  # fmt: skip
 
     async def _traffic_for_a_while(
-        self,
-        faults: Faults,
-        traffic: Traffic,
-        sampler: Sampler,
-        probe: HealthProbe,
-        server: ServerProcess,
+        self, faults: Faults, traffic: Traffic, sampler: Sampler, server: ServerProcess
     ) -> float:
         """Returns the processor seconds that the server has used since its last engine's start."""
         plan = self._plan
@@ -168,14 +168,14 @@ class Soak:
                 endless.create_task(traffic.client(f"{plan.seed} client {number}"))
                 for number in range(plan.num_clients)
             ]
-            watchers = [endless.create_task(watcher.run()) for watcher in (sampler, probe)]
+            watcher = endless.create_task(sampler.run())
             printer = endless.create_task(self._tell(faults.journal, sampler))
             async with asyncio.TaskGroup() as finite:
                 for number, fault in enumerate(faults.plan()):
                     seed = f"{plan.seed} fault {number}"
                     finite.create_task(faults.repeat(fault, plan.seconds, seed))
                 finite.create_task(asyncio.sleep(plan.seconds))
-            for task in (*clients, *watchers, printer):
+            for task in (*clients, watcher, printer):
                 task.cancel()
         return server_cpu_seconds(server) - before
 

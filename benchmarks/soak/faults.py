@@ -162,11 +162,15 @@ class Faults:
 
     async def slow_reader(self, rng: Random) -> None:
         begin = time.monotonic()
-        was_given_up = await read_slowly(self.origin, seconds=rng.uniform(3, 8))
-        if was_given_up:
+        status, end = await read_slowly(self.origin, seconds=rng.uniform(5, 20))
+        if "--max-stream-backlog" in end:
             self.journal.note(GIVEN_UP)
-        elif not self.journal.was_down(begin, time.monotonic()):
+        elif status == 200:
             self.journal.note("slow reader, kept")
+        elif is_full(status, end):
+            self.journal.note(QUEUE_FULL)
+        else:
+            self.journal.note_call_faults("slow reader", begin, [f"{status} {end}"])
 
     async def hostile_body(self, rng: Random) -> None:
         body = rng.choice(HOSTILE_BODIES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import io
 import json
 import socket
@@ -27,6 +26,7 @@ SLOW_READER: dict[str, object] = {
     "request_id": "slow" * 64,
 }
 SMALL_BUFFER = 4096
+LAST_BYTES = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,32 +44,35 @@ class HostileBody:
             return response.status, (await response.read()).decode()
 
 
-async def read_slowly(origin: Origin, seconds: float) -> bool:
-    """Ask for a long stream and leave it unread for a while; whether the server gave it up."""
+async def read_slowly(origin: Origin, seconds: float) -> tuple[int, str]:
+    """Ask for a long stream and leave it unread for a while.
+
+    Returns:
+        The status, 0 if the connection broke, and the last of what came.
+    """
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
     client.setblocking(False)
     await asyncio.get_running_loop().sock_connect(client, (origin.host, origin.port))
     reader, writer = await asyncio.open_connection(sock=client, limit=SMALL_BUFFER)
     body = json.dumps(SLOW_READER).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: soak\r\nContent-Length: {len(body)}\r\n"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {origin.host}\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    status, end = 0, b""
     try:
-        writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
-        await writer.drain()
-        await asyncio.sleep(seconds)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(30):
-                text = b""
-                while piece := await reader.read(2**16):
-                    text = text[-8192:] + piece
-                    if b"data: [DONE]" in text:
-                        break
-                return b"--max-stream-backlog" in text
-        return False
-    except OSError:
-        return False
+        writer.write(head.encode() + body)
+        status = int((await reader.readline()).split()[1])
+        await asyncio.sleep(seconds if status == 200 else 0)
+        async with asyncio.timeout(30):
+            while piece := await reader.read(2**16):
+                end = end[-LAST_BYTES:] + piece
+    except (OSError, ValueError, IndexError, TimeoutError):
+        pass  # the engine was killed, or the answer is not over yet
     finally:
         writer.close()
+    return status, end.decode(errors="replace")
 
 
 def _completion(**fields: object) -> bytes:

@@ -37,8 +37,8 @@ from lora_serve.messages import (
     StepOutputs,
 )
 from lora_serve.observability.metrics import EngineMetrics
+from lora_serve.server.app import create_app, http_config
 from lora_serve.server.http.acceptor import AcceptingServer
-from lora_serve.server.http.app import create_app, http_config
 from lora_serve.server.http.connections import Connections
 from lora_serve.text.tokenizer import Tokenizer
 

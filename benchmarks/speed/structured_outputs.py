@@ -2,8 +2,8 @@
 
 Requests in an engine of Qwen2.5-0.5B's shape, each held to a grammar of its own, beside the same
 requests without one. The one rule: both take turns, so that a neighbour on the machine slows both
-or neither. Greedy requests lose LM-head screening where what they like best is not allowed, which
-random weights make the rule; sampled ones show the cost of the masks alone.
+or neither. Greedy requests are screened among what is allowed, as plain ones are among all tokens;
+sampled ones compute all logits either way.
 """
 
 from __future__ import annotations

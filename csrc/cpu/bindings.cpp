@@ -263,14 +263,22 @@ class Backend {
     return packed->is_usable() ? std::move(packed) : nullptr;
   }
 
+  // bitmasks: of each row, None if all tokens are allowed; empty if they are in all rows.
   std::vector<int64_t> greedy(int dtype, Address x, Address weight, const PackedScreen& packed,
-                              size_t rows) {
+                              size_t rows,
+                              const std::vector<std::optional<nb::bytes>>& bitmasks) {
     const Screen screen = packed.screen();
+    std::vector<Bitmask> masks;
+    for (const auto& mask : bitmasks) {
+      masks.push_back(mask ? Bitmask{static_cast<const uint8_t*>(mask->data()), mask->size()}
+                           : Bitmask{nullptr, 0});
+    }
     const QuantizedShape& shape = screen.codes.shape;
     std::vector<int64_t> tokens(rows);
     kernels_.greedy({{Dtype(dtype), pointer(x), pointer_to<uint32_t>(weight), nullptr, nullptr,
                       rows, shape.in_features, shape.out_features},
                      screen,
+                     masks.empty() ? nullptr : masks.data(),
                      tokens.data()},
                     workers());
     return tokens;

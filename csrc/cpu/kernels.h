@@ -60,11 +60,19 @@ struct ScreenNormsCall {
 
 constexpr int64_t kUndecided = -1;
 
-// The first of the largest outputs of each row of `linear`, which has no bias; y is not looked at.
+// Allows token i by bit i % 8 of byte i / 8, and none behind its last byte; null allows all.
+struct Bitmask {
+  const uint8_t* data;
+  size_t size;
+};
+
+// The first of the largest outputs of each row of `linear`, of those that its bitmask allows. The
+// linear has no bias, and its y is not looked at.
 struct GreedyCall {
   LinearCall linear;
   Screen screen;
-  int64_t* tokens;  // (rows), or kUndecided
+  const Bitmask* bitmasks;  // (rows), or null: all tokens are allowed
+  int64_t* tokens;          // (rows), or kUndecided
 };
 
 // y[segment rows] += delta of each segment's adapter.   x (rows, in), y (rows, out), contiguous.

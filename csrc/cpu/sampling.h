@@ -271,10 +271,37 @@ static size_t draw(const RowChoice& choice, size_t size, float peak, const RowMe
                      : draw_from_all(choice, size, peak, random, memory);
 }
 
+// A row of which a grammar allows at most one token in so many is drawn from these alone: the others would weigh
+// nothing, and the order of those that are left is kept.
+constexpr size_t kMostPickedShare = 4;
+constexpr size_t kNoChoice = ~size_t{0};
+
+template <class T>
+static size_t choose_of_few(const T* logits, size_t size, const RowChoice& choice,
+                            const RowMemory& memory) {
+  uint32_t* const allowed = memory.ids + size / 2;  // behind what drawing from so few needs
+  const RowEdits& edits = *choice.edits;
+  const size_t most = size / kMostPickedShare;
+  const size_t n = allowed_ids(edits.bitmask, edits.bitmask_size, size, most, allowed);
+  if (n == 0 || n > most) return kNoChoice;
+  T* const gathered = reinterpret_cast<T*>(memory.weights);
+  for (size_t i = 0; i < n; ++i) gathered[i] = logits[allowed[i]];
+  widen(gathered, n, memory.row);
+  make_comparable(memory.row, n);
+  const float peak = highest(memory.row, n);
+  if (peak == -kInfinity) return kNoChoice;
+  return allowed[choice.scale == 0 ? first_equal(memory.row, peak)
+                                   : draw(choice, n, peak, memory)];
+}
+
 template <class T>
 static size_t choose(const T* logits, size_t size, const RowChoice& choice,
                      const RowMemory& memory) {
   if (choice.scale == 0 && choice.edits == nullptr) return likeliest(logits, size);
+  if (choice.edits != nullptr && choice.edits->only_mask()) {
+    const size_t token = choose_of_few(logits, size, choice, memory);
+    if (token != kNoChoice) return token;
+  }
   const float peak = prepare_row(logits, size, choice.edits, memory);
   if (choice.scale == 0 || peak == -kInfinity) return first_equal(memory.row, peak);
   return draw(choice, size, peak, memory);

@@ -1,8 +1,9 @@
 // The likeliest token of each row, without reading all of the LM head.
 //
-//   token[t] = the first n whose y[t][n] = x[t] . weight[n], as linear.h computes it, is largest
+//   token[t] = the first n, of those allowed, whose y[t][n] = x[t] . weight[n], as linear.h computes
+//   it, is largest
 //
-// T rows, V tokens. A copy of the weight in bytes, half as large as bfloat16, gives approx[t][n],
+// T rows, V tokens. Where few are allowed, y is computed of their panels. Elsewhere a copy of the weight in bytes, half as large as bfloat16, gives approx[t][n],
 // and how far off it may be: by Cauchy and Schwarz, with x = x' + lost, weight = weight' + error,
 //
 //   |y - approx| <= |weight[n]| |lost| + |error[n]| |x'| + what rounding adds
@@ -26,6 +27,10 @@ constexpr float kLargestHalf = 6e4f, kLargestOther = 1e38f;
 
 // At most one panel in so many: more would be read as fast in order.
 constexpr size_t kMostPanelsShare = 8;
+
+// A row that allows at most one panel in so many is not screened: one thread computes those sooner
+// than all threads screen the rest.
+constexpr size_t kMostComputedShare = 32;
 
 // A bound for a float that may have been rounded down a few times.
 SIMD_INLINE float raised(double x) { return static_cast<float>(x) * (1 + 0x1p-20f); }
@@ -92,26 +97,49 @@ struct Screening {
   RowScreen* screens;  // (threads, rows)
   size_t num_threads;
 
-  size_t lanes_of(size_t panel) const {
+  // Which of a panel's lanes are tokens that the row allows, as bits.
+  uint32_t allowed(size_t row, size_t panel) const {
+    static_assert(kLanes == 16, "a panel is two bytes of a bitmask");
     const size_t left = call.linear.out_features - panel * kLanes;
-    return left < kLanes ? left : kLanes;
+    const uint32_t known = left < kLanes ? (1u << left) - 1 : 0xffff;
+    if (call.bitmasks == nullptr || call.bitmasks[row].data == nullptr) return known;
+    const Bitmask& mask = call.bitmasks[row];
+    const size_t byte = panel * (kLanes / 8);
+    const uint32_t low = byte < mask.size ? mask.data[byte] : 0;
+    const uint32_t high = byte + 1 < mask.size ? mask.data[byte + 1] : 0;
+    return (low | high << 8) & known;
   }
 
-  // 16 approximate ones. Lanes behind the last token cannot win.
+  bool allows_few(size_t row) const {
+    size_t count = 0;
+    const size_t most = panels / kMostComputedShare;
+    for (size_t panel = 0; panel < panels && count <= most; ++panel) {
+      count += allowed(row, panel) != 0;
+    }
+    return count <= most;
+  }
+
+  // 16 approximate ones. Lanes that are not allowed cannot win.
   void see(size_t row, size_t panel, const float* sums, RowScreen& screen) const {
+    const uint32_t lanes = allowed(row, panel);
+    if (lanes == 0) {
+      uppers[row * panels + panel] = -kInfinity;
+      return;
+    }
     const F32x16 approx = load(sums);
     const F32x16 of_error =
         mul(broadcast(reaches[row].error), load(call.screen.error_norms + panel * kLanes));
     const F32x16 off = fma(broadcast(reaches[row].weight),
                            load(call.screen.weight_norms + panel * kLanes), of_error);
     F32x16 lower = sub(approx, off), upper = add(approx, off);
-    if (const size_t lanes = lanes_of(panel); lanes < kLanes) {
+    if (lanes != 0xffff) {
+      const int first = __builtin_ctz(lanes);
       float low[kLanes], high[kLanes];
       store(low, lower);
       store(high, upper);
-      for (size_t i = lanes; i < kLanes; ++i) {
-        low[i] = low[0];
-        high[i] = high[0];
+      for (size_t i = 0; i < kLanes; ++i) {
+        low[i] = lanes >> i & 1 ? low[i] : low[first];
+        high[i] = lanes >> i & 1 ? high[i] : high[first];
       }
       lower = load(low);
       upper = load(high);
@@ -147,17 +175,33 @@ struct Screening {
     size_t count = 0;
     for (size_t panel = 0; panel < panels; ++panel) count += upper[panel] >= least;
     if (count > ceil_div(panels, kMostPanelsShare)) return kUndecided;
-    float best = -kInfinity;
+    return first_of_largest(row, product, [&](size_t panel) { return upper[panel] >= least; });
+  }
+
+  // The first of the largest y of all that are allowed, where they are few.
+  int64_t compute_allowed(size_t row,
+                          const PanelProduct<typename DotFor<T>::Type>& product) const {
+    return first_of_largest(row, product, [](size_t) { return true; });
+  }
+
+  // The first of the largest y of the panels that are wanted; kUndecided if any is not finite.
+  template <class Wanted>
+  int64_t first_of_largest(size_t row, const PanelProduct<typename DotFor<T>::Type>& product,
+                           const Wanted& is_wanted) const {
+    float best = -kInfinity, poison = 0;
     int64_t token = kUndecided;
     for (size_t panel = 0; panel < panels; ++panel) {
-      if (upper[panel] < least) continue;
+      const uint32_t lanes = allowed(row, panel);
+      if (lanes == 0 || !is_wanted(panel)) continue;
       product_of_panels<1, 1>(product, {row, row + 1}, panel,
                               [&](size_t, size_t, const float* sums) {
         T rounded[kLanes];
         float logits[kLanes];
         store(rounded, load(sums));
         store(logits, load(static_cast<const T*>(rounded)));
-        for (size_t i = 0; i < lanes_of(panel); ++i) {
+        for (size_t i = 0; i < kLanes; ++i) {
+          if (!(lanes >> i & 1)) continue;
+          poison += logits[i] * 0;
           if (logits[i] > best) {
             best = logits[i];
             token = static_cast<int64_t>(panel * kLanes + i);
@@ -165,9 +209,32 @@ struct Screening {
         }
       });
     }
-    return token;
+    return poison == 0 ? token : kUndecided;
   }
 };
+
+// Bounds of every row's panels, into what `screening` points to.
+template <class T>
+static void screen_all(const Screening<T>& screening, size_t panels, Team team) {
+  const LinearCall& linear = screening.call.linear;
+  const QuantizedWeight& codes = screening.call.screen.codes;
+  const T* x = static_cast<const T*>(linear.x);
+  for (size_t i = 0; i < screening.num_threads * linear.rows; ++i) screening.screens[i].clear();
+  for_each_task(team, linear.rows, [&](size_t row, int) {
+    screening.reaches[row] =
+        reach_of(x + row * linear.in_features, screening.coded, row, codes.shape);
+  });
+
+  const IntegerProduct product{screening.coded, codes};
+  const size_t rows_at_once = round_up(kChunkBytes / product.rows.stride + 1, kMaxRows);
+  share_quantized(team, linear.rows, rows_at_once, panels, [&](Range rows, Range part, int thread) {
+    RowScreen* const screens = screening.screens + static_cast<size_t>(thread) * linear.rows;
+    multiply_integers<EightBits>(product, rows, part,
+                                 [&](size_t row, size_t panel, const float* sums) {
+                                   screening.see(row, panel, sums, screens[row]);
+                                 });
+  });
+}
 
 template <class T>
 static void greedy_of(const GreedyCall& call, Workers& workers) {
@@ -196,25 +263,18 @@ static void greedy_of(const GreedyCall& call, Workers& workers) {
                                reinterpret_cast<float*>(uppers_at),
                                reinterpret_cast<RowScreen*>(screens_at),
                                threads};
-  for (size_t i = 0; i < threads * linear.rows; ++i) screening.screens[i].clear();
-  for_each_task(team, linear.rows, [&](size_t row, int) {
-    screening.reaches[row] = reach_of(x + row * linear.in_features, screening.coded, row, shape);
-  });
-
-  const IntegerProduct product{screening.coded, call.screen.codes};
-  const size_t rows_at_once = round_up(kChunkBytes / product.rows.stride + 1, kMaxRows);
-  share_quantized(team, linear.rows, rows_at_once, panels, [&](Range rows, Range part, int thread) {
-    RowScreen* const screens = screening.screens + static_cast<size_t>(thread) * linear.rows;
-    multiply_integers<EightBits>(product, rows, part,
-                                 [&](size_t row, size_t panel, const float* sums) {
-                                   screening.see(row, panel, sums, screens[row]);
-                                 });
-  });
+  bool all_allow_few = true;
+  for (size_t row = 0; row < linear.rows && all_allow_few; ++row) {
+    all_allow_few = screening.allows_few(row);
+  }
+  if (!all_allow_few) screen_all(screening, panels, team);
 
   const PanelProduct<Dot> exact{left.data, left.stride, linear.weight, panels,
                                 words_along(linear.in_features, sizeof(T))};
-  for_each_task(team, linear.rows,
-                [&](size_t row, int) { call.tokens[row] = screening.decide(row, exact); });
+  for_each_task(team, linear.rows, [&](size_t row, int) {
+    call.tokens[row] = screening.allows_few(row) ? screening.compute_allowed(row, exact)
+                                                 : screening.decide(row, exact);
+  });
 }
 
 // Norms of one row of the weight and of what its codes leave out; infinity: it is not screened.

@@ -48,8 +48,13 @@ void keep_allowed(const uint8_t* bitmask, size_t bitmask_size, float* row, size_
     const uint8_t allowed = begin / 8 < bitmask_size ? bitmask[begin / 8] : 0;
     if (allowed == 0xff) continue;
     const size_t end = std::min(begin + 8, size);
-    for (size_t id = begin; id < end; ++id) {
-      if (!(allowed >> (id - begin) & 1)) row[id] = -std::numeric_limits<float>::infinity();
+    if (allowed == 0) {
+      std::fill(row + begin, row + end, -std::numeric_limits<float>::infinity());
+      continue;
+    }
+    for (size_t id = begin; id < end; ++id) {  // a choice of values, not a branch to be guessed
+      const float banned = -std::numeric_limits<float>::infinity();
+      row[id] = allowed >> (id - begin) & 1 ? row[id] : banned;
     }
   }
 }
@@ -101,6 +106,29 @@ Cut find_cut(const Candidates& candidates, int64_t limit, uint32_t* work) {
 }
 
 }  // namespace
+
+size_t allowed_ids(const uint8_t* bitmask, size_t bitmask_size, size_t size, size_t most,
+                   uint32_t* ids) {
+  size_t count = 0;
+  const size_t end = std::min(bitmask_size, (size + 7) / 8);
+  for (size_t byte = 0; byte < end; ++byte) {
+    if (byte + 8 <= end) {
+      uint64_t eight;
+      std::memcpy(&eight, bitmask + byte, sizeof eight);
+      if (eight == 0) {
+        byte += 7;
+        continue;
+      }
+    }
+    for (unsigned bits = bitmask[byte]; bits != 0; bits &= bits - 1) {
+      const size_t id = byte * 8 + static_cast<size_t>(__builtin_ctz(bits));
+      if (id >= size) break;
+      if (count == most) return most + 1;
+      ids[count++] = static_cast<uint32_t>(id);
+    }
+  }
+  return count;
+}
 
 void apply_edits(const RowEdits& edits, float* row, size_t size, uint32_t* counts) {
   if (edits.bitmask != nullptr) keep_allowed(edits.bitmask, edits.bitmask_size, row, size);

@@ -25,6 +25,10 @@ struct RowEdits {
     size_t size;
   };
   Ids banned, biased, prompt, output;
+  // Whether nothing but the bitmask changes anything.
+  bool only_mask() const {
+    return bitmask != nullptr && banned.size == 0 && biased.size == 0 && !has_penalties;
+  }
   const float* biases;  // one for each of `biased`
   float repetition, frequency, presence;
   bool has_penalties;
@@ -32,6 +36,10 @@ struct RowEdits {
   const uint8_t* bitmask;
   size_t bitmask_size;
 };
+
+// Ids that a bitmask allows, ascending; returns how many, or more than `most`, which are not all.
+size_t allowed_ids(const uint8_t* bitmask, size_t bitmask_size, size_t size, size_t most,
+                   uint32_t* ids);
 
 // counts: (size), work memory.
 void apply_edits(const RowEdits& edits, float* row, size_t size, uint32_t* counts);

@@ -13,6 +13,10 @@ struct Shape {
 constexpr Shape kShapes[] = {{1, 1, 1, 32},      {2, 7, 5, 32},    {3, 64, 533, 32},
                              {13, 130, 700, 128}, {5, 300, 961, 128}};
 
+bool allows(const Bitmask& mask, size_t n) {
+  return mask.data == nullptr || (n / 8 < mask.size && (mask.data[n / 8] >> n % 8 & 1));
+}
+
 // An LM head, and its screen.
 struct Head {
   const Kernels& kernels;
@@ -44,33 +48,60 @@ struct Head {
     return {8, shape.group, shape.out_features, shape.in_features};
   }
 
-  std::vector<int64_t> greedy(const Array& x, Workers& workers) const {
+  std::vector<int64_t> greedy(const Array& x, Workers& workers,
+                              const std::vector<Bitmask>& bitmasks = {}) const {
     std::vector<int64_t> tokens(shape.rows);
     kernels.greedy({{dtype, x.data(), packed.get(), nullptr, nullptr, shape.rows,
                      shape.in_features, shape.out_features},
                     {{quantized(), codes.get()}, weight_norms.data(), error_norms.data()},
+                    bitmasks.empty() ? nullptr : bitmasks.data(),
                     tokens.data()},
                    workers);
     return tokens;
   }
 
-  // The first of the largest of all outputs.
-  std::vector<int64_t> by_all_outputs(const Array& x, Workers& workers) const {
+  // The first of the largest of all outputs that are allowed.
+  std::vector<int64_t> by_all_outputs(const Array& x, Workers& workers,
+                                      const std::vector<Bitmask>& bitmasks = {}) const {
     const Array y = Array::nans(dtype, shape.rows * shape.out_features);
     kernels.linear({dtype, x.data(), packed.get(), nullptr, y.data(), shape.rows,
                     shape.in_features, shape.out_features},
                    workers);
     std::vector<int64_t> tokens;
     for (size_t t = 0; t < shape.rows; ++t) {
-      size_t best = 0;
-      for (size_t n = 1; n < shape.out_features; ++n) {
-        if (y[t * shape.out_features + n] > y[t * shape.out_features + best]) best = n;
+      int64_t best = kUndecided;
+      for (size_t n = 0; n < shape.out_features; ++n) {
+        if (!bitmasks.empty() && !allows(bitmasks[t], n)) continue;
+        const size_t row = t * shape.out_features;
+        if (best < 0 || y[row + n] > y[row + static_cast<size_t>(best)]) {
+          best = static_cast<int64_t>(n);
+        }
       }
-      tokens.push_back(static_cast<int64_t>(best));
+      tokens.push_back(best);
     }
     return tokens;
   }
 };
+
+// Masks of all kinds side by side: each other row has none, the others allow more and more.
+void test_masks(const Case& c, const Head& head, const Array& x, Workers& workers) {
+  std::vector<std::vector<uint8_t>> bytes(head.shape.rows);
+  std::vector<Bitmask> masks(head.shape.rows, Bitmask{nullptr, 0});
+  uint32_t random = 1;
+  for (size_t t = 0; t < head.shape.rows; t += 2) {
+    bytes[t].resize((head.shape.out_features + 7) / 8 - t / 4 % 2);
+    for (uint8_t& byte : bytes[t]) {
+      random = random * 1664525 + 1013904223;
+      byte = random >> 24 < 4 + 20 * t ? static_cast<uint8_t>(random >> 16) : 0;
+    }
+    masks[t] = {bytes[t].data(), bytes[t].size()};
+  }
+  const std::vector<int64_t> tokens = head.greedy(x, workers, masks);
+  const std::vector<int64_t> expected = head.by_all_outputs(x, workers, masks);
+  for (size_t t = 0; t < head.shape.rows; ++t) {
+    expect(c, tokens[t] == expected[t] || tokens[t] == kUndecided, "the token that is allowed");
+  }
+}
 
 }  // namespace
 
@@ -89,6 +120,7 @@ void test_screening(const Kernels& kernels, Dtype dtype) {
       expect(c, tokens[t] == expected[t] || tokens[t] == kUndecided, "the greedy token");
     }
     expect(c, head.greedy(x, one) == tokens, "by one thread as by three");
+    test_masks(c, head, x, three);
   }
 }
 

@@ -15,6 +15,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor
 from lora_serve.adapters.directory import AdapterDirectory, open_directory
 from lora_serve.adapters.findings import listed
 from lora_serve.adapters.peft_config import LoRASettings, parse_settings
@@ -22,7 +23,6 @@ from lora_serve.adapters.strict_json import parse_object
 from lora_serve.adapters.tensor_file import TensorFile, TensorSpec
 from lora_serve.errors import AdapterError, AdapterFormatError, AdapterNotFoundError
 from lora_serve.identity import framed
-from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"

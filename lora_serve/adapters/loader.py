@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.checkpoint import read_adapter
 from lora_serve.adapters.lanes import MAX_HUNG_READS, NUM_READS, Lane, LoadJob, ReadTask
 from lora_serve.adapters.location import HubAdapter, download_from_hub, find_adapter
@@ -30,7 +31,7 @@ from lora_serve.errors import (
     LoraServeError,
 )
 from lora_serve.identity import AdapterRef
-from lora_serve.step import AdapterCheckpoint, ModelInfo
+from lora_serve.model_info import ModelInfo
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +124,10 @@ def make_loader(
         )
 
     source = AdapterSource(
-        read, lambda adapter: download_from_hub(adapter, config.lora_max_download_bytes)
+        read,
+        lambda adapter: download_from_hub(
+            adapter, config.lora_max_download_bytes, config.lora_hub_cache_bytes
+        ),
     )
     return AdapterLoader(config, source, prepare, notify, AdapterThreads())
 

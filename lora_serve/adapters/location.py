@@ -34,6 +34,7 @@ class HubAdapter:
 def download_from_hub(
     adapter: HubAdapter,
     max_bytes: int,
+    max_cache_bytes: int,
     *,
     endpoint: str | None = None,
     cache_dir: str | None = None,
@@ -45,13 +46,15 @@ def download_from_hub(
 
     Args:
         max_bytes: of both together.
+        max_cache_bytes: of all adapters in the cache, with what has to be fetched. It is checked
+            before a download, so several at once may pass it by what each fetches.
         endpoint, cache_dir: where from and where to, if not as huggingface_hub is configured.
 
     Raises:
         AdapterNotFoundError: the hub has no such adapter, or cannot be reached.
-        AdapterError: it is too large, or the hub does not say how large it is.
+        AdapterError: it is too large, the hub does not say how large it is, or the cache is full.
     """
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, try_to_load_from_cache
 
     hub = HfApi(endpoint=endpoint)
     try:
@@ -66,7 +69,16 @@ def download_from_hub(
             for file in info.siblings or ()
             if file.rfilename in (CONFIG_NAME, WEIGHTS_NAME)
         }
-        _check_sizes(adapter, sizes, max_bytes)
+        known = _checked_sizes(adapter, sizes, max_bytes)
+        num_missing = sum(
+            size
+            for name, size in known.items()
+            if not isinstance(
+                try_to_load_from_cache(adapter.repo_id, name, cache_dir, info.sha), str
+            )
+        )
+        if num_missing:
+            _check_room(adapter, num_missing, max_cache_bytes, cache_dir)
         paths = [
             hub.hf_hub_download(
                 adapter.repo_id,
@@ -87,15 +99,46 @@ def download_from_hub(
     return os.path.dirname(paths[0])
 
 
-def _check_sizes(adapter: HubAdapter, sizes: Mapping[str, int | None], max_bytes: int) -> None:
-    known = [size for size in sizes.values() if size is not None]
+def _checked_sizes(
+    adapter: HubAdapter, sizes: Mapping[str, int | None], max_bytes: int
+) -> dict[str, int]:
+    known = {name: size for name, size in sizes.items() if size is not None}
     if len(known) < len(sizes):
         raise AdapterError(f"{adapter}: the hub does not say how large it is; download it yourself")
-    if sum(known) > max_bytes:
+    num_bytes = sum(known.values())
+    if num_bytes > max_bytes:
         raise AdapterError(
-            f"{adapter} has {sum(known)} bytes, more than --lora-max-download-bytes {max_bytes}; "
+            f"{adapter} has {num_bytes} bytes, more than --lora-max-download-bytes {max_bytes}; "
             "raise the limit, or download it yourself"
         )
+    return known
+
+
+def _check_room(
+    adapter: HubAdapter, num_bytes: int, max_cache_bytes: int, cache_dir: str | None
+) -> None:
+    num_held = _bytes_of_cached_adapters(cache_dir)
+    if num_held + num_bytes > max_cache_bytes:
+        raise AdapterError(
+            f"{adapter}: {num_bytes} bytes are to be downloaded, and adapters in the hub's cache "
+            f"have {num_held} of --lora-hub-cache-bytes {max_cache_bytes}; delete some of them "
+            "there (`hf cache`), or raise the limit"
+        )
+
+
+def _bytes_of_cached_adapters(cache_dir: str | None) -> int:
+    """What repositories that hold an adapter take on disk; models are not counted."""
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        repos = scan_cache_dir(cache_dir).repos
+    except CacheNotFound:
+        return 0
+    return sum(
+        repo.size_on_disk
+        for repo in repos
+        if any(file.file_name == CONFIG_NAME for one in repo.revisions for file in one.files)
+    )
 
 
 def find_adapter(path: str, allowed_roots: Sequence[str] = ()) -> str | HubAdapter:

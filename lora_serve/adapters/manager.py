@@ -8,10 +8,12 @@ of requests and reads no file.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.lanes import LoadJob
 from lora_serve.adapters.loader import Loader, LoadResult
 from lora_serve.adapters.registry import AdapterRegistry
@@ -22,11 +24,13 @@ from lora_serve.errors import (
     AdapterError,
     AdapterExistsError,
     AdapterNotFoundError,
+    AdapterUnavailableError,
     LoraServeError,
 )
 from lora_serve.identity import AdapterRef
 from lora_serve.messages import AdapterInfo, LoadAdapter
-from lora_serve.step import AdapterCheckpoint
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,11 @@ class AdapterManager:
     def infos(self) -> list[AdapterInfo]:
         """Describe all adapters that have a name."""
         return [self.info(ref) for ref in self._registry.current_refs]
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where the adapters lie that a name or a request has."""
+        return self._registry.paths
 
     def current(self, name: str) -> AdapterRef | None:
         """The version that the name stands for, without a lease on it."""
@@ -249,19 +258,33 @@ class AdapterManager:
 
 
 def _reload_error(ref: AdapterRef, result: LoadResult) -> LoraServeError | None:
-    """Why an evicted version cannot come back. Its name is known, so it is never "not found"."""
-    path, outcome = result.job.path, result.outcome
+    """Why an evicted version cannot come back, in words for those who may generate.
+
+    Paths, and what the files hold, are for the log: admins alone see them. The version's name is
+    known, so it is never "not found".
+    """
+    outcome, files = result.outcome, f"The files of lora adapter '{ref.name}'"
+    if isinstance(outcome, AdapterCheckpoint) and outcome.digest == ref.digest:
+        return None
+    found = outcome if isinstance(outcome, LoraServeError) else f"digest {outcome.digest.hex()}"
+    logger.warning(
+        "lora adapter '%s' (digest %s) cannot be read again from %s: %s",
+        ref.name,
+        ref.digest.hex(),
+        result.job.path,
+        found,
+    )
+    remedy = "restore them, or load it again with load_inplace; the server's log names them"
+    if isinstance(outcome, AdapterUnavailableError):
+        return AdapterUnavailableError(
+            f"{files} could not be read again since it was evicted; try again later, or see the "
+            "server's log"
+        )
     if isinstance(outcome, AdapterNotFoundError):
-        return AdapterChangedError(
-            f"The files of lora adapter '{ref.name}' at {path} are gone since it was loaded; "
-            "restore them, or load it again from elsewhere with load_inplace"
-        )
+        return AdapterChangedError(f"{files} are gone since it was loaded; {remedy}")
     if isinstance(outcome, LoraServeError):
-        return outcome
-    if outcome.digest != ref.digest:
-        return AdapterChangedError(
-            f"The files of lora adapter '{ref.name}' at {outcome.path} have changed since "
-            f"it was loaded (digest {ref.digest.hex()[:12]}, now "
-            f"{outcome.digest.hex()[:12]}); load it again with load_inplace, or restore them"
-        )
-    return None
+        return AdapterChangedError(f"{files} cannot be read as they were loaded; {remedy}")
+    return AdapterChangedError(
+        f"{files} have changed since it was loaded (digest {ref.digest.hex()[:12]}, now "
+        f"{outcome.digest.hex()[:12]}); {remedy}"
+    )

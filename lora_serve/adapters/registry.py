@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.errors import AdapterExistsError, AdapterNotFoundError
 from lora_serve.identity import AdapterRef
 from lora_serve.messages import AdapterInfo
-from lora_serve.step import AdapterCheckpoint
 
 
 @dataclass(slots=True)
@@ -139,6 +139,11 @@ class AdapterRegistry:
     def path(self, ref: AdapterRef) -> str:
         """Where a version that is current or leased was last read."""
         return self._versions[ref].facts.path
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where the versions were last read that are current or leased."""
+        return tuple({version.facts.path for version in self._versions.values()})
 
     def info(self, ref: AdapterRef, *, is_resident: bool) -> AdapterInfo:
         """Describe a version that is current or leased."""

@@ -16,9 +16,9 @@ from typing import BinaryIO
 
 import numpy as np
 
+from lora_serve.adapter_checkpoint import RawTensor
 from lora_serve.adapters.findings import listed, shown
 from lora_serve.adapters.strict_json import parse_object
-from lora_serve.step import RawTensor
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 8 * 2**20  # a hundred layers of seven projections need a third of a MiB

@@ -69,6 +69,7 @@ class AnswerFormat:
 
     schemas: of the tools that may be called; empty if none may.
     must_call: the answer is a list of calls. called: it is the arguments of this tool.
+    grammar_waits: whether a grammar holds what follows the reasoning alone.
     """
 
     reasoning: ReasoningFormat | None = None
@@ -78,20 +79,16 @@ class AnswerFormat:
     called: str | None = None
     include_reasoning: bool = True
     parallel_tool_calls: bool = True
+    grammar_waits: bool = False
 
     def parser(self, prompt_ending: str) -> AnswerParser:
         """A parser for one answer. prompt_ending: says whether it begins within reasoning."""
         return AnswerParser(
-            self._reasoning_parser(prompt_ending),
-            self._tool_parser(),
+            self.reasoning_parser(prompt_ending),
+            self._call_parser(),
             include_reasoning=self.include_reasoning,
             parallel_tool_calls=self.parallel_tool_calls,
         )
-
-    @property
-    def finds_parts(self) -> bool:
-        """Whether an answer may be anything but content."""
-        return self.reasoning is not None or self.is_forced or self._finds_calls
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -109,17 +106,19 @@ class AnswerFormat:
     def _finds_calls(self) -> bool:
         return self.tools is not None and bool(self.schemas)
 
-    def _reasoning_parser(self, prompt_ending: str) -> PartParser | None:
-        if self.reasoning is None or self.is_forced:
+    def reasoning_parser(self, prompt_ending: str) -> ReasoningParser | None:
+        if self.reasoning is None or (self.is_forced and not self.grammar_waits):
             return None  # a forced call begins with the first token
         is_open = self.reasoning.is_open_in(prompt_ending)
         return ReasoningParser(self.reasoning, is_open=is_open)
 
-    def _tool_parser(self) -> PartParser | None:
-        if self.must_call:
-            return ToolParser(REQUIRED, self.schemas)
-        if self.called is not None:
-            return NamedCall(self.called)
-        if self.tools is None or not self.schemas:
+    def tool_parser(self) -> ToolParser | None:
+        """A parser of the calls that the model may choose to make."""
+        if self.is_forced or self.tools is None or not self.schemas:
             return None
         return ToolParser(self.tools, self.schemas)
+
+    def _call_parser(self) -> PartParser | None:
+        if self.must_call:
+            return ToolParser(REQUIRED, self.schemas)
+        return self.tool_parser() if self.called is None else NamedCall(self.called)

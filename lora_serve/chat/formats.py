@@ -34,6 +34,15 @@ def tool_format(name: str, template: str) -> ToolFormat | None:
     return _format("--tool-call-parser", known, template, TOOL_FORMATS, TOOL_ALIASES)
 
 
+def require_tool_format(form: ToolFormat | None) -> None:
+    """Raise ConfigError where --enable-auto-tool-choice has no format to read calls in."""
+    if form is None:
+        raise ConfigError(
+            "--enable-auto-tool-choice: the chat template holds no known format of tool "
+            "calls; name one with --tool-call-parser"
+        )
+
+
 def reasoning_format(name: str, template: str) -> ReasoningFormat | None:
     """The format of reasoning, in the same way."""
     return _format("--reasoning-parser", name, template, REASONING_FORMATS)

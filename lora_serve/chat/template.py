@@ -67,12 +67,7 @@ def render_chat(
             "or use /v1/completions",
             "messages",
         )
-    reserved = sorted(_RESERVED_NAMES.intersection(template_kwargs))
-    if reserved:
-        raise InvalidRequestError(
-            f"chat_template_kwargs must not set {', '.join(reserved)}; use the request's own field",
-            "chat_template_kwargs",
-        )
+    _check_names(template_kwargs)
     # cast: its annotations forbid message contents that are lists, and say nothing of `tokenize`
     render = cast(Callable[..., str], tokenizer.apply_chat_template)
     plain_tools = None if tools is None else [dict(tool) for tool in tools]
@@ -97,6 +92,15 @@ def render_chat(
         ) from error
     finally:
         _max_chars.reset(limit)
+
+
+def _check_names(template_kwargs: Mapping[str, object]) -> None:
+    reserved = sorted(_RESERVED_NAMES.intersection(template_kwargs))
+    if reserved:
+        raise InvalidRequestError(
+            f"chat_template_kwargs must not set {', '.join(reserved)}; use the request's own field",
+            "chat_template_kwargs",
+        )
 
 
 def _join_within_limit(pieces: Iterable[str]) -> str:

@@ -42,10 +42,23 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether an answer may call tools, or must. name: of the one that it must call."""
+    """Whether an answer may call tools, or must.
+
+    name: of the one that it must call. allowed: those that it may call; None for all.
+    """
 
     mode: Mode
     name: str | None = None
+    allowed: tuple[str, ...] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tools that the choice itself names."""
+        return self.allowed or (() if self.name is None else (self.name,))
+
+    def permits(self, name: str) -> bool:
+        """Whether a call of this tool may be told."""
+        return self.mode != "none" and (self.allowed is None or name in self.allowed)
 
 
 def calls_schema(tools: Sequence[Tool], *, is_parallel: bool) -> Schema:

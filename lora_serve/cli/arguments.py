@@ -13,6 +13,7 @@ from lora_serve.config import (
     EngineConfig,
     KVTierConfig,
     LimitsConfig,
+    LogConfig,
     LoRAConfig,
     ModelConfig,
     SchedulerConfig,
@@ -34,6 +35,7 @@ GROUPS: tuple[tuple[str, type], ...] = (
     ("structured outputs", StructuredOutputsConfig),
     ("limits", LimitsConfig),
     ("server", ServerConfig),
+    ("log", LogConfig),
 )
 ENGINE_PARTS: Mapping[str, type[Any]] = {
     "model": ModelConfig,
@@ -43,6 +45,7 @@ ENGINE_PARTS: Mapping[str, type[Any]] = {
     "limits": LimitsConfig,
     "kv_tiers": KVTierConfig,
     "structured_outputs": StructuredOutputsConfig,
+    "log": LogConfig,
 }
 POSITIONAL = {"model"}
 _SUFFIXES = {"": 1, "k": 1000, "K": 2**10, "m": 1000**2, "M": 2**20}

@@ -5,6 +5,8 @@ The only place that reads it. A variable that is set but empty counts as a mista
 
 from __future__ import annotations
 
+import argparse
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -14,6 +16,7 @@ from lora_serve.errors import ConfigError
 API_KEY_VARIABLES = ("LORA_SERVE_API_KEY", "VLLM_API_KEY")
 ADMIN_API_KEY_VARIABLE = "LORA_SERVE_ADMIN_API_KEY"
 RUNTIME_LORA_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+READY_TIMEOUT_VARIABLE = "VLLM_ENGINE_READY_TIMEOUT_S"  # --engine-ready-timeout
 
 
 def with_environment(config: ServerConfig, environ: Mapping[str, str]) -> ServerConfig:
@@ -31,6 +34,31 @@ def with_environment(config: ServerConfig, environ: Mapping[str, str]) -> Server
         admin_api_key=(*config.admin_api_key, *admin),
         allow_runtime_lora_updating=config.allow_runtime_lora_updating or allows,
     )
+
+
+def with_settings(args: argparse.Namespace, environ: Mapping[str, str]) -> argparse.Namespace:
+    """`args` with the settings that `environ` has and no flag gives.
+
+    Raises:
+        ConfigError: naming a variable whose value cannot be.
+    """
+    if READY_TIMEOUT_VARIABLE not in environ or hasattr(args, "engine_ready_timeout"):
+        return args
+    seconds = _seconds(environ, READY_TIMEOUT_VARIABLE)
+    return argparse.Namespace(**vars(args), engine_ready_timeout=seconds)
+
+
+def _seconds(environ: Mapping[str, str], name: str) -> float:
+    try:
+        seconds = float(environ[name])
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise ConfigError(
+            f"{name} is {environ[name]!r}, and no number of seconds; unset it, or give it one, "
+            "such as 600 (0 for never)"
+        )
+    return seconds
 
 
 def _secret(environ: Mapping[str, str], name: str) -> str:

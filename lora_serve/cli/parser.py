@@ -52,5 +52,6 @@ def _with_dashes(word: str) -> str:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint for the end of a message; empty if nothing known is like `word`."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    by_letters = {each.lstrip("-"): each for each in known}  # dashes make no two flags alike
+    close = difflib.get_close_matches(word.lstrip("-"), list(by_letters), n=1)
+    return f"; did you mean {by_letters[close[0]]}?" if close else ""

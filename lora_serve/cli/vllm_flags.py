@@ -23,6 +23,7 @@ class InertFlag:
 
 _ONE_PROCESS = "a model is computed by one process"
 _DONE_ALWAYS = "that is always so"
+_BOTH = "every model generates text and gives embeddings"
 _NO_LOG = "requests are not logged"
 
 INERT_FLAGS = (
@@ -36,9 +37,9 @@ INERT_FLAGS = (
     InertFlag(("--disable-custom-all-reduce",), _ONE_PROCESS),
     InertFlag(("--fully-sharded-loras",), _ONE_PROCESS),
     InertFlag(("--api-server-count",), "one process takes requests", ("1",)),
-    InertFlag(("--runner",), "models generate text", ("auto", "generate")),
-    InertFlag(("--task",), "models generate text", ("auto", "generate")),
-    InertFlag(("--convert",), "models generate text", ("auto", "none")),
+    InertFlag(("--runner",), _BOTH, ("auto", "generate", "pooling")),
+    InertFlag(("--task",), _BOTH, ("auto", "generate", "embed", "embedding")),
+    InertFlag(("--convert",), _BOTH, ("auto", "none", "embed")),
     InertFlag(("--model-impl",), "the server has its own models", ("auto", "vllm")),
     InertFlag(("--tokenizer-mode",), "tokenizers are the fast ones", ("auto", "hf")),
     InertFlag(("--config-format",), "configurations are Hugging Face's", ("auto", "hf")),
@@ -54,6 +55,7 @@ INERT_FLAGS = (
     InertFlag(("--enable-prompt-tokens-details",), _DONE_ALWAYS),
     InertFlag(("--enable-request-id-headers",), _DONE_ALWAYS),
     InertFlag(("--enable-server-load-tracking",), _DONE_ALWAYS),
+    InertFlag(("--enable-scale-out",), _DONE_ALWAYS),
     InertFlag(("--disable-log-requests", "--no-enable-log-requests"), _NO_LOG),
     InertFlag(("--disable-log-stats",), "statistics are only shown by /metrics"),
     InertFlag(("--disable-uvicorn-access-log",), _NO_LOG),

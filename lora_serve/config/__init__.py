@@ -9,6 +9,7 @@ from lora_serve.config.cache import CacheConfig
 from lora_serve.config.engine import EngineConfig
 from lora_serve.config.kv_tiers import KVTierConfig
 from lora_serve.config.limits import LimitsConfig
+from lora_serve.config.log import LogConfig
 from lora_serve.config.lora import LoRAConfig
 from lora_serve.config.model import ModelConfig
 from lora_serve.config.scheduler import SchedulerConfig
@@ -21,6 +22,7 @@ __all__ = [
     "KVTierConfig",
     "LimitsConfig",
     "LoRAConfig",
+    "LogConfig",
     "ModelConfig",
     "SchedulerConfig",
     "ServerConfig",

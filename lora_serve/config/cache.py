@@ -18,7 +18,7 @@ class CacheConfig:
         "Share of the device's free memory that weights, a step, adapters and KV may take.", 0.9
     )
     kv_cache_memory_bytes: int | None = setting(
-        "Bytes for the KV cache; on CPUs 4 GiB if left out.", None
+        "Bytes for the KV cache; on CPUs at most 4 GiB if left out.", None
     )
     num_gpu_blocks_override: int | None = setting(
         "Exact number of KV blocks, on any device, instead of sizing by memory.", None

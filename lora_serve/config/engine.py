@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from lora_serve.config.cache import CacheConfig
 from lora_serve.config.kv_tiers import KVTierConfig
 from lora_serve.config.limits import LimitsConfig
+from lora_serve.config.log import LogConfig
 from lora_serve.config.lora import LoRAConfig
 from lora_serve.config.model import ModelConfig
 from lora_serve.config.scheduler import SchedulerConfig
@@ -25,6 +26,7 @@ class EngineConfig:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     kv_tiers: KVTierConfig = field(default_factory=KVTierConfig)
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
+    log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
         served = self.model.served_model_name or (self.model.model,)

@@ -33,6 +33,11 @@ class LimitsConfig:
         "503; what a client's own retries would take.",
         5.0,
     )
+    engine_ready_timeout: float = setting(
+        "Seconds in which an engine process must have loaded its model; one that has not is ended. "
+        "0 for never. VLLM_ENGINE_READY_TIMEOUT_S in the environment says it where no flag does.",
+        600.0,
+    )
     step_timeout: float = setting(
         "Seconds without a finished step, while requests wait, after which /health fails, and an "
         "engine that answers nothing either is ended and started again; 0 for never.",
@@ -45,4 +50,5 @@ class LimitsConfig:
             require_at_least(1, "--max-num-queued-tokens", self.max_num_queued_tokens)
         require_at_least(1, "--max-stream-backlog", self.max_stream_backlog)
         require_at_least(0, "--restart-wait", self.restart_wait)
+        require_at_least(0, "--engine-ready-timeout", self.engine_ready_timeout)
         require_at_least(0, "--step-timeout", self.step_timeout)

@@ -47,6 +47,11 @@ class LoRAConfig:
     lora_max_download_bytes: int = setting(
         "Most bytes of an adapter that is downloaded.", 2 * 2**30, metavar="BYTES"
     )
+    lora_hub_cache_bytes: int = setting(
+        "Most bytes of adapters in the hub's cache on this disk; with more, none is downloaded.",
+        64 * 2**30,
+        metavar="BYTES",
+    )
     lora_load_timeout: float = setting(
         "Seconds that reading an adapter for a load may take, waiting included.",
         120.0,
@@ -63,6 +68,7 @@ class LoRAConfig:
 
     def __post_init__(self) -> None:
         require_at_least(1, "--lora-max-download-bytes", self.lora_max_download_bytes)
+        require_at_least(1, "--lora-hub-cache-bytes", self.lora_hub_cache_bytes)
         if self.lora_allow_hub and self.lora_allowed_roots:
             raise ConfigError(
                 "--lora-allow-hub has no effect with --lora-allowed-roots, which keeps adapters "

@@ -14,6 +14,7 @@ SCREENS = ("auto", "on", "off")
 # Each is a module of lora_serve/models/checkpoints.
 CHECKPOINT_FORMATS = ("safetensors",)
 AUTO, RANDOM_WEIGHTS = "auto", "dummy"
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,25 @@ class ModelConfig:
         "tokenizer.",
         False,
     )
-    max_logprobs: int = setting("Most alternatives a request may ask logprobs for.", 20)
+    pooler_config: str | None = setting(
+        'How embeddings are made, as in \'{"pooling_type": "MEAN", "normalize": false}\': of the '
+        "LAST token's hidden state or of the MEAN of all, and whether they get length 1. As the "
+        "checkpoint's modules.json says if left out; without one of the last token, normalised.",
+        None,
+        metavar="JSON",
+        aliases=("--override-pooler-config",),
+    )
+    max_logprobs: int = setting(
+        "Most alternatives a request may ask logprobs for; -1 for the whole vocabulary.", 20
+    )
+    logprobs_mode: str = setting(
+        "What is told as logprobs: log-probabilities or logits, raw, as the model gives them, or "
+        "processed, as tokens are drawn from: with penalties, biases, masks, temperature and "
+        "filters (-inf for what they leave out). Those of prompts are always raw.",
+        "raw_logprobs",
+        choices=LOGPROBS_MODES,
+    )
+    max_n: int = setting("Most choices a prompt may be answered with: a request's n.", 128)
     override_op: tuple[str, ...] = setting(
         "Swap a kernel for another backend's, as in paged_attention=reference; repeatable.",
         (),
@@ -119,9 +138,14 @@ class ModelConfig:
     def __post_init__(self) -> None:
         require_choices(self)
         require_at_least(1, "--max-model-len", self.max_model_len)
-        require_at_least(0, "--max-logprobs", self.max_logprobs)
+        require_at_least(-1, "--max-logprobs", self.max_logprobs)
+        require_at_least(1, "--max-n", self.max_n)
         require_at_least(1, "--cpu-threads", self.cpu_threads)
         require_at_least(1, "--max-cudagraph-capture-size", self.max_cudagraph_capture_size)
+        if self.pooler_config is not None:
+            from lora_serve.config.pooler import parse_pooler_config  # imports numpy
+
+            parse_pooler_config(self.pooler_config)
         if self.quantize_activations and self.quantization is None:
             raise ConfigError(
                 "--quantize-activations needs --quantization, which says how weights are kept"

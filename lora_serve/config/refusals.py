@@ -20,7 +20,10 @@ class Refusals:
         try:
             yield
         except LoraServeError as error:
-            self._noted.append(error)
+            self.note(error)
+
+    def note(self, error: LoraServeError) -> None:
+        self._noted.append(error)
 
     def raise_noted(self) -> None:
         """Raise the one refusal as it is, or several as a ConfigError with a line for each.

@@ -120,7 +120,9 @@ class ServerConfig:
         "Ignore unknown fields of request bodies instead of refusing them by name.", False
     )
     chat_template: str | None = setting(
-        "File with a chat template to use instead of the tokenizer's.", None, metavar="FILE"
+        "Chat template to use instead of the tokenizer's: a file, or the template itself.",
+        None,
+        metavar="FILE",
     )
     trust_request_chat_template: bool = setting(
         "Let requests bring a chat_template of their own; it is a program, run in a sandbox that "
@@ -139,7 +141,7 @@ class ServerConfig:
         "Tell with each answer how long it took: `metrics`, with the usage of a stream.", False
     )
     enable_force_include_usage: bool = setting(
-        "End every stream with its usage, as if stream_options asked for it.", False
+        "Tell the usage in every chunk of a stream, as if stream_options asked for it.", False
     )
     tool_call_parser: str = setting(
         "How tool calls are read: hermes, llama3_json, mistral, pythonic, …; by what the chat "
@@ -158,10 +160,25 @@ class ServerConfig:
         "auto",
         metavar="NAME",
     )
+    max_stored_responses: int = setting(
+        "Most answers of /v1/responses that are kept for previous_response_id and GET; 0 for none.",
+        1024,
+    )
+    max_stored_response_bytes: int = setting(
+        "Most bytes of them, with the conversations that they continue.", 64 * 2**20
+    )
+    stored_response_seconds: float = setting("Seconds for which one is kept.", 3600.0)
     max_body_bytes: int = setting("Largest request body accepted, in bytes.", 4 * 2**20)
     max_embeds_body_bytes: int = setting(
         "The same for a body with prompt_embeds, where --enable-prompt-embeds allows them.",
         64 * 2**20,
+    )
+    max_lora_body_bytes: int = setting(
+        "The same for a body of /load_lora_adapter_from_tensors, and for all of these at once.",
+        64 * 2**20,
+    )
+    max_lora_spool_bytes: int = setting(
+        "Most bytes of files of adapters that came in such bodies, below TMPDIR.", 16 * 2**30
     )
     max_total_body_bytes: int = setting(
         "Most bytes of request bodies that are read and parsed at once, as far as they have come. "
@@ -173,6 +190,11 @@ class ServerConfig:
         "Most connections open at once, as far as the system's limit of open files allows; a "
         "further one takes the place of one without a request, or gets 503.",
         16384,
+    )
+    max_connections_per_address: int = setting(
+        "Most connections from one client address (of IPv6, from one /64 network); a further one "
+        "gets 503. 0 for any number, as behind a proxy, from whose address all clients come.",
+        0,
     )
     request_head_timeout: float = setting(
         "Seconds in which a connection must have sent a whole request's head; 0 for any.", 10.0
@@ -204,10 +226,16 @@ class ServerConfig:
         if self.root_path.split("/")[1:2] == ["v1"]:
             raise ConfigError("--root-path must not begin with /v1, where the routes begin, too")
         require_at_least(1, "--http-timeout-keep-alive", self.http_timeout_keep_alive)
+        require_at_least(0, "--max-stored-responses", self.max_stored_responses)
+        require_at_least(1, "--max-stored-response-bytes", self.max_stored_response_bytes)
+        require_at_least(1, "--stored-response-seconds", self.stored_response_seconds)
         require_at_least(1, "--max-body-bytes", self.max_body_bytes)
         require_at_least(1, "--max-embeds-body-bytes", self.max_embeds_body_bytes)
+        require_at_least(1, "--max-lora-body-bytes", self.max_lora_body_bytes)
+        require_at_least(1, "--max-lora-spool-bytes", self.max_lora_spool_bytes)
         require_at_least(1, "--max-total-body-bytes", self.max_total_body_bytes)
         require_at_least(1, "--max-connections", self.max_connections)
+        require_at_least(0, "--max-connections-per-address", self.max_connections_per_address)
         require_at_least(0, "--request-head-timeout", self.request_head_timeout)
         require_at_least(0, "--request-body-timeout", self.request_body_timeout)
         require_at_least(0, "--response-read-timeout", self.response_read_timeout)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lora_serve.demo.cache import build_once, cache_root
 from lora_serve.demo.recipe import Recipe
+from lora_serve.demo.training_process import train_in_process
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,7 @@ def ensure_demo(progress: Callable[[str], None]) -> DemoPaths:
     directory = cache_root() / f"demo-{recipe.name}"
 
     def build(target: Path) -> None:
-        from lora_serve.demo.build import build_demo  # torch, transformers, peft: only if needed
-
-        build_demo(recipe, target, progress)
+        train_in_process(recipe, target, progress)
 
     build_once(directory, build, progress)
     adapters = directory / "adapters"

@@ -14,7 +14,7 @@ from typing import Any
 class Choice:
     """fingerprints: what `system_fingerprint` said of the versions that gave it.
 
-    logprobs: one entry a token, in the words of its route.
+    logprobs: one entry a token, in the words of its route. embedding: base64, instead of a text.
     """
 
     text: str = ""
@@ -22,6 +22,7 @@ class Choice:
     logprobs: list[object] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: object = None
+    embedding: str = ""
     fingerprints: set[str] = field(default_factory=set)
 
     def add(self, piece: Mapping[str, Any]) -> None:
@@ -30,12 +31,15 @@ class Choice:
         self.text += piece.get("text") or message.get("content") or ""
         self.token_ids.extend(piece.get("token_ids") or ())
         self.logprobs.extend(_logprobs(piece.get("logprobs")))
+        self.embedding += piece.get("embedding") or ""
         self.finish_reason = piece.get("finish_reason") or self.finish_reason
         if piece.get("stop_reason") is not None:
             self.stop_reason = piece["stop_reason"]
 
     def difference(self, right: Choice, *, is_part: bool) -> str:
         """How this differs from the right answer, or "". is_part: it may end earlier."""
+        if self.embedding != right.embedding and not (is_part and not self.embedding):
+            return f"the embedding is {self.embedding[:40]}…, not {right.embedding[:40]}…"
         count = len(self.token_ids)
         if self.token_ids != right.token_ids[:count]:
             at = _first_difference(self.token_ids, right.token_ids)
@@ -78,7 +82,7 @@ class Heard:
             error = document["error"]
             self.status, self.message = error["code"], error["message"]
             return
-        for piece in document["choices"]:
+        for piece in document["choices"] if "choices" in document else document["data"]:
             choice = self.choices.setdefault(piece["index"], Choice())
             choice.add(piece)
             choice.fingerprints |= set(document["system_fingerprint"].split(","))

@@ -9,29 +9,35 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lora_serve.fuzz.trace import Ask, Chat, Embeds, Text, Tokens
+from lora_serve.fuzz.trace import Ask, Chat, Embeds, Prompt, Text, Tokens
+from lora_serve.pooling import PoolingParams
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.structured_outputs import StructuredOutput
 
 Json = dict[str, Any]
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-_CONVERTED = ("logprobs", "prompt_logprobs", "logit_bias", "structured_outputs")
+EMBEDDINGS = "/v1/embeddings"
+_CONVERTED = ("logprobs", "logit_bias", "structured_outputs", "reasoning")
 
 
 def route(ask: Ask) -> str:
+    if ask.pooling is not None:
+        return EMBEDDINGS
     return CHAT if isinstance(ask.prompt, Chat) else COMPLETIONS
 
 
 def body(ask: Ask, model: str, cache_salt: str, hidden_size: int) -> Json:
     """model: as the server calls it. hidden_size: of the rows of embeddings."""
-    fields = _settings(ask.params)
-    fields |= {"model": model, "priority": ask.priority, "return_token_ids": True}
-    fields |= {"stream": ask.is_streamed}
-    if ask.is_streamed:
-        fields["stream_options"] = {"include_usage": True}
+    fields = {"model": model, "priority": ask.priority}
     if cache_salt:
         fields["cache_salt"] = cache_salt
+    if ask.pooling is not None:
+        return fields | _embedding(ask.prompt, ask.pooling)
+    fields |= _settings(ask.params)
+    fields |= {"return_token_ids": True, "stream": ask.is_streamed}
+    if ask.is_streamed:
+        fields["stream_options"] = {"include_usage": True}
     num_top = ask.params.logprobs
     match ask.prompt:
         case Tokens(token_ids):
@@ -47,6 +53,24 @@ def body(ask: Ask, model: str, cache_salt: str, hidden_size: int) -> Json:
     return fields
 
 
+def _embedding(prompt: Prompt, pooling: PoolingParams) -> Json:
+    fields: Json = {
+        "encoding_format": "base64",
+        "use_activation": pooling.normalize,
+        "dimensions": pooling.dimensions,
+    }
+    match prompt:
+        case Tokens(token_ids):
+            return fields | {"input": list(token_ids)}
+        case Text(text):
+            return fields | {"input": text}
+        case Chat(messages):
+            turns = [{"role": role, "content": text} for role, text in messages]
+            return fields | {"messages": turns, "add_generation_prompt": True}
+        case Embeds():
+            raise ValueError("/v1/embeddings takes no prompt_embeds")
+
+
 def rows(prompt: Embeds, hidden_size: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     """(number of rows, hidden_size)."""
     runs = [
@@ -60,8 +84,6 @@ def _settings(params: SamplingParams) -> Json:
     settings: Json = msgspec.to_builtins(params)
     for name in _CONVERTED:
         settings.pop(name)
-    if params.prompt_logprobs is not None:
-        settings["prompt_logprobs"] = params.prompt_logprobs
     if params.logit_bias:
         settings["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
     if params.structured_outputs is not None:

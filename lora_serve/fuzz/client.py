@@ -29,7 +29,7 @@ class FuzzClient:
         leaves_after_tokens: int | None = None,
         leaves_after_seconds: float | None = None,
     ) -> Heard:
-        """The answer to a body that may say "stream", up to where the caller leaves."""
+        """The answer to a body that may ask for a stream, up to where the caller leaves."""
         heard = Heard(time.monotonic())
         data = json.dumps(body).encode()
         try:
@@ -37,7 +37,7 @@ class FuzzClient:
                 asyncio.timeout(leaves_after_seconds or PATIENCE_SECONDS),
                 request(self._origin, "POST", path, self._headers, data) as response,
             ):
-                await _hear(response, heard, bool(body["stream"]), leaves_after_tokens)
+                await _hear(response, heard, bool(body.get("stream")), leaves_after_tokens)
         except TimeoutError:
             heard.has_left = leaves_after_seconds is not None
             heard.message = "no answer came"

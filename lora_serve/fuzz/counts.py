@@ -18,6 +18,7 @@ from lora_serve.fuzz.trace import (
     Embeds,
     Event,
     Load,
+    Pause,
     Reset,
     Text,
     Trace,
@@ -97,6 +98,8 @@ class FuzzCounts(msgspec.Struct):
 
 
 def _kind(ask: Ask) -> str:
+    if ask.pooling is not None:
+        return "embeddings"
     match ask.prompt:
         case Embeds():
             return "prompt_embeds"
@@ -125,6 +128,8 @@ def _event_name(event: Event) -> str:
             return "unloads"
         case Reset():
             return "cache resets"
+        case Pause():
+            return "pauses"
         case Damage():
             return "damages to disk"
     return "kills"

@@ -5,9 +5,13 @@ Prompts share beginnings, versions come back, pools are small. Knows the model b
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import Literal
+
+from msgspec.structs import replace
 
 from lora_serve.demo.corpus import LABEL_REQUESTS, sentence
 from lora_serve.fuzz.trace import (
@@ -20,6 +24,7 @@ from lora_serve.fuzz.trace import (
     Event,
     Kill,
     Load,
+    Pause,
     Prompt,
     Reset,
     Text,
@@ -27,19 +32,23 @@ from lora_serve.fuzz.trace import (
     Trace,
     Unload,
 )
-from lora_serve.sampling_params import SamplingParams
+from lora_serve.pooling import PoolingParams, PoolingType
+from lora_serve.sampling_params import PROMPT_ONLY, SamplingParams
 from lora_serve.structured_outputs import StructuredOutput
 
 NAMES = ("red", "green", "blue", "grey")
 PLACES = ("", "one", "other")
 SALTS = ("", "", "", "salt", "pepper")
 STOPS = (("e",), (" the", "\n"), ("er", "A", "zz"))
+BAD_WORDS = (("e",), ("the keeper", "letter", "a"), ("er", "of the", "once more"))
 PREFIX_LENGTHS = (60, 120, 200)
 ANSWER_LENGTHS = (1, 2, 12, 48, 96, 96)
 # A prompt, at most 9 tokens longer than its prefix, and its answer just fit the smallest pool; two
 # that share nothing do not, so that the one that grows last is preempted.
 POOLS = (20, 20, 24, 32, 1000)  # blocks, of 16 tokens or more
 CONCURRENT_CALLS_SHARE = 0.05  # of a trace's events
+PAUSES_SHARE = 0.02  # of a trace's events
+EMBEDDINGS_SHARE = 0.15  # of the requests
 RESERVED_TOKENS = 3  # the first ids are often special
 PERSON = {
     "type": "object",
@@ -78,13 +87,14 @@ class Scope:
 
 def make_trace(seed: int, scope: Scope) -> Trace:
     rng = Random(seed)
+    pooling_type: PoolingType = Random(f"pooling type {seed}").choice(("LAST", "MEAN"))
     tiers = () if scope.fixed_flags else _tiers(rng, scope)
     return Trace(
         seed=seed,
-        flags=() if scope.fixed_flags else _flags(rng, tiers),
+        flags=() if scope.fixed_flags else (*_flags(rng, tiers), *_pooler_flags(pooling_type)),
         tiers=tiers,
         concurrency=rng.choice((max(1, scope.concurrency // 2), scope.concurrency)),
-        events=tuple(_Writer(rng, scope, tiers, seed).events()),
+        events=tuple(_Writer(rng, scope, tiers, seed, pooling_type).events()),
     )
 
 
@@ -112,17 +122,33 @@ def _flags(rng: Random, tiers: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(flags)
 
 
+def _pooler_flags(pooling_type: PoolingType) -> tuple[str, str]:
+    return ("--pooler-config", json.dumps({"pooling_type": pooling_type}))
+
+
 class _Writer:
     """Writes one trace's events."""
 
-    def __init__(self, rng: Random, scope: Scope, tiers: tuple[str, ...], seed: int) -> None:
+    def __init__(
+        self,
+        rng: Random,
+        scope: Scope,
+        tiers: tuple[str, ...],
+        seed: int,
+        pooling_type: PoolingType,
+    ) -> None:
         """Answers are held to a grammar in half of the traces, and calls are sent at once.
 
-        Both are drawn from generators of their own, so that a seed's requests stay what they were.
+        These, and later sampling parameters, are drawn from generators of their own, so that a
+        seed's requests stay what they were.
         """
         self._rng = rng
         self._grammar_rng = Random(f"grammars {seed}")
         self._calls_rng = Random(f"concurrent calls {seed}")
+        self._pause_rng = Random(f"pauses {seed}")
+        self._sampling_rng = Random(f"sampling {seed}")
+        self._pooling_rng = Random(f"pooling {seed}")
+        self._pooling_type = pooling_type
         self._constrained_share = self._grammar_rng.choice((0.0, 0.3))
         self._scope = scope
         self._damages = "tier" in scope.faults and "disk" in tiers
@@ -145,6 +171,8 @@ class _Writer:
                 self._kill_at = -1
             if self._calls_rng.random() < CONCURRENT_CALLS_SHARE:
                 events.append(self._concurrent_calls())
+            if self._pause_rng.random() < PAUSES_SHARE:
+                events.append(self._pause())
             event = self._event()
             num_asked += isinstance(event, Ask)
             events.append(event)
@@ -165,6 +193,11 @@ class _Writer:
         if choice < 0.125 and self._damages:
             return Damage(seed=rng.randrange(2**31))
         return self._ask()
+
+    def _pause(self) -> Pause:
+        rng = self._pause_rng
+        mode: Literal["keep", "wait"] = rng.choice(("keep", "keep", "wait"))
+        return Pause(mode=mode, pause_ms=rng.choice((0, 5, 50, 200)), wait_ms=rng.choice((0, 5)))
 
     def _concurrent_calls(self) -> ConcurrentCalls:
         """Calls that get in each other's way: mostly all of one name."""
@@ -203,7 +236,7 @@ class _Writer:
         is_streamed = rng.random() < 0.5 and params.prompt_logprobs is None
         leaves_early = is_streamed and rng.random() < 0.25
         leaves_anyhow = rng.random() < 0.07
-        return Ask(
+        ask = Ask(
             prompt=prompt,
             params=params,
             lora_name=rng.choice((None, *sorted(self._named))),
@@ -213,6 +246,23 @@ class _Writer:
             leaves_after_tokens=rng.randrange(12) if leaves_early else None,
             leaves_after_ms=rng.choice((1, 5, 20, 100)) if leaves_anyhow else None,
             wait_ms=self._wait_ms(),
+        )
+        return self._embedding(ask) if self._wants_embedding(prompt) else ask
+
+    def _wants_embedding(self, prompt: Prompt) -> bool:
+        is_drawn = self._pooling_rng.random() < EMBEDDINGS_SHARE
+        return is_drawn and not self._scope.fixed_flags and not isinstance(prompt, Embeds)
+
+    def _embedding(self, ask: Ask) -> Ask:
+        """The same request for an embedding of its prompt."""
+        rng = self._pooling_rng
+        pooling = PoolingParams(
+            pooling_type=self._pooling_type,
+            normalize=rng.random() < 0.5,
+            dimensions=rng.choice((None, None, 8)),
+        )
+        return replace(
+            ask, params=PROMPT_ONLY, pooling=pooling, is_streamed=False, leaves_after_tokens=None
         )
 
     # ── prompts ─────────────────────────────────────────────────────────────────────────────
@@ -250,7 +300,7 @@ class _Writer:
     def _params(self, prompt: Prompt) -> SamplingParams:
         rng = self._rng
         is_greedy = rng.random() < 0.5
-        return SamplingParams(
+        params = SamplingParams(
             n=rng.choice((1, 1, 1, 1, 2, 4)),
             max_tokens=rng.choice(ANSWER_LENGTHS),
             temperature=0.0 if is_greedy else rng.choice((0.5, 1.0, 1.5)),
@@ -264,15 +314,36 @@ class _Writer:
             stop=rng.choice(STOPS) if rng.random() < 0.2 else (),
             ignore_eos=rng.random() < 0.5,
             logprobs=rng.choice((None, 0, 2, 5)),
-            prompt_logprobs=self._prompt_logprobs(prompt),
             logit_bias={self._token_ids(1)[0]: 3.0} if rng.random() < 0.1 else {},
             structured_outputs=self._constraint(),
         )
+        return replace(params, **self._prompt_logprobs(prompt), **self._token_rules(params))
 
     def _constraint(self) -> StructuredOutput | None:
         rng = self._grammar_rng
         return rng.choice(CONSTRAINTS) if rng.random() < self._constrained_share else None
 
-    def _prompt_logprobs(self, prompt: Prompt) -> int | None:
+    def _token_rules(self, params: SamplingParams) -> dict[str, object]:
+        """Which tokens may be drawn, and are told; a grammar and these may leave none in common."""
+        rng, rules = self._sampling_rng, dict[str, object]()
+        if params.structured_outputs is None and rng.random() < 0.1:
+            ids = range(RESERVED_TOKENS, self._scope.vocab_size)
+            rules["allowed_token_ids"] = tuple(rng.sample(ids, 2 * len(ids) // 3))
+        if params.structured_outputs is None and rng.random() < 0.15:
+            rules["bad_words"] = rng.choice(BAD_WORDS)
+        if rng.random() < 0.1:
+            ids = range(self._scope.vocab_size)
+            rules |= {"logprob_token_ids": tuple(rng.sample(ids, 4)), "logprobs": 4}
+        return rules
+
+    def _prompt_logprobs(self, prompt: Prompt) -> dict[str, int]:
+        """Ask for those of the whole prompt, or of its end, before which blocks may be found."""
         is_chosen = self._rng.random() < 0.1
-        return 1 if is_chosen and not isinstance(prompt, Embeds) else None
+        if isinstance(prompt, Embeds):
+            return {}
+        rng = self._sampling_rng
+        part = rng.choice(({}, {"prompt_logprobs_last_n": rng.randrange(80)}))
+        if isinstance(prompt, Tokens) and rng.random() < 0.3:
+            part = {"prompt_logprob_start": rng.randrange(len(prompt.token_ids))}
+        # More often than a whole one, which computes every prompt anew.
+        return {"prompt_logprobs": 1, **part} if is_chosen or rng.random() < 0.1 else {}

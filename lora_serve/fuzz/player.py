@@ -23,6 +23,7 @@ from lora_serve.fuzz.trace import (
     Event,
     Kill,
     Load,
+    Pause,
     Reset,
     Trace,
     Unload,
@@ -60,6 +61,7 @@ class Player:
 
     def __init__(self, server: ServerUnderTest) -> None:
         self._server = server
+        self._pausing = asyncio.Lock()  # one pause at a time, so that none ends another
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def play(self, trace: Trace) -> list[Record]:
@@ -83,15 +85,15 @@ class Player:
         match event:
             case Ask():
                 return await self._ask(event)
-            case Load() | Unload():
-                async with self._locks[event.lora_name]:
-                    return await self._call(event)
-            case Reset():
-                return await self._call(event)
+            case Load() | Unload() | Reset():
+                return await self._call_in_turn(event)
             case ConcurrentCalls():
                 return await self._call_at_once(event)
             case Kill():
                 return await self._kill()
+            case Pause():
+                async with self._pausing:
+                    return await self._pause(event)
             case Damage():
                 return self._damage(event)
 
@@ -106,6 +108,13 @@ class Player:
             leaves_after_tokens=ask.leaves_after_tokens,
             leaves_after_seconds=leaves_ms / 1000 if leaves_ms is not None else None,
         )
+
+    async def _call_in_turn(self, event: AdminCall) -> Called:
+        """Send a call once those of its name have ended; a reset of all waits for none."""
+        if event.lora_name is None:
+            return await self._call(event)
+        async with self._locks[event.lora_name]:
+            return await self._call(event)
 
     async def _call_at_once(self, event: ConcurrentCalls) -> CalledAtOnce:
         async with AsyncExitStack() as stack:
@@ -142,6 +151,21 @@ class Player:
                 return Called(begin, time.monotonic(), 0, message)
             await asyncio.sleep(POLL_SECONDS)
         return Called(begin, time.monotonic())
+
+    async def _pause(self, event: Pause) -> Called:
+        """Pause and resume; the outcome of the call that failed, if one did.
+
+        While a killed engine is being started again, a pause may fail, and a resume is repeated.
+        """
+        client = self._server.client
+        paused = await client.call(f"/pause?mode={event.mode}", {})
+        await asyncio.sleep(event.pause_ms / 1000)
+        resumed = await client.call("/resume", {})
+        while resumed.status == 503 and resumed.end - paused.end < RESTART_SECONDS:
+            await asyncio.sleep(POLL_SECONDS)
+            resumed = await client.call("/resume", {})
+        worse = resumed if paused.is_done else paused
+        return Called(paused.begin, resumed.end, worse.status, worse.message)
 
     def _damage(self, event: Damage) -> Called:
         begin = time.monotonic()

@@ -6,6 +6,8 @@ prompts are computed in one piece, nothing is looked up or recorded.
 
 from __future__ import annotations
 
+import base64
+from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from lora_serve.fuzz.trace import Ask, Chat, Embeds, Text, Tokens
 from lora_serve.identity import BASE_MODEL, NoAdapter
 from lora_serve.llm import LLM
 from lora_serve.outputs import CompletionOutput, RequestOutput
+from lora_serve.pooling import PoolingParams
 from lora_serve.prompts import EmbedsPrompt, Prompt, TokensPrompt
 from lora_serve.server.openai.logprobs import (
     CompletionLogprobsWriter,
@@ -88,12 +91,27 @@ class ColdEngine:
 
     def answer(self, ask: Ask, version: int | NoAdapter) -> Right:
         encode = msgspec.json.encode
-        key = (version, encode(ask.prompt), encode(ask.params))
+        key = (version, encode(ask.prompt), encode(ask.pooling or ask.params))
         if key not in self._memo:
             lora_name = None if version is BASE_MODEL else f"v{version}"
-            (output,) = self._llm.generate(self._prompt(ask), ask.params, lora_name=lora_name)
-            self._memo[key] = self._right(ask, output)
+            if ask.pooling is not None:
+                self._memo[key] = self._embedding(self._prompt(ask), ask.pooling, lora_name)
+            else:
+                self._memo[key] = self._right(ask, self._output(ask, lora_name))
         return self._memo[key]
+
+    def _output(self, ask: Ask, lora_name: str | None) -> RequestOutput:
+        """Answer as a server does: a grammar of a chat waits for the reasoning of the model."""
+        if isinstance(ask.prompt, Chat):
+            (output,) = self._llm.chat(_turns(ask.prompt), ask.params, lora_name=lora_name)
+        else:
+            (output,) = self._llm.generate(self._prompt(ask), ask.params, lora_name=lora_name)
+        return output
+
+    def _embedding(self, prompt: Prompt, pooling: PoolingParams, lora_name: str | None) -> Right:
+        (output,) = self._llm.embed(prompt, pooling, lora_name=lora_name)
+        data = array("f", output.embedding).tobytes()
+        return Right((Choice(embedding=base64.b64encode(data).decode()),), None)
 
     def units(self, ask: Ask) -> list[Hashable]:
         """The prompt as tokens or rows: where two prompts' units are equal, so is their KV."""
@@ -110,9 +128,8 @@ class ColdEngine:
                 return TokensPrompt(token_ids)
             case Text(text):
                 return TokensPrompt(tuple(tokenizer.encode(text)))
-            case Chat(messages):
-                turns = [{"role": role, "content": text} for role, text in messages]
-                return TokensPrompt(tuple(tokenizer.apply_chat_template(turns)))
+            case Chat():
+                return TokensPrompt(tuple(tokenizer.apply_chat_template(_turns(ask.prompt))))
             case Embeds():
                 return self._rows(ask.prompt)
 
@@ -126,7 +143,10 @@ class ColdEngine:
     def _right(self, ask: Ask, output: RequestOutput) -> Right:
         told: object = None
         if ask.params.prompt_logprobs is not None:
-            told = _as_json(prompt_logprobs(self._llm.tokenizer, output.prompt_logprobs))
+            num_tokens = len(output.prompt_token_ids)
+            told = _as_json(
+                prompt_logprobs(self._llm.tokenizer, num_tokens, output.prompt_logprobs)
+            )
         return Right(tuple(self._choice(ask, choice) for choice in output.outputs), told)
 
     def _choice(self, ask: Ask, choice: CompletionOutput) -> Choice:
@@ -143,10 +163,16 @@ class ColdEngine:
             return []
         tokenizer = self._llm.tokenizer
         if isinstance(ask.prompt, Chat):
-            return [_as_json(one) for one in chat_logprobs(tokenizer, choice.logprobs).content]
-        told = CompletionLogprobsWriter(tokenizer).write(choice.logprobs)
-        columns = (told.tokens, told.token_logprobs, told.top_logprobs)
+            listed = bool(ask.params.logprob_token_ids)
+            told = chat_logprobs(tokenizer, choice.logprobs, tells_drawn=listed)
+            return [_as_json(one) for one in told.content]
+        written = CompletionLogprobsWriter(tokenizer).write(choice.logprobs)
+        columns = (written.tokens, written.token_logprobs, written.top_logprobs)
         return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _turns(prompt: Chat) -> list[dict[str, object]]:
+    return [{"role": role, "content": text} for role, text in prompt.messages]
 
 
 def _as_json(value: object) -> object:

@@ -150,10 +150,7 @@ def _changes(trace: Trace, records: Sequence[Record]) -> dict[str, list[_Calls]]
     """List by name what the player sent one after another: single calls, and those sent at once."""
     together: defaultdict[tuple[str, int], list[tuple[AdminCall, Called]]] = defaultdict(list)
     for index, call, called in calls_of(trace, records):
-        if not isinstance(call, AdminCall) or call.lora_name is None:
-            continue
-        # the player sends a reset alone while the name's other calls run
-        if isinstance(call, Load | Unload) or isinstance(trace.events[index], ConcurrentCalls):
+        if isinstance(call, AdminCall) and call.lora_name is not None:
             together[call.lora_name, index].append((call, called))
     changes: defaultdict[str, list[_Calls]] = defaultdict(list)
     for (name, index), calls in together.items():

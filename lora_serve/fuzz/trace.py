@@ -8,11 +8,13 @@ another server. When things happen depends on the server, too: events begin in o
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from lora_serve.errors import ConfigError
 from lora_serve.identity import BASE_MODEL, EVERYTHING, Everything, NoAdapter
+from lora_serve.pooling import PoolingParams
 from lora_serve.sampling_params import SamplingParams
 
 
@@ -43,6 +45,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
     """One request.
 
     lora_name: null in the file for the base model; `adapter` says it in the code.
+    pooling: asks for an embedding instead of an answer; its pooling_type is the server's.
     leaves_after_tokens: the client hangs up once so many have been streamed; leaves_after_ms: or
         after so long, whether anything has come or not.
     """
@@ -56,6 +59,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
     leaves_after_tokens: int | None = None
     leaves_after_ms: int | None = None
     wait_ms: int = 0
+    pooling: PoolingParams | None = None
 
     @property
     def adapter(self) -> str | NoAdapter:
@@ -99,6 +103,14 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True, tag="kill"):
     wait_ms: int = 0
 
 
+class Pause(msgspec.Struct, frozen=True, kw_only=True, tag="pause"):
+    """Pause the server, and resume it `pause_ms` after the pause was confirmed."""
+
+    mode: Literal["keep", "wait"]
+    pause_ms: int = 0
+    wait_ms: int = 0
+
+
 class Damage(msgspec.Struct, frozen=True, kw_only=True, tag="damage"):
     """Flip, cut off or delete some of the disk tier's files, chosen by the seed."""
 
@@ -123,7 +135,7 @@ class ConcurrentCalls(msgspec.Struct, frozen=True, kw_only=True, tag="concurrent
             raise ValueError("loads among concurrent calls cannot have a place")
 
 
-Event = Ask | AdminCall | Kill | Damage | ConcurrentCalls
+Event = Ask | AdminCall | Kill | Pause | Damage | ConcurrentCalls
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):

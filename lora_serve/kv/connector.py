@@ -28,9 +28,6 @@ class TieredRequest(StoredRequest, Hashable, Protocol):
     @property
     def num_sharable_blocks(self) -> int: ...
 
-    @property
-    def needs_whole_prompt(self) -> bool: ...
-
 
 R = TypeVar("R", bound=TieredRequest)
 

@@ -29,7 +29,8 @@ from lora_serve.kv.store_policy import make_store_policy
 from lora_serve.kv.touches import RecentTouches
 from lora_serve.kv_tiers.base import Buffer, Drop, FetchResult, TierNamespace, TierStats
 from lora_serve.kv_tiers.forgetting import Forgetting
-from lora_serve.step import KVLoad, ModelInfo
+from lora_serve.model_info import ModelInfo
+from lora_serve.step import KVLoad
 
 MAX_FETCHED_BYTES = 2**30  # blocks that were fetched and wait for their requests' admission
 GIVE_UP_FACTOR = 2.0  # a store keeps its deadlines; one that hangs is not waited for much longer
@@ -137,14 +138,14 @@ class TieredConnector(KVConnector[R]):
 
     def num_fetched(self, request: R, num_hit_blocks: int) -> int:
         fetch = self._fetches.in_hand(request)
-        return len(fetch.run_for(request.block_hashes, num_hit_blocks)) if fetch is not None else 0
+        return len(_fetched(fetch, request, num_hit_blocks)) if fetch is not None else 0
 
     def admitted(self, request: R, num_hit_blocks: int) -> dict[str, int]:
         self._touch(request, num_hit_blocks)
         num_by_tier = dict.fromkeys(self._tier_names, 0)
         fetch = self._fetches.in_hand(request)
         if fetch is not None:
-            records = fetch.run_for(request.block_hashes, num_hit_blocks)
+            records = _fetched(fetch, request, num_hit_blocks)
             self._loads += _loads(request.block_tables, records, num_hit_blocks)
             num_by_tier |= fetch.tiers_of(len(records))
         else:
@@ -196,7 +197,7 @@ class TieredConnector(KVConnector[R]):
 
     def _note_not_asked(self, request: R, num_hit_blocks: int) -> None:
         hashes = request.block_hashes[num_hit_blocks : request.num_sharable_blocks]
-        if hashes and not request.needs_whole_prompt:
+        if hashes:
             self._store.not_asked(self._namespace(request.namespace), hashes)
 
     def _save(self, request: R, blocks: Sequence[int]) -> None:
@@ -233,6 +234,11 @@ def tier_namespaces(
 
 def _members(fetches: Sequence[Fetch[R]]) -> list[R]:
     return [request for fetch in fetches for request in fetch.members]
+
+
+def _fetched(fetch: Fetch[R], request: R, num_hit_blocks: int) -> tuple[Buffer, ...]:
+    """What a fetch brought that this request may find: one it joined may have brought more."""
+    return fetch.run_for(request.block_hashes[: request.num_sharable_blocks], num_hit_blocks)
 
 
 def _loads(

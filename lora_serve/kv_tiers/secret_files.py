@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import pwd
 import stat
 from pathlib import Path
 
 from lora_serve.errors import ConfigError
+from lora_serve.kv_tiers.users import user_name
 
 REDIS_PASSWORD = "LORA_SERVE_KV_REDIS_PASSWORD"
 MAX_BYTES = 2**16
@@ -54,17 +54,10 @@ def _check(flag: str, path: Path, status: os.stat_result) -> None:
     if status.st_uid not in (os.geteuid(), 0):
         raise ConfigError(
             f"{flag} {path}: belongs to uid {status.st_uid}, who could change it; "
-            f"chown it to {_user_name(os.geteuid())} or root"
+            f"chown it to {user_name(os.geteuid())} or root"
         )
     if status.st_mode & _TOO_OPEN:
         raise ConfigError(
             f"{flag} {path}: mode {stat.S_IMODE(status.st_mode):04o} lets others read or change "
             f"it; chmod 600 {path}"
         )
-
-
-def _user_name(user: int) -> str:
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return f"uid {user}"

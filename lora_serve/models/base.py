@@ -7,6 +7,7 @@ this folder knows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -117,6 +118,11 @@ class ModelSpec(Protocol):
             ops: packs the linear layers.
             rotary_tables: from `rotary_tables`, on the model's device.
         """
+
+
+def num_parameters(spec: ModelSpec) -> int:
+    """How many values its tensors have; one that is used twice counts once."""
+    return sum(math.prod(shape) for shape in spec.tensor_shapes().values())
 
 
 def lora_modules(linears: Sequence[LinearLayout]) -> dict[str, tuple[int, int]]:

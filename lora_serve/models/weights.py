@@ -152,11 +152,17 @@ class WeightReader:
     """Gives each tensor in the model's dtype on its device, once, and remembers what it gave."""
 
     def __init__(
-        self, source: TensorSource, dtype: torch.dtype, device: torch.device = _CPU
+        self,
+        source: TensorSource,
+        dtype: torch.dtype,
+        device: torch.device = _CPU,
+        note: Callable[[int], object] | None = None,
     ) -> None:
+        """note: told the bytes of each tensor that is taken."""
         self._source = source
         self._dtype = dtype
         self._device = device
+        self._note = note
         self._digests: dict[str, bytes] = {}
 
     def take(self, name: str) -> Tensor:
@@ -166,6 +172,8 @@ class WeightReader:
             repr(tuple(tensor.shape)).encode(),
             bytes_digest(tensor),
         )
+        if self._note is not None:
+            self._note(tensor.nbytes)
         return tensor.to(self._device)
 
     def digest(self) -> bytes:

@@ -38,6 +38,7 @@ GAUGES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
         "Waiting requests for which KV is being fetched from the tiers.",
         lambda s: s.num_fetching,
     ),
+    "lora_serve:is_paused": ("1 between /pause and /resume.", lambda s: s.is_paused),
 }
 
 COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {

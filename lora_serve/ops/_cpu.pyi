@@ -119,7 +119,14 @@ class Backend:
         self, dtype: int, weight: int, group: int, out_features: int, in_features: int, /
     ) -> PackedScreen | None: ...
     def greedy(
-        self, dtype: int, x: int, weight: int, screen: PackedScreen, rows: int, /
+        self,
+        dtype: int,
+        x: int,
+        weight: int,
+        screen: PackedScreen,
+        rows: int,
+        bitmasks: Sequence[bytes | None],
+        /,
     ) -> list[int]: ...
     def lora(
         self,

@@ -104,8 +104,14 @@ class PackQuantized(Protocol[LinearOutT]):
     ) -> LinearOutT: ...
 
 
-# (N, H) -> of each row the first of its largest outputs, or -1 where that stays in question.
-ScreenedArgmax = Callable[[Tensor], list[int]]
+class ScreenedArgmax(Protocol):
+    """Finds the largest outputs of a packed weight without computing all."""
+
+    def __call__(self, x: Tensor, bitmasks: Sequence[bytes | None], /) -> list[int]:
+        """Find the first of the largest outputs of each row of x (N, H); -1 where that is open.
+
+        bitmasks: which outputs of each row count, as `SampleInput.bitmask` has it; empty if all do.
+        """
 
 
 class PackScreen(Protocol[LinearInT]):

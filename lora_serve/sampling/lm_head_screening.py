@@ -2,7 +2,8 @@
 
 The one rule: it answers what all logits would have answered, or nothing. A greedy step reads the LM
 head only to find its largest product; `Ops.pack_screen` makes a kernel that finds it by reading a
-copy of half the size, and the few rows which that leaves in question.
+copy of half the size, and the few rows which that leaves in question; or, where grammars allow few
+tokens, their rows alone.
 """
 
 from __future__ import annotations
@@ -35,17 +36,18 @@ class LMHeadScreening:
         """A token of each hidden state (N, H), or None where all logits are needed."""
         if not all(item.is_screenable for item in inputs):
             return None
-        tokens = self._find(hidden)
+        bitmasks = [item.bitmask for item in inputs]
+        tokens = self._find(hidden, bitmasks if any(mask is not None for mask in bitmasks) else ())
         return None if tokens is None else HostSamplerOutput([(token, None) for token in tokens])
 
-    def _find(self, hidden: Tensor) -> list[int] | None:
+    def _find(self, hidden: Tensor, bitmasks: Sequence[bytes | None]) -> list[int] | None:
         """None if any row is in question."""
         if len(hidden) > _MOST_ROWS:
             return None
         if self._left_out > 0:
             self._left_out -= 1
             return None
-        tokens = self._argmax(hidden)
+        tokens = self._argmax(hidden, bitmasks)
         if min(tokens) >= 0:
             self._next_left_out = 1
             return tokens

@@ -9,13 +9,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from lora_serve.ops._cpu import Backend, StepEdits
 from lora_serve.ops.cpu.weights import dtype_code
 from lora_serve.sampling.host import HostSamplerOutput, count_pending
-from lora_serve.sampling.specification.logprobs import log_sum_exp, logprob
+from lora_serve.sampling.logprobs_mode import RAW_LOGPROBS, LogprobsMode
+from lora_serve.sampling.specification.logprobs import float_rows, log_sum_exp, logprob
+from lora_serve.sampling.specification.processed import processed
+from lora_serve.sampling.specification.top import comparable
 from lora_serve.sampling.specification.weights import MAX_VOCAB_SIZE
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput, TokenLogprobs
@@ -29,8 +33,9 @@ _UINT64 = 2**64 - 1
 class NativeSampler:
     """The `Sampler` on the threads of the native kernels. One thread calls at a time."""
 
-    def __init__(self, native: Backend) -> None:
+    def __init__(self, native: Backend, mode: LogprobsMode = RAW_LOGPROBS) -> None:
         self._native = native
+        self._mode = mode
 
     def sample(
         self,
@@ -41,22 +46,49 @@ class NativeSampler:
         inputs = count_pending(inputs, pending_tokens)
         arrays: list[NDArray[np.generic]] = []  # alive until the rows are done
         choices = [_choice(item, arrays) for item in inputs]
+        rows = self._rows(logits, choices)
+        for place, item in enumerate(inputs):
+            tells_other = self._mode.changes(item) or item.params.logprob_token_ids
+            if item.params.logprobs is not None and tells_other:
+                rows[place] = self._told_row(logits[place], item, rows[place][0])
         return HostSamplerOutput(
             [
-                (row[0], None if item.params.logprobs is None else _logprobs(row))
-                for item, row in zip(inputs, self._rows(logits, choices), strict=True)
+                (row[0], None if item.params.logprobs is None else self._logprobs(row))
+                for item, row in zip(inputs, rows, strict=True)
             ]
         )
+
+    def _told_row(self, logits: Tensor, item: SampleInput, token_id: int) -> _Sampled:
+        """What is told of a drawn token by the row it was drawn from, or of listed others."""
+        row, listed = float_rows(logits), item.params.logprob_token_ids
+        if self._mode.changes(item):
+            with np.errstate(over="ignore"):
+                row = processed(row, item)
+        num_top = 0 if listed else item.params.logprobs
+        assert num_top is not None
+        told = self._rows(torch.from_numpy(row[None]), [_given(token_id, num_top)])[0]
+        if not listed:
+            return told
+        row = comparable(row)
+        return (*told[:5], [(i, float(row[i])) for i in listed])
 
     def token_logprobs(
         self, logits: Tensor, token_ids: Sequence[int], num_top: int
     ) -> list[TokenLogprobs]:
         size = logits.shape[1]
         assert all(0 <= token_id < size for token_id in token_ids), f"ids beyond {size} tokens"
-        choices: list[_Choice] = [
-            (token_id, 0.0, 0.0, 1.0, 0, 0, 0, num_top, None) for token_id in token_ids
-        ]
-        return [_logprobs(row) for row in self._rows(logits, choices)]
+        choices = [_given(token_id, num_top) for token_id in token_ids]
+        return [self._logprobs(row) for row in self._rows(logits, choices)]
+
+    def _logprobs(self, row: _Sampled) -> TokenLogprobs:
+        token_id, logit, peak, total, rank, top = row
+        log_total = 0.0 if self._mode.is_logits else log_sum_exp(peak, total)
+        return TokenLogprobs(
+            token_id,
+            logprob(logit, log_total),
+            rank,
+            tuple((i, logprob(other, log_total)) for i, other in top),
+        )
 
     def _rows(self, logits: Tensor, choices: Sequence[_Choice]) -> list[_Sampled]:
         rows, size = logits.shape
@@ -66,10 +98,15 @@ class NativeSampler:
         return self._native.sample(dtype_code(logits.dtype), logits.data_ptr(), size, choices)
 
 
-def load(launcher: object) -> NativeSampler:
+def load(launcher: object, mode: LogprobsMode = RAW_LOGPROBS) -> NativeSampler:
     """launcher: the extension's own, with the threads of the other kernels."""
     native: Any = launcher
-    return NativeSampler(native)
+    return NativeSampler(native, mode)
+
+
+def _given(token_id: int, num_top: int) -> _Choice:
+    """Ask for the logprobs of a token that is there."""
+    return (token_id, 0.0, 0.0, 1.0, 0, 0, 0, num_top, None)
 
 
 def _choice(item: SampleInput, arrays: list[NDArray[np.generic]]) -> _Choice:
@@ -111,15 +148,4 @@ def _edits(
         ids(np.repeat(item.seen.token_ids, item.seen.num_drawn)),
         penalties if params.has_penalties else None,
         None if item.bitmask is None else (bitmask.ctypes.data, len(bitmask)),
-    )
-
-
-def _logprobs(row: _Sampled) -> TokenLogprobs:
-    token_id, logit, peak, total, rank, top = row
-    log_total = log_sum_exp(peak, total)
-    return TokenLogprobs(
-        token_id,
-        logprob(logit, log_total),
-        rank,
-        tuple((i, logprob(other, log_total)) for i, other in top),
     )

@@ -6,8 +6,9 @@ import importlib
 
 from lora_serve.ops.contract import Ops
 from lora_serve.sampling.contract import Sampler
+from lora_serve.sampling.logprobs_mode import RAW_LOGPROBS, LogprobsMode
 
-# Modules by the backend that `Ops.runtime` names; each has load(launcher) -> Sampler.
+# Modules by the backend that `Ops.runtime` names; each has load(launcher, mode) -> Sampler.
 _MODULES = {
     "reference": "lora_serve.sampling.specification.sampler",
     "cpu": "lora_serve.sampling.native",
@@ -15,8 +16,8 @@ _MODULES = {
 }
 
 
-def select_sampler(ops: Ops) -> Sampler:
+def select_sampler(ops: Ops, mode: LogprobsMode = RAW_LOGPROBS) -> Sampler:
     """The sampler that `--override-op sampling=BACKEND` names, or else that of the backend."""
     module = importlib.import_module(_MODULES[ops.runtime.backend])
-    sampler: Sampler = module.load(ops.runtime.launcher)
+    sampler: Sampler = module.load(ops.runtime.launcher, mode)
     return sampler

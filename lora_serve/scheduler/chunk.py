@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lora_serve.prompts import EmbedsPrompt
+from lora_serve.pooling import PoolingParams
+from lora_serve.prompts import NO_ROWS, rows_between
 from lora_serve.scheduler.request import Request
 from lora_serve.step import (
+    NOTHING_ASKED,
     NOTHING_SEEN,
     AskedOutputs,
     PromptScoring,
@@ -46,11 +48,10 @@ def scheduled_chunk(
         start,
         token_ids,
         block_tables,
-        AskedOutputs(
-            samples,
-            _scoring(request, start, end) if request.needs_whole_prompt else None,
-        ),
-        b"" if request.prompt_embeds is None else _embeds_rows(request.prompt_embeds, start, end),
+        AskedOutputs(samples, _scoring(request, start, end))
+        if request.pooling is None
+        else _pooling_asked(request.pooling, is_last),
+        NO_ROWS if (prompt := request.prompt_embeds) is None else rows_between(prompt, start, end),
         request.step_index if is_pending else None,
     )
 
@@ -68,32 +69,36 @@ def _draft_samples(
 def _sample_input(request: Request, position: int, drafts: Sequence[int] = ()) -> SampleInput:
     """drafts: those before `position`."""
     params = request.params
-    if not (params.has_penalties or params.min_tokens or request.has_grammar):
+    if not (params.has_penalties or request.is_restricted):
         return SampleInput(params, request.seed, position)  # the usual case, once a token
     assert not (drafts and request.has_grammar), "a draft is verified without its mask"
     seen = request.counts.seen() if request.counts else NOTHING_SEEN
     if request.counts:
         for draft in drafts:
             seen = seen.and_drawn(draft)
-    is_short = position - request.num_prompt_tokens < params.min_tokens
     return SampleInput(
         params=params,
         seed=request.seed,
         position=position,
         seen=seen,
-        banned_token_ids=request.end_token_ids if is_short else (),
-        bitmask=request.next_mask,
+        banned_token_ids=request.banned_token_ids(position, drafts),
+        bitmask=request.bitmask,
     )
 
 
-def _embeds_rows(embeds: EmbedsPrompt, start: int, end: int) -> bytes:
-    if start >= embeds.num_tokens:
-        return b""
-    row_bytes = len(embeds.data) // embeds.num_tokens
-    return embeds.data[start * row_bytes : min(end, embeds.num_tokens) * row_bytes]
+def _pooling_asked(pooling: PoolingParams, is_last: bool) -> AskedOutputs:
+    if pooling.needs_all_rows:
+        return AskedOutputs(sums_hidden=True)
+    return AskedOutputs(num_pooled=1) if is_last else NOTHING_ASKED
 
 
-def _scoring(request: Request, start: int, end: int) -> PromptScoring:
-    """The prompt tokens that the chunk's rows predict."""
-    targets = request.token_ids[start + 1 : min(end + 1, request.num_prompt_tokens)]
-    return PromptScoring(targets, request.params.prompt_logprobs or 0)
+def _scoring(request: Request, start: int, end: int) -> PromptScoring | None:
+    """The prompt tokens asked for that the chunk's rows predict, if there are any."""
+    position = request.next_scored_position
+    if position is None:
+        return None
+    first = max(start, position)
+    targets = request.token_ids[first + 1 : min(end + 1, request.num_prompt_tokens)]
+    if not targets:
+        return None
+    return PromptScoring(targets, request.params.prompt_logprobs or 0, first - start)

@@ -9,14 +9,17 @@ a token.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from lora_serve.identity import BASE_MODEL, BlockHash, BlockHasher, CacheNamespace, NoAdapter
 from lora_serve.kv.block_table import BlockTable
 from lora_serve.messages import Choice, EngineRequest
-from lora_serve.prompts import EmbedsPrompt
+from lora_serve.pooling import PoolingParams, sums_added
+from lora_serve.prompts import EmbeddedPrompt, EmbedsPrompt, TokensPrompt
 from lora_serve.sampling_params import SamplingParams
+from lora_serve.scheduler.bad_words import BadWords
 from lora_serve.scheduler.seen import TokenCounts
 
 SortKey = tuple[int, int]  # (priority, order of arrival): smaller goes first
@@ -27,13 +30,14 @@ class RequestStatus(Enum):
 
     AWAITING_MASK: until its grammar is compiled, or has said what may come next. WAITING: in the
     queue. DEFERRED: until another wrote its next block. FETCHING: until the tiers have given the KV
-    they may have, or have not.
+    they may have, or have not. HELD: it has not begun, and a pause waits for those that have.
     """
 
     AWAITING_MASK = "awaiting mask"
     WAITING = "waiting"
     DEFERRED = "deferred"
     FETCHING = "fetching"
+    HELD = "held"
     RUNNING = "running"
     FINISHED = "finished"
 
@@ -55,9 +59,15 @@ class Request:
     block_hashes: of all full blocks.
     share: at whose cost it is served, where shares are fair.
     counts: what penalties ask; None without any.
-    next_mask: what the grammar allows behind token_ids, as SampleInput.bitmask has it; None while
-        that is not known, or without a grammar.
+    allowed: what the client allows, as SampleInput.bitmask has it; None for all.
+    grammar_start: the first place in token_ids that the grammar holds; None while the model
+        reasons.
+    next_mask: what the grammar and the client allow next; None while that is not known, or without
+        a grammar. While the model reasons it says only that the grammar is there.
+    bad_words: None without any.
     end_token_ids: all that end the answer, and are not drawn before min_tokens.
+    pooling: how an embedding is made of the prompt, which is all that it asks for then; else None.
+    hidden_sums: of its computed tokens, as of `RequestStepOutput`; b"" where no mean is asked for.
     num_prompt_logprobs: how many have been reported. num_overtaken: later requests that got
         in before this one, which waits for its adapter's LoRA slot.
     """
@@ -74,9 +84,11 @@ class Request:
     token_ids: list[int]
     num_prompt_tokens: int
     arrival_time: float
-    prompt_embeds: EmbedsPrompt | None = None
+    prompt_embeds: EmbeddedPrompt | None = None
     embeds_digests: tuple[bytes, ...] = ()
     share: str = ""
+    pooling: PoolingParams | None = None
+    hidden_sums: bytes = b""
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
     num_planned_tokens: int = 0
@@ -97,14 +109,36 @@ class Request:
     num_committed_blocks: int = 0
     offers_blocks: bool = True
     counts: TokenCounts | None = None
+    allowed: bytes | None = None
+    grammar_start: int | None = field(init=False)
     next_mask: bytes | None = None
+    bad_words: BadWords | None = None
     end_token_ids: array[int] = field(init=False)
 
     def __post_init__(self) -> None:
+        reasoning = self.params.reasoning
+        is_open = reasoning is not None and reasoning.is_open
+        self.grammar_start = None if is_open else self.num_prompt_tokens
         self.end_token_ids = array("q", (*self.eos_token_ids, *self.params.stop_token_ids))
         if self.params.has_penalties:  # an embedding row is no token and is never penalised
-            self.counts = TokenCounts(self.token_ids if self.prompt_embeds is None else ())
+            self.counts = TokenCounts(self._prompt_tokens())
         self._hash_full_blocks()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it runs, or ran before it was preempted."""
+        return self.status is RequestStatus.RUNNING or self.num_preemptions > 0
+
+    def _prompt_tokens(self) -> list[int]:
+        """The prompt's tokens, without those that stand for rows."""
+        tokens = self.token_ids
+        if self.prompt_embeds is None:
+            return tokens
+        kept, end = list[int](), 0
+        for position, count, _ in self.prompt_embeds.runs:
+            kept += tokens[end:position]
+            end = position + count
+        return kept + tokens[end:]
 
     @property
     def lora_name(self) -> str | NoAdapter:
@@ -124,9 +158,11 @@ class Request:
         """How many tokens the next step may compute; 0 while that hangs on the step in flight.
 
         A pending token may be computed, for the worker has it: unless it will end the answer by its
-        number, or drafts are behind it, or the grammar has to know it first.
+        number, or drafts are behind it, or the grammar or bad words have to know it first.
         """
         if self.has_grammar and (self.next_mask is None or self.num_pending_tokens):
+            return 0
+        if self.num_pending_tokens and self.bad_words is not None and self.bad_words.has_sequences:
             return 0
         num_known = self.num_tokens - self.num_planned_tokens
         if num_known > 0 or not self.num_pending_tokens:
@@ -139,24 +175,100 @@ class Request:
         return self.params.structured_outputs is not None
 
     @property
-    def num_sharable_blocks(self) -> int:
-        """Full blocks that may be found: the last token is computed, to sample from it."""
-        return (self.num_tokens - 1) // self.block_size
+    def is_restricted(self) -> bool:
+        """Whether some tokens may not be drawn, or may not be drawn yet."""
+        return bool(
+            self.has_grammar
+            or self.params.min_tokens
+            or self.allowed is not None
+            or self.bad_words is not None
+        )
 
     @property
-    def needs_whole_prompt(self) -> bool:
-        """Prompt logprobs need every prompt position computed, so they bypass the cache."""
-        if self.params.prompt_logprobs is None:
-            return False
-        return self.num_prompt_logprobs < self.num_prompt_tokens - 1
+    def bitmask(self) -> bytes | None:
+        """What may be sampled next, as `SampleInput.bitmask` has it; a grammar's mask is known."""
+        if not self.has_grammar or self.grammar_start is None:
+            return self.allowed
+        reasoning, mask = self.params.reasoning, self.next_mask
+        if reasoning is None or reasoning.is_open or self.num_output_tokens or mask is None:
+            return mask
+        return _with_token(mask, reasoning.start, self.allowed)
+
+    def held_token_ids(self, num_new: int) -> tuple[int, ...]:
+        """Those of the newest tokens that the grammar holds."""
+        if self.grammar_start is None:
+            return ()
+        return tuple(self.token_ids[max(self.grammar_start, self.num_tokens - num_new) :])
+
+    def banned_token_ids(self, position: int, drafts: Sequence[int] = ()) -> Sequence[int]:
+        """What may not be drawn at a position, besides what a mask says. drafts: those before."""
+        is_short = position - self.num_prompt_tokens < self.params.min_tokens
+        ends: Sequence[int] = self.end_token_ids if is_short else ()
+        if self.bad_words is None:
+            return ends
+        start = max(self.num_prompt_tokens, self.num_tokens + 1 - self.bad_words.longest)
+        banned = self.bad_words.banned_after((*self.token_ids[start:], *drafts))
+        return (*ends, *banned) if ends else banned
+
+    @property
+    def num_sharable_blocks(self) -> int:
+        """Full blocks that may be found."""
+        return self.num_findable_tokens // self.block_size
+
+    @property
+    def num_findable_tokens(self) -> int:
+        """Tokens whose KV may be found: those behind them are computed, to score or to sample.
+
+        0 where a mean over all tokens is asked for, since no cache has their hidden states.
+        """
+        if self.pooling is not None:
+            return 0 if self.pooling.needs_all_rows else self.num_tokens - 1
+        scored = self.next_scored_position
+        return self.num_tokens - 1 if scored is None else scored
+
+    @property
+    def next_scored_position(self) -> int | None:
+        """The prompt position that gives the next prompt logprob, of the token behind it.
+
+        None where no prompt logprob is asked for, or all were reported.
+        """
+        params = self.params
+        if params.prompt_logprobs is None:
+            return None
+        position = params.prompt_logprob_start + self.num_prompt_logprobs
+        return position if position < self.num_prompt_tokens - 1 else None
+
+    def start_over(self) -> None:
+        """Compute all tokens again, those drawn so far among them."""
+        self.num_preemptions += 1
+        self.num_computed_tokens = self.num_planned_tokens = 0
+        self.hidden_sums = b""
+        self.offers_blocks = True
+
+    def add_hidden_sums(self, sums: bytes) -> None:
+        self.hidden_sums = sums_added(self.hidden_sums, sums) if self.hidden_sums else sums
 
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)
-        self.next_mask = None
+        if self.has_grammar:
+            self._note_for_grammar(token_id)
         if self.counts is not None:
             self.counts.drew(token_id)
         if len(self.token_ids) % self.block_size == 0:
             self._hash_full_blocks()
+
+    def _note_for_grammar(self, token_id: int) -> None:
+        """See reasoning begin and end."""
+        reasoning = self.params.reasoning
+        if reasoning is not None and self.grammar_start is None:
+            if token_id == reasoning.end:
+                self.grammar_start = self.num_tokens
+            return
+        is_first = self.num_output_tokens == 1
+        if reasoning is not None and is_first and token_id == reasoning.start:
+            self.grammar_start = None  # one that is open has none before its end
+        else:
+            self.next_mask = None
 
     def _hash_full_blocks(self) -> None:
         size = self.block_size
@@ -172,6 +284,16 @@ class Request:
         return self.embeds_digests[block_index]
 
 
+def _with_token(mask: bytes, token_id: int, allowed: bytes | None) -> bytes:
+    """The mask that allows one more token, if what the client allows has it."""
+    at, bit = token_id // 8, 1 << token_id % 8
+    if allowed is not None and not (at < len(allowed) and allowed[at] & bit):
+        return mask
+    wider = bytearray(mask.ljust(at + 1, b"\0"))
+    wider[at] |= bit
+    return bytes(wider)
+
+
 def request_from_message(
     message: EngineRequest,
     choice: Choice,
@@ -184,8 +306,9 @@ def request_from_message(
 ) -> Request:
     """Build one choice of what a message asks for; `engine/frontend/input.py` has checked it."""
     prompt, params = message.request.prompt, message.request.params
-    embeds = prompt if isinstance(prompt, EmbedsPrompt) else None
-    token_ids = list(prompt.token_ids) if embeds is None else [0] * embeds.num_tokens
+    embeds = None if isinstance(prompt, TokensPrompt) else prompt
+    is_all_rows = isinstance(prompt, EmbedsPrompt)
+    token_ids = [0] * prompt.num_tokens if is_all_rows else list(prompt.token_ids)
     assert params.max_tokens is not None, f"{choice.request_id}: max_tokens was not resolved"
     return Request(
         request_id=choice.request_id,
@@ -203,4 +326,7 @@ def request_from_message(
         prompt_embeds=embeds,
         embeds_digests=message.embeds_digests,
         share=share,
+        pooling=message.request.pooling,
+        allowed=message.rules.allowed,
+        bad_words=BadWords(message.rules.bad_words) if message.rules.bad_words else None,
     )

@@ -1,8 +1,9 @@
 """Which request computes which tokens in the next step. Touches no tensor, reads no clock.
 
-State changes in four places: `add`, `abort`, `schedule`, `update_from_output`. Running requests
-go first, oldest first; without room the youngest is preempted and later recomputed. Waiting ones
-follow while tokens, LoRA slots and blocks last. Admission asks for the blocks that are not cached.
+State changes in `add`, `abort`, `schedule`, `update_from_output`, `pause` and `resume`. Running
+requests go first, oldest first; without room the youngest is preempted and later recomputed.
+Waiting ones follow while tokens, LoRA slots and blocks last. Admission asks for the blocks that are
+not cached.
 
 A step may be planned while the one before it is in flight. It knows nothing of that one's outcome
 but what is certain. A request that depends on more of it waits, and none is preempted meanwhile.
@@ -10,29 +11,23 @@ but what is certain. A request that depends on more of it waits, and none is pre
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import Counter
-
 from lora_serve.config import SchedulerConfig
 from lora_serve.identity import BASE_MODEL, EVERYTHING, AdapterRef, Everything
 from lora_serve.kv.connector import KVConnector
 from lora_serve.kv.manager import CacheHit, KVCacheManager
-from lora_serve.kv.writers import PendingWrites
 from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.scheduler.chunk import scheduled_chunk
 from lora_serve.scheduler.in_flight import ScheduledPair, StepsInFlight
 from lora_serve.scheduler.lora_slots import AdapterMemory, LoRASlots
-from lora_serve.scheduler.progress import RequestProgress, fresh_prompt_logprobs, take_in
+from lora_serve.scheduler.pause import Pause, PauseState
+from lora_serve.scheduler.progress import RequestProgress, progress_of
 from lora_serve.scheduler.queue import Slots, WaitingQueue
 from lora_serve.scheduler.request import Request, RequestStatus
+from lora_serve.scheduler.running import RunningRequests
+from lora_serve.scheduler.shared_kv import SharedKV
 from lora_serve.scheduler.shares import FairShares
 from lora_serve.scheduler.totals import SchedulerTotals
-from lora_serve.step import (
-    ModelRunnerOutput,
-    RequestStepOutput,
-    ScheduledRequest,
-    SchedulerOutput,
-)
+from lora_serve.step import ModelRunnerOutput, RequestStepOutput, ScheduledRequest, SchedulerOutput
 
 
 class Scheduler:
@@ -51,13 +46,15 @@ class Scheduler:
         self._connector = connector
         self._memory = adapter_memory
         self._requests: dict[str, Request] = {}
-        self._running: list[Request] = []  # oldest first
+        self._running = RunningRequests()
+        self._num_awaiting_mask = 0  # of those in _requests, by their status
         slots: Slots = {}
         self._queue = WaitingQueue(slots, FairShares() if config.fair_share != "none" else None)
         self._slots = LoRASlots(max_loras, slots, self._queue, adapter_memory)
-        self._writers: PendingWrites[Request] = PendingWrites()
+        self._shared = SharedKV(kv, connector)
         self._in_flight = StepsInFlight()
         self._planned: list[ScheduledPair] = []  # of the step that is being planned
+        self._pause = Pause()
         self.totals = SchedulerTotals()
 
     @property
@@ -70,7 +67,7 @@ class Scheduler:
 
     @property
     def num_deferred(self) -> int:
-        return self._writers.num_waiting
+        return self._shared.num_deferred
 
     @property
     def num_fetching(self) -> int:
@@ -78,8 +75,7 @@ class Scheduler:
 
     @property
     def num_awaiting_mask(self) -> int:
-        statuses = (request.status for request in self._requests.values())
-        return sum(status is RequestStatus.AWAITING_MASK for status in statuses)
+        return self._num_awaiting_mask
 
     @property
     def has_requests(self) -> bool:
@@ -93,6 +89,21 @@ class Scheduler:
     def waiting_adapters(self) -> list[AdapterRef]:
         return self._queue.adapters
 
+    @property
+    def is_paused(self) -> bool:
+        return self._pause.is_on
+
+    @property
+    def request_ids(self) -> list[str]:
+        return list(self._requests)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether a pause has come to where no request goes on before it ends."""
+        if self._in_flight or not self._pause.is_on:
+            return False
+        return self._pause.is_paused or not any(r.has_begun for r in self._requests.values())
+
     def get(self, request_id: str) -> Request | None:
         return self._requests.get(request_id)
 
@@ -100,7 +111,7 @@ class Scheduler:
         assert request.request_id not in self._requests, f"{request.request_id} is here already"
         self._requests[request.request_id] = request
         if request.has_grammar:
-            request.status = RequestStatus.AWAITING_MASK
+            self._await_mask(request)
         else:
             self._queue.add(request)
 
@@ -115,11 +126,24 @@ class Scheduler:
         """The grammar has said what may follow the tokens that the request has now."""
         request.next_mask = bitmask
         if request.status is RequestStatus.AWAITING_MASK:
+            self._num_awaiting_mask -= 1
             request.status = RequestStatus.WAITING
             if request.num_preemptions:
                 self._queue.push(request)
             else:
                 self._queue.add(request)
+
+    def _await_mask(self, request: Request) -> None:
+        self._num_awaiting_mask += 1
+        request.status = RequestStatus.AWAITING_MASK
+
+    def pause(self, *, drains: bool) -> None:
+        """Plan no more steps for requests, or with `drains` only for those that have begun."""
+        self._wake(self._pause.enter(PauseState.DRAINING if drains else PauseState.PAUSED))
+
+    def resume(self) -> None:
+        """Go on with all requests, whatever pauses there were."""
+        self._wake(self._pause.enter(PauseState.NONE))
 
     def adapter_is_slow(self, ref: AdapterRef) -> None:
         """Give the LoRA slot of a version whose weights are long on their way to another one."""
@@ -155,7 +179,7 @@ class Scheduler:
         for request in self._running:
             if lora_name is EVERYTHING or lora_name == request.lora_name:
                 request.offers_blocks = False
-                self._wake(self._writers.withdraw(request))
+                self._wake(self._shared.withdraw(request))
         return forgetting
 
     # ── a step ──────────────────────────────────────────────────────────────────────────────
@@ -169,7 +193,7 @@ class Scheduler:
         assert len(self._in_flight) < 2, "two steps before this one have not been reported"
         self._slots.release_unused()
         self._planned = []
-        budget = self._config.max_num_batched_tokens
+        budget = 0 if self._pause.is_paused else self._config.max_num_batched_tokens
         if victim := self._unfairly_placed():
             if self._in_flight:
                 budget = 0
@@ -185,21 +209,12 @@ class Scheduler:
         return SchedulerOutput(step_id, chunks, kv_saves=moves.saves, kv_loads=moves.loads)
 
     def _unfairly_placed(self) -> Request | None:
-        """The request that gives way, where all places are taken and a share has none of them.
-
-        It is the youngest of the share that has most of them. One place is left to each share, so
-        a request gives way only as often as shares come that have none.
-        """
+        """The request that gives way, where all places are taken and a share has none of them."""
         is_full = len(self._running) >= self._config.max_num_seqs
-        if self._config.fair_share == "none" or not is_full:
+        if self._config.fair_share == "none" or not is_full or self._pause.is_on:
             return None
         waiting = self._queue.peek(self._slots.is_free)
-        num_places = Counter(request.share for request in self._running)
-        if waiting is None or waiting.share in num_places:
-            return None
-        share, count = num_places.most_common(1)[0]
-        victim = next(request for request in reversed(self._running) if request.share == share)
-        return victim if count > 1 and victim.sort_key[0] >= waiting.sort_key[0] else None
+        return None if waiting is None else self._running.unfairly_placed(waiting)
 
     def _schedule_running(self, budget: int) -> tuple[int, bool]:
         """What is left of the budget, and whether blocks were short."""
@@ -248,47 +263,30 @@ class Scheduler:
     def _schedule_waiting(self, budget: int) -> None:
         max_looks = 2 * self._config.max_num_seqs  # a crowd is deferred over several steps
         while budget > 0 and len(self._running) < self._config.max_num_seqs and max_looks:
-            max_looks -= 1
             request = self._queue.peek(self._slots.is_free)
             if request is None:
                 return
+            if self._pause.holds(request):
+                self._hold(request)
+                continue
+            max_looks -= 1
             adapter = request.namespace.adapter
             if adapter is not BASE_MODEL and not self._slots.take(adapter):
                 continue
-            hit = self._lookup(request)
-            if self._defer(request, hit) or self._fetch(request, hit):
+            found = self._shared.find(request)
+            if isinstance(found, RequestStatus):
+                self._park(request, found)
                 continue
-            num_found = hit.num_blocks + self._connector.num_fetched(request, hit.num_blocks)
-            if not self._kv.admit(request, hit, num_found, request.num_tokens):
+            num_found = self._shared.num_found(request, found)
+            if not self._kv.admit(request, found, num_found, request.num_tokens):
                 return
-            budget -= self._admit(request, hit, budget)
+            budget -= self._admit(request, found, budget)
 
-    def _lookup(self, request: Request) -> CacheHit:
-        max_tokens = 0 if request.needs_whole_prompt else request.num_tokens - 1
-        return self._kv.lookup(request, max_tokens)
-
-    def _defer(self, request: Request, hit: CacheHit) -> bool:
-        """Park a request whose next block a running one is computing, until that is committed."""
-        if request.needs_whole_prompt:
-            return False
-        last = self._writers.shared_until(
-            request.block_hashes, hit.num_blocks, request.num_sharable_blocks
-        )
-        if last is None:
-            return False
-        self._connector.forget(request)
-        self._park(request, RequestStatus.DEFERRED)
-        self._writers.wait(request, last)
-        return True
-
-    def _fetch(self, request: Request, hit: CacheHit) -> bool:
-        """Park a request whose next blocks a tier may have, until it gave them or did not."""
-        if request.needs_whole_prompt:
-            return False
-        if not self._connector.fetch(request, hit.num_blocks, request.num_sharable_blocks):
-            return False
-        self._park(request, RequestStatus.FETCHING)
-        return True
+    def _hold(self, request: Request) -> None:
+        """Take a request out of the way of those that have begun."""
+        self._queue.pop(request)
+        self._pause.hold(request)
+        self._slots.release_unused()  # its adapter may have had a slot that one of those needs
 
     def _park(self, request: Request, status: RequestStatus) -> None:
         self._queue.pop(request)
@@ -299,11 +297,8 @@ class Scheduler:
         self._queue.note_admitted(request)
         self._queue.pop(request)
         request.status = RequestStatus.RUNNING
-        insort(self._running, request, key=lambda r: r.sort_key)
-        num_by_tier = self._connector.admitted(request, hit.num_blocks)
-        request.num_found_blocks = hit.num_blocks + sum(num_by_tier.values())
-        request.num_computed_tokens = request.num_found_blocks * request.block_size
-        request.num_planned_tokens = request.num_computed_tokens
+        self._running.add(request)
+        num_by_tier = self._shared.admitted(request, hit)
         if request.num_preemptions == 0:
             is_cached = self._kv.enable_prefix_caching
             self.totals.count_found(request, hit.num_blocks if is_cached else None, num_by_tier)
@@ -313,8 +308,6 @@ class Scheduler:
             self._slots.start(adapter)
             if request.num_preemptions == 0:  # a preempted one still keeps its weights in memory
                 self._memory.on_running(adapter)
-        if self._kv.enable_prefix_caching and request.offers_blocks:
-            self._writers.announce(request, request.block_hashes[hit.num_blocks :])
         num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
         if self._kv.has_windows:
             num_tokens = self._within_windows(request, num_tokens)
@@ -327,12 +320,10 @@ class Scheduler:
     def _preempt(self, victim: Request) -> None:
         assert not victim.num_pending_tokens, f"{victim.request_id} is preempted in flight"
         self.totals.num_preemptions += 1
-        victim.num_preemptions += 1
         self._stop_running(victim)
-        victim.num_computed_tokens = victim.num_planned_tokens = 0
-        victim.offers_blocks = True
+        victim.start_over()
         if victim.has_grammar and victim.next_mask is None:
-            victim.status = RequestStatus.AWAITING_MASK
+            self._await_mask(victim)
         else:
             victim.status = RequestStatus.WAITING
             self._queue.push(victim)
@@ -340,7 +331,7 @@ class Scheduler:
     def _stop_running(self, request: Request) -> None:
         self._running.remove(request)
         self._kv.free(request)
-        self._wake(self._writers.withdraw(request))
+        self._wake(self._shared.withdraw(request))
         if request.namespace.adapter is not BASE_MODEL:
             self._slots.stop(request.namespace.adapter)
 
@@ -371,25 +362,18 @@ class Scheduler:
         self, request: Request, chunk: ScheduledRequest, result: RequestStepOutput
     ) -> RequestProgress:
         self.totals.num_computed_tokens += chunk.num_tokens
-        new_token_ids, finish_reason, stop_token_id = take_in(request, chunk, result)
-        num_new = len(new_token_ids)
+        progress = progress_of(request, chunk, result)
+        num_new = len(progress.new_token_ids)
         self.totals.num_generated_tokens += num_new
         if request.num_output_tokens % request.block_size < num_new:  # in lumps, it is cheaper
             self._charge(request, num_new)
         if written := self._kv.commit(request, request.num_computed_tokens):
-            self._publish(request, written)
+            self._wake(self._shared.written(request, written))
         if self._kv.has_windows:
             self._kv.free_unseen(request, request.num_computed_tokens)
-        if finish_reason is not None:
+        if progress.finish_reason is not None:
             self._finish(request)
-        return RequestProgress(
-            request,
-            new_token_ids,
-            result.logprobs[:num_new],
-            fresh_prompt_logprobs(request, chunk, result) if result.prompt_logprobs else (),
-            finish_reason,
-            stop_token_id,
-        )
+        return progress
 
     def _charge(self, request: Request, num_new: int) -> None:
         """Charge the blocks of the answer that new tokens filled."""
@@ -398,22 +382,16 @@ class Scheduler:
             request, num_tokens // size * size - (num_tokens - num_new) // size * size
         )
 
-    def _publish(self, request: Request, written: range) -> None:
-        """Wake the requests that waited for these blocks, and let the tiers store them."""
-        hashes = request.block_hashes[written.start : written.stop]
-        self._wake(self._writers.written(request, hashes))
-        computed = range(max(written.start, request.num_found_blocks), written.stop)
-        self._connector.committed(request, computed)
-
     def _finish(self, request: Request) -> None:
         del self._requests[request.request_id]
         adapter = request.namespace.adapter
-        has_run = request.status is RequestStatus.RUNNING or request.num_preemptions > 0
+        has_run = request.has_begun
         if request.status is RequestStatus.RUNNING:
             self._stop_running(request)
-        self._writers.stop_waiting(request)
-        self._connector.forget(request)
+        self._shared.forget(request)
+        self._pause.forget(request)
         was_queued = request.status is RequestStatus.WAITING
+        self._num_awaiting_mask -= request.status is RequestStatus.AWAITING_MASK
         request.status = RequestStatus.FINISHED
         if was_queued:
             self._queue.note_gone(request)
@@ -423,11 +401,15 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Assert what must hold between steps."""
         self._kv.check_invariants(self._requests.values())
-        self._writers.check_invariants()
+        self._shared.writers.check_invariants()
         self._slots.check_invariants()
         self._connector.check_invariants()
-        assert self._running == sorted(self._running, key=lambda r: r.sort_key), "running order"
-        self._in_flight.check_invariants(self._running)
+        self._pause.check_invariants()
+        self._running.check_invariants()
+        self._in_flight.check_invariants(list(self._running))
+        statuses = [request.status for request in self._requests.values()]
+        num_awaiting_mask = statuses.count(RequestStatus.AWAITING_MASK)
+        assert self._num_awaiting_mask == num_awaiting_mask, "a mask is not awaited as counted"
         for request in self._running:
             self._kv.check_tables(request, request.num_computed_tokens, request.num_planned_tokens)
         for request in self._requests.values():

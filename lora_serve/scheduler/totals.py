@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lora_serve.scheduler.request import Request
@@ -24,7 +25,7 @@ class SchedulerTotals:
     external_cache_hits: int = 0
 
     def count_found(
-        self, request: Request, num_device_blocks: int | None, num_tier_blocks: dict[str, int]
+        self, request: Request, num_device_blocks: int | None, num_tier_blocks: Mapping[str, int]
     ) -> None:
         """Count what a request found at its first admission, and note it on the request.
 
@@ -34,8 +35,8 @@ class SchedulerTotals:
         found = {tier: count * request.block_size for tier, count in num_blocks.items()}
         request.num_cached_tokens = sum(found.values())
         request.num_cached_by_tier = found if num_tier_blocks else {}
-        if request.needs_whole_prompt:
-            return
+        if request.next_scored_position == 0:
+            return  # it looked for nothing
         num_queried, num_found = request.num_prompt_tokens, found["device"]
         if num_device_blocks is not None:
             request.num_queried_tokens = num_queried

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lora_serve.config import ServerConfig
+from lora_serve.server.admin.adapter_spool import AdapterSpool
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import KeyRing
 from lora_serve.server.http.body import BodyReader
@@ -13,13 +14,15 @@ from lora_serve.server.http.drain import Drain
 from lora_serve.server.openai.chat_formats import ChatFormats
 from lora_serve.server.openai.inputs import Inputs
 from lora_serve.server.openai.models import ServedModels
+from lora_serve.server.responses.store import StoredResponses
 
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
     """What routes are made with.
 
-    chat_formats: how answers to chats are read.
+    chat_formats: how answers to chats are read. responses: those that are kept.
+    adapter_bodies: reads bodies that hold adapters, whose files go to `spool`.
     chat_template: the text of --chat-template, or None for the tokenizer's own.
     """
 
@@ -31,6 +34,9 @@ class ServerContext:
     bodies: BodyReader
     inputs: Inputs
     chat_formats: ChatFormats
+    responses: StoredResponses
+    adapter_bodies: BodyReader
+    spool: AdapterSpool
     chat_template: str | None = None
 
     @property

@@ -5,16 +5,17 @@ Nothing else of them is used here, so a test's engine has to be no more than thi
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Protocol
 
 from lora_serve.config import EngineConfig
 from lora_serve.engine.frontend.admission import RequestGroup
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import EVERYTHING, Everything
-from lora_serve.messages import AdapterInfo, EngineReady, EngineStats
+from lora_serve.messages import AdapterInfo, EngineReady, EngineStats, PauseMode
 from lora_serve.observability.metrics import EngineMetrics
 from lora_serve.outputs import OutputDelta
+from lora_serve.pooling import PoolingParams
 
 
 class Tokenizer(Protocol):
@@ -31,6 +32,10 @@ class Tokenizer(Protocol):
     @property
     def vocab_size(self) -> int:
         """How many tokens have a text."""
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """The tokens that decoding leaves out, unless it is told not to."""
 
     @property
     def tokenizer_class(self) -> str: ...
@@ -96,6 +101,10 @@ class Engine(Protocol):
     @property
     def metrics(self) -> EngineMetrics: ...
 
+    @property
+    def pooling_defaults(self) -> PoolingParams:
+        """How embeddings are made where a request says nothing of it."""
+
     def check_health(self) -> None:
         """Raises EngineDeadError unless requests are being answered."""
 
@@ -111,7 +120,18 @@ class Engine(Protocol):
 
     async def list_adapters(self) -> list[AdapterInfo]: ...
 
+    async def adapter_paths(self) -> frozenset[str]: ...
+
     async def reset_prefix_cache(self, lora_name: str | Everything = EVERYTHING) -> bool: ...
+
+    @property
+    def is_paused(self) -> bool: ...
+
+    async def pause(self, mode: PauseMode) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def abort_requests(self, is_meant: Callable[[GenerateRequest], bool]) -> int: ...
 
     async def get_stats(self) -> EngineStats: ...
 

@@ -6,14 +6,21 @@ A mask is a function of the grammar and of the tokens of the answer so far, and 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import importlib.util
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import msgspec
 
+from lora_serve.errors import ConfigError, InvalidRequestError
 from lora_serve.structured_outputs import StructuredOutput
 
-BACKENDS = {"llguidance": "lora_serve.structured_output.llguidance"}
+BACKENDS = {
+    "llguidance": "lora_serve.structured_output.llguidance",
+    "xgrammar": "lora_serve.structured_output.xgrammar",
+}
+_OTHER = "leave it out, or start the server with --structured-outputs-config.backend llguidance"
+_MAX_REASON_CHARS = 200
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
@@ -21,11 +28,15 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
     tokenizer_json: as the tokenizers library writes it. size: of the model's logits, which may be
         more than the tokenizer knows. eos_token_ids: allowed where the grammar may end.
+        token_bytes: what a token adds to a text; nothing where no token has the id.
+        special_token_ids: of tokens that add nothing to an answer's text.
     """
 
     tokenizer_json: str
     size: int
     eos_token_ids: tuple[int, ...]
+    token_bytes: Callable[[int], bytes]
+    special_token_ids: Collection[int]
 
 
 class Matcher(Protocol):
@@ -68,6 +79,15 @@ class Backend(Protocol):
         """
 
 
+def require_installed(name: str) -> None:
+    """Raise ConfigError, in one line, for a library that cannot be imported."""
+    if importlib.util.find_spec(name) is None:
+        raise ConfigError(
+            f"--structured-outputs-config.backend {name} needs the library {name}: "
+            f"pip install 'lora-serve[{name}]'"
+        )
+
+
 def load_backend(name: str, vocabulary: Vocabulary) -> Backend:
     backend: Backend = importlib.import_module(BACKENDS[name]).load(vocabulary)
     return backend
@@ -79,3 +99,18 @@ def bitmask_of(token_ids: Sequence[int], size: int) -> bytes:
     for token_id in token_ids:
         mask[token_id // 8] |= 1 << token_id % 8
     return bytes(mask)
+
+
+def refusal(reason: str, *, knows_other: bool = False) -> InvalidRequestError:
+    """The error for a constraint of which no grammar can be made.
+
+    knows_other: it may be one for llguidance.
+    """
+    reason = " ".join(reason.split())
+    if len(reason) > _MAX_REASON_CHARS:
+        reason = reason[:_MAX_REASON_CHARS] + "…"
+    remedy = _OTHER if knows_other else "change or simplify it"
+    return InvalidRequestError(
+        f"structured_outputs: no grammar can be made of it: {reason}; {remedy}",
+        "structured_outputs",
+    )

@@ -46,6 +46,7 @@ class _Answer:
 
     constraint: StructuredOutput
     allows_eos: bool
+    share: str
     token_ids: list[int] = field(default_factory=list)
     has_begun: bool = False
     owed_since: float = 0.0
@@ -55,6 +56,10 @@ class _Answer:
     @property
     def awaits_grammar(self) -> bool:
         return bool(self.owed_since) and not self.has_begun
+
+    def opening(self, request_id: str) -> Open:
+        """What tells a process of this answer."""
+        return Open(request_id, self.constraint, self.allows_eos, tuple(self.token_ids), self.share)
 
 
 class GrammarProcess:
@@ -77,7 +82,12 @@ class GrammarProcess:
         return self._num_pending
 
     def open(
-        self, request_id: str, constraint: StructuredOutput, *, allows_eos: bool = True
+        self,
+        request_id: str,
+        constraint: StructuredOutput,
+        *,
+        allows_eos: bool = True,
+        share: str = "",
     ) -> None:
         num_waiting = sum(answer.awaits_grammar for answer in self._answers.values())
         if num_waiting >= MAX_WAITING:
@@ -85,11 +95,11 @@ class GrammarProcess:
                 f"{num_waiting} requests wait for their grammars, at most {MAX_WAITING} may; retry "
                 "later"
             )
-        answer = self._answers[request_id] = _Answer(constraint, allows_eos)
+        answer = self._answers[request_id] = _Answer(constraint, allows_eos, share)
         self._note_owed(answer)
         if self._connection is None:
             self._start()
-        self._send(Open(request_id, constraint, allows_eos))
+        self._send(answer.opening(request_id))
 
     def advance(self, new_tokens: Sequence[tuple[str, tuple[int, ...]]]) -> None:
         for request_id, token_ids in new_tokens:
@@ -163,9 +173,7 @@ class GrammarProcess:
         for request_id, answer in self._answers.items():
             if answer.owed_since:
                 answer.owed_since = self._last_progress
-            self._send(
-                Open(request_id, answer.constraint, answer.allows_eos, tuple(answer.token_ids))
-            )
+            self._send(answer.opening(request_id))
 
     def _replies_instead_of_late_ones(self) -> list[MaskReply]:
         now = time.monotonic()

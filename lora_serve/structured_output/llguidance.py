@@ -6,13 +6,12 @@ import json
 from typing import Any
 
 import llguidance
-import msgspec
 
 from lora_serve.errors import InvalidRequestError
-from lora_serve.structured_output.backend import Vocabulary
+from lora_serve.structured_output.backend import Vocabulary, refusal
+from lora_serve.structured_output.structural_tag import Structure, parse_structural_tag
 from lora_serve.structured_outputs import StructuredOutput
 
-_MAX_REASON_CHARS = 200
 # Between two tokens of JSON. Without a bound weak models write blanks until their max_tokens.
 _WHITESPACE = r"[ \t\n\r]{1,32}"
 # What one mask, or one automaton, may come to; beyond it the request is refused.
@@ -113,35 +112,22 @@ def _notated_grammar(text: str) -> str:
         raise _refusal(str(error)) from error
 
 
-class _Structure(msgspec.Struct):
-    begin: str
-    end: str
-    schema: dict[str, Any] | bool = msgspec.field(default_factory=dict)
-
-
-class _StructuralTag(msgspec.Struct, forbid_unknown_fields=True):
-    structures: list[_Structure]
-    triggers: list[str]
-    type: str = "structural_tag"
-
-
 def _tag_grammar(text: str) -> str:
+    given = parse_structural_tag(text)
+    tags = [_tag(structure, given.triggers) for structure in given.structures]
     try:
-        given = msgspec.json.decode(text, type=_StructuralTag)
-        tags = [_tag(structure, given.triggers) for structure in given.structures]
         grammar: str = llguidance.StructTag.to_grammar(tags)
-    except (msgspec.DecodeError, AssertionError) as error:
-        raise _refusal(f"the structural tag is not as it must be: {error}") from error
+    except AssertionError as error:
+        raise refusal(f"the structural tag is not as it must be: {error}") from error
     return grammar
 
 
-def _tag(structure: _Structure, triggers: list[str]) -> llguidance.StructTag:
-    found = [trigger for trigger in triggers if trigger and structure.begin.startswith(trigger)]
-    if not found:
-        raise _refusal(f"begin {structure.begin[:80]!r} starts with none of the triggers")
-    schema = json.dumps(structure.schema, ensure_ascii=False)
+def _tag(structure: Structure, triggers: list[str]) -> llguidance.StructTag:
     return llguidance.StructTag(
-        trigger=found[0], begin=structure.begin, grammar=schema, end=structure.end
+        trigger=structure.trigger(triggers),
+        begin=structure.begin,
+        grammar=json.dumps(structure.schema, ensure_ascii=False),
+        end=structure.end,
     )
 
 
@@ -151,12 +137,6 @@ def _require_sound(matcher: llguidance.LLMatcher) -> None:
 
 
 def _refusal(reason: str) -> InvalidRequestError:
-    reason = " ".join(reason.removesuffix("<non-verbose/>").split())
-    if reason.startswith("NoExtension"):
-        reason = "no answer can match it"
-    if len(reason) > _MAX_REASON_CHARS:
-        reason = reason[:_MAX_REASON_CHARS] + "…"
-    return InvalidRequestError(
-        f"structured_outputs: no grammar can be made of it: {reason}; change or simplify it",
-        "structured_outputs",
-    )
+    """The library's own reason, in words for users."""
+    reason = reason.removesuffix("<non-verbose/>")
+    return refusal("no answer can match it" if reason.startswith("NoExtension") else reason)

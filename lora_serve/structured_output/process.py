@@ -6,6 +6,7 @@ closes its end of the socket.
 
 from __future__ import annotations
 
+import logging
 import queue
 import signal
 import sys
@@ -23,12 +24,15 @@ from lora_serve.structured_output import wire
 from lora_serve.structured_output.answers import Answers, GrammarCache
 from lora_serve.structured_output.at_work import AtWork
 from lora_serve.structured_output.backend import Backend, Grammar, Vocabulary, load_backend
+from lora_serve.structured_output.compile_queue import CompileQueue
 from lora_serve.structured_output.service import MaskReply
-from lora_serve.structured_output.trial import TrialProcess
+from lora_serve.structured_output.trial import Outcome, TrialProcess, TrialStarter
 from lora_serve.structured_output.turns import Turns
 from lora_serve.structured_output.wire import Advance, Close, GrammarSettings, Open
 from lora_serve.structured_outputs import StructuredOutput
 from lora_serve.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 COMPILES_AT_ONCE = 2
 SLOW_SECONDS = 0.001  # what is ready is sent before another mask is computed
@@ -36,12 +40,11 @@ _MAX_REFUSALS = 64
 
 
 class Compiled(msgspec.Struct, frozen=True):
-    """What became of a constraint: a grammar, or why it is refused."""
+    """What became of a constraint: a grammar, or an outcome that says why there is none."""
 
     constraint: StructuredOutput
-    grammar: Grammar | None
-    num_bytes: int = 0
-    error: str = ""
+    outcome: Outcome
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +76,13 @@ class GrammarServer:
         """trials: as many constraints are compiled at once."""
         self.inbox: Inbox = queue.SimpleQueue()
         self._backend = backend
-        self._trials: queue.SimpleQueue[TrialProcess] = queue.SimpleQueue()  # those not in use
-        for trial in trials:
-            self._trials.put(trial)
+        self._idle_trials = list(trials)
+        self._busy_trials: dict[StructuredOutput, TrialProcess] = {}
         self._answers = answers
         self._cache = cache
         self._at_work = at_work
         self._turns: Turns[_Begin | _Advance] = Turns()
-        self._waiting: dict[StructuredOutput, dict[str, Open]] = {}
+        self._waiting = CompileQueue()
         self._refusals: dict[StructuredOutput, str] = {}  # oldest first
         self._compilers = ThreadPoolExecutor(len(trials), "grammar-compiler")
 
@@ -107,9 +109,10 @@ class GrammarServer:
 
     def _take_in(self, message: Open | Advance | Close | Compiled) -> list[MaskReply]:
         """Give what is asked for its turn; refusals that need none."""
+        replies: list[MaskReply] = []
         match message:
             case Open():
-                return self._open(message)
+                replies = self._open(message)
             case Advance():
                 for request_id, token_ids in message.new_tokens:
                     if not self._is_put_off(request_id, token_ids):
@@ -119,11 +122,12 @@ class GrammarServer:
             case Close():
                 self._answers.end(message.request_id)
                 self._turns.discard(message.request_id)
-                for waiting in self._waiting.values():
-                    waiting.pop(message.request_id, None)
+                if (unwanted := self._waiting.discard(message.request_id)) is not None:
+                    self._busy_trials[unwanted].cancel()
             case Compiled():
-                return self._note_compiled(message)
-        return []
+                replies = self._note_compiled(message)
+        self._compile_next()
+        return replies
 
     def _compute(self, task: _Begin | _Advance) -> MaskReply:
         if isinstance(task, _Begin):
@@ -138,10 +142,7 @@ class GrammarServer:
         grammar, error = self._cache.get(constraint), self._refusals.get(constraint, "")
         if grammar is not None or error:
             return self._settle(message, grammar, error)
-        if constraint not in self._waiting:
-            self._waiting[constraint] = {}
-            self._compilers.submit(self._compile, constraint)
-        self._waiting[constraint][message.request_id] = message
+        self._waiting.put(message)
         return []
 
     def _is_put_off(self, request_id: str, token_ids: tuple[int, ...]) -> bool:
@@ -156,12 +157,10 @@ class GrammarServer:
             message = msgspec.structs.replace(task.message, token_ids=all_tokens)
             self._settle(message, task.grammar, "")
             return True
-        for waiting in self._waiting.values():
-            if (opened := waiting.get(request_id)) is not None:
-                all_tokens = opened.token_ids + token_ids
-                waiting[request_id] = msgspec.structs.replace(opened, token_ids=all_tokens)
-                return True
-        return False
+        if (opened := self._waiting.get(request_id)) is not None:
+            all_tokens = opened.token_ids + token_ids
+            self._waiting.put(msgspec.structs.replace(opened, token_ids=all_tokens))
+        return opened is not None
 
     def _settle(self, message: Open, grammar: Grammar | None, error: str) -> list[MaskReply]:
         """Refuse an answer, or give its first mask its turn."""
@@ -183,30 +182,59 @@ class GrammarServer:
         self._at_work.note("")
         return reply
 
+    def _compile_next(self) -> None:
+        """Let idle trials compile what waits."""
+        while self._idle_trials and (constraint := self._waiting.take()) is not None:
+            trial = self._busy_trials[constraint] = self._idle_trials.pop()
+            trial.begin(constraint)
+            self._compilers.submit(self._compile, constraint, trial)
+
     def _note_compiled(self, compiled: Compiled) -> list[MaskReply]:
+        constraint, outcome = compiled.constraint, compiled.outcome
+        self._idle_trials.append(self._busy_trials.pop(constraint))
+        if outcome.is_cancelled:
+            self._waiting.put_back(constraint)
+            return []
         if compiled.grammar is not None:
-            self._cache.put(compiled.constraint, compiled.grammar, compiled.num_bytes)
-        else:
-            self._refusals[compiled.constraint] = compiled.error
+            self._cache.put(constraint, compiled.grammar, outcome.num_bytes)
+        elif outcome.error:
+            self._refusals[constraint] = outcome.error
             if len(self._refusals) > _MAX_REFUSALS:
                 del self._refusals[next(iter(self._refusals))]
+        messages = self._waiting.remove(constraint)
+        if outcome.failure:
+            return [_unavailable(message, outcome.failure) for message in messages]
         replies: list[MaskReply] = []
-        for message in self._waiting.pop(compiled.constraint).values():
-            replies += self._settle(message, compiled.grammar, compiled.error)
+        for message in messages:
+            replies += self._settle(message, compiled.grammar, outcome.error)
         return replies
 
-    def _compile(self, constraint: StructuredOutput) -> None:
+    def _compile(self, constraint: StructuredOutput, trial: TrialProcess) -> None:
         """Compile in a thread what another process could compile within its limits."""
-        trial = self._trials.get()
+        outcome, grammar = trial.outcome(), None
         try:
-            num_bytes = trial.try_to_compile(constraint)
-            compiled = Compiled(constraint, self._backend.compile(constraint), num_bytes)
+            if outcome.failure:
+                logger.warning("trying a %s again: %s", constraint.kind, outcome.failure)
+                trial.begin(constraint)
+                outcome = trial.outcome()
+            if outcome.is_sound:
+                grammar = self._backend.compile(constraint)
         except InvalidRequestError as error:
-            compiled = Compiled(constraint, None, error=str(error))
-        except Exception as error:  # a bug must not let requests wait for ever
-            compiled = Compiled(constraint, None, error=f"structured_outputs: {error!r}")
-        self._trials.put(trial)
-        self.inbox.put(compiled)
+            outcome = Outcome(error=str(error))
+        except BaseException as error:  # requests must not wait for ever
+            outcome = Outcome(failure=f"{error!r}")
+        self.inbox.put(Compiled(constraint, outcome, grammar))
+
+
+def _unavailable(message: Open, failure: str) -> MaskReply:
+    """Refuse an answer for now: nothing is known of its constraint."""
+    error = f"structured_outputs: the {message.constraint.kind} was not compiled, as {failure}"
+    return MaskReply(
+        message.request_id,
+        len(message.token_ids),
+        error=f"{error} (tried twice); retry later",
+        is_unavailable=True,
+    )
 
 
 def serve(connection: Connection, at_work: AtWork) -> None:
@@ -216,16 +244,20 @@ def serve(connection: Connection, at_work: AtWork) -> None:
     assert isinstance(settings, GrammarSettings), "the first message must be the settings"
     tokenizer = Tokenizer(settings.tokenizer, settings.revision, model=settings.model)
     eos_token_ids = tokenizer.eos_token_ids
-    vocabulary = Vocabulary(tokenizer.to_json(), settings.vocab_size, eos_token_ids)
+    vocabulary = Vocabulary(
+        tokenizer.to_json(),
+        settings.vocab_size,
+        eos_token_ids,
+        tokenizer.token_bytes,
+        tokenizer.special_token_ids,
+    )
     cache = GrammarCache(settings.max_grammars, settings.max_cache_bytes)
     answers = Answers(cache, settings.vocab_size, eos_token_ids)
     backend = load_backend(settings.backend, vocabulary)
-    trials = [
-        TrialProcess(
-            backend, seconds=settings.compile_seconds, max_bytes=settings.max_grammar_bytes
-        )
-        for _ in range(COMPILES_AT_ONCE)
-    ]
+    starter = TrialStarter(
+        backend, seconds=settings.compile_seconds, max_bytes=settings.max_grammar_bytes
+    )
+    trials = [TrialProcess(starter) for _ in range(COMPILES_AT_ONCE)]
     server = GrammarServer(backend, trials, answers, cache, at_work)
     threading.Thread(
         target=_receive, args=(connection, decoder, server.inbox), name="receiver", daemon=True

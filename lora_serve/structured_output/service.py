@@ -35,13 +35,19 @@ class GrammarService(Protocol):
         """How many answers are still owed a reply."""
 
     def open(
-        self, request_id: str, constraint: StructuredOutput, *, allows_eos: bool = True
+        self,
+        request_id: str,
+        constraint: StructuredOutput,
+        *,
+        allows_eos: bool = True,
+        share: str = "",
     ) -> None:
         """Compile the constraint, if it is a new one, and begin an answer.
 
         Args:
             allows_eos: let end tokens follow where the grammar may end. Without, an answer is
                 finished where nothing else may follow.
+            share: at whose cost it is compiled; shares take turns.
 
         Raises:
             OverloadedError: too many wait for their grammars already.

@@ -31,12 +31,16 @@ class GrammarSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
-    """Begin an answer; token_ids: what it has already, if an earlier process was told of it."""
+    """Begin an answer, of which an earlier process may have been told token_ids.
+
+    share: at whose cost its grammar is compiled.
+    """
 
     request_id: str
     constraint: StructuredOutput
     allows_eos: bool
     token_ids: tuple[int, ...] = ()
+    share: str = ""
 
 
 class Advance(msgspec.Struct, frozen=True, tag=True):

@@ -33,6 +33,22 @@ def read_model_json(source: str, revision: str | None, filename: str) -> dict[st
     Raises:
         ConfigError: the file is no JSON object.
     """
+    content = read_json_file(source, revision, filename)
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{filename} of {source} must hold a JSON object, not a {type(content).__name__}"
+        )
+    return content
+
+
+def read_json_file(source: str, revision: str | None, filename: str) -> object:
+    """What a file of a model directory or hub repository holds; None if there is no such file.
+
+    Raises:
+        ConfigError: the file is no JSON.
+    """
     path = cached_file(
         source,
         filename,
@@ -41,13 +57,11 @@ def read_model_json(source: str, revision: str | None, filename: str) -> dict[st
         _raise_exceptions_for_connection_errors=False,
     )
     if path is None:
-        return {}
+        return None
     try:
-        content = json.loads(Path(path).read_bytes())
+        content: object = json.loads(Path(path).read_bytes())
     except ValueError as error:
         raise ConfigError(f"{path} is no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold a JSON object, not a {type(content).__name__}")
     return content
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from tokenizers.models import BPE
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 
 from lora_serve.chat.template import render_chat
 from lora_serve.errors import ConfigError, InvalidRequestError
@@ -214,11 +214,27 @@ class Tokenizer:
         return token_bytes(self.token_piece(token_id), self.token_text(token_id))
 
 
+def _plain_config(source: str, revision: str | None) -> PreTrainedConfig | None:
+    """The model's config by which to choose the tokenizer's class; None: AutoTokenizer reads it.
+
+    That imports the config's own class, and some of those torch._dynamo and Triton, which take
+    seconds of a start and tell of leaks at its end. It is needed where the tokenizer's files name
+    no class.
+    """
+    if read_model_json(source, revision, "tokenizer_config.json").get("tokenizer_class") is None:
+        return None
+    config = read_model_json(source, revision, "config.json")
+    return PreTrainedConfig.from_dict({**config, "name_or_path": source}) if config else None
+
+
 def _load(source: str, revision: str | None) -> PreTrainedTokenizerFast:
     check_tokenizer_directory(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            source, revision=revision, trust_remote_code=False
+            source,
+            config=_plain_config(source, revision),
+            revision=revision,
+            trust_remote_code=False,
         )
     except Exception as error:  # transformers has no base class for what a broken file raises
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)

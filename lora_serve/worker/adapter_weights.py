@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor
 from lora_serve.models.base import LinearLayout
 from lora_serve.ops.contract import LoRAPart, Ops, PackedAdapter
-from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
 from lora_serve.worker.device import Device
 
 _STORED_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}

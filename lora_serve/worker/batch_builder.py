@@ -259,16 +259,20 @@ class BatchBuilder:
         self, members: Sequence[ScheduledRequest], starts: Sequence[int]
     ) -> tuple[Tensor | None, Tensor | None]:
         """Which rows prompt_embeds supply (T), and their values (T, H); None if none."""
-        if not any(member.embeds for member in members):
+        if not any(member.embeds.runs for member in members):
             return None, None
         is_embeds = torch.zeros(starts[-1], dtype=torch.bool)
         values = torch.zeros(starts[-1], self._hidden_size, dtype=self._dtype)
         for member, start in zip(members, starts, strict=False):
-            if member.embeds:
-                given = torch.frombuffer(bytearray(member.embeds), dtype=self._dtype)
-                given = given.view(-1, self._hidden_size)
-                values[start : start + len(given)] = given
-                is_embeds[start : start + len(given)] = True
+            if member.embeds.runs:
+                rows = torch.frombuffer(bytearray(member.embeds.data), dtype=self._dtype)
+                places = [
+                    start + place + index
+                    for place, count in member.embeds.runs
+                    for index in range(count)
+                ]
+                values[places] = rows.view(-1, self._hidden_size)
+                is_embeds[places] = True
         return is_embeds, values
 
 

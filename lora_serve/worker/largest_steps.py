@@ -8,17 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from hashlib import sha256
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.sampling_params import SamplingParams
-from lora_serve.step import (
-    AdapterCheckpoint,
-    AskedOutputs,
-    LoRAModule,
-    PromptScoring,
-    RawTensor,
-    SampleInput,
-    ScheduledRequest,
-)
+from lora_serve.step import AskedOutputs, PromptScoring, SampleInput, ScheduledRequest
 from lora_serve.worker.model_runner import LOGITS_ROWS_AT_ONCE
 
 # Every step of sampling, with as many alternatives as a request may ask for.
@@ -56,14 +49,14 @@ def largest_steps(
     Prompts that fill the token budget; max_num_seqs requests decoding at the last position; and
     one of them alone, for kernels of few rows.
     """
-    num_seats = min(max_num_seqs, max_num_batched_tokens)
+    num_requests = min(max_num_seqs, max_num_batched_tokens)
     lengths: list[int] = []
-    while sum(lengths) < max_num_batched_tokens and len(lengths) < num_seats:
+    while sum(lengths) < max_num_batched_tokens and len(lengths) < num_requests:
         lengths.append(min(max_model_len, max_num_batched_tokens - sum(lengths)))
     last = max_model_len - 1
     same = block_size, num_groups, adapter
     prompts = tuple(_request(i, 0, n, *same) for i, n in enumerate(lengths))
-    decodes = tuple(_request(i, last, 1, *same) for i in range(num_seats))
+    decodes = tuple(_request(i, last, 1, *same) for i in range(num_requests))
     return [prompts, decodes, decodes[:1]]
 
 
@@ -83,5 +76,10 @@ def _request(
         start=start,
         token_ids=[0] * num_tokens,
         block_tables=[[0] * -(-end // block_size)] * num_groups,
-        asked=AskedOutputs((SampleInput(_PARAMS, seed=0, position=end),), scoring),
+        asked=AskedOutputs(
+            (SampleInput(_PARAMS, seed=0, position=end),),
+            scoring,
+            num_pooled=1,
+            sums_hidden=index == 0,
+        ),
     )

@@ -9,16 +9,18 @@ import torch
 
 from lora_serve.config import ModelConfig
 from lora_serve.config.model import RANDOM_WEIGHTS
-from lora_serve.models.base import Model, ModelSpec
+from lora_serve.models.base import Model, ModelSpec, num_parameters
 from lora_serve.models.choices import dtype_name, max_model_len
 from lora_serve.models.fingerprint import model_fingerprint
 from lora_serve.models.source import load_spec, model_directory
 from lora_serve.models.weights import WeightReader, open_weights
+from lora_serve.observability.progress import Progress
 from lora_serve.ops.contract import Ops
 from lora_serve.ops.quantization import FORMATS, Quantization
 from lora_serve.ops.select import choose_ops, machine_numerics, quantize_linears
 from lora_serve.sampling.contract import Sampler
 from lora_serve.sampling.lm_head_screening import LMHeadScreening, with_screening
+from lora_serve.sampling.logprobs_mode import LogprobsMode
 from lora_serve.sampling.select import select_sampler
 from lora_serve.worker.device import Device
 from lora_serve.worker.kv_cache import kv_block_bytes
@@ -60,9 +62,11 @@ def load_model(config: ModelConfig, device: Device, block_size: int) -> LoadedMo
     longest = max_model_len(config.max_model_len, spec)
     kv_block_bytes(spec.kv_specs(), ops, block_size, dtype)  # kernels refuse some sizes of heads
     source = open_weights(directory, spec, config.load_format, config.seed, dtype, on_device)
-    weights = WeightReader(source, dtype, on_device)
-    tables = spec.rotary_tables()
-    model = spec.build(weights, ops, [table.to(on_device) for table in tables])
+    num_bytes = num_parameters(spec) * dtype.itemsize
+    with Progress("weights read and packed", num_bytes) as progress:
+        weights = WeightReader(source, dtype, on_device, progress.note)
+        tables = spec.rotary_tables()
+        model = spec.build(weights, ops, [table.to(on_device) for table in tables])
     fingerprint = model_fingerprint(
         spec, dtype, weights.digest(), tables, machine_numerics(ops), block_size
     )
@@ -74,7 +78,7 @@ def load_model(config: ModelConfig, device: Device, block_size: int) -> LoadedMo
         dtype=dtype,
         max_model_len=longest,
         model=model,
-        sampler=select_sampler(ops),
+        sampler=select_sampler(ops, LogprobsMode.named(config.logprobs_mode)),
         screening=None if argmax is None else LMHeadScreening(argmax),
         fingerprint=fingerprint,
     )

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lora_serve.host_copies import HostCopy, to_host
+from lora_serve.host_copies import HostCopy
 from lora_serve.models.base import Model
 from lora_serve.sampling.contract import SampledToken, Sampler, SamplerOutput
 from lora_serve.sampling.host import HostSamplerOutput
@@ -28,8 +28,9 @@ from lora_serve.step import (
 )
 from lora_serve.worker.adapter_weights import AdapterWeights
 from lora_serve.worker.batch_builder import BatchBuilder, BatchRows, PendingTokens
-from lora_serve.worker.cuda_graphs import StepGraphs
 from lora_serve.worker.device import Device
+from lora_serve.worker.pooling import pooled_rows, summed_rows
+from lora_serve.worker.step_graphs import StepGraphs
 
 LOGITS_ROWS_AT_ONCE = 256  # 150 MB for a vocabulary of 151,936
 NOTHING_SAMPLED = HostSamplerOutput(())
@@ -40,7 +41,7 @@ class SubmittedBatch:
     """All by index in the step.
 
     requests: of the step. places: where `sampled` has the first of a request's tokens.
-    prompt_logprobs, pooled: of the requests that ask for them.
+    prompt_logprobs, pooled, hidden_sums: of the requests that ask for them.
     """
 
     requests: Sequence[ScheduledRequest] = ()
@@ -48,6 +49,7 @@ class SubmittedBatch:
     sampled: SamplerOutput = NOTHING_SAMPLED
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     pooled: Mapping[int, HostCopy] = field(default_factory=dict)
+    hidden_sums: Mapping[int, HostCopy] = field(default_factory=dict)
 
     def results(self) -> tuple[RequestStepOutput, ...]:
         """Wait for the results; they are in the step's order."""
@@ -56,12 +58,13 @@ class SubmittedBatch:
 
     def _result(self, index: int, tokens: Sequence[SampledToken]) -> RequestStepOutput:
         token_ids, logprobs = self._accepted(index, tokens)
-        pooled = self.pooled.get(index)
+        pooled, hidden_sums = self.pooled.get(index), self.hidden_sums.get(index)
         return RequestStepOutput(
             token_ids,
             logprobs,
             self.prompt_logprobs.get(index, ()),
             b"" if pooled is None else pooled.wait().numpy().tobytes(),
+            b"" if hidden_sums is None else hidden_sums.wait().numpy().tobytes(),
         )
 
     def _accepted(
@@ -117,16 +120,18 @@ class ModelRunner:
         samplers = [requests[index] for index in rows.samplers]
         sampled = self._sample(samplers, self._sampled_rows(rows, hidden))
         ends = accumulate((len(request.asked.samples) for request in samplers), initial=0)
-        prompt_logprobs, pooled = {}, {}
+        prompt_logprobs, pooled, hidden_sums = {}, {}, {}
         bounds = zip(rows.order, pairwise(rows.output_start_loc), strict=True)
         for index, (start, end) in bounds:
             asked = requests[index].asked
             if asked.scoring is not None:
                 prompt_logprobs[index] = self._prompt_logprobs(asked.scoring, hidden[start:end])
             if asked.num_pooled:
-                pooled[index] = _pooled(hidden[end - asked.num_pooled : end])
+                pooled[index] = pooled_rows(hidden[end - asked.num_pooled : end])
+            if asked.sums_hidden:
+                hidden_sums[index] = summed_rows(hidden[start:end])
         places = dict(zip(rows.samplers, ends, strict=False))
-        self._last = SubmittedBatch(requests, places, sampled, prompt_logprobs, pooled)
+        self._last = SubmittedBatch(requests, places, sampled, prompt_logprobs, pooled, hidden_sums)
         return self._last
 
     def _forward(self, rows: BatchRows) -> Tensor:
@@ -190,8 +195,3 @@ class ModelRunner:
             logits = self._model.logits(hidden[start : start + len(wanted)])
             found += self._sampler.token_logprobs(logits, wanted, scoring.num_top)
         return tuple(found)
-
-
-def _pooled(hidden: Tensor) -> HostCopy:
-    """A copy, since recorded steps use the memory of their hidden states again."""
-    return to_host(hidden.to(torch.float32, copy=True))

@@ -12,23 +12,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.kv_groups import KVNeeds
-from lora_serve.models.base import lora_modules
+from lora_serve.model_info import ModelInfo
+from lora_serve.models.base import lora_modules, num_parameters
 from lora_serve.ops.block_rows import RowsRead
 from lora_serve.ops.contract import NotRecordableError, Ops, PackedAdapter
 from lora_serve.ops.cpu.threads import default_num_threads
-from lora_serve.step import AdapterCheckpoint, ModelInfo, ModelRunnerOutput, SchedulerOutput
+from lora_serve.step import ModelRunnerOutput, SchedulerOutput
 from lora_serve.worker.adapter_weights import AdapterWeights
 from lora_serve.worker.batch_builder import BatchBuilder
-from lora_serve.worker.cuda_graphs import (
-    GraphSizes,
-    StepGraphs,
-    StepRecorder,
-    exact_sizes,
-    graph_sizes,
-)
 from lora_serve.worker.device import Device, Event, open_device
 from lora_serve.worker.kv_cache import allocate_kv_caches, kv_block_bytes, num_kv_blocks
 from lora_serve.worker.kv_layout import KVLayout, kv_layout
@@ -37,6 +32,13 @@ from lora_serve.worker.largest_steps import largest_adapter, largest_steps
 from lora_serve.worker.loaded_model import LoadedModel, load_model
 from lora_serve.worker.memory import GpuMemory, Room, cpu_room, largest_adapter_bytes
 from lora_serve.worker.model_runner import ModelRunner, SubmittedBatch
+from lora_serve.worker.step_graphs import (
+    GraphSizes,
+    StepGraphs,
+    StepRecorder,
+    exact_sizes,
+    graph_sizes,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +120,10 @@ class Worker:
             kv_block_bytes=self._transfer.record_bytes,
             kv_layout=layout_fingerprint(kv_caches, model.ops.numerics, layout.places),
             is_asynchronous=device.is_asynchronous,
+            architecture=model.spec.architecture,
+            device=device.name,
+            num_threads=torch.get_num_threads(),
+            num_parameters=num_parameters(model.spec),
         )
 
     @torch.inference_mode()

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor
 from lora_serve.adapters import directory
 from lora_serve.adapters.checkpoint import check_adapter, digest, read_adapter
 from lora_serve.errors import AdapterError, AdapterFormatError, AdapterNotFoundError
-from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
 from tests.adapters.conftest import Shapes
 from tests.fakes.adapter_files import (
     StoredTensor,

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.lanes import MAX_HUNG_READS, NUM_READS, LoadJob
 from lora_serve.adapters.loader import (
     MAX_SLOW,
@@ -27,7 +28,6 @@ from lora_serve.fuzz.oracle.executor import oracle_model
 from lora_serve.fuzz.oracle.loader import oracle_checkpoint
 from lora_serve.identity import AdapterRef
 from lora_serve.messages import LoadAdapter
-from lora_serve.step import AdapterCheckpoint
 
 CONFIG = LoRAConfig(
     enable_lora=True, lora_load_timeout=20.0, lora_reload_timeout=10.0, lora_download_timeout=50.0
@@ -192,18 +192,20 @@ def test_the_hub_is_asked_for_what_the_operator_named_or_allowed(
 ) -> None:
     asked = []
 
-    def download(adapter: HubAdapter, max_bytes: int) -> str:
-        asked.append((adapter, max_bytes))
+    def download(adapter: HubAdapter, *limits: int) -> str:
+        asked.append((adapter, *limits))
         return str(tmp_path)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("lora_serve.adapters.loader.download_from_hub", download)
-    config = LoRAConfig(enable_lora=True, lora_max_download_bytes=7, **flags)
+    config = LoRAConfig(
+        enable_lora=True, lora_max_download_bytes=7, lora_hub_cache_bytes=9, **flags
+    )
     loader = make_loader(config, oracle_model(1), lambda checkpoint: None, lambda: None)
     loader.submit(LoadJob("org/name", call=LoadAdapter(0, "a", "org/name")))
     (result,) = eventually(loader.take_results)
     loader.close()
-    assert asked == [(HubAdapter("org/name"), 7)] * is_asked
+    assert asked == [(HubAdapter("org/name"), 7, 9)] * is_asked
     assert isinstance(result.outcome, AdapterNotFoundError)  # the directory is empty
     assert ("--lora-allow-hub" in str(result.outcome)) != is_asked
 

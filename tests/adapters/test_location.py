@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,11 @@ def test_an_adapters_two_files_are_fetched_from_the_hub(tmp_path: Path, adapter:
     files = {file.name: file.read_bytes() for file in adapter.iterdir()}
     with serve_hub("org/name", files | {"README.md": b"#", "optimizer.pt": b"?"}) as endpoint:
         path = download_from_hub(
-            HubAdapter("org/name"), 2**20, endpoint=endpoint, cache_dir=str(tmp_path / "cache")
+            HubAdapter("org/name"),
+            2**20,
+            2**30,
+            endpoint=endpoint,
+            cache_dir=str(tmp_path / "cache"),
         )
     fetched = {file.name: file.read_bytes() for file in Path(path).iterdir()}
     assert fetched == files
@@ -127,7 +132,7 @@ def test_a_repository_that_the_hub_lacks_is_not_found(tmp_path: Path) -> None:
         pytest.raises(AdapterNotFoundError, match=r"^No adapter found for org/other: "),
     ):
         download_from_hub(
-            HubAdapter("org/other"), 2**20, endpoint=endpoint, cache_dir=str(tmp_path)
+            HubAdapter("org/other"), 2**20, 2**30, endpoint=endpoint, cache_dir=str(tmp_path)
         )
 
 
@@ -135,7 +140,9 @@ def test_a_hub_that_does_not_answer_has_no_adapter(tmp_path: Path) -> None:
     with serve_hub("org/name", {}) as endpoint:
         pass
     with pytest.raises(AdapterNotFoundError, match=r"^No adapter found for org/name: "):
-        download_from_hub(HubAdapter("org/name"), 2**20, endpoint=endpoint, cache_dir=str(tmp_path))
+        download_from_hub(
+            HubAdapter("org/name"), 2**20, 2**30, endpoint=endpoint, cache_dir=str(tmp_path)
+        )
 
 
 def test_a_revision_of_a_repository_is_fetched(tmp_path: Path, adapter: Path) -> None:
@@ -143,11 +150,11 @@ def test_a_revision_of_a_repository_is_fetched(tmp_path: Path, adapter: Path) ->
     cache = str(tmp_path / "cache")
     with serve_hub("org/name", files) as endpoint:
         main = HubAdapter("org/name", "main")
-        path = download_from_hub(main, 2**20, endpoint=endpoint, cache_dir=cache)
+        path = download_from_hub(main, 2**20, 2**30, endpoint=endpoint, cache_dir=cache)
         assert {file.name for file in Path(path).iterdir()} == set(files)
         with pytest.raises(AdapterNotFoundError, match=r"^No adapter found for org/name@v2: "):
             download_from_hub(
-                HubAdapter("org/name", "v2"), 2**20, endpoint=endpoint, cache_dir=cache
+                HubAdapter("org/name", "v2"), 2**20, 2**30, endpoint=endpoint, cache_dir=cache
             )
 
 
@@ -160,7 +167,9 @@ def test_what_is_too_large_is_not_fetched(tmp_path: Path, adapter: Path) -> None
         serve_hub("org/name", files | {"pytorch_model.bin": bytes(2**20)}) as endpoint,
         pytest.raises(AdapterError, match=message),
     ):
-        download_from_hub(HubAdapter("org/name"), size - 1, endpoint=endpoint, cache_dir=str(cache))
+        download_from_hub(
+            HubAdapter("org/name"), size - 1, 2**30, endpoint=endpoint, cache_dir=str(cache)
+        )
     assert not cache.exists()
 
 
@@ -169,4 +178,33 @@ def test_a_repository_without_an_adapter_is_not_found(tmp_path: Path) -> None:
         serve_hub("org/name", {"README.md": b"#"}) as endpoint,
         pytest.raises(AdapterNotFoundError, match=r"it has no adapter_config\.json"),
     ):
-        download_from_hub(HubAdapter("org/name"), 2**20, endpoint=endpoint, cache_dir=str(tmp_path))
+        download_from_hub(
+            HubAdapter("org/name"), 2**20, 2**30, endpoint=endpoint, cache_dir=str(tmp_path)
+        )
+
+
+def test_no_more_is_downloaded_than_the_cache_may_hold_of_adapters(
+    tmp_path: Path, adapter: Path
+) -> None:
+    files = {file.name: file.read_bytes() for file in adapter.iterdir()}
+    size = sum(map(len, files.values()))
+    cache = str(tmp_path / "cache")
+
+    def download(name: str, max_cache_bytes: int) -> str:
+        with serve_hub(name, files) as endpoint:
+            return download_from_hub(
+                HubAdapter(name), size, max_cache_bytes, endpoint=endpoint, cache_dir=cache
+            )
+
+    model = tmp_path / "cache" / "models--org--model" / "snapshots" / ("d" * 40)
+    model.mkdir(parents=True)
+    (model / "model.safetensors").write_bytes(bytes(10 * size))
+    first = download("org/one", size)
+    told = (
+        f"org/two: {size} bytes are to be downloaded, and adapters in the hub's cache have {size} "
+        f"of --lora-hub-cache-bytes {2 * size - 1}; delete some of them there"
+    )
+    with pytest.raises(AdapterError, match=re.escape(told)):
+        download("org/two", 2 * size - 1)
+    assert download("org/one", 1) == first, "what is there already takes no room"
+    assert download("org/two", 2 * size) != first

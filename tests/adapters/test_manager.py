@@ -4,17 +4,19 @@ from collections.abc import Iterator
 
 import pytest
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.manager import AdapterEvents, AdapterManager
 from lora_serve.errors import (
     AdapterChangedError,
     AdapterError,
     AdapterExistsError,
+    AdapterFormatError,
     AdapterNotFoundError,
+    AdapterUnavailableError,
     LoraServeError,
 )
 from lora_serve.identity import AdapterRef
 from lora_serve.messages import LoadAdapter
-from lora_serve.step import AdapterCheckpoint
 from tests.fakes.adapter_world import room_for
 from tests.fakes.checkpoints import checkpoint_of
 from tests.fakes.manual_loader import ManualLoader
@@ -166,8 +168,9 @@ def test_a_load_that_fails_changes_nothing(manager: AdapterManager, loader: Manu
         publish(manager, content, content)
     before = residency(manager)
     ref = manager.acquire("A")
-    failure = AdapterError("the disk is gone")
-    assert reload(manager, loader, ref, failure).lost == [(ref, failure)]
+    ((lost, error),) = reload(manager, loader, ref, AdapterError("the disk is gone")).lost
+    assert lost == ref
+    assert isinstance(error, AdapterChangedError)
     assert residency(manager) == before
     assert reload(manager, loader, ref, A).back == [ref], "it may be tried again"
     manager.release(ref)
@@ -219,7 +222,7 @@ def test_weights_that_were_prepared_and_not_published_arrive_and_go(
 
 
 def test_files_that_changed_since_the_load_are_refused(
-    manager: AdapterManager, loader: ManualLoader
+    manager: AdapterManager, loader: ManualLoader, caplog: pytest.LogCaptureFixture
 ) -> None:
     ref = publish(manager, "n", "A")
     publish(manager, "B", "B")
@@ -228,10 +231,37 @@ def test_files_that_changed_since_the_load_are_refused(
     assert lost == ref
     assert isinstance(error, AdapterChangedError)
     assert str(error) == (
-        "The files of lora adapter 'n' at /adapters/one have changed since it was loaded "
-        f"(digest {A.digest.hex()[:12]}, now {B.digest.hex()[:12]}); load it again with "
-        "load_inplace, or restore them"
+        "The files of lora adapter 'n' have changed since it was loaded "
+        f"(digest {A.digest.hex()[:12]}, now {B.digest.hex()[:12]}); restore them, or load it "
+        "again with load_inplace; the server's log names them"
     )
+    assert "/adapters/one" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (AdapterNotFoundError("No adapter found for /adapters/one"), AdapterChangedError),
+        (AdapterFormatError("/adapters/one", ["no tensors"]), AdapterChangedError),
+        (AdapterError("/adapters/one lies outside of /elsewhere"), AdapterChangedError),
+        (AdapterUnavailableError("/adapters/one was not read"), AdapterUnavailableError),
+    ],
+)
+def test_where_an_evicted_adapter_lay_is_for_the_log_alone(
+    manager: AdapterManager,
+    loader: ManualLoader,
+    caplog: pytest.LogCaptureFixture,
+    fault: LoraServeError,
+    told: type[LoraServeError],
+) -> None:
+    ref = publish(manager, "n", "A")
+    publish(manager, "B", "B")
+    publish(manager, "C", "C")  # evicts n
+    ((_, error),) = reload(manager, loader, ref, fault).lost
+    assert type(error) is told
+    assert "'n'" in str(error)
+    assert "/" not in str(error)
+    assert str(fault) in caplog.text
 
 
 def test_invalidation_keeps_the_weights(manager: AdapterManager) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.loader import Loader
 from lora_serve.adapters.manager import AdapterManager
 from lora_serve.adapters.registry import AdapterRegistry
 from lora_serve.adapters.residency import AdapterResidency, Claim
 from lora_serve.config import LoRAConfig
 from lora_serve.identity import AdapterRef
-from lora_serve.step import AdapterCheckpoint
 from tests.fakes.adapter_world import World
 
 Make = Callable[[LoRAConfig, Loader], AdapterManager]

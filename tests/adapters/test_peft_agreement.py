@@ -10,9 +10,9 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from lora_serve.adapter_checkpoint import RawTensor
 from lora_serve.adapters.checkpoint import read_adapter
 from lora_serve.errors import AdapterFormatError
-from lora_serve.step import RawTensor
 from tests.adapters.conftest import Shapes
 
 # PEFT asks transformers for an attribute under its old name.

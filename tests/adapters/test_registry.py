@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor
 from lora_serve.adapters.registry import AdapterRegistry, DigestUse
 from lora_serve.errors import AdapterExistsError, AdapterNotFoundError
 from lora_serve.identity import AdapterRef
 from lora_serve.messages import AdapterInfo
-from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
 from tests.fakes.checkpoints import checkpoint_of
 
 A, B = checkpoint_of("A"), checkpoint_of("B")
@@ -100,6 +101,20 @@ def test_a_superseded_version_without_leases_is_forgotten_at_once(
     publish(registry, "n", A)
     publish(registry, "n", B)
     assert registry.use_of(A.digest) is None
+
+
+def test_paths_are_those_of_versions_that_a_name_or_a_request_has(
+    registry: AdapterRegistry,
+) -> None:
+    old, new = replace(A, path="/old"), replace(B, path="/new")
+    publish(registry, "n", old)
+    leased = registry.acquire("n")
+    publish(registry, "n", new)
+    assert set(registry.paths) == {"/old", "/new"}
+    registry.release(leased)
+    assert registry.paths == ("/new",)
+    registry.unload("n")
+    assert registry.paths == ()
 
 
 def test_equal_bytes_in_place_are_the_same_version(registry: AdapterRegistry) -> None:

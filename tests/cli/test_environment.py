@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
-from lora_serve.cli.environment import with_environment
+from lora_serve.cli.arguments import engine_config
+from lora_serve.cli.environment import with_environment, with_settings
 from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError
 
@@ -35,3 +38,25 @@ def test_vllms_variable_allows_runtime_updating(value: str, allows: bool) -> Non
 
 def test_an_empty_environment_changes_nothing() -> None:
     assert with_environment(ServerConfig(), {}) == ServerConfig()
+
+
+@pytest.mark.parametrize(
+    ("given", "environ", "seconds"),
+    [
+        ({}, {}, 600.0),
+        ({}, {"VLLM_ENGINE_READY_TIMEOUT_S": "1800"}, 1800.0),
+        ({"engine_ready_timeout": 60.0}, {"VLLM_ENGINE_READY_TIMEOUT_S": "1800"}, 60.0),
+    ],
+)
+def test_vllms_variable_bounds_the_start_where_no_flag_does(
+    given: dict[str, float], environ: dict[str, str], seconds: float
+) -> None:
+    config = engine_config(with_settings(argparse.Namespace(**given), environ))
+    assert config.limits.engine_ready_timeout == seconds
+
+
+@pytest.mark.parametrize("value", ["", "soon", "-1", "nan", "inf"])
+def test_a_start_is_not_bounded_by_what_is_no_number_of_seconds(value: str) -> None:
+    told = f"VLLM_ENGINE_READY_TIMEOUT_S is '{value}', and no number of seconds"
+    with pytest.raises(ConfigError, match=told):
+        with_settings(argparse.Namespace(), {"VLLM_ENGINE_READY_TIMEOUT_S": value})

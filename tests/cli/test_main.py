@@ -45,6 +45,7 @@ def run(command: str) -> tuple[int, str, set[str]]:
         ("--verison", 2, "did you mean --version?"),
         ("serve --help", 0, "--max-loras"),
         ("serve --max-lora 3", 2, "did you mean --max-loras?"),
+        ("serve --bogus", 2, "unknown argument --bogus (lora-serve serve --help lists all)"),
         ("demo --help", 0, "--keep"),
         ("bench --help", 0, "latency"),
         ("bench serve --help", 0, "--request-rate"),

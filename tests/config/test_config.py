@@ -23,7 +23,7 @@ from lora_serve.llm import LLM
     [
         (lambda: ModelConfig(max_model_len=0), "--max-model-len 0 must be at least 1"),
         (lambda: ModelConfig(cpu_threads=-1), "--cpu-threads -1 must be at least 1"),
-        (lambda: ModelConfig(max_logprobs=-1), "--max-logprobs -1 must be at least 0"),
+        (lambda: ModelConfig(max_logprobs=-2), "--max-logprobs -2 must be at least -1"),
         (lambda: ServerConfig(max_body_bytes=0), "--max-body-bytes 0 must be at least 1"),
         (
             lambda: LimitsConfig(max_num_queued_reqs=-2),

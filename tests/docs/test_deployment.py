@@ -19,6 +19,7 @@ from lora_serve.config import EngineConfig, ServerConfig
 from lora_serve.kv_tiers.mac import MacKeys, read_mac_keys
 from lora_serve.kv_tiers.secret_files import redis_password
 from lora_serve.server.http.keys import read_keys
+from lora_serve.server.routes import OPERATIONS, Access
 
 PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
 TRUSTED, TENANTS = "One trusted tenant", "Many tenants behind a gateway"
@@ -129,6 +130,30 @@ def test_every_secret_of_the_second_set_up_is_made_and_given_to_its_service(keys
             assert "owner=" + service["user"] in section("Keys")
     assert "./nginx.conf" in page["services"]["gateway"]["volumes"][0]
     assert "proxy_pass http://lora-serve:8000;" in block(TENANTS, "nginx")
+
+
+def passes(path: str) -> bool:
+    """Whether the page's gateway hands the path on: a pattern goes before a prefix."""
+    config = block(TENANTS, "nginx")
+    refused = re.findall(r"location ~ (\S+) \{ return 404; \}", config)
+    prefixes = re.findall(r"location (/\S*) \{\n\s+proxy_pass", config)
+    return not any(re.search(each, path) for each in refused) and path.startswith(tuple(prefixes))
+
+
+def test_the_gateway_passes_what_tenants_use_and_nothing_that_changes_the_server() -> None:
+    closed = {each.path for each in OPERATIONS if each.access in (Access.ADMIN, Access.OPERATOR)}
+    for path in closed:
+        assert not passes(path.format(lora_name="tenant-a")), path
+    assert passes("/v1/chat/completions")
+    assert passes("/v1/models")
+    assert not passes("/v1/loras/")
+
+
+def test_redis_evicts_what_expires_alone(keys: Path) -> None:
+    """Blocks do; the little that leads to them does not, and lora_serve counts on it."""
+    policy = "maxmemory-policy volatile-lru"
+    assert policy in (keys / "redis.conf").read_text()
+    assert policy in (PAGE.parent / "cache.md").read_text()
 
 
 @pytest.mark.parametrize("title", [TRUSTED, TENANTS])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +61,25 @@ async def whole(http: httpx.AsyncClient, request: Prompted) -> Recorded:
     return recorded
 
 
+async def are_answered(
+    http: httpx.AsyncClient, requests: Sequence[Prompted], expected: Sequence[Recorded]
+) -> bool:
+    answers = [await whole(http, request) for request in requests]
+    return all(one.equals(other) for one, other in zip(answers, expected, strict=True))
+
+
+async def load_from_memory(http: httpx.AsyncClient, name: str, adapter: Path) -> None:
+    """Load an adapter from a body, which holds what its directory does."""
+    weights = (adapter / "adapter_model.safetensors").read_bytes()
+    body = {
+        "lora_name": name,
+        "config_dict": json.loads((adapter / "adapter_config.json").read_text()),
+        "serialized_named_tensors": [base64.b64encode(weights).decode()],
+    }
+    response = await http.post("/load_lora_adapter_from_tensors", json=body)
+    assert response.status_code == 200, response.text
+
+
 async def num_active(http: httpx.AsyncClient) -> int:
     """Requests that are being answered."""
     return int((await http.get("/load")).json()["server_load"])
@@ -81,7 +101,7 @@ async def stream_until_error(
 
 
 async def test_a_killed_engine_costs_begun_streams_and_no_other_request(
-    mortal_server: ServerProcess, cold_server: ServerProcess
+    mortal_server: ServerProcess, cold_server: ServerProcess, demo_paths: DemoPaths
 ) -> None:
     server = mortal_server
     names = ("lora-serve-demo", "alpha", "beta")
@@ -95,6 +115,9 @@ async def test_a_killed_engine_costs_begun_streams_and_no_other_request(
         cold = await whole(http, stored)
         wait_for(lambda: num_saved(server) >= NUM_STORED_BLOCKS, "blocks on the disk")
         before = [await whole(http, request) for request in requests]
+        await load_from_memory(http, "memory", demo_paths.alpha)
+        of_memory = [replace(r, model="memory") for r in requests if r.model == "alpha"]
+        assert await are_answered(http, of_memory, before[1::3])
         stream = asyncio.create_task(stream_until_error(http, long, has_begun))
         await has_begun.wait()
         os.kill(engine_pid(server), signal.SIGSTOP)  # so that it finishes none of what comes now
@@ -112,6 +135,7 @@ async def test_a_killed_engine_costs_begun_streams_and_no_other_request(
         assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
         after = await asyncio.gather(*answers)
         warm = await whole(http, stored)
+        assert await are_answered(http, of_memory, before[1::3])
     assert warm.equals(cold)
     assert warm.num_cached_tokens == 16 * NUM_STORED_BLOCKS, "an engine that has just begun"
     assert all(one.equals(other) for one, other in zip(after, before, strict=True))

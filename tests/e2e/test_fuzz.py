@@ -29,7 +29,7 @@ def test_a_mini_run_compares_every_answer(
     assert sum(kind["whole"] for kind in tally["kinds"].values()) > 30
     assert tally["cached_tokens"] > 0
     assert tally["counts"]["preemptions"] > 0
-    assert set(tally["kinds"]) == {"chat", "prompt_embeds", "text", "token ids"}
+    assert set(tally["kinds"]) == {"chat", "embeddings", "prompt_embeds", "text", "token ids"}
 
 
 def test_a_kept_trace_is_replayed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import httpx
 import openai
 import pytest
 
@@ -49,6 +50,45 @@ def test_a_streamed_chat_says_the_same(api: openai.OpenAI, model: str, label: st
     usage = events[-1].usage
     assert usage is not None
     assert usage.completion_tokens > 1
+
+
+@pytest.mark.parametrize("model", LABELS)
+def test_a_message_of_anthropics_is_answered_with_the_same_bits(
+    api: openai.OpenAI, server: ServerProcess, model: str
+) -> None:
+    fields = {"model": model, "messages": [{"role": "user", "content": "Say what you like."}]}
+    fields |= {"max_tokens": 24, "temperature": 1.0, "seed": 7}
+    reply = api.chat.completions.create(**fields)
+    message = httpx.post(f"{server.base_url}/v1/messages", json=fields, timeout=60).json()
+    assert (
+        "".join(block["text"] for block in message["content"]) == reply.choices[0].message.content
+    )
+    assert message["usage"]["output_tokens"] == reply.usage.completion_tokens
+    assert message["system_fingerprint"] == reply.system_fingerprint
+
+
+@pytest.mark.parametrize("model", LABELS)
+def test_a_response_has_the_text_and_the_logprobs_of_the_chat(
+    api: openai.OpenAI, model: str
+) -> None:
+    asked = {"model": model, "temperature": 1.0, "top_logprobs": 3, "extra_body": {"seed": 5}}
+    chat = api.chat.completions.create(
+        messages=[{"role": "user", "content": LABEL_REQUEST}],
+        logprobs=True,
+        max_completion_tokens=12,
+        **asked,
+    ).choices[0]
+    response = api.responses.create(
+        input=LABEL_REQUEST,
+        include=["message.output_text.logprobs"],
+        max_output_tokens=12,
+        **asked,
+    )
+    stream = api.responses.create(input=LABEL_REQUEST, max_output_tokens=12, stream=True, **asked)
+    assert response.output_text == chat.message.content
+    assert list(stream)[-1].response.output_text == chat.message.content
+    drawn = [entry.model_dump() for entry in response.output[0].content[0].logprobs]
+    assert drawn == [entry.model_dump() for entry in chat.logprobs.content]
 
 
 @pytest.mark.parametrize(("model", "label"), LABELS.items())

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.loader import Loader
 from lora_serve.adapters.manager import AdapterManager
 from lora_serve.config import LoRAConfig
 from lora_serve.errors import AdapterExistsError, AdapterNotFoundError
 from lora_serve.identity import AdapterRef
-from lora_serve.step import AdapterCheckpoint
 from tests.fakes.checkpoints import checkpoint_of
 from tests.fakes.manual_loader import ManualLoader
 

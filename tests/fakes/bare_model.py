@@ -11,13 +11,14 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.models.base import ModelSpec
 from lora_serve.models.source import load_spec
 from lora_serve.models.weights import WeightReader, open_weights
 from lora_serve.ops.contract import Ops
 from lora_serve.sampling_params import SamplingParams
-from lora_serve.step import AdapterCheckpoint, SampleInput, ScheduledRequest
+from lora_serve.step import SampleInput, ScheduledRequest
 from lora_serve.worker.adapter_weights import AdapterWeights
 from lora_serve.worker.batch_builder import BatchBuilder
 from lora_serve.worker.device import CpuDevice, Device

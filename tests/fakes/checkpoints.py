@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from lora_serve.step import AdapterCheckpoint
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
 
 
 def checkpoint_of(content: str, path: str = "/adapters/one") -> AdapterCheckpoint:

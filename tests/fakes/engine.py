@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
+
+import numpy as np
+from msgspec.structs import replace
 
 from lora_serve.config import EngineConfig, LoRAConfig, ModelConfig
 from lora_serve.engine.frontend.admission import RequestGroup
+from lora_serve.engine.frontend.bad_words import BadWordEncoder
 from lora_serve.engine.frontend.input import InputProcessor
 from lora_serve.errors import (
     AdapterExistsError,
@@ -23,9 +27,10 @@ from lora_serve.errors import (
 )
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import BASE_MODEL, EVERYTHING, AdapterRef, Everything, NoAdapter
-from lora_serve.messages import AdapterInfo, EngineReady, EngineStats, StepOutputs
+from lora_serve.messages import AdapterInfo, EngineReady, EngineStats, PauseMode, StepOutputs
 from lora_serve.observability.metrics import EngineMetrics
 from lora_serve.outputs import AnswerTimes, OutputDelta
+from lora_serve.pooling import PoolingParams, embedding
 from lora_serve.step import TokenLogprobs
 from tests.fakes.tokenizer import EOS, VOCAB_SIZE, ByteTokenizer
 
@@ -59,12 +64,16 @@ def logprobs_at(position: int, token_id: int, num_top: int) -> TokenLogprobs:
 class FakeEngine:
     """gate: cleared, it holds every answer back. error: raised instead of the first delta.
 
-    fail_after: deltas after which an answer ends in EngineDeadError. growing: ids of requests
-    that are being answered. ended_early: ids of those whose caller went away.
+    fail_after: deltas after which an answer ends in EngineDeadError. abort_after: deltas after
+    which a call aborts a choice. growing: ids of requests that are being answered. ended_early: ids
+    of those whose caller went away. leased_paths: where the versions lie that requests alone have.
     """
 
     def __init__(
-        self, config: EngineConfig | None = None, tokenizer: ByteTokenizer | None = None
+        self,
+        config: EngineConfig | None = None,
+        tokenizer: ByteTokenizer | None = None,
+        max_model_len: int = 512,
     ) -> None:
         self.config = config or fake_config()
         self.tokenizer = tokenizer or ByteTokenizer()
@@ -73,26 +82,36 @@ class FakeEngine:
             dtype="float32",
             vocab_size=VOCAB_SIZE,
             hidden_size=8,
-            max_model_len=512,
+            max_model_len=max_model_len,
             num_blocks=64,
-            max_request_tokens=512,
+            max_request_tokens=max_model_len,
         )
         self.metrics = EngineMetrics(MODEL, self.config)
+        self.pooling_defaults = PoolingParams()
         self.is_alive = True
         self.gate = asyncio.Event()
         self.gate.set()
         self.error: Exception | None = None
         self.fail_after: int | None = None
+        self.abort_after: int | None = None
         self.growing: set[str] = set()
         self.ended_early: list[str] = []
         self.seen: list[GenerateRequest] = []
         self.groups: list[RequestGroup] = []  # the one of each prompt
         self.resets: list[str | Everything] = []
         self.was_shut_down = False
+        self.is_paused = False
+        self.pauses: list[PauseMode] = []
+        self.leased_paths: set[str] = set()
         self._adapters: dict[str, AdapterInfo] = {}
         self._cached: set[tuple[object, ...]] = set()
         self._inputs = InputProcessor(
-            self.model_info, BLOCK_SIZE, (EOS,), self.config.model.max_logprobs
+            self.model_info,
+            BLOCK_SIZE,
+            (EOS,),
+            self.config.model.max_logprobs,
+            self.config.model.max_n,
+            BadWordEncoder(self.tokenizer.encode),
         )
 
     async def generate(
@@ -116,6 +135,9 @@ class FakeEngine:
                     await asyncio.sleep(0)
                     if not self.is_alive or num_told == self.fail_after:
                         raise EngineDeadError("the engine process has died")
+                    if num_told == self.abort_after:
+                        yield OutputDelta(index, finish_reason="abort")
+                        break
                     yield delta
                     num_told += 1
         except (GeneratorExit, asyncio.CancelledError):
@@ -166,6 +188,9 @@ class FakeEngine:
         self._require_alive()
         return list(self._adapters.values())
 
+    async def adapter_paths(self) -> frozenset[str]:
+        return frozenset(info.path for info in await self.list_adapters()).union(self.leased_paths)
+
     async def reset_prefix_cache(self, lora_name: str | Everything = EVERYTHING) -> bool:
         self._require_alive()
         if lora_name is not EVERYTHING and lora_name not in self._adapters:
@@ -174,6 +199,23 @@ class FakeEngine:
         self.resets.append(lora_name)
         self._cached.clear()
         return not self.growing
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Hold every answer back; what is being answered goes on afterwards, whatever the mode."""
+        self._require_alive()
+        self.pauses.append(mode)
+        self.is_paused = True
+        self.gate.clear()
+
+    async def resume(self) -> None:
+        self._require_alive()
+        self.is_paused = False
+        self.gate.set()
+
+    async def abort_requests(self, is_meant: Callable[[GenerateRequest], bool]) -> int:
+        """Count those that are meant; none ends."""
+        self._require_alive()
+        return sum(r.request_id in self.growing and is_meant(r) for r in self.seen)
 
     async def get_stats(self) -> EngineStats:
         self._require_alive()
@@ -195,6 +237,15 @@ class FakeEngine:
         adapter = self._adapter(request.lora_name)
         num_cached = self._look_up(request)
         prompt_logprobs = self._prompt_logprobs(request)
+        if request.pooling is not None:
+            yield OutputDelta(
+                index,
+                finish_reason="stop",
+                num_cached_tokens=num_cached,
+                adapter=adapter,
+                embedding=self._embedding(request, request.pooling),
+            )
+            return
         text, finish_reason, stop_reason = self._text(request, index)
         if not text:
             yield OutputDelta(
@@ -218,6 +269,15 @@ class FakeEngine:
                 prompt_logprobs=prompt_logprobs if position == 0 else (),
                 times=TIMES if is_last else None,
             )
+
+    def _embedding(self, request: GenerateRequest, pooling: PoolingParams) -> bytes:
+        """Made of a hidden state that depends on the prompt's tokens and the adapter's bytes."""
+        weights = b""
+        if request.lora_name is not BASE_MODEL:
+            weights = Path(self._adapters[request.lora_name].path, WEIGHTS).read_bytes()
+        said = hashlib.sha256(repr(request.prompt).encode() + weights).digest()
+        hidden = np.frombuffer(said, np.int8)[: self.model_info.hidden_size].astype("<f4")
+        return embedding(hidden.tobytes(), replace(pooling, pooling_type="LAST"), 1)
 
     def _text(self, request: GenerateRequest, index: int) -> tuple[str, str, str | None]:
         """The answer up to its stop string or max_tokens bytes, and why it ended."""
@@ -269,7 +329,7 @@ class FakeEngine:
         return tuple(
             logprobs_at(position, token_id, num_top)
             for position, token_id in enumerate(request.prompt.token_ids)
-            if position > 0
+            if position > request.params.prompt_logprob_start
         )
 
 

@@ -12,6 +12,7 @@ from lora_serve.identity import EVERYTHING
 from lora_serve.messages import (
     AdapterInfo,
     CallReply,
+    EndRequests,
     EngineMessage,
     EngineOutput,
     EngineReady,
@@ -19,7 +20,9 @@ from lora_serve.messages import (
     EngineRequest,
     GetStats,
     LoadAdapter,
+    Pause,
     ResetPrefixCache,
+    Resume,
     StepOutputs,
     UnloadAdapter,
 )
@@ -102,7 +105,11 @@ class FakeClient:
                 self.resets.append(self._reset(message))
                 if not self.holds_resets:
                     self.reply(self.resets[-1])
-            case UnloadAdapter() | GetStats():
+            case EndRequests():
+                ended = tuple(EngineOutput(i, finish_reason="abort") for i in message.request_ids)
+                self.reply(StepOutputs(ended))
+                self.reply(CallReply(message.call_id))
+            case UnloadAdapter() | GetStats() | Pause() | Resume():
                 self.reply(CallReply(message.call_id))
 
     def _reset(self, call: ResetPrefixCache) -> CallReply:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.lanes import LoadJob
 from lora_serve.adapters.loader import LoadResult
 from lora_serve.errors import LoraServeError
 from lora_serve.identity import AdapterRef
-from lora_serve.step import AdapterCheckpoint
 
 
 class ManualLoader:

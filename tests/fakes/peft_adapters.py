@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.checkpoint import read_adapter
 from lora_serve.models.base import ModelSpec, lora_modules
-from lora_serve.step import AdapterCheckpoint
 from tests.fakes.tiny_models import ALL_MODELS
 
 ALL_PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

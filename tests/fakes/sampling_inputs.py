@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+from msgspec.structs import replace
+
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput
 from tests.fakes.seen_tokens import seen_tokens
@@ -13,8 +15,13 @@ def any_bitmask(vocab_size: int, rng: random.Random) -> bytes:
     """Much, little or nothing allowed; shorter than the vocabulary, as long, or longer."""
     num_bytes = max(0, -(-vocab_size // 8) + rng.choice((-2, 0, 0, 0, 3)))
     few, many = rng.randbytes(num_bytes), rng.randbytes(num_bytes)
-    merge = rng.choice((int.__and__, int.__or__, lambda a, b: 0xFF, lambda a, b: 0))
+    merges = (int.__and__, int.__or__, lambda a, b: 0xFF, lambda a, b: 0, _rarely)
+    merge = rng.choice(merges)
     return bytes(merge(a, b) for a, b in zip(few, many, strict=True))
+
+
+def _rarely(a: int, b: int) -> int:
+    return a if b % 16 == 0 else 0
 
 
 def inputs_for(num_rows: int, vocab_size: int, seed: int) -> list[SampleInput]:
@@ -38,9 +45,15 @@ def inputs_for(num_rows: int, vocab_size: int, seed: int) -> list[SampleInput]:
             presence_penalty=rng.choice([0.0, 0.6]) if is_penalized else 0.0,
         )
 
+    def told(asked: SamplingParams) -> SamplingParams:
+        if asked.logprobs is None or rng.random() < 0.7:
+            return asked
+        listed = tuple(dict.fromkeys(rng.choices(range(vocab_size), k=5)))
+        return replace(asked, logprobs=len(listed), logprob_token_ids=listed)
+
     return [
         SampleInput(
-            params(),
+            told(params()),
             seed=rng.randrange(-(2**63), 2**63),
             position=rng.randrange(2**40),
             seen=seen_tokens(ids(40), ids(30)),

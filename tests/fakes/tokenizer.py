@@ -52,6 +52,8 @@ class ByteTokenizer:
             if message["role"] not in ("system", "user", "assistant", "tool"):
                 raise InvalidRequestError(f"unexpected role {message['role']!r}", "messages")
             text += f"{TURN_TEXT}{message['role']}\n{message['content']}"
+            if message.keys() & {"reasoning_content", "tool_calls"}:
+                text += f"{message.get('reasoning_content')}{message.get('tool_calls')}"
         if add_generation_prompt:
             text += f"{TURN_TEXT}assistant\n"
         return text

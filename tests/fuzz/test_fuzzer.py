@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,27 @@ from pathlib import Path
 import pytest
 
 from lora_serve.config import EngineConfig, ModelConfig
+from lora_serve.fuzz.answers import Heard
 from lora_serve.fuzz.fuzzer import Fuzzer
 from lora_serve.fuzz.generate import Scope, make_trace
 from lora_serve.fuzz.reference import ColdEngine
-from lora_serve.fuzz.trace import Ask, ConcurrentCalls, Load, Reset, Unload, load_trace, save_trace
+from lora_serve.fuzz.runners import TraceRun
+from lora_serve.fuzz.trace import (
+    Ask,
+    Chat,
+    ConcurrentCalls,
+    Load,
+    Pause,
+    Reset,
+    Trace,
+    Unload,
+    load_trace,
+    save_trace,
+)
 from lora_serve.fuzz.versions import write_versions
+from lora_serve.identity import BASE_MODEL
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.structured_outputs import StructuredOutput
 from tests.fakes.lone_runner import LoneRunner
 
 BLOCK_SIZE = 16
@@ -77,6 +94,50 @@ def test_a_seed_gives_one_trace(scope: Scope) -> None:
     assert make_trace(3, scope) != make_trace(4, scope)
 
 
+def test_the_right_answer_of_a_chat_reasons_before_its_grammar_as_a_servers_does(
+    cold: ColdEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, markers = cold._llm, {"<think>": [80], "</think>": [81]}
+    encode = llm._encode
+    monkeypatch.setattr(llm, "_encode", lambda text: markers.get(text) or encode(text))
+    monkeypatch.setattr(llm.tokenizer._hf, "chat_template", "hi{# </think> #}<think>")
+    params = SamplingParams(
+        max_tokens=9, logit_bias={81: 100.0}, structured_outputs=StructuredOutput.of(choice=["no"])
+    )
+    (choice,) = cold.answer(Ask(prompt=Chat((("user", "hi"),)), params=params), BASE_MODEL).choices
+    assert choice.token_ids[0] == 81
+    assert llm.tokenizer.decode(choice.token_ids[1:]) == "no"
+
+
+class SpoilsEmbeddings(LoneRunner):
+    """Gives each embedding's first value another sign."""
+
+    def play(self, trace: Trace) -> TraceRun:
+        run = super().play(trace)
+        for record in run.records:
+            if isinstance(record, Heard):
+                for choice in record.choices.values():
+                    values = bytearray(base64.b64decode(choice.embedding))
+                    values[3:4] = bytes(value ^ 128 for value in values[3:4])
+                    choice.embedding = base64.b64encode(values).decode()
+        return run
+
+
+def test_traces_ask_for_embeddings_which_are_judged(cold: ColdEngine, scope: Scope) -> None:
+    trace = make_trace(1, scope)
+    asks = [event for event in trace.events if isinstance(event, Ask)]
+    assert 0 < sum(ask.pooling is not None for ask in asks) < len(asks) / 2
+    spoiling = SpoilsEmbeddings(cold, cold.digests)
+    verdict = Fuzzer(spoiling, cold, BLOCK_SIZE).check(trace)
+    wrong = {finding.event for finding in verdict.findings}
+    given = {
+        index
+        for index, (event, record) in enumerate(zip(trace.events, verdict.run.records, strict=True))
+        if isinstance(event, Ask) and event.pooling is not None and record.is_whole
+    }
+    assert wrong == given != set()
+
+
 def test_traces_send_admin_calls_at_once_and_are_kept_with_them(
     scope: Scope, tmp_path: Path
 ) -> None:
@@ -85,6 +146,15 @@ def test_traces_send_admin_calls_at_once_and_are_kept_with_them(
     assert {len(event.calls) for event in concurrent} == {2, 3}
     assert {type(call) for event in concurrent for call in event.calls} == {Load, Unload, Reset}
     assert any(not load.in_place for trace in traces for load in trace.loads)
+    for trace in traces:
+        save_trace(trace, tmp_path / "trace.json")
+        assert load_trace(tmp_path / "trace.json") == trace
+
+
+def test_traces_pause_servers_and_are_kept_with_that(scope: Scope, tmp_path: Path) -> None:
+    traces = [make_trace(seed, scope) for seed in range(20)]
+    pauses = [event for trace in traces for event in trace.events if isinstance(event, Pause)]
+    assert {pause.mode for pause in pauses} == {"keep", "wait"}
     for trace in traces:
         save_trace(trace, tmp_path / "trace.json")
         assert load_trace(tmp_path / "trace.json") == trace

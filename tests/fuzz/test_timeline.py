@@ -16,6 +16,7 @@ from lora_serve.fuzz.trace import (
 )
 
 Step = tuple[Event, float, float, int]
+UNLOAD, RESET, RESET_ALL = Unload(lora_name="red"), Reset(lora_name="red"), Reset()
 
 
 def timeline(*steps: Step) -> Timeline:
@@ -62,16 +63,29 @@ def test_kills_count_until_there_is_another_engine() -> None:
 
 
 def test_a_reset_divides_those_before_it_from_those_after_it() -> None:
-    line = timeline((Reset(lora_name="red"), 10, 20, 200))
+    line = timeline(load(0, 1, 2), (Reset(lora_name="red"), 10, 20, 200))
+    assert line.impossible == []
     assert line.was_reset_between("red", 5, 25)
     assert not line.was_reset_between("red", 15, 25)
     assert not line.was_reset_between("red", 5, 15)
     assert not line.was_reset_between("blue", 5, 25)
 
 
+@pytest.mark.parametrize(
+    ("is_loaded", "status", "is_possible"),
+    [(True, 200, True), (True, 404, False), (False, 404, True), (False, 200, False)],
+)
+def test_a_reset_by_name_is_done_where_the_name_is_there_and_refused_where_not(
+    is_loaded: bool, status: int, is_possible: bool
+) -> None:
+    before = [load(0, 1, 2)] if is_loaded else []
+    line = timeline(*before, (RESET, 10, 20, status), (RESET_ALL, 30, 40, 200))
+    assert (line.impossible == []) is is_possible
+    assert line.versions("red", 50, 60) == ({0} if is_loaded else {ABSENT})
+
+
 # ── concurrent calls ────────────────────────────────────────────────────────────────────────
 
-UNLOAD, RESET = Unload(lora_name="red"), Reset(lora_name="red")
 LOAD_1, LOAD_2 = (Load(lora_name="red", version=version) for version in (1, 2))
 NEW_1, NEW_2 = (Load(lora_name="red", version=version, in_place=False) for version in (1, 2))
 

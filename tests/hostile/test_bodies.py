@@ -12,7 +12,8 @@ from fastapi import FastAPI
 from hypothesis import strategies as st
 
 from lora_serve.config import ServerConfig
-from lora_serve.server.http.app import create_app
+from lora_serve.server.anthropic.messages import MESSAGES_PATH
+from lora_serve.server.app import create_app
 from tests.fakes.engine import FakeEngine, fake_config
 from tests.hostile.harness import run_long, run_quick
 from tests.hostile.mutations import harmed, json_texts
@@ -36,15 +37,19 @@ CASES = st.one_of(
 )
 
 
-def check_answer(response: httpx.Response) -> None:
+def check_answer(url: str, response: httpx.Response) -> None:
     assert response.status_code in STATUSES, response.text
     if response.status_code == 200:
         return
     body = response.json()
-    assert set(body) == {"error"}
     error = body["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert error["code"] == response.status_code
+    if url.startswith(MESSAGES_PATH):  # Anthropic's shape
+        assert set(body) == {"type", "error", "request_id"}
+        assert set(error) == {"type", "message"}
+    else:
+        assert set(body) == {"error"}
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["code"] == response.status_code
     assert 0 < len(error["message"]) < 3000
     assert "Traceback" not in error["message"]
 
@@ -69,7 +74,7 @@ async def _post(apps: list[FastAPI], case: object) -> None:
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             async with asyncio.timeout(ANSWER_SECONDS):
                 headers = {"Content-Type": "application/json"}
-                check_answer(await client.post(url, content=content, headers=headers))
+                check_answer(url, await client.post(url, content=content, headers=headers))
 
 
 def test_no_body_harms_the_server(check: Callable[[object], None]) -> None:

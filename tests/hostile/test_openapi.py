@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from lora_serve.demo.server_process import ServerProcess
-from lora_serve.server.openapi import OPERATIONS
+from lora_serve.server.routes import OPERATIONS
 from tests.fakes.engine import FakeEngine
 from tests.hostile.harness import run_long, run_quick
 from tests.server.clients import serving
@@ -98,5 +98,7 @@ def test_answers_are_as_documented(cases: Cases, name: str) -> None:
 
 @pytest.mark.slow
 def test_answers_of_a_real_engine_are_as_documented_for_minutes(server: ServerProcess) -> None:
-    assert run_long(st.one_of(*cases_of(server.base_url).values()), check)
+    cases = cases_of(server.base_url)
+    del cases["post /pause"]  # what is asked after it would wait
+    assert run_long(st.one_of(*cases.values()), check)
     assert server.is_running, server.last_log_lines()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import tracemalloc
 
 import pytest
 
+from lora_serve.server.openai.tool_fields import parse_arguments
+from lora_serve.server.responses.items import CallItem
 from tests.fakes.engine import FakeEngine
 from tests.hostile.test_bodies import ROUTES
 from tests.server.clients import client_for, error_of
@@ -37,3 +40,68 @@ async def test_no_body_takes_memory_many_times_its_size(url: str, filling: str) 
             tracemalloc.stop()
     assert "the body holds" in str(error_of(response, 400)["message"])
     assert peak < MAX_PEAK
+
+
+HI = {"role": "user", "content": "hi"}
+
+
+def past_call(arguments: object) -> dict[str, object]:
+    call = {"type": "function", "id": "c", "function": {"name": "f", "arguments": arguments}}
+    return {"messages": [HI, {"role": "assistant", "tool_calls": [call]}, HI]}
+
+
+def past_item(arguments: object) -> dict[str, object]:
+    return {
+        "input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}]
+    }
+
+
+def past_use(arguments: object) -> dict[str, object]:
+    use = {"type": "tool_use", "id": "c", "name": "f", "input": arguments}
+    messages = [HI, {"role": "assistant", "content": [use]}, HI]
+    return {"model": "base/model", "messages": messages, "max_tokens": 1}
+
+
+LISTS = '{"a":[' + "[]," * (BODY_BYTES // 4) + "[]]}"
+NUMBERS: dict[str, object] = {"a": [1.5] * (BODY_BYTES // 4)}
+
+
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        ("/v1/chat/completions", past_call(LISTS)),
+        ("/v1/responses", past_item(LISTS)),
+        ("/v1/chat/completions", past_call("x" * BODY_BYTES + "x")),
+        ("/v1/messages", past_use(NUMBERS)),
+        ("/v1/chat/completions", {"messages": [HI], "chat_template_kwargs": NUMBERS}),
+        ("/v1/responses", {"input": "hi", "chat_template_kwargs": NUMBERS}),
+        (
+            "/v1/messages",
+            {**past_use({}), "chat_template_kwargs": NUMBERS},
+        ),
+    ],
+)
+async def test_json_within_a_body_is_bounded_too(url: str, body: dict[str, object]) -> None:
+    async with client_for(FakeEngine(max_model_len=2**22)) as client:
+        error = error_of(await client.post(url, json=body), 400)
+    assert "shorten it" in str(error["message"])
+
+
+async def test_a_conversation_is_copied_only_as_often_as_it_is_tried() -> None:
+    """Each of 4,096 turns may be the first that fits; all these lists would take 64 MiB."""
+    body = {"input": [HI] * 4096, "truncation": "auto"}
+    async with client_for(FakeEngine()) as client:
+        tracemalloc.start()
+        try:
+            assert (await client.post("/v1/responses", json=body)).status_code == 200
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak < 32 * 2**20
+
+
+def test_what_a_call_keeps_is_counted() -> None:
+    """Its arguments are kept as an object, many times as large as their text."""
+    arguments = parse_arguments('{"a":[' + "[]," * 9999 + "[]]}")
+    taken = sys.getsizeof(arguments.value["a"]) + sum(map(sys.getsizeof, arguments.value["a"]))
+    assert CallItem("c", "f", arguments).num_bytes > taken

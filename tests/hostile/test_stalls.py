@@ -38,6 +38,8 @@ WORST: list[tuple[str, dict[str, object]]] = [
             "max_tokens": 100,
         },
     ),
+    ("/v1/embeddings", {"input": [[97]] * 2048}),
+    ("/v1/embeddings", {"input": [TEXT] * 2048, "encoding_format": "base64"}),
     ("/tokenize", {"prompt": TEXT, "return_token_strs": True}),
     ("/detokenize", {"tokens": [97] * 2**17}),
 ]

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from lora_serve.llm import LLM
+from lora_serve.outputs import EmbeddingOutput
+from lora_serve.pooling import PoolingParams
 from lora_serve.prompts import TokensPrompt
 from lora_serve.sampling_params import SamplingParams
 from tests.test_llm import bits
@@ -141,3 +143,19 @@ def test_no_setting_changes_a_bit(
     assert warm == alone
     if "num_gpu_blocks_override" not in settings:
         assert num_cached >= 3 * 32
+
+
+LAST, MEAN = PoolingParams(), PoolingParams(pooling_type="MEAN")
+
+
+def test_embeddings_are_exact_too(model_path: Path, adapter_paths: list[Path]) -> None:
+    prompt = TokensPrompt(tuple(CASES[0][1]))
+
+    def embed(**settings: Any) -> list[EmbeddingOutput]:
+        with make_llm(model_path, adapter_paths, enforce_eager=True, **settings) as llm:
+            return llm.embed([prompt] * 2, [MEAN, LAST], lora_name="a")
+
+    expected = embed(enable_prefix_caching=False, max_num_seqs=1)
+    mean, last = embed(max_num_batched_tokens=24, async_scheduling=True)
+    assert [mean.embedding, last.embedding] == [output.embedding for output in expected]
+    assert (mean.num_cached_tokens, last.num_cached_tokens) == (0, 32)

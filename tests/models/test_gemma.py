@@ -161,7 +161,7 @@ def test_every_fact_shows_in_the_logits(
 
 def test_capped_logits_are_not_screened(directories: dict[str, Path]) -> None:
     """Two that are apart can be equal once capped and rounded; then the first counts."""
-    ops = replace(REFERENCE, pack_screen=lambda weight, packed: lambda hidden: [0] * len(hidden))
+    ops = replace(REFERENCE, pack_screen=lambda weight, packed: lambda hidden, _: [0] * len(hidden))
     assert BareModel(directories["gemma2"], ops, torch.float32).model.screened_argmax is None
     assert BareModel(directories["gemma3"], ops, torch.float32).model.screened_argmax is not None
 

@@ -31,12 +31,14 @@ class Screening:
     finds: Sequence[int] = (3,)
     num_asked: int = 0
     packed: list[Tensor] = field(default_factory=list)
+    bitmasks: Sequence[bytes | None] = ()
 
     def ops(self) -> Ops:
         return replace(REFERENCE, pack_screen=self._pack, runtime=Runtime("cpu"))
 
-    def find(self, hidden: Tensor) -> list[int]:
+    def find(self, hidden: Tensor, bitmasks: Sequence[bytes | None]) -> list[int]:
         self.num_asked += 1
+        self.bitmasks = list(bitmasks)
         return list(self.finds)
 
     def _pack(self, weight: Tensor, packed: object) -> ScreenedArgmax:
@@ -97,6 +99,13 @@ def test_states_in_question_are_asked_about_less_and_less_often() -> None:
     assert kernel.num_asked == before + 1
 
 
+def test_a_token_is_looked_for_among_those_that_a_grammar_allows() -> None:
+    kernel = Screening((3, 7))
+    inputs = [PLAIN, SampleInput(GREEDY, 0, 5, bitmask=b"\x80")]
+    assert LMHeadScreening(kernel.find).sample(torch.zeros(2, 16), inputs) is not None
+    assert kernel.bitmasks == [None, b"\x80"]
+
+
 def test_many_rows_need_all_logits() -> None:
     kernel = Screening((3,) * 65)
     assert tokens_of(LMHeadScreening(kernel.find), 65) is None
@@ -130,7 +139,7 @@ def test_a_plain_greedy_request_is_screenable() -> None:
         SampleInput(msgspec.structs.replace(GREEDY, repetition_penalty=1.1), 0, 5),
         SampleInput(msgspec.structs.replace(GREEDY, presence_penalty=0.1), 0, 5),
         SampleInput(GREEDY, 0, 5, banned_token_ids=(2,)),
-        SampleInput(GREEDY, 0, 5, bitmask=b"\xff"),
+        SampleInput(GREEDY, 0, 5, bitmask=b"\xff", banned_token_ids=(2,)),
     ],
 )
 def test_others_need_all_logits(item: SampleInput) -> None:

@@ -10,7 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lora_serve.config.model import LOGPROBS_MODES
 from lora_serve.sampling.contract import Sampler
+from lora_serve.sampling.logprobs_mode import LogprobsMode
 from lora_serve.sampling.select import select_sampler
 from lora_serve.sampling.specification.logprobs import token_logprobs
 from lora_serve.sampling.specification.philox import random_bits
@@ -46,6 +48,17 @@ def test_any_choices_give_what_the_specification_gives(
         logits = normal(40, vocab_size, dtype=dtype) * scale
         inputs = inputs_for(40, vocab_size, seed=vocab_size)
         assert sampler.sample(logits, inputs).wait() == sample(logits, inputs)
+
+
+@pytest.mark.parametrize("name", LOGPROBS_MODES)
+@pytest.mark.parametrize("vocab_size", [1, 17, 513])
+def test_every_mode_of_logprobs_is_that_of_the_specification(name: str, vocab_size: int) -> None:
+    mode = LogprobsMode.named(name)
+    sampler = select_sampler(cpu.load(num_threads=3), mode)
+    logits, inputs = normal(60, vocab_size, dtype=torch.bfloat16) * 4, inputs_for(60, vocab_size, 8)
+    assert sampler.sample(logits, inputs).wait() == sample(logits, inputs, mode)
+    given = token_logprobs(logits, [0] * 60, 3, as_logits=mode.is_logits)
+    assert sampler.token_logprobs(logits, [0] * 60, 3) == given
 
 
 @settings(max_examples=60, deadline=None)

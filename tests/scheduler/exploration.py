@@ -101,12 +101,13 @@ def explore(first: World, most_states: int = 100_000) -> int:
 def _a_request_idles(world: World) -> bool:
     """Whether a request neither fetches nor may wait for weights, where steps change nothing.
 
-    A load that is slow may never end: only requests of its own adapter wait for it.
+    A load that is slow may never end: only requests of its own adapter wait for it. What a pause
+    keeps waits for its end.
     """
-    if len(world.memory.loading) > len(world.memory.slow):
+    if world.scheduler.is_at_rest or len(world.memory.loading) > len(world.memory.slow):
         return False
     return any(
-        request.status is not RequestStatus.FETCHING
+        request.status not in (RequestStatus.FETCHING, RequestStatus.HELD)
         and request.namespace.adapter not in world.memory.slow
         for request in world.requests
     )

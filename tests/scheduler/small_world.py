@@ -3,8 +3,8 @@
 The scheduler, the KV manager, the queue, the LoRA slots, the writers and the connector are the real
 ones. What the world may do at any moment: a request arrives, in any order; any request is aborted;
 KV is reset; an adapter's weights arrive, turn out to be lost, or are long on their way; a fetch
-ends, well or badly; a step runs, or, where steps overlap, the next one is planned or the oldest one
-reported.
+ends, well or badly; the scheduler is paused, with or without a drain, and resumed; a step runs, or,
+where steps overlap, the next one is planned or the oldest one reported.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from lora_serve.kv_groups import KVGroup, tokens_in_flight
 from lora_serve.kv_tiers.base import TierNamespace
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.scheduler.lora_slots import LoRASlots
+from lora_serve.scheduler.pause import Pause, PauseState
 from lora_serve.scheduler.queue import Slots, WaitingQueue
 from lora_serve.scheduler.request import Request
 from lora_serve.scheduler.scheduler import Scheduler
@@ -145,6 +146,7 @@ class World:
 
     left_to_ask: indices into asked, which name the requests. resets: what KV may be reset: that of
     an adapter once, because its next generation begins then; EVERYTHING again and again.
+    num_pauses: how many may yet be begun.
     """
 
     def __init__(
@@ -165,6 +167,8 @@ class World:
         writers_class: type[PendingWrites[Request]] = PendingWrites,
         queue_class: type[WaitingQueue] = WaitingQueue,
         groups: Sequence[KVGroup] = (KVGroup(),),
+        num_pauses: int = 0,
+        pause_class: type[Pause] = Pause,
     ) -> None:
         config = SchedulerConfig(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, fair_share=fair_share
@@ -194,13 +198,19 @@ class World:
             scheduler._queue = queue_class(slots)
         scheduler._queue._slots = slots
         scheduler._slots = seats_class(1, slots, scheduler._queue, self.memory)
-        scheduler._writers = writers_class()
+        scheduler._shared.writers = writers_class()
+        scheduler._pause = pause_class()
         self.is_overlapped = is_overlapped
         self.in_flight: deque[SchedulerOutput] = deque()
         self.asked = tuple(asked)
         self.left_to_ask = list(range(len(asked)))
         self.resets = tuple(resets)
         self.num_arrived = 0
+        self.num_pauses = num_pauses
+
+    @property
+    def is_paused(self) -> bool:
+        return self.scheduler._pause.state is not PauseState.NONE
 
     @property
     def requests(self) -> list[Request]:
@@ -226,7 +236,12 @@ class World:
             yield "report", World.report
 
     def endings(self) -> Iterator[Happening]:
-        """How what was begun elsewhere may end; in one of these ways it does."""
+        """How what was begun elsewhere may end; in one of these ways it does.
+
+        A pause ends once it has come to rest.
+        """
+        if self.scheduler.is_at_rest:
+            yield "resume", lambda world: world.scheduler.resume()
         for ref in self.memory.loading:
             yield f"{ref.name} is loaded", lambda world, ref=ref: world.finish_load(ref)
             yield f"{ref.name} is lost", lambda world, ref=ref: world.lose(ref)
@@ -252,6 +267,11 @@ class World:
             yield f"abort {name}", lambda world, name=name: world.abort(name)
         for scope in self.resets:
             yield f"reset {scope}", lambda world, scope=scope: world.reset(scope)
+        if self.num_pauses:
+            yield "pause", lambda world: world.pause(drains=False)
+            yield "drain", lambda world: world.pause(drains=True)
+        if self.is_paused:
+            yield "resume", lambda world: world.scheduler.resume()
         if self.store is not None and self.store.cancelled is not None:
             yield "late result", lambda world: world.store.give_late()
 
@@ -274,6 +294,10 @@ class World:
             )
         self.scheduler.reset_prefix_cache(lora_name)
         self.scheduler.check_invariants()
+
+    def pause(self, *, drains: bool) -> None:
+        self.num_pauses -= 1
+        self.scheduler.pause(drains=drains)
 
     def finish_load(self, ref: AdapterRef) -> None:
         self.memory.finish_load(ref)

@@ -152,7 +152,7 @@ def test_an_evicted_adapter_comes_back_and_its_kv_is_still_hit() -> None:
     assert engine.tokens("a warm") == answer("a")
 
 
-def test_an_evicted_adapter_whose_files_changed_is_refused_and_names_the_path() -> None:
+def test_an_evicted_adapter_whose_files_changed_is_refused() -> None:
     engine = OracleEngine(max_loras=1, max_cpu_loras=1)
     for name in ("a", "b"):
         engine.load(name, f"/{name}", name)
@@ -165,7 +165,7 @@ def test_an_evicted_adapter_whose_files_changed_is_refused_and_names_the_path() 
     error = engine.last("a").error
     assert error is not None
     assert error.kind == "AdapterChangedError"
-    assert "/a" in error.message
+    assert "'a' have changed" in error.message
     assert engine.tokens("b again") == answer("b")
 
 

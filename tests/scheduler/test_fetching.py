@@ -9,7 +9,13 @@ import pytest
 
 from lora_serve.config import KVTierConfig
 from lora_serve.fuzz.oracle.engine import OracleEngine
-from lora_serve.fuzz.oracle.executor import UNWRITTEN, OracleExecutor, lone_answer
+from lora_serve.fuzz.oracle.executor import (
+    UNWRITTEN,
+    OracleExecutor,
+    lone_answer,
+    lone_pooled,
+    lone_prompt_logprobs,
+)
 from lora_serve.fuzz.oracle.tier_store import Faults, OracleTierStore
 from lora_serve.identity import BASE_MODEL, Everything
 from lora_serve.kv.fetches import Fetches
@@ -17,6 +23,7 @@ from lora_serve.kv.saves import PendingSaves
 from lora_serve.kv.tiered_connector import TieredConnector
 from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.messages import AbortRequests, LoadAdapter, ResetPrefixCache, UnloadAdapter
+from lora_serve.pooling import PoolingParams
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.scheduler.request import Request
 from lora_serve.step import ModelRunnerOutput, SchedulerOutput
@@ -96,6 +103,37 @@ def test_a_prompt_that_shares_the_beginning_only_fetches_its_own_end() -> None:
     assert engine.tokens("b") == lone_answer(OTHER_TAIL, b"", 4)
     assert engine.num_cached("b") == SHARED
     assert [len(hashes) for hashes in store.fetched] == [12, 6]
+
+
+def engine_where_a_longer_fetch_is_in_flight() -> OracleEngine:
+    store = stored(faults=Faults(delay=3))
+    engine = OracleEngine(store=store, num_blocks=200, policy="priority")
+    engine.add("long", LONG, priority=5)
+    engine.step()
+    return engine
+
+
+def test_prompt_logprobs_take_no_more_of_a_joined_fetch_than_they_may_find() -> None:
+    engine = engine_where_a_longer_fetch_is_in_flight()
+    params = SamplingParams(max_tokens=4, seed=1, prompt_logprobs=0, prompt_logprob_start=40)
+    engine.add("scored", LONG, params=params, priority=1)
+    engine.step()
+    assert engine.core.scheduler.num_fetching == 2
+    engine.run()
+    scored = [one for output in engine.outputs["scored"] for one in output.prompt_logprobs]
+    assert scored == lone_prompt_logprobs(LONG, b"", 40)
+    assert engine.num_cached("scored") == 32
+
+
+def test_the_last_token_of_whole_blocks_is_computed_even_if_a_joined_fetch_has_it() -> None:
+    engine = engine_where_a_longer_fetch_is_in_flight()
+    nothing, whole_blocks = SamplingParams(max_tokens=0, seed=1), LONG[:96]
+    engine.add("last", whole_blocks, params=nothing, pooling=PoolingParams(), priority=1)
+    engine.step()
+    assert engine.core.scheduler.num_fetching == 2
+    engine.run()
+    assert engine.pooled("last") == lone_pooled(whole_blocks, b"", PoolingParams())
+    assert engine.num_cached("last") == 80
 
 
 def test_others_run_while_one_waits_for_its_fetch() -> None:

@@ -13,6 +13,7 @@ from lora_serve.kv.writers import PendingWrites
 from lora_serve.kv_groups import KVGroup
 from lora_serve.scheduler.in_flight import ScheduledPair, StepsInFlight
 from lora_serve.scheduler.lora_slots import LoRASlots
+from lora_serve.scheduler.pause import Pause, PauseState
 from lora_serve.scheduler.queue import WaitingQueue
 from lora_serve.scheduler.request import Request
 from tests.scheduler.exploration import assert_what_is_alike_goes_on_alike, explore
@@ -154,6 +155,57 @@ def test_no_request_waits_for_ever_in_a_larger_world(is_overlapped: bool) -> Non
 @pytest.mark.parametrize("name", WORLDS)
 def test_no_request_waits_for_ever_where_steps_of_three_requests_overlap(name: str) -> None:
     assert explore(World(WORLDS[name], num_blocks=3, is_overlapped=True)) > 80
+
+
+PAUSED_WORLDS = {
+    "two adapters and one LoRA slot": [Asked(RED, SHARED), Asked(BLUE, OTHER)],
+    "answers that outgrow the pool": [Asked(BASE_MODEL, (n, n), 4) for n in range(2)],
+    "base beside an adapter": [Asked(BASE_MODEL, SHARED), Asked(RED, OTHER, 3)],
+}
+
+
+@pytest.mark.parametrize("name", PAUSED_WORLDS)
+@pytest.mark.parametrize("is_overlapped", [False, True])
+def test_every_pause_comes_to_rest_and_loses_no_request(name: str, is_overlapped: bool) -> None:
+    world = World(PAUSED_WORLDS[name], num_blocks=3, is_overlapped=is_overlapped, num_pauses=1)
+    assert explore(world) > 100
+
+
+def test_pauses_may_follow_each_other() -> None:
+    asked = [Asked(BASE_MODEL, SHARED, 1), Asked(RED, OTHER, 1)]
+    assert explore(World(asked, num_blocks=3, num_pauses=2)) > 100
+
+
+def test_a_pause_comes_to_rest_where_shares_are_fair() -> None:
+    asked = PAUSED_WORLDS["two adapters and one LoRA slot"]
+    world = World(asked, num_blocks=3, max_num_seqs=1, fair_share="adapter", num_pauses=1)
+    assert explore(world) > 100
+
+
+def test_paused_worlds_of_one_essence_go_on_alike() -> None:
+    asked = PAUSED_WORLDS["answers that outgrow the pool"]
+    assert_what_is_alike_goes_on_alike(World(asked, num_blocks=3, num_pauses=1))
+
+
+class LosesHeldRequests(Pause):
+    def enter(self, state: PauseState) -> list[Request]:
+        super().enter(state)
+        return []
+
+
+class HoldsWhatHasBegun(Pause):
+    """A request that was preempted is held with those that never ran."""
+
+    def holds(self, request: Request) -> bool:
+        return self.is_draining
+
+
+@pytest.mark.parametrize("mutant", [LosesHeldRequests, HoldsWhatHasBegun])
+def test_exploration_finds_a_pause_that(mutant: type[Pause]) -> None:
+    asked = PAUSED_WORLDS["answers that outgrow the pool"]
+    world = World(asked, num_blocks=3, num_pauses=1, pause_class=mutant)
+    with pytest.raises(AssertionError, match="a request waits for ever"):
+        explore(world)
 
 
 class SleepsThroughCommits(PendingWrites[Request]):

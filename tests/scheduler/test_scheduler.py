@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from lora_serve.fuzz.oracle.engine import OracleEngine
-from lora_serve.fuzz.oracle.executor import EOS, lone_answer
+from lora_serve.fuzz.oracle.executor import EOS, lone_answer, lone_prompt_logprobs
 from lora_serve.messages import AbortRequests, ResetPrefixCache
 from lora_serve.sampling_params import SamplingParams
 
@@ -135,6 +135,22 @@ def test_prompt_logprobs_come_for_every_prompt_token_even_when_cached() -> None:
     assert engine.num_cached("a") == 0
 
 
+@pytest.mark.parametrize(
+    ("start", "num_cached"), [(0, 0), (31, 16), (32, 32), (33, 32), (len(LONG) - 1, 192)]
+)
+def test_what_stands_before_the_first_prompt_logprob_asked_for_may_be_cached(
+    start: int, num_cached: int
+) -> None:
+    engine = OracleEngine()
+    engine.add("warm", LONG)
+    engine.run()
+    engine.add("a", LONG, params=params(prompt_logprobs=0, prompt_logprob_start=start))
+    engine.run()
+    told = [entry for output in engine.outputs["a"] for entry in output.prompt_logprobs]
+    assert told == lone_prompt_logprobs(LONG, b"", start)
+    assert engine.num_cached("a") == num_cached
+
+
 def test_prompt_logprobs_are_told_once_across_a_preemption() -> None:
     engine = OracleEngine(num_blocks=11, max_num_batched_tokens=20)
     engine.add("old", [5, *range(20, 30)], params=params(max_tokens=150, ignore_eos=True))
@@ -142,8 +158,8 @@ def test_prompt_logprobs_are_told_once_across_a_preemption() -> None:
     engine.add("a", LONG[:150], params=params(prompt_logprobs=0, max_tokens=20))
     engine.run()
     assert engine.core.scheduler.totals.num_preemptions > 0
-    told = [entry.token_id for o in engine.outputs["a"] for entry in o.prompt_logprobs]
-    assert told == LONG[1:150]
+    told = [entry for output in engine.outputs["a"] for entry in output.prompt_logprobs]
+    assert told == lone_prompt_logprobs(LONG[:150], b"", 0)
 
 
 def test_stop_tokens_end_an_answer_but_not_before_min_tokens() -> None:
@@ -155,7 +171,9 @@ def test_stop_tokens_end_an_answer_but_not_before_min_tokens() -> None:
     engine.run()
     assert engine.tokens("stop") == answer[:3]
     assert engine.last("stop").stop_token_id == answer[2]
-    assert engine.tokens("min") == answer
+    told = engine.tokens("min")
+    assert (len(told), told[:2]) == (8, answer[:2])
+    assert answer[2] not in told[:5]
     banned = [
         sample.banned_token_ids
         for s in engine.executor.steps
@@ -231,9 +249,10 @@ def test_penalties_see_the_prompt_and_the_answer_so_far_but_no_embeddings() -> N
     penalised = params(repetition_penalty=1.2, ignore_eos=True)
     engine.add("text", [3, 4, 5], params=penalised)
     engine.add("embeds", [], embeds_rows=[b"12345678"] * 3, params=penalised)
+    engine.add("mixed", [3, 0, 4], embeds_rows=[b"", b"12345678", b""], params=penalised)
     engine.run()
     last = {r.request_id: r.asked.samples for r in engine.executor.steps[-1].requests}
-    for name, prompt in (("text", [3, 4, 5]), ("embeds", [])):
+    for name, prompt in (("text", [3, 4, 5]), ("embeds", []), ("mixed", [3, 4])):
         (sample,) = last[name]
         drawn = Counter(engine.tokens(name)[:-1])
         seen = dict(zip(sample.seen.token_ids, sample.seen.num_drawn, strict=True))

@@ -34,7 +34,7 @@ from tests.scheduler.small_world import World
 
 def everything(world: World) -> Hashable:
     """All that could decide what can happen next, as it is named."""
-    scheduler, pool, writers = world.scheduler, world.kv.pool, world.scheduler._writers
+    scheduler, pool, writers = world.scheduler, world.kv.pool, world.scheduler._shared.writers
     requests = tuple(
         (
             *(r.request_id, r.sort_key, r.status, r.num_computed_tokens, tuple(r.token_ids)),
@@ -48,6 +48,7 @@ def everything(world: World) -> Hashable:
     return (
         requests,
         *(world.asked, tuple(world.left_to_ask), world.resets),
+        (scheduler._pause.state, world.num_pauses),
         tuple(pool._free),
         tuple((block.ref_cnt, block.block_hash, block.group) for block in pool.blocks),
         tuple((h, who.request_id) for h, who in writers._writer.items()),
@@ -66,7 +67,7 @@ def everything(world: World) -> Hashable:
 
 def essence(world: World) -> Hashable:
     """What decides what can happen next: equal for worlds that differ in nothing else."""
-    scheduler, pool, writers = world.scheduler, world.kv.pool, world.scheduler._writers
+    scheduler, pool, writers = world.scheduler, world.kv.pool, world.scheduler._shared.writers
     place = {request: index for index, request in enumerate(world.requests)}
     wanted = _wanted_hashes(world)
     blocks: dict[int, int] = {}  # that requests hold, by which came first
@@ -80,6 +81,7 @@ def essence(world: World) -> Hashable:
         requests,
         frozenset(Counter(world.asked[number] for number in world.left_to_ask).items()),
         world.resets,
+        (scheduler._pause.state, world.num_pauses),
         tuple(hash_of[block_id] for block_id in pool._free),
         tuple(hash_of[block_id] for block_id in blocks),
         frozenset((h, place.get(who)) for h, who in writers._writer.items()),

@@ -16,8 +16,9 @@ from starlette.routing import BaseRoute, Route
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from lora_serve.config import ServerConfig
+from lora_serve.server.app import create_app, http_config
+from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.acceptor import AcceptingServer
-from lora_serve.server.http.app import create_app, http_config
 from lora_serve.server.http.connections import Connections
 from tests.fakes.engine import FakeEngine
 
@@ -25,7 +26,7 @@ Json = dict[str, object]
 T = TypeVar("T")
 
 
-def client_for(engine: FakeEngine, config: ServerConfig | None = None) -> httpx.AsyncClient:
+def client_for(engine: Engine, config: ServerConfig | None = None) -> httpx.AsyncClient:
     """A client in memory. An exception that leaves the application fails the test."""
     app = create_app(engine, config or ServerConfig())
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
@@ -63,9 +64,15 @@ def events(text: str) -> list[Json]:
 
 
 def error_of(response: httpx.Response, status: int) -> Json:
-    """The error of an answer, which has OpenAI's shape and this status."""
+    """The error of an answer, which has this status, and the shape of the route's API."""
     assert response.status_code == status, response.text
     body = response.json()
+    if f"{response.request.url.path}/".startswith("/v1/messages/"):
+        assert set(body) == {"type", "error", "request_id"}
+        assert body["type"] == "error"
+        assert body["request_id"] == response.headers["request-id"]
+        assert set(body["error"]) == {"type", "message"}
+        return body["error"]
     assert set(body) == {"error"}
     error = body["error"]
     assert set(error) == {"message", "type", "param", "code"}

@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from lora_serve.config import ServerConfig
-from lora_serve.server.http.app import create_app
-from lora_serve.server.openapi import OPERATIONS, Operation
+from lora_serve.server.app import create_app
+from lora_serve.server.openai.protocol import CompletionBody, EmbeddingBody
+from lora_serve.server.routes import OPERATIONS, Operation
+from lora_serve.server.sagemaker.protocol import InvocationBody
 from tests.fakes.engine import FakeEngine, fake_config
 from tests.server.clients import error_of
 
-ROUTES = {each.path: each for each in OPERATIONS if each.body is not None}
+# But for pauses: a server that is paused answers nothing more (tests/server/admin/test_pauses.py).
+ROUTES = {each.path: each for each in OPERATIONS if each.body is not None and each.path != "/pause"}
 
 # Surrogates too: json.dumps writes them as escapes, which JSON's grammar allows.
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=12)
@@ -63,10 +66,93 @@ FUNCTIONS = st.fixed_dictionaries(
 TOOLS = st.lists(
     st.fixed_dictionaries({"type": st.just("function"), "function": FUNCTIONS}), max_size=3
 )
+PARTS = st.lists(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["input_text", "output_text", "x"])}, optional={"text": TEXTS}
+    ),
+    max_size=2,
+)
+ITEMS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "type": st.sampled_from(
+                ["message", "reasoning", "function_call", "function_call_output"]
+            )
+        },
+        optional={
+            "role": st.sampled_from(["system", "user", "assistant", "developer", "wizard"]),
+            "content": TEXTS | PARTS | VALUES,
+            "call_id": TEXTS,
+            "name": TEXTS,
+            "arguments": ARGUMENTS,
+            "output": TEXTS | PARTS,
+            "summary": PARTS,
+        },
+    ),
+    max_size=3,
+)
 PROMPTS = TEXTS | st.lists(st.integers(-1, 270), max_size=5) | st.lists(TEXTS, max_size=3)
+BLOCKS = st.lists(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["text", "tool_use", "tool_result", "thinking", "image"])},
+        optional={
+            "text": TEXTS,
+            "id": TEXTS,
+            "name": TOOL_NAMES,
+            "input": VALUES | st.just({}),
+            "tool_use_id": TEXTS,
+            "content": TEXTS | VALUES,
+            "is_error": st.booleans(),
+            "thinking": TEXTS,
+            "cache_control": VALUES,
+        },
+    ),
+    max_size=3,
+)
+ANTHROPIC_MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {
+            "role": st.sampled_from(["user", "assistant", "system", "wizard"]),
+            "content": TEXTS | BLOCKS,
+        }
+    ),
+    max_size=3,
+)
+ANTHROPIC_TOOLS = st.lists(
+    st.fixed_dictionaries(
+        {"name": TOOL_NAMES, "input_schema": VALUES | st.just({"type": "object"})},
+        optional={"type": st.sampled_from(["custom", "bash_20250124"]), "description": TEXTS},
+    ),
+    max_size=3,
+)
+ANTHROPIC: dict[str, SearchStrategy[object]] = {
+    "messages": ANTHROPIC_MESSAGES,
+    "system": TEXTS | BLOCKS,
+    "tools": ANTHROPIC_TOOLS,
+    "tool_choice": st.fixed_dictionaries(
+        {"type": st.sampled_from(["auto", "any", "tool", "none", "other"])},
+        optional={"name": TOOL_NAMES, "disable_parallel_tool_use": st.booleans()},
+    ),
+    "thinking": st.fixed_dictionaries(
+        {"type": st.sampled_from(["enabled", "disabled", "adaptive"])},
+        optional={"budget_tokens": st.integers(0, 2000)},
+    ),
+    "output_config": st.fixed_dictionaries(
+        {},
+        optional={
+            "effort": st.sampled_from(["low", "max", "huge"]),
+            "format": st.builds(lambda s: {"type": "json_schema", "schema": s}, VALUES),
+        },
+    ),
+    "stop_sequences": st.lists(TEXTS, max_size=3),
+}
 LIKELY: dict[str, SearchStrategy[object]] = {
     "prompt": PROMPTS | st.lists(PROMPTS, max_size=2),
     "messages": MESSAGES,
+    "previous_response_id": TEXTS,
+    "background": st.booleans(),
+    "include": st.just(["message.output_text.logprobs"]),
+    "text": st.fixed_dictionaries({}, optional={"format": VALUES | st.just({"type": "text"})}),
     "model": st.sampled_from(["base/model", "alias", "nobody", "alias:x", ""]),
     "lora_name": TEXTS,
     "lora_path": st.sampled_from(["/nowhere", "", "/etc/passwd", "\0", "../x"]),
@@ -79,11 +165,19 @@ LIKELY: dict[str, SearchStrategy[object]] = {
     "max_tokens": st.integers(-1, 600),
     "logprobs": st.booleans() | st.integers(-1, 21),
     "top_logprobs": st.integers(-1, 21),
+    "logprob_token_ids": st.lists(st.integers(-1, 270), max_size=5),
+    "allowed_token_ids": st.lists(st.integers(-1, 270), max_size=5),
+    "bad_words": TEXTS | st.lists(TEXTS, max_size=3),
+    "prompt_logprob_start": st.integers(-1, 9),
+    "prompt_logprobs_last_n": st.integers(-1, 9),
     "tools": TOOLS,
     "tool_choice": st.sampled_from(["none", "auto", "required", "other"])
     | st.builds(lambda name: {"type": "function", "function": {"name": name}}, TOOL_NAMES),
     "parallel_tool_calls": st.booleans(),
     "reasoning_effort": st.sampled_from(["none", "high", "huge"]),
+    "input": PROMPTS | st.lists(PROMPTS, max_size=2) | ITEMS,
+    "dimensions": st.integers(-1, 9),
+    "encoding_format": st.sampled_from(["float", "base64", "bytes"]),
     "prompt_embeds": TEXTS | st.just("AAAA"),
 }
 
@@ -92,12 +186,20 @@ def bodies(route: Operation) -> SearchStrategy[dict[str, object]]:
     """What the example has, some of what the route knows, and up to two fields of any kind."""
     assert route.body is not None
     fields = list(route.body.model_fields)
-    likely = {name: LIKELY[name] for name in fields if name in LIKELY}
+    known = LIKELY
+    if route.path.startswith("/v1/messages"):
+        known = {**LIKELY, **ANTHROPIC}
+    elif route.body is InvocationBody:
+        fields = list({**EmbeddingBody.model_fields, **CompletionBody.model_fields, "messages": 0})
+    elif route.path.endswith("/batch"):
+        known = {**LIKELY, "messages": st.lists(MESSAGES, max_size=2)}
+    likely = {name: known[name] for name in fields if name in known}
     needed = {
         name: likely.pop(name, VALUES) | st.just(value) for name, value in route.example.items()
     }
     sound = st.fixed_dictionaries(needed, optional=likely)
-    odd = st.dictionaries(st.sampled_from(fields) | TEXTS, VALUES, max_size=2)
+    names = st.sampled_from(fields) | TEXTS if fields else TEXTS
+    odd = st.dictionaries(names, VALUES, max_size=2)
     return st.builds(lambda sound, odd: {**sound, **odd}, sound, odd)
 
 

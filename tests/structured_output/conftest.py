@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,9 +24,25 @@ def grammars(model_path: Path, tokenizer: Tokenizer) -> Iterator[GrammarProcess]
     process.shut_down()
 
 
-def grammar_settings(model_path: Path, tokenizer: Tokenizer) -> GrammarSettings:
+@pytest.fixture(scope="package")
+def xgrammars(model_path: Path, tokenizer: Tokenizer) -> Iterator[GrammarProcess]:
+    """One process with xgrammar for all tests; it takes some seconds to load."""
+    require_xgrammar()
+    process = GrammarProcess(grammar_settings(model_path, tokenizer, backend="xgrammar"))
+    yield process
+    process.shut_down()
+
+
+def require_xgrammar() -> None:
+    if importlib.util.find_spec("xgrammar") is None:
+        pytest.skip("*** NO XGRAMMAR: it is not tested; pip install 'lora-serve[xgrammar]' ***")
+
+
+def grammar_settings(
+    model_path: Path, tokenizer: Tokenizer, *, backend: str = "llguidance"
+) -> GrammarSettings:
     return GrammarSettings(
-        backend="llguidance",
+        backend=backend,
         tokenizer=str(model_path),
         revision=None,
         model=str(model_path),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from unittest.mock import Mock
 
 from lora_serve.structured_output.answers import Answers, GrammarCache
 from lora_serve.structured_output.at_work import AtWork
-from lora_serve.structured_output.process import GrammarServer
-from lora_serve.structured_output.wire import Advance, Open
+from lora_serve.structured_output.process import Compiled, GrammarServer
+from lora_serve.structured_output.service import MaskReply
+from lora_serve.structured_output.trial import Outcome
+from lora_serve.structured_output.wire import Advance, Close, Open
 from lora_serve.structured_outputs import StructuredOutput
 
 CONSTRAINT = StructuredOutput.of(regex="a+")
@@ -23,3 +26,78 @@ def test_tokens_that_come_before_an_answer_goes_on_in_a_new_process_are_followed
     server._take_in(Advance((("one", (3,)),)))
     assert server._compute(server._turns.take()).num_tokens == 3
     assert not server._turns
+
+
+class Trial:
+    """Gives these outcomes, one after the other, when it may."""
+
+    def __init__(self, *outcomes: Outcome) -> None:
+        self.outcomes = list(outcomes)
+        self.begun: list[StructuredOutput] = []
+        self.may_end = threading.Event()
+        self.is_cancelled = False
+
+    def begin(self, constraint: StructuredOutput) -> None:
+        self.begun.append(constraint)
+
+    def outcome(self) -> Outcome:
+        assert self.may_end.wait(10.0)
+        return Outcome(is_cancelled=True) if self.is_cancelled else self.outcomes.pop(0)
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        self.may_end.set()
+
+
+def server_with(trial: Trial) -> GrammarServer:
+    grammar = Mock()
+    grammar.matcher.return_value = Mock(is_finished=False, bitmask=lambda: b"1")
+    cache = GrammarCache(8, 8)
+    answers = Answers(cache, 8, ())
+    library = Mock(compile=Mock(return_value=grammar))
+    return GrammarServer(library, [trial], answers, cache, AtWork())  # type: ignore[list-item]
+
+
+def compiled(server: GrammarServer) -> list[MaskReply]:
+    message = server.inbox.get(timeout=10.0)
+    assert isinstance(message, Compiled)
+    return server._take_in(message)
+
+
+def test_a_trial_that_failed_for_another_reason_is_tried_again() -> None:
+    trial = Trial(Outcome(failure="no process can be started"), Outcome())
+    trial.may_end.set()
+    server = server_with(trial)
+    server._take_in(Open("one", CONSTRAINT, True))
+    assert compiled(server) == []
+    assert server._compute(server._turns.take()).bitmask == b"1"
+
+
+def test_what_failed_for_another_reason_is_refused_for_now_and_not_for_good() -> None:
+    failed = Outcome(failure="no process can be started")
+    trial = Trial(failed, failed, Outcome())
+    trial.may_end.set()
+    server = server_with(trial)
+    server._take_in(Open("one", CONSTRAINT, True))
+    (reply,) = compiled(server)
+    assert reply.is_unavailable
+    assert "no process can be started (tried twice); retry later" in reply.error
+    server._take_in(Open("two", CONSTRAINT, True))
+    assert compiled(server) == []
+    assert server._turns
+
+
+def test_a_constraint_that_no_answer_waits_for_is_cancelled_and_the_next_one_begins() -> None:
+    trial = Trial(Outcome())
+    server = server_with(trial)
+    others = [StructuredOutput("regex", f"{number}") for number in range(2)]
+    server._take_in(Open("one", CONSTRAINT, True))
+    for number, other in enumerate(others):
+        server._take_in(Open(f"{number}", other, True))
+    server._take_in(Close("0"))
+    server._take_in(Close("one"))
+    assert trial.is_cancelled
+    trial.is_cancelled = False
+    trial.outcomes.insert(0, Outcome(is_cancelled=True))
+    assert compiled(server) == []
+    assert trial.begun == [CONSTRAINT, others[1]]

@@ -7,12 +7,12 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor
 from lora_serve.identity import BASE_MODEL
 from lora_serve.models.source import load_spec
 from lora_serve.ops.contract import Ops
 from lora_serve.ops.reference import REFERENCE
 from lora_serve.ops.select import available_ops
-from lora_serve.step import AdapterCheckpoint, LoRAModule, RawTensor
 from lora_serve.worker.adapter_weights import AdapterWeights
 from lora_serve.worker.device import CpuDevice
 from tests.fakes.asked import sampling

@@ -8,6 +8,7 @@ from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.layers.batch import ForwardBatch
 from lora_serve.ops.contract import PackedAdapter
 from lora_serve.ops.reference import REFERENCE
+from lora_serve.prompts import PlacedRows
 from lora_serve.step import NOTHING_ASKED, AskedOutputs, ScheduledRequest
 from lora_serve.worker.batch_builder import BatchBuilder, BatchRows
 from lora_serve.worker.device import CpuDevice
@@ -15,6 +16,9 @@ from tests.fakes.asked import sampling, scoring
 from tests.fakes.bare_model import SAMPLE
 
 A, B = AdapterRef("a", b"A" * 32), AdapterRef("b", b"B" * 32)
+
+
+FIRST_ROW = PlacedRows(((0, 1),), bytes(4))
 
 
 def request(
@@ -143,17 +147,18 @@ def test_all_rows_come_out_of_a_decode_step(asked: AskedOutputs) -> None:
 def test_a_decode_step_has_one_token_of_each_request() -> None:
     assert lay_out(request(5, 1, 1), request(0, 1, 2, A)).is_decode
     assert not lay_out(request(5, 1, 1), request(0, 2, 2)).is_decode
-    assert not lay_out(replace(request(5, 1, 1), embeds=bytes(4))).is_decode
+    assert not lay_out(replace(request(5, 1, 1), embeds=FIRST_ROW)).is_decode
 
 
-def test_embeds_supply_the_first_rows_of_their_chunk() -> None:
-    rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.bfloat16)
-    embeds = bytes(rows.view(torch.uint8).flatten().tolist())
-    batch = build(request(0, 1, 1), replace(request(8, 3, 2), embeds=embeds))
+def test_embeds_supply_their_rows_of_their_chunk() -> None:
+    rows = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=torch.bfloat16)
+    data = bytes(rows.view(torch.uint8).flatten().tolist())
+    embeds = PlacedRows(((0, 2), (3, 1)), data)
+    batch = build(request(0, 1, 1), replace(request(8, 5, 2), embeds=embeds))
     assert batch.is_embeds is not None
     assert batch.inputs_embeds is not None
-    assert batch.is_embeds.tolist() == [False, True, True, False]
-    assert torch.equal(batch.inputs_embeds[1:3], rows)
+    assert batch.is_embeds.tolist() == [False, True, True, False, True, False]
+    assert torch.equal(batch.inputs_embeds[batch.is_embeds], rows)
 
 
 @pytest.mark.parametrize("num_requests", [1, 5])

@@ -22,7 +22,7 @@ from lora_serve.ops.reference import REFERENCE
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput, ScheduledRequest, SchedulerOutput
 from lora_serve.worker.batch_builder import BatchBuilder, BatchRows, PendingTokens
-from lora_serve.worker.cuda_graphs import GraphBuffers, StepGraph, StepKind
+from lora_serve.worker.step_graphs import GraphBuffers, StepGraph, StepKind
 from lora_serve.worker.worker import Worker
 from tests.fakes.asked import sampling
 from tests.fakes.device import RecordingDevice

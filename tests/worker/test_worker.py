@@ -20,11 +20,14 @@ from lora_serve.models.decoder import Decoder
 from lora_serve.models.source import load_spec
 from lora_serve.ops.reference import REFERENCE
 from lora_serve.ops.select import available_ops
+from lora_serve.pooling import sums_added
+from lora_serve.prompts import PlacedRows
 from lora_serve.sampling.specification.logprobs import token_logprobs
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import (
     NOTHING_ASKED,
     AskedOutputs,
+    PromptScoring,
     RequestStepOutput,
     SampleInput,
     ScheduledRequest,
@@ -32,6 +35,7 @@ from lora_serve.step import (
 )
 from lora_serve.worker.kv_cache import kv_block_bytes
 from lora_serve.worker.memory import largest_adapter_bytes
+from lora_serve.worker.pooling import summed_rows
 from lora_serve.worker.worker import Worker
 from tests.fakes.asked import sampling, scoring
 from tests.fakes.device import CountingDevice
@@ -248,6 +252,8 @@ def test_many_prompt_logprobs_are_found_slice_by_slice(worker: Worker) -> None:
     assert len(run(worker, asking)[0].prompt_logprobs) == 255
     rest = replace(asking, start=10, token_ids=token_ids[10:], asked=scoring(token_ids[11:], 1))
     assert run(worker, rest)[0].prompt_logprobs == run(worker, asking)[0].prompt_logprobs[10:]
+    end = replace(asking, asked=AskedOutputs((), PromptScoring(token_ids[11:], 1, first_row=10)))
+    assert run(worker, end)[0].prompt_logprobs == run(worker, asking)[0].prompt_logprobs[10:]
 
 
 @BACKENDS
@@ -257,10 +263,13 @@ def test_embedding_rows_answer_as_the_tokens_they_come_from(
 ) -> None:
     worker = make_worker(model, backend, dtype=dtype)
     worker.load()
-    rows = embedding_rows(model, PROMPT[:25], dtype)
     by_tokens = run(worker, request(PROMPT))[0]
-    mixed = replace(request([0] * 25 + PROMPT[25:], first_block=10), embeds=rows)
-    assert run(worker, mixed, request(PROMPT[:5], first_block=20))[0] == by_tokens
+    for runs in ([(0, 25)], [(3, 5), (10, 1), (20, 7)]):
+        places = [place for first, count in runs for place in range(first, first + count)]
+        data = embedding_rows(model, [PROMPT[place] for place in places], dtype)
+        token_ids = [0 if place in places else token for place, token in enumerate(PROMPT)]
+        mixed = replace(request(token_ids, first_block=10), embeds=PlacedRows(tuple(runs), data))
+        assert run(worker, mixed, request(PROMPT[:5], first_block=20))[0] == by_tokens
 
 
 def embedding_rows(model: Path, token_ids: list[int], dtype: str) -> bytes:
@@ -362,6 +371,27 @@ def test_pooled_rows_are_the_hidden_states_that_logits_are_made_of(
     assert run(worker, rest)[0].pooled == alone.pooled
 
 
+@BACKENDS
+def test_the_sums_of_chunks_are_added_to_those_of_the_whole_prompt(
+    model: Path, backend: str
+) -> None:
+    worker = make_worker(model, backend, dtype="bfloat16")
+    worker.load()
+    summing = AskedOutputs(sums_hidden=True)
+
+    def sums(start: int, end: int, *others: ScheduledRequest) -> bytes:
+        chunk = request(PROMPT[:end], start, first_block=8, samples=False)
+        return run(worker, replace(chunk, asked=summing), *others)[0].hidden_sums
+
+    pooling = replace(request(PROMPT, samples=False), asked=AskedOutputs(num_pooled=len(PROMPT)))
+    hidden = torch.frombuffer(bytearray(run(worker, pooling)[0].pooled), dtype=torch.float32)
+    expected = summed_rows(hidden.view(len(PROMPT), 64)).wait().numpy().tobytes()
+    assert sums(0, 40) == expected
+    others = request(PROMPT[:9], first_block=20), request(PROMPT[:7], first_block=30, samples=False)
+    parts = [sums(0, 11, *others), sums(11, 12), sums(12, 40, *others)]
+    assert sums_added(sums_added(*parts[:2]), parts[2]) == expected
+
+
 def test_what_was_pooled_stays_when_the_next_step_is_submitted(model: Path) -> None:
     """Recorded steps write their hidden states where those of the step before stood."""
     worker = make_worker(model, "cpu" if "cpu" in available_ops() else "reference")
@@ -382,7 +412,9 @@ def test_what_was_pooled_stays_when_the_next_step_is_submitted(model: Path) -> N
 def test_a_plain_greedy_step_takes_what_is_found_without_all_logits(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Decoder, "screened_argmax", staticmethod(lambda hidden: [7] * len(hidden)))
+    monkeypatch.setattr(
+        Decoder, "screened_argmax", staticmethod(lambda hidden, _: [7] * len(hidden))
+    )
     worker = make_worker(model)
     worker.load()
     plain = replace(

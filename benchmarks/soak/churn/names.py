@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import NoReturn
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.loader import AdapterLoader, AdapterSource
 from lora_serve.adapters.manager import AdapterManager
 from lora_serve.adapters.threads import AdapterThreads
 from lora_serve.config import LoRAConfig
-from lora_serve.step import AdapterCheckpoint
 
 NUM_RESIDENT = 64
 NUM_ROUNDS, ROUND = 50, 100  # the median of so many rounds of so many operations

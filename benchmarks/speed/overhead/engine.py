@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.speed.overhead.stopwatch import Stopwatch, Timed
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.config import EngineConfig, SchedulerConfig
 from lora_serve.engine.core.core import EngineCore
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.layers.rotary import RopeSpec
 from lora_serve.messages import EngineRequest
+from lora_serve.model_info import ModelInfo
 from lora_serve.models.dense import DenseSpec
 from lora_serve.models.weights import RandomWeights, WeightReader
 from lora_serve.ops._cpu import usable_paths
@@ -28,13 +30,13 @@ from lora_serve.prompts import TokensPrompt
 from lora_serve.sampling.lm_head_screening import LMHeadScreening, with_screening
 from lora_serve.sampling.select import select_sampler
 from lora_serve.sampling_params import SamplingParams
-from lora_serve.step import AdapterCheckpoint, ModelInfo, ModelRunnerOutput, SchedulerOutput
+from lora_serve.step import ModelRunnerOutput, SchedulerOutput
 from lora_serve.worker.adapter_weights import AdapterWeights
 from lora_serve.worker.batch_builder import BatchBuilder
-from lora_serve.worker.cuda_graphs import StepRecorder, exact_sizes
 from lora_serve.worker.device import CpuDevice
 from lora_serve.worker.kv_cache import allocate_kv_caches
 from lora_serve.worker.model_runner import ModelRunner, SubmittedBatch
+from lora_serve.worker.step_graphs import StepRecorder, exact_sizes
 
 Parts = dict[str, float]
 
@@ -94,6 +96,12 @@ class Threads:
     count: int
     are_pinned: bool = True
 
+    def kernels(self) -> Any:
+        kernels = CpuKernels(usable_paths()[0], self.count)
+        if self.are_pinned:
+            pin_threads(kernels.native.thread_ids())
+        return kernels
+
 
 class TimedExecutor:
     """Does what `Worker` does, of the same parts, with a stopwatch before each of them.
@@ -111,12 +119,9 @@ class TimedExecutor:
         part_of_kernel: Mapping[str, str],
     ) -> None:
         spec = shape.spec(num_blocks * BLOCK_SIZE)
-        kernels: Any = CpuKernels(usable_paths()[0], threads.count)
-        if threads.are_pinned:
-            pin_threads(kernels.native.thread_ids())
+        kernels = threads.kernels()
         kernels.native = Timed(kernels.native, watch, part_of_kernel)
         ops = with_screening(kernels.ops(), "auto")
-        record = _timed_replays(ops.record, watch)
         sampler: Any = select_sampler(ops)
         device: Any = CpuDevice()
         weights = WeightReader(RandomWeights(spec.tensor_shapes(), 0, DTYPE), DTYPE)
@@ -126,18 +131,17 @@ class TimedExecutor:
         group_of = [0] * len(spec.kv_specs())
         builder: Any = BatchBuilder(ops, device, BLOCK_SIZE, spec.hidden_size, DTYPE, group_of)
         kv_caches = allocate_kv_caches(spec.kv_specs(), ops, num_blocks, BLOCK_SIZE, DTYPE)
-        recorder = StepRecorder(
+        graphs: Any = StepRecorder(
             device,
             ops.graph_plans,
             partial(model.forward, kv_caches=kv_caches),
             exact_sizes(max_num_seqs, max_num_seqs),
-            record=record,
+            record=_timed_replays(ops.record, watch),
             max_blocks=num_blocks,
             block_size=BLOCK_SIZE,
             group_of=group_of,
             with_lora=False,
-        )
-        graphs: Any = recorder.record()
+        ).record()
         self._runner = ModelRunner(
             device,
             Timed(model, watch, {"forward": "forward", "logits": "forward"}),  # type: ignore

@@ -5,10 +5,12 @@ Newlines next to a marker belong to it; the chat templates write them when the r
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lora_serve.chat.markers import MarkerSearch
 from lora_serve.chat.parts import Content, Part, Reasoning
+from lora_serve.structured_outputs import ReasoningTokens
 
 NEWLINES = "\n"
 
@@ -34,41 +36,57 @@ class ReasoningFormat:
         """Whether a prompt ends with a marker, so that the answer begins within reasoning."""
         return prompt.rstrip().endswith(self.begins)
 
+    def tokens(self, encode: Callable[[str], Sequence[int]], prompt: str) -> ReasoningTokens | None:
+        """What marks the reasoning that a grammar waits for, behind a prompt that ends so.
+
+        None if a marker is not one token: a text may be made of other tokens than expected.
+        encode: text to token ids, without special tokens around it.
+        """
+        start, end = encode(self.begins[0]), encode(self.ends[0])
+        if len(start) != 1 or len(end) != 1:
+            return None
+        return ReasoningTokens(start[0], end[0], self.is_open_in(prompt))
+
 
 class ReasoningParser:
-    """One answer's reasoning. is_open: the prompt has begun it."""
+    """One answer's reasoning.
+
+    is_open: what comes is reasoning.
+    has_begun: it is known whether the answer begins with a marker.
+    """
 
     def __init__(self, form: ReasoningFormat, *, is_open: bool) -> None:
+        """is_open: the prompt has begun the reasoning."""
         self._form = form
-        self._is_open = is_open
-        self._has_begun = False  # it is known whether the answer begins with a marker
+        self.is_open = is_open
+        self.has_begun = False
         self._blanks: list[str] = []  # until then, the answer: white space, in pieces,
         self._begun = ""  # and what may be the beginning of a marker
         self._search = MarkerSearch(form.ends, NEWLINES)
         self._after_marker = is_open  # newlines that come now belong to it
 
     def feed(self, text: str) -> list[Part]:
-        if not self._has_begun:
+        if not self.has_begun:
             text = self._read_head(text)
         parts: list[Part] = []
-        if self._is_open and text:
+        if self.is_open and text:
             step = self._search.push(self._without_first_newlines(text))
             if step.shown:
                 parts.append(Reasoning(step.shown))
             if step.marker is None:
                 return parts
-            self._is_open, self._after_marker = False, True
+            self.is_open, self._after_marker = False, True
             text = step.rest
         text = self._without_first_newlines(text)
-        if text and self._has_begun:
+        if text and self.has_begun:
             parts.append(Content(text))
         return parts
 
     def finish(self) -> list[Part]:
-        held = self._search.flush() if self._has_begun else "".join(self._blanks) + self._begun
+        held = self._search.flush() if self.has_begun else "".join(self._blanks) + self._begun
         if not held:
             return []
-        return [Reasoning(held) if self._is_open else Content(held)]
+        return [Reasoning(held) if self.is_open else Content(held)]
 
     def _read_head(self, text: str) -> str:
         """Hold text back while it may be a marker; returns what follows that, or all."""
@@ -82,10 +100,10 @@ class ReasoningParser:
         marker = next((m for m in self._form.begins if self._begun.startswith(m)), None)
         if marker is None and any(m.startswith(self._begun) for m in self._form.begins):
             return ""
-        self._has_begun = True
+        self.has_begun = True
         if marker is None:
             return "".join(self._blanks) + self._begun
-        self._is_open = self._after_marker = True
+        self.is_open = self._after_marker = True
         return self._begun[len(marker) :]
 
     def _without_first_newlines(self, text: str) -> str:

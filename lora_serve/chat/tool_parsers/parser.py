@@ -49,6 +49,11 @@ class ToolParser:
         self._may_open = bool(form.opening)
         self._follows_call = False
 
+    @property
+    def is_in_calls(self) -> bool:
+        """Whether what comes next is read as calls."""
+        return self._reader is not None
+
     def feed(self, text: str) -> list[Part]:
         while text:
             text = self._read_text(text) if self._reader is None else self._read_calls(text)

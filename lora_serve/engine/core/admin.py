@@ -1,7 +1,7 @@
-"""The calls of operators: adapters come and go, KV is forgotten. Each call gets one reply.
+"""The calls of operators: adapters come and go, KV is forgotten, steps pause. Each gets one reply.
 
-A load is answered when it is published or has failed, a reset when the tiers have spoken. What a
-call means for the requests that run is for the scheduler to say.
+A load is answered when it is published or has failed, a reset when the tiers have spoken, a pause
+when no request goes on. What a call means for the requests that run is for the scheduler to say.
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ from lora_serve.adapters.manager import AdapterManager
 from lora_serve.engine.core.kv_tiers import PendingResets, StaleVersions
 from lora_serve.engine.core.output_buffer import OutputBuffer
 from lora_serve.engine.wire import error_info
-from lora_serve.errors import LoraServeError
+from lora_serve.errors import LoraServeError, PauseEndedError
 from lora_serve.identity import EVERYTHING
 from lora_serve.kv.connector import KVConnector
 from lora_serve.messages import (
     AdapterInfo,
+    AdminCall,
     CallReply,
     ListAdapters,
     LoadAdapter,
+    Pause,
     ResetPrefixCache,
     RestoreAdapters,
+    Resume,
     UnloadAdapter,
 )
 from lora_serve.scheduler.request import Request
 from lora_serve.scheduler.scheduler import Scheduler
-
-AdminCall = ListAdapters | LoadAdapter | UnloadAdapter | ResetPrefixCache
 
 
 class AdminCalls:
@@ -47,6 +48,7 @@ class AdminCalls:
         self._stale_versions = stale_versions
         self._outbox = outbox
         self._resets = PendingResets()
+        self._pauses: list[Pause] = []  # whose end of all steps has yet to come
 
     @property
     def is_waiting(self) -> bool:
@@ -60,6 +62,7 @@ class AdminCalls:
 
     def handle(self, call: AdminCall) -> None:
         adapters: tuple[AdapterInfo, ...] = ()
+        paths: tuple[str, ...] = ()
         try:
             match call:
                 case LoadAdapter():
@@ -68,14 +71,23 @@ class AdminCalls:
                 case UnloadAdapter():
                     self._adapters.unload(call.lora_name)
                 case ListAdapters():
-                    adapters = tuple(self._adapters.infos())
+                    adapters, paths = tuple(self._adapters.infos()), self._adapters.paths
                 case ResetPrefixCache():
                     self._reset_prefix_cache(call)
                     return  # answered when the tiers have forgotten
+                case Pause():
+                    if call.mode == "keep":
+                        waits = [one for one in self._pauses if one.mode == "wait"]
+                        self._refuse_pauses(waits, "another pause keeps them as they stand")
+                    self._scheduler.pause(drains=call.mode == "wait")
+                    self._pauses.append(call)
+                    return  # answered when no request goes on
+                case Resume():
+                    self._resume()
         except LoraServeError as error:
             self._outbox.reply(CallReply(call.call_id, error=error_info(error), success=False))
         else:
-            self._outbox.reply(CallReply(call.call_id, adapters=adapters))
+            self._outbox.reply(CallReply(call.call_id, adapters=adapters, paths=paths))
 
     def restore(self, message: RestoreAdapters) -> None:
         """Take over the adapters that an engine before this one had."""
@@ -96,8 +108,12 @@ class AdminCalls:
             self._outbox.reply(reply)
 
     def attend(self) -> None:
-        """Answer the resets that have ended, and drop the KV of versions replaced long ago."""
+        """Answer resets and pauses, and drop the KV of versions replaced long ago."""
         self._answer_resets()
+        if self._pauses and self._scheduler.is_at_rest:
+            for call in self._pauses:
+                self._outbox.reply(CallReply(call.call_id))
+            self._pauses = []
         for last in self._stale_versions.take_due():
             ref = self._adapters.current(last.name) or last  # a reset raises the generation
             self._connector.drop_stale(ref.name, ref.digest, ref.generation)
@@ -109,6 +125,19 @@ class AdminCalls:
             reply = CallReply(call.call_id, adapters=(self._adapters.info(ref),))
         self._resets.add(reply, self._scheduler.reset_prefix_cache(call.lora_name))
         self._answer_resets()
+
+    def _resume(self) -> None:
+        self._scheduler.resume()
+        self._refuse_pauses(self._pauses, "the server was resumed")
+
+    def _refuse_pauses(self, pauses: Sequence[Pause], cause: str) -> None:
+        """Answer pauses that will not come to rest as they were meant to."""
+        error = error_info(
+            PauseEndedError(f"requests that had begun have not all ended: {cause}; pause it again")
+        )
+        for call in pauses:
+            self._outbox.reply(CallReply(call.call_id, error=error, success=False))
+        self._pauses = [one for one in self._pauses if one not in pauses]
 
     def _answer_resets(self) -> None:
         for reply in self._resets.take_ended():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lora_serve.adapters.loader import make_loader
@@ -34,8 +34,10 @@ from lora_serve.kv.connector import KVConnector
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.messages import (
     AbortRequests,
+    AdminCall,
     CallReply,
     Choice,
+    EndRequests,
     EngineMessage,
     EngineOutput,
     EngineReady,
@@ -43,16 +45,14 @@ from lora_serve.messages import (
     EngineRequest,
     EngineStats,
     GetStats,
-    ListAdapters,
-    LoadAdapter,
-    ResetPrefixCache,
+    Pause,
     RestoreAdapters,
-    UnloadAdapter,
 )
+from lora_serve.model_info import ModelInfo
 from lora_serve.scheduler.progress import RequestProgress
 from lora_serve.scheduler.request import Request, request_from_message
 from lora_serve.scheduler.scheduler import Scheduler
-from lora_serve.step import ModelInfo, SchedulerOutput
+from lora_serve.step import SchedulerOutput
 from lora_serve.structured_output.service import GrammarService
 
 LONGEST_NAP_SECONDS = 3600.0
@@ -182,15 +182,22 @@ class EngineCore:
                 self._outbox.reply(CallReply(message.call_id, stats=self.stats()))
             case RestoreAdapters():
                 self._admin.restore(message)
-            case ListAdapters() | LoadAdapter() | UnloadAdapter() | ResetPrefixCache():
+            case EndRequests():
+                self._end_all(message.request_ids)
+                self._outbox.reply(CallReply(message.call_id))
+            case Pause(mode="abort"):
+                self._end_all(self.scheduler.request_ids)
+                self._admin.handle(message)
+            case _ if isinstance(message, AdminCall):
                 self._admin.handle(message)
 
     def _add(self, message: EngineRequest, choice: Choice) -> None:
         if self.scheduler.get(choice.request_id) is not None:
             return  # sent again after a reconnect
         request = message.request
+        share = share_of(request, self._config.scheduler.fair_share)
         try:
-            self._grammars.open(choice.request_id, request.params)
+            self._grammars.open(choice.request_id, request.params, share)
             adapter = self._acquire(request.lora_name)
         except LoraServeError as error:
             self._grammars.close(choice.request_id)
@@ -206,7 +213,7 @@ class EngineCore:
                 hasher=self._hasher,
                 block_size=self._config.cache.block_size,
                 sort_key=(request.priority if is_ranked else 0, self._num_arrived),
-                share=share_of(request, self._config.scheduler.fair_share),
+                share=share,
             )
         )
 
@@ -217,6 +224,16 @@ class EngineCore:
         request = self.scheduler.abort(request_id)
         if request is not None:
             self._end(request, "abort")
+
+    def _end_all(self, request_ids: Sequence[str]) -> None:
+        """End requests as their callers are told; those that are not here have ended."""
+        for request_id in request_ids:
+            request = self.scheduler.abort(request_id)
+            if request is not None:
+                self._outbox.output(
+                    progress_output(RequestProgress(request, finish_reason="abort"))
+                )
+                self._end(request, "abort")
 
     # ── work ────────────────────────────────────────────────────────────────────────────────
 
@@ -329,6 +346,7 @@ class EngineCore:
             num_deferred=scheduler.num_deferred,
             num_fetching=scheduler.num_fetching,
             num_awaiting_mask=scheduler.num_awaiting_mask,
+            is_paused=scheduler.is_paused,
             kv_cache_usage=self._kv.usage,
             num_blocks=self._kv.num_blocks,
             kv_cache_size_tokens=self._kv.size_tokens,

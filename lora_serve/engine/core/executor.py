@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.config import EngineConfig
-from lora_serve.step import AdapterCheckpoint, ModelInfo, ModelRunnerOutput, SchedulerOutput
+from lora_serve.model_info import ModelInfo
+from lora_serve.step import ModelRunnerOutput, SchedulerOutput
 
 
 class Executor(Protocol):

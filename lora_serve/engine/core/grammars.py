@@ -18,11 +18,12 @@ from lora_serve.errors import (
     LoraServeError,
     RequestFailedError,
 )
+from lora_serve.model_info import ModelInfo
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.scheduler.progress import RequestProgress
 from lora_serve.scheduler.request import Request, RequestStatus
 from lora_serve.scheduler.scheduler import Scheduler
-from lora_serve.step import ModelInfo
+from lora_serve.step import leaves_any
 from lora_serve.structured_output.client import GrammarProcess
 from lora_serve.structured_output.service import GrammarService, MaskReply
 from lora_serve.structured_output.wire import GrammarSettings
@@ -40,29 +41,40 @@ class RequestGrammars:
         self._service = service
         self._scheduler = scheduler
         self._in_time: set[str] = set()  # running requests whose masks a step may wait for
+        self._first_replies: dict[str, MaskReply] = {}  # of requests that reason, or may
+        self._ended: list[Ended] = []  # nothing may follow their reasoning
 
     @property
     def is_waiting(self) -> bool:
         return self._service.num_pending > 0
 
-    def open(self, request_id: str, params: SamplingParams) -> None:
+    def open(self, request_id: str, params: SamplingParams, share: str) -> None:
         """Begin a request's answer, if its params ask for a grammar.
+
+        share: at whose cost the grammar is compiled.
 
         Raises:
             OverloadedError: too many wait for theirs already.
         """
         if params.structured_outputs is not None:
             self._service.open(
-                request_id, params.structured_outputs, allows_eos=not params.ignore_eos
+                request_id,
+                params.structured_outputs,
+                allows_eos=not params.ignore_eos,
+                share=share,
             )
 
     def advance(self, progress: Iterable[RequestProgress]) -> None:
         """Tell of the tokens that a step gave."""
-        new_tokens = [
-            (one.request.request_id, one.new_token_ids)
-            for one in progress
-            if one.request.has_grammar and one.new_token_ids and one.finish_reason is None
-        ]
+        new_tokens = []
+        for one in progress:
+            request, num_new = one.request, len(one.new_token_ids)
+            if not (request.has_grammar and num_new) or one.finish_reason is not None:
+                continue
+            if held := request.held_token_ids(num_new):
+                new_tokens.append((request.request_id, held))
+            elif request.grammar_start is not None:
+                self._note_reasoned(request)
         if new_tokens:
             self._service.advance(new_tokens)
             self._in_time |= {request_id for request_id, _ in new_tokens}
@@ -71,6 +83,8 @@ class RequestGrammars:
         """The request has ended; it may have had no grammar."""
         self._service.close(request_id)
         self._in_time.discard(request_id)
+        self._first_replies.pop(request_id, None)
+        self._ended = [end for end in self._ended if end[0].request_id != request_id]
 
     def take_in(self) -> list[Ended]:
         """Give the scheduler the masks that have come; return the requests that must end.
@@ -78,7 +92,7 @@ class RequestGrammars:
         Waits a little for those of running requests. One that is late is not waited for again until
         it has come.
         """
-        ended: list[Ended] = []
+        ended, self._ended = self._ended, []
         deadline = time.monotonic() + PATIENCE_SECONDS
         while self._service.num_pending:
             wait_seconds = deadline - time.monotonic() if self._in_time else 0.0
@@ -103,21 +117,58 @@ class RequestGrammars:
             return request, RequestFailedError(reply.error)
         if reply.error:
             return request, InvalidRequestError(reply.error, "structured_outputs")
-        if reply.is_finished or not _leaves_any(reply.bitmask or b"", request):
+        if request.params.reasoning is not None:
+            self._first_replies.setdefault(request.request_id, reply)
+        if request.grammar_start is None:  # what the reply says is due when reasoning has ended
+            self._scheduler.mask_came(request, b"")
+            return None
+        return self._settle(request, reply)
+
+    def _note_reasoned(self, request: Request) -> None:
+        """Reasoning has ended, and the grammar begins."""
+        end = self._settle(request, self._first_replies[request.request_id])
+        if end is not None:
+            self._ended.append(end)
+
+    def _settle(self, request: Request, reply: MaskReply) -> Ended | None:
+        """Let a request go on with what may follow, or end where nothing may."""
+        if reply.is_finished:
             return request, None
         assert reply.bitmask is not None, "an answer that is not complete has no mask"
-        self._scheduler.mask_came(request, reply.bitmask)
-        return None
+        mask = _common(reply.bitmask, request.allowed)
+        banned = request.banned_token_ids(request.num_tokens)
+        is_as_it_was = request.allowed is None and not banned  # most often
+        if is_as_it_was or leaves_any(mask, banned):
+            self._scheduler.mask_came(request, mask)
+            return None
+        return request, None if _may_end(reply.bitmask, request) else _nothing_left(request)
 
 
-def _leaves_any(bitmask: bytes, request: Request) -> bool:
-    """Whether the mask allows a token that min_tokens does not forbid."""
-    if request.num_output_tokens >= request.params.min_tokens:
-        return True
-    bits = np.unpackbits(np.frombuffer(bitmask, np.uint8), bitorder="little")
-    banned = np.array(request.end_token_ids, np.int64)
-    bits[banned[banned < len(bits)]] = 0
-    return bool(bits.any())
+def _common(bitmask: bytes, allowed: bytes | None) -> bytes:
+    """What both masks allow."""
+    if allowed is None:
+        return bitmask
+    size = min(len(bitmask), len(allowed))
+    both = np.frombuffer(bitmask, np.uint8, size) & np.frombuffer(allowed, np.uint8, size)
+    return both.tobytes()
+
+
+def _may_end(bitmask: bytes, request: Request) -> bool:
+    """Whether the grammar lets the answer end here."""
+    allows_eos = any(
+        token_id // 8 < len(bitmask) and bitmask[token_id // 8] >> token_id % 8 & 1
+        for token_id in request.eos_token_ids
+    )
+    return allows_eos or not leaves_any(bitmask, request.end_token_ids)
+
+
+def _nothing_left(request: Request) -> InvalidRequestError:
+    name = "bad_words" if request.allowed is None else "allowed_token_ids"
+    return InvalidRequestError(
+        f"{name} leaves no token that the grammar of this request allows behind "
+        f"{request.num_output_tokens} tokens of the answer; allow what it needs, or change it",
+        name,
+    )
 
 
 def make_grammar_service(config: EngineConfig, model: ModelInfo) -> GrammarProcess:

@@ -18,8 +18,8 @@ from lora_serve.kv_tiers.base import LATENCY_BUCKETS, TierStats
 from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.kv_tiers.opening import open_store
 from lora_serve.messages import CallReply, KVTierStats
+from lora_serve.model_info import ModelInfo
 from lora_serve.scheduler.request import Request
-from lora_serve.step import ModelInfo
 
 RESET_SECONDS = 8.0  # more than one try of any tier takes
 

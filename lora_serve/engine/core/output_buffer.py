@@ -56,6 +56,7 @@ def progress_output(progress: RequestProgress) -> EngineOutput:
         new_token_ids=progress.new_token_ids,
         logprobs=progress.logprobs,
         prompt_logprobs=progress.prompt_logprobs,
+        pooled=progress.pooled,
         finish_reason=progress.finish_reason,
         stop_token_id=progress.stop_token_id,
         num_cached_tokens=request.num_cached_tokens,

@@ -23,7 +23,7 @@ from lora_serve.engine.core.core import EngineCore
 from lora_serve.engine.core.executor import make_executor
 from lora_serve.errors import LoraServeError
 from lora_serve.messages import EngineMessage, EngineReady, EngineReply, Shutdown
-from lora_serve.observability.log import LOG_FORMAT
+from lora_serve.observability.log import set_up_logging
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def run_engine(config: EngineConfig, message_address: str, reply_address: str) -
     """Serve one API process until it says Shutdown, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API process decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    set_up_logging(config.log, "engine")
     exit_with_any_thread()
     _exit_with_parent()
     context = zmq.Context()

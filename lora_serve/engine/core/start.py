@@ -5,7 +5,7 @@ from __future__ import annotations
 from lora_serve.config import EngineConfig
 from lora_serve.kv_groups import KVNeeds, tokens_in_flight
 from lora_serve.messages import EngineReady
-from lora_serve.step import ModelInfo
+from lora_serve.model_info import ModelInfo
 
 
 def num_steps_ahead(config: EngineConfig, model: ModelInfo) -> int:
@@ -29,6 +29,7 @@ def most_tokens_in_flight(config: EngineConfig, model: ModelInfo) -> int:
 
 def engine_ready(model: ModelInfo, needs: KVNeeds) -> EngineReady:
     """What the API process must know of the model."""
+    longest = needs.longest_request(model.num_blocks, model.max_model_len)
     return EngineReady(
         fingerprint=model.fingerprint,
         dtype=model.dtype,
@@ -37,5 +38,11 @@ def engine_ready(model: ModelInfo, needs: KVNeeds) -> EngineReady:
         max_model_len=model.max_model_len,
         num_blocks=model.num_blocks,
         kernels=model.kernels,
-        max_request_tokens=needs.longest_request(model.num_blocks, model.max_model_len),
+        max_request_tokens=longest,
+        num_longest_requests=model.num_blocks // max(1, needs.blocks_of_request(longest)),
+        kv_bytes=model.num_blocks * model.kv_block_bytes // max(1, len(model.kv_groups)),
+        architecture=model.architecture,
+        device=model.device,
+        num_threads=model.num_threads,
+        num_parameters=model.num_parameters,
     )

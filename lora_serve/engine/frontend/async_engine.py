@@ -11,20 +11,24 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import TypeVar
 
 from lora_serve.config import EngineConfig
 from lora_serve.engine.frontend.adapter_journal import AdapterJournal
 from lora_serve.engine.frontend.admission import AdmissionControl, RequestGroup
+from lora_serve.engine.frontend.bad_words import BadWordEncoder
 from lora_serve.engine.frontend.base_model import other_base_model
+from lora_serve.engine.frontend.calls import NO_CALL, EngineCalls
 from lora_serve.engine.frontend.client import EngineClient
 from lora_serve.engine.frontend.input import InputProcessor
 from lora_serve.engine.frontend.output import OutputProcessor
+from lora_serve.engine.frontend.pause import PauseRecord
 from lora_serve.engine.frontend.quarantine import Quarantine
 from lora_serve.engine.frontend.request_states import RequestState, RequestStates
+from lora_serve.engine.frontend.starting import start_parts
 from lora_serve.engine.frontend.supervisor import Client, EngineSupervisor
-from lora_serve.engine.frontend.watchdog import Watchdog
+from lora_serve.engine.frontend.watchdog import Watchdog, end_if_it_hangs
 from lora_serve.engine.wire import error_from_info
 from lora_serve.errors import EngineDeadError, LoraServeError, RequestFailedError
 from lora_serve.generate_request import GenerateRequest
@@ -33,6 +37,7 @@ from lora_serve.messages import (
     AbortRequests,
     AdapterInfo,
     CallReply,
+    EndRequests,
     EngineMessage,
     EngineOutput,
     EngineReady,
@@ -41,18 +46,20 @@ from lora_serve.messages import (
     GetStats,
     ListAdapters,
     LoadAdapter,
+    Pause,
+    PauseMode,
     ResetPrefixCache,
+    Resume,
     StepOutputs,
     UnloadAdapter,
 )
 from lora_serve.observability.metrics import EngineMetrics
 from lora_serve.outputs import OutputDelta
+from lora_serve.pooling import LAST_NORMALISED, PoolingParams
 from lora_serve.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-LONGEST_LOOK_SECONDS = 1.0  # between two looks at the engine
-NO_CALL = 0  # the call_id of a question whose answer no caller awaits; calls begin at 1
 
 Noted = TypeVar("Noted", bound=EngineReply)
 
@@ -68,18 +75,25 @@ class AsyncEngine:
         tokenizer: Tokenizer,
         metrics: EngineMetrics,
         make_client: Callable[[], Client] = EngineClient,
+        pooling_defaults: PoolingParams = LAST_NORMALISED,
         quarantine: Quarantine | None = None,
     ) -> None:
-        """`client` has been started, and answered with `model_info`; it is this engine's now."""
+        """`client` has been started, and answered with `model_info`; it is this engine's now.
+
+        pooling_defaults: how embeddings are made where a request says nothing of it.
+        """
         self.config = config
         self.model_info = model_info
         self.tokenizer = tokenizer
         self.metrics = metrics
+        self.pooling_defaults = pooling_defaults
         self._inputs = InputProcessor(
             model_info,
             config.cache.block_size,
             tuple(tokenizer.eos_token_ids),
             config.model.max_logprobs,
+            config.model.max_n,
+            BadWordEncoder(tokenizer.encode),
         )
         self._outputs = OutputProcessor(tokenizer)
         self._admission = AdmissionControl(
@@ -90,11 +104,14 @@ class AsyncEngine:
         self._states = RequestStates()
         self._quarantine = quarantine or Quarantine()
         self._journal = AdapterJournal()
-        self._calls: dict[int, asyncio.Future[CallReply]] = {}
-        self._num_calls = 0
+        self._pause = PauseRecord()
+        self._calls = EngineCalls()
         self._is_back = asyncio.Event()  # set but while an engine is being started again
         self._engine = EngineSupervisor(config, client, model_info, self, make_client)
-        self._watch = asyncio.create_task(self._end_if_it_hangs(), name="engine-watch")
+        self._watch = asyncio.create_task(
+            end_if_it_hangs(self._engine, self._watchdog, lambda: self.num_unfinished),
+            name="engine-watch",
+        )
 
     @classmethod
     async def start(cls, config: EngineConfig) -> AsyncEngine:
@@ -104,23 +121,16 @@ class AsyncEngine:
             ConfigError: the model cannot be served as asked.
             AdapterError: one of --lora-modules cannot be loaded.
         """
-        client = EngineClient()
-        source = config.model.tokenizer or config.model.model
-        try:
-            async with asyncio.TaskGroup() as group:  # one that is refused does not wait for both
-                reading = group.create_task(
-                    asyncio.to_thread(
-                        Tokenizer, source, config.model.revision, model=config.model.model
-                    )
-                )
-                starting = group.create_task(client.start(config))
-        except BaseException as error:  # also when the caller gives up: no process is left behind
-            await client.close()
-            raise first_of(error) from error
-        tokenizer, model_info = reading.result(), starting.result()
-        warn_of_small_pool(model_info)
+        parts = await start_parts(config)
         names = config.model.served_model_name or (config.model.model,)
-        engine = cls(config, client, model_info, tokenizer, EngineMetrics(names[0], config))
+        engine = cls(
+            config,
+            parts.client,
+            parts.model_info,
+            parts.tokenizer,
+            EngineMetrics(names[0], config),
+            pooling_defaults=parts.pooling_defaults,
+        )
         try:
             for name, path in config.lora.modules:
                 await engine.load_lora_adapter(name, path)
@@ -137,7 +147,7 @@ class AsyncEngine:
     def check_health(self) -> None:
         """Raise EngineDeadError, with the reason, unless requests are being answered."""
         self._require_engine()
-        self._watchdog.check(self.num_unfinished)
+        self._watchdog.check(0 if self._pause.is_at_rest else self.num_unfinished)
 
     @property
     def engine_pid(self) -> int | None:
@@ -201,8 +211,51 @@ class AsyncEngine:
     async def list_adapters(self) -> list[AdapterInfo]:
         return list((await self._call(ListAdapters)).adapters)
 
+    async def adapter_paths(self) -> frozenset[str]:
+        """Where the adapters lie that a name or a request has; no other file is read again."""
+        return frozenset((await self._call(ListAdapters)).paths)
+
     async def reset_prefix_cache(self, lora_name: str | Everything = EVERYTHING) -> bool:
         return (await self._call(lambda call_id: ResetPrefixCache(call_id, lora_name))).success
+
+    @property
+    def is_paused(self) -> bool:
+        return self._pause.is_paused
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Make no more steps until `resume`; returns when none is made. Requests that come wait.
+
+        The engine is paused from the call on, whether the caller waits for the end or not, and
+        stays so if its process is started again.
+
+        Raises:
+            PauseEndedError: `resume`, or a pause that keeps them, came before requests that had
+                begun had ended.
+            EngineDeadError: there is no engine, or it died meanwhile: `is_paused` tells which.
+        """
+        self._require_engine()
+        self._pause.begin()
+        if mode == "abort":
+            self._end_unsent(self._states)
+        await self._call(lambda call_id: Pause(call_id, mode))
+        self._pause.came_to_rest()
+
+    async def resume(self) -> None:
+        """End all pauses."""
+        self._require_engine()
+        self._pause.end()
+        self._watchdog.note_step()
+        await self._call(Resume)
+
+    async def abort_requests(self, is_meant: Callable[[GenerateRequest], bool]) -> int:
+        """End the requests that are meant, as their callers are told; how many there were."""
+        meant = [s for s in self._states if not s.is_over and is_meant(s.message.request)]
+        self._require_engine()
+        self._end_unsent(meant)
+        choice_ids = tuple(c for s in meant if s.is_sent for c in s.choice_ids)
+        if choice_ids:
+            await self._call(lambda call_id: EndRequests(call_id, choice_ids))
+        return len(meant)
 
     async def get_stats(self) -> EngineStats:
         """Gauges and totals of this moment; the metrics see them too."""
@@ -217,7 +270,7 @@ class AsyncEngine:
         error = EngineDeadError("the server is shutting down")
         self._is_back.set()
         self._states.fail_all(error)
-        self._fail_calls(error)
+        self._calls.fail_all(error)
         await self._engine.close()
         self._states.fail_all(error)  # of requests that came meanwhile
 
@@ -233,56 +286,30 @@ class AsyncEngine:
             await self._advance()
         elif isinstance(reply, CallReply):
             _keep_books(self._journal.note_reply, reply)
-            future = self._calls.get(reply.call_id)
-            if future is not None and not future.done():  # its caller may just have given up
-                future.set_result(reply)
+            self._calls.take_in(reply)
 
     def engine_died(self, error: EngineDeadError) -> None:
         logger.error("%s; %d answers were running", error, self.num_unfinished)
         self._journal.note_death()
         self._is_back.clear()
-        self._fail_calls(error)
+        self._calls.fail_all(error)
         self._quarantine.engine_died(error, self._states)
 
     def restart_failed(self, error: Exception) -> None:
         self._states.fail_all(EngineDeadError(f"the engine could not be started again: {error}"))
 
     def first_messages(self) -> Sequence[EngineMessage]:
-        return [self._journal.restore_message()]
+        return [self._journal.restore_message(), *self._pause.first_messages(NO_CALL)]
 
     async def engine_is_back(self) -> None:
         self.metrics.count_restart()
         self._watchdog.note_step()
+        self._pause.came_to_rest()
         self._quarantine.engine_is_back()
         self._is_back.set()
         await self._advance()
 
     # ── parts ───────────────────────────────────────────────────────────────────────────────
-
-    async def _end_if_it_hangs(self) -> None:
-        """End an engine that makes no step for --step-timeout and answers nothing either."""
-        timeout = self.config.limits.step_timeout
-        while timeout:
-            await asyncio.sleep(min(timeout / 10, LONGEST_LOOK_SECONDS))
-            try:
-                if self.is_alive:
-                    await self._look(timeout)
-            except EngineDeadError:
-                continue  # as the supervisor tells
-            except Exception:  # a bug must not end the watch
-                logger.exception("the engine could not be looked at")
-
-    async def _look(self, timeout: float) -> None:
-        if self._watchdog.must_ask(self.num_unfinished):
-            self._watchdog.note_asked()
-            await self._engine.send(GetStats(NO_CALL))
-        elif self._watchdog.hangs(self.num_unfinished):
-            await self._engine.end(
-                EngineDeadError(
-                    f"the engine hangs: no step and no reply for {timeout:g} s; it was ended "
-                    "(--step-timeout allows more)"
-                )
-            )
 
     async def _advance(self) -> None:
         """Send the engine the requests that the quarantine lets go by now."""
@@ -296,6 +323,13 @@ class AsyncEngine:
         state.is_sent = True
         self._outputs.add(state.message)
         await self._engine.send(state.message)
+
+    def _end_unsent(self, states: Iterable[RequestState]) -> None:
+        for state in states:
+            if not (state.is_sent or state.is_over):
+                state.end_unsent()
+                for choice_id in state.choice_ids:
+                    self._admission.note_gone(choice_id)
 
     async def _release(self, state: RequestState) -> None:
         """Forget this request's choices, and abort in the engine those that still grow."""
@@ -332,18 +366,12 @@ class AsyncEngine:
             await self._engine.send(AbortRequests(tuple(request_ids)))
 
     async def _call(self, message_for: Callable[[int], EngineMessage]) -> CallReply:
-        self._num_calls += 1
-        call_id = self._num_calls
-        message = message_for(call_id)
-        self._require_engine()
-        future = asyncio.get_running_loop().create_future()
-        self._calls[call_id] = future
-        self._journal.note_call(call_id, message)
-        try:
+        with self._calls.begun() as (call_id, replied):
+            message = message_for(call_id)
+            self._require_engine()
+            self._journal.note_call(call_id, message)
             await self._engine.send(message)
-            reply: CallReply = await future
-        finally:
-            del self._calls[call_id]
+            reply = await replied
         if reply.error is not None:
             raise error_from_info(reply.error)
         return reply
@@ -364,11 +392,6 @@ class AsyncEngine:
         if not self.is_alive:
             raise EngineDeadError("the engine has died and is being started again; retry later")
 
-    def _fail_calls(self, error: LoraServeError) -> None:
-        for future in self._calls.values():
-            if not future.done():
-                future.set_exception(error)
-
 
 def _keep_books(note: Callable[[Noted], None], noted: Noted) -> None:
     """Take note of a reply. A bug in that costs a line of the log, and no answer."""
@@ -376,21 +399,3 @@ def _keep_books(note: Callable[[Noted], None], noted: Noted) -> None:
         note(noted)
     except Exception:
         logger.exception("a reply of the engine could not be noted")
-
-
-def first_of(error: BaseException) -> BaseException:
-    """The first of the errors that a group of tasks ended with; an error of no group as it is."""
-    return error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
-
-
-def warn_of_small_pool(model: EngineReady) -> None:
-    """A pool that cannot hold the longest request serves, but refuses that one."""
-    if model.max_request_tokens < model.max_model_len:
-        logger.warning(
-            "the KV cache holds requests of %d tokens (%d blocks), not of --max-model-len %d: "
-            "longer ones will be refused; give it more memory, or lower --max-model-len to silence "
-            "this",
-            model.max_request_tokens,
-            model.num_blocks,
-            model.max_model_len,
-        )

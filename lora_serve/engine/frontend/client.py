@@ -56,7 +56,7 @@ class EngineClient:
 
         Raises:
             ConfigError: or whatever else the engine refused to start with.
-            EngineDeadError: it died before it was ready.
+            EngineDeadError: it died before it was ready, or was not in --engine-ready-timeout.
         """
         message_address = f"ipc://{self._directory.path}/messages"
         reply_address = f"ipc://{self._directory.path}/replies"
@@ -72,7 +72,15 @@ class EngineClient:
             process.start()
             self._process = process  # not before: there would be nothing to kill
         asyncio.get_running_loop().add_reader(process.sentinel, self._note_death)
-        ready = await self.receive()
+        seconds = config.limits.engine_ready_timeout
+        try:
+            async with asyncio.timeout(seconds or None):
+                ready = await self.receive()
+        except TimeoutError:
+            raise EngineDeadError(
+                f"the engine process was not ready in {seconds:g} s; see that the disk of "
+                f"{config.model.model} answers, or raise --engine-ready-timeout"
+            ) from None
         assert isinstance(ready, EngineReady), f"first reply is {type(ready).__name__}"
         if ready.error is not None:
             raise wire.error_from_info(ready.error)
@@ -88,8 +96,13 @@ class EngineClient:
         """The next reply. Raises EngineDeadError once the process is gone."""
         reply = asyncio.ensure_future(self._replies.recv())
         death = asyncio.ensure_future(self._died.wait())
-        await asyncio.wait((reply, death), return_when=asyncio.FIRST_COMPLETED)
-        death.cancel()
+        try:
+            await asyncio.wait((reply, death), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            reply.cancel()
+            raise
+        finally:
+            death.cancel()
         if not reply.done():
             reply.cancel()
             assert self._process is not None, "a process that never was has died"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 
+from lora_serve.engine.frontend.request_states import EMBEDDING_ABORTED
 from lora_serve.engine.wire import error_from_info
-from lora_serve.errors import LoraServeError
+from lora_serve.errors import LoraServeError, RequestAbortedError
 from lora_serve.messages import EngineOutput, EngineRequest
 from lora_serve.outputs import AnswerTimes, OutputDelta
+from lora_serve.pooling import PoolingParams, embedding
 from lora_serve.step import TokenLogprobs
 from lora_serve.text.detokenizer import IncrementalDetokenizer
 from lora_serve.text.tokenizer import Tokenizer
@@ -23,6 +25,7 @@ class ChoiceState:
         self._includes_stop = params.include_stop_str_in_output
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # not told yet
         self._arrival = message.arrival_time
+        self._pooling, self._num_prompt_tokens = request.pooling, request.prompt.num_tokens
         self._first_token: float | None = None
         self._detokenizer = IncrementalDetokenizer(
             tokenizer,
@@ -39,6 +42,9 @@ class ChoiceState:
 
         The token that ended the answer is told, but not shown as text (as vLLM does it). None for
         a chunk of the prompt: its logprobs are told with the prompt's last, in one piece.
+
+        Raises:
+            RequestAbortedError, RequestFailedError: there is no embedding.
         """
         self._prompt_logprobs += output.prompt_logprobs
         if not output.new_token_ids and output.finish_reason is None:
@@ -64,8 +70,14 @@ class ChoiceState:
             num_cached_by_tier=output.num_cached_by_tier,
             adapter=output.adapter,
             prompt_logprobs=prompt_logprobs,
+            embedding=b"" if self._pooling is None else self._embedding(self._pooling, output),
             times=self._times(output) if self.is_finished else None,
         )
+
+    def _embedding(self, pooling: PoolingParams, output: EngineOutput) -> bytes:
+        if output.finish_reason == "abort":
+            raise RequestAbortedError(EMBEDDING_ABORTED)
+        return embedding(output.pooled, pooling, self._num_prompt_tokens)
 
     def _times(self, last: EngineOutput) -> AnswerTimes:
         now = time.monotonic()
@@ -102,7 +114,11 @@ class OutputProcessor:
         if output.error is not None:
             del self._choices[output.request_id]
             return error_from_info(output.error), False
-        delta = choice.delta(output)
+        try:
+            delta = choice.delta(output)
+        except LoraServeError as error:
+            del self._choices[output.request_id]
+            return error, False
         if choice.is_finished:
             del self._choices[output.request_id]
         return delta, choice.is_finished and output.finish_reason is None

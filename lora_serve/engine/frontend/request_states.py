@@ -10,10 +10,12 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from lora_serve.errors import LoraServeError, SlowReaderError
+from lora_serve.errors import LoraServeError, RequestAbortedError, SlowReaderError
 from lora_serve.messages import EngineRequest
 from lora_serve.outputs import OutputDelta
 
+EMBEDDING_ABORTED = "this request for an embedding was aborted by a call; send it again"
+MAX_WAITING_LOGPROBS = 2**19  # of a streamed request; each takes about 120 bytes
 LOST_TOKENS = 2  # an engine may have sampled so many more than were heard of before it died
 
 
@@ -33,6 +35,7 @@ class RequestState:
     is_sent: bool = False
     num_deaths: int = 0
     _deltas: asyncio.Queue[OutputDelta | LoraServeError] = field(default_factory=asyncio.Queue)
+    _num_logprobs: int = 0  # of these deltas, with alternatives
     _over: asyncio.Event = field(default_factory=asyncio.Event)
     _num_tokens: list[int] = field(init=False)  # by choice, as the next two
     _num_tokens_at_death: list[int] = field(init=False)
@@ -77,14 +80,10 @@ class RequestState:
 
     def put(self, delta: OutputDelta) -> bool:
         """Keep a delta for the caller; False when too many wait already, which ends the request."""
-        if self.is_streamed and self._deltas.qsize() >= self.max_backlog:
-            self.fail(
-                SlowReaderError(
-                    f"{self.max_backlog} pieces of the answer wait to be read; it was given up. "
-                    "Read faster, or raise --max-stream-backlog"
-                )
-            )
+        if self.is_streamed and (error := self._backlog_error()) is not None:
+            self.fail(error)
             return False
+        self._num_logprobs += delta.num_logprobs
         self._deltas.put_nowait(delta)
         self._num_tokens[delta.index] += len(delta.token_ids)
         if delta.finish_reason is not None:
@@ -93,6 +92,19 @@ class RequestState:
         if not self.num_growing:
             self._over.set()
         return True
+
+    def _backlog_error(self) -> SlowReaderError | None:
+        if self._deltas.qsize() >= self.max_backlog:
+            return SlowReaderError(
+                f"{self.max_backlog} pieces of the answer wait to be read; it was given up. "
+                "Read faster, or raise --max-stream-backlog"
+            )
+        if self._num_logprobs >= MAX_WAITING_LOGPROBS:
+            return SlowReaderError(
+                f"{self._num_logprobs} log-probabilities of the answer wait to be read, at most "
+                f"{MAX_WAITING_LOGPROBS} may; it was given up. Read faster, or ask for fewer"
+            )
+        return None
 
     def fail(self, error: LoraServeError) -> None:
         """The caller gets this after what waits for it; a caller who gets all at once, only it.
@@ -113,6 +125,7 @@ class RequestState:
         delta = await self._deltas.get()
         if isinstance(delta, LoraServeError):
             raise delta
+        self._num_logprobs -= delta.num_logprobs
         self.has_begun = True
         return delta
 
@@ -129,6 +142,17 @@ class RequestState:
         self._discard_deltas()
         self._begin()
 
+    def end_unsent(self) -> None:
+        """End a request that no engine has: its choices are empty, with finish_reason "abort".
+
+        An embedding is told whole or not at all, so a request for one fails.
+        """
+        if self.message.request.pooling is not None:
+            self.fail(RequestAbortedError(EMBEDDING_ABORTED))
+            return
+        for index in range(self.num_choices):
+            self.put(OutputDelta(index, finish_reason="abort"))
+
     def leave(self) -> None:
         """The caller is gone."""
         self._over.set()
@@ -142,6 +166,7 @@ class RequestState:
     def _discard_deltas(self) -> None:
         while not self._deltas.empty():
             self._deltas.get_nowait()
+        self._num_logprobs = 0
 
 
 class RequestStates:

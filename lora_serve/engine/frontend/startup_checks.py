@@ -6,16 +6,29 @@ minutes later, after a download or a gigabyte of weights. Reads small files and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from lora_serve.adapters.checkpoint import CONFIG_NAME, check_adapter
 from lora_serve.adapters.location import HubAdapter, download_from_hub, find_adapter
 from lora_serve.config import EngineConfig, LoRAConfig, ModelConfig
 from lora_serve.config.refusals import Refusals
-from lora_serve.errors import AdapterNotFoundError, ConfigError
+from lora_serve.engine.frontend.pooling_defaults import pooling_defaults
+from lora_serve.errors import (
+    AdapterNotFoundError,
+    AdapterUnavailableError,
+    ConfigError,
+    LoraServeError,
+)
 from lora_serve.kv_tiers.opening import check_tiers
+from lora_serve.structured_output.backend import require_installed
 from lora_serve.text.tokenizer_files import check_tokenizer_files
+
+Got = TypeVar("Got")
 
 
 def check_startup(config: EngineConfig) -> None:
@@ -34,9 +47,24 @@ def check_startup(config: EngineConfig) -> None:
         _check_tokenizer(config.model)
     with refusals.noted():
         check_tiers(config.kv_tiers)
-    for name, path in config.lora.modules:
-        with refusals.noted():
-            _check_adapter(name, path, config.lora, lora_modules)
+    with refusals.noted():
+        _check_adapters(config.lora, lora_modules)
+    with refusals.noted():
+        require_installed(config.structured_outputs.library)
+    refusals.raise_noted()
+
+
+def _check_adapters(config: LoRAConfig, lora_modules: Mapping[str, tuple[int, int]] | None) -> None:
+    """Check all of them, up to the first that is not read in time: others may lie beside it."""
+    refusals = Refusals()
+    for name, path in config.modules:
+        try:
+            _check_adapter(name, path, config, lora_modules)
+        except AdapterUnavailableError as error:
+            refusals.note(error)
+            break
+        except LoraServeError as error:
+            refusals.note(error)
     refusals.raise_noted()
 
 
@@ -55,6 +83,8 @@ def _check_model(config: ModelConfig) -> Mapping[str, tuple[int, int]]:
         dtype_name(config.dtype, spec)
     with refusals.noted():
         max_model_len(config.max_model_len, spec)
+    with refusals.noted():
+        _check_dimensions(pooling_defaults(config).dimensions, spec.hidden_size)
     refusals.raise_noted()
     return lora_modules(spec.linears())
 
@@ -64,6 +94,14 @@ def _check_tokenizer(config: ModelConfig) -> None:
         check_tokenizer_files(config.tokenizer)
     elif Path(config.model).expanduser().is_dir():  # else the model is refused, or on the hub
         check_tokenizer_files(config.model)
+
+
+def _check_dimensions(dimensions: int | None, hidden_size: int) -> None:
+    if dimensions is not None and dimensions > hidden_size:
+        raise ConfigError(
+            f"--pooler-config: dimensions {dimensions} is above {hidden_size}, the model's hidden "
+            "size; lower it, or leave it out"
+        )
 
 
 def _check_kernels(config: ModelConfig) -> None:
@@ -79,18 +117,60 @@ def _check_kernels(config: ModelConfig) -> None:
 def _check_adapter(
     name: str, path: str, config: LoRAConfig, lora_modules: Mapping[str, tuple[int, int]] | None
 ) -> None:
+    """Refuse an adapter, also one whose disk does not answer.
+
+    Raises:
+        AdapterUnavailableError: reading, or downloading, took longer than its flag allows.
+    """
+    module = f"--lora-modules {name}={path}"
+    load_limit = ("--lora-load-timeout", config.lora_load_timeout)
     try:
-        found = find_adapter(path, config.lora_allowed_roots)
-        check_adapter(
-            download_from_hub(found, config.lora_max_download_bytes)
-            if isinstance(found, HubAdapter)
-            else found,
+        found = _in_time(
+            module, *load_limit, partial(find_adapter, path, config.lora_allowed_roots)
+        )
+        if isinstance(found, HubAdapter):
+            limits = (config.lora_max_download_bytes, config.lora_hub_cache_bytes)
+            download = partial(download_from_hub, found, *limits)
+            found = _in_time(
+                module, "--lora-download-timeout", config.lora_download_timeout, download
+            )
+        check = partial(
+            check_adapter,
+            found,
             lora_modules=lora_modules,
             max_lora_rank=config.max_lora_rank,
             allowed_roots=config.lora_allowed_roots,
         )
+        _in_time(module, *load_limit, check)
     except AdapterNotFoundError as error:
         raise ConfigError(
-            f"--lora-modules {name}={path}: {error}; name a directory that holds {CONFIG_NAME}, "
-            "or a hub id"
+            f"{module}: {error}; name a directory that holds {CONFIG_NAME}, or a hub id"
         ) from error
+
+
+def _in_time(what: str, flag: str, seconds: float, work: Callable[[], Got]) -> Got:
+    """What `work` returns, if it does in time; it is left alone otherwise.
+
+    A read of a mount that hangs cannot be ended, so it has a thread that ends with the process.
+
+    Raises:
+        AdapterUnavailableError: naming the flag.
+    """
+    done: Future[Got] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # the caller's
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="startup-check", daemon=True).start()
+    try:
+        return done.result(seconds)
+    except TimeoutError:
+        if done.done():  # its own
+            raise
+        raise AdapterUnavailableError(
+            f"{what} was not read within {flag} {seconds:g}; see that its disk or hub answers, or "
+            "raise the limit"
+        ) from None

@@ -26,19 +26,23 @@ from lora_serve.fuzz.oracle.executor import (
 from lora_serve.fuzz.oracle.grammars import OracleGrammars
 from lora_serve.fuzz.oracle.loader import OracleLoader, ReadFaults
 from lora_serve.generate_request import GenerateRequest
-from lora_serve.identity import BASE_MODEL, BlockHasher, NoAdapter, embeds_digest
+from lora_serve.identity import BASE_MODEL, BlockHasher, NoAdapter
 from lora_serve.kv.connector import KVConnector
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.kv.tiered_connector import TieredConnector, TierStore, tier_namespaces
 from lora_serve.kv_groups import KVGroup
 from lora_serve.messages import (
+    NO_RULES,
     CallReply,
+    EngineMessage,
     EngineOutput,
     EngineRequest,
     LoadAdapter,
     StepOutputs,
+    TokenRules,
 )
-from lora_serve.prompts import EmbedsPrompt, TokensPrompt
+from lora_serve.pooling import PoolingParams
+from lora_serve.prompts import EmbedsPrompt, MixedPrompt, Prompt, TokensPrompt, embeds_digests
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.scheduler.request import Request
 
@@ -162,18 +166,23 @@ class OracleEngine:
         tenant: str = "",
         embeds_rows: Sequence[bytes] = (),
         params: SamplingParams | None = None,
+        pooling: PoolingParams | None = None,
+        rules: TokenRules = NO_RULES,
     ) -> None:
         params = params or SamplingParams(max_tokens=max_tokens, seed=1)
         request = GenerateRequest(
             request_id=request_id,
-            prompt=embeds_prompt(embeds_rows) if embeds_rows else TokensPrompt(tuple(prompt)),
+            prompt=prompt_of(prompt, embeds_rows),
             params=params,
             lora_name=lora_name,
             cache_salt=salt,
             priority=priority,
             tenant=tenant,
+            pooling=pooling,
         )
-        self.core.handle(EngineRequest(request, (EOS,), embeds_digests(embeds_rows)))
+        digests = embeds_digests(request.prompt, BLOCK_SIZE)
+        message = EngineRequest(request, (EOS,), digests, rules=rules)
+        self.core.handle(message)
         self._sort_replies()
 
     def load(self, name: str, path: str, content: str | None = None, inplace: bool = False) -> int:
@@ -184,6 +193,10 @@ class OracleEngine:
         self.core.handle(LoadAdapter(self._num_calls, name, path, inplace))
         self._sort_replies()
         return self._num_calls
+
+    def handle(self, message: EngineMessage) -> None:
+        self.core.handle(message)
+        self._sort_replies()
 
     def step(self) -> bool:
         self.clock.now += SECONDS_A_STEP
@@ -205,6 +218,9 @@ class OracleEngine:
     def tokens(self, request_id: str) -> list[int]:
         return [t for output in self.outputs[request_id] for t in output.new_token_ids]
 
+    def pooled(self, request_id: str) -> bytes:
+        return b"".join(output.pooled for output in self.outputs[request_id])
+
     def last(self, request_id: str) -> EngineOutput:
         return self.outputs[request_id][-1]
 
@@ -220,11 +236,14 @@ class OracleEngine:
                 self.calls[reply.call_id] = reply
 
 
-def embeds_prompt(rows: Sequence[bytes]) -> EmbedsPrompt:
-    return EmbedsPrompt(len(rows), b"".join(rows))
-
-
-def embeds_digests(rows: Sequence[bytes]) -> tuple[bytes, ...]:
-    """The digest of each block's rows, as the API process sends them."""
-    blocks = (rows[i : i + BLOCK_SIZE] for i in range(0, len(rows), BLOCK_SIZE))
-    return tuple(embeds_digest(b"".join(block)) for block in blocks)
+def prompt_of(token_ids: Sequence[int], rows: Sequence[bytes] = ()) -> Prompt:
+    """The prompt of tokens and of rows, which are empty where a token stands."""
+    if not any(rows):
+        return TokensPrompt(tuple(token_ids))
+    if all(rows):
+        return EmbedsPrompt(len(rows), b"".join(rows))
+    parts: list[Sequence[int] | EmbedsPrompt] = []
+    for place, token_id in enumerate(token_ids):
+        row = rows[place] if place < len(rows) else b""
+        parts.append(EmbedsPrompt(1, row) if row else [token_id])
+    return MixedPrompt.of(parts)

@@ -5,33 +5,35 @@ the group's block table, the token, the adapter's digest). Its slot holds that, 
 before its block, so that blocks which do not follow each other show. All blocks that a position
 sees are looked at. A token is drawn from the last contents of all groups. So the right answer is a
 pure function of prompt, adapter and settings (`lone_answer`), and any stale, foreign, freed or
-unwritten block in sight changes it. Where a mask is given, the token is one that it allows.
+unwritten block in sight changes it. Where a mask is given, the token is one that it allows. What
+is pooled are the contents themselves.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.fuzz.oracle.grammars import allowed_next
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.kv_groups import KVGroup
+from lora_serve.messages import NO_RULES, TokenRules
+from lora_serve.model_info import ModelInfo
+from lora_serve.pooling import PoolingParams
 from lora_serve.step import (
-    AdapterCheckpoint,
     KVLoad,
-    ModelInfo,
     ModelRunnerOutput,
     RequestStepOutput,
-    SampleInput,
     ScheduledRequest,
     SchedulerOutput,
     TokenLogprobs,
     accepted,
 )
-from lora_serve.structured_outputs import StructuredOutput
+from lora_serve.structured_outputs import ReasoningTokens, StructuredOutput
 
 VOCAB_SIZE = 500
 EOS = 7
@@ -75,9 +77,52 @@ def drawn_token(contents: Sequence[bytes]) -> int:
     return sum(int.from_bytes(content[:4], "little") for content in contents) % VOCAB_SIZE
 
 
-def chosen_token(drawn: int, allowed: Sequence[int] | None) -> int:
-    """The token that is drawn where only some are allowed; None allows all."""
-    return drawn if allowed is None else allowed[drawn % len(allowed)]
+def scored_token(token_id: int, contents: Sequence[bytes]) -> TokenLogprobs:
+    """A token's prompt logprob. contents: of the position before it, in each group."""
+    return TokenLogprobs(token_id, -float(drawn_token(contents)), 1)
+
+
+def chosen_token(drawn: int, allowed: Sequence[int] | None, banned: Collection[int] = ()) -> int:
+    """The token that is drawn where only some are allowed (None allows all), and some banned."""
+    if allowed is None and drawn not in banned:
+        return drawn
+    left = tokens_left(allowed, banned)
+    return left[drawn % len(left)]
+
+
+def tokens_left(allowed: Sequence[int] | None, banned: Collection[int]) -> list[int]:
+    among = range(VOCAB_SIZE) if allowed is None else allowed
+    return [token_id for token_id in among if token_id not in banned]
+
+
+def allowed_tokens(bitmask: bytes) -> list[int]:
+    """The tokens that a SampleInput.bitmask allows, ascending."""
+    bits = np.unpackbits(np.frombuffer(bitmask, np.uint8), bitorder="little")
+    return [int(token_id) for token_id in np.flatnonzero(bits)]
+
+
+def bad_ends(words: Sequence[tuple[int, ...]], answer: Sequence[int]) -> set[int]:
+    """What bad words forbid behind an answer."""
+    return {word[-1] for word in words if tuple(answer[len(answer) + 1 - len(word) :]) == word[:-1]}
+
+
+def prompt_contents(
+    prompt: Sequence[int], digest: bytes, embeds_rows: Sequence[bytes] = (), num_groups: int = 1
+) -> Iterator[list[bytes]]:
+    """The contents of each position of a prompt, one for each group."""
+    contents = [start_content(group) for group in range(num_groups)]
+    for position, token_id in enumerate(prompt):
+        row = embeds_rows[position] if position < len(embeds_rows) else b""
+        contents = [next_content(content, token_id, row, digest) for content in contents]
+        yield contents
+
+
+def lone_prompt_logprobs(
+    prompt: Sequence[int], digest: bytes, start: int, num_groups: int = 1
+) -> list[TokenLogprobs]:
+    """The prompt logprobs that a cold server, alone with this request, gives."""
+    all_contents = list(prompt_contents(prompt, digest, (), num_groups))
+    return [*map(scored_token, prompt[start + 1 :], all_contents[start:])]
 
 
 def lone_answer(
@@ -87,24 +132,60 @@ def lone_answer(
     embeds_rows: Sequence[bytes] = (),
     num_groups: int = 1,
     constraint: StructuredOutput | None = None,
+    rules: TokenRules = NO_RULES,
+    reasoning: ReasoningTokens | None = None,
 ) -> list[int]:
-    """What a cold server, alone with this request, answers."""
-    contents = [start_content(group) for group in range(num_groups)]
-    for position, token_id in enumerate(prompt):
-        row = embeds_rows[position] if position < len(embeds_rows) else b""
-        contents = [next_content(content, token_id, row, digest) for content in contents]
+    """What a cold server, alone with this request, answers.
+
+    Where the grammar and the rules leave no token, the answer is what there is by then.
+    """
+    may_begin = reasoning is not None and not reasoning.is_open
+    held: list[int] | None = None if reasoning and reasoning.is_open else []  # None: it reasons
+    *_, contents = prompt_contents(prompt, digest, embeds_rows, num_groups)
     answer: list[int] = []
     while len(answer) < max_tokens:
-        allowed = None
-        if constraint is not None:
-            allowed = allowed_next(constraint, answer, VOCAB_SIZE, EOS)
-            if allowed is None:
+        allowed = None if rules.allowed is None else allowed_tokens(rules.allowed)
+        by_client = allowed
+        if constraint is not None and held is not None:
+            by_grammar = allowed_next(constraint, held, VOCAB_SIZE, EOS)
+            if by_grammar is None:
                 break
-        answer.append(chosen_token(drawn_token(contents), allowed))
+            allowed = [one for one in by_grammar if allowed is None or one in allowed]
+        banned = bad_ends(rules.bad_words, answer)
+        if not tokens_left(allowed, banned):
+            break
+        if reasoning and may_begin and not answer and allowed is not None:
+            begins = by_client is None or reasoning.start in by_client
+            allowed = sorted({*allowed, *([reasoning.start] if begins else ())})
+        answer.append(chosen_token(drawn_token(contents), allowed, banned))
         if answer[-1] == EOS:
             break
+        if reasoning and held is None:
+            held = [] if answer[-1] == reasoning.end else None
+        elif reasoning and may_begin and answer == [reasoning.start]:
+            held = None
+        elif held is not None:
+            held.append(answer[-1])
         contents = [next_content(content, answer[-1], b"", digest) for content in contents]
     return answer
+
+
+def lone_pooled(
+    prompt: Sequence[int],
+    digest: bytes,
+    pooling: PoolingParams,
+    embeds_rows: Sequence[bytes] = (),
+    num_groups: int = 1,
+) -> bytes:
+    """What a cold server, alone with this request, makes an embedding of."""
+    rows = list(prompt_contents(prompt, digest, embeds_rows, num_groups))
+    return hidden_sums(rows) if pooling.needs_all_rows else b"".join(rows[-1])
+
+
+def hidden_sums(rows: Sequence[Sequence[bytes]]) -> bytes:
+    """The sums over the rows' contents, taken as whole numbers."""
+    numbers = [np.frombuffer(b"".join(contents), np.uint32) for contents in rows]
+    return np.sum(numbers, axis=0, dtype=np.int64).tobytes()
 
 
 class OracleExecutor:
@@ -180,20 +261,26 @@ class OracleExecutor:
         asked = request.asked
         sampled = by_token[len(by_token) - len(asked.samples) :]
         drawn = [
-            chosen_token(drawn_token(contents), self._allowed(sample))
+            chosen_token(
+                drawn_token(contents),
+                None if sample.bitmask is None else allowed_tokens(sample.bitmask),
+                sample.banned_token_ids,
+            )
             for contents, sample in zip(sampled, asked.samples, strict=True)
         ]
-        targets = asked.scoring.target_ids if asked.scoring is not None else ()
+        scored: tuple[TokenLogprobs, ...] = ()
+        if asked.scoring is not None:
+            rows = by_token[asked.scoring.first_row :]
+            scored = tuple(map(scored_token, asked.scoring.target_ids, rows))
         return RequestStepOutput(
             accepted(drawn, request.draft_token_ids),
-            prompt_logprobs=tuple(TokenLogprobs(target, -1.0, 1) for target in targets),
+            prompt_logprobs=scored,
+            pooled=self._pooled(by_token, asked.num_pooled),
+            hidden_sums=hidden_sums(by_token) if asked.sums_hidden else b"",
         )
 
-    def _allowed(self, sample: SampleInput) -> Sequence[int] | None:
-        if sample.bitmask is None:
-            return None
-        bits = np.unpackbits(np.frombuffer(sample.bitmask, np.uint8), bitorder="little")
-        return [int(token_id) for token_id in np.flatnonzero(bits)]
+    def _pooled(self, contents: Sequence[tuple[bytes, ...]], num_pooled: int) -> bytes:
+        return b"".join(map(b"".join, contents[len(contents) - num_pooled :]))
 
     def _run_group(
         self, group: int, request: ScheduledRequest, written: dict[tuple[int, int], bytes]
@@ -201,17 +288,24 @@ class OracleExecutor:
         """Write a group's KV of the request's tokens; the content of each."""
         digest = self._digest(request.adapter)
         content, before_block = self._read(group, request)
+        rows = self._rows(request)
         contents = []
         for index, token_id in enumerate(self._token_ids(request)):
             position = request.start + index
             if position % self._block_size == 0:
                 before_block = content
-            row = request.embeds[index * self._row_bytes : (index + 1) * self._row_bytes]
-            content = next_content(content, token_id, row, digest)
+            content = next_content(content, token_id, rows.get(index, b""), digest)
             slot, written_now = self._slot(group, request, position), content + before_block
             assert written.setdefault(slot, written_now) == written_now, "two write one slot"
             contents.append(content)
         return contents
+
+    def _rows(self, request: ScheduledRequest) -> dict[int, bytes]:
+        """The embedding rows among the request's tokens, by their place."""
+        places = [place + i for place, count in request.embeds.runs for i in range(count)]
+        data, size = request.embeds.data, self._row_bytes
+        assert len(data) == len(places) * size, "as many rows as places"
+        return {place: data[i * size : (i + 1) * size] for i, place in enumerate(places)}
 
     def _token_ids(self, request: ScheduledRequest) -> Sequence[int]:
         if request.token_from is None:

@@ -55,7 +55,12 @@ class OracleGrammars:
         return sum(answer.is_owed for answer in self._answers.values())
 
     def open(
-        self, request_id: str, constraint: StructuredOutput, *, allows_eos: bool = True
+        self,
+        request_id: str,
+        constraint: StructuredOutput,
+        *,
+        allows_eos: bool = True,
+        share: str = "",
     ) -> None:
         assert allows_eos, "toy grammars always let answers end"
         assert request_id not in self._answers, f"{request_id} was not closed"

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.loader import AdapterLoader, AdapterSource, LoadResult
 from lora_serve.adapters.location import HubAdapter
 from lora_serve.adapters.threads import Work
 from lora_serve.config import LoRAConfig
 from lora_serve.engine.core.executor import Executor
 from lora_serve.errors import AdapterNotFoundError
-from lora_serve.step import AdapterCheckpoint
 
 HUB = "hub/"  # what is below it has to be downloaded first
 MOST_POLLS = 30  # of a read that is in time, and may be slow

@@ -108,6 +108,7 @@ class TieredTrace(OracleTrace):
         """Start another engine, maybe with other adapters, over the same store."""
         self.tiered.num_restarts += 1
         if self.rng.random() < 0.5:
+            self.pauses.resume(self.engine)
             self.engine.run()
             self._settle_loads()
             self._judge()
@@ -118,6 +119,7 @@ class TieredTrace(OracleTrace):
         names = list(self.versions)
         self.expected, self.versions, self.pending = {}, {}, {}
         self.engine = self._new_engine()
+        self.pauses.forget()
         for name in names:
             self._load(name, inplace=True)
         self._settle_all_loads()

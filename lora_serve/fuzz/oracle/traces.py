@@ -9,9 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lora_serve.fuzz.oracle.engine import ROW_BYTES, OracleEngine
-from lora_serve.fuzz.oracle.executor import VOCAB_SIZE, OracleExecutor, lone_answer
+from lora_serve.fuzz.oracle.executor import (
+    EOS,
+    VOCAB_SIZE,
+    OracleExecutor,
+    lone_answer,
+    lone_pooled,
+    lone_prompt_logprobs,
+)
 from lora_serve.fuzz.oracle.grammars import OracleGrammars, toy_constraint
 from lora_serve.fuzz.oracle.loader import HUB, OracleLoader, ReadFaults
+from lora_serve.fuzz.oracle.pauses import RandomPauses
 from lora_serve.identity import (
     BASE_MODEL,
     EVERYTHING,
@@ -22,9 +30,19 @@ from lora_serve.identity import (
 )
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.kv_groups import KVGroup
-from lora_serve.messages import AbortRequests, ErrorInfo, ResetPrefixCache, UnloadAdapter
+from lora_serve.messages import (
+    NO_RULES,
+    AbortRequests,
+    ErrorInfo,
+    ResetPrefixCache,
+    TokenRules,
+    UnloadAdapter,
+)
+from lora_serve.pooling import PoolingParams, PoolingType
 from lora_serve.sampling_params import SamplingParams
-from lora_serve.structured_outputs import StructuredOutput
+from lora_serve.step import TokenLogprobs
+from lora_serve.structured_output.backend import bitmask_of
+from lora_serve.structured_outputs import ReasoningTokens, StructuredOutput
 
 NAMES = ("red", "green", "blue", "grey")
 FULL, NARROW, WIDE = KVGroup(), KVGroup(20), KVGroup(50)
@@ -44,6 +62,9 @@ class Expected:
 
     answer: list[int]
     digest: bytes  # of the adapter; b"" for the base model's answer
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    pooled: bytes = b""
+    may_fail: bool = False  # its grammar and its rules may leave no token in common
     is_aborted: bool = False
 
 
@@ -67,6 +88,7 @@ class TraceResult:
     num_lost: int = 0
     num_timeouts: int = 0
     num_late_reads: int = 0
+    num_pauses: int = 0
     wrong: list[str] = field(default_factory=list)
 
 
@@ -93,7 +115,12 @@ class OracleTrace:
         self.rng = rng = random.Random(seed)
         self.other_rng = random.Random(f"shares {seed}")
         self.grammar_rng = random.Random(f"grammars {seed}")
+        self.reasoning_rng = random.Random(f"reasoning {seed}")
         self.read_rng = random.Random(f"reads {seed}")
+        self.rules_rng = random.Random(f"rules {seed}")
+        self.mixed_rng = random.Random(f"tokens among rows {seed}")
+        self.scoring_rng = random.Random(f"prompt logprobs {seed}")
+        self.pooling_rng = random.Random(f"pooling {seed}")
         max_loras = rng.choice((1, 2, 3))
         groups = groups or random.Random(f"groups {seed}").choice(GROUPS)
         self.settings: dict[str, Any] = {
@@ -123,13 +150,17 @@ class OracleTrace:
         self.versions: dict[str, str] = {}  # name -> content, as far as calls were answered
         self.pending: dict[int, PendingLoad] = {}
         self.result = TraceResult()
+        self.pauses = RandomPauses(random.Random(f"pauses {seed}"))
 
     def run(self, num_operations: int = 60) -> TraceResult:
         for name in NAMES[:2]:
             self._load(name, inplace=False)
         self._settle_loads()
         for _ in range(num_operations):
+            for request_id in self.pauses.operate(self.engine):
+                self.expected[request_id].is_aborted = True
             self._operate()
+        self.pauses.resume(self.engine)
         self.engine.run()
         self._settle_loads()
         self._judge()
@@ -163,6 +194,13 @@ class OracleTrace:
     def _rows(self, count: int) -> list[bytes]:
         return [self.rng.randbytes(ROW_BYTES) for _ in range(count)]
 
+    def _with_gaps(self, rows: list[bytes]) -> list[bytes]:
+        """Now and then, put tokens among rows: 0, which is what stands for a row elsewhere."""
+        rng = self.mixed_rng
+        for _ in range(rng.choice((0, 0, 1, 1, 2))):
+            rows = [*rows[: (place := rng.randrange(min(len(rows), 8)))], b"", *rows[place:]]
+        return rows
+
     def _namespace(self) -> tuple[str | NoAdapter, str]:
         """Draw an adapter's name, or BASE_MODEL, and a salt."""
         names: list[str | NoAdapter] = [BASE_MODEL, *self.versions]
@@ -175,30 +213,104 @@ class OracleTrace:
         rows: list[bytes] = []
         if rng.random() < 0.2:
             rows = self.rng.choice(self.embeds)[: rng.randrange(1, 41)] + self._rows(1)
+            rows = self._with_gaps(rows)
             prompt = [0] * len(rows)
         else:
             prompt = self._prompt()
         max_tokens = rng.randrange(1, 60)
         num_groups = len(self.settings["groups"])
-        constraint = self._constraint()
-        answer = lone_answer(prompt, digest, max_tokens, rows, num_groups, constraint)
-        self.expected[request_id] = Expected(answer, digest)
+        pooling, rules, reasoning = self._pooling(), NO_RULES, None
+        if pooling is None:
+            constraint = self._constraint()
+            scored_start = None if rows else self._scored_start(len(prompt))
+            ask = (prompt, digest, max_tokens, rows, num_groups, constraint)
+            reasoning = None if constraint is None else self._reasoning(*ask[:5], constraint)
+            rules = self._rules(lone_answer(*ask, reasoning=reasoning))
+            expected = Expected(lone_answer(*ask, rules, reasoning), digest)
+            expected.may_fail = constraint is not None and rules is not NO_RULES
+            if scored_start is not None:
+                scored = lone_prompt_logprobs(prompt, digest, scored_start, num_groups)
+                expected.prompt_logprobs = scored
+        else:
+            max_tokens, constraint, scored_start = 0, None, None
+            pooled = lone_pooled(prompt, digest, pooling, rows, num_groups)
+            expected = Expected([], digest, pooled=pooled)
+        self.expected[request_id] = expected
         self.engine.add(
             request_id,
             prompt,
             lora_name=name,
-            params=SamplingParams(max_tokens=max_tokens, seed=1, structured_outputs=constraint),
+            params=SamplingParams(
+                max_tokens=max_tokens,
+                seed=1,
+                prompt_logprobs=None if scored_start is None else 0,
+                prompt_logprob_start=scored_start or 0,
+                structured_outputs=constraint,
+                reasoning=reasoning,
+            ),
             salt=salt,
             priority=rng.randrange(3),
             tenant=self.other_rng.choice(("", "x", "y")),
             embeds_rows=rows,
+            pooling=pooling,
+            rules=rules,
         )
+
+    def _reasoning(
+        self,
+        prompt: Sequence[int],
+        digest: bytes,
+        max_tokens: int,
+        rows: Sequence[bytes],
+        num_groups: int,
+        constraint: StructuredOutput,
+    ) -> ReasoningTokens | None:
+        """Draw reasoning for every other grammar, marked by tokens that its answer comes to."""
+        rng = self.reasoning_rng
+        if rng.random() < 0.5:
+            return None
+        (start,) = lone_answer(prompt, digest, 1, rows, num_groups, constraint)
+        is_open = rng.random() < 0.5
+        endless = ReasoningTokens(start, -1, is_open)
+        ask = (prompt, digest, min(max_tokens, 8), rows, num_groups, constraint)
+        answer = lone_answer(*ask, reasoning=endless)
+        return ReasoningTokens(start, rng.choice(answer[not is_open :] or [start]), is_open)
+
+    def _rules(self, answer: Sequence[int]) -> TokenRules:
+        """Draw what a request allows and forbids: for every fifth one, and so that it matters.
+
+        answer: without rules, of which bad words are made. A prompt's tokens are no part of them.
+        """
+        rng = self.rules_rng
+        if rng.random() >= 0.2:
+            return NO_RULES
+        allowed = None
+        if rng.random() < 0.5:
+            allowed = bitmask_of(
+                [EOS, *rng.sample(range(8, VOCAB_SIZE), rng.choice((10, 300)))], VOCAB_SIZE
+            )
+        places = [rng.randrange(len(answer)) for _ in range(3 if answer else 0)]
+        words = [tuple(answer[max(0, end - rng.randrange(4)) : end + 1]) for end in places]
+        return TokenRules(allowed, tuple(words))
 
     def _constraint(self) -> StructuredOutput | None:
         """Draw one of few grammars for every third request."""
         rng = self.grammar_rng
         is_held = rng.random() < 0.3
         return toy_constraint(rng.randrange(3), rng.choice((1, 5, 50))) if is_held else None
+
+    def _scored_start(self, num_tokens: int) -> int | None:
+        """Draw for every fifth request where its prompt logprobs begin."""
+        rng = self.scoring_rng
+        if rng.random() >= 0.2:
+            return None
+        return rng.choice((0, rng.randrange(num_tokens), max(0, num_tokens - 2)))
+
+    def _pooling(self) -> PoolingParams | None:
+        """Draw what an embedding is made of for every fifth request."""
+        kinds: list[PoolingType | None] = ["LAST", "MEAN", *(None,) * 8]
+        pooling_type = self.pooling_rng.choice(kinds)
+        return None if pooling_type is None else PoolingParams(pooling_type=pooling_type)
 
     def _prompt(self) -> list[int]:
         prompt = self.rng.choice(self.prefixes)[: self.rng.randrange(1, 101)] + self._tokens(1)
@@ -266,6 +378,7 @@ class OracleTrace:
         result.num_evictions += engine.core.adapters.num_evictions
         result.num_timeouts += engine.loader.num_timeouts
         result.num_late_reads += engine.loader.num_late
+        result.num_pauses = self.pauses.num_pauses
         assert engine.kv.usage == 0.0, "blocks are still held after the last request has ended"
         infos = engine.core.adapters.infos()
         assert not any(info.num_leases for info in infos)
@@ -284,14 +397,25 @@ class OracleTrace:
         for request_id, expected in self.expected.items():
             outputs = engine.outputs.get(request_id, [])
             error = outputs[-1].error if outputs else None
-            if error is not None:
+            if error is not None and not (
+                expected.may_fail and error.kind == "InvalidRequestError"
+            ):
                 assert self._is_excused(error), error
                 continue
             answer = engine.tokens(request_id) if outputs else []
-            digests = {_digest_of(output.adapter) for output in outputs}
+            digests = {_digest_of(one.adapter) for one in outputs if one.error is None}
             is_right = answer == expected.answer[: len(answer)] and digests <= {expected.digest}
+            scored = [one for output in outputs for one in output.prompt_logprobs]
+            is_right = is_right and scored == expected.prompt_logprobs[: len(scored)]
+            pooled = engine.pooled(request_id) if outputs else b""
             if not expected.is_aborted:
-                is_right = is_right and answer == expected.answer
+                is_right = is_right and answer == expected.answer and pooled == expected.pooled
+                ends_unread = expected.may_fail and not answer  # without its prompt computed
+                is_right = is_right and (
+                    ends_unread or len(scored) == len(expected.prompt_logprobs)
+                )
+            elif pooled:
+                is_right = is_right and pooled == expected.pooled
             if not is_right:
                 result.wrong.append(request_id)
             result.num_hit_tokens += outputs[-1].num_cached_tokens if outputs else 0

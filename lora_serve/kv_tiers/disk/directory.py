@@ -27,9 +27,9 @@ import xxhash
 
 from lora_serve.errors import ConfigError
 from lora_serve.kv_tiers.base import TierNamespace
+from lora_serve.kv_tiers.disk.change_log import ChangeLog, Place, Turn, place_of
 from lora_serve.kv_tiers.disk.folder import Folder
 from lora_serve.kv_tiers.disk.group_file import write_all
-from lora_serve.kv_tiers.disk.news import DiskNews, Place, Turn, place_of
 from lora_serve.kv_tiers.disk.ownership import open_own, open_to_inspect
 from lora_serve.kv_tiers.disk.staging import Staged, Staging
 
@@ -74,7 +74,7 @@ class DiskDirectory:
         self.path = path
         self._itself = open_to_inspect(path) if is_inspected else open_own(path)
         self._staging = Staging(self._folder)
-        self._news = DiskNews(self._folder)
+        self._change_log = ChangeLog(self._folder)
 
     def check_in_place(self) -> None:
         """Make the directory again if it was deleted.
@@ -163,7 +163,7 @@ class DiskDirectory:
         with self._folder("trash", make=True) as trash, suppress(FileNotFoundError):
             with self._folder("namespaces") as namespaces:
                 namespaces.move(root.hex(), trash, uuid4().hex)
-            self._news.tell(Place(root))
+            self._change_log.tell(Place(root))
 
     def sync_trash(self) -> None:
         """Sync what `trash` has moved, so that no power failure undoes it."""
@@ -180,7 +180,7 @@ class DiskDirectory:
 
     def writers_turn(self) -> AbstractContextManager[Turn]:
         """Hold the lock under which one process at a time makes room and reserves it."""
-        return self._news.turn()
+        return self._change_log.turn()
 
     def reserve(self, place: Place, num_bytes: int) -> Staged:
         """Stage a file that counts with this size from now on, whatever is written to it."""

@@ -6,13 +6,13 @@ A user who can write to it could put other files in the place of ours, and its o
 from __future__ import annotations
 
 import os
-import pwd
 import stat
 from contextlib import suppress
 from pathlib import Path
 
 from lora_serve.errors import ConfigError
 from lora_serve.kv_tiers.disk.folder import PRIVATE_DIRECTORY, Folder
+from lora_serve.kv_tiers.users import user_name
 
 FLAG = "--kv-disk-path"
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -63,7 +63,7 @@ def _check_link(path: Path) -> None:
         status = path.lstat()
         if stat.S_ISLNK(status.st_mode) and status.st_uid not in (os.geteuid(), 0):
             raise ConfigError(
-                f"{FLAG} {path}: is a link of {_name(status.st_uid)}; name the directory itself"
+                f"{FLAG} {path}: is a link of {user_name(status.st_uid)}; name the directory itself"
             )
 
 
@@ -75,16 +75,9 @@ def _check(path: Path, status: os.stat_result) -> None:
     if status.st_uid == user:
         remedy = f"chmod 700 {path}"
     elif not status.st_mode & stat.S_ISVTX:
-        remedy += f", or chown {_name(user)} {path} && chmod 700 {path}"
+        remedy += f", or chown {user_name(user)} {path} && chmod 700 {path}"
     raise ConfigError(
-        f"{FLAG} {path}: belongs to {_name(status.st_uid)} with mode "
+        f"{FLAG} {path}: belongs to {user_name(status.st_uid)} with mode "
         f"{stat.S_IMODE(status.st_mode):04o}, but KV must lie where only the server's user "
-        f"{_name(user)} may write; {remedy}"
+        f"{user_name(user)} may write; {remedy}"
     )
-
-
-def _name(user: int) -> str:
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return f"uid {user}"

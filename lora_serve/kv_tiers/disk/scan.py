@@ -17,10 +17,10 @@ from contextlib import suppress
 from functools import partial
 
 from lora_serve.kv_tiers.base import Cause, TierNamespace
+from lora_serve.kv_tiers.disk.change_log import Place
 from lora_serve.kv_tiers.disk.directory import DESCRIPTOR, GROUP_SUFFIX, DiskDirectory
 from lora_serve.kv_tiers.disk.group_file import GroupTable, RefusedGroupError, read_table
 from lora_serve.kv_tiers.disk.index import DiskIndex, Group
-from lora_serve.kv_tiers.disk.news import Place
 
 logger = logging.getLogger(__name__)
 

@@ -27,6 +27,7 @@ from lora_serve.kv_tiers.base import (
     TierTraits,
 )
 from lora_serve.kv_tiers.codec import NO_KEYS, record_bytes, refusal
+from lora_serve.kv_tiers.disk.change_log import Place
 from lora_serve.kv_tiers.disk.directory import GROUP_SUFFIX, DiskDirectory
 from lora_serve.kv_tiers.disk.folder import Folder
 from lora_serve.kv_tiers.disk.group_file import (
@@ -37,7 +38,6 @@ from lora_serve.kv_tiers.disk.group_file import (
     write_group,
 )
 from lora_serve.kv_tiers.disk.index import DiskIndex, Group, Run
-from lora_serve.kv_tiers.disk.news import Place
 from lora_serve.kv_tiers.disk.scan import DiskScan
 from lora_serve.kv_tiers.disk.staging import Staged
 from lora_serve.kv_tiers.mac import MacKeys
@@ -177,21 +177,21 @@ class DiskTier:
     def _reserve(self, place: Place, num_bytes: int) -> Staged:
         """Stage a file of this size, within the bound whatever other processes do meanwhile."""
         with self._directory.writers_turn() as turn:
-            if turn.news is None or turn.news or self._reserved_elsewhere:
-                self._look_at(turn.news)
+            if turn.changes is None or turn.changes or self._reserved_elsewhere:
+                self._look_at(turn.changes)
             evicted = self._make_room(sum(self._reserved_elsewhere.values()) + num_bytes)
             turn.tell([*evicted, place])  # before it is there: telling too early does no harm
             return self._directory.reserve(place, num_bytes)
 
-    def _look_at(self, news: Sequence[Place] | None) -> None:
+    def _look_at(self, changes: Sequence[Place] | None) -> None:
         """Bring the index up to date with what other processes have changed, or may have."""
         staged = self._reserved_elsewhere
         # before looking: what is moved into its place meanwhile shall rather count twice
         self._reserved_elsewhere = self._directory.reserved_elsewhere()
-        if news is None:
+        if changes is None:
             self._scan.look_everywhere()
         else:
-            self._scan.look_at(dict.fromkeys((*staged, *news)))
+            self._scan.look_at(dict.fromkeys((*staged, *changes)))
 
     def _make_room(self, num_bytes: int) -> list[Place]:
         """Evict files for it; returns the places where they were."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from torch import Tensor
@@ -83,6 +84,15 @@ class CpuLinears:
         screen = pack_screen(self._native, weight)
         return None if screen is None else partial(self.screened_argmax, packed, screen)
 
-    def screened_argmax(self, packed: PackedLinear, screen: PackedScreen, x: Tensor) -> list[int]:
+    def screened_argmax(
+        self,
+        packed: PackedLinear,
+        screen: PackedScreen,
+        x: Tensor,
+        bitmasks: Sequence[bytes | None],
+    ) -> list[int]:
+        assert len(bitmasks) in (0, len(x)), f"{len(bitmasks)} bitmasks of {len(x)} rows"
         x = x.contiguous()
-        return self._native.greedy(packed.code, x.data_ptr(), packed.address, screen, len(x))
+        return self._native.greedy(
+            packed.code, x.data_ptr(), packed.address, screen, len(x), bitmasks
+        )

@@ -8,6 +8,7 @@ number give the same token in any batch and on any backend.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lora_serve.sampling.specification.philox import RANDOM_BITS
 from lora_serve.sampling.specification.top import top_ids
@@ -25,6 +26,23 @@ def draw_token(row: FloatRow, params: SamplingParams, random: int) -> int:
         row: (V), comparable, with at least one entry above -inf; not changed.
         params: not greedy. random: in [0, 2**RANDOM_BITS).
     """
+    ids, kept = _kept(row, params)
+    index = _index_at(kept, random)
+    return index if ids is None else int(ids[index])
+
+
+def drawable(row: FloatRow, params: SamplingParams) -> NDArray[np.bool_] | None:
+    """(V): what the filters leave of a row as of `draw_token`; None if there is no filter."""
+    ids, kept = _kept(row, params)
+    if ids is None and params.min_p <= 0 and params.top_p >= 1:
+        return None
+    found = np.zeros(len(row), np.bool_)
+    found[slice(None) if ids is None else ids] = kept > 0
+    return found
+
+
+def _kept(row: FloatRow, params: SamplingParams) -> tuple[NDArray[np.int64] | None, Units]:
+    """The ids that top_k leaves, ascending, or None for all; and their units, 0 if filtered."""
     ids = None
     if 0 < params.top_k < len(row):
         ids = np.sort(top_ids(row, params.top_k))
@@ -35,8 +53,7 @@ def draw_token(row: FloatRow, params: SamplingParams, random: int) -> int:
         kept[weights < np.float32(params.min_p)] = 0
     if params.top_p < 1:
         kept = _nucleus(weights, kept, params.top_p)
-    index = _index_at(kept, random)
-    return index if ids is None else int(ids[index])
+    return ids, kept
 
 
 def _nucleus(weights: FloatRow, kept: Units, top_p: float) -> Units:

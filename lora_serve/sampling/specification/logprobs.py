@@ -17,32 +17,46 @@ from lora_serve.sampling.specification.weights import UNIT, FloatRow, relative_w
 from lora_serve.step import TokenLogprobs
 
 
-def token_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+def token_logprobs(
+    logits: Tensor, token_ids: Sequence[int], num_top: int, *, as_logits: bool = False
+) -> list[TokenLogprobs]:
     """What stands at each row, and the most likely alternatives.
 
     Args:
         logits: (N, V), any float type, on any device.
         token_ids: N ids in [0, V), the token that stands at each row.
         num_top: how many of the most likely to list.
+        as_logits: tell their logits instead.
     """
     with np.errstate(over="ignore"):
         return [
-            row_logprobs(row, token_id, num_top)
+            row_logprobs(row, token_id, num_top, as_logits=as_logits)
             for row, token_id in zip(float_rows(logits), token_ids, strict=True)
         ]
 
 
-def row_logprobs(row: FloatRow, token_id: int, num_top: int) -> TokenLogprobs:
-    """The same for one row, (V). Tokens of equal logit share a rank; NaN counts as -inf."""
+def row_logprobs(
+    row: FloatRow,
+    token_id: int,
+    num_top: int,
+    *,
+    as_logits: bool = False,
+    listed: Sequence[int] = (),
+) -> TokenLogprobs:
+    """The same for one row, (V); with the listed tokens for the most likely, if any.
+
+    Tokens of equal logit share a rank; NaN counts as -inf.
+    """
     row = comparable(row)
+    ids = listed or top_ids(row, num_top)
     peak = row.max()
     total = 0 if peak == -np.inf else int(units(relative_weights(row, np.float32(1))).sum())
-    log_total = log_sum_exp(float(peak), total)
+    log_total = 0.0 if as_logits else log_sum_exp(float(peak), total)
     return TokenLogprobs(
         token_id=token_id,
         logprob=logprob(float(row[token_id]), log_total),
         rank=1 + int(np.count_nonzero(row > row[token_id])),
-        top=tuple((int(i), logprob(float(row[i]), log_total)) for i in top_ids(row, num_top)),
+        top=tuple((int(i), logprob(float(row[i]), log_total)) for i in ids),
     )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lora_serve.host_copies import to_device
 from lora_serve.ops.triton.launch import Launch, Launcher, Machine
+from lora_serve.sampling.logprobs_mode import RAW_LOGPROBS, LogprobsMode
 from lora_serve.sampling.specification.philox import many_random_bits
 from lora_serve.sampling.torch_device.adjust import adjust
 from lora_serve.sampling.torch_device.output import (
@@ -24,6 +25,7 @@ from lora_serve.sampling.torch_device.output import (
     begin_output,
     token_logprobs_on_device,
 )
+from lora_serve.sampling.torch_device.processed import processed_rows
 from lora_serve.sampling.triton.draw import (
     CHANGED,
     FILTERED,
@@ -55,8 +57,9 @@ CHANGED_AT_ONCE = 64  # whose entries are all counted: 39 MB for the same vocabu
 class TritonSampler:
     """The `Sampler` by kernels where the logits are."""
 
-    def __init__(self, launcher: Launcher) -> None:
+    def __init__(self, launcher: Launcher, mode: LogprobsMode = RAW_LOGPROBS) -> None:
         self._launcher = launcher
+        self._mode = mode
 
     def sample(
         self,
@@ -77,17 +80,33 @@ class TritonSampler:
         launches = sampling_launches(rows, table[:, HOW.value], tokens, self._launcher.machine)
         for launch in launches:
             self._launcher.run(launch)
-        return begin_output(logits, tokens, [item.params.logprobs for item in inputs])
+
+        def process(some: Tensor, rows: Sequence[int], places: Tensor) -> Tensor:
+            pending = None if pending_tokens is None else pending_tokens.index_select(0, places)
+            return processed_rows(some, [inputs[row] for row in rows], pending)
+
+        return begin_output(
+            logits,
+            tokens,
+            [item.params.logprobs for item in inputs],
+            process if self._mode.is_processed else None,
+            as_logits=self._mode.is_logits,
+            listed={
+                row: item.params.logprob_token_ids
+                for row, item in enumerate(inputs)
+                if item.params.logprob_token_ids
+            },
+        )
 
     def token_logprobs(
         self, logits: Tensor, token_ids: Sequence[int], num_top: int
     ) -> list[TokenLogprobs]:
-        return token_logprobs_on_device(logits, token_ids, num_top)
+        return token_logprobs_on_device(logits, token_ids, num_top, as_logits=self._mode.is_logits)
 
 
-def load(launcher: object) -> TritonSampler:
+def load(launcher: object, mode: LogprobsMode = RAW_LOGPROBS) -> TritonSampler:
     assert isinstance(launcher, Launcher), f"not a launcher of Triton's kernels: {launcher}"
-    return TritonSampler(launcher)
+    return TritonSampler(launcher, mode)
 
 
 def sampling_launches(rows: Rows, how: Words, tokens: Tensor, machine: Machine) -> Iterator[Launch]:

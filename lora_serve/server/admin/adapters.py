@@ -1,58 +1,205 @@
-"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, with vLLM's bodies and words.
+"""Routes that load and unload adapters, as vLLM, SGLang, Dynamo and SageMaker have them.
 
+They are one operation in several forms; an adapter that comes in a body is first written to files.
 Whatever is wrong with an adapter is the caller's to mend, so it is never a 500.
 """
 
 from __future__ import annotations
+
+import asyncio
+import contextlib
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from lora_serve.engine.frontend.base_model import other_base_model
-from lora_serve.errors import AdapterError, AdapterNotFoundError, HubNotAllowedError
+from lora_serve.errors import (
+    AdapterError,
+    AdapterExistsError,
+    AdapterNotFoundError,
+    HubNotAllowedError,
+    LoraServeError,
+)
 from lora_serve.messages import AdapterInfo
+from lora_serve.server.admin.adapter_tensors import check_checksums, read_tensors
+from lora_serve.server.admin.answers import LoadedAdapters, LoRAList, LoRAStatus
 from lora_serve.server.admin.audit import AdapterAudit
-from lora_serve.server.admin.protocol import LoadAdapterBody, UnloadAdapterBody
+from lora_serve.server.admin.protocol import (
+    AdapterWish,
+    LoadAdapterBody,
+    LoadTensorsBody,
+    LoRASourceBody,
+    RootLoadAdapterBody,
+    SageMakerAdapterBody,
+    UnloadAdapterBody,
+)
 from lora_serve.server.context import ServerContext
 from lora_serve.server.http.auth import caller_of
+from lora_serve.server.http.json_response import json_response
 
 MAX_LORA_NAME_CHARS = 256
 
 
 def adapters_router(context: ServerContext) -> APIRouter:
     router = APIRouter()
-    engine = context.engine
 
     @router.post("/v1/load_lora_adapter")
     async def load_lora_adapter(request: Request) -> Response:
-        with AdapterAudit("load", caller_of(request)) as audit:
-            context.keys.require_admin(request)
-            body = await context.bodies.read(request, LoadAdapterBody)
-            audit.note_asked(body.lora_name, body.lora_path)
-            _require_enabled(context)
-            _check_name_and_path(context, body.lora_name, body.lora_path)
-            await _note_before(audit, context, body.lora_name)
-            adapter = await _load(context, body)
-            audit.note_after(adapter.digest)
-        told = f"Success: LoRA adapter '{body.lora_name}' added successfully."
-        warning = other_base_model(engine.config.model, adapter)
-        return PlainTextResponse(told if warning is None else f"{told} Warning: {warning}.")
+        adapter = await _load(context, request, LoadAdapterBody)
+        return _added(context, adapter)
 
     @router.post("/v1/unload_lora_adapter")
     async def unload_lora_adapter(request: Request) -> Response:
-        with AdapterAudit("unload", caller_of(request)) as audit:
-            context.keys.require_admin(request)
-            body = await context.bodies.read(request, UnloadAdapterBody)
+        return _removed(await _unload(context, request))
+
+    @router.post("/load_lora_adapter")
+    async def load_at_root(request: Request) -> Response:
+        await _load(context, request, RootLoadAdapterBody)
+        return json_response(LoadedAdapters(await _paths(context)))
+
+    @router.post("/unload_lora_adapter")
+    async def unload_at_root(request: Request) -> Response:
+        await _unload(context, request)
+        return json_response(LoadedAdapters(await _paths(context)))
+
+    @router.post("/v1/loras")
+    async def load_from_source(request: Request) -> Response:
+        adapter = await _load(context, request, LoRASourceBody)
+        return json_response(LoRAStatus(lora_name=adapter.name))
+
+    @router.get("/v1/loras")
+    async def list_loras(request: Request) -> Response:
+        context.keys.require_admin(request, "this asks for adapters' paths, unlike /v1/models,")
+        _require_enabled(context)
+        paths = await _paths(context)
+        return json_response(LoRAList(loras=paths, count=len(paths)))
+
+    @router.delete("/v1/loras/{lora_name:path}")
+    async def unload_by_path(request: Request, lora_name: str) -> Response:
+        await _unload(context, request, lora_name)
+        return json_response(LoRAStatus(lora_name=lora_name))
+
+    @router.post("/adapters")
+    async def load_for_sagemaker(request: Request) -> Response:
+        return _added(context, await _load(context, request, SageMakerAdapterBody))
+
+    @router.delete("/adapters/{lora_name:path}")
+    async def unload_for_sagemaker(request: Request, lora_name: str) -> Response:
+        return _removed(await _unload(context, request, lora_name))
+
+    _route_from_tensors(router, context)
+    return router
+
+
+def _route_from_tensors(router: APIRouter, context: ServerContext) -> None:
+    @router.post("/load_lora_adapter_from_tensors")
+    async def load_from_tensors(request: Request) -> Response:
+        await _load_tensors(context, request)
+        return json_response(LoadedAdapters(await _paths(context)))
+
+
+def _added(context: ServerContext, adapter: AdapterInfo) -> Response:
+    told = f"Success: LoRA adapter '{adapter.name}' added successfully."
+    warning = other_base_model(context.engine.config.model, adapter)
+    return PlainTextResponse(told if warning is None else f"{told} Warning: {warning}.")
+
+
+def _removed(name: str) -> Response:
+    return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+
+
+async def _load_tensors(context: ServerContext, request: Request) -> None:
+    """Load the adapter that the body holds.
+
+    What was begun is ended, also if the caller is gone: its files are the server's own.
+    """
+    with AdapterAudit("load", caller_of(request)) as audit:
+        context.keys.require_admin(request)
+        async with context.adapter_bodies.held(request, LoadTensorsBody) as body:
             audit.note_asked(body.lora_name)
             _require_enabled(context)
-            if not body.lora_name:
-                raise AdapterError("'lora_name' needs to be provided to unload a LoRA adapter.")
+            _check_name(context, body.lora_name)
             await _note_before(audit, context, body.lora_name)
-            await engine.unload_lora_adapter(body.lora_name)
-        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+            adapter = await asyncio.shield(asyncio.create_task(_load_spooled(context, body, audit)))
+        audit.note_after(adapter.digest)
 
-    return router
+
+async def _load_spooled(
+    context: ServerContext, body: LoadTensorsBody, audit: AdapterAudit
+) -> AdapterInfo:
+    path = await asyncio.to_thread(_spooled, context, body)
+    audit.note_asked(body.lora_name, path)
+    try:
+        return await context.engine.load_lora_adapter(
+            body.lora_name, path, body.load_inplace, pinned=body.pinned
+        )
+    finally:
+        context.spool.settle(path)
+        await _remove_unused(context)
+
+
+def _spooled(context: ServerContext, body: LoadTensorsBody) -> str:
+    tensors = read_tensors(body.payload)
+    if body.expected_checksums is not None:
+        check_checksums(tensors, body.expected_checksums)
+    return context.spool.write(body.config_dict, tensors)
+
+
+async def _remove_unused(context: ServerContext) -> None:
+    """Remove files of adapters from bodies that neither a name nor a request has any more.
+
+    Where there is no engine to say so, they stay until the next change.
+    """
+    settled = context.spool.settled
+    if not settled:
+        return
+    with contextlib.suppress(LoraServeError):
+        unused = settled - await context.engine.adapter_paths()
+        await asyncio.to_thread(context.spool.remove, unused)
+
+
+async def _load(
+    context: ServerContext,
+    request: Request,
+    kind: type[LoadAdapterBody] | type[LoRASourceBody] | type[SageMakerAdapterBody],
+) -> AdapterInfo:
+    """Load what a body of this kind asks for."""
+    with AdapterAudit("load", caller_of(request)) as audit:
+        context.keys.require_admin(request)
+        wish = (await context.bodies.read(request, kind)).wish
+        audit.note_asked(wish.lora_name, wish.lora_path)
+        _require_enabled(context)
+        _check_name_and_path(context, wish.lora_name, wish.lora_path)
+        await _note_before(audit, context, wish.lora_name)
+        adapter = await _published(context, wish)
+        audit.note_after(adapter.digest)
+    await _remove_unused(context)
+    return adapter
+
+
+async def _unload(context: ServerContext, request: Request, name: str | None = None) -> str:
+    """Unload the adapter of that name, or the one that the body names; return the name."""
+    with AdapterAudit("unload", caller_of(request)) as audit:
+        if name is not None:
+            audit.note_asked(name)
+        context.keys.require_admin(request)
+        if name is None:
+            name = (await context.bodies.read(request, UnloadAdapterBody)).lora_name
+            audit.note_asked(name)
+        _require_enabled(context)
+        if not name:
+            raise AdapterError(
+                "'lora_name' needs to be provided to unload a LoRA adapter.", "lora_name"
+            )
+        await _note_before(audit, context, name)
+        await context.engine.unload_lora_adapter(name)
+    await _remove_unused(context)
+    return name
+
+
+async def _paths(context: ServerContext) -> dict[str, str]:
+    return {adapter.name: adapter.path for adapter in await context.engine.list_adapters()}
 
 
 async def _note_before(audit: AdapterAudit, context: ServerContext, name: str) -> None:
@@ -61,14 +208,16 @@ async def _note_before(audit: AdapterAudit, context: ServerContext, name: str) -
             audit.note_before(adapter.digest, adapter.path)
 
 
-async def _load(context: ServerContext, body: LoadAdapterBody) -> AdapterInfo:
-    name = body.lora_name
+async def _published(context: ServerContext, wish: AdapterWish) -> AdapterInfo:
+    name = wish.lora_name
     try:
         return await context.engine.load_lora_adapter(
-            name, body.lora_path, body.load_inplace, pinned=body.pinned
+            name, wish.lora_path, wish.load_inplace, pinned=wish.pinned
         )
     except HubNotAllowedError:
         raise
+    except AdapterExistsError as error:
+        raise AdapterExistsError(str(error), "lora_name") from error
     except AdapterNotFoundError as error:
         raise AdapterNotFoundError(f"Loading lora {name} failed: {error}", "lora_path") from error
 
@@ -80,13 +229,24 @@ def _require_enabled(context: ServerContext) -> None:
 
 def _check_name_and_path(context: ServerContext, name: str, path: str) -> None:
     if not (name and path):
-        raise AdapterError("Both 'lora_name' and 'lora_path' must be provided.")
+        empty = "lora_path" if name else "lora_name"
+        what = f"'{empty}'" if name or path else "Both 'lora_name' and 'lora_path'"
+        raise AdapterError(f"{what} must be provided.", empty)
+    _check_name(context, name)
+    if "\0" in path:
+        raise AdapterError("lora_path must not contain a NUL character", "lora_path")
+
+
+def _check_name(context: ServerContext, name: str) -> None:
+    if not name:
+        raise AdapterError("'lora_name' must be provided.", "lora_name")
     if context.models.is_taken(name):
-        raise AdapterError(f"The lora adapter '{name}' conflicts with a served base model.")
+        raise AdapterError(
+            f"The lora adapter '{name}' conflicts with a served base model.", "lora_name"
+        )
     if len(name) > MAX_LORA_NAME_CHARS or not name.isprintable():
         raise AdapterError(
             f"lora_name must have at most {MAX_LORA_NAME_CHARS} characters, all of them printable, "
-            f"got {len(name)} beginning {name[:20]!r}"
+            f"got {len(name)} beginning {name[:20]!r}",
+            "lora_name",
         )
-    if "\0" in path:
-        raise AdapterError("lora_path must not contain a NUL character")

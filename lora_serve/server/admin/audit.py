@@ -1,4 +1,4 @@
-"""One line of the log for each change of an adapter that was asked for over HTTP.
+"""One line of the log for each call over HTTP that changes adapters, requests of others or caches.
 
 It names a key by its place among the keys, never by its text. What a caller wrote is quoted and
 cut, so that no body makes two lines or a long one.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from types import TracebackType
 
+from lora_serve.observability.log import with_fields
 from lora_serve.server.http.auth import Caller
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class AdapterAudit:
         traceback: TracebackType | None,
     ) -> None:
         is_same = error is not None or self._old == self._new
+        failure = None if error is None else str(error) or type(error).__name__
         logger.info(
             "adapter %s by %s: name %s, path %s, digest %s, %s",
             self._change,
@@ -44,7 +46,16 @@ class AdapterAudit:
             _quoted(self._name),
             _quoted(self._path),
             "unchanged" if is_same else f"{self._old} -> {self._new}",
-            "done" if error is None else f"failed: {_quoted(str(error) or type(error).__name__)}",
+            "done" if failure is None else f"failed: {_quoted(failure)}",
+            extra=with_fields(
+                change=self._change,
+                by=self._caller.shown,
+                lora_name=_cut(self._name),
+                lora_path=_cut(self._path),
+                old_digest=self._old,
+                new_digest=self._old if is_same else self._new,
+                failure=_cut(failure),
+            ),
         )
 
     def note_asked(self, name: str, path: str | None = None) -> None:
@@ -60,5 +71,52 @@ class AdapterAudit:
         self._new = digest
 
 
+class CallAudit:
+    """A pause, a resume, an abort or a reset. Its line is written where the `with` block ends."""
+
+    def __init__(self, call: str, caller: Caller) -> None:
+        self._call = call
+        self._caller = caller
+        self._details: dict[str, str | int] = {}
+
+    def __enter__(self) -> CallAudit:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        failure = None if error is None else str(error) or type(error).__name__
+        told = [f"{name} {_shown(value)}, " for name, value in self._details.items()]
+        details = {
+            name: _cut(value) if isinstance(value, str) else value
+            for name, value in self._details.items()
+        }
+        logger.info(
+            "%s by %s: %s%s",
+            self._call,
+            self._caller.shown,
+            "".join(told),
+            "done" if failure is None else f"failed: {_quoted(failure)}",
+            extra=with_fields(
+                change=self._call, by=self._caller.shown, **details, failure=_cut(failure)
+            ),
+        )
+
+    def note(self, **details: str | int) -> None:
+        """Note what was asked for, and what came of it, by the names that the line has."""
+        self._details |= details
+
+
+def _shown(value: str | int) -> str:
+    return _quoted(value) if isinstance(value, str) else str(value).lower()
+
+
 def _quoted(text: str | None) -> str:
-    return "unknown" if text is None else repr(text[:MAX_QUOTED_CHARS])
+    return "unknown" if text is None else repr(_cut(text))
+
+
+def _cut(text: str | None) -> str | None:
+    return None if text is None else text[:MAX_QUOTED_CHARS]

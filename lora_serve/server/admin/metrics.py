@@ -17,7 +17,7 @@ from starlette.responses import Response
 from lora_serve.errors import LoraServeError
 from lora_serve.observability.http import HTTPMetrics
 from lora_serve.server.engine_api import Engine
-from lora_serve.server.http.auth import KeyRing, caller_of
+from lora_serve.server.http.auth import METRICS_PATH, KeyRing, caller_of
 from lora_serve.server.http.errors import ErrorBoundary, answer_http_error
 from lora_serve.server.http.head_requests import answering_head
 from lora_serve.server.http.hosts import AllowedHosts, HostCheck
@@ -67,8 +67,8 @@ def metrics_router(page: MetricsPage, keys: KeyRing | None = None) -> APIRouter:
     """keys: say who may read the page; without them every client may."""
     router = APIRouter()
 
-    @router.head("/metrics", include_in_schema=False)
-    @router.get("/metrics")
+    @router.head(METRICS_PATH, include_in_schema=False)
+    @router.get(METRICS_PATH)
     async def metrics(request: Request) -> Response:
         if keys is not None and keys.guards_metrics:
             keys.require_operator(caller_of(request))

@@ -7,14 +7,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lora_serve import __version__
-from lora_serve.errors import InvalidRequestError
-from lora_serve.identity import EVERYTHING, Everything
+from lora_serve.identity import EVERYTHING
 from lora_serve.observability.http import HTTPMetrics
+from lora_serve.server.admin.answers import Load, Success, Version
+from lora_serve.server.admin.audit import CallAudit
 from lora_serve.server.admin.protocol import ResetPrefixCacheBody
-from lora_serve.server.admin.responses import Load, Success, Version
+from lora_serve.server.admin.query import Query
 from lora_serve.server.context import ServerContext
+from lora_serve.server.http.auth import caller_of
 from lora_serve.server.http.json_response import json_response
 from lora_serve.server.http.probes import LIVE_PATHS, READY_PATHS
+
+# What vLLM's clients may ask a reset for besides; here it is done whether they do or not.
+ALWAYS_RESET = ("reset_running_requests", "reset_external")
 
 
 def operations_router(context: ServerContext, http_metrics: HTTPMetrics) -> APIRouter:
@@ -40,22 +45,20 @@ def operations_router(context: ServerContext, http_metrics: HTTPMetrics) -> APIR
 
     @router.get("/load")
     async def load() -> Response:
-        return json_response(Load(http_metrics.num_generating))
+        return json_response(Load(http_metrics.num_generating + context.responses.num_running))
 
     @router.post("/reset_prefix_cache")
     async def reset_prefix_cache(request: Request) -> Response:
-        context.keys.require_admin(request)
-        body = await context.bodies.read(request, ResetPrefixCacheBody, optional=True)
-        lora_name = body.lora_name or _lora_name_in_query(request)
-        return json_response(Success(await engine.reset_prefix_cache(lora_name)))
+        with CallAudit("cache reset", caller_of(request)) as audit:
+            context.keys.require_admin(request)
+            body = await context.bodies.read(request, ResetPrefixCacheBody, optional=True)
+            query = Query(request, "lora_name", *ALWAYS_RESET)
+            for name in ALWAYS_RESET:
+                query.flag(name, default=True)
+            query.check_body("lora_name", body.lora_name)
+            lora_name = body.lora_name or query.text("lora_name")
+            audit.note(lora_name=lora_name or "all")
+            is_whole = await engine.reset_prefix_cache(lora_name or EVERYTHING)
+        return json_response(Success(is_whole))
 
     return router
-
-
-def _lora_name_in_query(request: Request) -> str | Everything:
-    unknown = sorted(set(request.query_params) - {"lora_name"})
-    if unknown:
-        raise InvalidRequestError(
-            f"unknown query parameters {unknown[:5]}; only lora_name is known", unknown[0]
-        )
-    return request.query_params.get("lora_name") or EVERYTHING

@@ -1,6 +1,8 @@
-"""Who may do what: Bearer keys, and which of them may change the server.
+"""Who may do what: keys, and which of them may change the server.
 
-All routes need a key when keys are set, but for those that say nothing of tenants (OPEN_PATHS).
+A key comes as `Authorization: Bearer KEY`, or as Anthropic's clients send it: `x-api-key: KEY`.
+
+All routes need a key when keys are set, but for those that say nothing of tenants.
 /metrics tells of all of them, and needs an admin key where there is one.
 What changes the server for others (load, unload, reset) needs an admin key. Where there is none it
 is left to --allow-runtime-lora-updating, and to a server without keys on a loopback address. Keys
@@ -23,9 +25,8 @@ from lora_serve.identity import tenant_salt
 from lora_serve.server.http.errors import error_response
 from lora_serve.server.http.hosts import check_page_may_change
 from lora_serve.server.http.keys import read_keys, warn_of_open_files
-from lora_serve.server.http.probes import LIVE_PATHS, READY_PATHS
 
-OPEN_PATHS = frozenset({*READY_PATHS, *LIVE_PATHS, "/version"})
+KEY_HEADER = "x-api-key"
 METRICS_PATH = "/metrics"  # names adapters: open where there are no keys, or by choice
 
 _REMEDY = "start the server with --admin-api-key, or with --allow-runtime-lora-updating"
@@ -78,45 +79,41 @@ class KeyRing:
             ),
         ]
 
-    def identify(self, authorization: str | None) -> Caller:
-        """Whose key this header's value holds.
+    def identify(self, headers: Headers) -> Caller:
+        """Whose key these headers hold; of two known ones, that of Authorization.
 
         Raises:
             UnauthorizedError: no known key, and the server is not open.
         """
-        caller = self._find(authorization)
-        if caller is not None:
-            return caller
+        authorization, plain = headers.get("authorization"), headers.get(KEY_HEADER)
+        for caller in (self._find(_bearer(authorization)), self._find(plain)):
+            if caller is not None:
+                return caller
         if not self._is_open:
-            raise UnauthorizedError(
-                "unknown API key"
-                if authorization
-                else "no API key given; send it as `Authorization: Bearer KEY`"
-            )
+            raise UnauthorizedError(_fault_of_key(authorization, plain))
         return self._anyone
 
-    def require_admin(self, request: Request) -> None:
-        """Raise unless the request's sender, and its page if it has one, may change the server."""
+    def require_admin(self, request: Request, asked: str = "this changes the server") -> None:
+        """Raise unless the request's sender, and its page if it has one, may change the server.
+
+        asked: what the request does, for the error.
+        """
         caller = caller_of(request)
         if caller.is_admin:
             check_page_may_change(request.headers, self._config.allowed_origins)
             return
         if caller.api_key is None:
             raise UnauthorizedError(
-                "this changes the server and needs an admin API key, sent as `Authorization: "
+                f"{asked} and needs an admin API key, sent as `Authorization: "
                 f"Bearer KEY`{'' if self._has_admin_key else f'; {_REMEDY}'}"
             )
         remedy = "that needs an admin API key" if self._has_admin_key else _REMEDY
-        raise ForbiddenError(f"this changes the server, and this API key may not; {remedy}")
+        raise ForbiddenError(f"{asked.rstrip(',')}, and this API key may not; {remedy}")
 
     @property
     def guards_metrics(self) -> bool:
         """Whether /metrics needs a key: it names every tenant's adapters, and counts their use."""
         return self._config.has_keys and self._config.metrics_need_key
-
-    def is_open_path(self, path: str) -> bool:
-        """Whether requests for a path need no key at all."""
-        return path in OPEN_PATHS or (path == METRICS_PATH and not self.guards_metrics)
 
     def require_operator(self, caller: Caller) -> None:
         """Raise unless `caller` may see what concerns all callers: an admin, where there is one."""
@@ -157,9 +154,8 @@ class KeyRing:
         """Names the caller's key without telling it; one name for all who have none."""
         return _digest(caller.api_key.encode()).hex() if caller.api_key is not None else ""
 
-    def _find(self, authorization: str | None) -> Caller | None:
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer":
+    def _find(self, key: str | None) -> Caller | None:
+        if key is None:
             return None
         digest = _digest(key.strip().encode("latin-1"))  # as the header's bytes came
         found = None
@@ -170,18 +166,22 @@ class KeyRing:
 
 
 class Authentication:
-    """Middleware that lets in known callers, and notes in the request's state who they are."""
+    """Middleware that lets in known callers, and notes in the request's state who they are.
 
-    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+    open_paths: those that need no key.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyRing, open_paths: frozenset[str]) -> None:
         self._app = app
         self._keys = keys
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._keys.is_open_path(scope["path"]):
+        if scope["type"] == "http" and scope["path"] not in self._open_paths:
             try:
-                caller = self._keys.identify(Headers(scope=scope).get("authorization"))
+                caller = self._keys.identify(Headers(scope=scope))
             except UnauthorizedError as error:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
                 return
             scope.setdefault("state", {})["caller"] = caller
         await self._app(scope, receive, send)
@@ -192,6 +192,21 @@ def caller_of(request: Request) -> Caller:
     caller = request.state.caller
     assert isinstance(caller, Caller), "a route outside of the Authentication middleware"
     return caller
+
+
+def _fault_of_key(authorization: str | None, plain: str | None) -> str:
+    """What is wrong with the headers of a request that has no known key."""
+    how = f"send it as `Authorization: Bearer KEY`, or in {KEY_HEADER}"
+    if not (authorization or plain):
+        return f"no API key given; {how}"
+    if authorization and not plain and _bearer(authorization) is None:
+        return f"Authorization holds no API key in the form `Bearer KEY`; {how}"
+    return "unknown API key"
+
+
+def _bearer(authorization: str | None) -> str | None:
+    scheme, _, key = (authorization or "").partition(" ")
+    return key if scheme.lower() == "bearer" else None
 
 
 def _digest(key: bytes) -> bytes:

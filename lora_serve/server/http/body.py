@@ -1,16 +1,18 @@
 """Reads a request's JSON body, and refuses it in words that name the field and the fault.
 
 Never holds more than --max-body-bytes of a body, nor waits for it longer than
---request-body-timeout, nor holds much more than --max-total-body-bytes of all of them. Knows no
-route.
+--request-body-timeout, nor holds much more than --max-total-body-bytes of all of them, which API
+keys share. Knows no route.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -19,9 +21,12 @@ from starlette.requests import Request
 
 from lora_serve.config import ServerConfig
 from lora_serve.errors import InvalidRequestError
-from lora_serve.server.http.body_room import WAIT_SECONDS, BodyRoom, IncomingBody
+from lora_serve.server.http.auth import caller_of
+from lora_serve.server.http.body_room import WAIT_SECONDS, BodyRoom
+from lora_serve.server.http.body_shares import IncomingBody
 from lora_serve.server.http.errors import BodyTimeoutError, BodyTooLargeError
 from lora_serve.server.http.json_shape import check_shape, has_few_containers
+from lora_serve.server.http.turns import ThreadByTurns
 
 # Waits for no room, and is parsed where it is read unless it is made of many lists: in at most 2 ms
 # (Zen 5). Floods of large bodies delay no small one.
@@ -30,21 +35,44 @@ MAX_FAULTS = 1000
 MAX_FAULTS_TOLD = 10
 MAX_VALUE_CHARS = 80
 EMBEDS_KEY = b'"prompt_embeds"'
+# What pydantic puts into the path of a fault: of a union's choice, and of a dict's key behind it.
+UNION_TAGS = ("[chat]", "[completion]", "[embedding]")
+MARKS = frozenset({*UNION_TAGS, "[key]"})
 IGNORES_UNKNOWN = "ignores_unknown"  # in the context of a validation, for fields that hold others
 
 BodyModel = TypeVar("BodyModel", bound=BaseModel)
 
 
-class BodyReader:
-    """Reads and parses the bodies of all requests."""
+@dataclass(frozen=True, slots=True)
+class BodyLimit:
+    """Most bytes, as a flag says."""
 
-    def __init__(self, config: ServerConfig, wait_seconds: float = WAIT_SECONDS) -> None:
-        """wait_seconds: for others' bodies to make room."""
+    num_bytes: int
+    flag: str
+
+
+class BodyReader:
+    """Reads and parses the bodies of all requests, or of those of a kind."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        wait_seconds: float = WAIT_SECONDS,
+        *,
+        each: BodyLimit | None = None,
+        total: BodyLimit | None = None,
+    ) -> None:
+        """wait_seconds: for others' bodies to make room.
+
+        each, total: of one body and of all at once, if not the limits of most routes.
+        """
         self._config = config
-        self._room = BodyRoom(config.max_total_body_bytes, wait_seconds)
+        self._each = each or BodyLimit(config.max_body_bytes, "--max-body-bytes")
+        total = total or BodyLimit(config.max_total_body_bytes, "--max-total-body-bytes")
+        self._room = BodyRoom(total.num_bytes, total.flag, wait_seconds)
         # One, because parsers let no other thread run: of several each would wait for all others,
         # and so would the event loop.
-        self._parser = ThreadPoolExecutor(1, "body-parser")
+        self._parser = ThreadByTurns("body-parser")
 
     async def read(
         self,
@@ -66,16 +94,30 @@ class BodyReader:
             BodyTimeoutError: it had not come in --request-body-timeout, or gave way to others.
             OverloadedError: others have --max-total-body-bytes already.
         """
-        with self._room.hold() as body:
+        share = caller_of(request).api_key or ""
+        with self._room.hold(share) as body:
             data = await self._receive_in_time(request, takes_embeds, body)
             if optional and not data:
                 data = b"{}"
             else:
                 _require_json(request)
-            if len(data) <= SMALL_BODY_BYTES and has_few_containers(data):
-                return self._parse(data, model)
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._parser, self._parse_large, data, model)
+            return await self._parsed(share, data, model)
+
+    @asynccontextmanager
+    async def held(self, request: Request, model: type[BodyModel]) -> AsyncIterator[BodyModel]:
+        """Read as `read` does; the body keeps its room within, for work on it."""
+        share = caller_of(request).api_key or ""
+        with self._room.hold(share) as body:
+            data = await self._receive_in_time(request, False, body)
+            _require_json(request)
+            parsed = await self._parsed(share, data, model)
+            del data
+            yield parsed
+
+    async def _parsed(self, share: str, data: bytes, model: type[BodyModel]) -> BodyModel:
+        if len(data) <= SMALL_BODY_BYTES and has_few_containers(data):
+            return self._parse(data, model)
+        return await self._parser.run(share, partial(self._parse_large, data, model))
 
     async def _receive_in_time(
         self, request: Request, takes_embeds: bool, body: IncomingBody
@@ -88,18 +130,17 @@ class BodyReader:
         except TimeoutError:
             raise BodyTimeoutError(
                 f"{body.num_bytes} bytes of the request body had come when others needed the room "
-                f"that it took of {self._config.max_total_body_bytes}; send it faster, or raise "
-                "--max-total-body-bytes"
+                f"that it took of {self._room.limit}; send it faster, or raise {self._room.flag}"
                 if body.gave_way
                 else f"the request body had not come in {seconds:g} s; send it faster, or raise "
                 "--request-body-timeout"
             ) from None
 
     async def _receive(self, request: Request, takes_embeds: bool, body: IncomingBody) -> bytes:
-        limit = plain_limit = self._config.max_body_bytes
+        limit = plain_limit = self._each.num_bytes
         if takes_embeds:
             limit = max(limit, self._config.max_embeds_body_bytes)
-        flag = "--max-embeds-body-bytes" if limit > plain_limit else "--max-body-bytes"
+        flag = "--max-embeds-body-bytes" if limit > plain_limit else self._each.flag
         declared = _declared_bytes(request)
         if declared is not None and declared > limit:
             raise _too_large(f"it has {declared}", limit, flag)
@@ -191,7 +232,7 @@ def _field(fault: ErrorDetails) -> str:
     for part in fault["loc"]:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part != "[key]":  # pydantic's mark of a fault in a dict's key, after the key itself
+        elif part not in MARKS:
             path += f".{_cut(part)}" if path else _cut(part)
     return path
 

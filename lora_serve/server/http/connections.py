@@ -24,6 +24,8 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from lora_serve.config import ServerConfig
+from lora_serve.errors import InvalidRequestError
+from lora_serve.server.http.addresses import AddressLimit, address_of
 from lora_serve.server.http.errors import (
     HeadTimeoutError,
     HeadTooLargeError,
@@ -56,11 +58,13 @@ class HTTPConnection(Protocol):
     scope: of the request that is being read, which with httptools is not yet cycle's.
     on_response_complete: called when a cycle's last bytes were written; begins with the request
     that has come meanwhile.
+    send_400_response: called with a text when what came is no HTTP.
     """
 
     cycle: Cycle | None
     scope: Scope
     on_response_complete: Callable[[], None]
+    send_400_response: Callable[[str], None]
 
     def connection_made(self, transport: asyncio.Transport | PacedInput) -> None: ...
 
@@ -84,6 +88,7 @@ class Connections:
         self.read_timeout = config.response_read_timeout
         self.parsing_turns = ParsingTurns()
         self._limit = allowed_connections(config.max_connections)
+        self._by_address = AddressLimit(config.max_connections_per_address)
         self._http_protocol = http_protocol
         self._open: set[GuardedConnection] = set()
         # of the open ones those without a request, the longest first; no dict, whose first key is
@@ -109,8 +114,10 @@ class Connections:
         """Count a new one, if there is room for it or can be made.
 
         Raises:
-            TooManyConnectionsError: all others have requests that are being answered.
+            TooManyConnectionsError: all others have requests that are being answered, or its
+                address has as many as it may.
         """
+        self._by_address.check(connection.address)
         if len(self._open) >= self._limit:
             if not self._idle:
                 raise TooManyConnectionsError(
@@ -121,6 +128,7 @@ class Connections:
             self.forget(idle)
             idle.abort()
         self._open.add(connection)
+        self._by_address.add(connection.address)
         self._idle[connection] = None
 
     def begin_refusal(self) -> bool:
@@ -143,7 +151,9 @@ class Connections:
         self._idle[connection] = None
 
     def forget(self, connection: GuardedConnection) -> None:
-        self._open.discard(connection)
+        if connection in self._open:
+            self._open.remove(connection)
+            self._by_address.remove(connection.address)
         self._idle.pop(connection, None)
 
 
@@ -151,9 +161,11 @@ class GuardedConnection(asyncio.Protocol):
     """One of uvicorn's connections, and a clock that runs while no request is there."""
 
     def __init__(self, inner: HTTPConnection, connections: Connections) -> None:
+        self.address = ""  # the client's, from its admission on
         self._inner = inner
         self._inner_has_answered = inner.on_response_complete
         inner.on_response_complete = self._has_answered
+        inner.send_400_response = self._refuse_other_protocols
         self._connections = connections
         self._transport: asyncio.Transport | None = None
         self._input: PacedInput | None = None  # None before there is a transport, or if refused
@@ -187,6 +199,7 @@ class GuardedConnection(asyncio.Protocol):
         can_tell: a refusal could be read, since no handshake comes first.
         """
         self._accepted = accepted
+        self.address = address_of(accepted)
         try:
             self._connections.admit(self)
         except TooManyConnectionsError as error:
@@ -300,7 +313,15 @@ class GuardedConnection(asyncio.Protocol):
             )
         )
 
-    def _refuse(self, error: HeadTimeoutError | HeadTooLargeError) -> None:
+    def _refuse_other_protocols(self, _: str) -> None:
+        self._refuse(
+            InvalidRequestError(
+                "what came is no HTTP/1.1 request; send one, and https only to a server with "
+                "--ssl-certfile"
+            )
+        )
+
+    def _refuse(self, error: InvalidRequestError) -> None:
         self._stop_clock()
         assert self._transport is not None, "data before a connection"
         if not (self._transport.is_closing() or self.is_answering):

@@ -8,10 +8,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lora_serve.errors import EngineDeadError
-from lora_serve.server.http.auth import METRICS_PATH, OPEN_PATHS
 from lora_serve.server.http.errors import error_response
-
-STATE_PATHS = OPEN_PATHS | {METRICS_PATH}
 
 
 class Drain:
@@ -44,21 +41,22 @@ class Drain:
 class Draining:
     """Middleware that counts requests, and refuses them once the drain has begun.
 
-    The routes that show the server's state go on.
+    state_paths: the routes that show the server's state, which go on.
     """
 
-    def __init__(self, app: ASGIApp, drain: Drain) -> None:
+    def __init__(self, app: ASGIApp, drain: Drain, state_paths: frozenset[str]) -> None:
         self._app = app
         self._drain = drain
+        self._state_paths = state_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in STATE_PATHS:
+        if scope["type"] != "http" or scope["path"] in self._state_paths:
             await self._app(scope, receive, send)
             return
         try:
             self._drain.check()
         except EngineDeadError as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
             return
         self._drain.enter()
         try:

@@ -1,13 +1,17 @@
-"""Turns errors into HTTP: one table, one shape of body, on every route.
+"""Turns errors into HTTP: one table of statuses, on every route.
 
-The body is OpenAI's: {"error": {"message", "type", "param", "code"}}. What is not in the tree of
-lora_serve/errors.py is a bug: it is logged with its traceback and not shown to the caller.
+The body is OpenAI's: {"error": {"message", "type", "param", "code"}}, unless `ErrorShapes` has
+another for the path. What is not in the tree of lora_serve/errors.py is a bug: it is logged with
+its traceback and not shown to the caller.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -26,6 +30,8 @@ from lora_serve.errors import (
     NotForgottenError,
     NotFoundError,
     OverloadedError,
+    PauseEndedError,
+    RequestAbortedError,
     RequestFailedError,
     SlowReaderError,
     UnauthorizedError,
@@ -72,6 +78,8 @@ STATUS_AND_TYPE: dict[type[BaseException], tuple[int, str]] = {
     EngineDeadError: (503, "ServiceUnavailableError"),
     GrammarUnavailableError: (503, "ServiceUnavailableError"),
     KVLoadError: (503, "ServiceUnavailableError"),
+    PauseEndedError: (409, "ConflictError"),
+    RequestAbortedError: (503, "RequestAbortedError"),
     NotForgottenError: (503, "ServiceUnavailableError"),
     RequestFailedError: INTERNAL,
     SlowReaderError: (408, "RequestTimeoutError"),
@@ -87,19 +95,64 @@ def status_and_type(error: BaseException) -> tuple[int, str]:
     return INTERNAL
 
 
-def error_body(error: BaseException) -> bytes:
-    """The JSON for `error`; an unexpected one is logged here and stays anonymous."""
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is told of an error. kind: as the table names it. param: the field at fault."""
+
+    message: str
+    kind: str
+    param: str | None
+    status: int
+
+
+class ErrorShape(Protocol):
+    """How one API writes the body of an error."""
+
+    def __call__(self, fault: Fault, request_id: str) -> bytes: ...
+
+
+def common_shape(fault: Fault, request_id: str) -> bytes:
+    """OpenAI's, which has no place for the id."""
+    error = {
+        "message": fault.message,
+        "type": fault.kind,
+        "param": fault.param,
+        "code": fault.status,
+    }
+    return json.dumps({"error": error}).encode()  # ASCII, so lone surrogates of a path pass too
+
+
+class ErrorShapes:
+    """Middleware, outside of all that refuses: errors under a path are written in its API's shape.
+
+    shapes: by path; it holds for what lies below, too.
+    """
+
+    def __init__(self, app: ASGIApp, shapes: Mapping[str, ErrorShape]) -> None:
+        self._app = app
+        self._shapes = shapes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            for path, shape in self._shapes.items():
+                if f"{scope['path']}/".startswith(f"{path}/"):
+                    scope.setdefault("state", {})["error_shape"] = shape
+        await self._app(scope, receive, send)
+
+
+def fault_of(error: BaseException) -> Fault:
+    """What is told of `error`; an unexpected one is logged here and stays anonymous."""
     status, kind = status_and_type(error)
     if not isinstance(error, LoraServeError):
         logger.error("unexpected %s", type(error).__name__, exc_info=error)
         message = "the server failed to answer this request; its log says why"
     else:
         message = str(error)
-    return _body(message, kind, getattr(error, "param", None), status)
+    return Fault(message, kind, getattr(error, "param", None), status)
 
 
-def error_response(error: BaseException) -> Response:
-    status, _ = status_and_type(error)
+def error_response(error: BaseException, scope: Scope | None = None) -> Response:
+    """The answer to a request that failed. scope: None where there is not yet a request."""
     headers = {}
     if isinstance(error, OverloadedError):
         headers["Retry-After"] = str(error.retry_after_seconds)
@@ -109,13 +162,13 @@ def error_response(error: BaseException) -> Response:
         headers["Connection"] = "close"  # what follows would look like a new request
     elif isinstance(error, UnauthorizedError):
         headers["WWW-Authenticate"] = "Bearer"
-    return _response(error_body(error), status, headers)
+    return _response(fault_of(error), scope, headers)
 
 
-async def answer_error(_: Request, error: Exception) -> Response:
+async def answer_error(request: Request, error: Exception) -> Response:
     """Answer what `add_exception_handler(LoraServeError, …)` hands over."""
     assert isinstance(error, LoraServeError), f"{error!r} has its own handler"
-    return error_response(error)
+    return error_response(error, request.scope)
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:
@@ -129,7 +182,7 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
         headers["Allow"] = ", ".join(sorted(headers["Allow"].split(", ")))  # it comes of a set
         message = f"{request.method} is not allowed on {request.url.path}; use {headers['Allow']}"
     kind = HTTP_TYPES.get(error.status_code, "BadRequestError")
-    return _response(_body(message, kind, None, error.status_code), error.status_code, headers)
+    return _response(Fault(message, kind, None, error.status_code), request.scope, headers)
 
 
 class ErrorBoundary:
@@ -154,15 +207,13 @@ class ErrorBoundary:
         except ClientDisconnect:
             logger.debug("the client left %s before its request was read", scope["path"])
         except Exception as error:
-            response = error_response(error)  # logs it
+            response = error_response(error, scope)  # logs it
             if not has_started:
                 await response(scope, receive, send)
 
 
-def _body(message: str, kind: str, param: str | None, code: int) -> bytes:
-    error = {"message": message, "type": kind, "param": param, "code": code}
-    return json.dumps({"error": error}).encode()  # ASCII, so lone surrogates of a path pass too
-
-
-def _response(body: bytes, status: int, headers: dict[str, str]) -> Response:
-    return Response(body, status, headers, media_type="application/json")
+def _response(fault: Fault, scope: Scope | None, headers: dict[str, str]) -> Response:
+    state = {} if scope is None else scope.get("state", {})
+    shape: ErrorShape = state.get("error_shape", common_shape)
+    body = shape(fault, state.get("request_id", ""))
+    return Response(body, fault.status, headers, media_type="application/json")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -20,7 +19,11 @@ from lora_serve.errors import ForbiddenError, InvalidRequestError
 from lora_serve.server.http.errors import error_response
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
-HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.~%-]*)(:[0-9]*)?", re.ASCII)
+NAME = r"(?P<name>\[[0-9A-Fa-f:.]+\]|[\w.~%-]+)"
+HOST = re.compile(rf"{NAME}?(?P<port>:[0-9]*)?", re.ASCII)
+ORIGIN = re.compile(
+    rf"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://{NAME}(?P<port>:[0-9]{{1,5}})?", re.ASCII
+)
 
 
 class AllowedHosts:
@@ -42,17 +45,16 @@ class AllowedHosts:
             InvalidRequestError: several hosts, or none that could be one.
             ForbiddenError: a host or an origin that is not allowed here.
         """
-        given = _only_host(headers)
+        host = _only_host(headers)
         if self._allows_any:
             return
-        host = _name_of(f"//{given}")
         if not self._allows(host):
             raise ForbiddenError(
                 f"this server does not answer to the host {host[:80]!r}; name it with "
                 "--allowed-hosts if it should"
             )
         for origin in headers.getlist("origin"):
-            if not (self._is_named(origin) or self._allows(_name_of(origin))):
+            if not (self._is_named(origin) or self._comes_from_allowed(origin)):
                 raise ForbiddenError(
                     f"pages of the origin {origin[:80]!r} may not use this server; name its host "
                     "with --allowed-hosts, or the origin with --allowed-origins, if they may"
@@ -60,7 +62,11 @@ class AllowedHosts:
 
     def names_origin(self, origin: str) -> bool:
         """Whether a page comes from a host that the server answers to by name, and not as any."""
-        return not self._allows_any and self._allows(_name_of(origin))
+        return not self._allows_any and self._comes_from_allowed(origin)
+
+    def _comes_from_allowed(self, origin: str) -> bool:
+        parts = ORIGIN.fullmatch(origin)
+        return parts is not None and self._allows(_name_in(parts))
 
     def _is_named(self, origin: str) -> bool:
         return origin in self._origins or "*" in self._origins
@@ -81,7 +87,7 @@ class HostCheck:
             try:
                 self._hosts.check(Headers(scope=scope))
             except (ForbiddenError, InvalidRequestError) as error:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -104,33 +110,30 @@ def check_page_may_change(headers: Headers, allowed_origins: Sequence[str]) -> N
 
 
 def _only_host(headers: Headers) -> str:
-    """The value of the Host header; empty without one. Proxies might have judged by another."""
+    """The name in the Host header; empty without one. Proxies might have judged by another."""
     hosts = headers.getlist("host")
     if len(hosts) > 1:
         raise InvalidRequestError(
             f"the request has {len(hosts)} Host headers, 1 is allowed; send the first alone"
         )
-    if hosts and not HOST.fullmatch(hosts[0]):
+    parts = HOST.fullmatch(hosts[0] if hosts else "")
+    if parts is None:
         raise InvalidRequestError(
             f"the Host header {hosts[0][:80]!r} is not a name or address with an optional port; "
             "send it as in `Host: localhost:8000`"
         )
-    return hosts[0] if hosts else ""
+    return _name_in(parts)
 
 
 def _address_of(origin: str) -> tuple[str, int] | None:
     """The host and port of an http origin; none of what is not one, such as null."""
-    try:
-        parts = urlsplit(origin)
-        port = parts.port or DEFAULT_PORTS[parts.scheme]
-    except (KeyError, ValueError):
+    parts = ORIGIN.fullmatch(origin)
+    if parts is None or parts["scheme"].lower() not in DEFAULT_PORTS:
         return None
-    return (parts.hostname.lower(), port) if parts.hostname else None
+    port = int(parts["port"][1:]) if parts["port"] else DEFAULT_PORTS[parts["scheme"].lower()]
+    return _name_in(parts), port
 
 
-def _name_of(url: str) -> str:
-    """The host of a URL, in lower case and without its port; empty where there is none."""
-    try:
-        return (urlsplit(url).hostname or "").lower()
-    except ValueError:  # such as an unclosed bracket
-        return ""
+def _name_in(parts: re.Match[str]) -> str:
+    """The host of what matched, in lower case and without the brackets of an address."""
+    return (parts["name"] or "").strip("[]").lower()

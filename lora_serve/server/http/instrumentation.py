@@ -8,16 +8,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lora_serve.observability.http import HTTPMetrics
 
-GENERATION_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 CLIENT_LEFT = 499  # nginx's status for a request whose client has left
 
 
 class Instrumentation:
-    """Outside of all other middleware, so that it sees the status that is sent."""
+    """Outside of all other middleware, so that it sees the status that is sent.
 
-    def __init__(self, app: ASGIApp, metrics: HTTPMetrics) -> None:
+    generating_paths: those whose requests count as generations.
+    """
+
+    def __init__(
+        self, app: ASGIApp, metrics: HTTPMetrics, generating_paths: frozenset[str]
+    ) -> None:
         self._app = app
         self._metrics = metrics
+        self._generating_paths = generating_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -31,7 +36,7 @@ class Instrumentation:
                 status = message["status"]
             await send(message)
 
-        generates = scope["path"] in GENERATION_PATHS
+        generates = scope["path"] in self._generating_paths
         started = time.monotonic()
         self._metrics.num_generating += generates
         try:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from starlette.responses import Response
 
 
-def encode(body: msgspec.Struct) -> bytes:
+def encode(body: msgspec.Struct | Sequence[msgspec.Struct]) -> bytes:
     return msgspec.json.encode(body)
 
 
-def json_response(body: msgspec.Struct) -> Response:
+def json_response(body: msgspec.Struct | Sequence[msgspec.Struct]) -> Response:
     return Response(encode(body), media_type="application/json")

@@ -21,23 +21,30 @@ def has_few_containers(data: bytes) -> bool:
 
 
 def check_shape(data: bytes) -> None:
-    """Refuse JSON of more values than it takes long to parse.
-
-    Of what is not JSON at least all that precedes the fault is counted, as the parser goes.
+    """Refuse a body of more values than it takes long to parse.
 
     Raises:
         InvalidRequestError: naming what there is too much of.
     """
+    found = excess(data)
+    if found is not None:
+        raise InvalidRequestError(f"the body holds {found}; send several requests")
+
+
+def excess(data: bytes) -> str | None:
+    """What JSON holds too much of, and how much is allowed; None if nothing.
+
+    Of what is not JSON at least all that precedes the fault is counted, as the parser goes.
+    """
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    _require_at_most(MAX_STRINGS, plain.count(b'"') // 2, "strings")
+    num_strings = plain.count(b'"') // 2
+    if num_strings > MAX_STRINGS:
+        return f"{num_strings} strings, at most {MAX_STRINGS} are allowed"
     outside = b"".join(plain.split(b'"')[::2])
     num_containers = outside.count(b"[") + outside.count(b"{")
-    _require_at_most(MAX_CONTAINERS, num_containers, "lists and objects")
-    _require_at_most(MAX_ITEMS, outside.count(b","), "values")
-
-
-def _require_at_most(limit: int, count: int, what: str) -> None:
-    if count > limit:
-        raise InvalidRequestError(
-            f"the body holds {count} {what}, at most {limit} are allowed; send several requests"
-        )
+    if num_containers > MAX_CONTAINERS:
+        return f"{num_containers} lists and objects, at most {MAX_CONTAINERS} are allowed"
+    num_values = outside.count(b",")
+    if num_values > MAX_ITEMS:
+        return f"{num_values} values, at most {MAX_ITEMS} are allowed"
+    return None

@@ -8,8 +8,8 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from lora_serve.chat.formats import reasoning_format, tool_format
-from lora_serve.config import ServerConfig
+from lora_serve.chat.formats import AUTO, reasoning_format, require_tool_format, tool_format
+from lora_serve.config import ModelConfig, ServerConfig
 from lora_serve.errors import ConfigError
 
 BACKLOG = 2048  # connections that the system holds until they are accepted
@@ -38,6 +38,22 @@ def check_parsers(config: ServerConfig) -> None:
     reasoning_format(config.reasoning_parser, "")
 
 
+def check_tool_choice(config: ServerConfig, model: ModelConfig) -> None:
+    """Refuse --enable-auto-tool-choice where no template has a format of calls that is known.
+
+    Raises:
+        ConfigError: naming the remedy.
+    """
+    if not config.enable_auto_tool_choice or config.tool_call_parser != AUTO:
+        return
+    from lora_serve.text.chat_template_files import chat_templates  # slow to import
+
+    template = read_template(config.chat_template)
+    if template is None:
+        template = chat_templates(model.tokenizer or model.model, model.revision)
+    require_tool_format(tool_format(AUTO, template))
+
+
 def check_tls(config: ServerConfig) -> None:
     """Refuse files of --ssl-… that cannot be used; uvicorn reads them later.
 
@@ -61,13 +77,16 @@ def check_tls(config: ServerConfig) -> None:
             ) from error
 
 
-def read_template(path: str | None) -> str | None:
-    if path is None:
+def read_template(given: str | None) -> str | None:
+    """The text of a file, or the template itself, which a brace tells from a path."""
+    if given is None:
         return None
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(given).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--chat-template {path} cannot be read: {error}") from error
+        if "{" in given:
+            return given
+        raise ConfigError(f"--chat-template {given} cannot be read: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

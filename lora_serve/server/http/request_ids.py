@@ -1,4 +1,6 @@
-"""Gives every request an id, and every answer that id in X-Request-Id.
+"""Gives every request an id, and every answer that id in X-Request-Id and in request-id.
+
+Anthropic's clients read the latter.
 
 The client's own is taken if it can stand in a header again; it need not be unique.
 """
@@ -12,6 +14,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = "X-Request-Id"
+SHORT_HEADER = "request-id"
 MAX_CHARS = 256
 
 
@@ -31,7 +34,8 @@ class RequestIds:
 
         async def naming_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[HEADER] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[HEADER] = headers[SHORT_HEADER] = request_id
             await send(message)
 
         await self._app(scope, receive, naming_send)

@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
+from lora_serve.errors import EngineDeadError
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.connections import Connections
 from lora_serve.server.http.drain import Drain
@@ -48,12 +49,19 @@ class ServerShutdown:
         logger.info(
             "stopping: waiting for %d running request%s", num_active, "" if num_active == 1 else "s"
         )
+        await self._resume()
         await _until(lambda: self._is_urgent or self._all_is_sent, self._timeout)
         self._cut_off()
         await self._engine.shutdown()  # which ends the requests that still wait for it
         await _until(lambda: self._all_is_sent, LAST_WORDS_SECONDS)
         self._cut_off()
         then()
+
+    async def _resume(self) -> None:
+        """Let the requests that a pause keeps be answered; no caller could end it any more."""
+        if self._engine.is_paused:
+            with contextlib.suppress(EngineDeadError):  # those who wait for it are told
+                await self._engine.resume()
 
     @property
     def _all_is_sent(self) -> bool:

@@ -1,8 +1,8 @@
 """How much an answer may have to tell: the product of choices, tokens and alternatives is bounded.
 
 Each factor has its own limit; together they would make answers of hundreds of megabytes, which take
-memory and time of all others. What is told while tokens are drawn, in a stream, is bounded by
---max-stream-backlog instead.
+memory and time of all others. Of a stream one token of each choice is counted, which a step may
+draw at once; what waits to be read is bounded by --max-stream-backlog.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ MAX_ENTRIES = 2**19
 class AnswerSize:
     """What one token of a prompt, and of an answer, adds in entries: ids, texts and alternatives.
 
-    copies: how often each prompt is told.
+    of_scored_token: what one of the prompt tokens adds whose logprobs are asked for.
+    copies: how often each prompt is told. is_streamed: drawn tokens are told one by one.
     """
 
     of_prompt_token: int
+    of_scored_token: int
     of_drawn_token: int
     copies: int
+    is_streamed: bool
 
     def check(self, engine: Engine, inputs: Sequence[Input], params: SamplingParams) -> None:
         """Raise InvalidRequestError for an answer of more entries than is allowed.
@@ -36,13 +39,15 @@ class AnswerSize:
         One choice may always tell all that there can be in the model's context.
         """
         context = engine.model_info.max_model_len
-        limit = max(MAX_ENTRIES, context * (engine.config.model.max_logprobs + 2))
+        limit = max(MAX_ENTRIES, context * (max(0, engine.config.model.max_logprobs) + 2))
         num_entries = 0
         for item in inputs:
             room = max(0, context - item.num_tokens)
             drawn = room if params.max_tokens is None else params.max_tokens
             num_entries += self.copies * self.of_prompt_token * item.num_tokens
-            num_entries += params.n * self.of_drawn_token * drawn
+            num_entries += self.copies * self.of_scored_token * _num_scored(params, item.num_tokens)
+            told_at_once = min(drawn, 1) if self.is_streamed else drawn
+            num_entries += params.n * self.of_drawn_token * told_at_once
         if num_entries > limit:
             field = "n" if params.n > 1 else "logprobs"
             raise InvalidRequestError(
@@ -58,23 +63,29 @@ class AnswerSize:
 def completion_size(body: CompletionBody, params: SamplingParams) -> AnswerSize:
     """Each choice tells the prompt."""
     of_prompt = bool(body.echo) + bool(body.return_token_ids)
-    if body.echo and body.logprobs is not None:
-        of_prompt += body.logprobs + 1
-    if body.prompt_logprobs is not None:
-        of_prompt += body.prompt_logprobs + 1
-    return AnswerSize(of_prompt, _drawn(params, stream=bool(body.stream)), params.n)
+    tells = (body.echo and body.logprobs is not None, body.prompt_logprobs is not None)
+    of_scored = sum(map(bool, tells)) * _entries(params.prompt_logprobs)
+    drawn = _entries(params.logprobs)
+    return AnswerSize(of_prompt, of_scored, drawn, params.n, bool(body.stream))
 
 
-def chat_size(body: ChatBody, params: SamplingParams) -> AnswerSize:
+def chat_size(body: ChatBody, params: SamplingParams, *, stream: bool) -> AnswerSize:
     """The prompt is told once; its ids are told with each choice of a stream."""
-    of_prompt = 0 if body.prompt_logprobs is None else body.prompt_logprobs + 1
+    of_prompt = 0
     if body.return_token_ids:
-        of_prompt += params.n if body.stream else 1
-    return AnswerSize(of_prompt, _drawn(params, stream=bool(body.stream)), 1)
+        of_prompt = params.n if stream else 1
+    drawn = _entries(params.logprobs)
+    return AnswerSize(of_prompt, _entries(params.prompt_logprobs), drawn, 1, stream)
 
 
-def _drawn(params: SamplingParams, *, stream: bool) -> int:
-    return 0 if stream or params.logprobs is None else params.logprobs + 1
+def _entries(num_top: int | None) -> int:
+    return 0 if num_top is None else num_top + 1
+
+
+def _num_scored(params: SamplingParams, num_tokens: int) -> int:
+    if params.prompt_logprobs_last_n is not None:
+        return min(num_tokens, params.prompt_logprobs_last_n)
+    return max(0, num_tokens - params.prompt_logprob_start)
 
 
 def _shown(value: int | None) -> str:

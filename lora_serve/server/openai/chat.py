@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -14,28 +15,14 @@ from starlette.responses import Response
 
 from lora_serve.chat.answer import AnswerFormat
 from lora_serve.chat.call_ids import CallIds
+from lora_serve.chat.token_kinds import Kind
 from lora_serve.config import ServerConfig
 from lora_serve.outputs import CompletionOutput, OutputDelta, RequestOutput
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Tokenizer
-from lora_serve.server.http.streaming import event
-from lora_serve.server.openai.answer_size import chat_size
-from lora_serve.server.openai.chat_parts import ROLE, ChoiceParts
-from lora_serve.server.openai.chunks import ChunkPolicy
-from lora_serve.server.openai.generation import PromptDelta, respond, response_id, start_generation
-from lora_serve.server.openai.inputs import Input
-from lora_serve.server.openai.logprobs import chat_logprobs, prompt_logprobs
-from lora_serve.server.openai.parameters import (
-    answer_tokens,
-    chat_params,
-    chat_template,
-    check_top_logprobs,
-    tokens_as_ids,
-    truncation,
-)
-from lora_serve.server.openai.protocol import ChatBody
-from lora_serve.server.openai.responses import (
+from lora_serve.server.http.streaming import OPENAI_FORM, event
+from lora_serve.server.openai.answers import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -44,7 +31,21 @@ from lora_serve.server.openai.responses import (
     Delta,
     Usage,
 )
-from lora_serve.server.openai.tool_choice import answer_format, forced_calls
+from lora_serve.server.openai.chat_parts import ROLE, ChoiceParts
+from lora_serve.server.openai.chat_plan import plan_chat, start_chat
+from lora_serve.server.openai.chunks import ChunkPolicy
+from lora_serve.server.openai.generation import (
+    MANY_LOGPROBS,
+    AnswerPrefix,
+    PromptDelta,
+    respond,
+    response_id,
+)
+from lora_serve.server.openai.inputs import Input
+from lora_serve.server.openai.logprobs import chat_logprobs, prompt_logprobs
+from lora_serve.server.openai.parameters import tokens_as_ids
+from lora_serve.server.openai.protocol import ChatBody
+from lora_serve.server.openai.told_tokens import ALL, ToldTokens, token_kinds
 from lora_serve.server.openai.usage import UsageCounter
 from lora_serve.step import TokenLogprobs
 
@@ -54,42 +55,30 @@ def chat_router(context: ServerContext) -> APIRouter:
 
     @router.post("/v1/chat/completions")
     async def create_chat_completion(request: Request) -> Response:
-        engine = context.engine
-        body = await context.bodies.read(request, ChatBody)
-        target = context.models.resolve(body.model)
-        template = chat_template(body, context)
-        form = answer_format(body, context.chat_formats.of(template))
-        forced = forced_calls(body, form)
-        item = await context.inputs.from_chat(
-            body.messages,
-            body,
-            chat_template=template,
-            truncation=truncation(body, engine.model_info.max_model_len, answer_tokens(body)),
+        body = await context.bodies.read(
+            request, ChatBody, takes_embeds=context.engine.config.model.enable_prompt_embeds
         )
-        room = engine.model_info.max_model_len - item.num_tokens
-        params = chat_params(body, context.sampling_defaults, room)
-        if forced is not None:
-            params = msgspec.structs.replace(params, structured_outputs=forced)
-        check_top_logprobs(body, engine.config.model.max_logprobs)
-        params.verify(engine.config.model.max_logprobs, engine.model_info.vocab_size)
-        chat_size(body, params).check(engine, [item], params)
-        answer = ChatAnswer(
-            ChatFormat(engine.tokenizer, body, params, context.config, form),
-            item,
-            UsageCounter(
-                engine.model_info.fingerprint,
-                [item],
-                tells_times=context.config.enable_per_request_metrics,
-            ),
-            response_id=response_id("chatcmpl", request, body),
-            model=target.shown,
-        )
-        generation = start_generation(
-            context, request, body, target, [item], params, form.special_tokens
-        )
-        return await respond(request, generation, answer, stream=bool(body.stream))
+        return await answer_chat(context, request, body)
 
     return router
+
+
+async def answer_chat(context: ServerContext, request: Request, body: ChatBody) -> Response:
+    plan = await plan_chat(context, body)
+    answer = ChatAnswer(
+        ChatFormat(context.engine.tokenizer, body, plan.params, context.config, plan.form),
+        plan.item,
+        UsageCounter(
+            context.engine.model_info.fingerprint,
+            [plan.item],
+            tells_times=context.config.enable_per_request_metrics,
+            tells_reasoning=True,
+        ),
+        response_id=response_id(AnswerPrefix.CHAT, request, body),
+        model=plan.target.shown,
+    )
+    generation = start_chat(context, request, plan)
+    return await respond(request, generation, answer, stream=bool(body.stream))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +107,30 @@ class ChatFormat:
     def echoed(self) -> str:
         """The last message with `echo`, if the answer continues the same speaker's words."""
         last = self.body.messages[-1]
-        return last.content or "" if self.body.echo and last.role == ROLE else ""
+        return last.text or "" if self.body.echo and last.role == ROLE else ""
+
+    def told_tokens(self, prompt_ending: str, usage: UsageCounter) -> ToldTokens | None:
+        """What becomes of one choice's tokens; None where no reasoning is looked for."""
+        if self.answer.reasoning is None or self.answer.is_forced:
+            return None
+        kinds = token_kinds(
+            self.answer,
+            prompt_ending,
+            self.tokenizer,
+            skip_special_tokens=self.params.skip_special_tokens,
+        )
+        told = ALL if self.answer.include_reasoning else ALL - {Kind.REASONING}
+        return ToldTokens(kinds, usage, told)
 
     def logprobs(self, positions: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
         if self.params.logprobs is None:
             return None
-        return chat_logprobs(self.tokenizer, positions, tokens_as_ids=self.tokens_as_ids)
+        return chat_logprobs(
+            self.tokenizer,
+            positions,
+            tokens_as_ids=self.tokens_as_ids,
+            tells_drawn=bool(self.params.logprob_token_ids),
+        )
 
     def token_ids(self, token_ids: Sequence[int]) -> list[int] | None:
         return list(token_ids) if self.body.return_token_ids else None
@@ -131,6 +138,8 @@ class ChatFormat:
 
 class ChatAnswer:
     """One body's answer: n choices of one conversation's next message."""
+
+    stream_form = OPENAI_FORM
 
     def __init__(
         self, form: ChatFormat, item: Input, usage: UsageCounter, *, response_id: str, model: str
@@ -150,26 +159,32 @@ class ChatAnswer:
         (output,) = outputs
         self._usage.add_output(0, output)
         form = self._form
+        choices = self.choices(output)
         return ChatCompletion(
             id=self._id,
             created=self._created,
             model=self._model,
-            choices=[self._choice(choice) for choice in output.outputs],
+            choices=choices,
             system_fingerprint=self._usage.fingerprint,
             usage=self._usage.usage,
             metrics=self._usage.metrics,
             prompt_logprobs=(
-                prompt_logprobs(form.tokenizer, output.prompt_logprobs)
+                prompt_logprobs(form.tokenizer, self._item.num_tokens, output.prompt_logprobs)
                 if form.params.prompt_logprobs is not None
                 else None
             ),
             prompt_token_ids=form.token_ids(self._item.token_ids),
         )
 
+    def choices(self, output: RequestOutput) -> list[ChatChoice]:
+        """The choices of a finished conversation, whose tokens have been counted."""
+        return [self._choice(choice) for choice in output.outputs]
+
     async def events(self, deltas: AsyncIterator[PromptDelta]) -> AsyncIterator[bytes]:
         """Each choice's role first, which counts no token, then its text."""
         policy = self._form.chunk_policy
         choices = [self._parts(index) for index in range(self._form.params.n)]
+        tokens = [self._told_tokens() for _ in choices]
         has_begun = False
         async for _, delta in deltas:
             if not has_begun:
@@ -178,26 +193,34 @@ class ChatAnswer:
                 for index in range(self._form.params.n):
                     yield event(self._first_chunk(index, policy.usage(self._usage)))
             self._usage.add(0, delta)
+            delta = _told(delta, tokens[delta.index])
             parts = choices[delta.index]
             new = parts.delta(delta.text, is_last=delta.finish_reason is not None)
             if policy.sends(delta, has_text=new is not None):
-                choice = self._chunk_choice(delta, new, parts)
-                yield event(self._chunk([choice], policy.usage(self._usage)))
+                usage = policy.usage(self._usage)
+                if delta.num_logprobs > MANY_LOGPROBS:
+                    yield await asyncio.to_thread(self._event, delta, new, parts, usage)
+                else:
+                    yield self._event(delta, new, parts, usage)
         if policy.include_usage:
             yield event(self._last_chunk())
 
     def _parts(self, index: int) -> ChoiceParts:
         return ChoiceParts(self._form.answer, self._call_ids, self._item.ending, index)
 
+    def _told_tokens(self) -> ToldTokens | None:
+        return self._form.told_tokens(self._item.ending, self._usage)
+
     def _choice(self, choice: CompletionOutput) -> ChatChoice:
         parts = self._parts(choice.index)
+        told = _told(choice.delta, self._told_tokens())
         return ChatChoice(
             index=choice.index,
             message=parts.message(choice.text, self._form.echoed),
-            logprobs=self._form.logprobs(choice.logprobs),
+            logprobs=self._form.logprobs(told.logprobs),
             finish_reason=parts.finish_reason(choice.finish_reason),
             stop_reason=choice.stop_reason,
-            token_ids=self._form.token_ids(choice.token_ids),
+            token_ids=self._form.token_ids(told.token_ids),
         )
 
     def _chunk_choice(
@@ -211,6 +234,15 @@ class ChatAnswer:
             stop_reason=delta.stop_reason,
             token_ids=self._form.token_ids(delta.token_ids),
         )
+
+    def _event(
+        self,
+        delta: OutputDelta,
+        new: Delta | None,
+        parts: ChoiceParts,
+        usage: Usage | UnsetType | None,
+    ) -> bytes:
+        return event(self._chunk([self._chunk_choice(delta, new, parts)], usage))
 
     def _first_chunk(self, index: int, usage: Usage | UnsetType | None) -> ChatChunk:
         delta = Delta(role=ROLE, content=self._form.echoed)
@@ -240,3 +272,7 @@ class ChatAnswer:
             usage=usage,
             prompt_token_ids=prompt_token_ids,
         )
+
+
+def _told(delta: OutputDelta, tokens: ToldTokens | None) -> OutputDelta:
+    return delta if tokens is None else tokens.of(delta)

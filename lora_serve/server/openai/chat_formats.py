@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lora_serve.chat.formats import reasoning_format, tool_format
+from lora_serve.chat.formats import reasoning_format, require_tool_format, tool_format
 from lora_serve.chat.reasoning_parsers.parser import ReasoningFormat
 from lora_serve.chat.tool_parsers.parser import ToolFormat
 from lora_serve.config import ServerConfig
-from lora_serve.errors import ConfigError
 from lora_serve.server.engine_api import Tokenizer
 
 
@@ -31,11 +30,8 @@ class ChatFormats:
         self._tokenizer = tokenizer
         self._own_template = chat_template
         self._own = self._formats(chat_template)
-        if config.enable_auto_tool_choice and self._own.tools is None:
-            raise ConfigError(
-                "--enable-auto-tool-choice: the chat template holds no known format of tool "
-                "calls; name one with --tool-call-parser"
-            )
+        if config.enable_auto_tool_choice:
+            require_tool_format(self._own.tools)
 
     def of(self, chat_template: str | None) -> TemplateFormats:
         """The formats of the template that a request is written with."""

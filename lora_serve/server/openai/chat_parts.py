@@ -9,7 +9,7 @@ from msgspec import UNSET
 from lora_serve.chat.answer import AnswerFormat
 from lora_serve.chat.call_ids import CallIds
 from lora_serve.chat.parts import CallArguments, CallBegin, Content, Part, Reasoning
-from lora_serve.server.openai.responses import (
+from lora_serve.server.openai.answers import (
     Delta,
     FunctionDelta,
     Message,
@@ -43,6 +43,7 @@ class ChoiceParts:
         content = "".join(part.text for part in parts if isinstance(part, Content))
         return Delta(
             content=content or UNSET,
+            reasoning=reasoning or UNSET,
             reasoning_content=reasoning or UNSET,
             tool_calls=self._call_deltas(parts) or UNSET,
         )
@@ -68,6 +69,7 @@ class ChoiceParts:
             role=ROLE,
             content=content if content or not (reasoning or tool_calls) else None,
             tool_calls=tool_calls or UNSET,
+            reasoning=reasoning or UNSET,
             reasoning_content=reasoning or UNSET,
         )
 
@@ -85,18 +87,22 @@ class ChoiceParts:
         return parts
 
     def _call_deltas(self, parts: Iterable[Part]) -> list[ToolCallDelta]:
-        """A call's id and name come first; its arguments may come with them."""
-        deltas: list[ToolCallDelta] = []
+        """One delta a call, since some clients read no second one; its id and name come first."""
+        names, arguments = dict[int, str](), dict[int, str]()
         for part in parts:
             match part:
                 case CallBegin(index, name):
-                    function = FunctionDelta(name=name, arguments="")
-                    deltas.append(
-                        ToolCallDelta(index, function, id=self._id_of(index, name), type="function")
-                    )
+                    names[index], arguments[index] = name, ""
                 case CallArguments(index, text):
-                    deltas.append(ToolCallDelta(index, FunctionDelta(arguments=text)))
-        return deltas
+                    arguments[index] = arguments.get(index, "") + text
+        return [self._call_delta(index, names.get(index), arguments[index]) for index in arguments]
+
+    def _call_delta(self, index: int, name: str | None, arguments: str) -> ToolCallDelta:
+        """name: None for a call that has begun before."""
+        if name is None:
+            return ToolCallDelta(index, FunctionDelta(arguments=arguments))
+        function = FunctionDelta(name=name, arguments=arguments)
+        return ToolCallDelta(index, function, id=self._id_of(index, name), type="function")
 
     def _id_of(self, index: int, name: str) -> str:
         return self._ids.id_of(self._choice, index, name)

@@ -6,8 +6,8 @@ from msgspec import UNSET, UnsetType
 
 from lora_serve.outputs import OutputDelta
 from lora_serve.sampling_params import SamplingParams
+from lora_serve.server.openai.answers import Usage
 from lora_serve.server.openai.protocol import GenerationBody
-from lora_serve.server.openai.responses import Usage
 from lora_serve.server.openai.usage import UsageCounter
 
 
@@ -20,11 +20,12 @@ class ChunkPolicy:
     def __init__(
         self, body: GenerationBody, params: SamplingParams, *, always_includes_usage: bool = False
     ) -> None:
+        """always_includes_usage: in every chunk, whatever the body says."""
         options = body.stream_options
         self.include_usage = always_includes_usage or (
             options is not None and bool(options.include_usage)
         )
-        self._always_usage = (
+        self._always_usage = always_includes_usage or (
             self.include_usage and options is not None and bool(options.continuous_usage_stats)
         )
         self._shows_tokens = params.logprobs is not None or bool(body.return_token_ids)

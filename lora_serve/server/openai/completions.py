@@ -17,21 +17,8 @@ from lora_serve.outputs import CompletionOutput, OutputDelta, RequestOutput
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Tokenizer
-from lora_serve.server.http.streaming import event
-from lora_serve.server.openai.answer_size import completion_size
-from lora_serve.server.openai.chunks import ChunkPolicy
-from lora_serve.server.openai.generation import (
-    MANY_LOGPROBS,
-    PromptDelta,
-    respond,
-    response_id,
-    start_generation,
-)
-from lora_serve.server.openai.inputs import Input
-from lora_serve.server.openai.logprobs import CompletionLogprobsWriter, joined, prompt_logprobs
-from lora_serve.server.openai.parameters import completion_params, tokens_as_ids, truncation
-from lora_serve.server.openai.protocol import CompletionBody
-from lora_serve.server.openai.responses import (
+from lora_serve.server.http.streaming import OPENAI_FORM, event
+from lora_serve.server.openai.answers import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
@@ -39,6 +26,20 @@ from lora_serve.server.openai.responses import (
     RequestMetrics,
     Usage,
 )
+from lora_serve.server.openai.chunks import ChunkPolicy
+from lora_serve.server.openai.completion_plan import plan_completion
+from lora_serve.server.openai.generation import (
+    MANY_LOGPROBS,
+    AnswerPrefix,
+    PromptDelta,
+    respond,
+    response_id,
+    start_generation,
+)
+from lora_serve.server.openai.inputs import Input
+from lora_serve.server.openai.logprobs import CompletionLogprobsWriter, joined, prompt_logprobs
+from lora_serve.server.openai.parameters import tokens_as_ids
+from lora_serve.server.openai.protocol import CompletionBody
 from lora_serve.server.openai.usage import UsageCounter
 
 
@@ -47,32 +48,36 @@ def completions_router(context: ServerContext) -> APIRouter:
 
     @router.post("/v1/completions")
     async def create_completion(request: Request) -> Response:
-        engine = context.engine
         body = await context.bodies.read(
-            request, CompletionBody, takes_embeds=engine.config.model.enable_prompt_embeds
+            request,
+            CompletionBody,
+            takes_embeds=context.engine.config.model.enable_prompt_embeds,
         )
-        target = context.models.resolve(body.model)
-        params = completion_params(body, context.sampling_defaults)
-        params.verify(engine.config.model.max_logprobs, engine.model_info.vocab_size)
-        inputs = await context.inputs.from_completion(
-            body, params.n, truncation(body, engine.model_info.max_model_len, params.max_tokens)
-        )
-        completion_size(body, params).check(engine, inputs, params)
-        answer = CompletionAnswer(
-            CompletionFormat(engine.tokenizer, body, params, context.config),
-            inputs,
-            UsageCounter(
-                engine.model_info.fingerprint,
-                inputs,
-                tells_times=context.config.enable_per_request_metrics,
-            ),
-            response_id=response_id("cmpl", request, body),
-            model=target.shown,
-        )
-        generation = start_generation(context, request, body, target, inputs, params)
-        return await respond(request, generation, answer, stream=bool(body.stream))
+        return await answer_completion(context, request, body)
 
     return router
+
+
+async def answer_completion(
+    context: ServerContext, request: Request, body: CompletionBody
+) -> Response:
+    engine = context.engine
+    plan = await plan_completion(context, body)
+    inputs, params = plan.inputs, plan.params
+    answer = CompletionAnswer(
+        CompletionFormat(engine.tokenizer, body, params, context.config),
+        inputs,
+        UsageCounter(
+            engine.model_info.fingerprint,
+            inputs,
+            tells_times=context.config.enable_per_request_metrics,
+        ),
+        response_id=response_id(AnswerPrefix.COMPLETION, request, body),
+        model=plan.target.shown,
+    )
+    prompts = [(item, params) for item in inputs]
+    generation = start_generation(context, request, body, plan.target, prompts)
+    return await respond(request, generation, answer, stream=bool(body.stream))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +143,19 @@ class ChoiceWriter:
             return None
         if echoed is None:
             return self._logprobs.write(delta.logprobs)
-        prompt = self._logprobs.write_prompt(self._item.token_ids[0], delta.prompt_logprobs, echoed)
+        prompt = self._logprobs.write_prompt(self._item.token_ids, delta.prompt_logprobs, echoed)
         return joined(prompt, self._logprobs.write(delta.logprobs))
 
     def _prompt_logprobs(self, delta: OutputDelta) -> PromptLogprobs | None:
         if self._form.body.prompt_logprobs is None:
             return None
-        return prompt_logprobs(self._form.tokenizer, delta.prompt_logprobs)
+        return prompt_logprobs(self._form.tokenizer, self._item.num_tokens, delta.prompt_logprobs)
 
 
 class CompletionAnswer:
     """One body's answer. Choice c of prompt p has the index p * n + c."""
+
+    stream_form = OPENAI_FORM
 
     def __init__(
         self,
@@ -186,16 +193,19 @@ class CompletionAnswer:
         async for prompt_index, delta in deltas:
             self._usage.add(prompt_index, delta)
             if policy.sends(delta, has_text=bool(delta.text)):
-                write = self._writers[prompt_index * self._n + delta.index].write
-                if len(delta.prompt_logprobs) > MANY_LOGPROBS:
-                    choice = await asyncio.to_thread(write, delta)
+                index = prompt_index * self._n + delta.index
+                usage = policy.usage(self._usage)
+                if delta.num_logprobs > MANY_LOGPROBS:
+                    yield await asyncio.to_thread(self._event, index, delta, usage)
                 else:
-                    choice = write(delta)
-                fingerprint = self._usage.fingerprint_of(delta.adapter)
-                yield event(self._completion([choice], fingerprint, policy.usage(self._usage)))
+                    yield self._event(index, delta, usage)
         if policy.include_usage:
-            usage = self._usage
-            yield event(self._completion([], usage.fingerprint, usage.usage, usage.metrics))
+            last = self._usage
+            yield event(self._completion([], last.fingerprint, last.usage, last.metrics))
+
+    def _event(self, index: int, delta: OutputDelta, usage: Usage | UnsetType | None) -> bytes:
+        choice = self._writers[index].write(delta)
+        return event(self._completion([choice], self._usage.fingerprint_of(delta.adapter), usage))
 
     def _completion(
         self,

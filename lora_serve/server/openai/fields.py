@@ -5,11 +5,14 @@ A validator raises ValueError with words that follow the field's name, as in "mu
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo
 
 from lora_serve.server.http.body import IGNORES_UNKNOWN
 
@@ -17,14 +20,27 @@ MAX_TOKEN_ID = 2**31 - 1
 MAX_CACHE_SALT_CHARS = 1024
 MAX_CONTENT_PARTS = 1024
 MAX_PROMPTS = 1024
+KEYS_NAMED = 4  # of the wrong ones, in an error
+MAX_TEMPLATE_KWARGS_CHARS = 64 * 2**10
+MAX_INPUTS = 2048  # of embeddings; as many as OpenAI takes
+PART_FIELDS = MappingProxyType({"text": "text", "prompt_embeds": "data"})
 MAX_NAME_CHARS = 256  # of a role or a speaker
 
 _NEUTRAL: tuple[object, ...] = (None, "", [], {}, "none", {"type": "text"})
 
 TextOrTokens = str | tuple[int, ...]
+JsonObject = dict[str, object]
 
 
 def parse_prompts(value: object) -> tuple[TextOrTokens, ...]:
+    return _texts_or_tokens(value, MAX_PROMPTS)
+
+
+def parse_inputs(value: object) -> tuple[TextOrTokens, ...]:
+    return _texts_or_tokens(value, MAX_INPUTS)
+
+
+def _texts_or_tokens(value: object, limit: int) -> tuple[TextOrTokens, ...]:
     """A text, token ids, or a list of either."""
     if value is None:
         return ()
@@ -33,9 +49,9 @@ def parse_prompts(value: object) -> tuple[TextOrTokens, ...]:
     if isinstance(value, list):
         if _is_token_ids(value):
             return (_token_ids(value),) if value else ()
-        if len(value) > MAX_PROMPTS:
+        if len(value) > limit:
             raise ValueError(
-                f"has {len(value)}, at most {MAX_PROMPTS} prompts are allowed; send them in parts"
+                f"has {len(value)}, at most {limit} prompts are allowed; send them in parts"
             )
         return tuple(_text_or_tokens(item) for item in value)
     raise ValueError("must be a text, a list of token ids, or a list of either")
@@ -58,24 +74,42 @@ def parse_texts(value: object) -> tuple[str, ...]:
     raise ValueError("must be a string or a list of strings")
 
 
+def _is_token_id(key: str) -> bool:
+    return key.isascii() and key.isdigit() and len(key) < 11
+
+
 def parse_logit_bias(value: object) -> dict[int, float]:
     """{"token id": bias}. JSON has no other keys than strings."""
     if value is None:
         return {}
     if not isinstance(value, dict):
         raise ValueError("must be an object of token ids and their biases")
+    if others := [key for key in value if not _is_token_id(key)]:
+        named = ", ".join(repr(key[:20]) for key in others[:KEYS_NAMED])
+        raise ValueError(f"has the keys {named}, which are no token ids")
     biases = {}
     for key, bias in value.items():
-        if not (key.isascii() and key.isdigit() and len(key) < 11):
-            raise ValueError(f"has the key {key[:20]!r}, which is no token id")
         if isinstance(bias, bool) or not isinstance(bias, int | float):
             raise ValueError(f"has no number as the bias of token {key}")
         biases[int(key)] = _float(bias, key)
     return biases
 
 
-def parse_content(value: object, info: ValidationInfo) -> str | None:
-    """A message's text, if it has any; text parts are joined by newlines."""
+@dataclass(frozen=True, slots=True)
+class EmbedsPart:
+    """Embedding rows in a message. data: base64, as in `prompt_embeds` of completions."""
+
+    data: str
+
+
+Parts = tuple[str | EmbedsPart, ...]
+
+
+def parse_content(value: object, info: ValidationInfo) -> str | Parts | None:
+    """A message's text, if it has any; text parts are joined by newlines.
+
+    With embeddings among them the parts stay apart.
+    """
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -84,7 +118,9 @@ def parse_content(value: object, info: ValidationInfo) -> str | None:
                 f"has {len(value)} parts, at most {MAX_CONTENT_PARTS} are allowed; join them"
             )
         takes_more = bool((info.context or {}).get(IGNORES_UNKNOWN))
-        return "\n".join(_part_text(part, takes_more) for part in value)
+        parts = tuple(_part(part, takes_more) for part in value)
+        texts = [part for part in parts if isinstance(part, str)]
+        return "\n".join(texts) if len(texts) == len(parts) else parts
     raise ValueError("must be a string or a list of text parts")
 
 
@@ -125,6 +161,28 @@ def neutral_is(*neutral: object) -> Callable[[object], None]:
     return refuse_others
 
 
+def json_text(value: object, max_chars: int) -> str:
+    """A value as JSON, written bit by bit: other threads run meanwhile.
+
+    Raises:
+        ValueError: it would be longer, which shows without writing the rest.
+    """
+    pieces, num_chars = [], 0
+    for piece in json.JSONEncoder(ensure_ascii=False).iterencode(value):
+        pieces.append(piece)
+        num_chars += len(piece)
+        if num_chars > max_chars:
+            raise ValueError(
+                f"has more than {max_chars} characters as JSON, which is the most; shorten it"
+            )
+    return "".join(pieces)
+
+
+def check_template_kwargs(kwargs: JsonObject) -> JsonObject:
+    json_text(kwargs, MAX_TEMPLATE_KWARGS_CHARS)
+    return kwargs
+
+
 def drop(_: object) -> None:
     """Drop fields without effect: what they hold may be large, and would live as long as a body."""
 
@@ -147,19 +205,22 @@ def _text_or_tokens(item: object) -> TextOrTokens:
     raise ValueError("must be a list of texts or of lists of token ids")
 
 
-def _part_text(part: object, takes_more: bool) -> str:
-    """takes_more: fields beyond a text part's own are left out of account."""
+def _part(part: object, takes_more: bool) -> str | EmbedsPart:
+    """takes_more: fields beyond a part's own are left out of account."""
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind != "text":
-        raise ValueError(f"has a part of type {str(kind)[:40]!r}; only text parts are supported")
+    if not (isinstance(kind, str) and kind in PART_FIELDS):
+        raise ValueError(
+            f"has a part of type {str(kind)[:40]!r}; only text parts and prompt_embeds are taken"
+        )
     assert isinstance(part, dict), "a part with a type is an object"
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise ValueError("has a text part without a string in `text`")
-    unknown = sorted(part.keys() - {"type", "text"})
+    name = PART_FIELDS[kind]
+    value = part.get(name)
+    if not isinstance(value, str):
+        raise ValueError(f"has a {kind} part without a string in `{name}`")
+    unknown = sorted(part.keys() - {"type", name})
     if unknown and not takes_more:
-        raise ValueError(f"has a text part with unknown fields {unknown[:5]}")
-    return text
+        raise ValueError(f"has a {kind} part with unknown fields {unknown[:5]}")
+    return value if kind == "text" else EmbedsPart(value)
 
 
 def _float(bias: int | float, key: str) -> float:
@@ -178,19 +239,23 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
 
 
-JsonObject = dict[str, object]
+TemplateKwargs = Annotated[JsonObject, AfterValidator(check_template_kwargs)]
 Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 Integer = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 _TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 _Prompts = str | list[_TokenId] | list[str | list[_TokenId]] | None
 _Text = dict[Literal["type", "text"], str]
+_Embeds = dict[Literal["type", "data"], str]
 
 # The last argument is what the OpenAPI document says of the field.
 Prompts = Annotated[tuple[TextOrTokens, ...], PlainValidator(parse_prompts, _Prompts)]
+EmbeddingInputs = Annotated[tuple[TextOrTokens, ...], PlainValidator(parse_inputs, _Prompts)]
 Tokens = Annotated[tuple[int, ...], PlainValidator(parse_tokens, list[_TokenId])]
 Texts = Annotated[tuple[str, ...], PlainValidator(parse_texts, str | list[str] | None)]
 LogitBias = Annotated[dict[int, float], PlainValidator(parse_logit_bias, dict[str, float] | None)]
-Content = Annotated[str | None, PlainValidator(parse_content, str | list[_Text] | None)]
+Content = Annotated[
+    str | Parts | None, PlainValidator(parse_content, str | list[_Text | _Embeds] | None)
+]
 CacheSalt = Annotated[
     str,
     PlainValidator(
@@ -201,6 +266,10 @@ CacheSalt = Annotated[
 NumLogprobs = Annotated[int | None, PlainValidator(parse_num_logprobs, Integer | bool | None)]
 Unsupported = Annotated[None, PlainValidator(refuse_unless_neutral, None)]
 UnsupportedFactor = Annotated[None, PlainValidator(neutral_is(1), Literal[1] | None)]
+UnsupportedDtype = Annotated[None, PlainValidator(neutral_is("float32"), Literal["float32"] | None)]
+UnsupportedEndianness = Annotated[
+    None, PlainValidator(neutral_is("native", "little"), Literal["native", "little"] | None)
+]
 UnsupportedModalities = Annotated[
     None, PlainValidator(neutral_is(["text"]), list[Literal["text"]] | None)
 ]

@@ -1,14 +1,16 @@
 """Runs all prompts of one body at once, and closes them all with the first that fails.
 
-Knows neither of the two formats of answers; `Answer` is what it needs of them.
+Knows none of the formats of answers; `Answer` is what it needs of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from enum import StrEnum
+from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
@@ -18,7 +20,7 @@ from starlette.responses import Response
 from lora_serve.engine.frontend.admission import RequestGroup
 from lora_serve.errors import AdapterNotFoundError, InvalidRequestError
 from lora_serve.generate_request import GenerateRequest
-from lora_serve.outputs import OutputDelta, RequestOutput
+from lora_serve.outputs import OutputDelta, RequestOutput, count_logprobs
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Engine
@@ -26,21 +28,37 @@ from lora_serve.server.http.auth import caller_of
 from lora_serve.server.http.disconnect import unless_disconnected
 from lora_serve.server.http.json_response import json_response
 from lora_serve.server.http.request_ids import HEADER, MAX_CHARS, id_of
-from lora_serve.server.http.streaming import EventStream
+from lora_serve.server.http.streaming import EventStream, StreamForm
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.models import ModelTarget, unknown_model
 from lora_serve.server.openai.parameters import constraint_field
-from lora_serve.server.openai.protocol import GenerationBody
+from lora_serve.server.openai.protocol import GenerationBody, ScheduledBody
 
 # To write more would delay other requests' tokens.
-MANY_LOGPROBS = 256  # positions
+MANY_LOGPROBS = 400  # with their alternatives
 MANY_TOKENS = 4096
+MANY_EMBEDDING_BYTES = 2**15
+
+
+class AnswerPrefix(StrEnum):
+    """What stands before a request's id in its answer's; `/abort_requests` knows it by either."""
+
+    COMPLETION = "cmpl-"
+    CHAT = "chatcmpl-"
+    EMBEDDING = "embd-"
+    MESSAGE = "msg_"
+    RESPONSE = "resp_"
+    TOKENS = "generate-tokens-"
+
 
 PromptDelta = tuple[int, OutputDelta]  # index of the prompt, and what is new for it
 
 
 class Answer(Protocol):
-    """One format of answers."""
+    """One format of answers. stream_form: how its streams tell of errors, and end."""
+
+    @property
+    def stream_form(self) -> StreamForm: ...
 
     def whole(self, outputs: Sequence[RequestOutput]) -> msgspec.Struct:
         """The answer, once all prompts are finished."""
@@ -57,11 +75,11 @@ class Generation:
         engine: Engine,
         target: ModelTarget,
         requests: Sequence[GenerateRequest],
-        constraint_field: str | None = None,
+        field_names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """constraint_field: where the body says what the answers must match."""
+        """field_names: what the body calls a field, where the engine calls it otherwise."""
         self._target = target
-        self._constraint_field = constraint_field
+        self._field_names = field_names
         self._requests = requests
         self._first: PromptDelta | None = None
         group = RequestGroup(
@@ -77,10 +95,10 @@ class Generation:
         except AdapterNotFoundError as error:
             raise unknown_model(self._target.shown) from error
         except InvalidRequestError as error:
-            if error.param != "structured_outputs" or self._constraint_field is None:
+            name = self._field_names.get(error.param or "")
+            if name is None:
                 raise
-            name = self._constraint_field
-            message = str(error).replace("structured_outputs", name, 1)
+            message = str(error).replace(error.param or "", name, 1)
             raise InvalidRequestError(message, name) from error
 
     async def deltas(self) -> AsyncIterator[PromptDelta]:
@@ -107,14 +125,28 @@ async def respond(
     request: Request, generation: Generation, answer: Answer, *, stream: bool
 ) -> Response:
     """The answer in one piece, or as a stream whose head is sent with its first delta."""
+    if not stream:
+        return await respond_whole(request, generation, answer.whole)
     try:
         await unless_disconnected(request.receive, generation.wait_for_first())
-        if stream:
-            return EventStream(answer.events(generation.deltas()), generation.aclose)
+    except BaseException:
+        await generation.aclose()
+        raise
+    return EventStream(answer.events(generation.deltas()), generation.aclose, answer.stream_form)
+
+
+async def respond_whole(
+    request: Request,
+    generation: Generation,
+    answer: Callable[[Sequence[RequestOutput]], msgspec.Struct],
+) -> Response:
+    """The answer in one piece, made of all prompts once they are finished."""
+    try:
+        await unless_disconnected(request.receive, generation.wait_for_first())
         outputs = await unless_disconnected(request.receive, generation.outputs())
         if _is_large(outputs):
-            return await asyncio.to_thread(lambda: json_response(answer.whole(outputs)))
-        return json_response(answer.whole(outputs))
+            return await asyncio.to_thread(lambda: json_response(answer(outputs)))
+        return json_response(answer(outputs))
     except BaseException:
         await generation.aclose()
         raise
@@ -122,11 +154,15 @@ async def respond(
 
 def _is_large(outputs: Sequence[RequestOutput]) -> bool:
     choices = [choice for output in outputs for choice in output.outputs]
-    num_positions = sum(len(output.prompt_logprobs) * output.num_choices for output in outputs)
-    num_positions += sum(len(choice.logprobs) for choice in choices)
+    num_logprobs = sum(
+        count_logprobs(output.prompt_logprobs) * output.num_choices for output in outputs
+    )
+    num_logprobs += sum(count_logprobs(choice.logprobs) for choice in choices)
     num_tokens = sum(len(output.prompt_token_ids) * output.num_choices for output in outputs)
     num_tokens += sum(len(choice.token_ids) for choice in choices)
-    return num_positions > MANY_LOGPROBS or num_tokens > MANY_TOKENS
+    num_bytes = sum(len(output.embedding) for output in outputs)
+    is_long = num_tokens > MANY_TOKENS or num_bytes > MANY_EMBEDDING_BYTES
+    return num_logprobs > MANY_LOGPROBS or is_long
 
 
 def start_generation(
@@ -134,45 +170,60 @@ def start_generation(
     request: Request,
     body: GenerationBody,
     target: ModelTarget,
-    inputs: Sequence[Input],
-    params: SamplingParams,
+    prompts: Sequence[tuple[Input, SamplingParams]],
     special_tokens: Iterable[str] = (),
 ) -> Generation:
     """Make the requests; nothing runs before the first delta is waited for.
 
     special_tokens: stay in the text if the tokenizer has them.
     """
+    token_ids = map(context.engine.tokenizer.special_token_id, special_tokens)
+    shown = tuple(token_id for token_id in token_ids if token_id is not None)
+    requests = [
+        msgspec.structs.replace(made, is_streamed=bool(body.stream), shown_special_tokens=shown)
+        for made in scheduled_requests(context, request, body, target, prompts)
+    ]
+    field = constraint_field(body)
+    names = {} if field is None else {"structured_outputs": field}
+    return Generation(context.engine, target, requests, names)
+
+
+def scheduled_requests(
+    context: ServerContext,
+    request: Request,
+    body: ScheduledBody,
+    target: ModelTarget,
+    prompts: Sequence[tuple[Input, SamplingParams]],
+) -> list[GenerateRequest]:
+    """One for each prompt, not streamed."""
     priority, caller = body.priority or 0, caller_of(request)
     if context.engine.config.scheduler.scheduling_policy == "priority":
         context.keys.check_priority(caller, priority)
-    token_ids = map(context.engine.tokenizer.special_token_id, special_tokens)
-    shown = tuple(token_id for token_id in token_ids if token_id is not None)
     unique = uuid.uuid4().hex  # clients may repeat ids they choose
-    requests = [
+    return [
         GenerateRequest(
             request_id=f"{unique}-{index}",
+            client_request_id=body.request_id or id_of(request),
             prompt=item.prompt,
             params=params,
             lora_name=target.lora_name,
             cache_salt=context.keys.cache_salt(caller, body.cache_salt),
             priority=priority,
             tenant=context.keys.tenant(caller),
-            is_streamed=bool(body.stream),
-            shown_special_tokens=shown,
+            is_streamed=False,
         )
-        for index, item in enumerate(inputs)
+        for index, (item, params) in enumerate(prompts)
     ]
-    return Generation(context.engine, target, requests, constraint_field(body))
 
 
-def response_id(prefix: str, request: Request, body: GenerationBody) -> str:
+def response_id(prefix: AnswerPrefix, request: Request, body: ScheduledBody) -> str:
     """The id that the client chose, in the body or as X-Request-Id, or one of our own."""
     given = request.headers.get(HEADER, "")
     if len(given) > MAX_CHARS:
         raise InvalidRequestError(
             f"{HEADER} has {len(given)} characters, at most {MAX_CHARS} are allowed", HEADER
         )
-    return f"{prefix}-{body.request_id or id_of(request)}"
+    return f"{prefix}{body.request_id or id_of(request)}"
 
 
 async def _merged(

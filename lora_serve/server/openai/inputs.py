@@ -6,23 +6,29 @@ Tokenizing runs in worker threads, so that a long prompt does not delay other re
 from __future__ import annotations
 
 import asyncio
-import json
+import secrets
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
 from lora_serve.errors import InvalidRequestError, PromptTooLongError
-from lora_serve.prompts import Prompt, TokensPrompt
-from lora_serve.server.engine_api import Engine
+from lora_serve.prompts import EmbedsPrompt, MixedPrompt, Prompt, TokensPrompt
+from lora_serve.server.engine_api import Engine, Tokenizer
 from lora_serve.server.http.budget import Budget
-from lora_serve.server.openai.fields import MAX_PROMPTS
+from lora_serve.server.openai.fields import MAX_PROMPTS, TextOrTokens
 from lora_serve.server.openai.prompt_embeds import decode_prompt_embeds
-from lora_serve.server.openai.protocol import ChatMessage, CompletionBody, ConversationBody
+from lora_serve.server.openai.protocol import (
+    ChatMessage,
+    CompletionBody,
+    ConversationBody,
+    EmbeddingBody,
+)
 
 MAX_CHOICES = 4096
 MAX_CHARS_AT_ONCE = 2**22  # of all long texts; tokenizing takes up to 200 bytes a character
 SMALL_TEXT_CHARS = 2**16
 ENDING_CHARS = 64
+NO_INPUT = "give either input, which must not be empty, or messages"
 NO_PROMPT = "Either prompt or prompt_embeds must be provided and non-empty."
 
 
@@ -92,18 +98,58 @@ class Inputs:
         _check_count(len(body.prompt_embeds) + len(body.prompt), n)
         _check_embeds(self._engine, body)
         add_special_tokens = body.add_special_tokens is not False
-        inputs = [await _embeds_input(self._engine, payload) for payload in body.prompt_embeds]
-        for prompt in body.prompt:
-            if isinstance(prompt, str):
-                inputs.append(await self.from_text(prompt, add_special_tokens))
-            else:
-                inputs.append(Input(TokensPrompt(prompt)))
+        max_model_len = self._engine.model_info.max_model_len
+        inputs = [
+            Input(await _embeds_prompt(self._engine, payload, max_model_len))
+            for payload in body.prompt_embeds
+        ]
+        inputs += await self._from_list(body.prompt, add_special_tokens, "prompt")
         if any(item.num_tokens == 0 for item in inputs):
             raise InvalidRequestError(NO_PROMPT, "prompt")
         return inputs if truncation is None else [truncation.of(item) for item in inputs]
 
-    async def from_text(self, text: str, add_special_tokens: bool = True) -> Input:
-        token_ids = await self._encode(text, add_special_tokens, "prompt")
+    async def from_embedding(
+        self,
+        body: EmbeddingBody,
+        *,
+        chat_template: str | None,
+        truncation: Truncation | None = None,
+    ) -> list[Input]:
+        """All inputs of a body, or its conversation, which no head of an answer ends.
+
+        Raises:
+            InvalidRequestError: none, an empty one, or both.
+            OverloadedError: others' texts take too long.
+        """
+        if (body.messages is None) == (not body.input):
+            raise InvalidRequestError(NO_INPUT, "input")
+        if body.messages is not None:
+            adds = bool(body.add_generation_prompt)
+            chat = body.model_copy(update={"add_generation_prompt": adds})
+            item = await self.from_chat(body.messages, chat, chat_template=chat_template)
+            inputs = [item]
+        else:
+            adds_tokens = body.add_special_tokens is not False
+            inputs = await self._from_list(body.input, adds_tokens, "input")
+        for index, item in enumerate(inputs):
+            if item.num_tokens == 0:
+                raise InvalidRequestError(f"input {index} is empty; leave it out", "input")
+        return inputs if truncation is None else [truncation.of(item) for item in inputs]
+
+    async def _from_list(
+        self, prompts: Sequence[TextOrTokens], add_special_tokens: bool, param: str
+    ) -> list[Input]:
+        return [
+            await self.from_text(prompt, add_special_tokens, param)
+            if isinstance(prompt, str)
+            else Input(TokensPrompt(prompt))
+            for prompt in prompts
+        ]
+
+    async def from_text(
+        self, text: str, add_special_tokens: bool = True, param: str = "prompt"
+    ) -> Input:
+        token_ids = await self._encode(text, add_special_tokens, param)
         return Input(TokensPrompt(token_ids), text)
 
     async def from_chat(
@@ -113,8 +159,11 @@ class Inputs:
         *,
         chat_template: str | None,
         truncation: Truncation | None = None,
+        takes_embeds: bool = False,
     ) -> Input:
         """A conversation as the chat template writes it.
+
+        takes_embeds: whether embeddings may stand among its texts.
 
         Raises:
             InvalidRequestError: there is no template, or it refuses these messages.
@@ -126,29 +175,56 @@ class Inputs:
                 "set at most one of them",
                 "continue_final_message",
             )
-        past = [message.past for message in messages]
+        rows = await self._rows(messages, takes_embeds=takes_embeds)
+        # No text that a client sends can hold these: they are drawn when it has been read.
+        marks = [f"embeds{secrets.token_hex(16)}n{index}end" for index in range(len(rows))]
+        next_mark = iter(marks)
+        past = [message.past(next_mark) for message in messages]
         kwargs, tools = body.template_kwargs, [tool.tool.plain for tool in body.tools or ()]
-        num_chars = sum(message.num_chars for message in past)
-        num_chars += sum(len(json.dumps(value)) for value in (kwargs, tools) if value)
+        num_chars = sum(message.num_chars for message in past) + body.num_template_chars
         limit = await self._max_chars()
         _check_length(num_chars, limit, "messages")
         tokenizer = self._engine.tokenizer
         source = tokenizer.template_source(chat_template)
         async with self._share(num_chars):
             text = await asyncio.to_thread(
-                tokenizer.render_chat,
-                [message.plain(source) for message in past],
-                add_generation_prompt=body.add_generation_prompt is not False
-                and not body.continue_final_message,
-                continue_final_message=bool(body.continue_final_message),
-                chat_template=chat_template,
-                tools=tools or None,
-                template_kwargs=kwargs,
-                max_chars=limit,
+                lambda: tokenizer.render_chat(
+                    [message.plain(source) for message in past],
+                    add_generation_prompt=body.add_generation_prompt is not False
+                    and not body.continue_final_message,
+                    continue_final_message=bool(body.continue_final_message),
+                    chat_template=chat_template,
+                    tools=tools or None,
+                    template_kwargs=kwargs,
+                    max_chars=limit,
+                )
             )
-        token_ids = await self._encode(text, False, "messages")
-        item = Input(TokensPrompt(token_ids), ending=text[-ENDING_CHARS:])
+        pieces = _between(text, marks)
+        num_chars = sum(map(len, pieces))
+        _check_length(num_chars, limit, "messages")
+        async with self._share(num_chars):
+            token_ids = await asyncio.to_thread(_encode_pieces, tokenizer, pieces)
+        item = Input(_mixed(token_ids, rows), ending=pieces[-1][-ENDING_CHARS:])
         return item if truncation is None else truncation.of(item)
+
+    async def _rows(
+        self, messages: Sequence[ChatMessage], *, takes_embeds: bool
+    ) -> list[EmbedsPrompt]:
+        """The embeddings of all messages, in their order, no more than the context holds."""
+        payloads = [payload for message in messages for payload in message.embeds]
+        if not payloads:
+            return []
+        _check_enabled(self._engine)
+        if not takes_embeds:
+            raise InvalidRequestError(
+                "prompt_embeds are no tokens; send messages of text alone here", "messages"
+            )
+        rows: list[EmbedsPrompt] = []
+        room = self._engine.model_info.max_model_len
+        for payload in payloads:
+            rows.append(await _embeds_prompt(self._engine, payload, room))
+            room -= rows[-1].num_tokens
+        return rows
 
     async def _encode(self, text: str, add_special_tokens: bool, param: str) -> tuple[int, ...]:
         _check_length(len(text), await self._max_chars(), param)
@@ -188,13 +264,63 @@ def _check_length(num_chars: int, limit: int, param: str) -> None:
         )
 
 
-def _check_embeds(engine: Engine, body: CompletionBody) -> None:
-    if not body.prompt_embeds:
-        return
+def _between(text: str, marks: Sequence[str]) -> list[str]:
+    """The pieces of a rendered text before, between and behind its marks.
+
+    Raises:
+        InvalidRequestError: the template has not written each of them once, in their order.
+    """
+    pieces = []
+    for mark in marks:
+        piece, found, text = text.partition(mark)
+        if not found or mark in text:
+            raise InvalidRequestError(
+                "the chat template leaves out, repeats or moves the content of a message with "
+                "prompt_embeds; send embeddings in messages of the user, or use /v1/completions",
+                "messages",
+            )
+        pieces.append(piece)
+    return [*pieces, text]
+
+
+def _encode_pieces(tokenizer: Tokenizer, pieces: Sequence[str]) -> list[list[int]]:
+    """The tokens of each piece. Behind embeddings a text goes on, as behind a special token.
+
+    Some tokenizers begin each text with a space that they would not write there.
+    """
+    first, *others = pieces
+    encoded = [tokenizer.encode(first, False)]
+    special = tokenizer.special_token("eos") or ""
+    special_id = tokenizer.special_token_id(special)
+    for piece in others:
+        token_ids = tokenizer.encode(special + piece, False)
+        if special_id is None or token_ids[:1] != [special_id]:
+            encoded.append(tokenizer.encode(piece, False))
+        else:
+            encoded.append(token_ids[1:])
+    return encoded
+
+
+def _mixed(pieces: Sequence[Sequence[int]], rows: Sequence[EmbedsPrompt]) -> Prompt:
+    """The prompt of pieces of tokens, with rows between each two."""
+    first, *others = pieces
+    if not rows:
+        return TokensPrompt(tuple(first))
+    pairs = zip(rows, others, strict=True)
+    return MixedPrompt.of([first, *(part for pair in pairs for part in pair)])
+
+
+def _check_enabled(engine: Engine) -> None:
     if not engine.config.model.enable_prompt_embeds:
         raise InvalidRequestError(
             "You must set `--enable-prompt-embeds` to input `prompt_embeds`.", "prompt_embeds"
         )
+
+
+def _check_embeds(engine: Engine, body: CompletionBody) -> None:
+    if not body.prompt_embeds:
+        return
+    _check_enabled(engine)
     if body.echo:
         raise InvalidRequestError("Echo is unsupported with prompt embeds.", "echo")
     if body.prompt_logprobs is not None:
@@ -203,13 +329,12 @@ def _check_embeds(engine: Engine, body: CompletionBody) -> None:
         )
 
 
-async def _embeds_input(engine: Engine, payload: str) -> Input:
+async def _embeds_prompt(engine: Engine, payload: str, max_tokens: int) -> EmbedsPrompt:
     info = engine.model_info
-    prompt = await asyncio.to_thread(
+    return await asyncio.to_thread(
         decode_prompt_embeds,
         payload,
         hidden_size=info.hidden_size,
         dtype=info.dtype,
-        max_tokens=info.max_model_len,
+        max_tokens=max_tokens,
     )
-    return Input(prompt)

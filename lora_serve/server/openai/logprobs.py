@@ -10,7 +10,7 @@ import codecs
 from collections.abc import Callable, Sequence
 
 from lora_serve.server.engine_api import Tokenizer
-from lora_serve.server.openai.responses import (
+from lora_serve.server.openai.answers import (
     ChatLogprobs,
     CompletionLogprobs,
     PromptLogprob,
@@ -64,14 +64,14 @@ class CompletionLogprobsWriter:
         )
 
     def write_prompt(
-        self, first_token_id: int, positions: Sequence[TokenLogprobs], text: str
+        self, token_ids: Sequence[int], positions: Sequence[TokenLogprobs], text: str
     ) -> CompletionLogprobs:
-        """Logprobs of an echoed prompt; nothing predicts its first token.
+        """Logprobs of an echoed prompt; None for its first tokens, which have none.
 
-        text: what is shown of it. Tokens that the tokenizer put before it take no room, and the
-        answer begins where it ends.
+        positions: of its last tokens. text: what is shown of it. Tokens that the tokenizer put
+        before it take no room, and the answer begins where it ends.
         """
-        token_ids = [first_token_id, *(position.token_id for position in positions)]
+        unscored = [None] * (len(token_ids) - len(positions))
         shown = [self._bytes(token_id) for token_id in token_ids]
         surplus = len(b"".join(shown).decode("utf-8", "replace")) - len(text)
         offsets = [max(0, offset - surplus) for offset in self._offsets(shown)]
@@ -79,16 +79,17 @@ class CompletionLogprobsWriter:
         self._offset = len(text)
         return CompletionLogprobs(
             tokens=[self._name(token_id) for token_id in token_ids],
-            token_logprobs=[None, *(clamp(position.logprob) for position in positions)],
-            top_logprobs=[None, *(self._top(position) for position in positions)],
+            token_logprobs=[*unscored, *(clamp(position.logprob) for position in positions)],
+            top_logprobs=[*unscored, *(self._top(position) for position in positions)],
             text_offset=offsets,
         )
 
     def _top(self, position: TokenLogprobs) -> dict[str, float]:
-        """The most likely tokens and the one that stands there; of equal names the most likely."""
-        top: dict[str, float] = {}
-        for token_id, logprob in (*position.top, (position.token_id, position.logprob)):
-            top.setdefault(self._name(token_id), clamp(logprob))
+        """The token that stands there and the most likely ones; of equal names the most likely."""
+        top = {self._name(position.token_id): clamp(position.logprob)}
+        for token_id, logprob in position.top:
+            name = self._name(token_id)
+            top[name] = max(top.get(name, LOWEST), clamp(logprob))
         return top
 
     def _bytes(self, token_id: int) -> bytes:
@@ -116,13 +117,26 @@ def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionL
 
 
 def chat_logprobs(
-    tokenizer: Tokenizer, positions: Sequence[TokenLogprobs], *, tokens_as_ids: bool = False
+    tokenizer: Tokenizer,
+    positions: Sequence[TokenLogprobs],
+    *,
+    tokens_as_ids: bool = False,
+    tells_drawn: bool = False,
 ) -> ChatLogprobs:
-    """A token's bytes are its own, whatever it is called."""
+    """A token's bytes are its own, whatever it is called.
+
+    tells_drawn: the drawn token stands among the alternatives, before them if it is none.
+    """
     name, token_bytes = token_names(tokenizer, tokens_as_ids), tokenizer.token_bytes
 
     def top_logprob(token_id: int, logprob: float) -> TopLogprob:
         return TopLogprob(name(token_id), clamp(logprob), list(token_bytes(token_id)))
+
+    def alternatives(position: TokenLogprobs) -> list[TopLogprob]:
+        top = position.top
+        if tells_drawn and all(token_id != position.token_id for token_id, _ in top):
+            top = ((position.token_id, position.logprob), *top)
+        return [top_logprob(*entry) for entry in top]
 
     return ChatLogprobs(
         [
@@ -130,16 +144,23 @@ def chat_logprobs(
                 token=name(position.token_id),
                 logprob=clamp(position.logprob),
                 bytes=list(token_bytes(position.token_id)),
-                top_logprobs=[top_logprob(*entry) for entry in position.top],
+                top_logprobs=alternatives(position),
             )
             for position in positions
         ]
     )
 
 
-def prompt_logprobs(tokenizer: Tokenizer, positions: Sequence[TokenLogprobs]) -> PromptLogprobs:
-    """Logprobs by token id for each prompt token; None for the first, which nothing predicts."""
-    return [None, *(_prompt_position(tokenizer, position) for position in positions)]
+def prompt_logprobs(
+    tokenizer: Tokenizer, num_tokens: int, positions: Sequence[TokenLogprobs]
+) -> PromptLogprobs:
+    """Logprobs by token id for each of a prompt's num_tokens.
+
+    positions: of its last tokens. The others get None: the first, which nothing predicts, and those
+    that were not asked for.
+    """
+    unscored = [None] * (num_tokens - len(positions))
+    return [*unscored, *(_prompt_position(tokenizer, position) for position in positions)]
 
 
 def _prompt_position(tokenizer: Tokenizer, position: TokenLogprobs) -> dict[int, PromptLogprob]:

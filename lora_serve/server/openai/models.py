@@ -21,7 +21,7 @@ from lora_serve.messages import AdapterInfo
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import caller_of
 from lora_serve.server.http.json_response import json_response
-from lora_serve.server.openai.responses import ModelCard, ModelList
+from lora_serve.server.openai.answers import ModelCard, ModelList
 
 SHORT_HEX = 12
 

@@ -7,10 +7,16 @@ from typing import TypeVar
 
 from lora_serve.config import ServerConfig
 from lora_serve.errors import InvalidRequestError
-from lora_serve.sampling_params import SamplingParams
+from lora_serve.sampling_params import SamplingParams, verify_num_logprobs
 from lora_serve.server.context import ServerContext
 from lora_serve.server.openai.inputs import Truncation
-from lora_serve.server.openai.protocol import ChatBody, CompletionBody, GenerationBody
+from lora_serve.server.openai.protocol import (
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    GenerationBody,
+    ScheduledBody,
+)
 
 DEFAULT_COMPLETION_TOKENS = 16
 CONSTRAINT_FIELDS = (
@@ -25,8 +31,13 @@ CONSTRAINT_FIELDS = (
 T = TypeVar("T")
 
 
-def completion_params(body: CompletionBody, defaults: Mapping[str, float]) -> SamplingParams:
-    """An echo with logprobs asks for the prompt's too."""
+def completion_params(
+    body: CompletionBody, defaults: Mapping[str, float], default_tokens: int | None
+) -> SamplingParams:
+    """Read a completion's parameters; an echo with logprobs asks for the prompt's too.
+
+    default_tokens: the longest answer where the body sets none; None for what the context holds.
+    """
     if body.best_of is not None and body.best_of != _or(body.n, 1):
         raise InvalidRequestError(
             f"best_of {body.best_of} must equal n {_or(body.n, 1)}; leave it out", "best_of"
@@ -37,7 +48,7 @@ def completion_params(body: CompletionBody, defaults: Mapping[str, float]) -> Sa
     return _params(
         body,
         defaults,
-        max_tokens=_or(body.max_tokens, DEFAULT_COMPLETION_TOKENS),
+        max_tokens=_or(body.max_tokens, default_tokens),
         logprobs=body.logprobs,
         prompt_logprobs=prompt_logprobs,
     )
@@ -50,25 +61,26 @@ def chat_params(body: ChatBody, defaults: Mapping[str, float], room: int) -> Sam
     """
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs to be true", "top_logprobs")
-    max_tokens = answer_tokens(body)
-    if max_tokens is None and "max_tokens" in defaults:
-        max_tokens = max(1, min(int(defaults["max_tokens"]), room))
     return _params(
         body,
         defaults,
-        max_tokens=max_tokens,
+        max_tokens=chat_max_tokens(body, defaults, room),
         logprobs=_or(body.top_logprobs, 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
 
 
-def check_top_logprobs(body: ChatBody, max_logprobs: int) -> None:
+def chat_max_tokens(body: ChatBody, defaults: Mapping[str, float], room: int) -> int | None:
+    """How long a chat's answer may be; None for as long as its context allows."""
+    max_tokens = answer_tokens(body)
+    if max_tokens is None and "max_tokens" in defaults:
+        return max(1, min(int(defaults["max_tokens"]), room))
+    return max_tokens
+
+
+def check_top_logprobs(body: ChatBody, max_logprobs: int, vocab_size: int) -> None:
     """Raise InvalidRequestError by a chat's own name for the number, which is not `logprobs`."""
-    count = _or(body.top_logprobs, 0)
-    if not 0 <= count <= max_logprobs:
-        raise InvalidRequestError(
-            f"top_logprobs must be in [0, {max_logprobs}], got {count}", "top_logprobs"
-        )
+    verify_num_logprobs("top_logprobs", body.top_logprobs, max_logprobs, vocab_size)
 
 
 def answer_tokens(body: ChatBody) -> int | None:
@@ -81,7 +93,7 @@ def tokens_as_ids(body: GenerationBody, config: ServerConfig) -> bool:
     return _or(body.return_tokens_as_token_ids, config.return_tokens_as_token_ids)
 
 
-def chat_template(body: ChatBody, context: ServerContext) -> str | None:
+def chat_template(body: ChatBody | EmbeddingBody, context: ServerContext) -> str | None:
     """The template to write a chat with; None for the tokenizer's own.
 
     Raises:
@@ -99,7 +111,7 @@ def chat_template(body: ChatBody, context: ServerContext) -> str | None:
 
 
 def truncation(
-    body: GenerationBody, max_model_len: int, max_tokens: int | None
+    body: ScheduledBody, max_model_len: int, max_tokens: int | None
 ) -> Truncation | None:
     """What the body asks to leave of a prompt; -1 for as much as fits with the answer.
 
@@ -148,8 +160,13 @@ def _params(
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
+        logprob_token_ids=tuple(dict.fromkeys(body.logprob_token_ids or ())),
         prompt_logprobs=prompt_logprobs,
+        prompt_logprob_start=_or(body.prompt_logprob_start, 0),
+        prompt_logprobs_last_n=body.prompt_logprobs_last_n,
         logit_bias=body.logit_bias,
+        allowed_token_ids=body.allowed_token_ids,
+        bad_words=tuple(dict.fromkeys(body.bad_words)),
         skip_special_tokens=_or(body.skip_special_tokens, True),
         structured_outputs=None if field is None else getattr(body, field),
     )
@@ -171,9 +188,11 @@ def constraint_field(body: GenerationBody) -> str | None:
 
 def _check_stream(body: GenerationBody) -> None:
     options = body.stream_options
-    asks = options is not None and (options.include_usage or options.continuous_usage_stats)
-    if asks and not body.stream:
-        raise InvalidRequestError("stream_options needs stream to be true", "stream_options")
+    if options is not None and options.model_fields_set and not body.stream:
+        raise InvalidRequestError(
+            "stream_options needs stream to be true; set it, or leave stream_options out",
+            "stream_options",
+        )
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequestError(
             "prompt_logprobs are not available with stream", "prompt_logprobs"

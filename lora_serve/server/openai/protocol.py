@@ -6,6 +6,9 @@ Types only: what a field means stands where it is used. Ranges of sampling setti
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -20,9 +23,12 @@ from lora_serve.server.openai.constraints import (
     StructuredOutputs,
 )
 from lora_serve.server.openai.fields import (
+    MAX_PROMPTS,
     Body,
     CacheSalt,
     Content,
+    EmbeddingInputs,
+    EmbedsPart,
     Ignored,
     Integer,
     JsonObject,
@@ -30,9 +36,12 @@ from lora_serve.server.openai.fields import (
     Name,
     NumLogprobs,
     Prompts,
+    TemplateKwargs,
     Texts,
     Tokens,
     Unsupported,
+    UnsupportedDtype,
+    UnsupportedEndianness,
     UnsupportedFactor,
     UnsupportedModalities,
 )
@@ -55,10 +64,22 @@ class StreamOptions(Body):
     include_obfuscation: Ignored = None
 
 
-class GenerationBody(Body):
-    """What completions and chat completions have in common."""
+class ScheduledBody(Body):
+    """What every body says that gives the engine requests."""
 
     model: ModelName | None = None
+    cache_salt: CacheSalt = ""
+    priority: Integer | None = None
+    request_id: RequestId | None = None
+    truncate_prompt_tokens: Integer | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
+    user: Ignored = None
+
+
+class GenerationBody(ScheduledBody):
+    """What completions and chat completions have in common."""
+
     n: Integer | None = None
     max_tokens: Integer | None = None
     min_tokens: Integer | None = None
@@ -75,14 +96,16 @@ class GenerationBody(Body):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     logit_bias: LogitBias = Field(default_factory=dict)
+    allowed_token_ids: Tokens | None = None
+    bad_words: Texts = ()
+    logprob_token_ids: Tokens | None = None
     prompt_logprobs: Integer | None = None
+    prompt_logprob_start: Integer | None = None
+    prompt_logprobs_last_n: Integer | None = None
     skip_special_tokens: bool | None = None
-    add_special_tokens: bool | None = None
     echo: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    truncate_prompt_tokens: Integer | None = None
-    truncation_side: Literal["left", "right"] | None = None
     response_format: ResponseFormat = None
     structured_outputs: StructuredOutputs = None
     guided_json: GuidedJson = None
@@ -91,12 +114,8 @@ class GenerationBody(Body):
     guided_grammar: GuidedGrammar = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    cache_salt: CacheSalt = ""
-    priority: Integer | None = None
-    request_id: RequestId | None = None
 
     # What changes no answer of this server: OpenAI's, then vLLM's.
-    user: Ignored = None
     metadata: Ignored = None
     service_tier: Ignored = None
     store: Ignored = None
@@ -106,7 +125,6 @@ class GenerationBody(Body):
     prediction: Ignored = None
     verbosity: Ignored = None
     session_id: Ignored = None
-    kv_transfer_params: Ignored = None
     spaces_between_special_tokens: Ignored = None
     guided_decoding_backend: Ignored = None
 
@@ -117,9 +135,7 @@ class GenerationBody(Body):
     stream_interval: UnsupportedFactor = None
     repetition_detection: Unsupported = None
     vllm_xargs: Unsupported = None
-    allowed_token_ids: Unsupported = None
-    bad_words: Unsupported = None
-    logprob_token_ids: Unsupported = None
+    kv_transfer_params: Unsupported = None
     guided_whitespace_pattern: Unsupported = None
 
 
@@ -147,10 +163,26 @@ class ChatMessage(Body):
     audio: Unsupported = None
 
     @property
-    def past(self) -> PastMessage:
+    def text(self) -> str | None:
+        """The content, without embeddings."""
+        if not isinstance(self.content, tuple):
+            return self.content
+        return "\n".join(part for part in self.content if isinstance(part, str))
+
+    @property
+    def embeds(self) -> list[str]:
+        """The payloads of the embeddings among the content's parts."""
+        parts = self.content if isinstance(self.content, tuple) else ()
+        return [part.data for part in parts if isinstance(part, EmbedsPart)]
+
+    def past(self, marks: Iterator[str]) -> PastMessage:
+        """The message for a template. marks: stand in its text where embeddings do."""
+        content = self.content
+        if isinstance(content, tuple):
+            content = "\n".join(part if isinstance(part, str) else next(marks) for part in content)
         return PastMessage(
             role=self.role,
-            content=self.content,
+            content=content,
             name=self.name,
             reasoning=self.reasoning_content or self.reasoning,
             tool_calls=[past.call for past in self.tool_calls or ()],
@@ -168,7 +200,7 @@ class ConversationBody(Body):
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: JsonObject | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
     tools: Tools | None = None
     reasoning_effort: ReasoningEffort | None = None
 
@@ -182,11 +214,17 @@ class ConversationBody(Body):
             kwargs["reasoning_effort"] = self.reasoning_effort
         return kwargs | (self.chat_template_kwargs or {})
 
+    @cached_property
+    def num_template_chars(self) -> int:
+        """How long what a template is given besides the messages is, as JSON."""
+        of_tools = sum(len(tool.function.name) + tool.num_bytes for tool in self.tools or ())
+        kwargs = self.template_kwargs
+        return of_tools + (len(json.dumps(kwargs)) if kwargs else 0)
 
-class ChatBody(GenerationBody, ConversationBody):
-    """POST /v1/chat/completions."""
 
-    messages: Messages
+class ChatFields(GenerationBody, ConversationBody):
+    """A chat's body without its messages."""
+
     max_completion_tokens: Integer | None = None
     logprobs: bool | None = None
     top_logprobs: Integer | None = None
@@ -201,6 +239,39 @@ class ChatBody(GenerationBody, ConversationBody):
     web_search_options: Unsupported = None
     documents: Unsupported = None
     mm_processor_kwargs: Unsupported = None
+
+
+class ChatBody(ChatFields):
+    """POST /v1/chat/completions."""
+
+    messages: Messages
+
+
+class ChatBatchBody(ChatFields):
+    """POST /v1/chat/completions/batch."""
+
+    messages: Annotated[list[Messages], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+
+    def alone(self, messages: list[ChatMessage]) -> ChatBody:
+        """The body that would ask for one conversation's answer."""
+        fields = {name: getattr(self, name) for name in ChatFields.model_fields}
+        return ChatBody.model_construct(_fields_set=None, **fields, messages=messages)
+
+
+class EmbeddingBody(ScheduledBody, ConversationBody):
+    """POST /v1/embeddings: inputs, or the messages of a chat.
+
+    use_activation: whether embeddings get length 1, in vLLM's word for it.
+    """
+
+    input: EmbeddingInputs = ()
+    messages: Messages | None = None
+    chat_template: Template | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Integer | None = None
+    use_activation: bool | None = None
+    embed_dtype: UnsupportedDtype = None
+    endianness: UnsupportedEndianness = None
 
 
 class TokenizeBody(ConversationBody):

@@ -1,4 +1,4 @@
-"""Reads the pickle that torch.save writes for one dense tensor: which storage, which view of it.
+"""Reads the pickle that torch.save writes for dense tensors: which storage, which view of it.
 
 Builds plain values and calls nothing. torch.load, with weights_only too, calls bytearray(2**45) if
 a pickle asks for it (torch 2.13).
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 _MAX_BYTES = 4096  # about 200 for a tensor
+_MAX_NAMED_BYTES = 4 * 2**20
 _ADVICE = "send one dense tensor, saved by torch.save(tensor.contiguous(), file)"
 _KINDS = MappingProxyType(
     {
@@ -57,9 +58,29 @@ def read_tensor_pickle(data: memoryview) -> PickledTensor:
     if len(data) > _MAX_BYTES:
         raise ValueError(f"its pickle has {len(data)} bytes, too many for one tensor; {_ADVICE}")
     value = _Machine(bytes(data)).run()
+    if isinstance(value, dict):
+        raise ValueError(f"it is not a tensor alone, but a dict; {_ADVICE}")
     if not isinstance(value, PickledTensor):
         raise ValueError(f"it holds no tensor; {_ADVICE}")
     return value
+
+
+def read_named_tensors_pickle(data: memoryview) -> dict[str, PickledTensor]:
+    """The tensors that a pickled dict describes, by name.
+
+    Raises:
+        ValueError: it describes anything else, or nothing.
+    """
+    if len(data) > _MAX_NAMED_BYTES:
+        raise ValueError(f"its pickle has {len(data)} bytes, at most {_MAX_NAMED_BYTES} are read")
+    value = _Machine(bytes(data)).run()
+    if not isinstance(value, dict):
+        raise ValueError("it holds no dict; send a dict of names and dense tensors")
+    tensors = {name: item for name, item in value.items() if isinstance(item, PickledTensor)}
+    if len(tensors) < len(value):
+        name = next(name for name in value if name not in tensors)
+        raise ValueError(f"{name[:80]!r} is no tensor; send a dict of names and dense tensors")
+    return tensors
 
 
 class _Machine:
@@ -153,6 +174,37 @@ class _Machine:
             raise ValueError("its pickle recalls what it never remembered")
         self.push(self._memo[index])
 
+    def set_item(self) -> None:
+        value, key = self._pop(), self._pop()
+        self._set_items([key, value])
+
+    def set_items_since_mark(self) -> None:
+        if not self._marks:
+            raise ValueError("its pickle takes more values than it has")
+        start = self._marks.pop()
+        items = self._stack[start:]
+        del self._stack[start:]
+        self._set_items(items)
+
+    def _set_items(self, items: list[object]) -> None:
+        """items: keys and values by turns."""
+        mapping = self._pop()
+        if not isinstance(mapping, dict) or len(items) % 2:
+            raise ValueError("its pickle sets items of what is no dict")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            if not isinstance(key, str) or key in mapping:
+                raise ValueError("a key of its dict is no text, or stands there twice")
+            mapping[key] = value
+        self.push(mapping)
+
+    def drop_state(self) -> None:
+        """Leave out what is set on a dict itself, as torch's state_dict has `_metadata`."""
+        self._pop()
+        value = self._pop()
+        if not isinstance(value, dict):
+            raise ValueError("its pickle sets the attributes of what is no dict")
+        self.push(value)
+
     def storage(self) -> None:
         match self._pop():
             case (str(tag), _Global(kind), str(key), str(), int()) if tag == "storage":
@@ -164,7 +216,7 @@ class _Machine:
         arguments, function = self._pop(), self._pop()
         match function, arguments:
             case _Global("collections.OrderedDict"), ():
-                self.push(None)
+                self.push({})
             case (
                 _Global("torch._utils._rebuild_tensor_v2"),
                 (PickledStorage() as storage, int(offset), tuple(shape), tuple(strides), bool(), _),
@@ -205,6 +257,10 @@ _OPERATIONS: MappingProxyType[bytes, Callable[[_Machine], None]] = MappingProxyT
         b"N": lambda machine: machine.push(None),
         b"\x88": lambda machine: machine.push(True),
         b"\x89": lambda machine: machine.push(False),
+        b"}": lambda machine: machine.push({}),
+        b"s": _Machine.set_item,
+        b"u": _Machine.set_items_since_mark,
+        b"b": _Machine.drop_state,
         b"X": _Machine.text,
         b"q": lambda machine: machine.remember("<B"),
         b"r": lambda machine: machine.remember("<I"),

@@ -11,10 +11,10 @@ from starlette.responses import Response
 from lora_serve.errors import InvalidRequestError, NotFoundError
 from lora_serve.server.context import ServerContext
 from lora_serve.server.http.json_response import json_response
+from lora_serve.server.openai.answers import AddedToken, Detokenized, Tokenized, TokenizerInfo
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.models import require_model
 from lora_serve.server.openai.protocol import DetokenizeBody, TokenizeBody
-from lora_serve.server.openai.responses import AddedToken, Detokenized, Tokenized, TokenizerInfo
 
 PURPOSES = ("bos", "eos", "pad", "unk")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from lora_serve.chat.answer import AnswerFormat
 from lora_serve.chat.tools import ToolChoice, calls_schema
 from lora_serve.errors import InvalidRequestError
@@ -13,36 +15,46 @@ from lora_serve.structured_outputs import StructuredOutput
 _REMEDY = "start the server with --tool-call-parser, or with a --chat-template that writes tools"
 
 
-def answer_format(body: ChatBody, formats: TemplateFormats) -> AnswerFormat:
+def answer_format(
+    body: ChatBody, formats: TemplateFormats, *, needs_calls: bool = False
+) -> AnswerFormat:
     """What to look for in the answers to a body.
 
+    needs_calls: the server was asked to read calls (--enable-auto-tool-choice). Without it, the
+        answers of a model whose format is not known are text, calls and all.
+
     Raises:
-        InvalidRequestError: its tool_choice names no tool of its own, or nobody knows how this
-            model calls tools.
+        InvalidRequestError: its tool_choice names no tool of its own, or calls are to be read and
+            nothing tells how this model writes them.
     """
     tools = {tool.function.name: tool.tool for tool in body.tools or ()}
     choice = body.tool_choice or ToolChoice("auto")
-    if choice.mode in ("required", "named") and not tools:
-        raise InvalidRequestError("tool_choice needs tools, of which there are none", "tool_choice")
-    if choice.name is not None and choice.name not in tools:
-        raise InvalidRequestError(
-            f"tool_choice names {choice.name}, which is none of the tools: "
-            f"{', '.join(list(tools)[:10])}",
-            "tool_choice",
-        )
-    if choice.mode == "auto" and tools and formats.tools is None:
+    _check_choice(choice, tools)
+    if needs_calls and choice.mode == "auto" and tools and formats.tools is None:
         raise InvalidRequestError(
             f"the server does not know how this model writes tool calls; {_REMEDY}", "tools"
         )
     return AnswerFormat(
         reasoning=formats.reasoning,
         tools=formats.tools,
-        schemas={} if choice.mode == "none" else {n: tool.schema for n, tool in tools.items()},
+        schemas={name: tool.schema for name, tool in tools.items() if choice.permits(name)},
         must_call=choice.mode == "required",
         called=choice.name,
         include_reasoning=body.include_reasoning is not False,
         parallel_tool_calls=body.parallel_tool_calls is not False,
     )
+
+
+def _check_choice(choice: ToolChoice, tools: Collection[str]) -> None:
+    if choice.mode in ("required", "named") and not tools:
+        raise InvalidRequestError("tool_choice needs tools, of which there are none", "tool_choice")
+    for name in choice.names:
+        if name not in tools:
+            raise InvalidRequestError(
+                f"tool_choice names {name}, which is none of the tools: "
+                f"{', '.join(list(tools)[:10])}",
+                "tool_choice",
+            )
 
 
 def forced_calls(body: ChatBody, form: AnswerFormat) -> StructuredOutput | None:
@@ -59,7 +71,8 @@ def forced_calls(body: ChatBody, form: AnswerFormat) -> StructuredOutput | None:
             f"a tool_choice that forces a call and {field} exclude each other; give one of them",
             "tool_choice",
         )
-    tools = [tool.tool for tool in body.tools or () if form.called in (None, tool.function.name)]
+    callable_names = set(form.schemas) if form.called is None else {form.called}
+    tools = [tool.tool for tool in body.tools or () if tool.function.name in callable_names]
     if form.called is None:
         schema = calls_schema(tools, is_parallel=form.parallel_tool_calls)
     else:

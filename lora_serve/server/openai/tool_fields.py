@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator
 
 from lora_serve.chat.history import PastArguments, PastCall
 from lora_serve.chat.tools import Tool, ToolChoice
-from lora_serve.server.openai.fields import Body, Ignored, JsonObject, Name
+from lora_serve.server.http.json_shape import excess
+from lora_serve.server.openai.fields import Body, Ignored, JsonObject, Name, json_text
 
 MAX_TOOLS = 128
 MAX_TOOL_BYTES = 64 * 2**10
 MAX_TOOL_NAME_CHARS = 128  # OpenAI allows 64
+MAX_ARGUMENTS_CHARS = 2**20  # of a past call
 MAX_PAST_CALLS = 1024  # in one message
 
 ToolName = Annotated[
@@ -36,11 +39,9 @@ def check_tool(tool: ToolBody) -> ToolBody:
             f"has parameters of type {json.dumps(kind)[:40]} in {function.name}; arguments are "
             "an object"
         )
-    written = json.dumps([function.description, function.parameters], ensure_ascii=False)
-    num_bytes = len(written.encode("utf-8", "surrogatepass"))
-    if num_bytes > MAX_TOOL_BYTES:
+    if tool.num_bytes > MAX_TOOL_BYTES:
         raise ValueError(
-            f"has {num_bytes} bytes in {function.name}, at most {MAX_TOOL_BYTES} are allowed; "
+            f"has {tool.num_bytes} bytes in {function.name}, at most {MAX_TOOL_BYTES} are allowed; "
             "shorten its description and its schema"
         )
     return tool
@@ -49,6 +50,12 @@ def check_tool(tool: ToolBody) -> ToolBody:
 class ToolBody(Body):
     type: Literal["function"]
     function: FunctionBody
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """The size of what describes it, as JSON."""
+        described = [self.function.description, self.function.parameters]
+        return len(json.dumps(described, ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
     @property
     def tool(self) -> Tool:
@@ -74,6 +81,16 @@ class NamedToolChoice(Body):
     function: ChosenFunction
 
 
+class AllowedTools(Body):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedToolChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedToolsChoice(Body):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 def parse_tool_choice(value: object) -> ToolChoice | None:
     if value is None:
         return None
@@ -82,17 +99,43 @@ def parse_tool_choice(value: object) -> ToolChoice | None:
             return ToolChoice(value)
         case {"type": "function", "function": {"name": str(name)}}:
             return ToolChoice("named", name)
+        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}:
+            return allowed_tools(mode, [_chosen_name(tool) for tool in tools])
     raise ValueError(
-        'must be "none", "auto", "required" or '
-        '{"type": "function", "function": {"name": "the name of a tool"}}'
+        'must be "none", "auto", "required", '
+        '{"type": "function", "function": {"name": "the name of a tool"}} or '
+        '{"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": […]}}'
     )
+
+
+def allowed_tools(mode: object, names: list[str | None]) -> ToolChoice:
+    """The choice of a body that lets a part of its tools be called.
+
+    Raises:
+        ValueError: in words that follow the field's name.
+    """
+    found = tuple(name for name in names if name is not None)
+    if mode not in ("auto", "required"):
+        raise ValueError('must have "auto" or "required" as the mode of allowed_tools')
+    if not 1 <= len(found) == len(names) <= MAX_TOOLS:
+        raise ValueError(f"must name from 1 to {MAX_TOOLS} functions in allowed_tools")
+    return ToolChoice("auto" if mode == "auto" else "required", allowed=found)
+
+
+def _chosen_name(tool: object) -> str | None:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return name
+    return None
 
 
 def parse_arguments(value: object) -> PastArguments:
     """A JSON object, as the text that an answer held; some clients send the object itself."""
     if isinstance(value, dict):
-        return PastArguments(value, json.dumps(value, ensure_ascii=False))
+        return PastArguments(value, json_text(value, MAX_ARGUMENTS_CHARS))
     text = "{}" if value in (None, "") else value
+    if isinstance(text, str):
+        _check_arguments(text)
     try:
         arguments = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):
@@ -100,6 +143,17 @@ def parse_arguments(value: object) -> PastArguments:
     if not isinstance(arguments, dict) or not isinstance(text, str):
         raise ValueError("must be the text of a JSON object")
     return PastArguments(arguments, text)
+
+
+def _check_arguments(text: str) -> None:
+    """Refuse a text that takes long to parse. As a string it counts as one value of its body."""
+    if len(text) > MAX_ARGUMENTS_CHARS:
+        raise ValueError(
+            f"has {len(text)} characters, at most {MAX_ARGUMENTS_CHARS} are allowed; shorten it"
+        )
+    found = excess(text.encode("utf-8", "surrogatepass"))
+    if found is not None:
+        raise ValueError(f"holds {found}; shorten it")
 
 
 class PastFunction(Body):
@@ -125,6 +179,9 @@ Tools = Annotated[
 ]
 ToolChoiceField = Annotated[
     ToolChoice | None,
-    PlainValidator(parse_tool_choice, Literal["none", "auto", "required"] | NamedToolChoice | None),
+    PlainValidator(
+        parse_tool_choice,
+        Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice | None,
+    ),
 ]
 PastCalls = Annotated[list[PastCallBody], Field(max_length=MAX_PAST_CALLS, fail_fast=True)]

@@ -14,16 +14,15 @@ _DIRECTORY = struct.Struct("<4s6H3I5H2I")
 _LOCAL = struct.Struct("<4s5H3I2H")
 _STORED = 0
 _ENCRYPTED = 0x1
-_MAX_ENTRIES = 64  # torch.save writes 7 for one tensor
 
 
-def stored_entries(data: bytes) -> dict[str, memoryview]:
+def stored_entries(data: bytes, max_entries: int) -> dict[str, memoryview]:
     """Name to content, with checksums verified.
 
     Raises:
         ValueError: what is wrong with the file.
     """
-    num_entries, position = _end_of_directory(data)
+    num_entries, position = _end_of_directory(data, max_entries)
     view, entries, num_bytes = memoryview(data), dict[str, memoryview](), 0
     for _ in range(num_entries):
         name, content, position = _entry(view, position)
@@ -34,15 +33,15 @@ def stored_entries(data: bytes) -> dict[str, memoryview]:
     return entries
 
 
-def _end_of_directory(data: bytes) -> tuple[int, int]:
+def _end_of_directory(data: bytes, max_entries: int) -> tuple[int, int]:
     """Number of entries, and where the directory begins."""
     if len(data) < _END.size:
         raise ValueError("the zip file is cut off")
     signature, _, _, _, num_entries, _, offset, _ = _END.unpack_from(data, len(data) - _END.size)
     if signature != b"PK\x05\x06":
         raise ValueError("the zip file does not end with its directory; it may be cut off")
-    if num_entries > _MAX_ENTRIES:
-        raise ValueError(f"its zip file has {num_entries} entries, one tensor needs fewer than 64")
+    if num_entries > max_entries:
+        raise ValueError(f"its zip file has {num_entries} entries, at most {max_entries} are read")
     return num_entries, offset
 
 

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from msgspec import UNSET
+
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.outputs import AnswerTimes, OutputDelta, RequestOutput
+from lora_serve.server.openai.answers import (
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    RequestMetrics,
+    Usage,
+)
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.models import system_fingerprint
-from lora_serve.server.openai.responses import PromptTokensDetails, RequestMetrics, Usage
 
 
 class UsageCounter:
@@ -19,9 +26,18 @@ class UsageCounter:
     """
 
     def __init__(
-        self, model_fingerprint: bytes, inputs: Sequence[Input], *, tells_times: bool = False
+        self,
+        model_fingerprint: bytes,
+        inputs: Sequence[Input],
+        *,
+        tells_times: bool = False,
+        tells_reasoning: bool = False,
     ) -> None:
-        """tells_times: whether `metrics` gives any, as --enable-per-request-metrics asks."""
+        """Count nothing so far.
+
+        tells_times: whether `metrics` gives any, as --enable-per-request-metrics asks.
+        tells_reasoning: whether the usage says how many tokens were reasoning, as a chat's does.
+        """
         self._model_fingerprint = model_fingerprint
         self._tells_times = tells_times
         self._times: list[AnswerTimes] = []  # of the choices that have ended
@@ -29,6 +45,8 @@ class UsageCounter:
         self._num_cached_tokens = [0] * len(inputs)
         self._num_cached_by_tier: list[dict[str, int]] = [{} for _ in inputs]
         self._num_output_tokens = 0
+        self._tells_reasoning = tells_reasoning
+        self._num_reasoning_tokens = 0
         self._adapters: dict[AdapterRef | NoAdapter, None] = {}  # in the order of their appearance
 
     def add(self, prompt_index: int, delta: OutputDelta) -> None:
@@ -36,6 +54,10 @@ class UsageCounter:
         if delta.times is not None:
             self._times.append(delta.times)
         self.note_prompt(prompt_index, delta)
+
+    def add_reasoning(self, num_tokens: int) -> None:
+        """So many of the tokens that are counted anyway were reasoning."""
+        self._num_reasoning_tokens += num_tokens
 
     def note_prompt(self, prompt_index: int, delta: OutputDelta) -> None:
         """Take in what a delta says of its prompt; its tokens are not counted."""
@@ -75,6 +97,11 @@ class UsageCounter:
             total_tokens=self._num_prompt_tokens + self._num_output_tokens,
             prompt_tokens_details=PromptTokensDetails(
                 sum(self._num_cached_tokens), _sums(self._num_cached_by_tier)
+            ),
+            completion_tokens_details=(
+                CompletionTokensDetails(self._num_reasoning_tokens)
+                if self._tells_reasoning
+                else UNSET
             ),
         )
 

@@ -1,8 +1,8 @@
 from pathlib import Path
 
-from benchmarks.compat.__main__ import outcome_of, table
-from benchmarks.compat.verdicts import Verdict, verdict_of
-from benchmarks.compat.vllm_suite import SuiteResult, read_report
+from benchmarks.compat.__main__ import COLUMNS, merged, outcome_of, section, table
+from benchmarks.compat.verdicts import VERDICTS, Verdict, verdict_of
+from benchmarks.compat.vllm_suite import FILES, SuiteResult, read_report
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="a" name="test_good[one]"/>
@@ -45,3 +45,20 @@ def test_the_table_has_a_row_a_file_and_their_sum(tmp_path: Path) -> None:
         "| entrypoints/test_a.py | 1 | 0 | 0 | 1 | 1 | 1 |",
         "| all | 2 | 0 | 0 | 1 | 1 | 1 |",
     ]
+
+
+def test_below_the_table_stand_the_reasons_and_what_failed() -> None:
+    bad = [SuiteResult(FILE, name, "failed", "a | b\nmore") for name in ("test_c", "test_d")]
+    assert section(bad).splitlines()[-1] == "- failed (2), `test_a.py`: a / b"
+
+
+def test_files_that_were_not_run_keep_their_rows() -> None:
+    old = [SuiteResult("a.py", "test_a", "failed"), SuiteResult("b.py", "test_b", "passed")]
+    new = [SuiteResult("a.py", "test_a", "passed")]
+    assert merged(old, new) == [new[0], old[1]]
+
+
+def test_each_verdict_is_about_one_file_that_is_run_and_has_a_column() -> None:
+    for verdict in VERDICTS:
+        assert [file.endswith(verdict.file) for file in FILES].count(True) == 1, verdict
+        assert verdict.kind in COLUMNS

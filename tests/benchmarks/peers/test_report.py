@@ -7,17 +7,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common.limits import MachineLimits
+from benchmarks.common.page import folded, marks
 from benchmarks.peers.measurements import Figure, figure_of
 from benchmarks.peers.report import (
-    BEGIN,
-    END,
+    MARKS,
     ROWS,
     EngineResult,
     PeerRun,
     PhaseFacts,
-    folded,
     markdown,
-    replace_between_marks,
     write_report,
 )
 from tests.bench.records import MACHINE
@@ -134,16 +132,9 @@ def test_limits_follow_from_bandwidth_and_products() -> None:
     assert 150 < loop < 190
 
 
-def test_the_table_goes_between_its_marks_and_nothing_else_changes() -> None:
-    page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    assert replace_between_marks(page, "new\n") == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
-    with pytest.raises(ValueError, match="no <!-- peers"):
-        replace_between_marks("a page without marks", "new\n")
-
-
 def test_a_run_is_written_for_people_and_for_machines(tmp_path: Path) -> None:
     page = tmp_path / "performance.md"
-    page.write_text(f"{BEGIN}\n{END}\n")
+    page.write_text("\n".join((*marks(MARKS), "")))
     write_report(RUN, tmp_path / "results" / "peers", page)
     assert "2.00×" in page.read_text()
     assert "2.00×" in (tmp_path / "results" / "peers.md").read_text()

@@ -125,7 +125,7 @@ def test_an_evicted_adapter_whose_files_are_gone_is_not_called_unknown() -> None
     error = engine.last("r").error
     assert error is not None
     assert error.kind == "AdapterChangedError"
-    assert "'a' at /a are gone" in error.message
+    assert "'a' are gone" in error.message
     engine.loader.files["/a"] = "a"
     engine.add("again", LONG, lora_name="a")
     engine.run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -13,7 +14,6 @@ from lora_serve.fuzz.oracle.grammars import OracleGrammars, toy_constraint
 from lora_serve.messages import AbortRequests
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.structured_output.service import MaskReply
-from lora_serve.structured_outputs import StructuredOutput
 
 HELD = SamplingParams(max_tokens=4, seed=1, structured_outputs=toy_constraint(1, 9))
 PROMPT = [20, 21, 22]
@@ -82,10 +82,23 @@ def test_an_aborted_request_gives_up_the_grammar_that_it_waits_for() -> None:
     assert not engine.core.has_requests
 
 
+def test_a_grammar_is_compiled_at_the_cost_of_its_requests_share() -> None:
+    shares = []
+
+    class NotesShares(OracleGrammars):
+        def open(self, *answer: Any, share: str = "", **further: Any) -> None:
+            shares.append(share)
+            super().open(*answer, **further)
+
+    engine = OracleEngine(grammars_class=NotesShares, fair_share="adapter")
+    engine.load("a", "/a", "a")
+    engine.step()
+    engine.add("held", PROMPT, params=HELD, lora_name="a")
+    assert shares == ["a"]
+
+
 class Full(OracleGrammars):
-    def open(
-        self, request_id: str, constraint: StructuredOutput, *, allows_eos: bool = True
-    ) -> None:
+    def open(self, request_id: str, *rest: object, **further: object) -> None:
         raise OverloadedError("1024 requests wait for their grammars")
 
 

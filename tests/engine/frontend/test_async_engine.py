@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lora_serve.config import EngineConfig
-from lora_serve.engine.frontend import async_engine
+from lora_serve.engine.frontend import starting
 from lora_serve.engine.frontend.async_engine import AsyncEngine
 from lora_serve.engine.frontend.client import EngineClient
 from lora_serve.errors import (
@@ -219,7 +219,7 @@ async def test_a_tokenizer_that_is_refused_ends_a_start_whose_model_is_still_bei
             await super().close()
             closed.set()
 
-    monkeypatch.setattr(async_engine, "EngineClient", Reading)
+    monkeypatch.setattr(starting, "EngineClient", Reading)
     config = engine_config(model=str(model_path), tokenizer=str(tmp_path))
     async with asyncio.timeout(60):
         with pytest.raises(ConfigError, match="cannot load a tokenizer"):

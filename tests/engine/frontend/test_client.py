@@ -65,3 +65,12 @@ async def test_a_process_whose_start_was_interrupted_can_be_killed(
     await client.kill()
     await client.close()
     assert not client.is_alive
+
+
+async def test_a_process_that_never_gets_ready_is_told_of_and_can_be_ended(tmp_path: Path) -> None:
+    client = EngineClient()
+    config = engine_config(model=str(tmp_path), engine_ready_timeout=0.01)
+    with pytest.raises(EngineDeadError, match=r"not ready in 0.01 s.*--engine-ready-timeout"):
+        await client.start(config)
+    await client.close()
+    assert not client.is_alive

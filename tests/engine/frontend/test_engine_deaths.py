@@ -22,14 +22,16 @@ from lora_serve.messages import (
     AbortRequests,
     CallReply,
     EngineMessage,
+    EngineOutput,
     EngineReady,
     RestoreAdapters,
     StepOutputs,
 )
 from lora_serve.observability.metrics import EngineMetrics
 from lora_serve.outputs import OutputDelta
+from lora_serve.pooling import PoolingParams
 from lora_serve.prompts import TokensPrompt
-from lora_serve.sampling_params import SamplingParams
+from lora_serve.sampling_params import PROMPT_ONLY, SamplingParams
 from tests.fakes.engine_client import READY, FakeClient
 from tests.fakes.tokenizer import ByteTokenizer
 
@@ -106,6 +108,26 @@ async def test_a_request_that_was_told_nothing_is_answered_by_the_next_engine(
     assert first.was_closed
     engine.check_health()
     assert b"lora_serve:engine_restarts_total{" in engine.metrics.render()
+    await engine.shutdown()
+
+
+async def test_an_embedding_is_asked_again_of_the_next_engine() -> None:
+    first, second = FakeClient(0), FakeClient(0)
+    engine = make(first, second)
+    request = GenerateRequest(
+        request_id="r",
+        prompt=TokensPrompt((1, 2)),
+        params=PROMPT_ONLY,
+        pooling=PoolingParams(normalize=False),
+        is_streamed=False,
+    )
+    answer = asyncio.create_task(anext(engine.generate(request)))
+    await settle()
+    first.die()
+    await settle()
+    assert second.requests == first.requests
+    second.reply(StepOutputs((EngineOutput("r", pooled=bytes(8), finish_reason="stop"),)))
+    assert (await asyncio.wait_for(answer, 5)).embedding == bytes(8)
     await engine.shutdown()
 
 

@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import math
+from array import array
+
+from msgspec.structs import replace
+
 from lora_serve.engine.frontend.output import OutputProcessor
+from lora_serve.errors import LoraServeError, RequestAbortedError, RequestFailedError
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.messages import EngineOutput, EngineRequest
 from lora_serve.outputs import OutputDelta
+from lora_serve.pooling import PoolingParams
 from lora_serve.prompts import TokensPrompt
-from lora_serve.sampling_params import SamplingParams
+from lora_serve.sampling_params import PROMPT_ONLY, SamplingParams
 from lora_serve.step import TokenLogprobs
 from tests.fakes.tokenizer import ByteTokenizer
 
@@ -56,3 +63,30 @@ def test_they_come_with_the_end_of_a_request_for_no_tokens() -> None:
     )
     assert only.prompt_logprobs == SECOND_TO_LAST
     assert only.finish_reason == "length"
+
+
+def embedded(*outputs: EngineOutput) -> list[OutputDelta | LoraServeError | None]:
+    """What is told of a request for an embedding."""
+    params = replace(PROMPT_ONLY, seed=0)
+    asked = replace(REQUEST.request, params=params, pooling=PoolingParams())
+    processor = OutputProcessor(ByteTokenizer())
+    processor.add(replace(REQUEST, request=asked))
+    told = [processor.process(output)[0] for output in outputs]
+    assert processor.num_unfinished == 0
+    return told
+
+
+def test_an_embedding_is_told_with_the_end_of_its_prompt() -> None:
+    pooled = array("f", (3.0, 4.0)).tobytes()
+    (delta,) = embedded(EngineOutput("r", pooled=pooled, finish_reason="stop"))
+    assert isinstance(delta, OutputDelta)
+    assert array("f", delta.embedding) == array("f", (0.6, 0.8))
+    assert (delta.text, delta.token_ids, delta.finish_reason) == ("", (), "stop")
+
+
+def test_a_request_without_an_embedding_fails_and_says_why() -> None:
+    (aborted,) = embedded(EngineOutput("r", finish_reason="abort"))
+    assert isinstance(aborted, RequestAbortedError)
+    pooled = array("f", (math.nan, 1.0)).tobytes()
+    (broken,) = embedded(EngineOutput("r", pooled=pooled, finish_reason="stop"))
+    assert isinstance(broken, RequestFailedError)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 
+from lora_serve.engine.frontend import startup_checks
 from lora_serve.engine.frontend.startup_checks import check_startup
 from lora_serve.errors import AdapterFormatError, ConfigError, LoraServeError
 from lora_serve.llm import engine_config
@@ -65,12 +67,28 @@ def test_a_dtype_and_a_length_that_the_model_does_not_have_are_refused_together(
     assert "--max-model-len 1000000 is above the" in length
 
 
+def test_embeddings_of_more_dimensions_than_the_model_has_are_refused(model: Path) -> None:
+    told = refusal(model, pooler_config='{"dimensions": 100000}')
+    assert told.startswith("--pooler-config: dimensions 100000 is above")
+
+
 def test_a_kernel_that_does_not_exist_is_refused(model: Path) -> None:
     told = refusal(model, override_op=("lore=reference", "linear=reference", "emb=reference"))
     assert [line.split(":")[0] for line in told.splitlines()] == [
         "--override-op lore=reference",
         "--override-op emb=reference",
     ]
+
+
+def test_a_library_of_grammars_that_is_not_installed_is_refused_in_one_line(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    told = refusal(model, structured_outputs_backend="xgrammar")
+    assert told == (
+        "--structured-outputs-config.backend xgrammar needs the library xgrammar: "
+        "pip install 'lora-serve[xgrammar]'"
+    )
 
 
 def test_a_model_without_a_tokenizer_is_refused_unless_another_is_named(
@@ -85,6 +103,34 @@ def test_an_adapter_that_is_not_there_is_refused_with_its_flag(model: Path, tmp_
     told = refusal(model, enable_lora=True, lora_modules=(f"a={tmp_path / 'none'}",))
     assert told.startswith(f"--lora-modules a={tmp_path / 'none'}: No adapter found for")
     assert "adapter_config.json" in told
+
+
+def test_an_adapter_on_a_disk_that_hangs_is_refused_in_one_line(
+    model: Path, adapter_paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So are all of them: those after it may lie on the same disk, and would take as long."""
+    answers = threading.Event()
+    monkeypatch.setattr(startup_checks, "check_adapter", lambda *_, **__: answers.wait())
+    modules = tuple(f"{path.name}={path}" for path in adapter_paths)
+    told = refusal(model, enable_lora=True, lora_modules=modules, lora_load_timeout=0.1)
+    answers.set()
+    assert told == (
+        f"--lora-modules {modules[0]} was not read within --lora-load-timeout 0.1; see that its "
+        "disk or hub answers, or raise the limit"
+    )
+
+
+def test_an_adapter_that_is_long_on_its_way_is_refused_by_the_limit_of_downloads(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(startup_checks, "download_from_hub", lambda *_: answers.wait())
+    told = refusal(
+        model, enable_lora=True, lora_modules=("a=org/adapter",), lora_download_timeout=0.1
+    )
+    answers.set()
+    assert told.startswith("--lora-modules a=org/adapter was not read within")
+    assert "--lora-download-timeout 0.1" in told
 
 
 def test_an_adapter_above_the_highest_rank_is_refused(

@@ -11,10 +11,10 @@ import pytest
 from lora_serve.kv_tiers.base import Cause, TierNamespace
 from lora_serve.kv_tiers.disk import group_file
 from lora_serve.kv_tiers.disk import scan as disk_scan
+from lora_serve.kv_tiers.disk.change_log import Place
 from lora_serve.kv_tiers.disk.directory import DiskDirectory
 from lora_serve.kv_tiers.disk.group_file import GroupTable
 from lora_serve.kv_tiers.disk.index import DiskIndex
-from lora_serve.kv_tiers.disk.news import Place
 from lora_serve.kv_tiers.disk.scan import DiskScan
 from lora_serve.kv_tiers.disk.tier import DiskTier
 from tests.fakes.kv_blocks import a_namespace, chain, records

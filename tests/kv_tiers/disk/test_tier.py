@@ -823,17 +823,17 @@ def test_what_another_process_is_writing_counts_towards_the_bound(tiers: Tiers) 
 
 
 @pytest.mark.parametrize("lost", [lambda text: b"", lambda text: text[:-40], lambda text: b"x"])
-def test_the_bound_holds_where_writers_lose_each_others_news(
+def test_the_bound_holds_where_writers_lose_each_others_changes(
     tiers: Tiers, lost: Callable[[bytes], bytes]
 ) -> None:
     bound = 32 * record_bytes(NS)
     both = [tiers.open(bound, poll_seconds=60.0) for _ in range(2)]
-    news = tiers.path / "staging" / "writer"
+    log = tiers.path / "staging" / "writer"
     for i in range(24):
         save(both[i % 2], NS, chain(NS, f"{i}", 4))
         assert bytes_of_kv(tiers.path) <= bound * 15 // 16
         if i % 3 == 0:
-            news.write_bytes(lost(news.read_bytes()))
+            log.write_bytes(lost(log.read_bytes()))
 
 
 def looks_in_a_save(

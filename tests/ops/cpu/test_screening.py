@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from lora_serve.ops._cpu import Backend, PackedScreen, usable_paths
 from lora_serve.ops.cpu.weights import DTYPE_CODES, PackedLinear, pack_linear, pack_screen
+from lora_serve.sampling.specification.adjust import allowed_tokens
+from lora_serve.structured_output.backend import bitmask_of
 
 UNDECIDED = -1
 
@@ -28,16 +31,20 @@ class Head:
         native = Backend(path, 2)
         return cls(native, pack_linear(native, weight, None), pack_screen(native, weight))
 
-    def greedy(self, x: Tensor) -> list[int]:
+    def greedy(self, x: Tensor, bitmasks: Sequence[bytes | None] = ()) -> list[int]:
         assert self.screen is not None
-        address = self.packed.address
-        return self.native.greedy(self.packed.code, x.data_ptr(), address, self.screen, len(x))
+        address, code = self.packed.address, self.packed.code
+        return self.native.greedy(code, x.data_ptr(), address, self.screen, len(x), bitmasks)
 
-    def by_all_logits(self, x: Tensor) -> list[int]:
+    def by_all_logits(self, x: Tensor, bitmasks: Sequence[bytes | None] = ()) -> list[int]:
         y = torch.empty(len(x), self.packed.out_features, dtype=x.dtype)
         code, sizes = DTYPE_CODES[x.dtype], (len(x), x.shape[1], y.shape[1])
         self.native.linear(code, x.data_ptr(), self.packed.address, 0, y.data_ptr(), *sizes)
-        return [int(token) for token in np.argmax(y.to(torch.float32).numpy(), axis=1)]
+        logits = y.to(torch.float32).numpy()
+        for row, bitmask in zip(logits, bitmasks, strict=False):
+            if bitmask is not None:
+                row[~allowed_tokens(bitmask, len(row))] = -np.inf
+        return [int(token) for token in np.argmax(logits, axis=1)]
 
 
 @pytest.fixture(params=usable_paths())
@@ -136,3 +143,67 @@ def test_weights_that_have_no_screen(path: str, value: float) -> None:
     weight = random(100, 64, dtype=torch.bfloat16, seed=11)
     weight[50, 3] = value
     assert pack_screen(Backend(path, 1), weight) is None
+
+
+def mask(num_allowed: int, vocab_size: int, seed: int) -> bytes:
+    order = np.random.default_rng(seed).permutation(vocab_size)
+    return bitmask_of([int(token) for token in order[:num_allowed]], vocab_size)
+
+
+@pytest.mark.parametrize("num_allowed", [1, 5, 200, 2000, 3999])
+def test_of_the_tokens_that_a_mask_allows_the_likeliest_is_found(
+    path: str, dtype: torch.dtype, num_allowed: int
+) -> None:
+    head = Head.of(path, random(3999, 96, dtype=dtype, seed=12))
+    x = random(6, 96, dtype=dtype, seed=13)
+    masks = [mask(num_allowed, 3999, seed) for seed in range(6)]
+    assert head.greedy(x, masks) == head.by_all_logits(x, masks)
+
+
+def test_rows_of_all_kinds_of_masks_are_decided_side_by_side(path: str, dtype: torch.dtype) -> None:
+    head = Head.of(path, random(3999, 96, dtype=dtype, seed=14))
+    x = random(4, 96, dtype=dtype, seed=15)
+    masks = [None, mask(3, 3999, 1), mask(3000, 3999, 2), bitmask_of([1, 2, 3], 9)]
+    tokens = head.greedy(x, masks)
+    assert tokens == head.by_all_logits(x, masks)
+    assert tokens == [head.greedy(x[i : i + 1], [masks[i]])[0] for i in range(4)]
+
+
+def test_what_is_not_allowed_neither_wins_nor_leaves_the_others_in_question(
+    path: str, dtype: torch.dtype
+) -> None:
+    """A hundred times as likely, and in the panels of those that are allowed."""
+    weight = random(4000, 128, dtype=dtype, seed=16)
+    x = random(1, 128, dtype=dtype, seed=17)
+    weight[::3] = 100 * x[0]
+    allowed = [token for token in range(4000) if token % 3]
+    head = Head.of(path, weight)
+    masks = [bitmask_of(allowed, 4000)]
+    assert head.greedy(x, masks) == head.by_all_logits(x, masks)
+
+
+def test_the_first_of_equals_that_are_allowed_wins(path: str, dtype: torch.dtype) -> None:
+    weight = random(4000, 128, dtype=dtype, seed=5)
+    x = random(1, 128, dtype=dtype, seed=6)
+    weight[70] = weight[2000] = weight[3999] = 2 * x[0]
+    head = Head.of(path, weight)
+    all_but_70 = bitmask_of([token for token in range(4000) if token != 70], 4000)
+    assert head.greedy(x, [all_but_70]) == [2000]
+    assert head.greedy(x, [bitmask_of([3999, 2000, 5], 4000)]) == [2000]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("num_allowed", [3, 3000])
+def test_states_that_are_not_finite_stay_in_question_under_a_mask(
+    path: str, value: float, num_allowed: int
+) -> None:
+    head = Head.of(path, random(4000, 128, dtype=torch.bfloat16, seed=8))
+    x = random(1, 128, dtype=torch.bfloat16, seed=9)
+    x[0, 40] = value
+    assert head.greedy(x, [mask(num_allowed, 4000, 1)]) == [UNDECIDED]
+
+
+def test_a_mask_that_allows_no_token_of_the_model_decides_nothing(path: str) -> None:
+    head = Head.of(path, random(4000, 128, dtype=torch.bfloat16, seed=8))
+    x = random(1, 128, dtype=torch.bfloat16, seed=9)
+    assert head.greedy(x, [b""]) == [UNDECIDED]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lora_serve.sampling.specification.adjust import adjusted
 from lora_serve.sampling.torch_device.adjust import adjust
-from lora_serve.sampling.torch_device.output import comparable_rows
+from lora_serve.sampling.torch_device.comparable import comparable_rows
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput
 from tests.fakes.sampling_inputs import any_bitmask

@@ -17,11 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lora_serve.config.model import LOGPROBS_MODES
 from lora_serve.ops.contract import Ops
 from lora_serve.ops.select import choose_ops
 from lora_serve.ops.triton.launch import FUSES
+from lora_serve.sampling.logprobs_mode import LogprobsMode
 from lora_serve.sampling.select import select_sampler
 from lora_serve.sampling.specification.draw import draw_token
+from lora_serve.sampling.specification.logprobs import token_logprobs
 from lora_serve.sampling.specification.philox import random_bits
 from lora_serve.sampling.specification.sampler import sample
 from lora_serve.sampling.specification.weights import relative_weights
@@ -77,6 +80,18 @@ def test_tokens_that_were_not_counted_yet_count(ops: Ops, monkeypatch: pytest.Mo
     output = select_sampler(ops).sample(logits, inputs, torch.tensor(pending))
     assert output.wait() == expected
     assert expected != sample(logits, inputs)
+
+
+@pytest.mark.parametrize("name", LOGPROBS_MODES)
+def test_every_mode_of_logprobs_is_that_of_the_specification(ops: Ops, name: str) -> None:
+    mode, inputs = LogprobsMode.named(name), inputs_for(24, 37, seed=6)
+    logits = normal(24, 37, dtype=torch.bfloat16) * 4
+    pending = [5 if item.params.has_penalties else -1 for item in inputs]
+    here = select_sampler(ops, mode)
+    expected = sample(logits, list(map(counted, inputs, pending)), mode)
+    assert here.sample(logits, inputs, torch.tensor(pending)).wait() == expected
+    given = token_logprobs(logits, [0] * 24, 3, as_logits=mode.is_logits)
+    assert here.token_logprobs(logits, [0] * 24, 3) == given
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 33, 70])

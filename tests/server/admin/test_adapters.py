@@ -92,12 +92,20 @@ async def test_an_unknown_name_cannot_be_unloaded(client: httpx.AsyncClient) -> 
     assert error["message"] == "The lora adapter 'tenant' cannot be found."
 
 
-@pytest.mark.parametrize(("name", "path"), [("", "/a"), ("a", ""), ("", "")])
+@pytest.mark.parametrize(
+    ("name", "path", "param", "what"),
+    [
+        ("", "/a", "lora_name", "'lora_name'"),
+        ("a", "", "lora_path", "'lora_path'"),
+        ("", "", "lora_name", "Both 'lora_name' and 'lora_path'"),
+    ],
+)
 async def test_name_and_path_must_not_be_empty(
-    client: httpx.AsyncClient, name: str, path: str
+    client: httpx.AsyncClient, name: str, path: str, param: str, what: str
 ) -> None:
     error = error_of(await load(client, name, path), 400)
-    assert error["message"] == "Both 'lora_name' and 'lora_path' must be provided."
+    assert error["message"] == f"{what} must be provided."
+    assert error["param"] == param
     assert error["type"] == "InvalidUserInput"
 
 
@@ -119,6 +127,17 @@ async def test_a_base_models_name_is_taken(
 ) -> None:
     error = error_of(await load(client, name, write_adapter(tmp_path, "ALPHA")), 400)
     assert error["message"] == f"The lora adapter '{name}' conflicts with a served base model."
+    assert error["param"] == "lora_name"
+
+
+async def test_a_name_at_fault_is_the_param_of_its_error(
+    client: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    adapter = write_adapter(tmp_path, "ALPHA")
+    await load(client, "tenant", adapter)
+    for name in ("tenant", "x" * 257):
+        assert error_of(await load(client, name, adapter), 400)["param"] == "lora_name"
+    assert error_of(await client.post(UNLOAD, json={"lora_name": ""}), 400)["param"] == "lora_name"
 
 
 @pytest.mark.parametrize("name", ["x" * 257, "a\nb", "a\0b"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from lora_serve.config import ServerConfig
+from lora_serve.observability.log import JsonFormatter
 from tests.fakes.engine import FakeEngine, write_adapter
 from tests.server.clients import client_for
 
@@ -91,3 +93,53 @@ async def test_no_body_and_no_key_writes_itself_into_the_log(told: list[str]) ->
     assert "\n" not in line
     assert len(line) < 2_000
     assert "secret" not in line
+
+
+async def test_programs_read_the_parts_of_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    a = write_adapter(tmp_path / "a", "ALPHA")
+    async with client_for(FakeEngine(), KEYS) as client:
+        await call(client, LOAD, "root-secret", lora_name="x", lora_path=a)
+        await call(client, LOAD, "root-secret", lora_name="x", lora_path=a)
+    lines = [record for record in caplog.records if record.name.endswith(".audit")]
+    loaded, refused = (json.loads(JsonFormatter("server").format(line)) for line in lines)
+    assert loaded["change"] == "load"
+    assert loaded["by"] == "admin key 1"
+    assert (loaded["lora_name"], loaded["lora_path"]) == ("x", a)
+    assert (loaded["old_digest"], loaded["new_digest"]) == ("none", digest_of(a))
+    assert loaded["failure"] is None
+    assert refused["old_digest"] == refused["new_digest"]
+    assert "already been loaded" in refused["failure"]
+
+
+async def test_calls_on_others_requests_and_caches_are_lines_too(told: list[str]) -> None:
+    async with client_for(FakeEngine(), KEYS) as client:
+        root = KEYS.admin_api_key[0]
+        for path in ("/pause?mode=keep", "/resume", "/abort_requests", "/reset_prefix_cache"):
+            await call(client, path, root)
+        await call(client, "/abort_requests", root, request_ids=["a", "b"])
+        await call(client, "/inference/v1/abort_requests", root, request_ids=["a"])
+        await call(client, "/inference/v1/abort_requests", "tenant-secret", request_ids=["a"])
+        await call(client, "/reset_prefix_cache", root, lora_name="x\ny")
+        await call(client, "/pause", "tenant-secret")
+    assert told[:6] == [
+        "pause by admin key 1: mode 'keep', clear_cache false, done",
+        "resume by admin key 1: done",
+        "abort by admin key 1: num_named 'all', num_aborted 0, done",
+        "cache reset by admin key 1: lora_name 'all', done",
+        "abort by admin key 1: num_named 2, num_aborted 0, done",
+        "abort by admin key 1: num_named 1, num_aborted 0, done",
+    ]
+    assert told[6].startswith("cache reset by admin key 1: lora_name 'x\\ny', failed: ")
+    assert told[7].startswith("pause by key 1: failed: ")
+    assert len(told) == 8
+
+
+async def test_a_refused_unload_names_the_adapter_of_its_path(told: list[str]) -> None:
+    async with client_for(FakeEngine(), KEYS) as client:
+        for key in ("tenant-secret", "wrong"):
+            headers = {"Authorization": f"Bearer {key}"}
+            await client.delete("/v1/loras/tenant-a", headers=headers)
+    (refused,) = told
+    assert refused.startswith("adapter unload by key 1: name 'tenant-a', ")

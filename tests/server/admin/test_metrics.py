@@ -13,7 +13,7 @@ from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError
 from lora_serve.server.admin import metrics
 from lora_serve.server.admin.metrics import MetricsPage, metrics_app
-from lora_serve.server.http.app import run_server
+from lora_serve.server.app import run_server
 from lora_serve.server.http.hosts import AllowedHosts
 from lora_serve.server.http.listener import open_listeners
 from tests.fakes.engine import FakeEngine, write_adapter

@@ -69,5 +69,15 @@ async def test_a_reset_that_met_running_requests_says_so(
 
 async def test_a_reset_of_what_is_not_there_is_refused(client: httpx.AsyncClient) -> None:
     error_of(await client.post("/reset_prefix_cache?lora_name=nobody"), 404)
-    error = error_of(await client.post("/reset_prefix_cache?reset_external=true"), 400)
+    error = error_of(await client.post("/reset_prefix_cache?reset_internal=true"), 400)
+    assert error["param"] == "reset_internal"
+
+
+async def test_a_reset_takes_what_vllms_clients_send(
+    engine: FakeEngine, client: httpx.AsyncClient
+) -> None:
+    url = "/reset_prefix_cache?reset_running_requests=true&reset_external=false"
+    assert (await client.post(url)).json() == {"success": True}
+    assert engine.resets == [EVERYTHING]
+    error = error_of(await client.post("/reset_prefix_cache?reset_external=maybe"), 400)
     assert error["param"] == "reset_external"

@@ -12,8 +12,8 @@ import pytest
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from lora_serve.config import ServerConfig
+from lora_serve.server.app import create_app, http_config
 from lora_serve.server.http import acceptor
-from lora_serve.server.http.app import create_app, http_config
 from lora_serve.server.http.connections import Connections
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import eventually

@@ -14,7 +14,7 @@ import pytest
 
 from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError
-from lora_serve.server.http.app import run_server
+from lora_serve.server.app import run_server
 from lora_serve.server.http.listener import open_listeners
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import error_of, events, eventually

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.datastructures import Headers
 
 from lora_serve.config import SchedulerConfig, ServerConfig
 from lora_serve.errors import UnauthorizedError
@@ -103,15 +104,15 @@ async def test_with_admin_keys_alone_the_rest_stays_open(engine: FakeEngine) -> 
 
 def test_a_key_that_is_both_is_an_admins() -> None:
     keys = KeyRing(ServerConfig(api_key=("k",), admin_api_key=("k",)))
-    assert keys.identify("Bearer k") == Caller("k", is_admin=True)
+    assert keys.identify(Headers({"Authorization": "Bearer k"})) == Caller("k", is_admin=True)
 
 
 def test_a_key_need_not_be_ascii() -> None:
     keys = KeyRing(ServerConfig(api_key=("schlüssel",)))
     sent = "schlüssel".encode().decode("latin-1")  # as a server shows a header's bytes
-    assert keys.identify(f"Bearer {sent}").api_key == "schlüssel"
+    assert keys.identify(Headers({"Authorization": f"Bearer {sent}"})).api_key == "schlüssel"
     with pytest.raises(UnauthorizedError):
-        keys.identify("Bearer schlussel")
+        keys.identify(Headers({"Authorization": "Bearer schlussel"}))
 
 
 @pytest.mark.parametrize("choice", [None, True])
@@ -158,11 +159,11 @@ async def test_keys_that_come_with_a_reload_are_isolated_from_those_before(
     salts = {}
     path.write_text("first\n")
     keys = KeyRing(config)
-    salts["alone"] = keys.cache_salt(keys.identify("Bearer first"), "")
+    salts["alone"] = keys.cache_salt(keys.identify(Headers({"Authorization": "Bearer first"})), "")
     path.write_text("first\nsecond\n")
     keys.reload()
     for key in ("first", "second"):
-        salts[key] = keys.cache_salt(keys.identify(f"Bearer {key}"), "")
+        salts[key] = keys.cache_salt(keys.identify(Headers({"Authorization": f"Bearer {key}"})), "")
     assert salts["first"] == salts["alone"] != salts["second"]
 
 
@@ -208,3 +209,21 @@ async def test_keys_that_are_not_isolated_share_what_they_salt_alike(engine: Fak
             body = {**BODY, "cache_salt": "ours"}
             await client.post(URL, json=body, headers=bearer(key))
     assert [request.cache_salt for request in engine.seen] == ["ours", "ours"]
+
+
+@pytest.mark.parametrize("sent", ["user", "Basic dXNlcjp4", "user user"])
+async def test_a_key_in_another_form_is_told_the_form(engine: FakeEngine, sent: str) -> None:
+    async with client_for(engine, KEYS) as client:
+        refused = await client.post(URL, json=BODY, headers={"Authorization": sent})
+    message = str(error_of(refused, 401)["message"])
+    assert "`Bearer KEY`" in message
+    assert sent not in message
+
+
+async def test_a_list_of_adapters_paths_does_not_claim_to_change_the_server(
+    engine: FakeEngine,
+) -> None:
+    async with client_for(engine, KEYS) as client:
+        refused = await client.get("/v1/loras", headers=bearer("user"))
+    message = str(error_of(refused, 403)["message"])
+    assert message.startswith("this asks for adapters' paths, unlike /v1/models, and this API key")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lora_serve.config import ServerConfig
-from lora_serve.server.http.app import create_app
-from lora_serve.server.openapi import OPERATIONS, Access
+from lora_serve.server.app import create_app
+from lora_serve.server.routes import OPERATIONS, Access
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import client_for, flat
 
@@ -98,7 +98,7 @@ async def test_every_route_lets_in_just_whom_the_table_says(
         for method, path in table:
             for caller in CALLERS:
                 headers = {"Authorization": f"Bearer {caller}"} if caller else {}
-                url = path.replace("{model}", "base/model")
+                url = path.replace("{model}", "base/model").replace("{lora_name}", "a")
                 response = await client.request(method, url, json={}, headers=headers)
                 refused = response.status_code if response.status_code in (401, 403) else 0
                 wanted = expected(path, caller, config, users, changers)

@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from lora_serve.config import ServerConfig
 from lora_serve.errors import OverloadedError
+from lora_serve.server.http.auth import Caller
 from lora_serve.server.http.body import SMALL_BODY_BYTES, BodyReader
 from tests.fakes.engine import FakeEngine, fake_config
 from tests.server.clients import client_for, error_of
@@ -45,8 +46,8 @@ async def refused(client: httpx.AsyncClient, **body: object) -> dict:
         ("prompt", [2**40], "prompt: has a token id outside of [0, 2147483647], got a list of 1"),
         (
             "logit_bias",
-            {"a": 1},
-            "logit_bias: has the key 'a', which is no token id, got an object",
+            {"a": 1, "7": 1, "b": 1},
+            "logit_bias: has the keys 'a', 'b', which are no token ids, got an object",
         ),
         (
             "logit_bias",
@@ -159,8 +160,8 @@ class Threads(BaseModel):
     field: Annotated[threading.Thread, PlainValidator(lambda _: threading.current_thread())]
 
 
-def request_of(*chunks: bytes, more: asyncio.Event | None = None) -> Request:
-    """A request whose body comes in these chunks, the last of them once `more` is set."""
+def request_of(*chunks: bytes, more: asyncio.Event | None = None, key: str = "") -> Request:
+    """A request of this key. Its body comes in these chunks, the last once `more` is set."""
     left = list(chunks)
 
     async def receive() -> dict[str, object]:
@@ -172,7 +173,8 @@ def request_of(*chunks: bytes, more: asyncio.Event | None = None) -> Request:
         (b"content-type", b"application/json"),
         (b"content-length", str(sum(map(len, chunks))).encode()),
     ]
-    return Request({"type": "http", "headers": headers}, receive)
+    caller = Caller(key or None, is_admin=False)
+    return Request({"type": "http", "headers": headers, "state": {"caller": caller}}, receive)
 
 
 def padded(num_bytes: int) -> bytes:

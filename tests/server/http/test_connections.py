@@ -79,6 +79,34 @@ async def test_half_a_head_is_answered_when_its_time_is_over(serve: Serve) -> No
         writer.close()
 
 
+@pytest.mark.parametrize("sent", [b"\x16\x03\x01\x02\x00\r\n\r\n", b"EHLO x\r\n\r\n"])
+async def test_what_is_no_http_is_refused_in_the_shape_of_errors(serve: Serve, sent: bytes) -> None:
+    async with serve() as url:
+        reader, writer = await connect(url, sent)
+        head, _, body = (await rest_of(reader)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert b"content-type: application/json" in head
+        error = json.loads(body)["error"]
+        assert "no HTTP/1.1 request" in error["message"]
+        assert (error["type"], error["code"]) == ("BadRequestError", 400)
+        writer.close()
+
+
+async def test_what_follows_a_request_and_is_no_http_does_not_answer_it(
+    engine: FakeEngine, serve: Serve
+) -> None:
+    engine.gate.clear()
+    async with serve() as url:
+        reader, writer = await connect(url, GENERATE)
+        await eventually(lambda: engine.growing)
+        writer.write(b"\x00 no HTTP\r\n\r\n")
+        await asyncio.sleep(0.05)
+        engine.gate.set()
+        answers = await rest_of(reader)
+        assert not answers or answers.startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
 async def test_a_byte_now_and_then_gains_no_time(serve: Serve) -> None:
     async with serve(request_head_timeout=0.3) as url:
         reader, writer = await connect(url, HALF)
@@ -336,3 +364,28 @@ def test_a_low_limit_of_files_lowers_that_of_connections_with_a_warning() -> Non
 async def test_any_time_to_read_an_answer_can_be_set(serve: Serve, seconds: float) -> None:
     async with serve(response_read_timeout=seconds) as url, httpx.AsyncClient() as http:
         assert (await http.get(f"{url}/version")).status_code == 200
+
+
+async def test_one_address_takes_no_more_than_its_connections(serve: Serve) -> None:
+    async with serve(max_connections_per_address=2) as url:
+        wires = [await connect(url) for _ in range(2)]
+        for wire in wires:
+            assert (await answer_on(wire, VERSION)).startswith(b"HTTP/1.1 200 ")
+        reader, writer = await connect(url)
+        answer = await rest_of(reader)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"--max-connections-per-address" in answer
+        writer.close()
+        other = socket.socket()
+        other.bind(("127.0.0.2", 0))
+        other.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+        others = await asyncio.open_connection(sock=other)
+        assert (await answer_on(others, VERSION)).startswith(b"HTTP/1.1 200 ")
+        wires.pop()[1].close()  # makes room for another one
+        async with asyncio.timeout(5):
+            while True:
+                wires.append(await connect(url, VERSION))
+                if (await wires[-1][0].readline()).startswith(b"HTTP/1.1 200 "):
+                    break
+        for _, writer in (*wires, others):
+            writer.close()

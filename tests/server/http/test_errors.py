@@ -53,7 +53,7 @@ def test_every_error_a_user_can_cause_has_a_status_of_its_own_kind() -> None:
     assert len(kinds) >= 12
     for kind in kinds:
         status, _ = status_and_type(kind.__new__(kind))
-        assert status in (400, 401, 403, 404, 408, 500, 503), kind
+        assert status in (400, 401, 403, 404, 408, 409, 500, 503), kind
 
 
 def test_a_subclass_is_answered_like_its_nearest_base() -> None:

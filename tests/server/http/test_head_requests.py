@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from lora_serve.config import ServerConfig
-from lora_serve.server.openapi import OPERATIONS
+from lora_serve.server.routes import OPERATIONS
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import serving
 

@@ -4,7 +4,7 @@ import pytest
 
 from lora_serve.config import ServerConfig
 from lora_serve.config.server import is_loopback
-from lora_serve.server.openapi import OPERATIONS, Access
+from lora_serve.server.routes import OPERATIONS, Access
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import client_for, error_of, serving
 from tests.server.http.test_connections import answer_on, connect
@@ -55,12 +55,12 @@ async def test_a_page_from_elsewhere_may_not_change_a_loopback_server(
     assert origin in str(error_of(response, 403)["message"])
 
 
-CHANGES = [one.path for one in OPERATIONS if one.access is Access.ADMIN]
+CHANGES = [(one.method, one.path) for one in OPERATIONS if one.access is Access.ADMIN]
 OPEN_NETWORK = ServerConfig(host="0.0.0.0", allow_runtime_lora_updating=True)
 WITH_KEY = ServerConfig(admin_api_key=("key",))
 
 
-@pytest.mark.parametrize("path", CHANGES)
+@pytest.mark.parametrize(("method", "path"), CHANGES)
 @pytest.mark.parametrize("config", [ServerConfig(), OPEN_NETWORK, WITH_KEY])
 @pytest.mark.parametrize(
     ("host", "origin"),
@@ -72,11 +72,11 @@ WITH_KEY = ServerConfig(admin_api_key=("key",))
     ],
 )
 async def test_a_page_of_another_port_may_change_nothing(
-    engine: FakeEngine, path: str, config: ServerConfig, host: str, origin: str
+    engine: FakeEngine, method: str, path: str, config: ServerConfig, host: str, origin: str
 ) -> None:
     headers = {"Host": host, "Origin": origin, "Authorization": "Bearer key"}
     async with client_for(engine, config) as client:
-        response = await client.post(path, json={}, headers=headers)
+        response = await client.request(method, path, json={}, headers=headers)
     message = error_of(response, 403)["message"]
     assert f"{origin!r} may not change this server" in message
     assert "--allowed-origins" in message
@@ -168,6 +168,38 @@ async def test_several_hosts_or_none_that_could_be_one_are_refused(
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert b"Host header" in answer
         wire[1].close()
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *("http://evil.example\\@localhost", "http://evil.example@localhost", "http://@localhost"),
+        *("http://loc\talhost", "http:\t//localhost", "http://localhost\t", "\thttp://localhost"),
+        *("http://localhost/", "http://localhost?x", "http://localhost#x", "http:///localhost"),
+        *("//localhost", "localhost", "://localhost", "1http://localhost", "http://[::1"),
+        *("http://localhost:", "http://localhost:x", "http://localhost:-1", "http://localhost:8:8"),
+        *("http://localhost http://evil.example", "http://localhost, http://evil.example"),
+    ],
+)
+async def test_an_origin_is_a_scheme_a_host_and_a_port_and_nothing_else(
+    engine: FakeEngine, origin: str
+) -> None:
+    async with client_for(engine) as client:
+        for url in ("/health", RESET):
+            headers = {"Host": "localhost", "Origin": origin}
+            response = await client.request("POST" if url == RESET else "GET", url, headers=headers)
+            assert "may not use this server" in str(error_of(response, 403)["message"]), url
+            assert "access-control-allow-origin" not in response.headers
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://localhost:8000", "https://[::1]", "HTTP://LOCALHOST", "tauri://localhost"]
+)
+async def test_origins_of_this_machine_may_ask(engine: FakeEngine, origin: str) -> None:
+    async with client_for(engine) as client:
+        response = await client.get("/v1/models", headers={"Origin": origin})
+    assert response.status_code == 200
+    assert response.headers["access-control-allow-origin"] == origin
 
 
 async def test_each_origin_is_judged(engine: FakeEngine) -> None:

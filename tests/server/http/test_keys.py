@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from starlette.datastructures import Headers
 
 from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError, UnauthorizedError
@@ -40,11 +41,11 @@ def test_a_reload_takes_new_keys_and_drops_old_ones(tmp_path: Path) -> None:
     path.write_text("old\n")
     keys = KeyRing(ServerConfig(api_key_file=str(path)))
     path.write_text("new\n")
-    assert keys.identify("Bearer old").api_key == "old"
+    assert keys.identify(Headers({"Authorization": "Bearer old"})).api_key == "old"
     keys.reload()
-    assert keys.identify("Bearer new") == Caller("new", is_admin=False)
+    assert keys.identify(Headers({"Authorization": "Bearer new"})) == Caller("new", is_admin=False)
     with pytest.raises(UnauthorizedError):
-        keys.identify("Bearer old")
+        keys.identify(Headers({"Authorization": "Bearer old"}))
 
 
 def test_a_reload_that_fails_leaves_the_keys_as_they_were(tmp_path: Path) -> None:
@@ -54,9 +55,9 @@ def test_a_reload_that_fails_leaves_the_keys_as_they_were(tmp_path: Path) -> Non
     path.write_text("")
     with pytest.raises(ConfigError, match="holds no key"):
         keys.reload()
-    assert keys.identify("Bearer old").api_key == "old"
+    assert keys.identify(Headers({"Authorization": "Bearer old"})).api_key == "old"
     with pytest.raises(UnauthorizedError):
-        keys.identify(None)
+        keys.identify(Headers())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,12 @@ import pytest
 
 from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError
-from lora_serve.server.http.listener import check_chat_template, open_listeners, shown_address
+from lora_serve.server.http.listener import (
+    check_chat_template,
+    open_listeners,
+    read_template,
+    shown_address,
+)
 
 
 def test_who_connects_before_the_server_listens_is_refused() -> None:
@@ -61,6 +66,15 @@ def test_a_template_that_is_none_is_a_clear_error(tmp_path: Path) -> None:
     config = ServerConfig(chat_template=str(tmp_path / "bad"))
     with pytest.raises(ConfigError, match="--chat-template: line 2 is no Jinja"):
         check_chat_template(config)
+
+
+def test_a_template_may_be_given_itself(tmp_path: Path) -> None:
+    written = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+    assert read_template(written) == written
+    (tmp_path / "{a}").write_text("of a file")
+    assert read_template(str(tmp_path / "{a}")) == "of a file"
+    with pytest.raises(ConfigError, match="--chat-template: line 1 is no Jinja"):
+        check_chat_template(ServerConfig(chat_template="{% for %}"))
 
 
 def test_a_template_may_use_what_transformers_adds_to_jinja(tmp_path: Path) -> None:

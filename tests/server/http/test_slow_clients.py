@@ -10,7 +10,7 @@ import time
 import pytest
 
 from lora_serve.config import ServerConfig
-from lora_serve.server.http import body_room
+from lora_serve.server.http import body_shares
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import eventually, serving
 
@@ -81,7 +81,7 @@ async def test_an_answer_of_which_nothing_is_taken_is_given_up_with_its_connecti
 async def test_stalled_bodies_keep_no_other_out(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, *, trickles: bool
 ) -> None:
-    monkeypatch.setattr(body_room, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(body_shares, "GRACE_SECONDS", 0.2)
     room, size = 2 * 2**20, 2**20
     head = HEAD.replace(b"Length: 100", b"Length: %d" % size)
     async with serving(engine, ServerConfig(max_total_body_bytes=room)) as url:

@@ -7,7 +7,7 @@ import pytest
 
 from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError
-from lora_serve.server.http.app import create_app
+from lora_serve.server.app import create_app
 from tests.fakes.engine import FakeEngine, logprob_of
 from tests.fakes.tokenizer import TURN, ByteTokenizer
 from tests.server.clients import client_for, error_of, events, joined
@@ -116,6 +116,7 @@ async def test_a_streamed_answer_is_the_whole_answer_in_pieces(client: httpx.Asy
     assert text == choice["message"]["content"]
     logprobs = joined(p["logprobs"]["content"] for p in pieces[1:])
     assert logprobs == choice["logprobs"]["content"]
+    assert "token_ids" not in pieces[0]
     assert joined(p["token_ids"] for p in pieces[1:]) == choice["token_ids"]
     assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"]
     assert whole["prompt_token_ids"][0] == TURN

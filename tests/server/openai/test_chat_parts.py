@@ -13,8 +13,10 @@ import pytest
 from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError
 from lora_serve.generate_request import GenerateRequest
-from lora_serve.server.http.app import create_app
+from lora_serve.prompts import TokensPrompt
+from lora_serve.server.app import create_app
 from lora_serve.server.openai.protocol import ChatBody
+from lora_serve.structured_outputs import ReasoningTokens
 from tests.fakes.engine import FakeEngine
 from tests.fakes.tokenizer import TURN
 from tests.server.clients import client_for, error_of, events, serving
@@ -43,12 +45,15 @@ Json = dict[str, Any]
 
 
 class ModelThatWrites(FakeEngine):
-    """Answers every prompt with `text`."""
+    """Answers every prompt with `text`. prompt: the last one."""
 
     text = ""
+    prompt = ""
 
     def _text(self, request: GenerateRequest, index: int) -> tuple[str, str, str | None]:
         assert request.params.max_tokens is not None
+        assert isinstance(request.prompt, TokensPrompt)
+        self.prompt = self.tokenizer.decode(request.prompt.token_ids)
         data = self.text.encode()
         shown = data[: request.params.max_tokens].decode("utf-8", "ignore")
         return shown, "stop" if len(shown.encode()) == len(data) else "length", None
@@ -68,14 +73,14 @@ async def client(model: ModelThatWrites) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def ask(client: httpx.AsyncClient, **fields: object) -> Json:
-    body = {"messages": HELLO, "tools": TOOLS, "max_tokens": 400, **fields}
+    body = {"messages": HELLO, "tools": TOOLS, "max_tokens": 200, **fields}
     response = await client.post(URL, json=body)
     assert response.status_code == 200, response.text
     return response.json()
 
 
 async def stream(client: httpx.AsyncClient, **fields: object) -> list[Json]:
-    body = {"messages": HELLO, "tools": TOOLS, "max_tokens": 400, "stream": True, **fields}
+    body = {"messages": HELLO, "tools": TOOLS, "max_tokens": 200, "stream": True, **fields}
     return events((await client.post(URL, json=body)).text)
 
 
@@ -141,6 +146,19 @@ async def test_a_stream_tells_the_same_piece_by_piece(
         assert message == {key: choice["message"][key] for key in message}
     pieces = [c["choices"][0]["delta"].get("tool_calls") for c in chunks if c["choices"]]
     assert sum(piece is not None for piece in pieces) > len(ZURICH)
+
+
+async def test_a_chunk_tells_of_a_call_once(
+    model: ModelThatWrites, client: httpx.AsyncClient
+) -> None:
+    """Some clients read a chunk's first delta alone."""
+    model.text = ZURICH
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    chunks = await stream(client, tool_choice=named)
+    deltas = [chunk["choices"][0]["delta"].get("tool_calls", []) for chunk in chunks]
+    assert {len(calls) for calls in deltas} == {0, 1}
+    (call,) = joined(chunks)["tool_calls"]
+    assert call["function"] == {"name": "get_weather", "arguments": ZURICH}
 
 
 async def test_equal_requests_give_calls_the_same_ids_and_choices_different_ones(
@@ -309,16 +327,83 @@ async def test_a_parser_can_be_named_or_turned_off(model: ModelThatWrites) -> No
     model.text = "<think>hm</think>" + CALLS
     config = ServerConfig(reasoning_parser="none", tool_call_parser="none")
     async with client_for(model, config) as client:
-        answer = await ask(client, tools=None)
-        body = {"messages": HELLO, "tools": TOOLS}
-        error = error_of(await client.post(URL, json=body), 400)
-    assert answer["choices"][0]["message"]["content"] == model.text
-    assert error["param"] == "tools"
-    assert "--tool-call-parser" in error["message"]
+        for tools in (None, TOOLS):
+            answer = await ask(client, tools=tools)
+            assert answer["choices"][0]["message"]["content"] == model.text
+            assert answer["choices"][0]["finish_reason"] == "stop"
     model.text = "[now()]"
     async with client_for(model, ServerConfig(tool_call_parser="pythonic")) as client:
         (call,) = (await ask(client))["choices"][0]["message"]["tool_calls"]
     assert call["function"]["name"] == "now"
+
+
+async def test_a_template_of_an_unknown_format_is_refused_where_calls_were_asked_for(
+    model: ModelThatWrites,
+) -> None:
+    """The server knows its own template's format, but not that of the one the request brings."""
+    model.text = CALLS
+    body = {"messages": HELLO, "tools": TOOLS, "chat_template": "no tools"}
+    asked_for = ServerConfig(enable_auto_tool_choice=True, trust_request_chat_template=True)
+    async with client_for(model, asked_for) as client:
+        error = error_of(await client.post(URL, json=body), 400)
+    assert error["param"] == "tools"
+    assert "--tool-call-parser" in error["message"]
+    async with client_for(model, ServerConfig(trust_request_chat_template=True)) as client:
+        (choice,) = (await client.post(URL, json=body)).json()["choices"]
+    assert choice["message"]["content"] == CALLS
+
+
+async def test_of_allowed_tools_alone_calls_are_told(
+    model: ModelThatWrites, client: httpx.AsyncClient
+) -> None:
+    model.text = CALLS
+    only_now = [{"type": "function", "function": {"name": "now"}}]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": only_now}}
+    message = (await ask(client, tool_choice=choice))["choices"][0]["message"]
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["now"]
+    choice["allowed_tools"]["mode"] = "required"
+    await ask(client, tool_choice=choice)
+    assert "now" in str(model.seen[-1].params.structured_outputs)
+    assert "get_weather" not in str(model.seen[-1].params.structured_outputs)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_reasoning_is_told_by_both_names_and_its_tokens_are_counted(
+    model: ModelThatWrites, client: httpx.AsyncClient, is_streamed: bool
+) -> None:
+    model.text = "<think>hm</think>Hi" + CALLS
+    if is_streamed:
+        chunks = await stream(client, stream_options={"include_usage": True})
+        usage = chunks[-1]["usage"]
+        told = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    else:
+        answer = await ask(client)
+        usage, told = answer["usage"], [answer["choices"][0]["message"]]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": len("<think>hm</think>")}
+    assert "".join(each.get("reasoning", "") for each in told) == "hm"
+    assert all(each.get("reasoning") == each.get("reasoning_content") for each in told)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_reasoning_that_is_left_out_has_no_tokens_and_no_logprobs_either(
+    model: ModelThatWrites, client: httpx.AsyncClient, is_streamed: bool
+) -> None:
+    """They would tell it all the same."""
+    model.text = "<think>hm</think>Hi"
+    fields = {"logprobs": True, "return_token_ids": True, "include_reasoning": False}
+    if is_streamed:
+        chunks = await stream(client, **fields, stream_options={"include_usage": True})
+        choices, usage = [c for chunk in chunks for c in chunk["choices"]], chunks[-1]["usage"]
+        assert len(choices) == 3  # the role, and a token each
+        choices = choices[1:]
+    else:
+        answer = await ask(client, **fields)
+        choices, usage = answer["choices"], answer["usage"]
+    assert [token_id for each in choices for token_id in each["token_ids"]] == list(b"Hi")
+    told = [entry for each in choices for entry in each["logprobs"]["content"]]
+    assert [entry["token"] for entry in told] == ["H", "i"]
+    assert usage["completion_tokens"] == len(model.text)
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == len("<think>hm</think>")
 
 
 async def test_markers_that_are_special_tokens_stay_in_the_text_for_the_parser(
@@ -419,6 +504,9 @@ async def test_calls_and_reasoning_come_back_in_the_conversation(
         for call in message["tool_calls"]
     ]
     await ask(client, messages=[*HELLO, message, *results])
+    assert "hm" in model.prompt
+    for call in message["tool_calls"]:
+        assert str(json.loads(call["function"]["arguments"])) in model.prompt
 
 
 async def test_openais_client_calls_a_tool_and_goes_on(model: ModelThatWrites) -> None:
@@ -428,7 +516,7 @@ async def test_openais_client_calls_a_tool_and_goes_on(model: ModelThatWrites) -
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as api,
     ):
         create = api.chat.completions.create
-        answer = await create(model="base/model", messages=HELLO, tools=TOOLS, max_tokens=400)
+        answer = await create(model="base/model", messages=HELLO, tools=TOOLS, max_tokens=200)
         message = answer.choices[0].message
         results = [
             {"role": "tool", "tool_call_id": call.id, "content": "20"}
@@ -436,7 +524,7 @@ async def test_openais_client_calls_a_tool_and_goes_on(model: ModelThatWrites) -
         ]
         history = [*HELLO, message, *results]
         async with api.chat.completions.stream(
-            model="base/model", messages=history, tools=TOOLS, max_tokens=400
+            model="base/model", messages=history, tools=TOOLS, max_tokens=200
         ) as stream:
             streamed = (await stream.get_final_completion()).choices[0]
     calls = [(call.function.name, call.function.arguments) for call in message.tool_calls]
@@ -444,3 +532,54 @@ async def test_openais_client_calls_a_tool_and_goes_on(model: ModelThatWrites) -
     assert streamed.finish_reason == answer.choices[0].finish_reason == "tool_calls"
     again = [(call.function.name, call.function.arguments) for call in streamed.message.tool_calls]
     assert again == calls
+
+
+@pytest.fixture
+def thinker(model: ModelThatWrites, monkeypatch: pytest.MonkeyPatch) -> ModelThatWrites:
+    """Its tokenizer has the markers of reasoning as tokens."""
+    encode = model.tokenizer.encode
+    markers = {"<think>": [250], "</think>": [251]}
+    monkeypatch.setattr(
+        model.tokenizer,
+        "encode",
+        lambda text, add_special_tokens=True: markers.get(text) or encode(text, add_special_tokens),
+    )
+    return model
+
+
+async def test_a_grammar_waits_until_the_reasoning_has_ended(
+    thinker: ModelThatWrites, client: httpx.AsyncClient
+) -> None:
+    thinker.text = f"<think>\nWhere?\n</think>\n\n{ZURICH}"
+    body: Json = {"tools": None, "response_format": {"type": "json_object"}}
+    message = (await ask(client, **body))["choices"][0]["message"]
+    assert message["content"] == ZURICH
+    assert message["reasoning_content"] == "Where?"
+    assert thinker.seen[-1].params.reasoning == ReasoningTokens(250, 251, is_open=False)
+
+
+async def test_a_call_that_is_forced_follows_the_reasoning(
+    thinker: ModelThatWrites, client: httpx.AsyncClient
+) -> None:
+    thinker.text = f'<think>Which?</think>[{{"name": "now", "parameters": {ZURICH}}}]'
+    message = (await ask(client, tool_choice="required"))["choices"][0]["message"]
+    assert message["reasoning_content"] == "Which?"
+    assert message["tool_calls"][0]["function"]["name"] == "now"
+    assert thinker.seen[-1].params.reasoning is not None
+
+
+async def test_a_prompt_that_has_begun_the_reasoning_leaves_it_open(
+    thinker: ModelThatWrites, client: httpx.AsyncClient
+) -> None:
+    last = {"role": "assistant", "content": "<think>"}
+    body: Json = {"messages": [*HELLO, last], "tools": None, "guided_regex": "a"}
+    body |= {"add_generation_prompt": False, "continue_final_message": True}
+    await ask(client, **body)
+    assert thinker.seen[-1].params.reasoning == ReasoningTokens(250, 251, is_open=True)
+
+
+async def test_no_grammar_waits_without_markers_that_are_tokens_or_reasoning(
+    model: ModelThatWrites, client: httpx.AsyncClient
+) -> None:
+    await ask(client, tools=None, guided_regex="a")
+    assert model.seen[-1].params.reasoning is None

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from lora_serve.config import ServerConfig
+from lora_serve.server.http.streaming import event
+from lora_serve.server.openai import completions
 from tests.fakes.engine import FakeEngine, fake_config, logprob_of, write_adapter
 from tests.fakes.tokenizer import BOS, ByteTokenizer
 from tests.server.clients import client_for, error_of, events, joined
@@ -167,6 +171,35 @@ async def test_an_echo_shows_the_prompt_and_its_logprobs_from_the_second_token_o
     assert choice["logprobs"]["text_offset"] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("url", [URL, "/v1/chat/completions"])
+async def test_max_n_says_how_many_choices_may_be_asked_for(url: str) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}]} if "chat" in url else {"prompt": "a"}
+    async with client_for(FakeEngine(fake_config(max_n=3))) as client:
+        answer = await client.post(url, json={**body, "max_tokens": 1, "n": 3})
+        assert len(answer.json()["choices"]) == 3
+        error = error_of(await client.post(url, json={**body, "max_tokens": 1, "n": 4}), 400)
+    assert error["message"] == "n 4 is above --max-n 3; ask for fewer choices, or raise the limit"
+    assert error["param"] == "n"
+
+
+async def test_a_large_event_is_encoded_beside_the_event_loop(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def noting_event(body: msgspec.Struct) -> bytes:
+        threads.append(threading.current_thread())
+        return event(body)
+
+    monkeypatch.setattr(completions, "event", noting_event)
+    async with client_for(engine) as client:
+        asked = {"prompt": [97] * 300, "echo": True, "logprobs": 2}
+        assert len(await stream(client, **asked)) == len(threads)
+    main = threading.main_thread()
+    assert threads[0] is not main
+    assert all(thread is main for thread in threads[1:])
+
+
 async def test_an_echo_alone_costs_no_tokens(client: httpx.AsyncClient) -> None:
     answer = await complete(client, prompt=[104, 105], max_tokens=0, echo=True, logprobs=0)
     choice = answer["choices"][0]
@@ -174,6 +207,17 @@ async def test_an_echo_alone_costs_no_tokens(client: httpx.AsyncClient) -> None:
     assert choice["finish_reason"] == "length"
     assert choice["logprobs"]["token_logprobs"] == [None, logprob_of(1, ord("i"))]
     assert answer["usage"]["completion_tokens"] == 0
+
+
+async def test_a_prompt_logprob_that_was_not_asked_for_is_null(client: httpx.AsyncClient) -> None:
+    asked = {"prompt": "keeper", "prompt_logprobs": 0, "max_tokens": 1}
+    (whole,) = (await complete(client, **asked))["choices"]
+    (part,) = (await complete(client, **asked, prompt_logprob_start=3))["choices"]
+    assert part["prompt_logprobs"] == [None] * 4 + whole["prompt_logprobs"][4:]
+    echoed = await complete(client, prompt="keeper", echo=True, logprobs=0, prompt_logprob_start=3)
+    logprobs = echoed["choices"][0]["logprobs"]
+    assert logprobs["token_logprobs"][:4] == logprobs["top_logprobs"][:4] == [None] * 4
+    assert None not in logprobs["token_logprobs"][4:]
 
 
 async def test_prompt_logprobs_are_listed_by_token_id(client: httpx.AsyncClient) -> None:
@@ -256,11 +300,12 @@ async def test_an_answer_says_how_long_it_took_if_the_server_is_to_tell(
     assert several["metrics"] is None
 
 
-async def test_the_server_may_end_every_stream_with_its_usage(engine: FakeEngine) -> None:
+async def test_the_server_may_tell_the_usage_in_every_chunk(engine: FakeEngine) -> None:
     async with client_for(engine, ServerConfig(enable_force_include_usage=True)) as client:
         chunks = await stream(client, prompt="hi")
     assert chunks[-1]["choices"] == []
-    assert chunks[-1]["usage"]["completion_tokens"] == 15
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == [*range(1, 16), 15]
 
 
 async def test_special_tokens_are_added_unless_told_not_to(client: httpx.AsyncClient) -> None:
@@ -396,9 +441,9 @@ async def test_what_openai_clients_send_for_others_sake_is_taken(client: httpx.A
         ("repetition_detection", [None, {}]),
         ("vllm_xargs", [None, {}]),
         ("suffix", [None, ""]),
-        ("stream_options", [None, {}, {"include_usage": False}]),
+        ("stream_options", [None, {}]),
         ("session_id", [None, "s"]),
-        ("kv_transfer_params", [None, {"do_remote_decode": True}]),
+        ("kv_transfer_params", [None, {}]),
         ("spaces_between_special_tokens", [None, True, False]),
     ],
 )
@@ -447,6 +492,17 @@ async def test_logprobs_may_be_true_for_one_and_false_for_none(client: httpx.Asy
             "stream_options",
             "needs stream",
         ),
+        (
+            {"prompt": "a", "stream_options": {"include_usage": False}},
+            "stream_options",
+            "needs stream",
+        ),
+        (
+            {"prompt": "a", "kv_transfer_params": {"do_remote_decode": True}},
+            "kv_transfer_params",
+            "not supported",
+        ),
+        ({"prompt": "a", "prompt_logprob_start": 1}, "prompt_logprob_start", "needs prompt_logpro"),
         ({"prompt": "a", "use_beam_search": True}, "use_beam_search", "not supported"),
         ({"prompt": "a", "length_penalty": 0.5}, "length_penalty", "not supported"),
         ({"prompt": "a", "logprobs": "1"}, "logprobs", "must be an integer"),

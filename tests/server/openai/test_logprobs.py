@@ -68,7 +68,8 @@ def test_the_answers_offsets_begin_where_the_echoed_prompt_ends(
 ) -> None:
     first, *others = [*TOKENIZER.encode(prompt, adds_special), *b"?"]
     writer = CompletionLogprobsWriter(TOKENIZER)
-    echo = writer.write_prompt(first, [position(token_id) for token_id in others], f"{prompt}?")
+    scored = [position(token_id) for token_id in others]
+    echo = writer.write_prompt([first, *others], scored, f"{prompt}?")
     written = writer.write([position(token_id) for token_id in answer.encode()])
     offsets = echo.text_offset[adds_special:] + written.text_offset
     text = f"{prompt}?{answer}".encode()
@@ -85,6 +86,12 @@ def test_the_token_itself_is_always_among_the_top() -> None:
     assert written.top_logprobs == [{"a": -0.5, "b": -1.0, "c": -3.0}, {"a": -0.5}]
 
 
+def test_the_token_itself_comes_first_whatever_its_rank() -> None:
+    unlikely = position(97, -5.0, ((98, -0.1), (97, -5.0)))
+    (top,) = CompletionLogprobsWriter(TOKENIZER).write([unlikely]).top_logprobs
+    assert list(top or ()) == ["a", "b"]
+
+
 def test_of_tokens_that_look_alike_the_most_likely_is_shown() -> None:
     halves = ((0xC3, -0.5), (0xA9, -2.0))  # two halves of characters: both are U+FFFD
     written = CompletionLogprobsWriter(TOKENIZER).write([position(0xA9, -2.0, halves)])
@@ -97,8 +104,19 @@ def test_chat_shows_the_bytes_of_half_a_character() -> None:
     assert entry.top_logprobs[0].bytes == [0xC3]
 
 
+def test_among_listed_tokens_a_chat_tells_the_drawn_one_once() -> None:
+    for top, told in (
+        (((98, -2.0),), [(97, -1.0), (98, -2.0)]),
+        (((98, -2.0), (97, -1.0)), [(98, -2.0), (97, -1.0)]),
+    ):
+        (entry,) = chat_logprobs(TOKENIZER, [position(97, -1.0, top)], tells_drawn=True).content
+        assert [(one.bytes, one.logprob) for one in entry.top_logprobs] == [
+            ([token_id], logprob) for token_id, logprob in told
+        ]
+
+
 def test_ranks_of_prompt_tokens_are_kept() -> None:
-    first, second = prompt_logprobs(TOKENIZER, [position(99, -3.0, ((97, -0.5), (98, -1.0)))])
+    first, second = prompt_logprobs(TOKENIZER, 2, [position(99, -3.0, ((97, -0.5), (98, -1.0)))])
     assert first is None
     assert second is not None
     assert {token_id: entry.rank for token_id, entry in second.items()} == {97: 1, 98: 2, 99: 3}

@@ -1,0 +1,75 @@
+"""Measures how long a server takes to start, and with what: `python -m benchmarks.speed.start`.
+
+The parts are read from the times of the server's own log lines. Each start is one of a warm
+machine: files and bytecode have been read before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import datetime
+from pathlib import Path
+
+from benchmarks.common.facts import write_facts
+from benchmarks.common.make_checkpoint import ensure_checkpoint
+from lora_serve.bench.server import lora_serve_command
+from lora_serve.demo.server_process import free_port
+
+PARTS = {  # the end of each part, by what a line of the log begins with
+    "until it says what it does": "lora-serve ",
+    "until weights are read": "weights read and packed",
+    "until it knows all": "the server's settings",
+}
+READY = "lora-serve is ready"
+
+
+def one_start(command: list[str]) -> dict[str, float]:
+    """Seconds from the start of the process to the end of each part, and to the ready line."""
+    began = time.time()
+    with tempfile.TemporaryFile("w+") as log:
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert server.stdout is not None
+        try:
+            if not server.stdout.readline().startswith(READY):
+                raise RuntimeError(f"{' '.join(command)} did not start")
+            ready = time.time() - began
+        finally:
+            server.terminate()
+            server.wait()
+        log.seek(0)
+        lines = [json.loads(line) for line in log if line.startswith("{")]
+    ends = {
+        part: datetime.fromisoformat(line["time"]).timestamp() - began
+        for part, beginning in PARTS.items()
+        for line in lines
+        if line["message"].startswith(beginning)
+    }
+    return {**ends, "until it is ready": ready}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--checkpoint", type=Path, required=True, help="made if it is not there")
+    parser.add_argument("--starts", type=int, default=5, help="measured, after one that is not")
+    parser.add_argument("--out", type=Path, help="where to write the JSON")
+    args = parser.parse_args()
+    checkpoint = ensure_checkpoint(args.checkpoint)
+    flags = ("--max-model-len", "2048", "--log-format", "json")
+    starts = [
+        one_start(lora_serve_command(str(checkpoint), free_port(), flags))
+        for _ in range(args.starts + 1)
+    ][1:]
+    medians = {part: statistics.median(start[part] for start in starts) for part in starts[0]}
+    for part, seconds in medians.items():
+        sys.stdout.write(f"{part:30} {seconds:6.2f} s\n")
+    write_facts(args.out, seconds=medians, starts=args.starts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""An adapter as it was read and verified: what the control plane hands to the workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    """A tensor as a checkpoint stores it: safetensors' dtype name ("F32", "BF16", "F16")."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class LoRAModule:
+    """The low-rank delta of one projection: y += scale * (x @ a.T) @ b.T.
+
+    name: as in the base checkpoint, e.g. "model.layers.0.self_attn.q_proj".
+    a: (rank, in_features). b: (out_features, rank).
+    """
+
+    name: str
+    rank: int
+    scale: float
+    a: RawTensor
+    b: RawTensor
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterCheckpoint:
+    """One adapter, verified: `digest` is over the bytes that `modules` hold."""
+
+    path: str
+    digest: bytes
+    rank: int
+    num_bytes: int
+    base_model: str
+    modules: tuple[LoRAModule, ...]

@@ -1,0 +1,110 @@
+"""Bodies of answers on the routes for operators."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Success(msgspec.Struct, frozen=True):
+    success: bool
+
+
+class Version(msgspec.Struct, frozen=True):
+    version: str
+
+
+class Load(msgspec.Struct, frozen=True):
+    server_load: int
+
+
+class Status(msgspec.Struct, frozen=True):
+    status: str
+
+
+class IsPaused(msgspec.Struct, frozen=True):
+    is_paused: bool
+
+
+class Aborted(msgspec.Struct, frozen=True):
+    """aborted: how many prompts were being continued, and are not any more."""
+
+    aborted: int
+    status: str = "aborted"
+
+
+class WorldSize(msgspec.Struct, frozen=True):
+    world_size: int
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    served_model_name: list[str]
+    dtype: str
+    quantization: str | None
+    max_model_len: int
+    max_logprobs: int
+    logprobs_mode: str
+
+
+class CacheInfo(msgspec.Struct, frozen=True, kw_only=True):
+    block_size: int
+    num_gpu_blocks: int
+    enable_prefix_caching: bool
+
+
+class SchedulerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    policy: str
+
+
+class LoRAInfo(msgspec.Struct, frozen=True):
+    max_lora_rank: int
+    max_loras: int
+
+
+class ParallelInfo(msgspec.Struct, frozen=True):
+    """One process computes, whatever the number of its threads."""
+
+    world_size: int = 1
+    data_parallel_size: int = 1
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """lora_config: null if no adapters are served. weight_transfer_config: there is none."""
+
+    model_config: ModelInfo
+    cache_config: CacheInfo
+    scheduler_config: SchedulerInfo
+    lora_config: LoRAInfo | None
+    parallel_config: ParallelInfo = ParallelInfo()
+    weight_transfer_config: None = None
+
+
+class ServerInfo(msgspec.Struct, frozen=True):
+    """vllm_config: as JSON in a text with config_format text, which is the default."""
+
+    vllm_config: ServerSettings | str
+
+
+class LoadedAdapters(msgspec.Struct, frozen=True):
+    """loaded_adapters: all, each with its path."""
+
+    loaded_adapters: dict[str, str]
+    success: bool = True
+    error_message: str = ""
+
+
+class LoRAStatus(msgspec.Struct, frozen=True):
+    lora_name: str
+    status: str = "success"
+
+
+class LoRAList(msgspec.Struct, frozen=True):
+    """loras: all, each with its path."""
+
+    loras: dict[str, str]
+    count: int
+    status: str = "success"

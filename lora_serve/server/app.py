@@ -1,0 +1,288 @@
+"""The application: its routes, what surrounds them, and how it is served until it is to stop.
+
+Owns no engine, but `run_server` shuts down the one it was given, because it alone can tell when the
+last answer has been sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Generator
+from contextlib import AbstractAsyncContextManager
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from lora_serve import __version__
+from lora_serve.config import ServerConfig
+from lora_serve.errors import ConfigError, LoraServeError
+from lora_serve.server.admin.adapter_spool import AdapterSpool
+from lora_serve.server.admin.adapters import adapters_router
+from lora_serve.server.admin.metrics import MetricsPage, metrics_app, metrics_router
+from lora_serve.server.admin.operations import operations_router
+from lora_serve.server.admin.pauses import pauses_router
+from lora_serve.server.admin.server_info import server_info_router
+from lora_serve.server.anthropic.errors import anthropic_shape
+from lora_serve.server.anthropic.messages import MESSAGES_PATH, messages_router
+from lora_serve.server.context import ServerContext
+from lora_serve.server.engine_api import Engine
+from lora_serve.server.http import second_port
+from lora_serve.server.http.acceptor import AcceptingServer
+from lora_serve.server.http.auth import Authentication, KeyRing
+from lora_serve.server.http.body import BodyLimit, BodyReader
+from lora_serve.server.http.connections import Connections
+from lora_serve.server.http.cors import CrossOrigin
+from lora_serve.server.http.drain import Drain, Draining
+from lora_serve.server.http.errors import (
+    ErrorBoundary,
+    ErrorShapes,
+    answer_error,
+    answer_http_error,
+)
+from lora_serve.server.http.head_requests import answering_head
+from lora_serve.server.http.hosts import AllowedHosts, HostCheck
+from lora_serve.server.http.instrumentation import Instrumentation
+from lora_serve.server.http.listener import Listeners, read_template, shown_address
+from lora_serve.server.http.repeated_warnings import bounded_warnings
+from lora_serve.server.http.request_ids import RequestIds
+from lora_serve.server.http.root_path import RootPath
+from lora_serve.server.http.shutdown import LAST_WORDS_SECONDS, ServerShutdown
+from lora_serve.server.inference.generate import generate_router
+from lora_serve.server.openai.chat import chat_router
+from lora_serve.server.openai.chat_batch import chat_batch_router
+from lora_serve.server.openai.chat_formats import ChatFormats
+from lora_serve.server.openai.completions import completions_router
+from lora_serve.server.openai.embeddings import embeddings_router
+from lora_serve.server.openai.inputs import Inputs
+from lora_serve.server.openai.models import ServedModels, models_router
+from lora_serve.server.openai.render import render_router
+from lora_serve.server.openai.tokens import tokens_router
+from lora_serve.server.openapi_document import openapi_document
+from lora_serve.server.responses.router import responses_router
+from lora_serve.server.responses.store import StoredResponses
+from lora_serve.server.routes import GENERATING_PATHS, OPEN_PATHS, STATE_PATHS
+from lora_serve.server.sagemaker.invocations import invocations_router
+from lora_serve.server.summary import start_summary, tell_summary
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(
+    engine: Engine,
+    config: ServerConfig,
+    drain: Drain | None = None,
+    keys: KeyRing | None = None,
+    page: MetricsPage | None = None,
+    spool: AdapterSpool | None = None,
+) -> FastAPI:
+    """All routes over one engine, /metrics if it has no port of its own.
+
+    Refuses requests once `drain` has begun. spool: the caller's to close.
+
+    Raises:
+        ConfigError: --chat-template or a key file cannot be read, or --enable-auto-tool-choice
+            with a template that holds no known format of tool calls.
+    """
+    drain = drain or Drain()
+    template = read_template(config.chat_template)
+    context = ServerContext(
+        engine=engine,
+        config=config,
+        models=ServedModels(engine.config),
+        keys=keys or KeyRing(config),
+        drain=drain,
+        bodies=BodyReader(config),
+        adapter_bodies=_adapter_bodies(config),
+        spool=spool or AdapterSpool(config.max_lora_spool_bytes),
+        inputs=Inputs(engine),
+        chat_formats=ChatFormats(config, engine.tokenizer, template),
+        responses=StoredResponses(
+            config.max_stored_responses,
+            config.max_stored_response_bytes,
+            config.stored_response_seconds,
+        ),
+        chat_template=template,
+    )
+    page = page or MetricsPage(engine)
+    # A redirect to the path with or without a slash would name the host that the client sent.
+    app = FastAPI(
+        title="lora-serve",
+        version=__version__,
+        redirect_slashes=False,
+        openapi_url=None if config.disable_fastapi_docs else "/openapi.json",
+    )
+    document = openapi_document(config)
+    app.openapi = lambda: document  # type: ignore[method-assign]  # FastAPI's way to have one's own
+    for router in (
+        completions_router(context),
+        chat_router(context),
+        chat_batch_router(context),
+        render_router(context),
+        messages_router(context),
+        embeddings_router(context),
+        responses_router(context),
+        models_router(engine, context.models, int(time.time())),
+        adapters_router(context),
+        operations_router(context, page.http),
+        pauses_router(context),
+        generate_router(context),
+        invocations_router(context),
+        server_info_router(context),
+        tokens_router(context),
+    ):
+        app.include_router(answering_head(router))
+    if config.metrics_port is None:
+        app.include_router(answering_head(metrics_router(page, context.keys)))
+    app.add_exception_handler(LoraServeError, answer_error)
+    app.add_exception_handler(HTTPException, answer_http_error)
+    needing_no_key = OPEN_PATHS if context.keys.guards_metrics else STATE_PATHS
+    app.add_middleware(Authentication, keys=context.keys, open_paths=needing_no_key)
+    app.add_middleware(Draining, drain=drain, state_paths=STATE_PATHS)
+    hosts = AllowedHosts(config)
+    app.add_middleware(CrossOrigin, config=config, hosts=hosts)
+    app.add_middleware(HostCheck, hosts=hosts)
+    app.add_middleware(ErrorBoundary)
+    app.add_middleware(ErrorShapes, shapes={MESSAGES_PATH: anthropic_shape})
+    app.add_middleware(RequestIds)
+    app.add_middleware(Instrumentation, metrics=page.http, generating_paths=GENERATING_PATHS)
+    if config.root_path:
+        app.add_middleware(RootPath, prefix=config.root_path)  # the last added is the outermost
+    return app
+
+
+def _adapter_bodies(config: ServerConfig) -> BodyReader:
+    limit = BodyLimit(config.max_lora_body_bytes, "--max-lora-body-bytes")
+    return BodyReader(config, each=limit, total=limit)
+
+
+async def run_server(
+    engine: Engine, config: ServerConfig, listeners: Listeners, spool: AdapterSpool | None = None
+) -> None:
+    """Serve until SIGTERM or SIGINT: finish what runs, refuse what comes, shut the engine down.
+
+    What still runs after --drain-timeout, or at a second signal, is cut off.
+
+    Args:
+        listeners: from `open_listeners`; closed at the end.
+        spool: where the engine may read adapters that come in bodies; the caller's to close.
+
+    Raises:
+        ConfigError: another server has begun to listen on the address in the meantime.
+    """
+    try:
+        listeners.listen()
+        drain, keys, page = Drain(), KeyRing(config), MetricsPage(engine)
+        connections = Connections(config, AutoHTTPProtocol)
+        server = _Server(
+            http_config(create_app(engine, config, drain, keys, page, spool), config, connections),
+            ServerShutdown(engine, drain, connections, config.drain_timeout),
+            keys,
+        )
+        tell_summary(start_summary(engine.config, config, engine.model_info))
+        _warn_of_open_server(config)
+        if told := keys.describe():
+            logger.info("%s", told)
+        with contextlib.closing(listeners):
+            async with (
+                bounded_warnings(),
+                _metrics_port(page, config, connections, listeners.metrics),
+            ):
+                await server.serve(sockets=[listeners.api])
+    finally:
+        await engine.shutdown()
+
+
+def _metrics_port(
+    page: MetricsPage,
+    config: ServerConfig,
+    connections: Connections,
+    listener: socket.socket | None,
+) -> AbstractAsyncContextManager[None]:
+    """--metrics-port, while the server runs; nothing without it. Its connections count, too."""
+    if listener is None:
+        return contextlib.nullcontext()
+    app = metrics_app(page, AllowedHosts(config, config.metrics_host))
+    return second_port.serving(http_config(app, config, connections), listener)
+
+
+def http_config(app: FastAPI, config: ServerConfig, connections: Connections) -> uvicorn.Config:
+    """How uvicorn serves the application: on connections that are watched."""
+    return uvicorn.Config(
+        app,
+        http=connections.protocol,  # type: ignore[arg-type]  # it calls what it is given
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_keep_alive=config.http_timeout_keep_alive,
+        timeout_graceful_shutdown=LAST_WORDS_SECONDS,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile,
+        ssl_ca_certs=config.ssl_ca_certs,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if config.ssl_ca_certs else ssl.CERT_NONE,
+    )
+
+
+def _warn_of_open_server(config: ServerConfig) -> None:
+    if config.is_local or config.has_keys:
+        return
+    logger.warning(
+        "listening on %s without an API key: every client that reaches this address may use the "
+        "model%s; give --api-key, or listen on 127.0.0.1",
+        config.uds or config.host,
+        " and change its adapters" if config.allow_runtime_lora_updating else "",
+    )
+
+
+class _Server(AcceptingServer):
+    """Says when it is ready, and leaves the process alive when it has stopped."""
+
+    def __init__(self, config: uvicorn.Config, shutdown: ServerShutdown, keys: KeyRing) -> None:
+        super().__init__(config)
+        self._shutdown = shutdown
+        self._keys = keys
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        assert sockets, "run_server gives the socket"
+        scheme = "https" if self.config.is_ssl else "http"
+        sys.stdout.write(f"lora-serve is ready on {shown_address(sockets[0], scheme)}\n")
+        sys.stdout.flush()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Unlike the base class, do not raise the signals again at the end: work remains."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._shutdown.begin, self._exit)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                loop.remove_signal_handler(number)
+
+    def _reload_keys(self) -> None:
+        try:
+            self._keys.reload()
+        except ConfigError as error:
+            logger.error("the API keys stay as they were: %s", error)
+        else:
+            logger.info("read again: %s", self._keys.describe())
+
+    def _exit(self) -> None:
+        self.should_exit = True

@@ -1,0 +1,1 @@
+"""Tokens in, tokens out: the routes of vLLM's scale-out protocol."""

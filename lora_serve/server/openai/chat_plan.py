@@ -1,0 +1,139 @@
+"""Turns a chat's body into what the engine is asked for, and how its answer is read.
+
+What other routes ask of a conversation goes the same way: they write it as a `ChatBody`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import msgspec
+from starlette.requests import Request
+
+from lora_serve.chat.answer import AnswerFormat
+from lora_serve.chat.reasoning_parsers.parser import ReasoningFormat
+from lora_serve.errors import InvalidRequestError
+from lora_serve.prompts import TokensPrompt
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.server.context import ServerContext
+from lora_serve.server.openai.answer_size import chat_size
+from lora_serve.server.openai.generation import Generation, start_generation
+from lora_serve.server.openai.inputs import Input
+from lora_serve.server.openai.models import ModelTarget
+from lora_serve.server.openai.parameters import (
+    answer_tokens,
+    chat_max_tokens,
+    chat_params,
+    chat_template,
+    check_top_logprobs,
+    truncation,
+)
+from lora_serve.server.openai.protocol import ChatBody
+from lora_serve.server.openai.tool_choice import answer_format, forced_calls
+from lora_serve.structured_outputs import ReasoningTokens
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """A chat's body, checked and read. item: the conversation as a prompt."""
+
+    body: ChatBody
+    target: ModelTarget
+    item: Input
+    params: SamplingParams
+    form: AnswerFormat
+
+
+async def plan_chat(
+    context: ServerContext,
+    body: ChatBody,
+    *,
+    tells_whole: bool = False,
+    like: ChatPlan | None = None,
+) -> ChatPlan:
+    """Check all of a body that can be checked before the engine is asked.
+
+    tells_whole: a stream ends with the whole answer, too. like: a plan of the same body with other
+        messages, whose settings are read and prepared for all.
+
+    Raises:
+        InvalidRequestError: a field is out of its range, or excludes another.
+        OverloadedError: others' texts take too long.
+    """
+    engine = context.engine
+    target = context.models.resolve(body.model)
+    template = chat_template(body, context)
+    form = answer_format(
+        body,
+        context.chat_formats.of(template),
+        needs_calls=context.config.enable_auto_tool_choice,
+    )
+    forced = forced_calls(body, form)
+    item = await context.inputs.from_chat(
+        body.messages,
+        body,
+        chat_template=template,
+        truncation=truncation(body, engine.model_info.max_model_len, answer_tokens(body)),
+        takes_embeds=True,
+    )
+    if not isinstance(item.prompt, TokensPrompt):
+        _check_with_embeds(body)
+    room = engine.model_info.max_model_len - item.num_tokens
+    if like is None:
+        params = chat_params(body, context.sampling_defaults, room)
+        if forced is not None:
+            params = msgspec.structs.replace(params, structured_outputs=forced)
+    else:
+        max_tokens = chat_max_tokens(body, context.sampling_defaults, room)
+        params = like.params.with_end(max_tokens, None)
+    if params.structured_outputs is not None and form.reasoning is not None:
+        reasoning = _reasoning_tokens(context, form.reasoning, item.ending)
+        if like is None:
+            params = msgspec.structs.replace(params, reasoning=reasoning)
+        else:
+            params = params.with_end(params.max_tokens, reasoning)
+        form = replace(form, grammar_waits=reasoning is not None)
+    max_logprobs, vocab_size = engine.config.model.max_logprobs, engine.model_info.vocab_size
+    check_top_logprobs(body, max_logprobs, vocab_size)
+    params.verify(max_logprobs, vocab_size, engine.config.model.max_n)
+    params = params.with_num_logprobs(vocab_size)
+    in_pieces = bool(body.stream) and not tells_whole
+    chat_size(body, params, stream=in_pieces).check(engine, [item], params)
+    return ChatPlan(body, target, item, params, form)
+
+
+def _reasoning_tokens(
+    context: ServerContext, form: ReasoningFormat, ending: str
+) -> ReasoningTokens | None:
+    """What marks the reasoning that a grammar waits for; None if it does not wait.
+
+    ending: of the prompt.
+    """
+    engine = context.engine
+    if engine.config.structured_outputs.structured_outputs_enable_in_reasoning:
+        return None
+    encode = partial(engine.tokenizer.encode, add_special_tokens=False)
+    return form.tokens(encode, ending)
+
+
+def _check_with_embeds(body: ChatBody) -> None:
+    """Raise InvalidRequestError for what completions refuse with embeddings, too."""
+    if body.echo:
+        raise InvalidRequestError("Echo is unsupported with prompt embeds.", "echo")
+    if body.prompt_logprobs is not None:
+        raise InvalidRequestError(
+            "prompt_logprobs is not compatible with prompt embeds.", "prompt_logprobs"
+        )
+
+
+def start_chat(context: ServerContext, request: Request, plan: ChatPlan) -> Generation:
+    """Make the engine's requests; nothing runs before the first delta is waited for."""
+    return start_generation(
+        context,
+        request,
+        plan.body,
+        plan.target,
+        [(plan.item, plan.params)],
+        plan.form.special_tokens,
+    )

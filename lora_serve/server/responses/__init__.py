@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: a conversation of items, answered as a chat is, and kept for a while."""

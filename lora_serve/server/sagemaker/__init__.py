@@ -1,0 +1,1 @@
+"""The route by which SageMaker's hosting asks for answers of every kind."""

@@ -1,0 +1,108 @@
+"""What a server tells of itself when it is ready: one line for each thing that was decided."""
+
+from __future__ import annotations
+
+import logging
+
+from lora_serve.config import EngineConfig, ServerConfig
+from lora_serve.config.limits import UNLIMITED
+from lora_serve.messages import EngineReady
+from lora_serve.observability.log import with_fields
+from lora_serve.observability.sizes import shown_bytes, shown_count
+
+logger = logging.getLogger(__name__)
+
+Summary = dict[str, str]
+
+NAME_WIDTH = 10
+
+
+def start_summary(config: EngineConfig, server: ServerConfig, engine: EngineReady) -> Summary:
+    """A text by subject, in the order of a reader's interest."""
+    return {
+        "model": _model(config, engine),
+        "runs on": _device(engine),
+        "KV cache": _kv_cache(config, engine),
+        "adapters": _adapters(config),
+        "limits": _limits(config),
+        "access": _access(server),
+    }
+
+
+def tell_summary(summary: Summary) -> None:
+    """Log it: a line for each subject, in JSON one line with a value for each."""
+    lines = [f"{name:{NAME_WIDTH}}{text}" for name, text in summary.items()]
+    fields = {name.lower().replace(" ", "_"): text for name, text in summary.items()}
+    logger.info("the server's settings\n  %s", "\n  ".join(lines), extra=with_fields(**fields))
+
+
+def _model(config: EngineConfig, engine: EngineReady) -> str:
+    names = ", ".join(config.model.served_model_name or (config.model.model,))
+    quantization = f", linear layers in {config.model.quantization}" * bool(
+        config.model.quantization
+    )
+    return (
+        f"{names}: {engine.architecture}, {shown_count(engine.num_parameters)} parameters, "
+        f"{engine.dtype}{quantization}"
+    )
+
+
+def _device(engine: EngineReady) -> str:
+    threads = f", {engine.num_threads} threads" if engine.num_threads else ""
+    return f"{engine.device}{threads}, kernels {engine.kernels}"
+
+
+def _kv_cache(config: EngineConfig, engine: EngineReady) -> str:
+    num_tokens = engine.num_blocks * config.cache.block_size
+    sharing = "shared" if config.cache.enable_prefix_caching else "not shared"
+    tiers = [
+        name
+        for name, is_there in (
+            ("memory", config.kv_tiers.kv_ram_bytes),
+            ("disk", config.kv_tiers.kv_disk_path),
+            ("Redis", config.kv_tiers.kv_redis_url),
+        )
+        if is_there
+    ]
+    return (
+        f"{shown_bytes(engine.kv_bytes)} for {num_tokens:,} tokens; the longest request has "
+        f"{engine.max_request_tokens:,}, of which {engine.num_longest_requests:,} fit at once; "
+        f"prefixes are {sharing}" + (f"; also kept in {', '.join(tiers)}" if tiers else "")
+    )
+
+
+def _adapters(config: EngineConfig) -> str:
+    lora = config.lora
+    if not lora.enable_lora:
+        return "none (--enable-lora serves them)"
+    loaded = f"{len(lora.modules)} loaded; " if lora.modules else ""
+    return (
+        f"{loaded}{lora.max_loras} in one step, {lora.cpu_lora_limit} in memory, of rank "
+        f"{lora.max_lora_rank} at most"
+    )
+
+
+def _limits(config: EngineConfig) -> str:
+    scheduler, queued = config.scheduler, config.limits.max_num_queued_reqs
+    waiting = "any number" if queued == UNLIMITED else f"{queued:,}"
+    return (
+        f"{scheduler.max_num_seqs} requests run at once, {waiting} wait; a step computes "
+        f"{scheduler.max_num_batched_tokens:,} tokens"
+    )
+
+
+def _access(server: ServerConfig) -> str:
+    if not server.has_keys:
+        clients = "programs of this machine" if server.is_local else "every client that reaches it"
+        may_change = server.is_local or server.allow_runtime_lora_updating
+        changes = "may change its adapters" if may_change else "nothing over HTTP changes it"
+        return f"{clients} may use it without a key, and {changes}"
+    use = "needs an API key" if server.requires_api_key else "needs no key"
+    has_admin = bool(server.admin_api_key or server.admin_api_key_file)
+    if has_admin:
+        change = "changing adapters needs an admin key"
+    elif server.allow_runtime_lora_updating:
+        change = "every key may change adapters"
+    else:
+        change = "nothing over HTTP changes adapters (--admin-api-key)"
+    return f"using it {use}; {change}"

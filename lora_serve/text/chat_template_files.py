@@ -1,0 +1,38 @@
+"""The chat templates of a model's files, read without its tokenizer, which takes seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers.utils.hub import cached_file
+
+from lora_serve.text.generation_config import read_model_json
+
+
+def chat_templates(source: str, revision: str | None) -> str:
+    """All templates of a directory or hub repository, one behind the other; "" if it has none.
+
+    For questions of what no template holds: which one is used is the tokenizer's to say.
+    """
+    found: list[str] = []
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        found += _texts(read_model_json(source, revision, name).get("chat_template"))
+    path = cached_file(
+        source,
+        "chat_template.jinja",
+        revision=revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    files = [] if path is None else [Path(path)]
+    files += Path(source).expanduser().glob("additional_chat_templates/*.jinja")
+    found += [file.read_text(encoding="utf-8", errors="replace") for file in files]
+    return "\n".join(found)
+
+
+def _texts(value: object) -> list[str]:
+    """The texts of one template, or of a list of several with their names."""
+    if isinstance(value, list):
+        rows = [row for row in value if isinstance(row, dict)]
+        return [text for row in rows for text in _texts(row.get("template"))]
+    return [value] if isinstance(value, str) else []

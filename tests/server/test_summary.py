@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from lora_serve.config import CacheConfig, EngineConfig, LoRAConfig, ModelConfig, ServerConfig
+from lora_serve.messages import EngineReady
+from lora_serve.observability.log import JsonFormatter
+from lora_serve.server.summary import start_summary, tell_summary
+
+READY = EngineReady(
+    dtype="bfloat16",
+    num_blocks=1000,
+    kernels="cpu-avx2-3",
+    max_request_tokens=8192,
+    num_longest_requests=22,
+    kv_bytes=4 * 2**30,
+    architecture="LlamaForCausalLM",
+    device="cpu",
+    num_threads=2,
+    num_parameters=134_515_008,
+)
+ENGINE = EngineConfig(
+    model=ModelConfig(model="/models/a", served_model_name=("a", "b"), quantization="int8"),
+    cache=CacheConfig(block_size=16),
+    lora=LoRAConfig(enable_lora=True, max_loras=4, lora_modules=("x=/x",)),
+)
+
+
+def test_each_subject_is_told_with_its_numbers() -> None:
+    summary = start_summary(ENGINE, ServerConfig(), READY)
+    assert summary["model"] == (
+        "a, b: LlamaForCausalLM, 135 M parameters, bfloat16, linear layers in int8"
+    )
+    assert summary["runs on"] == "cpu, 2 threads, kernels cpu-avx2-3"
+    assert summary["KV cache"].startswith(
+        "4.0 GiB for 16,000 tokens; the longest request has 8,192"
+    )
+    assert "22 fit at once" in summary["KV cache"]
+    assert summary["adapters"].startswith("1 loaded; 4 in one step, 32 in memory")
+
+
+@pytest.mark.parametrize(
+    ("server", "told"),
+    [
+        (ServerConfig(), "programs of this machine may use it without a key, and may change"),
+        (
+            ServerConfig(host="0.0.0.0"),
+            "every client that reaches it may use it without a key, and",
+        ),
+        (ServerConfig(host="0.0.0.0"), "nothing over HTTP changes it"),
+        (ServerConfig(api_key=("k",)), "using it needs an API key; nothing over HTTP changes"),
+        (
+            ServerConfig(api_key=("k",), allow_runtime_lora_updating=True),
+            "every key may change adapters",
+        ),
+        (ServerConfig(admin_api_key=("k",)), "using it needs no key; changing adapters needs an"),
+    ],
+)
+def test_who_may_do_what_is_told(server: ServerConfig, told: str) -> None:
+    assert told in start_summary(ENGINE, server, READY)["access"]
+
+
+def test_programs_read_a_value_for_each_subject(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        tell_summary(start_summary(ENGINE, ServerConfig(), READY))
+    (record,) = caplog.records
+    line = json.loads(JsonFormatter("server").format(record))
+    assert line["runs_on"] == "cpu, 2 threads, kernels cpu-avx2-3"
+    assert "\n  model     a, b:" in line["message"]
