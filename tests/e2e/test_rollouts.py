@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -53,10 +54,41 @@ def load(http: httpx.Client, name: str, path: object, *, in_place: bool = False)
     assert response.status_code == 200, response.text
 
 
-def num_running(http: httpx.Client) -> float:
-    page = http.get("/metrics").text
-    (line,) = [x for x in page.splitlines() if x.startswith("vllm:num_requests_running{")]
-    return float(line.rpartition(" ")[2])
+class RunningRollOut:
+    """A roll-out of 600 tokens that has given its first when this is made; `whole` waits for all.
+
+    It is streamed: a roll-out takes less time than a page of /metrics is kept for, so that whether
+    one is running is not told there in time.
+    """
+
+    def __init__(self, http: httpx.Client, model: str | None, **fields: object) -> None:
+        self._body = {**ROLL_OUT, "max_tokens": 600, "stream": True, "model": model, **fields}
+        self._http = http
+        self._events: list[dict] = []
+        self._has_begun = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+        assert self._has_begun.wait(60)
+
+    def _read(self) -> None:
+        with self._http.stream("POST", "/v1/completions", json=self._body) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    self._events.append(json.loads(line.removeprefix("data: ")))
+                    self._has_begun.set()
+
+    def whole(self) -> dict:
+        """What the same request is answered when it is not streamed, as far as `given` reads it."""
+        self._thread.join(60)
+        (fingerprint,) = {event["system_fingerprint"] for event in self._events}
+        choices = [choice for event in self._events for choice in event["choices"]]
+        told = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+        choice = {
+            "token_ids": [x for choice in choices for x in choice["token_ids"] or ()],
+            "logprobs": {"token_logprobs": [x for part in told for x in part["token_logprobs"]]},
+            "finish_reason": choices[-1]["finish_reason"],
+        }
+        return {"choices": [choice], "system_fingerprint": fingerprint}
 
 
 def test_a_step_of_training_as_trl_takes_it(http: httpx.Client, demo_paths: DemoPaths) -> None:
@@ -68,13 +100,7 @@ def test_a_step_of_training_as_trl_takes_it(http: httpx.Client, demo_paths: Demo
     load(http, "trl-policy-v1", demo_paths.alpha)
     alone = given(roll_out(http, "trl-policy-v1"))
 
-    kept: list[dict] = []
-    running = threading.Thread(
-        target=lambda: kept.append(roll_out(http, "trl-policy-v1", max_tokens=600))
-    )
-    running.start()
-    while not num_running(http):
-        time.sleep(0.005)
+    running = RunningRollOut(http, "trl-policy-v1")
     assert answered(http.post("/pause?mode=keep")) == {"status": "paused"}
     load(http, "trl-policy-v2", demo_paths.beta)
     held: list[dict] = []
@@ -85,11 +111,10 @@ def test_a_step_of_training_as_trl_takes_it(http: httpx.Client, demo_paths: Demo
     assert not held
     assert answered(http.get("/is_paused")) == {"is_paused": True}
     assert answered(http.post("/resume")) == {"status": "resumed"}
-    for thread in (running, waiting):
-        thread.join(60)
+    token_ids, logprobs, version = given(running.whole())
+    waiting.join(60)
     assert http.post("/v1/unload_lora_adapter", json={"lora_name": "trl-policy-v1"}).is_success
 
-    token_ids, logprobs, version = given(kept[0])
     assert (token_ids[:200], logprobs[:200], version) == alone
     again = given(roll_out(http, "trl-policy-v2"))
     assert given(held[0]) == again
@@ -112,33 +137,19 @@ def test_a_kept_request_ends_with_the_version_that_was_replaced(
 ) -> None:
     load(http, "replaced", demo_paths.alpha)
     alone = given(roll_out(http, "replaced", max_tokens=600))
-    kept: list[dict] = []
-    running = threading.Thread(
-        target=lambda: kept.append(roll_out(http, "replaced", max_tokens=600, cache_salt="2"))
-    )
-    running.start()
-    while not num_running(http):
-        time.sleep(0.005)
+    running = RunningRollOut(http, "replaced", cache_salt="2")
     answered(http.post("/pause?mode=keep"))
     load(http, "replaced", demo_paths.beta, in_place=True)
     answered(http.post("/resume"))
-    running.join(60)
-    assert given(kept[0]) == alone
+    assert given(running.whole()) == alone
     assert given(roll_out(http, "replaced"))[2] != alone[2]
 
 
 def test_requests_that_are_aborted_say_so_and_give_what_they_had(http: httpx.Client) -> None:
     whole = roll_out(http, None, max_tokens=600)["choices"][0]["token_ids"]
-    ended: list[dict] = []
-    running = threading.Thread(
-        target=lambda: ended.append(roll_out(http, None, max_tokens=600, request_id="mine"))
-    )
-    running.start()
-    while not num_running(http):
-        time.sleep(0.005)
+    running = RunningRollOut(http, None, request_id="mine")
     body = {"request_ids": ["mine"]}
     assert answered(http.post("/inference/v1/abort_requests", json=body))["aborted"] == 1
-    running.join(60)
-    (choice,) = ended[0]["choices"]
+    (choice,) = running.whole()["choices"]
     assert choice["finish_reason"] == "abort"
     assert choice["token_ids"] == whole[: len(choice["token_ids"])]

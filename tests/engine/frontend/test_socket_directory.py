@@ -70,9 +70,9 @@ def test_others_directories_stay(short_path: Path) -> None:
     assert other.is_dir()
 
 
-def test_one_that_is_closed_twice_closes_no_descriptor_of_others(tmp_path: Path) -> None:
-    directory = SocketDirectory(tmp_path)
+def test_one_that_is_closed_twice_closes_no_descriptor_of_others(short_path: Path) -> None:
+    directory = SocketDirectory(short_path)
     directory.close()
-    with (tmp_path / "another").open("w") as file:  # takes the number that has become free
+    with (short_path / "another").open("w") as file:  # takes the number that has become free
         directory.close()
         file.write("is open")
