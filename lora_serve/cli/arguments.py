@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Mapping
 from dataclasses import Field, fields
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from lora_serve.cli.parser import reader
 from lora_serve.config import (
     CacheConfig,
     EngineConfig,
@@ -20,6 +20,7 @@ from lora_serve.config import (
     ServerConfig,
     StructuredOutputsConfig,
 )
+from lora_serve.config.quantities import READERS, shown_size
 from lora_serve.config.refusals import Refusals
 from lora_serve.config.setting import flag_name
 from lora_serve.errors import ConfigError
@@ -48,8 +49,7 @@ ENGINE_PARTS: Mapping[str, type[Any]] = {
     "log": LogConfig,
 }
 POSITIONAL = {"model"}
-_SUFFIXES = {"": 1, "k": 1000, "K": 2**10, "m": 1000**2, "M": 2**20}
-_COUNT = re.compile(r"(-?[0-9]+)([kKmM]?)")
+METAVARS = {"bytes": "SIZE", "count": "N", int: "N", float: "X"}
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,27 +125,20 @@ def _add_flag(group: Any, field: Field[Any], hint: Any) -> None:
     else:
         kinds = [kind for kind in get_args(hint) if kind is not type(None)]
         options["type"] = kinds[0] if kinds else hint
-        default = {int: "N", float: "X"}.get(options["type"], "TEXT")
+        quantity = metadata.get("quantity")
+        default = METAVARS.get(quantity or options["type"], "TEXT")
         options["metavar"] = metadata.get("metavar", default)
-        if metadata.get("suffixes"):
-            options["type"] = _count
+        if quantity:
+            options["type"] = reader(READERS[quantity])
     names = ("--" + flag_name(field), *metadata.get("aliases", ()))
     group.add_argument(*names, dest=field.name, **options)
-
-
-def _count(text: str) -> int:
-    """A number of tokens as vLLM takes it: k and m are powers of 1000, K and M of 1024."""
-    match = _COUNT.fullmatch(text)
-    if match is None:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no whole number, such as 16384, 16K (16384) or 16k (16000)"
-        )
-    return int(match[1]) * _SUFFIXES[match[2]]
 
 
 def _help(field: Field[Any]) -> str:
     text = str(field.metadata["help"]).replace("%", "%%")
     if field.default in (None, (), "", False):
         return text
-    default = "on" if field.default is True else field.default
+    default: Any = "on" if field.default is True else field.default
+    if field.metadata.get("quantity") == "bytes":
+        default = shown_size(default)
     return f"{text} (default: {default})"

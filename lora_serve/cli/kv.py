@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+from lora_serve.cli.parser import reader
+from lora_serve.config.quantities import seconds_of
+
 ACTIONS = {
     "ls": "what is stored: by adapter, version and salt",
     "verify": "read everything, and check every block; exit code 1 if one is bad",
-    "clear": "delete everything, or what the options choose",
+    "clear": "delete everything, or what the options choose; asks first",
     "stats": "totals, by adapter and over all",
 }
 
@@ -57,9 +60,13 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--older-than",
-        metavar="SECONDS",
-        type=age,
-        help="only where the newest block was written so long ago",
+        metavar="AGE",
+        type=reader(seconds_of),
+        help="only where the newest block was written so long ago: 30m, 2h, 7d, or seconds",
+    )
+    parser.add_argument("--yes", action="store_true", help="delete without a question")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say what would be deleted, and delete nothing"
     )
 
 
@@ -69,10 +76,3 @@ def digest_start(text: str) -> str:
     if not start or set(start) - set("0123456789abcdef"):
         raise argparse.ArgumentTypeError(f"{text!r} does not begin a digest; see `kv ls --json`")
     return start
-
-
-def age(text: str) -> float:
-    seconds = float(text)
-    if not seconds >= 0:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 0 seconds")
-    return seconds

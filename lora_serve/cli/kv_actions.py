@@ -72,14 +72,7 @@ def list_namespaces(inspection: Inspection, args: argparse.Namespace) -> int:
     if args.json:
         _print_json([_as_json(one.namespace) | _amounts(one) for one in summaries])
         return 0
-    header = ("adapter", "version", "gen", "salt", "model", "blocks", "size", "oldest", "newest")
-    now = time.time()
-    rows = [
-        (*_identity(one.namespace), f"{one.num_blocks:,}", size_text(one.num_bytes),
-         age_text(one.oldest, now), age_text(one.newest, now))
-        for one in summaries
-    ]  # fmt: skip
-    _print_table(header, rows)
+    _print_namespaces(summaries)
     return 0
 
 
@@ -115,13 +108,40 @@ def verify(inspection: Inspection, args: argparse.Namespace) -> int:
 def clear(inspection: Inspection, args: argparse.Namespace) -> int:
     now = time.time()
     found = [one for one in inspection.summaries() if _is_chosen(one, args, now)]
-    if all(one is None for one in (args.adapter, args.version, args.salt, args.older_than)):
+    chooses_all = all(
+        one is None for one in (args.adapter, args.version, args.salt, args.older_than)
+    )
+    num_blocks = sum(one.num_blocks for one in found)
+    amount = f"{num_blocks:,} blocks, {size_text(sum(one.num_bytes for one in found))}"
+    if args.dry_run:
+        _print_namespaces(found)
+        print(f"would delete {amount}")
+        return 0
+    if not args.yes and not _is_confirmed(found, amount, args.where):
+        print("nothing was deleted")
+        return EXIT_REFUSED
+    if chooses_all:
         inspection.clear_everything()
     else:
         inspection.clear([one.namespace for one in found])
-    num_blocks = sum(one.num_blocks for one in found)
-    print(f"deleted {num_blocks:,} blocks, {size_text(sum(one.num_bytes for one in found))}")
+    print(f"deleted {amount}")
     return 0
+
+
+def _is_confirmed(found: Sequence[Summary], amount: str, where: str) -> bool:
+    """Ask on the terminal. Raises ConfigError where there is none."""
+    place = _without_password(where)
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            f"{place}: this would delete {amount}, and there is no terminal to ask on; add --yes, "
+            "or --dry-run to see what would go"
+        )
+    _print_namespaces(found)
+    try:
+        answer = input(f"Delete {amount}, from {place}? [y/N] ")
+    except EOFError:
+        return False
+    return answer.strip().lower() in ("y", "yes")
 
 
 def _is_chosen(summary: Summary, args: argparse.Namespace, now: float) -> bool:
@@ -237,6 +257,17 @@ def _totals_row(totals: Totals, title: str, now: float) -> tuple[str, ...]:
     counts = (totals.num_versions, totals.num_salts, totals.num_blocks)
     ages = (age_text(totals.oldest, now), age_text(totals.newest, now))
     return (title, *(f"{count:,}" for count in counts), size_text(totals.num_bytes), *ages)
+
+
+def _print_namespaces(summaries: Sequence[Summary]) -> None:
+    header = ("adapter", "version", "gen", "salt", "model", "blocks", "size", "oldest", "newest")
+    now = time.time()
+    rows = [
+        (*_identity(one.namespace), f"{one.num_blocks:,}", size_text(one.num_bytes),
+         age_text(one.oldest, now), age_text(one.newest, now))
+        for one in summaries
+    ]  # fmt: skip
+    _print_table(header, rows)
 
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

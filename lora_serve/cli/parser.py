@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from lora_serve.cli.vllm_flags import with_effect
+
+Number = TypeVar("Number", int, float)
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -48,6 +50,18 @@ def _with_dashes(word: str) -> str:
     """A flag that is written with underscores, as vLLM takes it, too."""
     flag, equals, value = word.partition("=")
     return flag.replace("_", "-") + equals + value if flag.startswith("--") else word
+
+
+def reader(read: Callable[[str], Number]) -> Callable[[str], Number]:
+    """An argument's type: what `read` returns, or the reason why it does not, for the user."""
+
+    def checked(text: str) -> Number:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return checked
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

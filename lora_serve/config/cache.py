@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lora_serve.config.setting import require_at_least, require_choices, setting
+from lora_serve.config.setting import read_quantities, require_at_least, require_choices, setting
 from lora_serve.errors import ConfigError
 from lora_serve.identity import HASH_ALGOS
 
@@ -18,7 +18,7 @@ class CacheConfig:
         "Share of the device's free memory that weights, a step, adapters and KV may take.", 0.9
     )
     kv_cache_memory_bytes: int | None = setting(
-        "Bytes for the KV cache; on CPUs at most 4 GiB if left out.", None
+        "Memory for the KV cache; on CPUs at most 4 GiB if left out.", None, quantity="bytes"
     )
     num_gpu_blocks_override: int | None = setting(
         "Exact number of KV blocks, on any device, instead of sizing by memory.", None
@@ -31,6 +31,7 @@ class CacheConfig:
     )
 
     def __post_init__(self) -> None:
+        read_quantities(self)
         require_choices(self)
         if self.block_size < 16 or self.block_size % 16:
             raise ConfigError(f"--block-size {self.block_size} is not a multiple of 16")

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from lora_serve.config.setting import require_at_least, require_choices, setting
+from lora_serve.config.setting import read_quantities, require_at_least, require_choices, setting
 from lora_serve.errors import ConfigError
 
 KV_STORE_POLICIES = ("all", "prompt-only", "after-n-hits")
@@ -19,14 +19,14 @@ class KVTierConfig:
     """Where KV lives beyond the device cache. No tier is used unless it is named here."""
 
     kv_ram_bytes: int | None = setting(
-        "Keep KV in this many bytes of memory after it has left the device cache.", None
+        "Keep KV in this much memory after it has left the device cache.", None, quantity="bytes"
     )
     kv_disk_path: str | None = setting(
         "Keep KV in this directory, across restarts; several servers may share it.",
         None,
         metavar="DIR",
     )
-    kv_disk_bytes: int = setting("Most bytes of KV below --kv-disk-path.", 16 * 2**30)
+    kv_disk_bytes: int = setting("Most KV below --kv-disk-path.", 16 * 2**30, quantity="bytes")
     kv_redis_url: str | None = setting(
         "Keep KV in this Redis or Valkey, which replicas share, as in redis://host:6379/0.",
         None,
@@ -73,6 +73,7 @@ class KVTierConfig:
     )
 
     def __post_init__(self) -> None:
+        read_quantities(self)
         require_at_least(1, "--kv-ram-bytes", self.kv_ram_bytes)
         require_at_least(1, "--kv-disk-bytes", self.kv_disk_bytes)
         require_at_least(1, "--kv-store-min-hits", self.kv_store_min_hits)
@@ -95,7 +96,8 @@ class KVTierConfig:
             if name not in settings:
                 raise ConfigError(f"--kv-transfer-config: no setting {name}; have {[*settings]}")
             kind = int if str(settings[name].type).startswith("int") else str
-            if type(value) is not kind:
+            is_size = type(value) is str and "quantity" in settings[name].metadata
+            if type(value) is not kind and not is_size:
                 raise ConfigError(f"--kv-transfer-config: {name} {value!r} is no {kind.__name__}")
             if getattr(self, name) != settings[name].default:
                 raise ConfigError(f"--kv-transfer-config: {name} is given as a flag, too")

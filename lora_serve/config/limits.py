@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lora_serve.config.setting import require_at_least, setting
+from lora_serve.config.setting import read_quantities, require_at_least, setting
 
 UNLIMITED = -1
 
@@ -22,6 +22,7 @@ class LimitsConfig:
         "Most prompt tokens of all requests that wait for their first output; more are refused "
         "with 503. -1 for any number.",
         8 * 2**20,
+        quantity="count",
     )
     max_stream_backlog: int = setting(
         "Pieces of a streamed answer that may wait for a slow reader; with more the answer is "
@@ -45,6 +46,7 @@ class LimitsConfig:
     )
 
     def __post_init__(self) -> None:
+        read_quantities(self)
         require_at_least(UNLIMITED, "--max-num-queued-reqs", self.max_num_queued_reqs)
         if self.max_num_queued_tokens != UNLIMITED:
             require_at_least(1, "--max-num-queued-tokens", self.max_num_queued_tokens)

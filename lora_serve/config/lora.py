@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from lora_serve.config.setting import require_at_least, setting
+from lora_serve.config.setting import read_quantities, require_at_least, setting
 from lora_serve.errors import ConfigError
 
 MAX_LORAS = 8
@@ -45,12 +45,13 @@ class LoRAConfig:
         False,
     )
     lora_max_download_bytes: int = setting(
-        "Most bytes of an adapter that is downloaded.", 2 * 2**30, metavar="BYTES"
+        "Largest adapter that is downloaded.", 2 * 2**30, quantity="bytes"
     )
     lora_hub_cache_bytes: int = setting(
-        "Most bytes of adapters in the hub's cache on this disk; with more, none is downloaded.",
+        "Most room that adapters take in the hub's cache on this disk; with more, none is "
+        "downloaded.",
         64 * 2**30,
-        metavar="BYTES",
+        quantity="bytes",
     )
     lora_load_timeout: float = setting(
         "Seconds that reading an adapter for a load may take, waiting included.",
@@ -67,6 +68,7 @@ class LoRAConfig:
     )
 
     def __post_init__(self) -> None:
+        read_quantities(self)
         require_at_least(1, "--lora-max-download-bytes", self.lora_max_download_bytes)
         require_at_least(1, "--lora-hub-cache-bytes", self.lora_hub_cache_bytes)
         if self.lora_allow_hub and self.lora_allowed_roots:

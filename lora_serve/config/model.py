@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lora_serve.config.setting import require_at_least, require_choices, setting
+from lora_serve.config.setting import read_quantities, require_at_least, require_choices, setting
 from lora_serve.errors import ConfigError
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -64,7 +64,7 @@ class ModelConfig:
         "Longest prompt and answer together, in tokens (16384, 16K; 16k is 16000); the model's own "
         "limit if left out.",
         None,
-        suffixes=True,
+        quantity="count",
     )
     load_format: str = setting(
         "Where weights come from: the checkpoint, in this format (auto: in the one it has), or "
@@ -136,6 +136,7 @@ class ModelConfig:
     )
 
     def __post_init__(self) -> None:
+        read_quantities(self)
         require_choices(self)
         require_at_least(1, "--max-model-len", self.max_model_len)
         require_at_least(-1, "--max-logprobs", self.max_logprobs)

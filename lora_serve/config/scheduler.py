@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lora_serve.config.setting import require_at_least, require_choices, setting
+from lora_serve.config.setting import read_quantities, require_at_least, require_choices, setting
 
 SCHEDULING_POLICIES = ("fcfs", "priority")
 FAIR_SHARES = ("none", "adapter", "key")
@@ -15,7 +15,9 @@ class SchedulerConfig:
     """How much may run at once, and in which order."""
 
     max_num_seqs: int = setting("Most requests that run at once.", 128)
-    max_num_batched_tokens: int = setting("Most tokens computed in one step.", 2048)
+    max_num_batched_tokens: int = setting(
+        "Most tokens computed in one step.", 2048, quantity="count"
+    )
     scheduling_policy: str = setting(
         "Order of waiting requests: by arrival, or by priority (lower first) and then arrival.",
         "fcfs",
@@ -35,6 +37,7 @@ class SchedulerConfig:
     validate: bool = setting("Check the engine's invariants after every step (slow).", False)
 
     def __post_init__(self) -> None:
+        read_quantities(self)
         require_choices(self)
         require_at_least(1, "--max-num-seqs", self.max_num_seqs)
         require_at_least(1, "--max-num-batched-tokens", self.max_num_batched_tokens)

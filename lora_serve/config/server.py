@@ -7,7 +7,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from lora_serve.config.setting import require_at_least, setting
+from lora_serve.config.setting import read_quantities, require_at_least, setting
 from lora_serve.errors import ConfigError
 
 ANY_HOST = frozenset({"", "0.0.0.0", "::"})
@@ -165,26 +165,33 @@ class ServerConfig:
         1024,
     )
     max_stored_response_bytes: int = setting(
-        "Most bytes of them, with the conversations that they continue.", 64 * 2**20
+        "Most memory for them, with the conversations that they continue.",
+        64 * 2**20,
+        quantity="bytes",
     )
     stored_response_seconds: float = setting("Seconds for which one is kept.", 3600.0)
-    max_body_bytes: int = setting("Largest request body accepted, in bytes.", 4 * 2**20)
+    max_body_bytes: int = setting("Largest request body accepted.", 4 * 2**20, quantity="bytes")
     max_embeds_body_bytes: int = setting(
         "The same for a body with prompt_embeds, where --enable-prompt-embeds allows them.",
         64 * 2**20,
+        quantity="bytes",
     )
     max_lora_body_bytes: int = setting(
         "The same for a body of /load_lora_adapter_from_tensors, and for all of these at once.",
         64 * 2**20,
+        quantity="bytes",
     )
     max_lora_spool_bytes: int = setting(
-        "Most bytes of files of adapters that came in such bodies, below TMPDIR.", 16 * 2**30
+        "Most room for files of adapters that came in such bodies, below TMPDIR.",
+        16 * 2**30,
+        quantity="bytes",
     )
     max_total_body_bytes: int = setting(
         "Most bytes of request bodies that are read and parsed at once, as far as they have come. "
         "Of those above it the slowest get 408; one above 64 KiB waits for room for 5 s and then "
         "gets 503. A larger one is read alone.",
         64 * 2**20,
+        quantity="bytes",
     )
     max_connections: int = setting(
         "Most connections open at once, as far as the system's limit of open files allows; a "
@@ -214,6 +221,7 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
+        read_quantities(self)
         for flag, port in (("--port", self.port), ("--metrics-port", self.metrics_port)):
             if port is not None and not 0 <= port <= 65535:
                 raise ConfigError(f"{flag} {port} must be in [0, 65535]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import Field, field, fields
 from typing import Any
 
+from lora_serve.config.quantities import READERS
 from lora_serve.errors import ConfigError
 
 
@@ -14,7 +15,8 @@ def setting(help: str, default: Any, **metadata: Any) -> Any:
     `flag` is the flag's name where it is not the field's.
     `choices` are the values it may have besides a default of None. The parser lists them, and
     `require_choices` refuses others, from wherever they come. `spellings` are other words for some
-    of them. `aliases` are further names of its flag. With `suffixes` a count may be written as 16k.
+    of them. `aliases` are further names of its flag. A number with a `quantity` may be a text that
+    `quantities.py` reads, such as 16K or 8GiB, which `read_quantities` turns into the number.
     """
     return field(default=default, metadata={"help": help, **metadata})
 
@@ -27,6 +29,23 @@ def flag_name(setting: Field[Any]) -> str:
 def require_at_least(low: float, flag: str, value: float | None) -> None:
     if value is not None and not value >= low:  # nor is NaN
         raise ConfigError(f"{flag} {value} must be at least {low}")
+
+
+def read_quantities(config: Any) -> None:
+    """Turn texts into the numbers that they stand for. Every config with quantities calls it.
+
+    Raises:
+        ConfigError: naming the flag, for a text that stands for none.
+    """
+    for each in fields(config):
+        text = getattr(config, each.name)
+        if "quantity" not in each.metadata or not isinstance(text, str):
+            continue
+        try:
+            number = READERS[each.metadata["quantity"]](text)
+        except ValueError as error:
+            raise ConfigError(f"--{flag_name(each)}: {error}") from error
+        object.__setattr__(config, each.name, number)  # it is being made, and not yet shared
 
 
 def require_choices(config: Any) -> None:

@@ -65,6 +65,8 @@ def test_every_setting_has_one_sentence_of_help() -> None:
         (["--dtype", "bloat16"], ["did you mean bfloat16?"]),
         (["--port", "http"], ["--port", "http"]),
         (["--max-model-len", "16x"], ["--max-model-len", "'16x'", "16K (16384) or 16k (16000)"]),
+        (["--kv-ram-bytes", "8GX"], ["--kv-ram-bytes", "'8GX'", "512MiB", "8GB (1000 MB each)"]),
+        (["--kv-ram-bytes", "0.3KiB"], ["--kv-ram-bytes", "'0.3KiB'"]),
         (["model", "another"], ["another"]),
     ],
 )
@@ -104,8 +106,38 @@ def test_impossible_settings_are_named(argv: list[str], words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "tokens"), [("4096", 4096), ("16k", 16_000), ("16K", 16_384), ("1m", 10**6)]
+    ("text", "tokens"),
+    [("4096", 4096), ("16k", 16_000), ("16K", 16_384), ("1m", 10**6), ("25.6k", 25_600)],
 )
 def test_a_length_may_be_written_with_vllms_suffixes(text: str, tokens: int) -> None:
     args = parser().parse_args(["--max-model-len", text])
     assert engine_config(args).model.max_model_len == tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("4096", 4096),
+        ("512MiB", 512 * 2**20),
+        ("8GiB", 2**33),
+        ("8 GB", 8 * 10**9),
+        ("1.5gib", 3 * 2**29),
+        ("8G", 2**33),  # as vLLM reads it
+        ("8g", 8 * 10**9),
+    ],
+)
+def test_bytes_may_be_written_with_their_unit(text: str, num_bytes: int) -> None:
+    args = parser().parse_args(["--kv-cache-memory-bytes", text, "--max-body-bytes", text])
+    assert engine_config(args).cache.kv_cache_memory_bytes == num_bytes
+    assert server_config(args).max_body_bytes == num_bytes
+
+
+def test_every_flag_that_takes_bytes_takes_their_unit() -> None:
+    for _, config in GROUPS:
+        for field in dataclasses.fields(config):
+            if field.name.endswith("_bytes"):
+                assert field.metadata.get("quantity") == "bytes", field.name
+
+
+def test_a_default_is_shown_as_it_may_be_written() -> None:
+    assert "(default: 16GiB)" in parser().format_help()

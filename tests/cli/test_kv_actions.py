@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -122,7 +123,7 @@ def test_verify_fails_where_a_descriptor_is_damaged(
         assert main(["kv", "verify", where]) == 1
         assert "1 with a damaged descriptor" in capsys.readouterr().err
         assert main(["kv", "verify", where]) == 1  # it only looks
-        assert main(["kv", "clear", where]) == 0
+        assert main(["kv", "clear", where, "--yes"]) == 0
         assert main(["kv", "verify", where]) == 0
 
 
@@ -135,6 +136,8 @@ def test_verify_fails_where_a_descriptor_is_damaged(
         (("--salt", B.salt_digest.hex()), [None, "a"]),
         (("--adapter", "a", "--salt", B.salt_digest.hex()), [None, "a", "b"]),
         (("--older-than", "1800"), ["b"]),
+        (("--older-than", "30m"), ["b"]),
+        (("--older-than", "2h"), [None, "a", "b"]),
     ],
 )
 def test_clear_deletes_what_the_options_choose(
@@ -143,7 +146,7 @@ def test_clear_deletes_what_the_options_choose(
     tier = DiskTier(path, 2**20)
     tier.save(B, records_of_now(B))
     tier.close()
-    assert main(["kv", "clear", str(path), *options]) == 0
+    assert main(["kv", "clear", str(path), *options, "--yes"]) == 0
     capsys.readouterr()
     assert main(["kv", "ls", str(path), "--json"]) == 0
     assert [one["adapter"] for one in json.loads(capsys.readouterr().out)] == left
@@ -172,19 +175,53 @@ def test_clear_deletes_one_adapter_or_everything(
     path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for where in (str(path), url):
-        assert main(["kv", "clear", where, "--adapter", "a"]) == 0
+        assert main(["kv", "clear", where, "--adapter", "a", "--yes"]) == 0
         assert capsys.readouterr().out.startswith("deleted 4 blocks, ")
-        assert main(["kv", "clear", where]) == 0
+        assert main(["kv", "clear", where, "--yes"]) == 0
         assert capsys.readouterr().out.startswith("deleted 14 blocks, ")
         assert main(["kv", "ls", where]) == 0
         assert capsys.readouterr().out == "nothing is stored here\n"
+
+
+def test_clear_without_a_terminal_deletes_nothing_unless_told(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", StringIO("y\n"))
+    assert main(["kv", "clear", str(path)]) == 2
+    assert "delete 18 blocks" in capsys.readouterr().err
+    assert main(["kv", "clear", str(path), "--adapter", "a", "--dry-run"]) == 0
+    table, told = capsys.readouterr().out.splitlines()[1:]
+    assert table.startswith("a ")
+    assert told.startswith("would delete 4 blocks, ")
+    assert num_blocks(path, capsys) == 18
+
+
+@pytest.mark.parametrize(("answer", "left"), [("y", 14), ("", 18), ("no", 18)])
+def test_clear_asks_on_a_terminal(
+    path: Path,
+    answer: str,
+    left: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = StringIO(f"{answer}\n")
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", terminal)
+    assert main(["kv", "clear", str(path), "--adapter", "a"]) == (0 if left == 14 else 1)
+    assert "Delete 4 blocks, " in capsys.readouterr().out
+    assert num_blocks(path, capsys) == left
+
+
+def num_blocks(path: Path, capsys: pytest.CaptureFixture[str]) -> int:
+    assert main(["kv", "ls", str(path), "--json"]) == 0
+    return sum(one["num_blocks"] for one in json.loads(capsys.readouterr().out))
 
 
 def test_a_server_goes_on_while_its_directory_is_cleared(path: Path) -> None:
     tier = DiskTier(path, 2**20)
     tier.wait_until_indexed()
     assert len(tier.load(A, chain(A, "p", 4)).records) == 4
-    assert main(["kv", "clear", str(path)]) == 0
+    assert main(["kv", "clear", str(path), "--yes"]) == 0
     assert tier.load(A, chain(A, "p", 4)).records == ()
     save(tier, A, 4)
     assert len(tier.load(A, chain(A, "p", 4)).records) == 4
@@ -244,7 +281,7 @@ def test_no_command_follows_a_planted_link(tmp_path: Path, planted: str) -> None
         (kv / planted).rmdir()
     (kv / planted).symlink_to(elsewhere)
     for action in ("ls", "verify", "stats", "clear"):
-        main(["kv", action, str(kv)])
+        main(["kv", action, str(kv), *(["--yes"] if action == "clear" else [])])
     assert sorted(one.name for one in elsewhere.rglob("*.kv")) == ["precious.kv"] * 2
 
 

@@ -15,7 +15,7 @@ from lora_serve.config import (
 )
 from lora_serve.config.setting import flag_name
 from lora_serve.errors import ConfigError
-from lora_serve.llm import LLM
+from lora_serve.llm import LLM, engine_config
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,16 @@ def test_a_number_that_cannot_be_is_refused_with_its_limit(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_a_size_may_be_a_text_wherever_it_is_set() -> None:
+    in_json = '{"kv_connector_extra_config": {"kv_ram_bytes": "2GiB"}}'
+    assert KVTierConfig(kv_transfer_config=in_json).expanded().kv_ram_bytes == 2**31
+    config = engine_config(kv_disk_bytes="512MiB", max_model_len="32K", max_num_batched_tokens="4k")
+    assert config.kv_tiers.kv_disk_bytes == 2**29
+    assert (config.model.max_model_len, config.scheduler.max_num_batched_tokens) == (32768, 4000)
+    with pytest.raises(ConfigError, match="--kv-disk-bytes: 'much' is no number of bytes"):
+        engine_config(kv_disk_bytes="much")
 
 
 PARTS = (*(part.default_factory for part in fields(EngineConfig)), ServerConfig)
@@ -116,7 +126,7 @@ def test_kv_transfer_config_says_what_the_flags_say() -> None:
         ('{"kv_connector": "LMCacheConnectorV1"}', 'kv_connector must be "TieredConnector"'),
         ('{"kv_role": "kv_producer"}', 'kv_role must be "kv_both"'),
         ('{"kv_port": 1}', "no setting kv_port; have"),
-        ('{"kv_ram_bytes": "lots"}', "kv_ram_bytes 'lots' is no int"),
+        ('{"kv_ram_bytes": "lots"}', "--kv-ram-bytes: 'lots' is no number of bytes"),
         ('{"kv_ram_bytes": 0}', "--kv-ram-bytes 0 must be at least 1"),
         ('{"kv_load_deadline_ms": 7}', "kv_load_deadline_ms is given as a flag, too"),
     ],
