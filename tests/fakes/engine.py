@@ -319,8 +319,18 @@ class FakeEngine:
     def _logprobs(
         self, request: GenerateRequest, position: int, token_id: int
     ) -> tuple[TokenLogprobs, ...]:
-        num_top = request.params.logprobs
-        return () if num_top is None else (logprobs_at(position, token_id, num_top),)
+        num_top, listed = request.params.logprobs, request.params.logprob_token_ids
+        if num_top is None:
+            return ()
+        told = logprobs_at(position, token_id, num_top)
+        if listed:
+            told = TokenLogprobs(
+                token_id,
+                told.logprob,
+                told.rank,
+                tuple((i, logprob_of(position, i)) for i in listed),
+            )
+        return (told,)
 
     def _prompt_logprobs(self, request: GenerateRequest) -> tuple[TokenLogprobs, ...]:
         num_top = request.params.prompt_logprobs

@@ -19,13 +19,17 @@ from lora_serve.server.anthropic.protocol import (
     TextBlockParam,
     ThinkingParam,
 )
-from lora_serve.server.openai.fields import JsonObject
+from lora_serve.server.openai.fields import JsonObject, shared_fields
 from lora_serve.server.openai.protocol import ChatBody, ChatMessage
 from lora_serve.server.openai.tool_fields import PastCallBody, PastFunction
 
 # Claude Code's first block of a system prompt: other in every request, and not meant for a model.
 BILLING_HEADER = "x-anthropic-billing-header"
 ERROR_PREFIX = "Error: "
+OTHER_NAMES = {"response_format": "output_config.format", "stop": "stop_sequences"}  # of a chat's
+SAME_FIELDS = shared_fields(
+    MessagesBody, ChatBody, but={"messages", "tools", "tool_choice", "chat_template_kwargs"}
+)
 MODES: Mapping[str, Mode] = MappingProxyType(
     {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 )
@@ -66,15 +70,8 @@ def generation_body(body: MessagesBody, *, late_system: bool) -> ChatBody:
         )
     return conversation_body(body, late_system=late_system).model_copy(
         update={
-            "max_tokens": body.max_tokens,
+            **{name: getattr(body, name) for name in SAME_FIELDS},
             "stop": tuple(body.stop_sequences or ()),
-            "temperature": body.temperature,
-            "top_p": body.top_p,
-            "top_k": body.top_k,
-            "stream": body.stream,
-            "cache_salt": body.cache_salt,
-            "priority": body.priority,
-            "seed": body.seed,
             "response_format": None if output is None else output.format,
             "include_reasoning": thinking is None or thinking.display != "omitted",
         }

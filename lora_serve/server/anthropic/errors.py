@@ -18,8 +18,6 @@ TYPES = {
     503: "overloaded_error",
 }
 FAILED_KINDS = ("RequestAbortedError",)  # a failure, whatever the status; nothing is overloaded
-# Fields that a chat's body calls otherwise.
-NAMES = {"response_format": "output_config.format", "stop": "stop_sequences"}
 
 
 def anthropic_shape(fault: Fault, request_id: str) -> bytes:
@@ -27,7 +25,7 @@ def anthropic_shape(fault: Fault, request_id: str) -> bytes:
     kind = TYPES.get(fault.status, FAILED if fault.status >= 500 else BAD_REQUEST)
     if fault.kind in FAILED_KINDS:
         kind = FAILED
-    error = {"type": kind, "message": _message(fault)}
+    error = {"type": kind, "message": fault.message}
     return json.dumps({"type": "error", "error": error, "request_id": request_id}).encode()
 
 
@@ -38,9 +36,3 @@ def stream_form(request_id: str) -> StreamForm:
         return b"event: error\ndata: " + anthropic_shape(fault_of(error), request_id) + b"\n\n"
 
     return StreamForm(error_event, b"")
-
-
-def _message(fault: Fault) -> str:
-    if fault.param not in NAMES:
-        return fault.message
-    return fault.message.replace(fault.param, NAMES[fault.param], 1)

@@ -27,6 +27,7 @@ from lora_serve.server.anthropic.answers import (
 )
 from lora_serve.server.anthropic.blocks import BlockWriter, whole_blocks
 from lora_serve.server.anthropic.conversation import (
+    OTHER_NAMES,
     conversation_body,
     generation_body,
     has_late_system,
@@ -38,6 +39,7 @@ from lora_serve.server.anthropic.protocol import (
     MessagesBody,
 )
 from lora_serve.server.context import ServerContext
+from lora_serve.server.field_names import field_names
 from lora_serve.server.http.json_response import encode, json_response
 from lora_serve.server.http.request_ids import id_of
 from lora_serve.server.http.streaming import StreamForm
@@ -58,6 +60,10 @@ def messages_router(context: ServerContext) -> APIRouter:
     @router.post(MESSAGES_PATH)
     async def create_message(request: Request) -> Response:
         sent = await context.bodies.read(request, MessagesBody)
+        with field_names(OTHER_NAMES):
+            return await create(request, sent)
+
+    async def create(request: Request, sent: MessagesBody) -> Response:
         body = generation_body(sent, late_system=await template.takes_late_system(sent))
         plan = await plan_chat(context, body)
         answer = MessageAnswer(

@@ -6,18 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lora_serve.server.openai.constraints import StructuredOutputs
 from lora_serve.server.openai.fields import (
     Body,
     CacheSalt,
     Ignored,
     Integer,
-    LogitBias,
-    Texts,
     Tokens,
     Unsupported,
+    shared_fields,
 )
 from lora_serve.server.openai.protocol import CompletionBody, ModelName, RequestId, StreamOptions
+from lora_serve.server.openai.sampling_fields import GenerationFields
 
 MAX_REQUEST_IDS = 4096
 AnyRequestId = Annotated[str, Field(min_length=1, max_length=512)]
@@ -30,41 +29,17 @@ class AbortRequestsBody(Body):
     request_ids: RequestIds
 
 
-class SamplingBody(Body):
+class SamplingBody(GenerationFields):
     """How the next tokens are chosen, by the names of vLLM's SamplingParams."""
 
-    n: Integer | None = None
-    max_tokens: Integer | None = None
-    min_tokens: Integer | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Integer | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: Integer | None = None
-    stop: Texts = ()
-    stop_token_ids: Tokens | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    logit_bias: LogitBias = Field(default_factory=dict)
-    allowed_token_ids: Tokens | None = None
-    bad_words: Texts = ()
     logprobs: Integer | None = None
-    prompt_logprobs: Integer | None = None
-    skip_special_tokens: bool | None = None
-    structured_outputs: StructuredOutputs = None
 
     detokenize: Ignored = None
     output_kind: Ignored = None
     flat_logprobs: Ignored = None
-    spaces_between_special_tokens: Ignored = None
     skip_reading_prefix_cache: Ignored = None
 
-    logprob_token_ids: Unsupported = None
     prompt_logprob_token_ids: Unsupported = None
-    repetition_detection: Unsupported = None
     extra_args: Unsupported = None
 
 
@@ -98,15 +73,10 @@ class GenerateBody(Body):
         params = self.sampling_params
         return CompletionBody.model_construct(
             prompt=(self.token_ids,),
-            model=self.model,
-            stream=self.stream,
-            stream_options=self.stream_options,
-            cache_salt=self.cache_salt,
-            priority=self.priority,
-            request_id=self.request_id,
-            return_token_ids=self.return_token_ids,
+            **{name: getattr(self, name) for name in REQUEST_FIELDS},
             **{name: getattr(params, name) for name in SAMPLING_FIELDS},
         )
 
 
-SAMPLING_FIELDS = tuple(SamplingBody.model_fields.keys() & CompletionBody.model_fields.keys())
+REQUEST_FIELDS = shared_fields(GenerateBody, CompletionBody)
+SAMPLING_FIELDS = shared_fields(SamplingBody, CompletionBody)

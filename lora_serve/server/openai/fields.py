@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Literal
@@ -237,6 +237,15 @@ class Body(BaseModel):
     """No coercion (a string is no number), no NaN or infinity. `BodyReader` sees unknown fields."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
+
+
+def shared_fields(
+    first: type[Body], second: type[Body], *, but: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Names of the fields that two bodies have in common. but: those that mean something else."""
+    unknown = set(but) - (first.model_fields.keys() & second.model_fields.keys())
+    assert not unknown, f"{first.__name__} and {second.__name__} do not share {sorted(unknown)}"
+    return tuple(n for n in first.model_fields if n in second.model_fields and n not in but)
 
 
 TemplateKwargs = Annotated[JsonObject, AfterValidator(check_template_kwargs)]

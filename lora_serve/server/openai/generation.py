@@ -24,6 +24,7 @@ from lora_serve.outputs import OutputDelta, RequestOutput, count_logprobs
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Engine
+from lora_serve.server.field_names import field_names
 from lora_serve.server.http.auth import caller_of
 from lora_serve.server.http.disconnect import unless_disconnected
 from lora_serve.server.http.json_response import json_response
@@ -91,15 +92,10 @@ class Generation:
     async def wait_for_first(self) -> None:
         """Wait until something is there to be sent. What is wrong with a request shows here."""
         try:
-            self._first = await anext(self._deltas)
+            with field_names(self._field_names):
+                self._first = await anext(self._deltas)
         except AdapterNotFoundError as error:
             raise unknown_model(self._target.shown) from error
-        except InvalidRequestError as error:
-            name = self._field_names.get(error.param or "")
-            if name is None:
-                raise
-            message = str(error).replace(error.param or "", name, 1)
-            raise InvalidRequestError(message, name) from error
 
     async def deltas(self) -> AsyncIterator[PromptDelta]:
         assert self._first is not None, "wait_for_first comes before deltas"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lora_serve.config import ServerConfig
 from lora_serve.errors import InvalidRequestError
@@ -17,6 +17,7 @@ from lora_serve.server.openai.protocol import (
     GenerationBody,
     ScheduledBody,
 )
+from lora_serve.server.openai.sampling_fields import GenerationFields
 
 DEFAULT_COMPLETION_TOKENS = 16
 CONSTRAINT_FIELDS = (
@@ -27,6 +28,8 @@ CONSTRAINT_FIELDS = (
     "guided_choice",
     "guided_grammar",
 )
+SAME_FIELDS = GenerationFields.model_fields.keys() & set(SamplingParams.__struct_fields__)
+UNIQUE_FIELDS = ("stop_token_ids", "logprob_token_ids", "bad_words")  # told twice, they count once
 
 T = TypeVar("T")
 
@@ -143,33 +146,19 @@ def _params(
     """A setting is the body's, else the model's own default, else OpenAI's."""
     _check_stream(body)
     field = constraint_field(body)
-    return SamplingParams(
-        n=_or(body.n, 1),
-        max_tokens=max_tokens,
-        min_tokens=_or(body.min_tokens, 0),
-        temperature=_or(body.temperature, defaults.get("temperature", 1.0)),
-        top_p=_or(body.top_p, defaults.get("top_p", 1.0)),
-        top_k=_or(body.top_k, int(defaults.get("top_k", 0))),
-        min_p=_or(body.min_p, defaults.get("min_p", 0.0)),
-        presence_penalty=_or(body.presence_penalty, 0.0),
-        frequency_penalty=_or(body.frequency_penalty, 0.0),
-        repetition_penalty=_or(body.repetition_penalty, defaults.get("repetition_penalty", 1.0)),
-        seed=body.seed,
-        stop=body.stop,
-        stop_token_ids=tuple(dict.fromkeys(body.stop_token_ids or ())),
-        include_stop_str_in_output=bool(body.include_stop_str_in_output),
-        ignore_eos=bool(body.ignore_eos),
-        logprobs=logprobs,
-        logprob_token_ids=tuple(dict.fromkeys(body.logprob_token_ids or ())),
-        prompt_logprobs=prompt_logprobs,
-        prompt_logprob_start=_or(body.prompt_logprob_start, 0),
-        prompt_logprobs_last_n=body.prompt_logprobs_last_n,
-        logit_bias=body.logit_bias,
-        allowed_token_ids=body.allowed_token_ids,
-        bad_words=tuple(dict.fromkeys(body.bad_words)),
-        skip_special_tokens=_or(body.skip_special_tokens, True),
-        structured_outputs=None if field is None else getattr(body, field),
-    )
+    given = {name: getattr(body, name) for name in SAME_FIELDS}
+    settings: dict[str, Any] = {
+        **defaults,
+        **{name: value for name, value in given.items() if value is not None},
+        "max_tokens": max_tokens,
+        "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
+        "structured_outputs": None if field is None else getattr(body, field),
+    }
+    settings["top_k"] = int(settings.get("top_k", 0))  # a model's file may say 50.0
+    for name in UNIQUE_FIELDS:
+        settings[name] = tuple(dict.fromkeys(settings.get(name, ())))
+    return SamplingParams(**settings)
 
 
 def constraint_field(body: GenerationBody) -> str | None:

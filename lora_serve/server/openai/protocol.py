@@ -20,7 +20,6 @@ from lora_serve.server.openai.constraints import (
     GuidedJson,
     GuidedRegex,
     ResponseFormat,
-    StructuredOutputs,
 )
 from lora_serve.server.openai.fields import (
     MAX_PROMPTS,
@@ -32,7 +31,6 @@ from lora_serve.server.openai.fields import (
     Ignored,
     Integer,
     JsonObject,
-    LogitBias,
     Name,
     NumLogprobs,
     Prompts,
@@ -45,6 +43,7 @@ from lora_serve.server.openai.fields import (
     UnsupportedFactor,
     UnsupportedModalities,
 )
+from lora_serve.server.openai.sampling_fields import GenerationFields
 from lora_serve.server.openai.tool_fields import PastCalls, ToolChoiceField, Tools
 
 MAX_REQUEST_ID_CHARS = 256
@@ -77,37 +76,13 @@ class ScheduledBody(Body):
     user: Ignored = None
 
 
-class GenerationBody(ScheduledBody):
+class GenerationBody(GenerationFields, ScheduledBody):
     """What completions and chat completions have in common."""
 
-    n: Integer | None = None
-    max_tokens: Integer | None = None
-    min_tokens: Integer | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Integer | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: Integer | None = None
-    stop: Texts = ()
-    stop_token_ids: Tokens | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    logit_bias: LogitBias = Field(default_factory=dict)
-    allowed_token_ids: Tokens | None = None
-    bad_words: Texts = ()
-    logprob_token_ids: Tokens | None = None
-    prompt_logprobs: Integer | None = None
-    prompt_logprob_start: Integer | None = None
-    prompt_logprobs_last_n: Integer | None = None
-    skip_special_tokens: bool | None = None
     echo: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     response_format: ResponseFormat = None
-    structured_outputs: StructuredOutputs = None
     guided_json: GuidedJson = None
     guided_regex: GuidedRegex = None
     guided_choice: GuidedChoice = None
@@ -125,7 +100,6 @@ class GenerationBody(ScheduledBody):
     prediction: Ignored = None
     verbosity: Ignored = None
     session_id: Ignored = None
-    spaces_between_special_tokens: Ignored = None
     guided_decoding_backend: Ignored = None
 
     # What would change it, and is not offered.
@@ -133,7 +107,6 @@ class GenerationBody(ScheduledBody):
     length_penalty: UnsupportedFactor = None
     early_stopping: Unsupported = None
     stream_interval: UnsupportedFactor = None
-    repetition_detection: Unsupported = None
     vllm_xargs: Unsupported = None
     kv_transfer_params: Unsupported = None
     guided_whitespace_pattern: Unsupported = None

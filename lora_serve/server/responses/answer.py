@@ -178,7 +178,12 @@ class ResponseAnswer:
             return []
         self._num_logprobs += told.num_logprobs
         as_ids = tokens_as_ids(form.plan.body, form.config)
-        return chat_logprobs(form.engine.tokenizer, told.logprobs, tokens_as_ids=as_ids).content
+        return chat_logprobs(
+            form.engine.tokenizer,
+            told.logprobs,
+            tokens_as_ids=as_ids,
+            tells_drawn=bool(form.plan.params.logprob_token_ids),
+        ).content
 
     def _end(self) -> Response:
         status = self._status

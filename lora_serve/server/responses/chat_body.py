@@ -7,27 +7,25 @@ its name in the body that was sent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lora_serve.errors import InvalidRequestError, PromptTooLongError
 from lora_serve.server.context import ServerContext
 from lora_serve.server.openai.chat_plan import ChatPlan, plan_chat
+from lora_serve.server.openai.fields import shared_fields
 from lora_serve.server.openai.protocol import MAX_MESSAGES, ChatBody
 from lora_serve.server.responses.items import Item, TextItem, chat_messages
 from lora_serve.server.responses.protocol import ResponseBody
 
 FEW_ITEMS = 64  # become messages so fast that no other request waits for it
 
-SAME_FIELDS = (
-    *("model", "temperature", "top_p", "top_k", "min_p", "min_tokens", "seed"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
-    *("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos"),
-    *("skip_special_tokens", "structured_outputs", "chat_template_kwargs", "cache_salt"),
-    *("priority", "request_id", "stream", "return_tokens_as_token_ids", "tool_choice"),
-    *("parallel_tool_calls", "include_reasoning"),
-)
+# What is told of them again stands in the response, or has another form in a chat.
+OWN_FIELDS = {
+    *("tools", "top_logprobs", "stream_options", "store", "metadata", "user"),
+    *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "return_token_ids"),
+}
+SAME_FIELDS = shared_fields(ResponseBody, ChatBody, but=OWN_FIELDS)
 OTHER_NAMES = {  # of a chat's fields
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -155,16 +153,3 @@ def conversation_of(items: Sequence[Item], *, can_be_cut: bool) -> Conversation:
             "previous_response_id",
         )
     return Conversation(items, num_first, starts)
-
-
-@contextmanager
-def own_field_names() -> Iterator[None]:
-    """Have errors name a field as a response's body calls it."""
-    try:
-        yield
-    except InvalidRequestError as error:
-        name = OTHER_NAMES.get(error.param or "")
-        if name is None:
-            raise
-        message = str(error).replace(error.param or "", name, 1)
-        raise type(error)(message, name) from error

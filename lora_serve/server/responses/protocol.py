@@ -9,21 +9,19 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, PlainValidator
 
 from lora_serve.chat.tools import ToolChoice
-from lora_serve.server.openai.constraints import StructuredOutputs, parse_response_format
+from lora_serve.server.openai.constraints import parse_response_format
 from lora_serve.server.openai.fields import (
     Body,
     CacheSalt,
     Ignored,
     Integer,
     JsonObject,
-    LogitBias,
     TemplateKwargs,
-    Texts,
-    Tokens,
     Unsupported,
     neutral_is,
 )
 from lora_serve.server.openai.protocol import ModelName, ReasoningEffort, RequestId
+from lora_serve.server.openai.sampling_fields import SamplingFields
 from lora_serve.server.openai.tool_fields import (
     MAX_TOOLS,
     FunctionBody,
@@ -171,7 +169,7 @@ class ResponseStreamOptions(Body):
     include_obfuscation: Ignored = None
 
 
-class ResponseBody(Body):
+class ResponseBody(SamplingFields):
     """POST /v1/responses."""
 
     input: InputItems
@@ -196,8 +194,6 @@ class ResponseBody(Body):
     reasoning: ReasoningConfig | None = None
     include: list[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: Integer | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     max_output_tokens: Integer | None = None
     truncation: Literal["auto", "disabled"] | None = None
     stream: bool | None = None
@@ -216,24 +212,9 @@ class ResponseBody(Body):
     prompt_cache_options: Ignored = None
     session_id: Ignored = None
     kv_transfer_params: Ignored = None
-    spaces_between_special_tokens: Ignored = None
 
     # vLLM's, as in chats.
     include_reasoning: bool | None = None
-    min_tokens: Integer | None = None
-    top_k: Integer | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: Integer | None = None
-    stop: Texts = ()
-    stop_token_ids: Tokens | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    logit_bias: LogitBias = Field(default_factory=dict)
-    skip_special_tokens: bool | None = None
-    structured_outputs: StructuredOutputs = None
     chat_template_kwargs: TemplateKwargs | None = None
     cache_salt: CacheSalt = ""
     priority: Integer | None = None
@@ -259,4 +240,5 @@ class ResponseBody(Body):
 
     @property
     def shows_logprobs(self) -> bool:
-        return LOGPROBS in (self.include or ())
+        """Whether they are asked for; naming their tokens asks for them, as in chats."""
+        return LOGPROBS in (self.include or ()) or bool(self.logprob_token_ids)

@@ -12,13 +12,14 @@ from starlette.responses import Response as HTTPResponse
 
 from lora_serve.errors import InvalidRequestError
 from lora_serve.server.context import ServerContext
+from lora_serve.server.field_names import field_names
 from lora_serve.server.http.auth import caller_of
 from lora_serve.server.http.json_response import encode, json_response
 from lora_serve.server.openai.chat_plan import start_chat
 from lora_serve.server.openai.generation import AnswerPrefix, Generation, respond, response_id
 from lora_serve.server.responses.answer import ResponseAnswer, ResponseForm, answered_items
 from lora_serve.server.responses.answers import DeletedResponse, InputItemList, Response
-from lora_serve.server.responses.chat_body import own_field_names, plan_response
+from lora_serve.server.responses.chat_body import OTHER_NAMES, plan_response
 from lora_serve.server.responses.items import Item
 from lora_serve.server.responses.protocol import ResponseBody
 from lora_serve.server.responses.store import StoredResponse, StoredResponses
@@ -36,7 +37,7 @@ def responses_router(context: ServerContext) -> APIRouter:
     @router.post("/v1/responses")
     async def create_response(request: Request) -> HTTPResponse:
         body = await context.bodies.read(request, ResponseBody)
-        with own_field_names():
+        with field_names(OTHER_NAMES):
             return await _create(context, request, body)
 
     @router.get("/v1/responses/{response_id}")
@@ -116,7 +117,7 @@ async def _run(
     running = answer.at("in_progress")
     note(running, encode(running))
     try:
-        with own_field_names():
+        with field_names(OTHER_NAMES):
             await generation.wait_for_first()
         outputs = await generation.outputs()
         final = await asyncio.to_thread(answer.whole, outputs)
