@@ -22,6 +22,7 @@ COMMANDS: Mapping[str, str] = {  # each with a module of its name beside this on
     "serve": "serve a model and its adapters over HTTP",
     "demo": "train a tiny model and play the reload scenarios against a real server",
     "bench": "measure an OpenAI-compatible server",
+    "chat": "talk to a model and its adapters in a terminal",
     "fuzz": "compare every answer of random traces with a lone, cold one",
     "kv": "list, verify and clear stored KV",
     "merge": "add an adapter's delta to a model's weights and save the sum",

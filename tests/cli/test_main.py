@@ -50,6 +50,8 @@ def run(command: str) -> tuple[int, str, set[str]]:
         ("bench --help", 0, "latency"),
         ("bench serve --help", 0, "--request-rate"),
         ("bench sreve", 2, "did you mean serve?"),
+        ("chat --help", 0, "/help"),
+        ("chat --modle x", 2, "did you mean --model?"),
         ("fuzz --help", 0, "--oracle"),
         ("kv --help", 0, "verify"),
         ("kv clear --help", 0, "--older-than"),

@@ -20,7 +20,7 @@ MOST_COLUMNS = 100
 MOST_BYTES = 100_000  # of a picture, too
 SOURCES = (".py", ".h", ".cpp", ".cu", ".md", ".toml", ".json", ".png")
 COMMANDS = (
-    *("serve", "demo", "fuzz", "merge"),
+    *("serve", "chat", "demo", "fuzz", "merge"),
     *("bench latency", "bench throughput", "bench serve"),
     *("kv ls", "kv verify", "kv stats", "kv clear"),
 )

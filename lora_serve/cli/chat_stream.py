@@ -1,0 +1,109 @@
+"""One streamed answer: its text as it comes, and how long it took.
+
+A chat is asked for as such; a model without a chat template continues text instead.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from lora_serve.cli.remote import Json, Remote, RemoteError, UnreachableError
+
+CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
+END = "[DONE]"
+NO_TEMPLATE = ("no chat template", "must provide a chat template")  # this server's words, vLLM's
+
+Show = Callable[[str, bool], None]  # a piece of text, and whether it is reasoning
+
+
+@dataclass(slots=True)
+class Answer:
+    """What has come so far. Times are in seconds; the counts are those of the server's usage."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    num_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int | None = None
+    first_token_seconds: float | None = None
+    seconds: float = 0.0
+    num_pieces: int = field(default=0, repr=False)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of the tokens after the first; None if there was none, or if they took no time."""
+        num_tokens = (self.num_tokens or self.num_pieces) - 1
+        if self.first_token_seconds is None or num_tokens < 1:
+            return None
+        took = self.seconds - self.first_token_seconds
+        return num_tokens / took if took > 0 else None
+
+
+def ask(remote: Remote, path: str, body: Json, answer: Answer, show: Show) -> None:
+    """Fill `answer` while it comes. Ctrl-C leaves what has come; the server then stops, too.
+
+    Raises:
+        RemoteError: the server refuses, or fails in the middle.
+        UnreachableError: it does not answer.
+    """
+    begun = time.perf_counter()
+    whole = body | {"stream": True, "stream_options": {"include_usage": True}}
+    try:
+        with remote.streamed(path, whole) as response:
+            for event in _events(response):
+                _take(event, answer, show, time.perf_counter() - begun)
+    finally:
+        answer.seconds = time.perf_counter() - begun if answer.seconds == 0 else answer.seconds
+
+
+def has_no_template(error: RemoteError) -> bool:
+    """Whether a chat was refused because the model has no chat template."""
+    return error.status == 400 and any(words in str(error) for words in NO_TEMPLATE)
+
+
+def _events(response: httpx.Response) -> Iterator[Json]:
+    for line in response.iter_lines():
+        data = line.removeprefix("data:").strip()
+        if not line.startswith("data:") or data == END:
+            continue
+        try:
+            event = json.loads(data)
+        except ValueError as error:
+            raise UnreachableError(f"the server sent no JSON: {data[:80]}") from error
+        if "error" in event:
+            message = event["error"].get("message", event["error"])
+            raise RemoteError(str(message), response.status_code)
+        yield event
+
+
+def _take(event: Json, answer: Answer, show: Show, seconds: float) -> None:
+    if usage := event.get("usage"):
+        answer.num_tokens = usage.get("completion_tokens", 0)
+        answer.num_prompt_tokens = usage.get("prompt_tokens", 0)
+        answer.num_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    for choice in event.get("choices", ()):
+        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+        _take_text(choice, answer, show, seconds)
+
+
+def _take_text(choice: dict[str, Any], answer: Answer, show: Show, seconds: float) -> None:
+    delta = choice.get("delta", choice)
+    reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
+    text = delta.get("content", delta.get("text")) or ""
+    if not (reasoning or text):
+        return
+    if answer.first_token_seconds is None:
+        answer.first_token_seconds = seconds
+    answer.seconds = seconds
+    answer.num_pieces += 1
+    if reasoning:
+        show(reasoning, True)
+    if text:
+        answer.text += text
+        show(text, False)
