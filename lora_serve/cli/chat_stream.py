@@ -37,7 +37,7 @@ class Answer:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of the tokens after the first; None if there was none, or if they took no time."""
+        """The speed of the tokens after the first; None if there was none, or no time passed."""
         num_tokens = (self.num_tokens or self.num_pieces) - 1
         if self.first_token_seconds is None or num_tokens < 1:
             return None
