@@ -24,6 +24,7 @@ from lora_serve.models.gemma import GemmaSpec
 from lora_serve.models.registry import read_spec
 from lora_serve.models.source import load_spec
 from lora_serve.ops.reference import REFERENCE
+from lora_serve.prompts import PlacedRows
 from tests.fakes.bare_model import BareModel, Prompt
 from tests.fakes.peft_adapters import read_saved
 from tests.fakes.tiny_models import GEMMA, GEMMA3_ROPE, SIZES, VOCAB_SIZE, save
@@ -176,7 +177,8 @@ def test_rows_of_prompt_embeds_are_not_scaled_once_more(
     with torch.no_grad():
         rows = tiny_models["gemma3"].get_input_embeddings()(torch.tensor(TOKENS))
     model.poison()
-    given = replace_fields(prompt.chunk(0, len(TOKENS)), embeds=rows.numpy().tobytes())
+    placed = PlacedRows(((0, len(TOKENS)),), rows.numpy().tobytes())
+    given = replace_fields(prompt.chunk(0, len(TOKENS)), embeds=placed)
     assert torch.equal(model.step([given])[0], expected)
 
 
