@@ -15,13 +15,32 @@ struct Panels {
   size_t num_rows, row_bytes;
 };
 
+// Words [k, k + kLanes) of 16 rows, turned: a cache line of each row is read at once.
+void pack_tile(const char* const* rows, size_t k, uint32_t* to, size_t step) {
+  alignas(64) uint32_t tile[kLanes][kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (rows[lane] != nullptr) {
+      std::memcpy(tile[lane], rows[lane] + 4 * k, sizeof tile[lane]);
+    } else {
+      std::memset(tile[lane], 0, sizeof tile[lane]);
+    }
+  }
+  for (int word = 0; word < kLanes; ++word, to += step) {
+    for (int lane = 0; lane < kLanes; ++lane) to[lane] = tile[lane][word];
+  }
+}
+
 // The panel of up to 16 rows; a null row is all zeros.
 void pack_panel(const Panels& panels, size_t panel, const char* const* rows) {
   const size_t num_words = ceil_div(panels.row_bytes, 4);
   const PanelWords words =
       panel_words(panels.packed, panel, ceil_div(panels.num_rows, kLanes), num_words);
   uint32_t* to = const_cast<uint32_t*>(words.first);
-  for (size_t k = 0; k < num_words; ++k, to += words.step) {
+  size_t k = 0;
+  for (; 4 * (k + kLanes) <= panels.row_bytes; k += kLanes, to += kLanes * words.step) {
+    pack_tile(rows, k, to, words.step);
+  }
+  for (; k < num_words; ++k, to += words.step) {
     const size_t left = panels.row_bytes - 4 * k;
     for (int lane = 0; lane < kLanes; ++lane) {
       uint32_t word = 0;

@@ -9,8 +9,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine
-from contextlib import ExitStack, closing
+from collections.abc import Coroutine, Generator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,6 +21,7 @@ from lora_serve.cli.hub import prepare_hub
 from lora_serve.cli.vllm_flags import told_of
 from lora_serve.config import EngineConfig, ServerConfig
 from lora_serve.config.refusals import Refusals
+from lora_serve.engine.frontend.engine_process import EngineProcess
 from lora_serve.errors import ConfigError
 from lora_serve.kv_tiers.opening import check_tiers
 from lora_serve.observability.log import set_up_logging
@@ -49,11 +50,34 @@ def run_serve(args: argparse.Namespace) -> int:
     for line in told_of(args):
         logger.info("%s", line)
     with ExitStack() as stack:
-        engine, listeners = _checked(engine, server, stack)
+        # It imports what engines need while the checks import what they need: seconds, each.
+        process = stack.enter_context(closing(EngineProcess()))
+        with _interrupted_once():
+            process.spawn()
+            engine, listeners = _checked(engine, server, stack)
         address = server.uds or f"{server.host}:{server.port}"
         logger.info("lora-serve %s: to serve %s on %s", __version__, engine.model.model, address)
-        asyncio.run(_serve(engine, server, listeners))
+        asyncio.run(_serve(engine, server, listeners, process))
     return 0
+
+
+@contextmanager
+def _interrupted_once() -> Generator[None, None, None]:
+    """Let a second Ctrl-C do nothing: it would keep the first from ending the engine's process."""
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        was_interrupted = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        if not was_interrupted:
+            signal.signal(signal.SIGINT, before)
+    if was_interrupted:  # yet what was being imported, or a finalizer, went on
+        raise KeyboardInterrupt
 
 
 def _configs(args: argparse.Namespace) -> tuple[EngineConfig, ServerConfig]:
@@ -111,13 +135,16 @@ def _checked(
     return engine, listeners
 
 
-async def _serve(config: EngineConfig, server: ServerConfig, listeners: Listeners) -> None:
+async def _serve(
+    config: EngineConfig, server: ServerConfig, listeners: Listeners, process: EngineProcess
+) -> None:
     from lora_serve.engine.frontend.async_engine import AsyncEngine  # slow to import
     from lora_serve.server.admin.adapter_spool import AdapterSpool
     from lora_serve.server.app import run_server
 
     with closing(AdapterSpool(server.max_lora_spool_bytes)) as spool:
-        engine = await _unless_interrupted(AsyncEngine.start(reading_spool(config, spool)))
+        starting = AsyncEngine.start(reading_spool(config, spool), process)
+        engine = await _unless_interrupted(starting)
         # What is here now stays. A full collection that walks over all of it, a quarter of a
         # million objects, holds the event loop for 0.17 s of CPU time, and comes every half a
         # minute of load.

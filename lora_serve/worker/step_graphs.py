@@ -10,7 +10,7 @@ graph gives the hidden states of all rows: which of them are asked for changes f
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import product
 
@@ -31,10 +31,15 @@ Forward = Callable[[ForwardBatch], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class GraphSizes:
-    """Rows of the steps to record, ascending. decode: one a request; mixed: some have several."""
+    """Rows of the steps to record, ascending. decode: one a request; mixed: some have several.
+
+    on_use: only the largest of each kind is recorded at once, which tells whether the others can
+    be; each of them is recorded by the first step that takes it.
+    """
 
     decode: tuple[int, ...]
     mixed: tuple[int, ...] = ()
+    on_use: bool = False
 
 
 def graph_sizes(max_num_seqs: int, max_num_batched_tokens: int, most_rows: int) -> GraphSizes:
@@ -53,9 +58,12 @@ def graph_sizes(max_num_seqs: int, max_num_batched_tokens: int, most_rows: int) 
 def exact_sizes(max_num_seqs: int, most_rows: int) -> GraphSizes:
     """All, where recording costs little and a row of padding costs as much as any other.
 
-    Beyond them a step's kernels take so long that what is between them does not count.
+    Beyond them a step's kernels take so long that what is between them does not count. There are so
+    many that a start would take seconds for them, and so cheap that a step does not notice one: 20
+    to 30 ms for 24 layers.
     """
-    return GraphSizes(tuple(range(1, min(max_num_seqs, most_rows, _MOST_EXACT_ROWS) + 1)))
+    most = min(max_num_seqs, most_rows, _MOST_EXACT_ROWS)
+    return GraphSizes(tuple(range(1, most + 1)), on_use=True)
 
 
 def _ending_with(most: int, sizes: Sequence[int]) -> tuple[int, ...]:
@@ -101,15 +109,23 @@ class StepRecorder:
         self._with_lora = with_lora
 
     def record(self) -> StepGraphs:
-        """Record steps of all sizes and kinds."""
-        families: dict[StepKind, list[StepGraph]] = {kind: [] for kind in self._kinds()}
-        steps = [(size, kind) for kind in families for size in self._sizes_of(kind)]
+        """Record steps of all sizes and kinds, or of each kind the largest (GraphSizes.on_use).
+
+        Raises:
+            NotRecordableError: this model's steps cannot be.
+        """
+        sizes = {kind: self._sizes_of(kind) for kind in self._kinds()}
+        graphs = StepGraphs(sizes, self._graph)
+        steps = [(size, kind) for kind in sizes for size in sizes[kind]]
         # The largest first: the others find memory in its pool.
         for size, kind in sorted(steps, key=lambda step: step[0], reverse=True):
-            buffers = self._buffers(size, kind)
-            work = self._record(buffers.bind(self._forward))
-            families[kind].insert(0, StepGraph(buffers, work, self._device))
-        return StepGraphs(families)
+            if not self._sizes.on_use or size == sizes[kind][-1]:
+                graphs.graph(kind, size)
+        return graphs
+
+    def _graph(self, kind: StepKind, size: int) -> StepGraph:
+        buffers = self._buffers(size, kind)
+        return StepGraph(buffers, self._record(buffers.bind(self._forward)), self._device)
 
     def largest(self) -> Callable[[], Tensor]:
         """What takes as much memory as any of the steps when it is recorded, and computes nothing.
@@ -145,27 +161,47 @@ class StepRecorder:
 
 
 class StepGraphs:
-    """All recorded steps of one model; `run` is right for steps that `can_run` agrees to."""
+    """The recorded steps of one model; `run` is right for steps that `can_run` agrees to."""
 
-    def __init__(self, families: Mapping[StepKind, Sequence[StepGraph]]) -> None:
-        """families: the graphs of each kind, by ascending size."""
-        self._families = families
+    def __init__(
+        self,
+        sizes: Mapping[StepKind, Sequence[int]],
+        record: Callable[[StepKind, int], StepGraph],
+    ) -> None:
+        """sizes: of each kind, ascending. record: makes one graph, when it is first needed."""
+        self._sizes = sizes
+        self._record = record
+        self._graphs: dict[tuple[StepKind, int], StepGraph] = {}
+
+    def graph(self, kind: StepKind, size: int) -> StepGraph:
+        found = self._graphs.get((kind, size))
+        if found is None:
+            found = self._graphs[kind, size] = self._record(kind, size)
+        return found
+
+    def recorded(self) -> Set[tuple[StepKind, int]]:
+        """The kinds and sizes that are there by now."""
+        return self._graphs.keys()
 
     def can_run(self, rows: BatchRows) -> bool:
-        return self._find(rows) is not None
+        return self._size_for(rows) is not None
 
     def run(self, rows: BatchRows, pending: PendingTokens | None = None) -> Tensor:
         """The hidden states (N, H) asked for, until the next call."""
-        graph = self._find(rows)
-        assert graph is not None, f"no graph for {rows.num_rows} rows"
-        return graph.run(rows, pending)
+        size = self._size_for(rows)
+        assert size is not None, f"no graph for {rows.num_rows} rows"
+        return self.graph(_kind(rows), size).run(rows, pending)
 
-    def _find(self, rows: BatchRows) -> StepGraph | None:
+    def _size_for(self, rows: BatchRows) -> int | None:
         if rows.is_embeds is not None:
             return None
-        graphs = self._families.get(StepKind(rows.is_decode, bool(rows.segments)), ())
-        index = bisect.bisect_left(graphs, rows.num_rows, key=lambda graph: graph.size)
-        return graphs[index] if index < len(graphs) else None
+        sizes = self._sizes.get(_kind(rows), ())
+        index = bisect.bisect_left(sizes, rows.num_rows)
+        return sizes[index] if index < len(sizes) else None
+
+
+def _kind(rows: BatchRows) -> StepKind:
+    return StepKind(rows.is_decode, bool(rows.segments))
 
 
 class GraphBuffers:

@@ -21,6 +21,7 @@ from lora_serve.cli import serve_run
 from lora_serve.config import EngineConfig, LoRAConfig, ServerConfig
 from lora_serve.demo.model import DemoPaths
 from lora_serve.engine.frontend.async_engine import AsyncEngine
+from lora_serve.engine.frontend.engine_process import EngineProcess
 from lora_serve.server import app
 from lora_serve.server.http.listener import Listeners
 
@@ -63,7 +64,9 @@ def test_full_collections_do_not_walk_over_what_the_start_left(
     monkeypatch.setattr(app, "run_server", note)
     try:
         with contextlib.closing(Listeners(socket.socket())) as listeners:
-            asyncio.run(serve_run._serve(EngineConfig(), ServerConfig(), listeners))
+            asyncio.run(
+                serve_run._serve(EngineConfig(), ServerConfig(), listeners, EngineProcess())
+            )
     finally:
         gc.unfreeze()
     at_start, served = frozen

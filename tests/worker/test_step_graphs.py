@@ -23,6 +23,7 @@ from lora_serve.worker.step_graphs import (
     GraphBuffers,
     GraphSizes,
     StepGraph,
+    StepGraphs,
     StepKind,
     StepRecorder,
     exact_sizes,
@@ -76,7 +77,7 @@ class Recorded:
                 self.device,
                 self.plans,
                 self.forward,
-                GraphSizes(SIZES.decode) if self.records_itself else SIZES,
+                GraphSizes(SIZES.decode, on_use=True) if self.records_itself else SIZES,
                 record=ops.record or self.device.record,
                 max_blocks=MAX_BLOCKS,
                 block_size=BLOCK_SIZE,
@@ -176,6 +177,34 @@ def test_steps_that_were_not_recorded_are_left_to_the_eager_way(
     assert not recorded.graphs.can_run(recorded.rows([replace(prompt.chunk(0, 2), embeds=embeds)]))
 
 
+@torch.inference_mode()
+def test_steps_recorded_on_use_are_recorded_once_and_by_the_first_that_takes_them(
+    directories: dict[str, Path], tmp_path: Path
+) -> None:
+    model = Recorded(directories["qwen2"], tmp_path, RECORDABLE["reference"], with_lora=False)
+    recorded: list[int] = []
+    sizes = {StepKind(is_decode=True, has_adapters=False): SIZES.decode}
+
+    def record(kind: StepKind, size: int) -> StepGraph:
+        recorded.append(size)
+        return model.recorder._graph(kind, size)
+
+    graphs = StepGraphs(sizes, record)
+    for count in (2, 1, 2, 3, 4):
+        rows = model.rows(model.requests([1] * count, random.Random(3)))
+        assert torch.equal(graphs.run(rows), model.eager(rows))
+    assert recorded == [2, 1, 4]
+
+
+@pytest.mark.skipif("cpu" not in RECORDABLE, reason="needs the native kernels")
+def test_a_start_records_the_largest_step_of_each_kind_alone(
+    directories: dict[str, Path], tmp_path: Path
+) -> None:
+    recorded = Recorded(directories["qwen2"], tmp_path, RECORDABLE["cpu"], with_lora=True)
+    kinds = {StepKind(is_decode=True, has_adapters=lora) for lora in (False, True)}
+    assert recorded.graphs.recorded() == {(kind, SIZES.decode[-1]) for kind in kinds}
+
+
 def test_adapters_need_steps_recorded_with_them(
     directories: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -229,7 +258,7 @@ def test_sizes_end_at_the_largest_number_of_requests(num_seqs: int, sizes: tuple
 
 def test_sizes_end_at_the_most_rows_that_are_recorded() -> None:
     assert graph_sizes(256, 8192, 40) == GraphSizes((1, 2, 4, 8, 16, 24, 32, 40), (16, 32, 40))
-    assert exact_sizes(256, 3) == GraphSizes((1, 2, 3))
+    assert exact_sizes(256, 3) == GraphSizes((1, 2, 3), on_use=True)
 
 
 def test_no_step_is_padded_to_more_than_twice_its_rows_nor_by_more_than_a_block_of_rows() -> None:

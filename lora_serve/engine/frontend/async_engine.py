@@ -21,6 +21,7 @@ from lora_serve.engine.frontend.bad_words import BadWordEncoder
 from lora_serve.engine.frontend.base_model import other_base_model
 from lora_serve.engine.frontend.calls import NO_CALL, EngineCalls
 from lora_serve.engine.frontend.client import EngineClient
+from lora_serve.engine.frontend.engine_process import EngineProcess
 from lora_serve.engine.frontend.input import InputProcessor
 from lora_serve.engine.frontend.output import OutputProcessor
 from lora_serve.engine.frontend.pause import PauseRecord
@@ -114,14 +115,16 @@ class AsyncEngine:
         )
 
     @classmethod
-    async def start(cls, config: EngineConfig) -> AsyncEngine:
-        """Start an engine process, load its model and the adapters of --lora-modules.
+    async def start(cls, config: EngineConfig, process: EngineProcess | None = None) -> AsyncEngine:
+        """Start an engine, load its model and the adapters of --lora-modules.
+
+        process: a spawned one that is the engine's now; else a new one.
 
         Raises:
             ConfigError: the model cannot be served as asked.
             AdapterError: one of --lora-modules cannot be loaded.
         """
-        parts = await start_parts(config)
+        parts = await start_parts(config, process)
         names = config.model.served_model_name or (config.model.model,)
         engine = cls(
             config,

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import signal
-from collections.abc import Generator
-from contextlib import contextmanager
-from multiprocessing import resource_tracker
+from contextlib import suppress
 
 import zmq
 import zmq.asyncio
 
 from lora_serve.config import EngineConfig
 from lora_serve.engine import wire
-from lora_serve.engine.child import run_engine_process
+from lora_serve.engine.frontend.engine_process import EngineProcess
 from lora_serve.engine.frontend.socket_directory import SocketDirectory
 from lora_serve.errors import EngineDeadError
 from lora_serve.messages import EngineMessage, EngineReady, EngineReply, Shutdown
@@ -29,7 +26,8 @@ _OUT_OF_MEMORY = (
 class EngineClient:
     """One engine process. `start`, then `send` and `receive`, then `close`."""
 
-    def __init__(self) -> None:
+    def __init__(self, process: EngineProcess | None = None) -> None:
+        """process: one that was spawned and is this client's now; else `start` spawns one."""
         self._directory = SocketDirectory()
         self._context = zmq.asyncio.Context()
         self._messages = self._context.socket(zmq.PUSH)
@@ -38,18 +36,17 @@ class EngineClient:
             socket.set_hwm(0)
         self._encoder = wire.encoder()
         self._decoder = wire.reply_decoder()
-        self._process: multiprocessing.process.BaseProcess | None = None  # from start to close
-        self._exit_code: int | None = None  # of one that was closed
+        self._process = process or EngineProcess()
         self._is_ready = False
         self._died = asyncio.Event()
 
     @property
     def is_alive(self) -> bool:
-        return self._process is not None and not self._died.is_set()
+        return self.pid is not None and not self._died.is_set()
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process else None
+        return self._process.pid
 
     async def start(self, config: EngineConfig) -> EngineReady:
         """Start the process and wait for its model.
@@ -62,16 +59,12 @@ class EngineClient:
         reply_address = f"ipc://{self._directory.path}/replies"
         self._messages.bind(message_address)
         self._replies.bind(reply_address)
-        process = multiprocessing.get_context("spawn").Process(
-            target=run_engine_process,
-            args=(config, message_address, reply_address),
-            name="engine",
-        )
-        resource_tracker.ensure_running()  # else start() does it, and lets SIGINT through again
-        with _sigint_blocked():
-            process.start()
-            self._process = process  # not before: there would be nothing to kill
+        process = self._process
+        if process.pid is None:
+            process.spawn()
         asyncio.get_running_loop().add_reader(process.sentinel, self._note_death)
+        with suppress(OSError):  # it has died; `receive` tells how
+            process.run(config, message_address, reply_address)
         seconds = config.limits.engine_ready_timeout
         try:
             async with asyncio.timeout(seconds or None):
@@ -105,34 +98,29 @@ class EngineClient:
             death.cancel()
         if not reply.done():
             reply.cancel()
-            assert self._process is not None, "a process that never was has died"
             await asyncio.to_thread(self._process.join, EXIT_SECONDS)  # to know how it ended
             raise EngineDeadError(self._story())
         return self._decoder.decode(reply.result())
 
     async def kill(self) -> None:
         """End the process at once, whatever it does."""
-        if self._process is not None:
-            self._process.kill()
-            await asyncio.to_thread(self._process.join)
+        if self.pid is not None:
+            await asyncio.to_thread(self._process.kill)
             self._note_death()
 
     async def close(self) -> None:
         """Ask the process to end, wait a little, end it otherwise."""
-        process = self._process
-        if process is not None:
-            if self._is_ready and self.is_alive:  # before, it would not be listening yet
-                await self.send(Shutdown())
-                await asyncio.to_thread(process.join, SHUTDOWN_SECONDS)
-            await self.kill()
-            self._exit_code, self._process = process.exitcode, None
-            process.close()  # else its pipes stay open until it is collected
+        if self._is_ready and self.is_alive:  # before, it would not be listening yet
+            await self.send(Shutdown())
+            await asyncio.to_thread(self._process.join, SHUTDOWN_SECONDS)
+        await self.kill()
+        self._process.close()
         self._context.destroy(linger=0)
         self._directory.close()
 
     def _story(self) -> str:
         """How the process ended, in a sentence."""
-        code = self._process.exitcode if self._process is not None else self._exit_code
+        code = self._process.exit_code
         if code is not None and code < 0:
             how = f"was ended by signal {-code} ({signal.strsignal(-code)})"
         else:
@@ -143,16 +131,5 @@ class EngineClient:
 
     def _note_death(self) -> None:
         if not self._died.is_set():
-            assert self._process is not None, "a process that never was has died"
             asyncio.get_running_loop().remove_reader(self._process.sentinel)
             self._died.set()
-
-
-@contextmanager
-def _sigint_blocked() -> Generator[None, None, None]:
-    """A process started meanwhile never sees a Ctrl-C, not even before it can say so itself."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

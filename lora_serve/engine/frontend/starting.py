@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lora_serve.config import EngineConfig
 from lora_serve.engine.frontend.client import EngineClient
+from lora_serve.engine.frontend.engine_process import EngineProcess
 from lora_serve.engine.frontend.pooling_defaults import pooling_defaults
 from lora_serve.messages import EngineReady
 from lora_serve.pooling import PoolingParams
@@ -26,13 +27,13 @@ class StartedParts:
     pooling_defaults: PoolingParams
 
 
-async def start_parts(config: EngineConfig) -> StartedParts:
-    """Start an engine process and read the tokenizer, side by side.
+async def start_parts(config: EngineConfig, process: EngineProcess | None) -> StartedParts:
+    """Start an engine in `process`, or in a new one, and read the tokenizer, side by side.
 
     Raises:
         ConfigError: the model cannot be served as asked.
     """
-    client = EngineClient()
+    client = EngineClient(process)
     source = config.model.tokenizer or config.model.model
     try:
         async with asyncio.TaskGroup() as group:  # one that is refused does not wait for both

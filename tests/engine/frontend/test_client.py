@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lora_serve.config import EngineConfig, ModelConfig
-from lora_serve.engine.frontend import client as client_module
+from lora_serve.engine.frontend import engine_process as process_module
 from lora_serve.engine.frontend.client import EngineClient
 from lora_serve.errors import EngineDeadError, LoraServeError
 from lora_serve.llm import engine_config
@@ -57,7 +57,7 @@ async def test_a_process_whose_start_was_interrupted_can_be_killed(
         yield
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(client_module, "_sigint_blocked", interrupted_at_its_end)
+    monkeypatch.setattr(process_module, "_sigint_blocked", interrupted_at_its_end)
     client = EngineClient()
     with pytest.raises(KeyboardInterrupt):
         await client.start(engine_config(model=str(tmp_path)))

@@ -1,0 +1,87 @@
+"""An engine's process, from its start to its end. What is said to it is the client's business."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+
+from lora_serve.config import EngineConfig
+from lora_serve.engine.child import run_engine_process
+
+
+class EngineProcess:
+    """A process that imports what engines need, and waits for `run` to say which one to be.
+
+    It may be spawned long before that, so that its imports take no time of the start. One that is
+    not to be an engine is closed.
+    """
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._receiver, self._orders = context.Pipe(duplex=False)
+        self._process = context.Process(
+            target=run_engine_process, args=(self._receiver,), name="engine"
+        )
+        self._exit_code: int | None = None  # of one that was closed
+        self._is_closed = False
+
+    def spawn(self) -> None:
+        """Start it. It never sees a Ctrl-C, not even before it can say so itself."""
+        resource_tracker.ensure_running()  # else start() does it, and lets SIGINT through again
+        with _sigint_blocked():
+            self._process.start()
+        self._receiver.close()
+
+    @property
+    def pid(self) -> int | None:
+        """None until it was spawned, and when it was closed."""
+        return None if self._is_closed else self._process.pid
+
+    @property
+    def sentinel(self) -> int:
+        """A descriptor that can be read once the process has ended."""
+        return self._process.sentinel
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative for the signal that ended it."""
+        return self._exit_code if self._is_closed else self._process.exitcode
+
+    def run(self, config: EngineConfig, message_address: str, reply_address: str) -> None:
+        """Have it be an engine. Raises OSError if it has died."""
+        self._orders.send((config, message_address, reply_address))
+        self._orders.close()
+
+    def join(self, seconds: float | None = None) -> None:
+        """Wait until it has ended, or so long."""
+        self._process.join(seconds)
+
+    def kill(self) -> None:
+        """End it at once, if it was spawned, and wait for its end."""
+        if self.pid is not None:
+            self._process.kill()
+            self._process.join()
+
+    def close(self) -> None:
+        """Kill it, and give back its descriptors. Again, it does nothing."""
+        if self._is_closed:
+            return
+        self.kill()
+        self._exit_code = self._process.exitcode if self.pid is not None else None
+        self._is_closed = True
+        self._process.close()  # else its pipes stay open until it is collected
+        for end in (self._receiver, self._orders):
+            end.close()
+
+
+@contextmanager
+def _sigint_blocked() -> Generator[None, None, None]:
+    """A process started meanwhile never sees a Ctrl-C, not even before it can say so itself."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
