@@ -18,6 +18,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: its own among all that are being answered. client_request_id: what its caller calls
         it, alone or with others.
+    route: the path by which it came, as the table of routes has it; "" if it came by none.
     pooling: how an embedding is made of the prompt; nothing is sampled then. None without one.
     lora_name: the adapter that answers, or BASE_MODEL.
     tenant: a digest of the API key it came with, whose share it counts to with --fair-share key.
@@ -29,6 +30,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     client_request_id: str = ""
+    route: str = ""
     prompt: Prompt
     params: SamplingParams
     lora_name: str | NoAdapter = BASE_MODEL

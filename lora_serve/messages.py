@@ -157,13 +157,27 @@ class GetStats(msgspec.Struct, frozen=True, tag=True):
     call_id: int
 
 
+class GetRequests(msgspec.Struct, frozen=True, tag=True):
+    """Ask how far these requests have come; of one that is not here, nothing is told."""
+
+    call_id: int
+    request_ids: tuple[str, ...]
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
 AdminCall = ListAdapters | LoadAdapter | UnloadAdapter | ResetPrefixCache | Pause | Resume
 EngineMessage = (
-    EngineRequest | AbortRequests | EndRequests | AdminCall | RestoreAdapters | GetStats | Shutdown
+    EngineRequest
+    | AbortRequests
+    | EndRequests
+    | AdminCall
+    | RestoreAdapters
+    | GetStats
+    | GetRequests
+    | Shutdown
 )
 
 
@@ -298,6 +312,20 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     step_num_tokens: int = 0
 
 
+class RequestStanding(msgspec.Struct, frozen=True):
+    """How far a request has come.
+
+    is_running: it has a part in the steps; else it waits, for whatever. num_computed_tokens: of its
+        prompt and its answer; those that were found in a cache, num_cached_tokens, count, too.
+    """
+
+    request_id: str
+    is_running: bool
+    num_computed_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+
+
 class CallReply(msgspec.Struct, frozen=True, tag=True):
     """Answer to the message with this call_id: an error, or what that message asks for.
 
@@ -311,6 +339,7 @@ class CallReply(msgspec.Struct, frozen=True, tag=True):
     adapters: tuple[AdapterInfo, ...] = ()
     paths: tuple[str, ...] = ()
     stats: EngineStats | None = None
+    requests: tuple[RequestStanding, ...] = ()
     success: bool = True
 
 

@@ -86,6 +86,7 @@ class ServerConfig:
         75,
     )
     disable_fastapi_docs: bool = setting("Serve neither /docs nor /openapi.json.", False)
+    disable_ui: bool = setting("Do not serve the page for browsers, /ui.", False)
     ssl_keyfile: str | None = setting("Private key for TLS, as PEM.", None, metavar="FILE")
     ssl_certfile: str | None = setting(
         "Certificate chain for TLS, as PEM; the server then speaks https.", None, metavar="FILE"

@@ -26,11 +26,13 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from lora_serve import __version__
 from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError, LoraServeError
+from lora_serve.server.admin.adapter_changes import AdapterChanges
 from lora_serve.server.admin.adapter_spool import AdapterSpool
 from lora_serve.server.admin.adapters import adapters_router
 from lora_serve.server.admin.metrics import MetricsPage, metrics_app, metrics_router
 from lora_serve.server.admin.operations import operations_router
 from lora_serve.server.admin.pauses import pauses_router
+from lora_serve.server.admin.requests import requests_router
 from lora_serve.server.admin.server_info import server_info_router
 from lora_serve.server.anthropic.errors import anthropic_shape
 from lora_serve.server.anthropic.messages import MESSAGES_PATH, messages_router
@@ -73,6 +75,7 @@ from lora_serve.server.responses.store import StoredResponses
 from lora_serve.server.routes import GENERATING_PATHS, OPEN_PATHS, STATE_PATHS
 from lora_serve.server.sagemaker.invocations import invocations_router
 from lora_serve.server.summary import start_summary, tell_summary
+from lora_serve.server.ui.router import ui_router
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +107,7 @@ def create_app(
         bodies=BodyReader(config),
         adapter_bodies=_adapter_bodies(config),
         spool=spool or AdapterSpool(config.max_lora_spool_bytes),
+        changes=AdapterChanges(),
         inputs=Inputs(engine),
         chat_formats=ChatFormats(config, engine.tokenizer, template),
         responses=StoredResponses(
@@ -135,12 +139,15 @@ def create_app(
         adapters_router(context),
         operations_router(context, page.http),
         pauses_router(context),
+        requests_router(context),
         generate_router(context),
         invocations_router(context),
         server_info_router(context),
         tokens_router(context),
     ):
         app.include_router(answering_head(router))
+    if not config.disable_ui:
+        app.include_router(answering_head(ui_router()))
     if config.metrics_port is None:
         app.include_router(answering_head(metrics_router(page, context.keys)))
     app.add_exception_handler(LoraServeError, answer_error)

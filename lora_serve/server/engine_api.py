@@ -10,6 +10,7 @@ from typing import Protocol
 
 from lora_serve.config import EngineConfig
 from lora_serve.engine.frontend.admission import RequestGroup
+from lora_serve.engine.frontend.requests_in_flight import RequestInFlight
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import EVERYTHING, Everything
 from lora_serve.messages import AdapterInfo, EngineReady, EngineStats, PauseMode
@@ -132,6 +133,10 @@ class Engine(Protocol):
     async def resume(self) -> None: ...
 
     async def abort_requests(self, is_meant: Callable[[GenerateRequest], bool]) -> int: ...
+
+    async def list_requests(
+        self, is_meant: Callable[[GenerateRequest], bool], limit: int
+    ) -> tuple[list[RequestInFlight], int]: ...
 
     async def get_stats(self) -> EngineStats: ...
 

@@ -15,11 +15,14 @@ from pydantic import BaseModel
 
 from lora_serve.server.admin.answers import (
     Aborted,
+    AdapterChangeList,
+    CallerInfo,
     IsPaused,
     Load,
     LoadedAdapters,
     LoRAList,
     LoRAStatus,
+    RequestList,
     ServerInfo,
     Status,
     Success,
@@ -71,6 +74,7 @@ from lora_serve.server.openai.protocol import (
 from lora_serve.server.responses.answers import DeletedResponse, InputItemList, Response
 from lora_serve.server.responses.protocol import ResponseBody
 from lora_serve.server.sagemaker.protocol import InvocationBody
+from lora_serve.server.ui.files import UI_FILES, UI_PATH
 
 PLAIN_TEXT = "text/plain"
 ANY_ROUTE = (403, 405, 408, 431, 500, 503)
@@ -382,6 +386,13 @@ OPERATIONS = (
         may_be_wrong=True,
     ),
     Operation(
+        method="get",
+        path="/adapter_changes",
+        summary="The last loads and unloads, with what stood there before",
+        access=Access.ADMIN,
+        answer=AdapterChangeList,
+    ),
+    Operation(
         method="delete",
         path="/v1/loras/{lora_name}",
         summary="Take an adapter away, as Dynamo has it",
@@ -464,6 +475,21 @@ OPERATIONS = (
         summary="Whether there is a pause",
         access=Access.KEY,
         answer=IsPaused,
+    ),
+    Operation(
+        method="get",
+        path="/v1/requests",
+        summary="The requests that are being answered: of all callers for an admin, else one's own",
+        access=Access.KEY,
+        answer=RequestList,
+        in_query=(QueryParameter("limit"),),
+    ),
+    Operation(
+        method="get",
+        path="/v1/caller",
+        summary="What the caller may do",
+        access=Access.KEY,
+        answer=CallerInfo,
     ),
     Operation(
         method="post",
@@ -569,6 +595,23 @@ OPERATIONS = (
         summary="For Prometheus",
         access=Access.OPERATOR,
         answer=PLAIN_TEXT,
+    ),
+    Operation(
+        method="get",
+        path=UI_PATH,
+        summary="The page for browsers",
+        access=Access.OPEN,
+        answer="text/html",
+    ),
+    *(
+        Operation(
+            method="get",
+            path=file.path,
+            summary="A file of the page",
+            access=Access.OPEN,
+            answer=file.media_type,
+        )
+        for file in UI_FILES
     ),
 )
 

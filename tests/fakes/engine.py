@@ -19,6 +19,7 @@ from lora_serve.config import EngineConfig, LoRAConfig, ModelConfig
 from lora_serve.engine.frontend.admission import RequestGroup
 from lora_serve.engine.frontend.bad_words import BadWordEncoder
 from lora_serve.engine.frontend.input import InputProcessor
+from lora_serve.engine.frontend.requests_in_flight import RequestInFlight
 from lora_serve.errors import (
     AdapterExistsError,
     AdapterFormatError,
@@ -216,6 +217,18 @@ class FakeEngine:
         """Count those that are meant; none ends."""
         self._require_alive()
         return sum(r.request_id in self.growing and is_meant(r) for r in self.seen)
+
+    async def list_requests(
+        self, is_meant: Callable[[GenerateRequest], bool], limit: int
+    ) -> tuple[list[RequestInFlight], int]:
+        """The last that are meant, as if each had half its prompt behind it."""
+        self._require_alive()
+        meant = [r for r in self.seen if r.request_id in self.growing and is_meant(r)]
+        listed = [
+            RequestInFlight(r, 0.0, True, r.prompt.num_tokens // 2, 0, 0)
+            for r in meant[: -limit - 1 : -1]
+        ]
+        return listed, len(meant)
 
     async def get_stats(self) -> EngineStats:
         self._require_alive()

@@ -18,6 +18,7 @@ from lora_serve.messages import (
     EngineReady,
     EngineReply,
     EngineRequest,
+    GetRequests,
     GetStats,
     LoadAdapter,
     Pause,
@@ -109,7 +110,7 @@ class FakeClient:
                 ended = tuple(EngineOutput(i, finish_reason="abort") for i in message.request_ids)
                 self.reply(StepOutputs(ended))
                 self.reply(CallReply(message.call_id))
-            case UnloadAdapter() | GetStats() | Pause() | Resume():
+            case UnloadAdapter() | GetStats() | GetRequests() | Pause() | Resume():
                 self.reply(CallReply(message.call_id))
 
     def _reset(self, call: ResetPrefixCache) -> CallReply:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from lora_serve.adapters.loader import make_loader
@@ -44,13 +44,15 @@ from lora_serve.messages import (
     EngineReply,
     EngineRequest,
     EngineStats,
+    GetRequests,
     GetStats,
     Pause,
+    RequestStanding,
     RestoreAdapters,
 )
 from lora_serve.model_info import ModelInfo
 from lora_serve.scheduler.progress import RequestProgress
-from lora_serve.scheduler.request import Request, request_from_message
+from lora_serve.scheduler.request import Request, RequestStatus, request_from_message
 from lora_serve.scheduler.scheduler import Scheduler
 from lora_serve.step import SchedulerOutput
 from lora_serve.structured_output.service import GrammarService
@@ -178,8 +180,8 @@ class EngineCore:
             case AbortRequests():
                 for request_id in message.request_ids:
                     self._abort(request_id)
-            case GetStats():
-                self._outbox.reply(CallReply(message.call_id, stats=self.stats()))
+            case GetStats() | GetRequests():
+                self._outbox.reply(self._told(message))
             case RestoreAdapters():
                 self._admin.restore(message)
             case EndRequests():
@@ -367,6 +369,23 @@ class EngineCore:
             running_adapters=tuple(ref.name for ref in scheduler.running_adapters),
             waiting_adapters=tuple(ref.name for ref in scheduler.waiting_adapters),
         )
+
+    def _told(self, message: GetStats | GetRequests) -> CallReply:
+        if isinstance(message, GetStats):
+            return CallReply(message.call_id, stats=self.stats())
+        return CallReply(message.call_id, requests=tuple(self._standings(message.request_ids)))
+
+    def _standings(self, request_ids: Sequence[str]) -> Iterator[RequestStanding]:
+        for request_id in request_ids:
+            request = self.scheduler.get(request_id)
+            if request is not None:
+                yield RequestStanding(
+                    request_id,
+                    is_running=request.status is RequestStatus.RUNNING,
+                    num_computed_tokens=request.num_computed_tokens,
+                    num_cached_tokens=request.num_cached_tokens,
+                    num_output_tokens=request.num_output_tokens,
+                )
 
     def check_invariants(self) -> None:
         """Assert what must hold between steps; `--validate` calls it after each."""

@@ -27,6 +27,7 @@ from lora_serve.engine.frontend.output import OutputProcessor
 from lora_serve.engine.frontend.pause import PauseRecord
 from lora_serve.engine.frontend.quarantine import Quarantine
 from lora_serve.engine.frontend.request_states import RequestState, RequestStates
+from lora_serve.engine.frontend.requests_in_flight import RequestInFlight, request_in_flight
 from lora_serve.engine.frontend.starting import start_parts
 from lora_serve.engine.frontend.supervisor import Client, EngineSupervisor
 from lora_serve.engine.frontend.watchdog import Watchdog, end_if_it_hangs
@@ -44,6 +45,7 @@ from lora_serve.messages import (
     EngineReady,
     EngineReply,
     EngineStats,
+    GetRequests,
     GetStats,
     ListAdapters,
     LoadAdapter,
@@ -259,6 +261,17 @@ class AsyncEngine:
         if choice_ids:
             await self._call(lambda call_id: EndRequests(call_id, choice_ids))
         return len(meant)
+
+    async def list_requests(
+        self, is_meant: Callable[[GenerateRequest], bool], limit: int
+    ) -> tuple[list[RequestInFlight], int]:
+        """The newest `limit` requests that are meant, newest first, and how many are meant."""
+        meant = [s for s in self._states if not s.is_over and is_meant(s.message.request)]
+        newest = meant[: -limit - 1 : -1] if limit else []
+        choice_ids = tuple(choice_id for state in newest for choice_id in state.choice_ids)
+        reply = await self._call(lambda call_id: GetRequests(call_id, choice_ids))
+        standings = {standing.request_id: standing for standing in reply.requests}
+        return [request_in_flight(state.message, standings) for state in newest], len(meant)
 
     async def get_stats(self) -> EngineStats:
         """Gauges and totals of this moment; the metrics see them too."""

@@ -23,7 +23,12 @@ from lora_serve.errors import (
 )
 from lora_serve.messages import AdapterInfo
 from lora_serve.server.admin.adapter_tensors import check_checksums, read_tensors
-from lora_serve.server.admin.answers import LoadedAdapters, LoRAList, LoRAStatus
+from lora_serve.server.admin.answers import (
+    AdapterChangeList,
+    LoadedAdapters,
+    LoRAList,
+    LoRAStatus,
+)
 from lora_serve.server.admin.audit import AdapterAudit
 from lora_serve.server.admin.protocol import (
     AdapterWish,
@@ -68,13 +73,6 @@ def adapters_router(context: ServerContext) -> APIRouter:
         adapter = await _load(context, request, LoRASourceBody)
         return json_response(LoRAStatus(lora_name=adapter.name))
 
-    @router.get("/v1/loras")
-    async def list_loras(request: Request) -> Response:
-        context.keys.require_admin(request, "this asks for adapters' paths, unlike /v1/models,")
-        _require_enabled(context)
-        paths = await _paths(context)
-        return json_response(LoRAList(loras=paths, count=len(paths)))
-
     @router.delete("/v1/loras/{lora_name:path}")
     async def unload_by_path(request: Request, lora_name: str) -> Response:
         await _unload(context, request, lora_name)
@@ -89,6 +87,7 @@ def adapters_router(context: ServerContext) -> APIRouter:
         return _removed(await _unload(context, request, lora_name))
 
     _route_from_tensors(router, context)
+    _route_lists(router, context)
     return router
 
 
@@ -97,6 +96,22 @@ def _route_from_tensors(router: APIRouter, context: ServerContext) -> None:
     async def load_from_tensors(request: Request) -> Response:
         await _load_tensors(context, request)
         return json_response(LoadedAdapters(await _paths(context)))
+
+
+def _route_lists(router: APIRouter, context: ServerContext) -> None:
+    asked = "this asks for adapters' paths, unlike /v1/models,"
+
+    @router.get("/v1/loras")
+    async def list_loras(request: Request) -> Response:
+        context.keys.require_admin(request, asked)
+        _require_enabled(context)
+        paths = await _paths(context)
+        return json_response(LoRAList(loras=paths, count=len(paths)))
+
+    @router.get("/adapter_changes")
+    async def list_changes(request: Request) -> Response:
+        context.keys.require_admin(request, asked)
+        return json_response(AdapterChangeList(data=context.changes.newest_first()))
 
 
 def _added(context: ServerContext, adapter: AdapterInfo) -> Response:
@@ -114,7 +129,7 @@ async def _load_tensors(context: ServerContext, request: Request) -> None:
 
     What was begun is ended, also if the caller is gone: its files are the server's own.
     """
-    with AdapterAudit("load", caller_of(request)) as audit:
+    with AdapterAudit("load", caller_of(request), context.changes) as audit:
         context.keys.require_admin(request)
         async with context.adapter_bodies.held(request, LoadTensorsBody) as body:
             audit.note_asked(body.lora_name)
@@ -165,7 +180,7 @@ async def _load(
     kind: type[LoadAdapterBody] | type[LoRASourceBody] | type[SageMakerAdapterBody],
 ) -> AdapterInfo:
     """Load what a body of this kind asks for."""
-    with AdapterAudit("load", caller_of(request)) as audit:
+    with AdapterAudit("load", caller_of(request), context.changes) as audit:
         context.keys.require_admin(request)
         wish = (await context.bodies.read(request, kind)).wish
         audit.note_asked(wish.lora_name, wish.lora_path)
@@ -180,7 +195,7 @@ async def _load(
 
 async def _unload(context: ServerContext, request: Request, name: str | None = None) -> str:
     """Unload the adapter of that name, or the one that the body names; return the name."""
-    with AdapterAudit("unload", caller_of(request)) as audit:
+    with AdapterAudit("unload", caller_of(request), context.changes) as audit:
         if name is not None:
             audit.note_asked(name)
         context.keys.require_admin(request)

@@ -108,3 +108,74 @@ class LoRAList(msgspec.Struct, frozen=True):
     loras: dict[str, str]
     count: int
     status: str = "success"
+
+
+class ListedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that is being answered. id: as its client or the server chose it, for an abort.
+
+    adapter: null for the base model. state: "running" if it has a part in the steps, else
+    "waiting". age_seconds: since it arrived. num_computed_tokens: of its prompt and its answer,
+    those found in a cache included.
+    """
+
+    id: str
+    route: str
+    adapter: str | None
+    state: str
+    age_seconds: float
+    num_choices: int
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+
+
+class RequestList(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest requests, newest first.
+
+    num_requests: how many there are. shows: whose they are: "all" callers', or those of the
+    caller's "own key", or "none" for a caller that no key tells from others.
+    """
+
+    object: str = "list"
+    data: list[ListedRequest]
+    num_requests: int
+    shows: str
+
+
+class CallerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is asking. name: what the log calls it. may_change_server: what an admin may.
+
+    may_read_metrics: whether /metrics of this port answers it.
+    """
+
+    object: str = "caller"
+    name: str
+    may_change_server: bool
+    may_read_metrics: bool
+
+
+class AdapterChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A load or an unload over HTTP, done or failed.
+
+    time: seconds since 1970. by: what the log calls the caller. old_path, old_digest: of what stood
+    under the name before; null if nothing did. new_path, new_digest: of what was loaded; null after
+    an unload, and with a failure, whose text is `error`.
+    """
+
+    time: float
+    change: str
+    by: str
+    lora_name: str
+    old_path: str | None
+    old_digest: str | None
+    new_path: str | None
+    new_digest: str | None
+    error: str | None
+
+
+class AdapterChangeList(msgspec.Struct, frozen=True, kw_only=True):
+    """Changes of adapters since the server began, newest first; only so many are kept."""
+
+    object: str = "list"
+    data: list[AdapterChange]

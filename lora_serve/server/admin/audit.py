@@ -7,9 +7,12 @@ cut, so that no body makes two lines or a long one.
 from __future__ import annotations
 
 import logging
+import time
 from types import TracebackType
 
 from lora_serve.observability.log import with_fields
+from lora_serve.server.admin.adapter_changes import AdapterChanges
+from lora_serve.server.admin.answers import AdapterChange
 from lora_serve.server.http.auth import Caller
 
 logger = logging.getLogger(__name__)
@@ -21,11 +24,14 @@ NO_ADAPTER = "none"
 class AdapterAudit:
     """A change that is under way. Its line is written where the `with` block ends."""
 
-    def __init__(self, change: str, caller: Caller) -> None:
+    def __init__(self, change: str, caller: Caller, changes: AdapterChanges | None = None) -> None:
+        """changes: where it is kept, if an admin asked for it."""
         self._change = change
         self._caller = caller
+        self._changes = changes
         self._name: str | None = None
         self._path: str | None = None
+        self._old_path: str | None = None
         self._old = self._new = NO_ADAPTER
 
     def __enter__(self) -> AdapterAudit:
@@ -39,6 +45,7 @@ class AdapterAudit:
     ) -> None:
         is_same = error is not None or self._old == self._new
         failure = None if error is None else str(error) or type(error).__name__
+        self._keep(failure)
         logger.info(
             "adapter %s by %s: name %s, path %s, digest %s, %s",
             self._change,
@@ -64,11 +71,30 @@ class AdapterAudit:
 
     def note_before(self, digest: str, path: str) -> None:
         """Note what stands under the name; nothing does if this is not called."""
-        self._old, self._path = digest, self._path or path
+        self._old, self._old_path, self._path = digest, path, self._path or path
 
     def note_after(self, digest: str) -> None:
         """Note what stands under the name in the end; nothing does if this is not called."""
         self._new = digest
+
+    def _keep(self, failure: str | None) -> None:
+        """Keep an admin's change; what others are refused must not push it out of the list."""
+        if self._changes is None or self._name is None or not self._caller.is_admin:
+            return
+        is_loaded = self._new != NO_ADAPTER
+        self._changes.add(
+            AdapterChange(
+                time=time.time(),
+                change=self._change,
+                by=self._caller.shown,
+                lora_name=self._name[:MAX_QUOTED_CHARS],
+                old_path=self._old_path,
+                old_digest=None if self._old == NO_ADAPTER else self._old,
+                new_path=self._path if is_loaded else None,
+                new_digest=self._new if is_loaded else None,
+                error=_cut(failure),
+            )
+        )
 
 
 class CallAudit:

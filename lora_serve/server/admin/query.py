@@ -44,6 +44,13 @@ class Query:
             f"{name} must be one of {', '.join(choices)}, got {value[:80]!r}", name
         )
 
+    def number(self, name: str, largest: int, default: int) -> int:
+        """A whole number of 1 to `largest`."""
+        value = self._values.get(name, str(default))
+        if not (value.isascii() and value.isdigit() and 1 <= int(value[:9]) <= largest):
+            raise InvalidRequestError(f"{name} must be in [1, {largest}], got {value[:80]!r}", name)
+        return int(value)
+
     def check_body(self, name: str, in_body: object) -> None:
         """Raise InvalidRequestError where the query and the body both have this, and differ."""
         if name not in self._values or in_body is None:

@@ -115,9 +115,13 @@ class KeyRing:
         """Whether /metrics needs a key: it names every tenant's adapters, and counts their use."""
         return self._config.has_keys and self._config.metrics_need_key
 
+    def is_operator(self, caller: Caller) -> bool:
+        """Whether `caller` may see what concerns all callers: an admin, where there is one."""
+        return caller.is_admin or not self._has_admin_key
+
     def require_operator(self, caller: Caller) -> None:
-        """Raise unless `caller` may see what concerns all callers: an admin, where there is one."""
-        if caller.is_admin or not self._has_admin_key:
+        """Raise unless `is_operator`."""
+        if self.is_operator(caller):
             return
         remedy = "needs an admin API key; or read it from --metrics-port"
         if caller.api_key is None:

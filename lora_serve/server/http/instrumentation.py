@@ -43,6 +43,11 @@ class Instrumentation:
             await self._app(scope, receive, noting_send)
         finally:
             self._metrics.num_generating -= generates
-            route = getattr(scope.get("route"), "path", None)
             seconds = time.monotonic() - started
-            self._metrics.observe(route, scope["method"], status, seconds)
+            self._metrics.observe(route_of(scope), scope["method"], status, seconds)
+
+
+def route_of(scope: Scope) -> str | None:
+    """The path of a request's route as the table has it; None until it has been found."""
+    route: str | None = getattr(scope.get("route"), "path", None)
+    return route

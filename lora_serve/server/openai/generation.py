@@ -27,6 +27,7 @@ from lora_serve.server.engine_api import Engine
 from lora_serve.server.field_names import field_names
 from lora_serve.server.http.auth import caller_of
 from lora_serve.server.http.disconnect import unless_disconnected
+from lora_serve.server.http.instrumentation import route_of
 from lora_serve.server.http.json_response import json_response
 from lora_serve.server.http.request_ids import HEADER, MAX_CHARS, id_of
 from lora_serve.server.http.streaming import EventStream, StreamForm
@@ -200,6 +201,7 @@ def scheduled_requests(
         GenerateRequest(
             request_id=f"{unique}-{index}",
             client_request_id=body.request_id or id_of(request),
+            route=route_of(request.scope) or "",
             prompt=item.prompt,
             params=params,
             lora_name=target.lora_name,

@@ -3,9 +3,11 @@ from __future__ import annotations
 from lora_serve.fuzz.oracle.engine import OracleEngine
 from lora_serve.messages import (
     EngineReply,
+    GetRequests,
     GetStats,
     ListAdapters,
     LoadAdapter,
+    RequestStanding,
     ResetPrefixCache,
     StepOutputs,
     UnloadAdapter,
@@ -33,6 +35,27 @@ def test_stats_tell_who_runs_who_waits_and_what_was_hit() -> None:
     assert 0 < stats.kv_cache_usage < 1
     engine.run()
     assert engine.core.stats().kv_cache_usage == 0
+
+
+def test_it_tells_how_far_the_requests_that_it_has_have_come() -> None:
+    engine = OracleEngine(max_num_seqs=1, enable_lora=False)
+    for name in ("first", "second"):
+        engine.add(name, LONG, max_tokens=8)
+    engine.step()
+    engine.handle(GetRequests(5, ("second", "unknown", "first")))
+    waits, runs = engine.calls[5].requests
+    assert waits == RequestStanding("second", False, 0, 0, 0)
+    assert runs == RequestStanding("first", True, 64, 0, 0)  # as much as a step may compute
+    engine.step()
+    engine.handle(GetRequests(6, ("first",)))
+    assert engine.calls[6].requests == (RequestStanding("first", True, len(LONG), 0, 1),)
+    engine.run()
+    engine.add("third", LONG, max_tokens=8)
+    engine.step()
+    engine.handle(GetRequests(7, ("first", "third")))
+    (again,) = engine.calls[7].requests  # of one that has ended nothing is told
+    assert again.num_cached_tokens > 0
+    assert again.num_computed_tokens == len(LONG)
 
 
 def test_steps_count_each_prompt_token_and_each_generated_one_the_last_too() -> None:

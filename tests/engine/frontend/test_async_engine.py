@@ -10,6 +10,7 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from lora_serve.config import EngineConfig
@@ -116,6 +117,28 @@ async def test_a_caller_that_leaves_frees_its_blocks(engine: AsyncEngine) -> Non
     await deltas.aclose()
     stats = await engine.get_stats()
     assert (stats.num_running, stats.num_waiting, stats.kv_cache_usage) == (0, 0, 0.0)
+
+
+async def test_requests_are_listed_newest_first_with_how_far_they_have_come(
+    engine: AsyncEngine,
+) -> None:
+    streams = []
+    for name in ("old", "new"):
+        params = msgspec.structs.replace(LONG, n=2)
+        request = msgspec.structs.replace(LONG_REQUEST, request_id=name, params=params)
+        streams.append(engine.generate(request))
+        await anext(streams[-1])
+    (newest,), number = await engine.list_requests(lambda _: True, 1)
+    assert number == 2
+    assert newest.request.request_id == "new"
+    assert newest.is_running
+    assert newest.num_output_tokens >= 1
+    assert newest.num_computed_tokens >= len(PROMPT.token_ids)
+    ((old,), number) = await engine.list_requests(lambda asked: asked.request_id == "old", 10)
+    assert (old.request.request_id, number) == ("old", 1)
+    for stream in streams:
+        await stream.aclose()
+    assert await engine.list_requests(lambda _: True, 10) == ([], 0)
 
 
 async def test_a_stop_string_ends_the_answer_in_the_engine_too(engine: AsyncEngine) -> None:
