@@ -223,10 +223,15 @@ class LLM:
         ]
 
     def load_lora_adapter(
-        self, name: str, path: str, load_inplace: bool = False, pinned: bool = False
+        self,
+        name: str,
+        path: str,
+        load_inplace: bool = False,
+        pinned: bool = False,
+        digest: str = "",
     ) -> AdapterInfo:
         self._num_calls += 1
-        call = LoadAdapter(self._num_calls, name, path, load_inplace, pinned)
+        call = LoadAdapter(self._num_calls, name, path, load_inplace, pinned, digest)
         return self._call(call).adapters[0]
 
     def unload_lora_adapter(self, name: str) -> None:

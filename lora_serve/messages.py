@@ -96,11 +96,14 @@ class Resume(msgspec.Struct, frozen=True, tag=True):
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """digest: which the adapter must have, in hexadecimal; any if empty."""
+
     call_id: int
     lora_name: str
     lora_path: str
     load_inplace: bool = False
     pinned: bool = False
+    digest: str = ""
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):

@@ -85,6 +85,26 @@ def check_adapter(
         raise AdapterFormatError(path, findings)
 
 
+def own_shapes(path: str) -> Shapes:
+    """What `lora_modules` must hold for the tensors in directory `path`, as their shapes say.
+
+    With them `read_adapter` finds all that can be found without the model.
+
+    Raises:
+        AdapterNotFoundError, AdapterError: as read_adapter.
+    """
+    shapes: dict[str, tuple[int, int]] = {}
+    with _opened(path, ()) as directory, _weights(directory, []) as file:
+        specs = None if file is None else file.read_header([])
+    for name, spec in (specs or {}).items():
+        match = _TENSOR_NAME.fullmatch(name)
+        if match is not None and len(spec.shape) == 2:
+            num_out, num_in = shapes.get(match[1], (0, 0))
+            is_a = match[2] == "A"
+            shapes[match[1]] = (num_out, spec.shape[1]) if is_a else (spec.shape[0], num_in)
+    return shapes
+
+
 @contextmanager
 def _opened(path: str, allowed_roots: Sequence[str]) -> Iterator[AdapterDirectory]:
     """The adapter's directory; what the system refuses is told as an error of the adapter."""

@@ -25,6 +25,7 @@ from lora_serve.adapters.location import HubAdapter, download_from_hub, find_ada
 from lora_serve.adapters.threads import AdapterThreads, LoaderThreads
 from lora_serve.config import LoRAConfig
 from lora_serve.errors import (
+    AdapterChangedError,
     AdapterError,
     AdapterUnavailableError,
     HubNotAllowedError,
@@ -302,6 +303,8 @@ class AdapterLoader:
         outcome = _guarded(task.job.path, partial(self._source.get, task.place))
         ref = task.job.ref
         if isinstance(outcome, AdapterCheckpoint):
+            outcome = _of_digest(outcome, task.job)
+        if isinstance(outcome, AdapterCheckpoint):
             if not task.end_lock.acquire(blocking=False):
                 outcome = AdapterUnavailableError("read too late")  # its bytes are freed here
             elif ref is None or ref.digest == outcome.digest:
@@ -319,6 +322,18 @@ class AdapterLoader:
     def _tell(self, lane: Lane, task: ReadTask, outcome: Outcome) -> None:
         self._ended.put((lane, task, outcome))
         self._notify()
+
+
+def _of_digest(checkpoint: AdapterCheckpoint, job: LoadJob) -> AdapterCheckpoint | AdapterError:
+    """The checkpoint, or a refusal if its caller has asked for another digest."""
+    wanted, found = job.call.digest if job.call else "", checkpoint.digest.hex()
+    if wanted in ("", found):
+        return checkpoint
+    return AdapterChangedError(
+        f"{job.path} has the digest {found}, not the one that was asked for, {wanted}; load the "
+        "files that have it, or leave `digest` out",
+        "digest",
+    )
 
 
 def _guarded(path: str, act: Callable[[], Got]) -> Got | LoraServeError:

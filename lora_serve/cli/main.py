@@ -21,6 +21,7 @@ EXIT_INTERRUPTED = 130
 COMMANDS: Mapping[str, str] = {  # each with a module of its name beside this one, and its help
     "serve": "serve a model and its adapters over HTTP",
     "demo": "train a tiny model and play the reload scenarios against a real server",
+    "adapters": "list, load, replace, roll back and check adapters",
     "bench": "measure an OpenAI-compatible server",
     "chat": "talk to a model and its adapters in a terminal",
     "fuzz": "compare every answer of random traces with a lone, cold one",

@@ -114,7 +114,12 @@ class Engine(Protocol):
     ) -> AsyncGenerator[OutputDelta, None]: ...
 
     async def load_lora_adapter(
-        self, name: str, path: str, load_inplace: bool = False, pinned: bool = False
+        self,
+        name: str,
+        path: str,
+        load_inplace: bool = False,
+        pinned: bool = False,
+        digest: str = "",
     ) -> AdapterInfo: ...
 
     async def unload_lora_adapter(self, name: str) -> None: ...

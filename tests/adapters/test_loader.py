@@ -23,7 +23,12 @@ from lora_serve.adapters.loader import (
 from lora_serve.adapters.location import HubAdapter
 from lora_serve.adapters.threads import AdapterThreads, Work
 from lora_serve.config import LoRAConfig
-from lora_serve.errors import AdapterError, AdapterNotFoundError, AdapterUnavailableError
+from lora_serve.errors import (
+    AdapterChangedError,
+    AdapterError,
+    AdapterNotFoundError,
+    AdapterUnavailableError,
+)
 from lora_serve.fuzz.oracle.executor import oracle_model
 from lora_serve.fuzz.oracle.loader import oracle_checkpoint
 from lora_serve.identity import AdapterRef
@@ -166,6 +171,16 @@ def test_a_reload_of_changed_files_prepares_nothing(books: Books) -> None:
     books.finish()
     assert books.results() == [("/a", AdapterCheckpoint)]
     assert books.prepared == []
+
+
+def test_a_call_for_a_digest_that_the_files_do_not_have_prepares_nothing(books: Books) -> None:
+    for digest in (digest_of("/b"), digest_of("/a")):
+        call = LoadAdapter(0, "a", "/a", digest=digest.hex())
+        books.loader.submit(LoadJob("/a", call=call))
+        books.results()
+        books.finish()
+    assert [kind for _, kind in books.results()] == [AdapterChangedError, AdapterCheckpoint]
+    assert books.prepared == [digest_of("/a")]
 
 
 def test_a_download_is_followed_by_a_read(books: Books) -> None:

@@ -20,7 +20,16 @@ MOST_COLUMNS = 100
 MOST_BYTES = 100_000  # of a picture, too
 SOURCES = (".py", ".h", ".cpp", ".cu", ".md", ".toml", ".json", ".png")
 COMMANDS = (
-    *("serve", "chat", "demo", "fuzz", "merge"),
+    *(
+        "serve",
+        "chat",
+        "adapters ls",
+        "adapters replace",
+        "adapters verify",
+        "demo",
+        "fuzz",
+        "merge",
+    ),
     *("bench latency", "bench throughput", "bench serve"),
     *("kv ls", "kv verify", "kv stats", "kv clear"),
 )

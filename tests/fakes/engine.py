@@ -21,6 +21,7 @@ from lora_serve.engine.frontend.bad_words import BadWordEncoder
 from lora_serve.engine.frontend.input import InputProcessor
 from lora_serve.engine.frontend.requests_in_flight import RequestInFlight
 from lora_serve.errors import (
+    AdapterChangedError,
     AdapterExistsError,
     AdapterFormatError,
     AdapterNotFoundError,
@@ -151,7 +152,12 @@ class FakeEngine:
         self._require_alive()
 
     async def load_lora_adapter(
-        self, name: str, path: str, load_inplace: bool = False, pinned: bool = False
+        self,
+        name: str,
+        path: str,
+        load_inplace: bool = False,
+        pinned: bool = False,
+        digest: str = "",
     ) -> AdapterInfo:
         self._require_alive()
         if name in self._adapters and not load_inplace:
@@ -165,6 +171,8 @@ class FakeEngine:
             raise AdapterNotFoundError(f"No adapter found for {path}") from error
         if weights.startswith(b"broken"):
             raise AdapterFormatError(path, ["rank 1024 is above 64", "use_dora is not supported"])
+        if digest not in ("", hashlib.sha256(weights).hexdigest()):
+            raise AdapterChangedError(f"{path} has another digest than {digest}", "digest")
         self._adapters[name] = AdapterInfo(
             name=name,
             path=path,

@@ -199,10 +199,20 @@ class AsyncEngine:
             await self._advance()
 
     async def load_lora_adapter(
-        self, name: str, path: str, load_inplace: bool = False, pinned: bool = False
+        self,
+        name: str,
+        path: str,
+        load_inplace: bool = False,
+        pinned: bool = False,
+        digest: str = "",
     ) -> AdapterInfo:
+        """Load an adapter, if it has this digest, where one is given.
+
+        Raises:
+            AdapterError: it cannot be loaded.
+        """
         reply = await self._call(
-            lambda call_id: LoadAdapter(call_id, name, path, load_inplace, pinned)
+            lambda call_id: LoadAdapter(call_id, name, path, load_inplace, pinned, digest)
         )
         (adapter,) = reply.adapters
         warning = other_base_model(self.config.model, adapter)

@@ -227,7 +227,7 @@ async def _published(context: ServerContext, wish: AdapterWish) -> AdapterInfo:
     name = wish.lora_name
     try:
         return await context.engine.load_lora_adapter(
-            name, wish.lora_path, wish.load_inplace, pinned=wish.pinned
+            name, wish.lora_path, wish.load_inplace, pinned=wish.pinned, digest=wish.digest
         )
     except HubNotAllowedError:
         raise

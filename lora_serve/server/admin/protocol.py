@@ -22,20 +22,24 @@ class AdapterWish:
     lora_path: str
     load_inplace: bool = False
     pinned: bool = False
+    digest: str = ""
 
 
 class LoadAdapterBody(Body):
-    """POST /v1/load_lora_adapter."""
+    """POST /v1/load_lora_adapter. digest: which the adapter must have; any if left out."""
 
     lora_name: str
     lora_path: str
     load_inplace: bool = False
     pinned: bool = False
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     is_3d_lora_weight: Unsupported = None
 
     @property
     def wish(self) -> AdapterWish:
-        return AdapterWish(self.lora_name, self.lora_path, self.load_inplace, self.pinned)
+        return AdapterWish(
+            self.lora_name, self.lora_path, self.load_inplace, self.pinned, self.digest or ""
+        )
 
 
 class RootLoadAdapterBody(LoadAdapterBody):

@@ -59,6 +59,20 @@ async def test_a_name_is_replaced_in_place_and_only_so(
     assert (await said(client, "tenant")).startswith("BETA")
 
 
+async def test_a_load_may_say_which_digest_it_wants(
+    client: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    a = write_adapter(tmp_path / "a", "ALPHA")
+    b = write_adapter(tmp_path / "b", "BETA")
+    await load(client, "tenant", a)
+    alpha = (await client.get("/v1/models/tenant")).json()["digest"]
+    refused = await load(client, "tenant", b, load_inplace=True, digest=alpha)
+    assert error_of(refused, 400)["param"] == "digest"
+    assert error_of(await load(client, "tenant", b, digest=alpha.upper()), 400)
+    assert (await said(client, "tenant")).startswith("ALPHA")
+    assert (await load(client, "tenant", a, load_inplace=True, digest=alpha)).status_code == 200
+
+
 async def test_an_unloaded_adapter_is_gone(client: httpx.AsyncClient, tmp_path: Path) -> None:
     await load(client, "tenant", write_adapter(tmp_path, "ALPHA"))
     response = await client.post(UNLOAD, json={"lora_name": "tenant", "lora_int_id": 3})

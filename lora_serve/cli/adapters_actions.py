@@ -1,0 +1,216 @@
+"""The actions of `lora-serve adapters` that ask a server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from lora_serve.bench.table import text_table
+from lora_serve.cli.adapters import PAIRS
+from lora_serve.cli.parser import did_you_mean
+from lora_serve.cli.remote import Json, Remote, RemoteError, ServedModel
+from lora_serve.cli.server_arguments import chosen_key
+from lora_serve.errors import ConfigError
+from lora_serve.observability.sizes import shown_bytes
+
+EXIT_REFUSED = 1
+SHORT_DIGEST = 12
+HISTORY_PATH = "/v1/adapter_changes"
+
+Action = Callable[[Remote, argparse.Namespace], int]
+Act = Callable[[str], str]  # on a name; returns what to tell
+
+
+def run_adapters(args: argparse.Namespace) -> int:
+    """Do it; 1 if the server refused any of several, each of which is told.
+
+    Raises:
+        LoraServeError: the server cannot be asked, or the arguments make no sense.
+    """
+    with Remote(args.url, chosen_key(args, os.environ)) as remote:
+        return ACTIONS[args.action](remote, args)
+
+
+def list_adapters(remote: Remote, args: argparse.Namespace) -> int:
+    adapters = [model for model in remote.models() if model.is_adapter]
+    if args.json:
+        print(json.dumps([one.facts for one in adapters], indent=1, ensure_ascii=False))
+    elif adapters:
+        header = ("name", "digest", "gen", "rank", "size", "residency", "source")
+        print(text_table(header, [_row(one) for one in adapters]))
+    else:
+        print("no adapter is loaded")
+    return 0
+
+
+def load(remote: Remote, args: argparse.Namespace) -> int:
+    paths = dict(_pairs(args.adapters))
+
+    def act(name: str) -> str:
+        told = _load(remote, name, paths[name], pinned=args.pinned)
+        return f"{name}: loaded {_version(_adapter(remote, name))}{_warning(told)}"
+
+    return _each(paths, act)
+
+
+def replace(remote: Remote, args: argparse.Namespace) -> int:
+    paths = dict(_pairs(args.adapters))
+
+    def act(name: str) -> str:
+        old = _adapter(remote, name)
+        told = _load(remote, name, paths[name], load_inplace=True, pinned=args.pinned)
+        return f"{name}: {_change(old, _adapter(remote, name))}{_warning(told)}"
+
+    return _each(paths, act)
+
+
+def roll_back(remote: Remote, args: argparse.Namespace) -> int:
+    changes = _history(remote)
+
+    def act(name: str) -> str:
+        old = _adapter(remote, name, must_be_there=False)
+        before = _version_before(changes, name)
+        path, digest = before["old_path"], before["old_digest"]
+        _load(remote, name, path, load_inplace=True, digest=digest)
+        return f"{name}: {_change(old, _adapter(remote, name))}, from {path}"
+
+    return _each(args.names, act)
+
+
+def unload(remote: Remote, args: argparse.Namespace) -> int:
+    def act(name: str) -> str:
+        remote.post("/v1/unload_lora_adapter", {"lora_name": name})
+        return f"{name}: unloaded"
+
+    return _each(args.names, act)
+
+
+# ── one adapter ─────────────────────────────────────────────────────────────────────────────
+
+
+def _each(names: Mapping[str, str] | Sequence[str], act: Act) -> int:
+    """Tell what came of each; what is refused for one holds up no other."""
+    num_refused = 0
+    for name in names:
+        try:
+            print(act(name), flush=True)
+        except (RemoteError, ConfigError) as error:
+            num_refused += 1
+            print(f"{name}: refused: {error}", file=sys.stderr)
+    return EXIT_REFUSED if num_refused else 0
+
+
+def _load(remote: Remote, name: str, path: str, **options: Any) -> str:
+    body: Json = {"lora_name": name, "lora_path": _absolute(path)}
+    body |= {key: value for key, value in options.items() if value}
+    return remote.post("/v1/load_lora_adapter", body).text
+
+
+def _adapter(remote: Remote, name: str, *, must_be_there: bool = True) -> ServedModel | None:
+    models = remote.models()
+    found = next((one for one in models if one.name == name and one.is_adapter), None)
+    if found is None and must_be_there:
+        names = [one.name for one in models if one.is_adapter]
+        raise ConfigError(
+            f"no adapter has this name{did_you_mean(name, names)}; `lora-serve adapters load` "
+            "loads one under a new name"
+        )
+    return found
+
+
+def _history(remote: Remote) -> list[Json]:
+    """Changes of adapters, newest first. Raises ConfigError where the server keeps none."""
+    try:
+        changes: list[Json] = remote.get(HISTORY_PATH).json()["data"]
+    except RemoteError as error:
+        if error.status != 404:
+            raise
+        raise ConfigError(
+            f"{remote.url} keeps no history of adapters; name the files yourself: lora-serve "
+            "adapters replace NAME PATH"
+        ) from error
+    return changes
+
+
+def _version_before(changes: Sequence[Json], name: str) -> Json:
+    """The last change that took a version from this name. Raises ConfigError without one."""
+    for change in changes:
+        is_done = change["lora_name"] == name and change.get("error") is None
+        if is_done and change["old_digest"] and change["old_digest"] != change["new_digest"]:
+            return change
+    raise ConfigError(
+        "the server remembers no earlier version of it (it remembers its last changes, since it "
+        "began); name the files yourself: lora-serve adapters replace NAME PATH"
+    )
+
+
+def _change(old: ServedModel | None, new: ServedModel | None) -> str:
+    if old is None:
+        return f"loaded {_version(new)}"
+    if _digest(old) == _digest(new):
+        return f"unchanged, {_version(new)}: the same bytes, so cached KV stays warm"
+    return f"{_digest(old)[:SHORT_DIGEST]} → {_version(new)}"
+
+
+def _version(adapter: ServedModel | None) -> str:
+    if adapter is None:
+        return "a version that is gone again"
+    return _digest(adapter)[:SHORT_DIGEST] or "(the server tells no digest)"
+
+
+def _digest(adapter: ServedModel | None) -> str:
+    return str(adapter.facts.get("digest", "")) if adapter else ""
+
+
+def _warning(told: str) -> str:
+    _, found, warning = told.partition("Warning: ")
+    return f"\n  warning: {warning.strip()}" if found else ""
+
+
+# ── words and columns ───────────────────────────────────────────────────────────────────────
+
+
+def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Names and paths, from NAME=PATH words or from the two words NAME PATH."""
+    if len(words) == 2 and "=" not in words[0]:
+        yield words[0], words[1]
+        return
+    for word in words:
+        name, equals, path = word.partition("=")
+        if not (name and equals and path):
+            raise ConfigError(
+                f"{word} is no {PAIRS}; write one adapter as NAME PATH, or as {PAIRS}"
+            )
+        yield name, path
+
+
+def _absolute(path: str) -> str:
+    """A directory here as the server would find it; what is none here is sent as it is."""
+    return os.path.abspath(path) if os.path.isdir(path) else path
+
+
+def _row(adapter: ServedModel) -> tuple[str, ...]:
+    facts = adapter.facts
+    residency = str(facts.get("residency", "–"))
+    return (
+        adapter.name,
+        _digest(adapter)[:SHORT_DIGEST] or "–",
+        str(facts.get("generation", "–")),
+        str(facts.get("rank", "–")),
+        shown_bytes(facts["num_bytes"]) if "num_bytes" in facts else "–",
+        f"{residency}, pinned" if facts.get("pinned") else residency,
+        str(facts.get("root", "–")),
+    )
+
+
+ACTIONS: Mapping[str, Action] = {
+    "ls": list_adapters,
+    "load": load,
+    "replace": replace,
+    "rollback": roll_back,
+    "unload": unload,
+}

@@ -1,0 +1,107 @@
+"""`lora-serve adapters` against a server without a model, and without a server."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from lora_serve.cli.main import main
+from tests.cli.conftest import FakeServer
+from tests.fakes.adapter_files import lora_tensors, write_adapter
+from tests.fakes.engine import write_adapter as write_fake_adapter
+
+MODULES = {"model.layers.0.self_attn.q_proj": (8, 8), "model.layers.0.mlp.down_proj": (8, 16)}
+
+
+def digest_of(path: str) -> str:
+    (file,) = Path(path).iterdir()
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+class Shell:
+    """Runs `lora-serve adapters` on one server."""
+
+    def __init__(self, server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+        self._server = server
+        self._capsys = capsys
+
+    def __call__(self, *words: str) -> tuple[int, str]:
+        """The exit code, and all that was told."""
+        code = main(["adapters", *words, "--url", self._server.url])
+        captured = self._capsys.readouterr()
+        return code, captured.out + captured.err
+
+
+@pytest.fixture
+def shell(fake_server: FakeServer, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(fake_server, capsys)
+
+
+def test_adapters_are_loaded_listed_replaced_and_unloaded(shell: Shell, tmp_path: Path) -> None:
+    a, b = (write_fake_adapter(tmp_path / name, name) for name in ("a", "b"))
+    short_a, short_b = digest_of(a)[:12], digest_of(b)[:12]
+    assert shell("ls") == (0, "no adapter is loaded\n")
+    assert shell("load", f"x={a}", f"y={b}") == (0, f"x: loaded {short_a}\ny: loaded {short_b}\n")
+    code, refused = shell("load", "x", b)
+    assert code == 1
+    assert refused.startswith("x: refused: The lora adapter 'x' has already been loaded.")
+    assert shell("replace", "x", b) == (0, f"x: {short_a} → {short_b}\n")
+    assert "x: unchanged, " in shell("replace", "x", b)[1]
+    _, table = shell("ls")
+    header, x, y = table.splitlines()
+    assert header.split() == "name digest gen rank size residency source".split()
+    assert (x.split()[:2], x.split()[-2:]) == (["x", short_b], ["resident", b])
+    assert y.split()[0] == "y"
+    assert [one["digest"] for one in json.loads(shell("ls", "--json")[1])] == [digest_of(b)] * 2
+    code, told = shell("unload", "nosuch", "x", "y")
+    assert code == 1
+    assert told.startswith("x: unloaded\ny: unloaded\nnosuch: refused: ")
+    assert shell("ls") == (0, "no adapter is loaded\n")
+
+
+def test_a_name_that_is_not_loaded_cannot_be_replaced(shell: Shell, tmp_path: Path) -> None:
+    a = write_fake_adapter(tmp_path / "a", "a")
+    shell("load", "tenant", a)
+    code, told = shell("replace", "tenat", a)
+    assert code == 1
+    assert "did you mean tenant?" in told
+    assert shell("load", "tenant")[0] == 2
+    assert shell("load", "a", "b", "c")[0] == 2
+
+
+def test_verify_tells_what_an_adapter_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_adapter(tmp_path / "good", lora_tensors(MODULES))
+    assert main(["adapters", "verify", path, "--json"]) == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    assert (report["rank"], report["modules"]) == (4, sorted(MODULES))
+    assert main(["adapters", "verify", path]) == 0
+    told = capsys.readouterr().out
+    assert "good by itself" in told
+    assert report["digest"] in told
+    assert "2: down_proj × 1, q_proj × 1" in told
+
+
+def test_verify_compares_an_adapter_with_its_model(
+    model_path: Path, adapter_paths: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["adapters", "verify", *map(str, adapter_paths), "--base", str(model_path)]) == 0
+    assert capsys.readouterr().out.count(f"good, for {model_path}") == len(adapter_paths)
+    other = write_adapter(tmp_path / "other", lora_tensors(MODULES), {"use_dora": True})
+    assert main(["adapters", "verify", other, "/nowhere", "--base", str(model_path)]) == 1
+    told = capsys.readouterr().out
+    assert "  - shapes that do not fit this model" in told
+    assert "use_dora" in told
+    assert "/nowhere: refused\n  - No adapter found for /nowhere" in told
+
+
+def test_verify_refuses_a_rank_above_the_limit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_adapter(tmp_path / "good", lora_tensors(MODULES))
+    assert main(["adapters", "verify", path, "--max-lora-rank", "2"]) == 1
+    assert "LoRA rank 4 is greater than max_lora_rank 2" in capsys.readouterr().out
