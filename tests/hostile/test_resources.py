@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tracemalloc
 
@@ -87,6 +88,30 @@ async def test_json_within_a_body_is_bounded_too(url: str, body: dict[str, objec
     assert "shorten it" in str(error["message"])
 
 
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/responses"])
+async def test_all_json_within_a_body_is_bounded_together(route: str) -> None:
+    """Each of these texts is below the bound, and makes 30,000 lists: a gigabyte in all."""
+    text = '{"a":[' + "[]," * 30_000 + "[]]}"
+    if route == "/v1/responses":
+        item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": text}
+        body: dict[str, object] = {"input": [item] * 40}
+    else:
+        call = {"type": "function", "id": "c", "function": {"name": "f", "arguments": text}}
+        body = {"messages": [HI, {"role": "assistant", "tool_calls": [call] * 40}, HI]}
+    content = json.dumps(body).encode()
+    async with client_for(FakeEngine(max_model_len=2**22)) as client:
+        tracemalloc.start()
+        try:
+            response = await client.post(
+                route, content=content, headers={"Content-Type": "application/json"}
+            )
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert "with all that came before it" in str(error_of(response, 400)["message"])
+    assert peak < MAX_PEAK
+
+
 async def test_a_conversation_is_copied_only_as_often_as_it_is_tried() -> None:
     """Each of 4,096 turns may be the first that fits; all these lists would take 64 MiB."""
     body = {"input": [HI] * 4096, "truncation": "auto"}
@@ -102,6 +127,6 @@ async def test_a_conversation_is_copied_only_as_often_as_it_is_tried() -> None:
 
 def test_what_a_call_keeps_is_counted() -> None:
     """Its arguments are kept as an object, many times as large as their text."""
-    arguments = parse_arguments('{"a":[' + "[]," * 9999 + "[]]}")
+    arguments = parse_arguments('{"a":[' + "[]," * 9999 + "[]]}", None)
     taken = sys.getsizeof(arguments.value["a"]) + sum(map(sys.getsizeof, arguments.value["a"]))
     assert CallItem("c", "f", arguments).num_bytes > taken

@@ -75,6 +75,10 @@ async def watched_loop() -> AsyncIterator[list[float]]:
             await task
 
 
+def _post(url: str, content: bytes, headers: dict[str, str]) -> httpx.Response:
+    return httpx.post(url, content=content, headers=headers, timeout=60)
+
+
 @pytest.mark.parametrize(("url", "body"), WORST)
 async def test_no_answer_holds_the_event_loop(
     engine: FakeEngine, url: str, body: dict[str, object]
@@ -84,6 +88,25 @@ async def test_no_answer_holds_the_event_loop(
             response = await client.post(url, json=body)
         assert response.status_code == 200, response.text
         assert max(spent) < LONGEST_STALL_SECONDS
+
+
+async def test_a_large_body_is_put_together_beside_the_event_loop(engine: FakeEngine) -> None:
+    """A copy of 32 MiB is the least that is done to them: no turn of the loop may take as long."""
+    chunks = [b" " * 2**16] * 512
+    content = b"".join([b'{"lora_name": "a"}', *chunks])
+    copies = []
+    for _ in range(3):
+        begin = time.thread_time()
+        b"".join(chunks)
+        copies.append(time.thread_time() - begin)
+    headers = {"Content-Type": "application/json"}
+    url = "/load_lora_adapter_from_tensors"
+    async with serving(engine) as server:
+        sending = asyncio.create_task(asyncio.to_thread(_post, f"{server}{url}", content, headers))
+        async with watched_loop() as spent:
+            response = await sending
+        assert response.status_code == 400, response.text
+        assert max(spent) < min(copies), (max(spent), copies)
 
 
 async def test_no_body_holds_the_event_loop(engine: FakeEngine) -> None:

@@ -93,7 +93,7 @@ def _bytes(tensor: StoredTensor) -> memoryview:
 
 
 def _decoded(payload: str) -> bytes:
-    if "=" in payload[:-2]:
+    if payload.find("=", 0, len(payload) - 2) >= 0:
         raise AdapterError(f"`{_FIELD}` is no base64: it has padding before its end; {_ADVICE}")
     try:
         return b"".join(

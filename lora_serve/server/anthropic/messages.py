@@ -40,6 +40,7 @@ from lora_serve.server.anthropic.protocol import (
 )
 from lora_serve.server.context import ServerContext
 from lora_serve.server.field_names import field_names
+from lora_serve.server.http.auth import share_of
 from lora_serve.server.http.json_response import encode, json_response
 from lora_serve.server.http.request_ids import id_of
 from lora_serve.server.http.streaming import StreamForm
@@ -65,7 +66,7 @@ def messages_router(context: ServerContext) -> APIRouter:
 
     async def create(request: Request, sent: MessagesBody) -> Response:
         body = generation_body(sent, late_system=await template.takes_late_system(sent))
-        plan = await plan_chat(context, body)
+        plan = await plan_chat(context, request, body)
         answer = MessageAnswer(
             plan.form,
             plan.item,
@@ -83,7 +84,7 @@ def messages_router(context: ServerContext) -> APIRouter:
         await require_model(engine, context.models, sent.model)
         body = conversation_body(sent, late_system=await template.takes_late_system(sent))
         item = await context.inputs.from_chat(
-            body.messages, body, chat_template=context.chat_template
+            share_of(request), body.messages, body, chat_template=context.chat_template
         )
         return json_response(TokenCount(item.num_tokens))
 

@@ -78,7 +78,7 @@ Texts = Annotated[
 def parse_past_input(value: object) -> PastArguments | None:
     if value is not None and not isinstance(value, dict):
         raise ValueError("must be an object")
-    return None if value is None else parse_arguments(value)
+    return None if value is None else parse_arguments(value, None)
 
 
 PastInput = Annotated[PastArguments | None, PlainValidator(parse_past_input, JsonObject | None)]

@@ -198,6 +198,11 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
+def share_of(request: Request) -> str:
+    """Whose share of a room this request takes from: its API key's, or "" for all without one."""
+    return caller_of(request).api_key or ""
+
+
 def _fault_of_key(authorization: str | None, plain: str | None) -> str:
     """What is wrong with the headers of a request that has no known key."""
     how = f"send it as `Authorization: Bearer KEY`, or in {KEY_HEADER}"

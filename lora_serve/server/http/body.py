@@ -21,11 +21,12 @@ from starlette.requests import Request
 
 from lora_serve.config import ServerConfig
 from lora_serve.errors import InvalidRequestError
-from lora_serve.server.http.auth import caller_of
-from lora_serve.server.http.body_room import WAIT_SECONDS, BodyRoom
+from lora_serve.server.http.auth import share_of
+from lora_serve.server.http.body_room import BodyRoom
 from lora_serve.server.http.body_shares import IncomingBody
 from lora_serve.server.http.errors import BodyTimeoutError, BodyTooLargeError
-from lora_serve.server.http.json_shape import check_shape, has_few_containers
+from lora_serve.server.http.json_shape import TALLY, JsonTally, check_shape, has_few_containers
+from lora_serve.server.http.room import WAIT_SECONDS
 from lora_serve.server.http.turns import ThreadByTurns
 
 # Waits for no room, and is parsed where it is read unless it is made of many lists: in at most 2 ms
@@ -94,7 +95,7 @@ class BodyReader:
             BodyTimeoutError: it had not come in --request-body-timeout, or gave way to others.
             OverloadedError: others have --max-total-body-bytes already.
         """
-        share = caller_of(request).api_key or ""
+        share = share_of(request)
         with self._room.hold(share) as body:
             data = await self._receive_in_time(request, takes_embeds, body)
             if optional and not data:
@@ -106,7 +107,7 @@ class BodyReader:
     @asynccontextmanager
     async def held(self, request: Request, model: type[BodyModel]) -> AsyncIterator[BodyModel]:
         """Read as `read` does; the body keeps its room within, for work on it."""
-        share = caller_of(request).api_key or ""
+        share = share_of(request)
         with self._room.hold(share) as body:
             data = await self._receive_in_time(request, False, body)
             _require_json(request)
@@ -129,7 +130,7 @@ class BodyReader:
                     return await self._receive(request, takes_embeds, body)
         except TimeoutError:
             raise BodyTimeoutError(
-                f"{body.num_bytes} bytes of the request body had come when others needed the room "
+                f"{body.amount} bytes of the request body had come when others needed the room "
                 f"that it took of {self._room.limit}; send it faster, or raise {self._room.flag}"
                 if body.gave_way
                 else f"the request body had not come in {seconds:g} s; send it faster, or raise "
@@ -155,7 +156,9 @@ class BodyReader:
             else:
                 self._room.add(body, len(chunk))
             chunks.append(chunk)
-        data = b"".join(chunks)
+        # To copy tens of megabytes would hold the event loop.
+        is_small = num_bytes <= SMALL_BODY_BYTES
+        data = b"".join(chunks) if is_small else await asyncio.to_thread(b"".join, chunks)
         if num_bytes > plain_limit and EMBEDS_KEY not in data:
             raise _too_large(
                 f"it has {num_bytes}, and no prompt_embeds", plain_limit, "--max-body-bytes"
@@ -172,7 +175,7 @@ class BodyReader:
             return model.model_validate_json(
                 data,
                 extra="ignore" if ignores else "forbid",
-                context={IGNORES_UNKNOWN: ignores},
+                context={IGNORES_UNKNOWN: ignores, TALLY: JsonTally()},
             )
         except ValidationError as error:
             if error.error_count() > MAX_FAULTS:

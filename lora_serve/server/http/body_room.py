@@ -12,36 +12,28 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lora_serve.errors import OverloadedError
-from lora_serve.server.http.body_shares import BodyShares, IncomingBody, Wish
+from lora_serve.server.http.body_shares import BodyShares, IncomingBody
+from lora_serve.server.http.room import WAIT_SECONDS, Room
 
-WAIT_SECONDS = 5.0
 SECONDS_BETWEEN_LOOKS = 0.1
 
 
-class BodyRoom:
+class BodyRoom(Room[IncomingBody]):
     """The bytes of all bodies that are being received and parsed."""
+
+    _shares: BodyShares
 
     def __init__(self, limit: int, flag: str, wait_seconds: float = WAIT_SECONDS) -> None:
         """flag: which sets the limit, for messages."""
+        super().__init__(
+            BodyShares(),
+            limit,
+            what="bytes of a request body",
+            work=f"read and parsed at once ({flag})",
+            wait_seconds=wait_seconds,
+        )
         self.flag = flag
-        self.limit = limit
-        self._wait_seconds = wait_seconds
-        self._shares = BodyShares()
         self._look: asyncio.TimerHandle | None = None  # runs while there are wishes
-
-    @contextmanager
-    def hold(self, share: str = "") -> Iterator[IncomingBody]:
-        """A body of which nothing has come; what is held of it is given back at the end.
-
-        share: whose it is, an API key or "" for callers without one.
-        """
-        body = self._shares.open(share)
-        try:
-            yield body
-        finally:
-            self._shares.close(body)
-            self._grant()
 
     @contextmanager
     def receive(self, body: IncomingBody, clock: asyncio.Timeout) -> Iterator[None]:
@@ -55,48 +47,8 @@ class BodyRoom:
     def add(self, body: IncomingBody, num_bytes: int) -> None:
         """Hold more of a small body, whether there is room or not; others make it."""
         self._shares.charge(body, num_bytes)
-        if self._shares.num_bytes > self.limit:
+        if self._shares.amount > self.limit:
             self._look_for_room()
-
-    async def add_in_turn(self, body: IncomingBody, num_bytes: int) -> None:
-        """Hold more of a large body, once there is room.
-
-        First comes the share that holds least, and of its bodies the oldest: one that has begun
-        waits for none of its share that came later. One that is larger than all the room is held
-        alone.
-
-        Raises:
-            OverloadedError: others hold too much for too long, and none of them gives way.
-        """
-        if self._shares.is_first(body) and self._fits(body, num_bytes):
-            self._shares.charge(body, num_bytes)
-            return
-        wish = Wish(body, num_bytes, asyncio.get_running_loop().create_future())
-        self._shares.wait(wish)
-        self._look_for_room()
-        try:
-            async with asyncio.timeout(self._wait_seconds):
-                await wish.turn
-        except TimeoutError:
-            raise OverloadedError(
-                f"{num_bytes} bytes of a request body had no room for {self._wait_seconds:g} s "
-                f"among the {self.limit} that are read and parsed at once "
-                f"({self.flag}); retry later"
-            ) from None
-        finally:
-            if self._shares.stop_waiting(wish):
-                self._grant()
-
-    def _fits(self, body: IncomingBody, num_bytes: int) -> bool:
-        num_held = self._shares.num_bytes
-        return num_held + num_bytes <= self.limit or num_held == body.num_bytes
-
-    def _grant(self) -> None:
-        while (wish := self._shares.next_wish) and self._fits(wish.body, wish.num_bytes):
-            self._shares.stop_waiting(wish)
-            self._shares.charge(wish.body, wish.num_bytes)
-            if not wish.turn.done():
-                wish.turn.set_result(None)
 
     def _look_for_room(self) -> None:
         """End bodies that are slow, and look again as long as there is too little room."""
@@ -114,7 +66,7 @@ class BodyRoom:
     def _num_needed(self) -> int:
         """How many bytes must be given back before the first of those that wait can go on."""
         wish = self._shares.next_wish
-        return self._shares.num_bytes + (wish.num_bytes if wish else 0) - self.limit
+        return self._shares.amount + (wish.amount if wish else 0) - self.limit
 
     def _end_slow(self) -> None:
         wish = self._shares.next_wish
@@ -122,8 +74,8 @@ class BodyRoom:
         if num_needed <= 0:
             return
         fair_part = self.limit / self._shares.num_shares
-        for body in self._shares.slow_bodies(wish.body if wish else None, fair_part):
-            num_needed -= body.num_bytes
+        for body in self._shares.slow_bodies(wish.holding if wish else None, fair_part):
+            num_needed -= body.amount
             body.give_way()
             if num_needed <= 0:
                 return

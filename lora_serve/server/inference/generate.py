@@ -49,7 +49,7 @@ def generate_router(context: ServerContext) -> APIRouter:
     async def generate(request: Request) -> Response:
         engine = context.engine
         body = (await context.bodies.read(request, GenerateBody)).completion
-        plan = await plan_completion(context, body, default_tokens=None)
+        plan = await plan_completion(context, request, body, default_tokens=None)
         (item,), params = plan.inputs, plan.params
         answer = GeneratedAnswer(
             engine.tokenizer,

@@ -64,7 +64,7 @@ def chat_router(context: ServerContext) -> APIRouter:
 
 
 async def answer_chat(context: ServerContext, request: Request, body: ChatBody) -> Response:
-    plan = await plan_chat(context, body)
+    plan = await plan_chat(context, request, body)
     answer = ChatAnswer(
         ChatFormat(context.engine.tokenizer, body, plan.params, context.config, plan.form),
         plan.item,

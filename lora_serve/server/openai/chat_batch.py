@@ -39,11 +39,11 @@ def chat_batch_router(context: ServerContext) -> APIRouter:
             request, ChatBatchBody, takes_embeds=context.engine.config.model.enable_prompt_embeds
         )
         _check_offered(body)
-        first = await plan_chat(context, body.alone(body.messages[0]))
+        first = await plan_chat(context, request, body.alone(body.messages[0]))
         plans = [first]
         for messages in body.messages[1:]:
             alone = first.body.model_copy(update={"messages": messages})
-            plans.append(await plan_chat(context, alone, like=first))
+            plans.append(await plan_chat(context, request, alone, like=first))
         items = [plan.item for plan in plans]
         chat_size(first.body, first.params, stream=False).check(context.engine, items, first.params)
         answer = BatchAnswer(context, plans, response_id(AnswerPrefix.CHAT, request, body))

@@ -17,6 +17,7 @@ from lora_serve.errors import InvalidRequestError
 from lora_serve.prompts import TokensPrompt
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.context import ServerContext
+from lora_serve.server.http.auth import share_of
 from lora_serve.server.openai.answer_size import chat_size
 from lora_serve.server.openai.generation import Generation, start_generation
 from lora_serve.server.openai.inputs import Input
@@ -47,6 +48,7 @@ class ChatPlan:
 
 async def plan_chat(
     context: ServerContext,
+    request: Request,
     body: ChatBody,
     *,
     tells_whole: bool = False,
@@ -71,6 +73,7 @@ async def plan_chat(
     )
     forced = forced_calls(body, form)
     item = await context.inputs.from_chat(
+        share_of(request),
         body.messages,
         body,
         chat_template=template,

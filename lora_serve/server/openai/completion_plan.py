@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from starlette.requests import Request
+
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.context import ServerContext
+from lora_serve.server.http.auth import share_of
 from lora_serve.server.openai.answer_size import completion_size
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.models import ModelTarget
@@ -32,6 +35,7 @@ class CompletionPlan:
 
 async def plan_completion(
     context: ServerContext,
+    request: Request,
     body: CompletionBody,
     *,
     default_tokens: int | None = DEFAULT_COMPLETION_TOKENS,
@@ -51,7 +55,10 @@ async def plan_completion(
     params.verify(model.max_logprobs, vocab_size, model.max_n)
     params = params.with_num_logprobs(vocab_size)
     inputs = await context.inputs.from_completion(
-        body, params.n, truncation(body, engine.model_info.max_model_len, params.max_tokens)
+        share_of(request),
+        body,
+        params.n,
+        truncation(body, engine.model_info.max_model_len, params.max_tokens),
     )
     completion_size(body, params).check(engine, inputs, params)
     return CompletionPlan(target, inputs, params)

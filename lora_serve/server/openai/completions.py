@@ -62,7 +62,7 @@ async def answer_completion(
     context: ServerContext, request: Request, body: CompletionBody
 ) -> Response:
     engine = context.engine
-    plan = await plan_completion(context, body)
+    plan = await plan_completion(context, request, body)
     inputs, params = plan.inputs, plan.params
     answer = CompletionAnswer(
         CompletionFormat(engine.tokenizer, body, params, context.config),

@@ -19,6 +19,7 @@ from lora_serve.pooling import PoolingParams
 from lora_serve.sampling_params import PROMPT_ONLY
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Engine
+from lora_serve.server.http.auth import share_of
 from lora_serve.server.openai.answers import Embedding, EmbeddingList
 from lora_serve.server.openai.generation import (
     AnswerPrefix,
@@ -56,6 +57,7 @@ async def answer_embeddings(
     pooling = pooling_params(body, engine.pooling_defaults)
     pooling.verify(engine.model_info.hidden_size, 1)
     inputs = await context.inputs.from_embedding(
+        share_of(request),
         body,
         chat_template=chat_template(body, context),
         truncation=truncation(body, engine.model_info.max_model_len, 0),

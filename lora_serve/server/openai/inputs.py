@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from lora_serve.errors import InvalidRequestError, PromptTooLongError
 from lora_serve.prompts import EmbedsPrompt, MixedPrompt, Prompt, TokensPrompt
 from lora_serve.server.engine_api import Engine, Tokenizer
-from lora_serve.server.http.budget import Budget
+from lora_serve.server.http.room import Room
+from lora_serve.server.http.shares import Holding, Shares
 from lora_serve.server.openai.fields import MAX_PROMPTS, TextOrTokens
 from lora_serve.server.openai.prompt_embeds import decode_prompt_embeds
 from lora_serve.server.openai.protocol import (
@@ -27,9 +30,12 @@ from lora_serve.server.openai.protocol import (
 MAX_CHOICES = 4096
 MAX_CHARS_AT_ONCE = 2**22  # of all long texts; tokenizing takes up to 200 bytes a character
 SMALL_TEXT_CHARS = 2**16
+LONG_TEXT_THREADS = 4
 ENDING_CHARS = 64
 NO_INPUT = "give either input, which must not be empty, or messages"
 NO_PROMPT = "Either prompt or prompt_embeds must be provided and non-empty."
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +85,25 @@ class Truncation:
 
 
 class Inputs:
-    """Makes prompts of all requests' bodies; bounds how much text is worked on at once."""
+    """Makes prompts of all requests' bodies; bounds how much text is worked on at once.
+
+    A `share` is whose request it is: an API key's, or "" for all callers without one.
+    """
 
     def __init__(self, engine: Engine, max_chars_at_once: int = MAX_CHARS_AT_ONCE) -> None:
         self._engine = engine
-        self._texts = Budget(max_chars_at_once, "characters of text")
+        self._texts = Room(
+            Shares(Holding),
+            max_chars_at_once,
+            what="characters of text",
+            work="tokenized at once",
+        )
+        # Their own threads, so that short texts stand in no queue behind long ones.
+        self._long_texts = ThreadPoolExecutor(LONG_TEXT_THREADS, "long-texts")
         self._max_token_chars: int | None = None  # until the first text
 
     async def from_completion(
-        self, body: CompletionBody, n: int, truncation: Truncation | None = None
+        self, share: str, body: CompletionBody, n: int, truncation: Truncation | None = None
     ) -> list[Input]:
         """All prompts of a body, embeddings first.
 
@@ -103,13 +119,14 @@ class Inputs:
             Input(await _embeds_prompt(self._engine, payload, max_model_len))
             for payload in body.prompt_embeds
         ]
-        inputs += await self._from_list(body.prompt, add_special_tokens, "prompt")
+        inputs += await self._from_list(share, body.prompt, add_special_tokens, "prompt")
         if any(item.num_tokens == 0 for item in inputs):
             raise InvalidRequestError(NO_PROMPT, "prompt")
         return inputs if truncation is None else [truncation.of(item) for item in inputs]
 
     async def from_embedding(
         self,
+        share: str,
         body: EmbeddingBody,
         *,
         chat_template: str | None,
@@ -126,34 +143,37 @@ class Inputs:
         if body.messages is not None:
             adds = bool(body.add_generation_prompt)
             chat = body.model_copy(update={"add_generation_prompt": adds})
-            item = await self.from_chat(body.messages, chat, chat_template=chat_template)
+            item = await self.from_chat(share, body.messages, chat, chat_template=chat_template)
             inputs = [item]
         else:
             adds_tokens = body.add_special_tokens is not False
-            inputs = await self._from_list(body.input, adds_tokens, "input")
+            inputs = await self._from_list(share, body.input, adds_tokens, "input")
         for index, item in enumerate(inputs):
             if item.num_tokens == 0:
                 raise InvalidRequestError(f"input {index} is empty; leave it out", "input")
         return inputs if truncation is None else [truncation.of(item) for item in inputs]
 
     async def _from_list(
-        self, prompts: Sequence[TextOrTokens], add_special_tokens: bool, param: str
+        self, share: str, prompts: Sequence[TextOrTokens], add_special_tokens: bool, param: str
     ) -> list[Input]:
         return [
-            await self.from_text(prompt, add_special_tokens, param)
+            await self.from_text(share, prompt, add_special_tokens, param)
             if isinstance(prompt, str)
             else Input(TokensPrompt(prompt))
             for prompt in prompts
         ]
 
     async def from_text(
-        self, text: str, add_special_tokens: bool = True, param: str = "prompt"
+        self, share: str, text: str, add_special_tokens: bool = True, param: str = "prompt"
     ) -> Input:
-        token_ids = await self._encode(text, add_special_tokens, param)
+        _check_length(len(text), await self._max_chars(), param)
+        encode = partial(self._engine.tokenizer.encode, text, add_special_tokens)
+        token_ids = tuple(await self._run(share, len(text), encode))
         return Input(TokensPrompt(token_ids), text)
 
     async def from_chat(
         self,
+        share: str,
         messages: Sequence[ChatMessage],
         body: ConversationBody,
         *,
@@ -186,24 +206,24 @@ class Inputs:
         _check_length(num_chars, limit, "messages")
         tokenizer = self._engine.tokenizer
         source = tokenizer.template_source(chat_template)
-        async with self._share(num_chars):
-            text = await asyncio.to_thread(
-                lambda: tokenizer.render_chat(
-                    [message.plain(source) for message in past],
-                    add_generation_prompt=body.add_generation_prompt is not False
-                    and not body.continue_final_message,
-                    continue_final_message=bool(body.continue_final_message),
-                    chat_template=chat_template,
-                    tools=tools or None,
-                    template_kwargs=kwargs,
-                    max_chars=limit,
-                )
-            )
+        text = await self._run(
+            share,
+            num_chars,
+            lambda: tokenizer.render_chat(
+                [message.plain(source) for message in past],
+                add_generation_prompt=body.add_generation_prompt is not False
+                and not body.continue_final_message,
+                continue_final_message=bool(body.continue_final_message),
+                chat_template=chat_template,
+                tools=tools or None,
+                template_kwargs=kwargs,
+                max_chars=limit,
+            ),
+        )
         pieces = _between(text, marks)
         num_chars = sum(map(len, pieces))
         _check_length(num_chars, limit, "messages")
-        async with self._share(num_chars):
-            token_ids = await asyncio.to_thread(_encode_pieces, tokenizer, pieces)
+        token_ids = await self._run(share, num_chars, partial(_encode_pieces, tokenizer, pieces))
         item = Input(_mixed(token_ids, rows), ending=pieces[-1][-ENDING_CHARS:])
         return item if truncation is None else truncation.of(item)
 
@@ -226,12 +246,6 @@ class Inputs:
             room -= rows[-1].num_tokens
         return rows
 
-    async def _encode(self, text: str, add_special_tokens: bool, param: str) -> tuple[int, ...]:
-        _check_length(len(text), await self._max_chars(), param)
-        encode = self._engine.tokenizer.encode
-        async with self._share(len(text)):
-            return tuple(await asyncio.to_thread(encode, text, add_special_tokens))
-
     async def _max_chars(self) -> int:
         """How long a text may be that can fit, however it is tokenized."""
         if self._max_token_chars is None:
@@ -239,9 +253,13 @@ class Inputs:
             self._max_token_chars = await asyncio.to_thread(lambda: tokenizer.max_token_chars)
         return self._engine.model_info.max_model_len * self._max_token_chars
 
-    def _share(self, num_chars: int) -> AbstractAsyncContextManager[None]:
-        """Short texts wait for none of the long ones."""
-        return self._texts.share(num_chars) if num_chars > SMALL_TEXT_CHARS else nullcontext()
+    async def _run(self, share: str, num_chars: int, call: Callable[[], Result]) -> Result:
+        """What `call` makes of a text of so many characters; short ones wait for no long one."""
+        if num_chars <= SMALL_TEXT_CHARS:
+            return await asyncio.to_thread(call)
+        with self._texts.hold(share) as holding:
+            await self._texts.add_in_turn(holding, num_chars)
+            return await asyncio.get_running_loop().run_in_executor(self._long_texts, call)
 
 
 def _check_count(num_prompts: int, n: int) -> None:

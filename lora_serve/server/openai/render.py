@@ -41,7 +41,7 @@ def render_router(context: ServerContext) -> APIRouter:
         if body.prompt_embeds:
             raise _no_tokens("prompt_embeds")
         await require_model(engine, context.models, body.model)
-        plan = await plan_completion(context, body)
+        plan = await plan_completion(context, request, body)
         inputs, params = plan.inputs, plan.params
         request_id = response_id(AnswerPrefix.COMPLETION, request, body)
 
@@ -62,7 +62,7 @@ def render_router(context: ServerContext) -> APIRouter:
     async def render_chat(request: Request) -> Response:
         body = await context.bodies.read(request, ChatBody)
         await require_model(engine, context.models, body.model)
-        plan = await plan_chat(context, body)
+        plan = await plan_chat(context, request, body)
         if not isinstance(plan.item.prompt, TokensPrompt):
             raise _no_tokens("messages")
         request_id = response_id(AnswerPrefix.CHAT, request, body)

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from lora_serve.errors import InvalidRequestError, NotFoundError
 from lora_serve.server.context import ServerContext
+from lora_serve.server.http.auth import share_of
 from lora_serve.server.http.json_response import json_response
 from lora_serve.server.openai.answers import AddedToken, Detokenized, Tokenized, TokenizerInfo
 from lora_serve.server.openai.inputs import Input
@@ -29,7 +30,7 @@ def tokens_router(context: ServerContext) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         body = await context.bodies.read(request, TokenizeBody)
         await require_model(engine, context.models, body.model)
-        token_ids = list((await _tokenize_input(context, body)).token_ids)
+        token_ids = list((await _tokenize_input(context, share_of(request), body)).token_ids)
         limit = engine.model_info.max_model_len
         if not body.return_token_strs:
             return json_response(Tokenized(len(token_ids), limit, token_ids, None))
@@ -91,10 +92,14 @@ def _tokenizer_info(context: ServerContext) -> TokenizerInfo:
     )
 
 
-async def _tokenize_input(context: ServerContext, body: TokenizeBody) -> Input:
+async def _tokenize_input(context: ServerContext, share: str, body: TokenizeBody) -> Input:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("give either prompt or messages", "prompt")
     if body.prompt is not None:
-        return await context.inputs.from_text(body.prompt, body.add_special_tokens is not False)
+        return await context.inputs.from_text(
+            share, body.prompt, body.add_special_tokens is not False
+        )
     assert body.messages is not None, "one of the two was given"
-    return await context.inputs.from_chat(body.messages, body, chat_template=context.chat_template)
+    return await context.inputs.from_chat(
+        share, body.messages, body, chat_template=context.chat_template
+    )

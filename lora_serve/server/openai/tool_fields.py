@@ -6,11 +6,11 @@ import json
 from functools import cached_property
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, PlainValidator
+from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
 
 from lora_serve.chat.history import PastArguments, PastCall
 from lora_serve.chat.tools import Tool, ToolChoice
-from lora_serve.server.http.json_shape import excess
+from lora_serve.server.http.json_shape import TALLY, JsonTally
 from lora_serve.server.openai.fields import Body, Ignored, JsonObject, Name, json_text
 
 MAX_TOOLS = 128
@@ -129,13 +129,16 @@ def _chosen_name(tool: object) -> str | None:
     return None
 
 
-def parse_arguments(value: object) -> PastArguments:
-    """A JSON object, as the text that an answer held; some clients send the object itself."""
+def parse_arguments(value: object, info: ValidationInfo | None) -> PastArguments:
+    """A JSON object, as the text that an answer held; some clients send the object itself.
+
+    info: of the body's validation, whose texts of JSON are bounded together.
+    """
     if isinstance(value, dict):
         return PastArguments(value, json_text(value, MAX_ARGUMENTS_CHARS))
     text = "{}" if value in (None, "") else value
     if isinstance(text, str):
-        _check_arguments(text)
+        _check_arguments(text, _tally(info))
     try:
         arguments = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):
@@ -145,15 +148,24 @@ def parse_arguments(value: object) -> PastArguments:
     return PastArguments(arguments, text)
 
 
-def _check_arguments(text: str) -> None:
-    """Refuse a text that takes long to parse. As a string it counts as one value of its body."""
+def _tally(info: ValidationInfo | None) -> JsonTally:
+    context = (info.context or {}) if info is not None else {}
+    tally = context.get(TALLY)
+    return tally if isinstance(tally, JsonTally) else JsonTally()
+
+
+def _check_arguments(text: str, tally: JsonTally) -> None:
+    """Refuse what takes long to parse, or much memory. As a string it is one value of its body.
+
+    tally: of the texts that the body has held so far.
+    """
     if len(text) > MAX_ARGUMENTS_CHARS:
         raise ValueError(
             f"has {len(text)} characters, at most {MAX_ARGUMENTS_CHARS} are allowed; shorten it"
         )
-    found = excess(text.encode("utf-8", "surrogatepass"))
+    found = tally.add(text.encode("utf-8", "surrogatepass"))
     if found is not None:
-        raise ValueError(f"holds {found}; shorten it")
+        raise ValueError(f"holds, with all that came before it, {found}; shorten it")
 
 
 class PastFunction(Body):

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from starlette.requests import Request
+
 from lora_serve.errors import InvalidRequestError, PromptTooLongError
 from lora_serve.server.context import ServerContext
 from lora_serve.server.openai.chat_plan import ChatPlan, plan_chat
@@ -76,7 +78,7 @@ class Conversation:
 
 
 async def plan_response(
-    context: ServerContext, body: ResponseBody, items: Sequence[Item]
+    context: ServerContext, request: Request, body: ResponseBody, items: Sequence[Item]
 ) -> ResponsePlan:
     """Check everything, and with `truncation: auto` leave out the oldest items until they fit.
 
@@ -93,7 +95,7 @@ async def plan_response(
 
     async def plan(index: int) -> ResponsePlan:
         kept = conversation.kept(index)
-        return ResponsePlan(await _plan(context, chat, kept, body.instructions), kept)
+        return ResponsePlan(await _plan(context, request, chat, kept, body.instructions), kept)
 
     async def fitting(index: int) -> ResponsePlan | None:
         await asyncio.sleep(0)  # others' turn of the event loop: there may be a dozen tries
@@ -120,14 +122,18 @@ async def plan_response(
 
 
 async def _plan(
-    context: ServerContext, chat: ChatBody, items: Sequence[Item], instructions: str | None
+    context: ServerContext,
+    request: Request,
+    chat: ChatBody,
+    items: Sequence[Item],
+    instructions: str | None,
 ) -> ChatPlan:
     if len(items) > FEW_ITEMS:
         messages = await asyncio.to_thread(chat_messages, items, instructions)
     else:
         messages = chat_messages(items, instructions)
     body = chat.model_copy(update={"messages": messages})
-    return await plan_chat(context, body, tells_whole=True)
+    return await plan_chat(context, request, body, tells_whole=True)
 
 
 def conversation_of(items: Sequence[Item], *, can_be_cut: bool) -> Conversation:

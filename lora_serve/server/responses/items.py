@@ -207,16 +207,16 @@ def parse_input(value: object, info: ValidationInfo) -> tuple[Item, ...]:
         raise ValueError("must be a text or a list of items")
     if not 1 <= len(value) <= MAX_MESSAGES:
         raise ValueError(f"has {len(value)} items; from 1 to {MAX_MESSAGES} are allowed")
-    takes_more = bool((info.context or {}).get(IGNORES_UNKNOWN))
-    return tuple(_Reader(index, takes_more).item(item) for index, item in enumerate(value))
+    return tuple(_Reader(index, info).item(item) for index, item in enumerate(value))
 
 
 class _Reader:
-    """Reads one item. takes_more: fields that it does not know are left out of account."""
+    """Reads one item. info: of the body's validation, and whether it may hold unknown fields."""
 
-    def __init__(self, index: int, takes_more: bool) -> None:
+    def __init__(self, index: int, info: ValidationInfo) -> None:
         self._index = index
-        self._takes_more = takes_more
+        self._info = info
+        self._takes_more = bool((info.context or {}).get(IGNORES_UNKNOWN))
 
     def item(self, value: object) -> Item:
         if not isinstance(value, dict):
@@ -256,7 +256,7 @@ class _Reader:
         self._check_fields(value, {"call_id", "name", "arguments", "caller"})
         name = self._name(value, "name", MAX_TOOL_NAME_CHARS)
         try:
-            arguments = parse_arguments(value.get("arguments"))
+            arguments = parse_arguments(value.get("arguments"), self._info)
         except ValueError as error:
             raise self._wrong(f"has arguments that {error}") from None
         return CallItem(self._name(value, "call_id"), name, arguments)

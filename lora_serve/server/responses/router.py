@@ -77,7 +77,7 @@ async def _create(context: ServerContext, request: Request, body: ResponseBody) 
     tenant, store = context.keys.tenant(caller_of(request)), context.responses
     _check_background(context, body)
     items: Sequence[Item] = (*_previous(context, tenant, body), *body.input)
-    planned = await plan_response(context, body, items)
+    planned = await plan_response(context, request, body, items)
     plan, items = planned.chat, planned.items
     is_stored = store.is_on and body.store is not False
     own_id = response_id(AnswerPrefix.RESPONSE, request, plan.body)

@@ -106,11 +106,11 @@ async def test_what_gives_way_is_the_fullest_shares_until_it_is_no_longer_the_fu
             shares.charge(body, num_bytes)
             shares.begin(body, asyncio.timeout(None))
     asking = shares.open("d")
-    order = [(b.share.name, b.num_bytes) for b in shares.slow_bodies(asking, 0.0)]
+    order = [(b.share.name, b.amount) for b in shares.slow_bodies(asking, 0.0)]
     assert order == [("a", 20), ("a", 30), ("b", 50), ("a", 40), ("c", 10)]
     for _ in range(2):
         shares.charge(shares.open("d"), 21)  # of several bodies: no share below them gives way
-    order = [(b.share.name, b.num_bytes) for b in shares.slow_bodies(asking, 0.0)]
+    order = [(b.share.name, b.amount) for b in shares.slow_bodies(asking, 0.0)]
     assert order == [("a", 20), ("a", 30), ("b", 50)]
-    to_small_ones = [(b.share.name, b.num_bytes) for b in shares.slow_bodies(None, 60.0)]
+    to_small_ones = [(b.share.name, b.amount) for b in shares.slow_bodies(None, 60.0)]
     assert to_small_ones == [("a", 20), ("a", 30)]

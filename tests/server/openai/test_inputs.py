@@ -8,11 +8,13 @@ import threading
 import httpx
 import pytest
 
+from lora_serve.config import ServerConfig
 from lora_serve.errors import PromptTooLongError
+from lora_serve.server.app import create_app
 from lora_serve.server.openai.inputs import SMALL_TEXT_CHARS, Inputs
 from tests.fakes.engine import FakeEngine
 from tests.fakes.tokenizer import ByteTokenizer
-from tests.server.clients import client_for, error_of
+from tests.server.clients import client_for, error_of, eventually
 
 CHAT = {"messages": [{"role": "user", "content": "x" * 130}]}
 
@@ -62,20 +64,49 @@ def engine_with(tokenizer: ByteTokenizer, max_model_len: int = 200_000) -> FakeE
 async def test_long_texts_are_tokenized_within_a_bound_and_short_ones_beside_it() -> None:
     tokenizer = SlowTokenizer()
     inputs = Inputs(engine_with(tokenizer), max_chars_at_once=200_000)
-    long = [asyncio.create_task(inputs.from_text("x" * 100_000)) for _ in range(5)]
-    await asyncio.wait_for(inputs.from_text("short"), 5)
+    long = [asyncio.create_task(inputs.from_text("", "x" * 100_000)) for _ in range(5)]
+    await asyncio.wait_for(inputs.from_text("", "short"), 5)
     tokenizer.may_encode.set()
     await asyncio.gather(*long)
     assert 100_000 <= tokenizer.most_chars <= 200_005
+
+
+async def test_a_keys_text_waits_for_none_of_another_key_that_sends_many() -> None:
+    """Nor does a short one stand in a thread's queue behind long ones."""
+    tokenizer = SlowTokenizer()
+    config = ServerConfig(api_key=("greedy", "modest"))
+    app = create_app(engine_with(tokenizer, max_model_len=3_000_000), config)
+    done: list[str] = []
+
+    async def tokenize(client: httpx.AsyncClient, key: str, num_chars: int) -> None:
+        headers = {"Authorization": f"Bearer {key}"}
+        answer = await client.post("/tokenize", json={"prompt": "x" * num_chars}, headers=headers)
+        assert answer.status_code == 200, answer.text
+        done.append(f"{key} {num_chars}")
+
+    transport = httpx.ASGITransport(app)
+    async with (
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+        asyncio.TaskGroup() as group,
+    ):
+        for _ in range(6):
+            group.create_task(tokenize(client, "greedy", 2_000_000))
+        await eventually(lambda: tokenizer.num_chars >= 4_000_000)
+        group.create_task(tokenize(client, "modest", 2_000_001))
+        await asyncio.sleep(0.1)
+        await tokenize(client, "modest", 5)
+        tokenizer.may_encode.set()
+    assert done[0] == "modest 5"
+    assert done.index("modest 2000001") <= 3  # two of the other's were being worked on
 
 
 async def test_a_text_may_be_as_long_as_the_longest_token_allows() -> None:
     engine = engine_with(ByteTokenizer(), max_model_len=10)
     most = 10 * engine.tokenizer.max_token_chars
     inputs = Inputs(engine)
-    await inputs.from_text("x" * most)
+    await inputs.from_text("", "x" * most)
     with pytest.raises(PromptTooLongError, match=f"{most + 1} characters, more than the {most}"):
-        await inputs.from_text("x" * (most + 1))
+        await inputs.from_text("", "x" * (most + 1))
 
 
 @pytest.mark.parametrize(
