@@ -8,7 +8,7 @@ LOCK ?= requirements/cpu.lock
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help always install check lock audit redis-server demo test sanitize gpu-python gpu-wheels test-gpu test-gpu-kernels \
+.PHONY: help always install check lock audit redis-server demo docs test sanitize gpu-python gpu-wheels test-gpu test-gpu-kernels \
   test-gpu-servers bench-gpu lint format bench-peers clean
 
 help:  ## this list
@@ -67,6 +67,10 @@ redis-server:
 
 demo: install  ## replace an adapter under a server, and see the answers change
 	$(BIN)/lora-serve demo
+
+docs: install  ## the documentation as a site, in site/
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --quiet --site-dir site
+	@echo 'open site/index.html'
 
 test: install redis-server lint sanitize  ## lint, kernels under sanitizers, the whole suite; what CI runs
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
@@ -156,4 +160,4 @@ bench-peers: install  ## measure lora-serve beside other engines
 	$(BIN)/python -m benchmarks.peers $(PEERS) --page docs/performance.md
 
 clean:  ## remove what was built and installed here
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache

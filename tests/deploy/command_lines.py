@@ -58,3 +58,10 @@ def compose_command() -> str:
 
 def settings(command: str) -> tuple[EngineConfig, ServerConfig]:
     return parsed(shlex.split(command))
+
+
+def serve_flags() -> list[str]:
+    """Every flag of `lora-serve serve`."""
+    parser = OneLineParser()
+    serve.add_arguments(parser)
+    return [flag for flag in parser._option_string_actions if flag.startswith("--")]

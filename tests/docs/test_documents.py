@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from docsite.anchors import github_slug
 from lora_serve.cli.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -151,7 +152,6 @@ def spans(document: Path) -> list[str]:
 
 @cache
 def anchors(document: Path) -> frozenset[str]:
-    """The anchors that GitHub makes from headings."""
+    """The anchors that GitHub makes from headings, and the site as well."""
     headings = re.findall(r"^#+ (.+)$", prose(document), re.MULTILINE)
-    kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
-    return frozenset(heading.replace(" ", "-") for heading in kept)
+    return frozenset(map(github_slug, headings))
