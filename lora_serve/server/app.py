@@ -96,17 +96,36 @@ def create_app(
         ConfigError: --chat-template or a key file cannot be read, or --enable-auto-tool-choice
             with a template that holds no known format of tool calls.
     """
-    drain = drain or Drain()
+    context = _context(
+        engine,
+        config,
+        drain or Drain(),
+        keys or KeyRing(config),
+        spool or AdapterSpool(config.max_lora_spool_bytes),
+    )
+    page = page or MetricsPage(engine)
+    app = _documented_app(config)
+    _include_routers(app, context, page)
+    app.add_exception_handler(LoraServeError, answer_error)
+    app.add_exception_handler(HTTPException, answer_http_error)
+    _add_middleware(app, context, page)
+    return app
+
+
+def _context(
+    engine: Engine, config: ServerConfig, drain: Drain, keys: KeyRing, spool: AdapterSpool
+) -> ServerContext:
+    """What the routes share; reads the chat template."""
     template = read_template(config.chat_template)
-    context = ServerContext(
+    return ServerContext(
         engine=engine,
         config=config,
         models=ServedModels(engine.config),
-        keys=keys or KeyRing(config),
+        keys=keys,
         drain=drain,
         bodies=BodyReader(config),
         adapter_bodies=_adapter_bodies(config),
-        spool=spool or AdapterSpool(config.max_lora_spool_bytes),
+        spool=spool,
         changes=AdapterChanges(),
         inputs=Inputs(engine),
         chat_formats=ChatFormats(config, engine.tokenizer, template),
@@ -117,7 +136,10 @@ def create_app(
         ),
         chat_template=template,
     )
-    page = page or MetricsPage(engine)
+
+
+def _documented_app(config: ServerConfig) -> FastAPI:
+    """An application without routes whose document is made of the table of routes."""
     # A redirect to the path with or without a slash would name the host that the client sent.
     app = FastAPI(
         title="lora-serve",
@@ -127,6 +149,10 @@ def create_app(
     )
     document = openapi_document(config)
     app.openapi = lambda: document  # type: ignore[method-assign]  # FastAPI's way to have one's own
+    return app
+
+
+def _include_routers(app: FastAPI, context: ServerContext, page: MetricsPage) -> None:
     for router in (
         completions_router(context),
         chat_router(context),
@@ -135,7 +161,7 @@ def create_app(
         messages_router(context),
         embeddings_router(context),
         responses_router(context),
-        models_router(engine, context.models, int(time.time())),
+        models_router(context.engine, context.models, int(time.time())),
         adapters_router(context),
         operations_router(context, page.http),
         pauses_router(context),
@@ -146,15 +172,18 @@ def create_app(
         tokens_router(context),
     ):
         app.include_router(answering_head(router))
-    if not config.disable_ui:
+    if not context.config.disable_ui:
         app.include_router(answering_head(ui_router()))
-    if config.metrics_port is None:
+    if context.config.metrics_port is None:
         app.include_router(answering_head(metrics_router(page, context.keys)))
-    app.add_exception_handler(LoraServeError, answer_error)
-    app.add_exception_handler(HTTPException, answer_http_error)
+
+
+def _add_middleware(app: FastAPI, context: ServerContext, page: MetricsPage) -> None:
+    """What surrounds every route; the last added is the outermost."""
+    config = context.config
     needing_no_key = OPEN_PATHS if context.keys.guards_metrics else STATE_PATHS
     app.add_middleware(Authentication, keys=context.keys, open_paths=needing_no_key)
-    app.add_middleware(Draining, drain=drain, state_paths=STATE_PATHS)
+    app.add_middleware(Draining, drain=context.drain, state_paths=STATE_PATHS)
     hosts = AllowedHosts(config)
     app.add_middleware(CrossOrigin, config=config, hosts=hosts)
     app.add_middleware(HostCheck, hosts=hosts)
@@ -163,8 +192,7 @@ def create_app(
     app.add_middleware(RequestIds)
     app.add_middleware(Instrumentation, metrics=page.http, generating_paths=GENERATING_PATHS)
     if config.root_path:
-        app.add_middleware(RootPath, prefix=config.root_path)  # the last added is the outermost
-    return app
+        app.add_middleware(RootPath, prefix=config.root_path)
 
 
 def _adapter_bodies(config: ServerConfig) -> BodyReader:

@@ -16,7 +16,8 @@ from pydantic.json_schema import models_json_schema
 from lora_serve import __version__
 from lora_serve.config import ServerConfig
 from lora_serve.server.http.auth import KEY_HEADER
-from lora_serve.server.routes import OPERATIONS, Access, Operation
+from lora_serve.server.operation import Access, Operation
+from lora_serve.server.routes import OPERATIONS
 
 Schema = dict[str, Any]  # JSON
 

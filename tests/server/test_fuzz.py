@@ -14,7 +14,8 @@ from hypothesis.strategies import SearchStrategy
 from lora_serve.config import ServerConfig
 from lora_serve.server.app import create_app
 from lora_serve.server.openai.protocol import CompletionBody, EmbeddingBody
-from lora_serve.server.routes import OPERATIONS, Operation
+from lora_serve.server.operation import Operation
+from lora_serve.server.routes import OPERATIONS
 from lora_serve.server.sagemaker.protocol import InvocationBody
 from tests.fakes.engine import FakeEngine, fake_config
 from tests.server.clients import error_of

@@ -13,7 +13,8 @@ from lora_serve.server.app import create_app
 from lora_serve.server.http.drain import Drain
 from lora_serve.server.http.errors import HTTP_TYPES, STATUS_AND_TYPE
 from lora_serve.server.openapi_document import REASONS, openapi_document
-from lora_serve.server.routes import OPERATIONS, STATE_PATHS, Operation
+from lora_serve.server.operation import Operation
+from lora_serve.server.routes import OPERATIONS, STATE_PATHS
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import client_for, flat
 

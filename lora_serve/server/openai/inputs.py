@@ -189,43 +189,50 @@ class Inputs:
             InvalidRequestError: there is no template, or it refuses these messages.
             OverloadedError: others' texts take too long.
         """
-        if body.continue_final_message and body.add_generation_prompt:
-            raise InvalidRequestError(
-                "continue_final_message and add_generation_prompt exclude each other; "
-                "set at most one of them",
-                "continue_final_message",
-            )
+        _check_ending(body)
         rows = await self._rows(messages, takes_embeds=takes_embeds)
         # No text that a client sends can hold these: they are drawn when it has been read.
         marks = [f"embeds{secrets.token_hex(16)}n{index}end" for index in range(len(rows))]
+        limit = await self._max_chars()
+        text = await self._rendered(share, messages, body, chat_template, marks, limit)
+        pieces = _between(text, marks)
+        num_chars = sum(map(len, pieces))
+        _check_length(num_chars, limit, "messages")
+        encode = partial(_encode_pieces, self._engine.tokenizer, pieces)
+        token_ids = await self._run(share, num_chars, encode)
+        item = Input(_mixed(token_ids, rows), ending=pieces[-1][-ENDING_CHARS:])
+        return item if truncation is None else truncation.of(item)
+
+    async def _rendered(
+        self,
+        share: str,
+        messages: Sequence[ChatMessage],
+        body: ConversationBody,
+        chat_template: str | None,
+        marks: Sequence[str],
+        limit: int,
+    ) -> str:
+        """The conversation's text, with marks where embeddings stand. limit: in characters."""
         next_mark = iter(marks)
         past = [message.past(next_mark) for message in messages]
-        kwargs, tools = body.template_kwargs, [tool.tool.plain for tool in body.tools or ()]
         num_chars = sum(message.num_chars for message in past) + body.num_template_chars
-        limit = await self._max_chars()
         _check_length(num_chars, limit, "messages")
-        tokenizer = self._engine.tokenizer
+        tokenizer, continues = self._engine.tokenizer, bool(body.continue_final_message)
         source = tokenizer.template_source(chat_template)
-        text = await self._run(
-            share,
-            num_chars,
-            lambda: tokenizer.render_chat(
+        kwargs, tools = body.template_kwargs, [tool.tool.plain for tool in body.tools or ()]
+
+        def render() -> str:
+            return tokenizer.render_chat(
                 [message.plain(source) for message in past],
-                add_generation_prompt=body.add_generation_prompt is not False
-                and not body.continue_final_message,
-                continue_final_message=bool(body.continue_final_message),
+                add_generation_prompt=body.add_generation_prompt is not False and not continues,
+                continue_final_message=continues,
                 chat_template=chat_template,
                 tools=tools or None,
                 template_kwargs=kwargs,
                 max_chars=limit,
-            ),
-        )
-        pieces = _between(text, marks)
-        num_chars = sum(map(len, pieces))
-        _check_length(num_chars, limit, "messages")
-        token_ids = await self._run(share, num_chars, partial(_encode_pieces, tokenizer, pieces))
-        item = Input(_mixed(token_ids, rows), ending=pieces[-1][-ENDING_CHARS:])
-        return item if truncation is None else truncation.of(item)
+            )
+
+        return await self._run(share, num_chars, render)
 
     async def _rows(
         self, messages: Sequence[ChatMessage], *, takes_embeds: bool
@@ -260,6 +267,15 @@ class Inputs:
         with self._texts.hold(share) as holding:
             await self._texts.add_in_turn(holding, num_chars)
             return await asyncio.get_running_loop().run_in_executor(self._long_texts, call)
+
+
+def _check_ending(body: ConversationBody) -> None:
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidRequestError(
+            "continue_final_message and add_generation_prompt exclude each other; "
+            "set at most one of them",
+            "continue_final_message",
+        )
 
 
 def _check_count(num_prompts: int, n: int) -> None:

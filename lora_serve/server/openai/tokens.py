@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from functools import partial
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -30,39 +32,16 @@ def tokens_router(context: ServerContext) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         body = await context.bodies.read(request, TokenizeBody)
         await require_model(engine, context.models, body.model)
-        token_ids = list((await _tokenize_input(context, share_of(request), body)).token_ids)
-        limit = engine.model_info.max_model_len
-        if not body.return_token_strs:
-            return json_response(Tokenized(len(token_ids), limit, token_ids, None))
-
-        def with_pieces() -> Response:
-            pieces = [engine.tokenizer.token_piece(token_id) for token_id in token_ids]
-            return json_response(Tokenized(len(token_ids), limit, token_ids, pieces))
-
-        return await asyncio.to_thread(with_pieces)
+        token_ids = (await _tokenize_input(context, share_of(request), body)).token_ids
+        told = partial(_tokenized, context, token_ids, tells_texts=bool(body.return_token_strs))
+        return await asyncio.to_thread(told) if body.return_token_strs else told()
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         body = await context.bodies.read(request, DetokenizeBody)
         await require_model(engine, context.models, body.model)
-        vocab_size = engine.model_info.vocab_size
-        if (token_id := max(body.tokens, default=0)) >= vocab_size:
-            raise InvalidRequestError(
-                f"token id {token_id} is out of vocabulary: the model has {vocab_size} tokens",
-                "tokens",
-            )
-        if len(body.tokens) > MAX_DETOKENIZED:
-            raise InvalidRequestError(
-                f"tokens has {len(body.tokens)} ids, at most {MAX_DETOKENIZED} are allowed; send "
-                "several requests",
-                "tokens",
-            )
-
-        def with_text() -> Response:
-            text = engine.tokenizer.decode(body.tokens, skip_special_tokens=False)
-            return json_response(Detokenized(text))
-
-        return await asyncio.to_thread(with_text)
+        _check_tokens(body.tokens, engine.model_info.vocab_size)
+        return await asyncio.to_thread(_detokenized, context, body.tokens)
 
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> Response:
@@ -74,6 +53,33 @@ def tokens_router(context: ServerContext) -> APIRouter:
         return json_response(_tokenizer_info(context))
 
     return router
+
+
+def _tokenized(context: ServerContext, token_ids: Sequence[int], *, tells_texts: bool) -> Response:
+    """Answer with the ids, and where texts are told with each token's, which takes long."""
+    engine = context.engine
+    texts = [engine.tokenizer.token_piece(i) for i in token_ids] if tells_texts else None
+    limit = engine.model_info.max_model_len
+    return json_response(Tokenized(len(token_ids), limit, list(token_ids), texts))
+
+
+def _check_tokens(token_ids: Sequence[int], vocab_size: int) -> None:
+    if (token_id := max(token_ids, default=0)) >= vocab_size:
+        raise InvalidRequestError(
+            f"token id {token_id} is out of vocabulary: the model has {vocab_size} tokens",
+            "tokens",
+        )
+    if len(token_ids) > MAX_DETOKENIZED:
+        raise InvalidRequestError(
+            f"tokens has {len(token_ids)} ids, at most {MAX_DETOKENIZED} are allowed; send "
+            "several requests",
+            "tokens",
+        )
+
+
+def _detokenized(context: ServerContext, token_ids: Sequence[int]) -> Response:
+    text = context.engine.tokenizer.decode(token_ids, skip_special_tokens=False)
+    return json_response(Detokenized(text))
 
 
 def _tokenizer_info(context: ServerContext) -> TokenizerInfo:

@@ -6,7 +6,8 @@ import pytest
 
 from lora_serve.config import ServerConfig
 from lora_serve.server.app import create_app
-from lora_serve.server.routes import OPERATIONS, Access
+from lora_serve.server.operation import Access
+from lora_serve.server.routes import OPERATIONS
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import client_for, flat
 

@@ -4,7 +4,8 @@ import pytest
 
 from lora_serve.config import ServerConfig
 from lora_serve.config.server import is_loopback
-from lora_serve.server.routes import OPERATIONS, Access
+from lora_serve.server.operation import Access
+from lora_serve.server.routes import OPERATIONS
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import client_for, error_of, serving
 from tests.server.http.test_connections import answer_on, connect

@@ -1,0 +1,22 @@
+"""Rows of the table of routes: what SageMaker asks."""
+
+from __future__ import annotations
+
+from lora_serve.server.openai.answers import ChatCompletion, Completion, EmbeddingList
+from lora_serve.server.operation import Access, Operation
+from lora_serve.server.sagemaker.protocol import InvocationBody
+
+OPERATIONS = (
+    Operation(
+        method="post",
+        path="/invocations",
+        summary="A chat, completions or embeddings, as SageMaker asks for them",
+        access=Access.KEY,
+        answer=(Completion, ChatCompletion, EmbeddingList),
+        body=InvocationBody,
+        example={"prompt": "Once upon a time", "max_tokens": 16},
+        generates=True,
+        streams=True,
+        names_model=True,
+    ),
+)
