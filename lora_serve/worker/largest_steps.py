@@ -5,19 +5,41 @@ They compute nothing of use. All positions lie in block 0, so that a cache of on
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
-from lora_serve.sampling_params import SamplingParams
-from lora_serve.step import AskedOutputs, PromptScoring, SampleInput, ScheduledRequest
+from lora_serve.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIASES, SamplingParams
+from lora_serve.step import AskedOutputs, PromptScoring, SampleInput, ScheduledRequest, SeenTokens
 from lora_serve.worker.model_runner import LOGITS_ROWS_AT_ONCE
 
-# Every step of sampling, with as many alternatives as a request may ask for.
-_PARAMS = SamplingParams(
-    temperature=1.0, top_p=0.9, top_k=1000, min_p=0.01, presence_penalty=0.1, logprobs=20
-)
+# Of one request's prompt logprobs at a time: more of them are told in no answer of the server.
+MOST_SCORED_ENTRIES = 2**19
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """What bounds a step. max_logprobs: -1 for the whole vocabulary. num_groups: of KV layers."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    max_logprobs: int
+    vocab_size: int
+    block_size: int
+    num_groups: int = 1
+
+    @property
+    def num_top(self) -> int:
+        """How many alternatives logprobs may ask for."""
+        return self.vocab_size if self.max_logprobs == -1 else self.ids(self.max_logprobs)
+
+    def ids(self, count: int) -> int:
+        """How many different token ids there are of `count` that are asked for."""
+        return min(count, self.vocab_size)
 
 
 def largest_adapter(modules: Mapping[str, tuple[int, int]], rank: int) -> AdapterCheckpoint:
@@ -37,48 +59,71 @@ def largest_adapter(modules: Mapping[str, tuple[int, int]], rank: int) -> Adapte
 
 
 def largest_steps(
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    max_model_len: int,
-    block_size: int,
-    num_groups: int = 1,
-    adapter: AdapterRef | NoAdapter = BASE_MODEL,
+    limits: StepLimits, adapter: AdapterRef | NoAdapter = BASE_MODEL
 ) -> list[tuple[ScheduledRequest, ...]]:
     """Steps of three kinds, all requests with the adapter.
 
     Prompts that fill the token budget; max_num_seqs requests decoding at the last position; and
     one of them alone, for kernels of few rows.
     """
-    num_requests = min(max_num_seqs, max_num_batched_tokens)
+    num_tokens, longest = limits.max_num_batched_tokens, limits.max_model_len
+    num_requests = min(limits.max_num_seqs, num_tokens)
     lengths: list[int] = []
-    while sum(lengths) < max_num_batched_tokens and len(lengths) < num_requests:
-        lengths.append(min(max_model_len, max_num_batched_tokens - sum(lengths)))
-    last = max_model_len - 1
-    same = block_size, num_groups, adapter
-    prompts = tuple(_request(i, 0, n, *same) for i, n in enumerate(lengths))
-    decodes = tuple(_request(i, last, 1, *same) for i in range(num_requests))
+    while sum(lengths) < num_tokens and len(lengths) < num_requests:
+        lengths.append(min(longest, num_tokens - sum(lengths)))
+    sample = largest_sample(limits)
+    prompts = tuple(_request(i, 0, n, limits, sample, adapter) for i, n in enumerate(lengths))
+    decodes = tuple(
+        _request(i, longest - 1, 1, limits, sample, adapter) for i in range(num_requests)
+    )
     return [prompts, decodes, decodes[:1]]
+
+
+def largest_sample(limits: StepLimits) -> SampleInput:
+    """Every step of sampling, each with as much as a request may ask of it."""
+    params = SamplingParams(
+        temperature=1.0,
+        top_p=0.9,
+        top_k=1000,
+        min_p=0.01,
+        presence_penalty=0.1,
+        frequency_penalty=0.1,
+        repetition_penalty=1.1,
+        logit_bias=dict.fromkeys(range(limits.ids(MAX_LOGIT_BIASES)), 1.0),
+        logprobs=limits.num_top,
+    )
+    num_seen = limits.ids(limits.max_model_len)
+    return SampleInput(
+        params,
+        seed=0,
+        position=limits.max_model_len,
+        seen=SeenTokens(array("i", range(num_seen)), array("i", [1]) * num_seen),
+        banned_token_ids=range(limits.ids(MAX_BAD_WORDS)),
+        bitmask=b"\xff" * -(-limits.vocab_size // 8),
+    )
 
 
 def _request(
     index: int,
     start: int,
     num_tokens: int,
-    block_size: int,
-    num_groups: int,
+    limits: StepLimits,
+    sample: SampleInput,
     adapter: AdapterRef | NoAdapter,
 ) -> ScheduledRequest:
-    end = start + num_tokens
-    scoring = PromptScoring([0] * min(num_tokens, LOGITS_ROWS_AT_ONCE), 1) if index == 0 else None
+    num_blocks = -(-(start + num_tokens) // limits.block_size)
+    num_scored = min(
+        num_tokens, LOGITS_ROWS_AT_ONCE, max(1, MOST_SCORED_ENTRIES // (limits.num_top + 1))
+    )
     return ScheduledRequest(
         request_id=f"largest-{index}",
         adapter=adapter,
         start=start,
         token_ids=[0] * num_tokens,
-        block_tables=[[0] * -(-end // block_size)] * num_groups,
+        block_tables=[[0] * num_blocks] * limits.num_groups,
         asked=AskedOutputs(
-            (SampleInput(_PARAMS, seed=0, position=end),),
-            scoring,
+            (sample,),
+            PromptScoring([0] * num_scored, limits.num_top) if index == 0 else None,
             num_pooled=1,
             sums_hidden=index == 0,
         ),

@@ -28,7 +28,7 @@ from lora_serve.worker.device import Device, Event, open_device
 from lora_serve.worker.kv_cache import allocate_kv_caches, kv_block_bytes, num_kv_blocks
 from lora_serve.worker.kv_layout import KVLayout, kv_layout
 from lora_serve.worker.kv_transfer import KVTransfer, layout_fingerprint
-from lora_serve.worker.largest_steps import largest_adapter, largest_steps
+from lora_serve.worker.largest_steps import StepLimits, largest_adapter, largest_steps
 from lora_serve.worker.loaded_model import LoadedModel, load_model
 from lora_serve.worker.memory import GpuMemory, Room, cpu_room, largest_adapter_bytes
 from lora_serve.worker.model_runner import ModelRunner, SubmittedBatch
@@ -229,14 +229,7 @@ class Worker:
         kv_caches = self._kv_caches(model, layout, 1)
         runner = self._make_runner(model, layout, kv_caches, with_graphs=False)
         with self._largest_adapter(model) as adapter:
-            steps = largest_steps(
-                self._max_num_seqs,
-                self._max_num_batched_tokens,
-                model.max_model_len,
-                self._cache.block_size,
-                len(layout.groups),
-                adapter,
-            )
+            steps = largest_steps(self._step_limits(model, layout), adapter)
             peaks = [device.peak_bytes(partial(runner.submit, step)) for step in steps]
         recorder = self._recorder(model, layout, kv_caches)
         itemsize = model.dtype.itemsize
@@ -250,6 +243,17 @@ class Worker:
             graphs=device.peak_bytes(recorder.largest()) if recorder is not None else 0,
             # While one is packed, its tensors are there a second time.
             adapters=(lora.cpu_lora_limit + 1) * adapter_bytes if lora.enable_lora else 0,
+        )
+
+    def _step_limits(self, model: LoadedModel, layout: KVLayout) -> StepLimits:
+        return StepLimits(
+            max_num_seqs=self._max_num_seqs,
+            max_num_batched_tokens=self._max_num_batched_tokens,
+            max_model_len=model.max_model_len,
+            max_logprobs=self._config.max_logprobs,
+            vocab_size=model.spec.vocab_size,
+            block_size=self._cache.block_size,
+            num_groups=len(layout.groups),
         )
 
     @contextmanager

@@ -19,12 +19,14 @@ from lora_serve.models.source import load_spec
 from lora_serve.ops.contract import Ops
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput, ScheduledRequest, SchedulerOutput
-from lora_serve.worker import loaded_model
+from lora_serve.worker import loaded_model, worker
+from lora_serve.worker.largest_steps import StepLimits, largest_steps
 from lora_serve.worker.worker import Worker
 from tests.fakes.asked import scoring
 from tests.fakes.device import CountingDevice
 from tests.fakes.peft_adapters import make_peft, read_saved
 from tests.fakes.served_model import save_served_model
+from tests.fakes.tiny_models import VOCAB_SIZE
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -34,6 +36,7 @@ from lora_serve.ops.triton.launch import H200, Launch
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 1024
+MAX_LOGPROBS = 9
 RANKS = (1, 4, 13, 64)
 
 
@@ -42,16 +45,27 @@ class WatchedWorker:
 
     def __init__(self, model: Path, **settings: bool) -> None:
         self.compiled: set[tuple[object, ...]] = set()
+        self.largest: list[StepLimits] = []
         self.steps = 0
         self.worker = Worker(
-            ModelConfig(model=str(model), dtype="bfloat16", cpu_threads=1, **settings),
+            ModelConfig(
+                model=str(model),
+                dtype="bfloat16",
+                cpu_threads=1,
+                max_logprobs=MAX_LOGPROBS,
+                logprobs_mode="processed_logprobs",
+                **settings,
+            ),
             CacheConfig(num_gpu_blocks_override=512),
             LoRAConfig(enable_lora=True, max_loras=8, max_lora_rank=64),
             max_num_seqs=96,
             max_num_batched_tokens=1024,
             device=CountingDevice(2**40, 0, peaks=[0] * 4),
         )
-        with mock.patch.object(loaded_model, "choose_ops", self._choose_ops):
+        with (
+            mock.patch.object(loaded_model, "choose_ops", self._choose_ops),
+            mock.patch.object(worker, "largest_steps", self._largest_steps),
+        ):
             self.worker.load()
         spec = load_spec(model)
         self.adapters: list[AdapterRef | NoAdapter] = [BASE_MODEL]
@@ -66,6 +80,12 @@ class WatchedWorker:
         self.worker.submit(SchedulerOutput(self.steps, tuple(requests), add_adapters=add))
         self.worker.collect()
         self.steps += 1
+
+    def _largest_steps(
+        self, limits: StepLimits, adapter: AdapterRef | NoAdapter
+    ) -> list[tuple[ScheduledRequest, ...]]:
+        self.largest.append(limits)
+        return largest_steps(limits, adapter)
 
     def _choose_ops(
         self, overrides: object, device: torch.device, invariant: bool, *_: bool
@@ -135,6 +155,9 @@ def test_no_step_needs_a_kernel_that_is_not_compiled_when_serving_begins(
     served = WatchedWorker(model, enforce_eager=enforce_eager, batch_invariant=batch_invariant)
     compiled = set(served.compiled)
     assert len({variant[0] for variant in compiled}) == 12 + batch_invariant
+    (limits,) = served.largest
+    assert limits.max_logprobs == MAX_LOGPROBS
+    assert (limits.vocab_size, limits.max_model_len) == (VOCAB_SIZE, MAX_MODEL_LEN)
     rng = random.Random(1)
     for _ in range(60):
         served.run(any_step(served.adapters, rng))
