@@ -82,7 +82,7 @@ def largest_steps(
 def largest_sample(limits: StepLimits) -> SampleInput:
     """Every step of sampling, each with as much as a request may ask of it."""
     params = SamplingParams(
-        temperature=1.0,
+        temperature=0.9,
         top_p=0.9,
         top_k=1000,
         min_p=0.01,

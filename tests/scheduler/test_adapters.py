@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 
+import pytest
+
 from lora_serve.fuzz.oracle.engine import OracleEngine
 from lora_serve.fuzz.oracle.executor import lone_answer
-from lora_serve.messages import AbortRequests, ResetPrefixCache, UnloadAdapter
+from lora_serve.messages import AbortRequests, Pause, ResetPrefixCache, UnloadAdapter
 from lora_serve.scheduler.queue import OVERTAKE_LIMIT
+from lora_serve.scheduler.request import Request
+from lora_serve.scheduler.scheduler import Scheduler
 
 LONG = [10 + i % 400 for i in range(100)]
 
@@ -196,3 +200,36 @@ def test_a_reload_that_fails_when_no_request_waits_any_more_does_no_harm() -> No
     engine.run()
     assert ask(engine, "b", "b") == 0
     assert engine.tokens("b") == answer("b")
+
+
+class KeepsTheSlot(Scheduler):
+    """A request that a pause holds leaves its adapter's LoRA slot taken until the next step."""
+
+    def _hold(self, request: Request) -> None:
+        self._queue.pop(request)
+        self._pause.hold(request)
+
+
+@pytest.mark.parametrize(("scheduler_class", "goes_on"), [(Scheduler, True), (KeepsTheSlot, False)])
+def test_a_request_that_a_pause_holds_gives_its_slot_to_one_that_has_to_end(
+    scheduler_class: type[Scheduler], goes_on: bool
+) -> None:
+    """After a step without requests an engine waits: then the pause never comes to rest."""
+    engine = OracleEngine(num_blocks=10, max_loras=1, policy="priority")
+    engine.core.scheduler.__class__ = scheduler_class
+    for name in ("a", "b"):
+        engine.load(name, f"/{name}", name)
+    engine.step()
+    engine.add("base", [8, *LONG[:59]], max_tokens=40)
+    engine.add("begun", [9, *LONG[:49]], lora_name="b", max_tokens=60, priority=1)
+    for _ in range(2):
+        engine.step()
+    engine.add("next", [7, *LONG, *LONG[:19]], lora_name="a")
+    while engine.last("base").finish_reason is None:
+        engine.step()
+    assert engine.core.scheduler.totals.num_preemptions == 1, "`begun` has made room for `base`"
+    engine.handle(Pause(9, "wait"))
+    while engine.step():
+        pass
+    assert (9 in engine.calls) == goes_on
+    assert (len(engine.tokens("begun")) == 60) == goes_on
