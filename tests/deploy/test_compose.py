@@ -15,7 +15,8 @@ import yaml
 from lora_serve.kv_tiers.mac import MacKeys, read_mac_keys
 from lora_serve.kv_tiers.secret_files import redis_password
 from lora_serve.server.http.keys import read_keys
-from lora_serve.server.routes import OPERATIONS, Access
+from lora_serve.server.operation import Access
+from lora_serve.server.routes import OPERATIONS
 from tests.deploy.command_lines import DEPLOY, compose, compose_command, settings
 
 OF_THE_USER = ("./models", "./adapters", "./grafana/lora-serve.json")
