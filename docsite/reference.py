@@ -25,7 +25,8 @@ from lora_serve.observability.http import HTTPMetrics
 from lora_serve.observability.kv_tier_series import kv_tier_series
 from lora_serve.observability.metrics import EngineMetrics
 from lora_serve.server.http.errors import HTTP_TYPES, STATUS_AND_TYPE
-from lora_serve.server.routes import OPERATIONS, Access, Operation
+from lora_serve.server.operation import Access, Operation
+from lora_serve.server.routes import OPERATIONS
 
 ACCESS = {
     Access.OPEN: "everyone",
