@@ -182,6 +182,7 @@ async def _unless_interrupted(start: Coroutine[None, None, Started]) -> Started:
     except asyncio.CancelledError:
         if not received:
             raise
+        logging.shutdown()  # wait for its last lines
         os._exit(128 + received[0])
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):

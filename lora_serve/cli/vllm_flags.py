@@ -24,7 +24,6 @@ class InertFlag:
 _ONE_PROCESS = "a model is computed by one process"
 _DONE_ALWAYS = "that is always so"
 _BOTH = "every model generates text and gives embeddings"
-_NO_LOG = "requests are not logged"
 
 INERT_FLAGS = (
     InertFlag(("--enable-chunked-prefill",), "prompts are always computed in chunks"),
@@ -56,11 +55,8 @@ INERT_FLAGS = (
     InertFlag(("--enable-request-id-headers",), _DONE_ALWAYS),
     InertFlag(("--enable-server-load-tracking",), _DONE_ALWAYS),
     InertFlag(("--enable-scale-out",), _DONE_ALWAYS),
-    InertFlag(("--disable-log-requests", "--no-enable-log-requests"), _NO_LOG),
-    InertFlag(("--disable-log-stats",), "statistics are only shown by /metrics"),
-    InertFlag(("--disable-uvicorn-access-log",), _NO_LOG),
-    InertFlag(("--uvicorn-log-level",), _NO_LOG, None),
-    InertFlag(("--max-log-len",), _NO_LOG, None),
+    InertFlag(("--enable-log-requests",), "requests are logged, without --disable-log-requests"),
+    InertFlag(("--uvicorn-log-level",), "--log-level holds for all lines", None),
     InertFlag(("--disable-frontend-multiprocessing",), "the engine is always a process of its own"),
     InertFlag(("--h11-max-incomplete-event-size",), "heads have bounds of their own", None),
     InertFlag(("--h11-max-header-count",), "heads have bounds of their own", None),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lora_serve.config.setting import require_choices, setting
+from lora_serve.config.setting import require_at_least, require_choices, setting
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -23,5 +23,24 @@ class LogConfig:
         "Lines for readers, or a JSON object a line for programs.", "text", choices=("text", "json")
     )
 
+    disable_log_requests: bool = setting(
+        "Leave out the line that tells of each request that generates: who asked which adapter's "
+        "version, tokens, times and how it ended.",
+        False,
+        aliases=("--no-enable-log-requests", "--disable-uvicorn-access-log"),
+    )
+    log_prompts: bool = setting(
+        "Show prompts and answers in these lines, which hold none otherwise.", False
+    )
+    max_log_len: int = setting(
+        "Most characters that are shown of a prompt, and of an answer.", 1000
+    )
+    disable_log_stats: bool = setting(
+        "Leave out the line of throughput that is written now and then while there is work.", False
+    )
+    log_stats_interval: float = setting("Seconds between two of these lines.", 10.0)
+
     def __post_init__(self) -> None:
         require_choices(self)
+        require_at_least(0, "--max-log-len", self.max_log_len)
+        require_at_least(0.1, "--log-stats-interval", self.log_stats_interval)

@@ -1,33 +1,57 @@
 """How lines of the log look, in the server's process and in the engine's.
 
 A line may carry values besides its text: `extra=with_fields(name=value)`. In JSON each is a key of
-its own; a text for readers says them in words.
+its own; a text for readers says them in words. Whatever a text holds, only the log itself begins a
+line: what follows a line break is indented, and other control characters are escaped.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from lora_serve.config.log import LogConfig
+from lora_serve.observability.log_writer import BackgroundHandler
 
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+MAX_QUOTED_CHARS = 500
 _FIELDS = "lora_serve_fields"
 
 
 def set_up_logging(config: LogConfig, process: str) -> None:
     """Log to stderr as `config` says. process: the name of this one, for lines in JSON."""
-    handler = logging.StreamHandler()
+    handler = BackgroundHandler(sys.stderr.fileno())
     is_json = config.log_format == "json"
-    handler.setFormatter(JsonFormatter(process) if is_json else logging.Formatter(TEXT_FORMAT))
+    handler.setFormatter(JsonFormatter(process) if is_json else TextFormatter(TEXT_FORMAT))
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)
 
 
 def with_fields(**fields: object) -> Mapping[str, object]:
     """The `extra` of a line that carries these values, each of which JSON can write."""
     return {_FIELDS: fields}
+
+
+def quoted(text: str | None) -> str:
+    """What a caller wrote, cut, on one line; "unknown" for None."""
+    return "unknown" if text is None else repr(cut(text))
+
+
+def cut(text: str, max_chars: int = MAX_QUOTED_CHARS) -> str:
+    return text[:max_chars]
+
+
+class TextFormatter(logging.Formatter):
+    """One line, or one with further lines that are indented."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        if text.isprintable():
+            return text
+        first, *others = _escaped(text).split("\n")
+        return "\n  ".join([first, *(line.removeprefix("  ") for line in others)])
 
 
 class JsonFormatter(logging.Formatter):
@@ -53,3 +77,14 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
+
+
+def _escaped(text: str) -> str:
+    """The text with line breaks and tabs, but no other character that acts instead of being shown.
+
+    Spaces other than the plain one count as such.
+    """
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
+        for char in text
+    )

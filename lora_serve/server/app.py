@@ -40,6 +40,7 @@ from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http import second_port
 from lora_serve.server.http.acceptor import AcceptingServer
+from lora_serve.server.http.access_log import AccessLog
 from lora_serve.server.http.auth import Authentication, KeyRing
 from lora_serve.server.http.body import BodyLimit, BodyReader
 from lora_serve.server.http.connections import Connections
@@ -75,6 +76,7 @@ from lora_serve.server.responses.store import StoredResponses
 from lora_serve.server.routes import GENERATING_PATHS, OPEN_PATHS, STATE_PATHS
 from lora_serve.server.sagemaker.invocations import invocations_router
 from lora_serve.server.summary import start_summary, tell_summary
+from lora_serve.server.throughput import throughput_lines
 from lora_serve.server.ui.router import ui_router
 
 logger = logging.getLogger(__name__)
@@ -190,7 +192,12 @@ def _add_middleware(app: FastAPI, context: ServerContext, page: MetricsPage) -> 
     app.add_middleware(ErrorBoundary)
     app.add_middleware(ErrorShapes, shapes={MESSAGES_PATH: anthropic_shape})
     app.add_middleware(RequestIds)
-    app.add_middleware(Instrumentation, metrics=page.http, generating_paths=GENERATING_PATHS)
+    app.add_middleware(
+        Instrumentation,
+        metrics=page.http,
+        access_log=AccessLog(engine.config.log, engine.tokenizer.decode),
+        generating_paths=GENERATING_PATHS,
+    )
     if config.root_path:
         app.add_middleware(RootPath, prefix=config.root_path)
 
@@ -230,6 +237,7 @@ async def run_server(
         with contextlib.closing(listeners):
             async with (
                 bounded_warnings(),
+                throughput_lines(engine, engine.config.log),
                 _metrics_port(page, config, connections, listeners.metrics),
             ):
                 await server.serve(sockets=[listeners.api])
@@ -256,6 +264,7 @@ def http_config(app: FastAPI, config: ServerConfig, connections: Connections) ->
         app,
         http=connections.protocol,  # type: ignore[arg-type]  # it calls what it is given
         ws="none",
+        log_config=None,  # its lines are lines of the server's log
         log_level="warning",
         access_log=False,
         lifespan="off",

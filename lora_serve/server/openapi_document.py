@@ -94,6 +94,8 @@ def _success(operation: Operation) -> Schema:
     success: Schema = {"description": "Success."}
     if isinstance(operation.answer, str):
         success["content"] = {operation.answer: {"schema": {"type": "string"}}}
+        if operation.or_json is not None:
+            success["content"]["application/json"] = {"schema": _reference(operation.or_json)}
     elif operation.answer is not None:
         structs = _structs(operation)
         schema = _reference(structs[0])
@@ -133,6 +135,8 @@ def _structs(operation: Operation) -> tuple[type[msgspec.Struct], ...]:
     """What an answer may be, if it is JSON."""
     if isinstance(operation.answer, tuple):
         return operation.answer
+    if operation.or_json is not None:
+        return (operation.or_json,)
     return (operation.answer,) if isinstance(operation.answer, type) else ()
 
 

@@ -139,6 +139,7 @@ def exit_with_any_thread() -> None:
         name = args.thread.name if args.thread is not None else "a thread"
         error = args.exc_value or args.exc_type()
         logger.critical("the engine ends: its thread %s has died", name, exc_info=error)
+        logging.shutdown()  # wait for that line
         os._exit(EXIT_CODE_OF_LOST_THREAD)
 
     threading.excepthook = end

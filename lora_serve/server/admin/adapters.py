@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -25,6 +26,7 @@ from lora_serve.messages import AdapterInfo
 from lora_serve.server.admin.adapter_tensors import check_checksums, read_tensors
 from lora_serve.server.admin.answers import (
     AdapterChangeList,
+    LoadedAdapter,
     LoadedAdapters,
     LoRAList,
     LoRAStatus,
@@ -51,8 +53,8 @@ def adapters_router(context: ServerContext) -> APIRouter:
 
     @router.post("/v1/load_lora_adapter")
     async def load_lora_adapter(request: Request) -> Response:
-        adapter = await _load(context, request, LoadAdapterBody)
-        return _added(context, adapter)
+        loaded = await _load(context, request, LoadAdapterBody)
+        return _added(context, loaded, accepts_json=_accepts_json(request))
 
     @router.post("/v1/unload_lora_adapter")
     async def unload_lora_adapter(request: Request) -> Response:
@@ -60,8 +62,8 @@ def adapters_router(context: ServerContext) -> APIRouter:
 
     @router.post("/load_lora_adapter")
     async def load_at_root(request: Request) -> Response:
-        await _load(context, request, RootLoadAdapterBody)
-        return json_response(LoadedAdapters(await _paths(context)))
+        loaded = await _load(context, request, RootLoadAdapterBody)
+        return json_response(LoadedAdapters(await _paths(context)), loaded.headers)
 
     @router.post("/unload_lora_adapter")
     async def unload_at_root(request: Request) -> Response:
@@ -70,8 +72,8 @@ def adapters_router(context: ServerContext) -> APIRouter:
 
     @router.post("/v1/loras")
     async def load_from_source(request: Request) -> Response:
-        adapter = await _load(context, request, LoRASourceBody)
-        return json_response(LoRAStatus(lora_name=adapter.name))
+        loaded = await _load(context, request, LoRASourceBody)
+        return json_response(LoRAStatus(lora_name=loaded.adapter.name), loaded.headers)
 
     @router.delete("/v1/loras/{lora_name:path}")
     async def unload_by_path(request: Request, lora_name: str) -> Response:
@@ -94,8 +96,8 @@ def adapters_router(context: ServerContext) -> APIRouter:
 def _route_from_tensors(router: APIRouter, context: ServerContext) -> None:
     @router.post("/load_lora_adapter_from_tensors")
     async def load_from_tensors(request: Request) -> Response:
-        await _load_tensors(context, request)
-        return json_response(LoadedAdapters(await _paths(context)))
+        loaded = await _load_tensors(context, request)
+        return json_response(LoadedAdapters(await _paths(context)), loaded.headers)
 
 
 def _route_lists(router: APIRouter, context: ServerContext) -> None:
@@ -114,17 +116,53 @@ def _route_lists(router: APIRouter, context: ServerContext) -> None:
         return json_response(AdapterChangeList(data=context.changes.newest_first()))
 
 
-def _added(context: ServerContext, adapter: AdapterInfo) -> Response:
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What stands under a name after a load. is_unchanged: the same bytes stood there before."""
+
+    adapter: AdapterInfo
+    is_unchanged: bool
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The version, for callers of any form of the call."""
+        return {
+            "X-LoRA-Digest": self.adapter.digest,
+            "X-LoRA-Generation": str(self.adapter.generation),
+            "X-LoRA-Unchanged": str(self.is_unchanged).lower(),
+        }
+
+
+def _added(context: ServerContext, loaded: Loaded, *, accepts_json: bool = False) -> Response:
+    """A text, as vLLM has it; or JSON with what the headers say, for callers who accept that."""
+    adapter = loaded.adapter
     told = f"Success: LoRA adapter '{adapter.name}' added successfully."
     warning = other_base_model(context.engine.config.model, adapter)
-    return PlainTextResponse(told if warning is None else f"{told} Warning: {warning}.")
+    if warning is not None:
+        told = f"{told} Warning: {warning}."
+    if not accepts_json:
+        return PlainTextResponse(told, headers=loaded.headers)
+    answer = LoadedAdapter(
+        message=told,
+        lora_name=adapter.name,
+        digest=adapter.digest,
+        generation=adapter.generation,
+        unchanged=loaded.is_unchanged,
+    )
+    return json_response(answer, loaded.headers)
+
+
+def _accepts_json(request: Request) -> bool:
+    """Whether the caller names JSON; */* is what clients send that read vLLM's text."""
+    kinds = [kind.split(";")[0].strip() for kind in request.headers.get("accept", "").split(",")]
+    return "application/json" in kinds and "text/plain" not in kinds
 
 
 def _removed(name: str) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
 
-async def _load_tensors(context: ServerContext, request: Request) -> None:
+async def _load_tensors(context: ServerContext, request: Request) -> Loaded:
     """Load the adapter that the body holds.
 
     What was begun is ended, also if the caller is gone: its files are the server's own.
@@ -138,6 +176,7 @@ async def _load_tensors(context: ServerContext, request: Request) -> None:
             await _note_before(audit, context, body.lora_name)
             adapter = await asyncio.shield(asyncio.create_task(_load_spooled(context, body, audit)))
         audit.note_after(adapter.digest)
+    return Loaded(adapter, audit.is_unchanged)
 
 
 async def _load_spooled(
@@ -178,7 +217,7 @@ async def _load(
     context: ServerContext,
     request: Request,
     kind: type[LoadAdapterBody] | type[LoRASourceBody] | type[SageMakerAdapterBody],
-) -> AdapterInfo:
+) -> Loaded:
     """Load what a body of this kind asks for."""
     with AdapterAudit("load", caller_of(request), context.changes) as audit:
         context.keys.require_admin(request)
@@ -190,7 +229,7 @@ async def _load(
         adapter = await _published(context, wish)
         audit.note_after(adapter.digest)
     await _remove_unused(context)
-    return adapter
+    return Loaded(adapter, audit.is_unchanged)
 
 
 async def _unload(context: ServerContext, request: Request, name: str | None = None) -> str:

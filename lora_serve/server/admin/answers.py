@@ -97,6 +97,16 @@ class LoadedAdapters(msgspec.Struct, frozen=True):
     error_message: str = ""
 
 
+class LoadedAdapter(msgspec.Struct, frozen=True, kw_only=True):
+    """message: vLLM's text. unchanged: the same bytes stood under the name before."""
+
+    message: str
+    lora_name: str
+    digest: str
+    generation: int
+    unchanged: bool
+
+
 class LoRAStatus(msgspec.Struct, frozen=True):
     lora_name: str
     status: str = "success"

@@ -10,14 +10,13 @@ import logging
 import time
 from types import TracebackType
 
-from lora_serve.observability.log import with_fields
+from lora_serve.observability.log import cut, quoted, with_fields
 from lora_serve.server.admin.adapter_changes import AdapterChanges
 from lora_serve.server.admin.answers import AdapterChange
 from lora_serve.server.http.auth import Caller
 
 logger = logging.getLogger(__name__)
 
-MAX_QUOTED_CHARS = 500
 NO_ADAPTER = "none"
 
 
@@ -43,17 +42,17 @@ class AdapterAudit:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        is_same = error is not None or self._old == self._new
+        is_same = error is not None or self.is_unchanged
         failure = None if error is None else str(error) or type(error).__name__
         self._keep(failure)
         logger.info(
             "adapter %s by %s: name %s, path %s, digest %s, %s",
             self._change,
             self._caller.shown,
-            _quoted(self._name),
-            _quoted(self._path),
+            quoted(self._name),
+            quoted(self._path),
             "unchanged" if is_same else f"{self._old} -> {self._new}",
-            "done" if failure is None else f"failed: {_quoted(failure)}",
+            "done" if failure is None else f"failed: {quoted(failure)}",
             extra=with_fields(
                 change=self._change,
                 by=self._caller.shown,
@@ -64,6 +63,11 @@ class AdapterAudit:
                 failure=_cut(failure),
             ),
         )
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the same stands under the name as before, once both were noted."""
+        return self._old == self._new
 
     def note_asked(self, name: str, path: str | None = None) -> None:
         """Note what the body names."""
@@ -87,7 +91,7 @@ class AdapterAudit:
                 time=time.time(),
                 change=self._change,
                 by=self._caller.shown,
-                lora_name=self._name[:MAX_QUOTED_CHARS],
+                lora_name=cut(self._name),
                 old_path=self._old_path,
                 old_digest=None if self._old == NO_ADAPTER else self._old,
                 new_path=self._path if is_loaded else None,
@@ -117,7 +121,7 @@ class CallAudit:
         failure = None if error is None else str(error) or type(error).__name__
         told = [f"{name} {_shown(value)}, " for name, value in self._details.items()]
         details = {
-            name: _cut(value) if isinstance(value, str) else value
+            name: cut(value) if isinstance(value, str) else value
             for name, value in self._details.items()
         }
         logger.info(
@@ -125,7 +129,7 @@ class CallAudit:
             self._call,
             self._caller.shown,
             "".join(told),
-            "done" if failure is None else f"failed: {_quoted(failure)}",
+            "done" if failure is None else f"failed: {quoted(failure)}",
             extra=with_fields(
                 change=self._call, by=self._caller.shown, **details, failure=_cut(failure)
             ),
@@ -137,12 +141,8 @@ class CallAudit:
 
 
 def _shown(value: str | int) -> str:
-    return _quoted(value) if isinstance(value, str) else str(value).lower()
-
-
-def _quoted(text: str | None) -> str:
-    return "unknown" if text is None else repr(_cut(text))
+    return quoted(value) if isinstance(value, str) else str(value).lower()
 
 
 def _cut(text: str | None) -> str | None:
-    return None if text is None else text[:MAX_QUOTED_CHARS]
+    return None if text is None else cut(text)

@@ -85,6 +85,7 @@ STATUS_AND_TYPE: dict[type[BaseException], tuple[int, str]] = {
     SlowReaderError: (408, "RequestTimeoutError"),
 }
 
+FAULT_KEY = "fault"  # in a request's state
 HTTP_TYPES = {404: "NotFoundError", 405: "MethodNotAllowedError"}
 
 
@@ -212,8 +213,15 @@ class ErrorBoundary:
                 await response(scope, receive, send)
 
 
+def note_fault(scope: Scope, kind: str) -> None:
+    """Note of what kind the error is that the client is told."""
+    scope.setdefault("state", {})[FAULT_KEY] = kind
+
+
 def _response(fault: Fault, scope: Scope | None, headers: dict[str, str]) -> Response:
     state = {} if scope is None else scope.get("state", {})
+    if scope is not None:
+        note_fault(scope, fault.kind)
     shape: ErrorShape = state.get("error_shape", common_shape)
     body = shape(fault, state.get("request_id", ""))
     return Response(body, fault.status, headers, media_type="application/json")

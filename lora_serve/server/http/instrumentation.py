@@ -1,12 +1,16 @@
-"""Middleware that counts requests, and generations in state. Changes nothing of an answer."""
+"""Middleware that counts requests and tells of generations. Changes nothing of an answer."""
 
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lora_serve.observability.http import HTTPMetrics
+from lora_serve.server.http.access_log import AccessLog
+from lora_serve.server.http.errors import FAULT_KEY
+from lora_serve.server.http.request_record import STATE_KEY
 
 CLIENT_LEFT = 499  # nginx's status for a request whose client has left
 
@@ -14,14 +18,19 @@ CLIENT_LEFT = 499  # nginx's status for a request whose client has left
 class Instrumentation:
     """Outside of all other middleware, so that it sees the status that is sent.
 
-    generating_paths: those whose requests count as generations.
+    generating_paths: those whose requests count as generations, and are logged.
     """
 
     def __init__(
-        self, app: ASGIApp, metrics: HTTPMetrics, generating_paths: frozenset[str]
+        self,
+        app: ASGIApp,
+        metrics: HTTPMetrics,
+        access_log: AccessLog,
+        generating_paths: frozenset[str],
     ) -> None:
         self._app = app
         self._metrics = metrics
+        self._access_log = access_log
         self._generating_paths = generating_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,15 +45,21 @@ class Instrumentation:
                 status = message["status"]
             await send(message)
 
-        generates = scope["path"] in self._generating_paths
+        record = None
+        if scope["path"] in self._generating_paths:
+            record = self._access_log.new_record()
+            scope.setdefault("state", {})[STATE_KEY] = record
         started = time.monotonic()
-        self._metrics.num_generating += generates
+        self._metrics.num_generating += record is not None
         try:
             await self._app(scope, receive, noting_send)
         finally:
-            self._metrics.num_generating -= generates
+            self._metrics.num_generating -= record is not None
             seconds = time.monotonic() - started
             self._metrics.observe(route_of(scope), scope["method"], status, seconds)
+            if record is not None:
+                record.error = scope["state"].get(FAULT_KEY, record.error)
+                record.answered(partial(self._access_log.tell, record, scope, status))
 
 
 def route_of(scope: Scope) -> str | None:

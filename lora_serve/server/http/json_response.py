@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from starlette.responses import Response
@@ -12,5 +12,7 @@ def encode(body: msgspec.Struct | Sequence[msgspec.Struct]) -> bytes:
     return msgspec.json.encode(body)
 
 
-def json_response(body: msgspec.Struct | Sequence[msgspec.Struct]) -> Response:
-    return Response(encode(body), media_type="application/json")
+def json_response(
+    body: msgspec.Struct | Sequence[msgspec.Struct], headers: Mapping[str, str] | None = None
+) -> Response:
+    return Response(encode(body), headers=headers, media_type="application/json")

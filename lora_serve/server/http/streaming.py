@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from lora_serve.server.http.disconnect import unless_disconnected
-from lora_serve.server.http.errors import common_shape, fault_of
+from lora_serve.server.http.errors import common_shape, fault_of, note_fault, status_and_type
 from lora_serve.server.http.json_response import encode
 
 DONE = b"data: [DONE]\n\n"
@@ -62,19 +62,20 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_disconnected(receive, self._send(send))
+            await unless_disconnected(receive, self._send(scope, send))
         except ClientDisconnect:
             pass  # there is no client left to answer
         finally:
             await self._close()
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, scope: Scope, send: Send) -> None:
         head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(head)
         try:
             async for chunk in self._events:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except Exception as error:
+            note_fault(scope, status_and_type(error)[1])
             told = self._form.error(error)
             await send({"type": "http.response.body", "body": told, "more_body": True})
         await send({"type": "http.response.body", "body": self._form.end, "more_body": False})

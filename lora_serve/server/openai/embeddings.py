@@ -20,6 +20,7 @@ from lora_serve.sampling_params import PROMPT_ONLY
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import share_of
+from lora_serve.server.http.request_record import record_of
 from lora_serve.server.openai.answers import Embedding, EmbeddingList
 from lora_serve.server.openai.generation import (
     AnswerPrefix,
@@ -74,7 +75,7 @@ async def answer_embeddings(
         msgspec.structs.replace(made, pooling=pooling)
         for made in scheduled_requests(context, request, body, target, prompts)
     ]
-    generation = Generation(engine, target, requests, FIELD_NAMES)
+    generation = Generation(engine, target, requests, record_of(request), FIELD_NAMES)
     return await respond_whole(request, generation, answer.whole)
 
 

@@ -30,6 +30,7 @@ from lora_serve.server.http.disconnect import unless_disconnected
 from lora_serve.server.http.instrumentation import route_of
 from lora_serve.server.http.json_response import json_response
 from lora_serve.server.http.request_ids import HEADER, MAX_CHARS, id_of
+from lora_serve.server.http.request_record import RequestRecord, record_of
 from lora_serve.server.http.streaming import EventStream, StreamForm
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.models import ModelTarget, unknown_model
@@ -77,9 +78,15 @@ class Generation:
         engine: Engine,
         target: ModelTarget,
         requests: Sequence[GenerateRequest],
+        record: RequestRecord,
         field_names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """field_names: what the body calls a field, where the engine calls it otherwise."""
+        """record: takes in what is asked and answered.
+
+        field_names: what the body calls a field, where the engine calls it otherwise.
+        """
+        record.note_asked(target.shown, requests)
+        self.record = record
         self._target = target
         self._field_names = field_names
         self._requests = requests
@@ -100,8 +107,11 @@ class Generation:
 
     async def deltas(self) -> AsyncIterator[PromptDelta]:
         assert self._first is not None, "wait_for_first comes before deltas"
+        note = self.record.note
+        note(*self._first)
         yield self._first
         async for item in self._deltas:
+            note(*item)
             yield item
 
     async def outputs(self) -> list[RequestOutput]:
@@ -182,7 +192,7 @@ def start_generation(
     ]
     field = constraint_field(body)
     names = {} if field is None else {"structured_outputs": field}
-    return Generation(context.engine, target, requests, names)
+    return Generation(context.engine, target, requests, record_of(request), names)
 
 
 def scheduled_requests(

@@ -14,6 +14,7 @@ from lora_serve.errors import InvalidRequestError
 from lora_serve.server.context import ServerContext
 from lora_serve.server.field_names import field_names
 from lora_serve.server.http.auth import caller_of
+from lora_serve.server.http.errors import status_and_type
 from lora_serve.server.http.json_response import encode, json_response
 from lora_serve.server.openai.chat_plan import start_chat
 from lora_serve.server.openai.generation import AnswerPrefix, Generation, respond, response_id
@@ -95,6 +96,7 @@ async def _create(context: ServerContext, request: Request, body: ResponseBody) 
     if body.background:
         queued = answer.response
         kept = store.put(tenant, queued.id, queued.status, encode(queued), items)
+        generation.record.go_on_in_background()
         kept.task = asyncio.create_task(_run(store, tenant, answer, generation))
         await asyncio.sleep(0)  # it begins: a task that never did could not note its end
         return json_response(queued)
@@ -114,6 +116,7 @@ async def _run(
         output_items = answered_items(response.output)
         store.update(tenant, response.id, response.status, body, output_items)
 
+    fault = ""
     running = answer.at("in_progress")
     note(running, encode(running))
     try:
@@ -126,9 +129,11 @@ async def _run(
         cancelled = answer.at("cancelled")
         note(cancelled, encode(cancelled))
     except Exception as error:
+        fault = status_and_type(error)[1]
         failed = answer.failed(error)
         note(failed, encode(failed))
     finally:
+        generation.record.background_ended(fault)
         await generation.aclose()
 
 

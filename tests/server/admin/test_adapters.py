@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import httpx
@@ -28,6 +30,56 @@ async def test_a_loaded_adapter_answers(client: httpx.AsyncClient, tmp_path: Pat
     assert response.headers["content-type"].startswith("text/plain")
     assert response.text == "Success: LoRA adapter 'tenant' added successfully."
     assert (await said(client, "tenant")).startswith("ALPHA")
+
+
+async def test_the_answer_says_which_version_stands_there_and_whether_it_is_another(
+    client: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    path = write_adapter(tmp_path / "a", "one")
+    body = {"lora_name": "tenant", "lora_path": path, "load_inplace": True}
+    told = []
+    for weights in ("one", "one", "two"):
+        write_adapter(tmp_path / "a", weights)
+        response = await client.post("/v1/load_lora_adapter", json=body)
+        assert response.text == "Success: LoRA adapter 'tenant' added successfully."
+        told.append((response.headers["X-LoRA-Digest"], response.headers["X-LoRA-Unchanged"]))
+        assert response.headers["X-LoRA-Generation"] == "0"
+    digests = [hashlib.sha256(weights).hexdigest() for weights in (b"one", b"one", b"two")]
+    assert told == list(zip(digests, ("false", "true", "false"), strict=True))
+
+
+async def test_a_caller_who_accepts_json_gets_the_same_as_json(
+    client: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    body = {"lora_name": "tenant", "lora_path": write_adapter(tmp_path / "a", "one")}
+    headers = {"Accept": "application/json"}
+    response = await client.post("/v1/load_lora_adapter", json=body, headers=headers)
+    assert response.json() == {
+        "message": "Success: LoRA adapter 'tenant' added successfully.",
+        "lora_name": "tenant",
+        "digest": hashlib.sha256(b"one").hexdigest(),
+        "generation": 0,
+        "unchanged": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/load_lora_adapter", {"lora_name": "a", "lora_path": "PATH"}),
+        ("/v1/loras", {"lora_name": "a", "source": {"uri": "file://PATH"}}),
+        ("/adapters", {"name": "a", "src": "PATH"}),
+    ],
+)
+async def test_other_forms_of_the_call_have_the_same_headers(
+    route: str, body: object, client: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    path = write_adapter(tmp_path / "a", "one")
+    text = json.dumps(body).replace("PATH", path)
+    response = await client.post(route, content=text, headers={"Content-Type": "application/json"})
+    assert response.status_code == 200, response.text
+    assert response.headers["X-LoRA-Digest"] == hashlib.sha256(b"one").hexdigest()
+    assert response.headers["X-LoRA-Unchanged"] == "false"
 
 
 async def test_an_adapter_of_plainly_another_model_is_loaded_with_a_warning(
