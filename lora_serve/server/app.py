@@ -182,7 +182,7 @@ def _include_routers(app: FastAPI, context: ServerContext, page: MetricsPage) ->
 
 def _add_middleware(app: FastAPI, context: ServerContext, page: MetricsPage) -> None:
     """What surrounds every route; the last added is the outermost."""
-    config = context.config
+    config, engine = context.config, context.engine
     needing_no_key = OPEN_PATHS if context.keys.guards_metrics else STATE_PATHS
     app.add_middleware(Authentication, keys=context.keys, open_paths=needing_no_key)
     app.add_middleware(Draining, drain=context.drain, state_paths=STATE_PATHS)
