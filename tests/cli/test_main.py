@@ -53,6 +53,7 @@ def run(command: str) -> tuple[int, str, set[str]]:
         ("adapters --help", 0, "rollback"),
         ("adapters verify --help", 0, "--base"),
         ("adapters replace --help", 0, "NAME=PATH"),
+        ("doctor --help", 0, "MODEL"),
         ("chat --help", 0, "/help"),
         ("chat --modle x", 2, "did you mean --model?"),
         ("fuzz --help", 0, "--oracle"),

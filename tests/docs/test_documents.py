@@ -27,6 +27,7 @@ COMMANDS = (
         "adapters ls",
         "adapters replace",
         "adapters verify",
+        "doctor",
         "demo",
         "fuzz",
         "merge",

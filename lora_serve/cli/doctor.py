@@ -1,0 +1,24 @@
+"""`lora-serve doctor`: what this machine is, what is missing, and what to set."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Say what this machine is, which kernels serve on it, what is missing and what to set. "
+        "With MODEL, also whether it fits; its weights are not read. Exit code 1 if a server could "
+        "not start."
+    )
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="directory or hub id of a model to be served"
+    )
+    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.set_defaults(run=_run, parser=parser)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from lora_serve.cli.doctor_run import run_doctor  # not for --help
+
+    return run_doctor(args)

@@ -1,0 +1,96 @@
+"""`lora-serve doctor` says what is wrong with a machine, on machines that are made up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lora_serve.cli import doctor_machine, doctor_model, doctor_software
+from lora_serve.cli.doctor_finding import Finding, Level
+from lora_serve.cli.main import main
+from tests.cli.test_main import run
+
+MACHINE = {
+    "proc/meminfo": "MemTotal: 8388608 kB\nMemAvailable: 1048576 kB\n",
+    "proc/self/cgroup": "0::/box\n",
+    "sys/fs/cgroup/box/cpu.max": "50000 100000",
+    "sys/fs/cgroup/box/memory.max": str(2**30),
+    "sys/fs/cgroup/box/memory.current": str(2**29),
+    "sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]",
+    "proc/sys/vm/overcommit_memory": "2",
+    "sys/devices/system/node/node0/cpulist": "0",
+    "sys/devices/system/node/node1/cpulist": "1",
+}
+
+
+def machine(root: Path) -> Path:
+    for name, text in MACHINE.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def by_subject(findings: list[Finding]) -> dict[str, Finding]:
+    return {each.subject: each for each in findings}
+
+
+def test_this_machine_can_serve_and_no_torch_is_imported() -> None:
+    code, told, imported = run("doctor")
+    assert code == 0, told
+    assert told.splitlines()[0].startswith("lora-serve ")
+    assert imported & {"torch", "transformers", "numpy"} == set()
+    for subject in ("CPU", "memory", "temporary", "Python", "kernels"):
+        assert f" {subject} " in told
+
+
+def test_what_slows_a_machine_down_is_told_with_a_remedy(tmp_path: Path) -> None:
+    found = by_subject(doctor_machine.machine_findings(machine(tmp_path)))
+    assert found["memory"].told == "8.0 GiB, 512 MiB available; this control group may take " \
+        "512 MiB more"  # fmt: skip
+    for subject in ("memory", "quota", "huge pages", "NUMA", "overcommit"):
+        assert found[subject].level is not Level.FACT, subject
+        assert found[subject].remedy, subject
+
+
+def test_a_temporary_directory_with_a_long_path_stops_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    assert main(["doctor", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["can_start"] is False
+    (error,) = [each for each in report["findings"] if each["level"] == "error"]
+    assert error["subject"] == "temporary"
+    assert "TMPDIR" in error["remedy"]
+
+
+def test_a_machine_without_native_kernels_is_told_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_software, "NATIVE", "lora_serve.ops._nosuch")
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    kernels = by_subject(doctor_software.software_findings())["kernels"]
+    assert kernels.level is Level.WARNING
+    assert "g++" in kernels.remedy
+
+
+def test_a_model_that_fits_is_told_with_its_room(
+    model_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", str(model_path), "--json"]) == 0
+    found = {each["subject"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert "Qwen2ForCausalLM" in found["model"]["told"]
+    assert " a token: room for " in found["KV cache"]["told"]
+
+
+def test_a_model_that_does_not_fit_is_an_error(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor_model, "available_bytes", lambda: 2**20)
+    assert main(["doctor", str(model_path)]) == 1
+    told = capsys.readouterr().out
+    assert "more than the 1.0 MiB that are available" in " ".join(told.split())
+    assert "A server cannot start here" in told
+    assert main(["doctor", "nosuch"]) == 1
