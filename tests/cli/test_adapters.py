@@ -72,6 +72,29 @@ def test_a_name_that_is_not_loaded_cannot_be_replaced(shell: Shell, tmp_path: Pa
     assert shell("load", "a", "b", "c")[0] == 2
 
 
+def test_rollback_loads_the_bytes_that_stood_there_before_or_nothing(
+    shell: Shell, tmp_path: Path
+) -> None:
+    a, b = (write_fake_adapter(tmp_path / name, name) for name in ("a", "b"))
+    short_a, short_b = digest_of(a)[:12], digest_of(b)[:12]
+    shell("load", "x", a)
+    code, told = shell("rollback", "x")
+    assert code == 1
+    assert "remembers no earlier version" in told
+    shell("replace", "x", b)
+    shell("replace", "x", "/nowhere")  # what failed is no version
+    shell("replace", "x", b)  # nor is what changed nothing
+    assert shell("rollback", "x") == (0, f"x: {short_b} → {short_a}, from {a}\n")
+    shell("unload", "x")
+    assert shell("rollback", "x") == (0, f"x: loaded {short_a}, from {a}\n")
+    shell("replace", "x", b)
+    write_fake_adapter(tmp_path / "a", "overwritten")
+    code, told = shell("rollback", "x")
+    assert code == 1
+    assert "has another digest than" in told
+    assert short_b in shell("ls")[1]
+
+
 def test_verify_tells_what_an_adapter_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
