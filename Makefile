@@ -8,7 +8,7 @@ LOCK ?= requirements/cpu.lock
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help always install check lock audit redis-server demo docs test sanitize gpu-python gpu-wheels test-gpu test-gpu-kernels \
+.PHONY: help always install check lock audit redis-server chromium demo docs test sanitize gpu-python gpu-wheels test-gpu test-gpu-kernels \
   test-gpu-servers bench-gpu lint format bench-peers clean
 
 help:  ## this list
@@ -65,6 +65,13 @@ redis-server:
 	  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y redis-server >/dev/null; } || \
 	echo '*** NO REDIS-SERVER: the Redis tier will not be tested; apt-get install redis-server ***'
 
+# The page is tested in a real browser; root on Debian gets one here.
+chromium:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
+	{ test "$$(id -u)" = 0 && apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium >/dev/null; } || \
+	echo '*** NO CHROMIUM: the page /ui will not be tested in a browser; apt-get install chromium ***'
+
 demo: install  ## replace an adapter under a server, and see the answers change
 	$(BIN)/lora-serve demo
 
@@ -72,7 +79,7 @@ docs: install  ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --quiet --site-dir site
 	@echo 'open site/index.html'
 
-test: install redis-server lint sanitize  ## lint, kernels under sanitizers, the whole suite; what CI runs
+test: install redis-server chromium lint sanitize  ## lint, kernels under sanitizers, the whole suite; what CI runs
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 # What a change breaks first: 75 s of processor time when mypy's cache is warm, so under a minute on

@@ -42,8 +42,8 @@ export class Playground {
     this.namesAt = now;
     const { data } = await askJson("v1/models");
     byId("models").replaceChildren(...data.map((card) => el("option", { value: card.id })));
-    const [base, ...adapters] = data.map((card) => card.id);
-    const wanted = [adapters[0] ?? base, adapters[1] ?? base];
+    const adapters = data.filter((card) => card.digest !== undefined);
+    const wanted = [adapters[0] ?? data[0], adapters[1] ?? data[0]].map((card) => card.id);
     this.columns.forEach((column, index) => {
       if (!column.model) column.model = wanted[index];
     });
