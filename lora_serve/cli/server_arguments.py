@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lora_serve.errors import ConfigError
 
@@ -26,6 +27,13 @@ def add_server_arguments(
         metavar="URL",
         help=f"Its address, with /v1 or without, or unix:/PATH of its socket. (default: {default})",
     )
+    add_key_arguments(parser, group, variables)
+
+
+def add_key_arguments(
+    parser: argparse.ArgumentParser, group: Any, variables: Sequence[str]
+) -> None:
+    """Add --api-key and --api-key-file to a group of the parser; `chosen_key` reads them."""
     keys = group.add_mutually_exclusive_group()
     keys.add_argument(
         "--api-key",
@@ -53,13 +61,22 @@ def chosen_key(args: argparse.Namespace, environ: Mapping[str, str]) -> str | No
     if args.api_key_file is None:
         given = [environ[name] for name in args.key_variables if environ.get(name)]
         return given[0] if given else None
+    return key_in_file(args.api_key_file, "--api-key-file")
+
+
+def key_in_file(path: Path, flag: str) -> str:
+    """The file's first line that is no comment.
+
+    Raises:
+        ConfigError: naming the flag, if the file cannot be read or holds no key.
+    """
     try:
-        lines = [line.strip() for line in args.api_key_file.read_text().splitlines()]
+        lines = [line.strip() for line in path.read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-key-file {args.api_key_file}: {error}") from error
-    keys: list[str] = [line for line in lines if line and not line.startswith("#")]
+        raise ConfigError(f"{flag} {path}: {error}") from error
+    keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
-        raise ConfigError(f"--api-key-file {args.api_key_file} holds no key; write one into it")
+        raise ConfigError(f"{flag} {path} holds no key; write one into it")
     return keys[0]
 
 

@@ -57,6 +57,7 @@ def run(command: str) -> tuple[int, str, set[str]]:
         ("chat --help", 0, "/help"),
         ("chat --modle x", 2, "did you mean --model?"),
         ("fuzz --help", 0, "--oracle"),
+        ("check --help", 0, "--tolerance"),
         ("kv --help", 0, "verify"),
         ("kv clear --help", 0, "--older-than"),
         ("kv clea", 2, "did you mean clear?"),

@@ -24,6 +24,7 @@ COMMANDS = (
     *(
         "serve",
         "chat",
+        "check",
         "adapters ls",
         "adapters replace",
         "adapters verify",

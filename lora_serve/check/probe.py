@@ -1,0 +1,93 @@
+"""What a probe is, and what comes of one. Knows neither HTTP nor any single probe."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lora_serve.check.lab import Lab
+
+JsonObject = dict[str, Any]
+
+
+class Need(Enum):
+    """What a server must offer for a probe to say anything."""
+
+    ADAPTERS = "two adapters"
+    LOADS = "routes that load and unload adapters"
+    LOGPROBS = "logprobs"
+    COLD = "a way to ask without the cache"
+    CACHED_TOKENS = "counts of cached tokens"
+    SALTS = "cache_salt"
+    EMBEDS = "prompt_embeds"
+
+
+class Verdict(Enum):
+    PASS = "pass"
+    FAIL = "FAIL"
+    UNSUPPORTED = "not supported"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One request as it was sent, and the beginning of what came back. status: 0 if nothing did."""
+
+    method: str
+    path: str
+    body: JsonObject
+    status: int = 0
+    reply: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a server did that it must never do.
+
+    right, wrong: the two answers, as text; empty where a failure is no wrong answer.
+    is_rounding: they differ by no more than rounding could explain.
+    """
+
+    what: str
+    where: str = ""
+    right: str = ""
+    wrong: str = ""
+    hint: str = ""
+    is_rounding: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """note: a reason, or a reservation about a pass. exchanges: all of it, in order."""
+
+    probe: Probe
+    verdict: Verdict
+    seconds: float = 0.0
+    note: str = ""
+    finding: Finding | None = None
+    exchanges: tuple[Exchange, ...] = ()
+
+
+class ProbeFailedError(Exception):
+    """The server did what it must never do."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.what)
+        self.finding = finding
+
+
+class NotSupportedError(Exception):
+    """The server lacks what the probe needs; the message says what, and how one may turn it on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One thing that must never happen. run: returns a note, or raises one of the errors above."""
+
+    name: str
+    proves: str
+    needs: tuple[Need, ...] = ()
+    run: Callable[[Lab], Awaitable[str]] = field(repr=False)

@@ -1,0 +1,82 @@
+"""Runs probes one after another. However a probe ends, the next one begins with a clean server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+from lora_serve.check.answers import MalformedAnswerError
+from lora_serve.check.lab import Lab
+from lora_serve.check.probe import (
+    NotSupportedError,
+    Outcome,
+    Probe,
+    ProbeFailedError,
+    Verdict,
+)
+from lora_serve.check.server import ServerFaultError
+from lora_serve.check.versions import prepare
+
+TIMEOUTS_OF_A_PROBE = 10  # times that of a call
+EXIT_PASSED, EXIT_FAILED, EXIT_NOT_RUN = 0, 1, 2
+
+
+async def run(lab: Lab, probes: Sequence[Probe], timeout_seconds: float) -> AsyncIterator[Outcome]:
+    """Yield each probe's outcome. After the server has stopped to answer, the rest are errors."""
+    await prepare(lab)
+    gone = ""
+    for probe in probes:
+        if gone:
+            yield Outcome(probe=probe, verdict=Verdict.ERROR, note=gone)
+            continue
+        outcome = await _outcome(lab, probe, timeout_seconds * TIMEOUTS_OF_A_PROBE)
+        if outcome.verdict in (Verdict.FAIL, Verdict.ERROR) and not await _lives(lab):
+            gone = f"the server no longer answers since {probe.name}"
+            outcome = replace(outcome, note=f"{outcome.note}; {gone}".lstrip("; "))
+        else:
+            await lab.clean()
+        yield outcome
+
+
+def exit_code(outcomes: Sequence[Outcome]) -> int:
+    """1 if a probe failed; 2 if one could not be run to its end, or if none said anything."""
+    verdicts = {outcome.verdict for outcome in outcomes}
+    if Verdict.FAIL in verdicts:
+        return EXIT_FAILED
+    if Verdict.ERROR in verdicts or Verdict.PASS not in verdicts:
+        return EXIT_NOT_RUN
+    return EXIT_PASSED
+
+
+async def _outcome(lab: Lab, probe: Probe, limit_seconds: float) -> Outcome:
+    lab.server.exchanges.clear()
+    started = time.monotonic()
+    outcome = Outcome(probe=probe, verdict=Verdict.PASS)
+    try:
+        for need in probe.needs:
+            lab.require(need)
+        async with asyncio.timeout(limit_seconds):
+            outcome = replace(outcome, note=await probe.run(lab))
+    except NotSupportedError as error:
+        outcome = replace(outcome, verdict=Verdict.UNSUPPORTED, note=str(error))
+    except ProbeFailedError as error:
+        finding = error.finding
+        outcome = replace(outcome, verdict=Verdict.FAIL, note=finding.what, finding=finding)
+    except (ServerFaultError, MalformedAnswerError) as error:
+        outcome = replace(outcome, verdict=Verdict.ERROR, note=str(error))
+    except TimeoutError:
+        note = f"not done in {limit_seconds:g} s; a slow server needs a longer --timeout"
+        outcome = replace(outcome, verdict=Verdict.ERROR, note=note)
+    except Exception as error:  # whatever a server made of us: the others are still worth running
+        note = f"the probe itself failed: {type(error).__name__}: {error}"
+        outcome = replace(outcome, verdict=Verdict.ERROR, note=note)
+    seconds = time.monotonic() - started
+    return replace(outcome, seconds=seconds, exchanges=tuple(lab.server.exchanges))
+
+
+async def _lives(lab: Lab) -> bool:
+    """Whether a short request is answered, with whatever status."""
+    body = lab.body(lab.base, "Hello", max_tokens=1)
+    return bool(await lab.server.status_of("POST", "/v1/completions", body))
