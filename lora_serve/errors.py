@@ -3,6 +3,11 @@
 Each message names the value, the limit and what to do. `assert` is for what cannot happen.
 """
 
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import islice
+
 
 class LoraServeError(Exception):
     """Base of all errors that lora-serve raises on purpose."""
@@ -34,6 +39,14 @@ class NotFoundError(LoraServeError):
 
 class AdapterNotFoundError(NotFoundError):
     """No adapter, and no served model, has this name; or no adapter lies at this path."""
+
+    @classmethod
+    def of_model(cls, model: str, known: Collection[str], remedy: str = "") -> AdapterNotFoundError:
+        """No model has this name. known: names that there are, of which the first are told."""
+        few = ", ".join(f"`{name}`" for name in islice(known, 3))
+        more = f" and {len(known) - 3} more" if len(known) > 3 else ""
+        there_is = f" There is {few}{more}." if few else ""
+        return cls(f"The model `{model}` does not exist.{there_is}{remedy}", "model")
 
 
 class HubNotAllowedError(AdapterNotFoundError):

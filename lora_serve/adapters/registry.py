@@ -118,7 +118,8 @@ class AdapterRegistry:
         """
         ref = self._current.get(name)
         if ref is None:
-            raise AdapterNotFoundError(f"The model `{name}` does not exist.", "model")
+            remedy = " Ask for the base model, or load this adapter first."
+            raise AdapterNotFoundError.of_model(name, self._current, remedy)
         self._add_leases(ref, 1)
         return ref
 
@@ -172,7 +173,11 @@ class AdapterRegistry:
     def _current_ref(self, name: str) -> AdapterRef:
         ref = self._current.get(name)
         if ref is None:
-            raise AdapterNotFoundError(f"The lora adapter '{name}' cannot be found.", "lora_name")
+            raise AdapterNotFoundError(
+                f"The lora adapter '{name}' cannot be found. /v1/models lists those that are "
+                "loaded.",
+                "lora_name",
+            )
         return ref
 
     def _publish(self, name: str, facts: AdapterCheckpoint, pinned: bool) -> AdapterRef:

@@ -52,7 +52,10 @@ def test_a_version_tells_what_was_published(registry: AdapterRegistry) -> None:
 
 
 def test_an_unknown_name_is_answered_in_vllms_words(registry: AdapterRegistry) -> None:
-    with pytest.raises(AdapterNotFoundError, match=r"^The model `n` does not exist\.$") as error:
+    with pytest.raises(AdapterNotFoundError, match=r"^The model `n` does not exist\. Ask") as error:
+        registry.acquire("n")
+    publish(registry, "m", A)
+    with pytest.raises(AdapterNotFoundError, match=r"does not exist\. There is `m`\. Ask for"):
         registry.acquire("n")
     assert error.value.param == "model"
     assert registry.get("n") is None
@@ -156,7 +159,9 @@ def test_a_name_that_was_unloaded_is_free(registry: AdapterRegistry) -> None:
 def test_operations_on_an_unknown_name_are_answered_in_vllms_words(
     registry: AdapterRegistry, operation: str
 ) -> None:
-    with pytest.raises(AdapterNotFoundError, match=r"^The lora adapter 'n' cannot be found\.$"):
+    with pytest.raises(
+        AdapterNotFoundError, match=r"^The lora adapter 'n' cannot be found\. /v1/models"
+    ):
         getattr(registry, operation)("n")
 
 

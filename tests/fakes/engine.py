@@ -125,7 +125,7 @@ class FakeEngine:
         if group is not None:
             self.groups.append(group)
         if lora_name is not BASE_MODEL and lora_name not in self._adapters:
-            raise AdapterNotFoundError(f"no adapter {lora_name}", "model")
+            raise AdapterNotFoundError.of_model(lora_name, self._adapters, " Load it first.")
         if self.error is not None:
             raise self.error
         self.growing.add(request_id)
@@ -209,12 +209,13 @@ class FakeEngine:
         self._cached.clear()
         return not self.growing
 
-    async def pause(self, mode: PauseMode) -> None:
+    async def pause(self, mode: PauseMode) -> int:
         """Hold every answer back; what is being answered goes on afterwards, whatever the mode."""
         self._require_alive()
         self.pauses.append(mode)
         self.is_paused = True
         self.gate.clear()
+        return len(self.growing)
 
     async def resume(self) -> None:
         self._require_alive()

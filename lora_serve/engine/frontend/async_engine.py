@@ -237,8 +237,10 @@ class AsyncEngine:
     def is_paused(self) -> bool:
         return self._pause.is_paused
 
-    async def pause(self, mode: PauseMode) -> None:
+    async def pause(self, mode: PauseMode) -> int:
         """Make no more steps until `resume`; returns when none is made. Requests that come wait.
+
+        Returns how many requests were being answered: `mode` says what became of them.
 
         The engine is paused from the call on, whether the caller waits for the end or not, and
         stays so if its process is started again.
@@ -250,10 +252,12 @@ class AsyncEngine:
         """
         self._require_engine()
         self._pause.begin()
+        num_running = sum(not state.is_over for state in self._states)
         if mode == "abort":
             self._end_unsent(self._states)
         await self._call(lambda call_id: Pause(call_id, mode))
         self._pause.came_to_rest()
+        return num_running
 
     async def resume(self) -> None:
         """End all pauses."""

@@ -6,7 +6,8 @@ loaded, replaced and unloaded meanwhile; each request ends with the version that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import get_args
 
 from fastapi import APIRouter
@@ -26,6 +27,10 @@ from lora_serve.server.inference.protocol import AbortRequestsBody
 from lora_serve.server.openai.generation import AnswerPrefix
 
 PAUSE_MODES: tuple[PauseMode, ...] = get_args(PauseMode)
+# What a pause does with the requests that are being answered, for its line in the log.
+NUMBERS: Mapping[PauseMode, str] = MappingProxyType(
+    {"abort": "num_aborted", "wait": "num_waited_for", "keep": "num_held"}
+)
 
 
 def pauses_router(context: ServerContext) -> APIRouter:
@@ -43,7 +48,7 @@ def pauses_router(context: ServerContext) -> APIRouter:
             query.check_body("mode", body.mode)
             query.check_body("clear_cache", body.clear_cache)
             audit.note(mode=mode, clear_cache=clears)
-            await engine.pause(mode)
+            audit.note(**{NUMBERS[mode]: await engine.pause(mode)})
             if clears:
                 await engine.reset_prefix_cache()
         return json_response(Status("paused"))

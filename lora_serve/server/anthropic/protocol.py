@@ -56,6 +56,28 @@ ROLE_BLOCKS = {
 }
 
 
+def refuse_foreign_block(value: object) -> object:
+    """Refuse what is no text by its own name, whatever fields it has."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind not in BLOCK_FIELDS:
+        raise ValueError(
+            f"is a block of type {kind[:40]!r}, and this server reads text alone; send the types "
+            f"{', '.join(BLOCK_FIELDS)}"
+        )
+    return value
+
+
+def refuse_server_tool(value: object) -> object:
+    """Refuse a tool that Anthropic's servers would run, whatever fields it has."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind != "custom":
+        raise ValueError(
+            f"is a tool of type {kind[:40]!r}, which Anthropic's servers run and this one does "
+            "not; leave it out, or send a tool of your own with a name and an input_schema"
+        )
+    return value
+
+
 def as_blocks(value: object) -> object:
     """A text is one block of it."""
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
@@ -68,8 +90,16 @@ class TextBlockParam(Body):
     citations: Ignored = None
 
 
+def refuse_all_but_text(value: object) -> object:
+    """Refuse an image, or what else is no text, by its own name."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind != "text":
+        raise ValueError(f"is a block of type {kind[:40]!r}; only text can stand here")
+    return value
+
+
 Texts = Annotated[
-    list[TextBlockParam],
+    list[Annotated[TextBlockParam, BeforeValidator(refuse_all_but_text)]],
     Field(max_length=MAX_CONTENT_PARTS),
     BeforeValidator(as_blocks, json_schema_input_type=str | list[TextBlockParam]),
 ]
@@ -115,7 +145,7 @@ def check_block(block: BlockParam) -> BlockParam:
 
 
 Blocks = Annotated[
-    list[Annotated[BlockParam, AfterValidator(check_block)]],
+    list[Annotated[BlockParam, BeforeValidator(refuse_foreign_block), AfterValidator(check_block)]],
     Field(max_length=MAX_CONTENT_PARTS),
     BeforeValidator(as_blocks, json_schema_input_type=str | list[BlockParam]),
 ]
@@ -256,7 +286,13 @@ class ConversationParams(Body):
     system: Texts | None = None
     tools: (
         Annotated[
-            list[Annotated[ToolParam, AfterValidator(check_tool_param)]],
+            list[
+                Annotated[
+                    ToolParam,
+                    BeforeValidator(refuse_server_tool),
+                    AfterValidator(check_tool_param),
+                ]
+            ],
             Field(max_length=MAX_TOOLS, fail_fast=True),
             AfterValidator(check_tool_names),
         ]

@@ -66,9 +66,12 @@ async def plan_chat(
     engine = context.engine
     target = context.models.resolve(body.model)
     template = chat_template(body, context)
+    formats = context.chat_formats.of(template)
+    if body.tools:
+        context.chat_formats.note_tools(formats)
     form = answer_format(
         body,
-        context.chat_formats.of(template),
+        formats,
         needs_calls=context.config.enable_auto_tool_choice,
     )
     forced = forced_calls(body, form)

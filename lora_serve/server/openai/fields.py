@@ -113,6 +113,8 @@ def parse_content(value: object, info: ValidationInfo) -> str | Parts | None:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, list):
+        if not value:
+            return None
         if len(value) > MAX_CONTENT_PARTS:
             raise ValueError(
                 f"has {len(value)} parts, at most {MAX_CONTENT_PARTS} are allowed; join them"

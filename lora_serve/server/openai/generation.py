@@ -33,7 +33,7 @@ from lora_serve.server.http.request_ids import HEADER, MAX_CHARS, id_of
 from lora_serve.server.http.request_record import RequestRecord, record_of
 from lora_serve.server.http.streaming import EventStream, StreamForm
 from lora_serve.server.openai.inputs import Input
-from lora_serve.server.openai.models import ModelTarget, unknown_model
+from lora_serve.server.openai.models import ModelTarget, as_asked_for
 from lora_serve.server.openai.parameters import constraint_field
 from lora_serve.server.openai.protocol import GenerationBody, ScheduledBody
 
@@ -103,7 +103,7 @@ class Generation:
             with field_names(self._field_names):
                 self._first = await anext(self._deltas)
         except AdapterNotFoundError as error:
-            raise unknown_model(self._target.shown) from error
+            raise as_asked_for(error, self._target) from error
 
     async def deltas(self) -> AsyncIterator[PromptDelta]:
         assert self._first is not None, "wait_for_first comes before deltas"

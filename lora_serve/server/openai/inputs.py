@@ -31,6 +31,7 @@ MAX_CHOICES = 4096
 MAX_CHARS_AT_ONCE = 2**22  # of all long texts; tokenizing takes up to 200 bytes a character
 SMALL_TEXT_CHARS = 2**16
 LONG_TEXT_THREADS = 4
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 ENDING_CHARS = 64
 NO_INPUT = "give either input, which must not be empty, or messages"
 NO_PROMPT = "Either prompt or prompt_embeds must be provided and non-empty."
@@ -219,6 +220,7 @@ class Inputs:
         _check_length(num_chars, limit, "messages")
         tokenizer, continues = self._engine.tokenizer, bool(body.continue_final_message)
         source = tokenizer.template_source(chat_template)
+        _check_roles(messages, source)
         kwargs, tools = body.template_kwargs, [tool.tool.plain for tool in body.tools or ()]
 
         def render() -> str:
@@ -287,6 +289,18 @@ def _check_count(num_prompts: int, n: int) -> None:
             f"{MAX_CHOICES} choices in all are allowed, send several requests",
             "prompt",
         )
+
+
+def _check_roles(messages: Sequence[ChatMessage], template: str) -> None:
+    """Refuse a role that is neither OpenAI's nor one that the chat template names."""
+    for index, message in enumerate(messages):
+        role = message.role
+        if role not in ROLES and f"'{role}'" not in template and f'"{role}"' not in template:
+            raise InvalidRequestError(
+                f"messages[{index}].role must be one of {', '.join(ROLES)}, or another that the "
+                f"chat template names, got {role[:40]!r}",
+                f"messages[{index}].role",
+            )
 
 
 def _check_length(num_chars: int, limit: int, param: str) -> None:

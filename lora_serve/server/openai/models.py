@@ -6,6 +6,7 @@ name is handed to it as an adapter's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -56,16 +57,24 @@ class ServedModels:
             if model.startswith(f"{name}:"):
                 lora_name = model.removeprefix(f"{name}:")
         if not (lora_name and self._enable_lora):
-            raise unknown_model(model)
+            raise self.unknown(model)
         return ModelTarget(model, lora_name)
 
     def is_taken(self, lora_name: str) -> bool:
         """Whether a request for this name would get the base model."""
         return any(lora_name == name or lora_name.startswith(f"{name}:") for name in self.names)
 
+    def unknown(self, model: str, adapters: Sequence[str] = ()) -> AdapterNotFoundError:
+        """The error for a name that none of these has."""
+        known = [*self.names, *adapters]
+        remedy = "" if self._enable_lora else " Adapters need a server with --enable-lora."
+        return AdapterNotFoundError.of_model(model, known, remedy)
 
-def unknown_model(model: str) -> AdapterNotFoundError:
-    return AdapterNotFoundError(f"The model `{model}` does not exist.", "model")
+
+def as_asked_for(error: AdapterNotFoundError, target: ModelTarget) -> AdapterNotFoundError:
+    """The engine's error, with the name that the body has: that may begin with the base model's."""
+    told = str(error).replace(f"`{target.lora_name}`", f"`{target.shown}`", 1)
+    return AdapterNotFoundError(told, "model")
 
 
 def system_fingerprint(model_fingerprint: bytes, adapter: AdapterRef | NoAdapter) -> str:
@@ -81,8 +90,9 @@ async def require_model(engine: Engine, models: ServedModels, model: str | None)
     target = models.resolve(model)
     if target.lora_name is BASE_MODEL:
         return
-    if all(adapter.name != target.lora_name for adapter in await engine.list_adapters()):
-        raise unknown_model(target.shown)
+    adapters = [adapter.name for adapter in await engine.list_adapters()]
+    if target.lora_name not in adapters:
+        raise models.unknown(target.shown, adapters)
 
 
 def models_router(engine: Engine, models: ServedModels, started_at: int) -> APIRouter:
@@ -110,10 +120,11 @@ def models_router(engine: Engine, models: ServedModels, started_at: int) -> APIR
     async def show_model(request: Request, model: str) -> Response:
         lora_name = models.resolve(model).lora_name
         card_id = model if lora_name is BASE_MODEL else lora_name
-        for card in await cards(request):
+        served = await cards(request)
+        for card in served:
             if card.id == card_id:
                 return json_response(card)
-        raise unknown_model(model)
+        raise models.unknown(model, [card.id for card in served[len(models.names) :]])
 
     return router
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from lora_serve.chat.history import PastMessage
 from lora_serve.server.openai.constraints import (
@@ -163,8 +163,26 @@ class ChatMessage(Body):
         )
 
 
+def check_message(message: ChatMessage) -> ChatMessage:
+    """Refuse a message that says nothing; an answer may have calls, or reasoning, alone."""
+    if message.content is None and not (
+        message.role == "assistant"
+        and (
+            message.tool_calls
+            or message.reasoning_content
+            or message.reasoning
+            or "refusal" in message.model_fields_set
+        )
+    ):
+        raise ValueError(
+            f"has no content, and a message of the role {message.role[:40]} needs a text or parts"
+        )
+    return message
+
+
 Messages = Annotated[
-    list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    list[Annotated[ChatMessage, AfterValidator(check_message)]],
+    Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
 ]
 
 

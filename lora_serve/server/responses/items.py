@@ -202,6 +202,8 @@ def _message(role: str, **fields: Any) -> ChatMessage:
 def parse_input(value: object, info: ValidationInfo) -> tuple[Item, ...]:
     """A text of the user, or a list of items."""
     if isinstance(value, str):
+        if not value:
+            raise ValueError("is empty; send a text or items")
         return (TextItem("user", value),)
     if not isinstance(value, list):
         raise ValueError("must be a text or a list of items")

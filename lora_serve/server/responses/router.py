@@ -23,7 +23,7 @@ from lora_serve.server.responses.answers import DeletedResponse, InputItemList, 
 from lora_serve.server.responses.chat_body import OTHER_NAMES, plan_response
 from lora_serve.server.responses.items import Item
 from lora_serve.server.responses.protocol import ResponseBody
-from lora_serve.server.responses.store import StoredResponse, StoredResponses
+from lora_serve.server.responses.store import StoredResponse
 
 MAX_LISTED = 100  # items, at once
 
@@ -41,20 +41,7 @@ def responses_router(context: ServerContext) -> APIRouter:
         with field_names(OTHER_NAMES):
             return await _create(context, request, body)
 
-    @router.get("/v1/responses/{response_id}")
-    async def show_response(request: Request, response_id: str) -> HTTPResponse:
-        if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
-            raise InvalidRequestError(
-                "stream is not supported for a response that was kept; leave it out", "stream"
-            )
-        return _sent(stored(request, response_id))
-
-    @router.delete("/v1/responses/{response_id}")
-    async def delete_response(request: Request, response_id: str) -> HTTPResponse:
-        store.delete(context.keys.tenant(caller_of(request)), response_id)
-        return json_response(DeletedResponse(id=response_id))
-
-    @router.post("/v1/responses/{response_id}/cancel")
+    @router.post("/v1/responses/{response_id:path}/cancel")
     async def cancel_response(request: Request, response_id: str) -> HTTPResponse:
         found = stored(request, response_id)
         if found.task is None:
@@ -66,10 +53,24 @@ def responses_router(context: ServerContext) -> APIRouter:
         await asyncio.gather(found.task, return_exceptions=True)
         return _sent(found)
 
-    @router.get("/v1/responses/{response_id}/input_items")
+    @router.get("/v1/responses/{response_id:path}/input_items")
     async def list_input_items(request: Request, response_id: str) -> HTTPResponse:
         found = stored(request, response_id)
         return json_response(_listed(request, response_id, found.input_items))
+
+    # Last, since an id that a client chose may hold slashes.
+    @router.get("/v1/responses/{response_id:path}")
+    async def show_response(request: Request, response_id: str) -> HTTPResponse:
+        if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
+            raise InvalidRequestError(
+                "stream is not supported for a response that was kept; leave it out", "stream"
+            )
+        return _sent(stored(request, response_id))
+
+    @router.delete("/v1/responses/{response_id:path}")
+    async def delete_response(request: Request, response_id: str) -> HTTPResponse:
+        store.delete(context.keys.tenant(caller_of(request)), response_id)
+        return json_response(DeletedResponse(id=response_id))
 
     return router
 
@@ -97,7 +98,7 @@ async def _create(context: ServerContext, request: Request, body: ResponseBody) 
         queued = answer.response
         kept = store.put(tenant, queued.id, queued.status, encode(queued), items)
         generation.record.go_on_in_background()
-        kept.task = asyncio.create_task(_run(store, tenant, answer, generation))
+        kept.task = asyncio.create_task(_run(context, tenant, answer, generation))
         await asyncio.sleep(0)  # it begins: a task that never did could not note its end
         return json_response(queued)
     streams = bool(body.stream)
@@ -108,18 +109,22 @@ async def _create(context: ServerContext, request: Request, body: ResponseBody) 
 
 
 async def _run(
-    store: StoredResponses, tenant: str, answer: ResponseAnswer, generation: Generation
+    context: ServerContext, tenant: str, answer: ResponseAnswer, generation: Generation
 ) -> None:
-    """Answer in the background. What comes of it is in the store, whatever that is."""
+    """Answer in the background. What comes of it is in the store, whatever that is.
+
+    A server that shuts down waits for it as for any request, and for whoever fetches it no longer.
+    """
 
     def note(response: Response, body: bytes) -> None:
         output_items = answered_items(response.output)
-        store.update(tenant, response.id, response.status, body, output_items)
+        context.responses.update(tenant, response.id, response.status, body, output_items)
 
     fault = ""
-    running = answer.at("in_progress")
-    note(running, encode(running))
+    context.drain.enter()
     try:
+        running = answer.at("in_progress")
+        note(running, encode(running))
         with field_names(OTHER_NAMES):
             await generation.wait_for_first()
         outputs = await generation.outputs()
@@ -134,6 +139,7 @@ async def _run(
         note(failed, encode(failed))
     finally:
         generation.record.background_ended(fault)
+        context.drain.leave()
         await generation.aclose()
 
 

@@ -72,7 +72,7 @@ async def test_a_pause_that_aborts_ends_requests_that_no_engine_has() -> None:
     engine._quarantine._probed = engine._quarantine._probed or _never_over()
     answer = asyncio.create_task(generate(engine, "r", n=2))
     await settle()
-    await engine.pause("abort")
+    assert await engine.pause("abort") == 1
     deltas = await asyncio.wait_for(answer, 5)
     assert [(d.index, d.finish_reason) for d in deltas] == [(0, "abort"), (1, "abort")]
     assert engine._admission.num_queued == 0

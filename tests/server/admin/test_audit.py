@@ -124,7 +124,7 @@ async def test_calls_on_others_requests_and_caches_are_lines_too(told: list[str]
         await call(client, "/reset_prefix_cache", root, lora_name="x\ny")
         await call(client, "/pause", "tenant-secret")
     assert told[:6] == [
-        "pause by admin key 1: mode 'keep', clear_cache false, done",
+        "pause by admin key 1: mode 'keep', clear_cache false, num_held 0, done",
         "resume by admin key 1: done",
         "abort by admin key 1: num_named 'all', num_aborted 0, done",
         "cache reset by admin key 1: lora_name 'all', done",

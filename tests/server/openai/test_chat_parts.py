@@ -320,7 +320,7 @@ async def test_reasoning_that_the_prompt_began_needs_no_marker(
     ],
 )
 def test_reasoning_effort_becomes_what_templates_ask_for(fields: Json, expected: Json) -> None:
-    assert ChatBody(messages=[{"role": "user"}], **fields).template_kwargs == expected
+    assert ChatBody(messages=HELLO, **fields).template_kwargs == expected
 
 
 async def test_a_parser_can_be_named_or_turned_off(model: ModelThatWrites) -> None:
@@ -351,6 +351,28 @@ async def test_a_template_of_an_unknown_format_is_refused_where_calls_were_asked
     async with client_for(model, ServerConfig(trust_request_chat_template=True)) as client:
         (choice,) = (await client.post(URL, json=body)).json()["choices"]
     assert choice["message"]["content"] == CALLS
+
+
+async def test_tools_that_the_template_does_not_write_are_warned_of_once(
+    model: ModelThatWrites, caplog: pytest.LogCaptureFixture
+) -> None:
+    model.tokenizer.chat_template = "{{ messages }}"
+    async with client_for(model) as client:
+        for _ in range(2):
+            assert (await client.post(URL, json={"messages": HELLO, "tools": TOOLS})).is_success
+    warned = [r.message for r in caplog.records if "the chat template writes none" in r.message]
+    assert len(warned) == 1
+
+
+async def test_a_role_may_be_one_that_the_template_names(model: ModelThatWrites) -> None:
+    body = {"messages": [{"role": "narrator", "content": "x"}], "chat_template": "{{ 'narrator' }}"}
+    config = ServerConfig(trust_request_chat_template=True)
+    async with client_for(model, config) as client:
+        error = error_of(await client.post(URL, json=body), 400)
+        assert error["message"] == "unexpected role 'narrator'"  # the template's own words
+        body["chat_template"] = "no roles"
+        error = error_of(await client.post(URL, json=body), 400)
+    assert error["param"] == "messages[0].role"
 
 
 async def test_of_allowed_tools_alone_calls_are_told(

@@ -344,7 +344,7 @@ async def test_an_adapter_answers_under_its_name_and_is_told_by_version(
 async def test_an_unknown_model_is_a_404(client: httpx.AsyncClient, model: str) -> None:
     for body in ({"prompt": "hi"}, {"prompt": ["a", "b"]}, {"prompt": "hi", "stream": True}):
         error = error_of(await client.post(URL, json={"model": model, **body}), 404)
-        assert error["message"] == f"The model `{model}` does not exist."
+        assert error["message"].startswith(f"The model `{model}` does not exist.")
         assert error["type"] == "NotFoundError"
         assert error["param"] == "model"
 

@@ -74,6 +74,22 @@ async def test_an_unknown_model_is_a_404(client: httpx.AsyncClient, model: str) 
     assert "does not exist" in error["message"]
 
 
+async def test_an_unknown_model_is_told_of_a_few_that_there_are(
+    engine: FakeEngine, client: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    for name in "abcde":
+        await engine.load_lora_adapter(name, write_adapter(tmp_path / name, name))
+    told = error_of(await client.get("/v1/models/nobody"), 404)["message"]
+    assert told == (
+        "The model `nobody` does not exist. There is `base/model`, `alias`, `a` and 4 more."
+    )
+    asked = {"model": "base/model:nobody", "prompt": "hi"}
+    told = error_of(await client.post("/v1/completions", json=asked), 404)["message"]
+    assert told.startswith(
+        "The model `base/model:nobody` does not exist. There is `a`, `b`, `c` and 2 more."
+    )
+
+
 async def test_without_lora_the_engine_is_not_asked_for_adapters() -> None:
     engine = FakeEngine(fake_config(enable_lora=False))
     engine.is_alive = False  # a question would fail

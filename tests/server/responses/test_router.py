@@ -15,6 +15,8 @@ from pydantic import TypeAdapter
 
 from lora_serve.config import ServerConfig
 from lora_serve.errors import EngineDeadError, InvalidRequestError, OverloadedError
+from lora_serve.server.app import create_app
+from lora_serve.server.http.drain import Drain
 from lora_serve.server.responses.items import TextItem
 from lora_serve.server.responses.store import MAX_RUNNING
 from tests.fakes.engine import FakeEngine
@@ -343,6 +345,7 @@ WRONG = [
     ({"input": [{"type": "web_search_call"}]}, "input", "'web_search_call'"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "previous_response_id"),
     ({"input": [{"role": "wizard", "content": ""}]}, "input", "role"),
+    ({"input": ""}, "input", "is empty"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "input_image"),
     ({"input": [{"role": "user", "content": "", "colour": 1}]}, "input", "colour"),
     (
@@ -373,6 +376,28 @@ WRONG = [
     ({"background": True, "stream": True}, "background", "exclude"),
     ({"colour": 1}, "colour", "unknown field"),
 ]
+
+
+async def test_a_response_is_found_by_an_id_with_slashes(client: httpx.AsyncClient) -> None:
+    await ask(client, request_id="jobs/7")
+    for name in ("resp_jobs/7", "resp_jobs%2F7"):
+        assert (await client.get(f"{URL}/{name}")).json()["id"] == "resp_jobs/7"
+        items = (await client.get(f"{URL}/{name}/input_items")).json()
+        assert len(items["data"]) == 1
+    assert (await client.delete(f"{URL}/resp_jobs/7")).status_code == 200
+
+
+async def test_a_shutdown_waits_for_what_runs_in_the_background(engine: FakeEngine) -> None:
+    drain = Drain()
+    app = create_app(engine, ServerConfig(), drain=drain)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        engine.gate.clear()
+        await ask(client, background=True)
+        assert drain.num_active == 1
+        drain.begin()
+        engine.gate.set()
+        await eventually(lambda: drain.num_active == 0)
 
 
 @pytest.mark.parametrize(("fields", "param", "message"), WRONG)
