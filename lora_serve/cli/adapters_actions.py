@@ -19,7 +19,7 @@ from lora_serve.observability.sizes import shown_bytes
 
 EXIT_REFUSED = 1
 SHORT_DIGEST = 12
-HISTORY_PATH = "/v1/adapter_changes"
+HISTORY_PATH = "/adapter_changes"
 
 Action = Callable[[Remote, argparse.Namespace], int]
 Act = Callable[[str], str]  # on a name; returns what to tell

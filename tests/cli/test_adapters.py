@@ -79,7 +79,7 @@ def test_rollback_loads_the_bytes_that_stood_there_before_or_nothing(
     short_a, short_b = digest_of(a)[:12], digest_of(b)[:12]
     shell("load", "x", a)
     code, told = shell("rollback", "x")
-    assert code == 1
+    assert code == 1, told
     assert "remembers no earlier version" in told
     shell("replace", "x", b)
     shell("replace", "x", "/nowhere")  # what failed is no version
