@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from types import FrameType
+from contextlib import ExitStack
 
 from lora_serve.cli.chat_commands import ChatCommands, EndOfChat
 from lora_serve.cli.chat_conversation import Conversation, NoTemplateError
 from lora_serve.cli.chat_input import DIM, PLAIN, ChatInput, read_message
 from lora_serve.cli.chat_stream import Answer
+from lora_serve.cli.ending_signals import ended_by_signals
 from lora_serve.cli.own_server import OwnServer
 from lora_serve.cli.parser import did_you_mean
 from lora_serve.cli.remote import Remote
@@ -23,7 +21,6 @@ from lora_serve.errors import ConfigError, LoraServeError
 
 # What a terminal would take as an order, in a text that a model wrote.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def run_chat(args: argparse.Namespace) -> int:
@@ -33,7 +30,7 @@ def run_chat(args: argparse.Namespace) -> int:
         LoraServeError: there is no server to ask; or, in a pipe, a question failed.
     """
     with ExitStack() as stack:
-        stack.enter_context(_ended_by_signals())
+        stack.enter_context(ended_by_signals())
         own, url = _server(args, stack)
         remote = stack.enter_context(Remote(url, chosen_key(args, os.environ)))
         conversation = Conversation(remote, _first_model(remote, args.model), args.system)
@@ -198,18 +195,3 @@ def _first_model(remote: Remote, wanted: str | None) -> str:
             f"{did_you_mean(wanted or '', names)}"
         )
     return wanted
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Let the end of the terminal, or SIGTERM, end a server of our own as well."""
-
-    def end(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in _ENDING_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, str] = {  # each with a module of its name beside this on
     "chat": "talk to a model and its adapters in a terminal",
     "check": "probe any OpenAI-compatible server for answers of the wrong adapter or KV",
     "doctor": "say what this machine is, what is missing and what to set",
+    "top": "show what a server does at this moment",
     "fuzz": "compare every answer of random traces with a lone, cold one",
     "kv": "list, verify and clear stored KV",
     "merge": "add an adapter's delta to a model's weights and save the sum",

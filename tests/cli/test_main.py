@@ -54,6 +54,7 @@ def run(command: str) -> tuple[int, str, set[str]]:
         ("adapters verify --help", 0, "--base"),
         ("adapters replace --help", 0, "NAME=PATH"),
         ("doctor --help", 0, "MODEL"),
+        ("top --help", 0, "--once"),
         ("chat --help", 0, "/help"),
         ("chat --modle x", 2, "did you mean --model?"),
         ("fuzz --help", 0, "--oracle"),

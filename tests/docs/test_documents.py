@@ -25,6 +25,7 @@ COMMANDS = (
         "serve",
         "chat",
         "check",
+        "top",
         "adapters ls",
         "adapters replace",
         "adapters verify",
