@@ -26,6 +26,7 @@ from lora_serve.identity import framed
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
+_MODEL_CONFIG = "config.json"
 _PICKLES = ("adapter_model.bin", "adapter_model.pt")
 _MAX_CONFIG_BYTES = 4 * 2**20
 _SCHEME = b"lora-serve/adapter/1"
@@ -182,6 +183,11 @@ def _read_settings(directory: AdapterDirectory, findings: list[str]) -> LoRASett
         file = directory.open_file(CONFIG_NAME)
     except FileNotFoundError as error:
         message = f"No adapter found for {path}: the directory has no {CONFIG_NAME}"
+        if directory.has(_MODEL_CONFIG):
+            message += (
+                f", but a {_MODEL_CONFIG}: it holds a model, which is served as MODEL; an adapter "
+                "is what PEFT's save_pretrained writes"
+            )
         raise AdapterNotFoundError(message) from error
     with file:
         data = file.read(_MAX_CONFIG_BYTES + 1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,7 +41,8 @@ def prepare_hub(models: Sequence[str], revision: str | None) -> None:
         if not isinstance(try_to_load_from_cache(model, "config.json", revision=revision), str):
             raise ConfigError(
                 f"model {model!r} is not a directory here, and the hub at {endpoint} cannot be "
-                f"reached ({reason}); name a directory, or check the network"
+                f"reached ({reason}); name a directory, check the network, or set HF_ENDPOINT to a "
+                "mirror"
             )
     logger.warning(
         "the hub at %s cannot be reached (%s); serving what was downloaded before",
@@ -56,7 +58,16 @@ def is_hub_id(model: str) -> bool:
 
 
 def unreachable(endpoint: str) -> str | None:
-    """Why a server at a URL does not answer; None if it does."""
+    """Why a server at a URL does not answer in PROBE_SECONDS; None if it does."""
+    reasons: list[str | None] = []
+    # A thread, since each of a host's addresses has the timeout, and a name server has none.
+    probe = threading.Thread(target=lambda: reasons.append(_fault_of(endpoint)), daemon=True)
+    probe.start()
+    probe.join(PROBE_SECONDS + 1)
+    return reasons[0] if reasons else f"no answer in {PROBE_SECONDS:g} s"
+
+
+def _fault_of(endpoint: str) -> str | None:
     import httpx  # slow to import; a model in a directory needs none
 
     try:

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Coroutine, Generator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from lora_serve import __version__
@@ -19,8 +19,9 @@ from lora_serve.cli.arguments import engine_config, server_config
 from lora_serve.cli.environment import with_environment, with_settings
 from lora_serve.cli.hub import prepare_hub
 from lora_serve.cli.vllm_flags import told_of
-from lora_serve.config import EngineConfig, ServerConfig
+from lora_serve.config import EngineConfig, LoRAConfig, ServerConfig
 from lora_serve.config.refusals import Refusals
+from lora_serve.config.setting import flag_name
 from lora_serve.engine.frontend.engine_process import EngineProcess
 from lora_serve.errors import ConfigError
 from lora_serve.kv_tiers.opening import check_tiers
@@ -49,6 +50,7 @@ def run_serve(args: argparse.Namespace) -> int:
     set_up_logging(engine.log, "server")
     for line in told_of(args):
         logger.info("%s", line)
+    _warn_of_idle_flags(args, engine)
     with ExitStack() as stack:
         # It imports what engines need while the checks import what they need: seconds, each.
         process = stack.enter_context(closing(EngineProcess()))
@@ -59,6 +61,16 @@ def run_serve(args: argparse.Namespace) -> int:
         logger.info("lora-serve %s: to serve %s on %s", __version__, engine.model.model, address)
         asyncio.run(_serve(engine, server, listeners, process))
     return 0
+
+
+def _warn_of_idle_flags(args: argparse.Namespace, engine: EngineConfig) -> None:
+    """Flags of adapters change nothing where none are served, which is easily overlooked."""
+    given = [f"--{flag_name(field)}" for field in fields(LoRAConfig) if field.name in args]
+    if given and not engine.lora.enable_lora:
+        logger.warning(
+            "%s: no adapter is served without --enable-lora, so this changes nothing; add it",
+            ", ".join(given),
+        )
 
 
 @contextmanager
@@ -193,6 +205,12 @@ def with_demo_model(config: EngineConfig) -> EngineConfig:
     """Serve the demo's model (made on first use), and its adapters unless others were named."""
     from lora_serve.demo.model import ensure_demo
 
+    print(
+        "lora-serve: no MODEL was named, so a tiny one is served, which is made at the first start "
+        "(a minute or two) and kept; to serve your own: lora-serve serve DIRECTORY, or a hub id "
+        "such as Qwen/Qwen2.5-0.5B-Instruct",
+        file=sys.stderr,
+    )
     paths = ensure_demo(lambda line: print(line, file=sys.stderr))
     names = config.model.served_model_name or (DEMO_MODEL_NAME,)
     model = replace(config.model, model=str(paths.model), served_model_name=names)

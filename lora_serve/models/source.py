@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
 from lora_serve.config.model import AUTO
@@ -11,6 +13,9 @@ from lora_serve.models.checkpoints.choose import format_of, formats_for
 from lora_serve.models.registry import read_spec
 
 _CONFIG_FILES = ("*.json",)
+ADAPTER_CONFIG = "adapter_config.json"
+GGUF = ".gguf"
+MAX_SHOWN_CHARS = 200
 
 
 def model_directory(
@@ -26,9 +31,15 @@ def model_directory(
     """
     directory = Path(model).expanduser()
     if model and directory.is_dir():
+        _check_holds_model(directory)
         return directory
+    if directory.is_file():
+        raise ConfigError(_told_of_file(directory))
     if not model or model.count("/") != 1 or model.startswith((".", "/", "~")):
-        raise ConfigError(f"model {model!r} is neither a directory nor a hub id such as org/name")
+        raise ConfigError(
+            f"model {model!r} is neither a directory nor a hub id such as org/name"
+            + (f"; there is no {directory.absolute()}, see that it is spelled right" * bool(model))
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -36,12 +47,47 @@ def model_directory(
     if with_weights:
         files.update(*(form.files for form in formats_for(load_format)))
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=sorted(files)))
+        found = snapshot_download(model, revision=revision, allow_patterns=sorted(files))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ConfigError(
             f"model {model!r} is not a directory here and could not be fetched from the hub: "
             f"{error}"
         ) from error
+    _check_holds_model(Path(found))
+    return Path(found)
+
+
+def _check_holds_model(directory: Path) -> None:
+    """Raise ConfigError for a directory that plainly holds something else, and say what to do."""
+    if (directory / "config.json").exists():
+        return
+    if (directory / ADAPTER_CONFIG).exists():
+        base = _base_of(directory / ADAPTER_CONFIG) or "ITS_BASE_MODEL"
+        raise ConfigError(
+            f"model {directory}: this is a LoRA adapter, not a model; serve its base with it: "
+            f"lora-serve serve {base} --enable-lora --lora-modules NAME={directory}"
+        )
+    if any(directory.glob(f"*{GGUF}")):
+        raise ConfigError(_told_of_file(next(directory.glob(f"*{GGUF}"))))
+
+
+def _told_of_file(file: Path) -> str:
+    if file.suffix.lower() == GGUF:
+        return (
+            f"model {file}: GGUF files are not supported; name the directory, or the hub id, of "
+            "the model that it was made from, with config.json and safetensors; --quantization int4 "
+            "makes that smaller, too"
+        )
+    return f"model {file}: this is a file; name the directory that holds config.json and weights"
+
+
+def _base_of(adapter_config: Path) -> str | None:
+    """What an adapter's config says that it was trained on, if it can be read and says so."""
+    try:
+        base = json.loads(adapter_config.read_bytes()).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return shlex.quote(base[:MAX_SHOWN_CHARS]) if isinstance(base, str) and base else None
 
 
 def load_spec(directory: Path, load_format: str = AUTO) -> ModelSpec:

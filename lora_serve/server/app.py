@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 import uvicorn
 from fastapi import FastAPI
@@ -73,7 +74,7 @@ from lora_serve.server.openai.tokens import tokens_router
 from lora_serve.server.openapi_document import openapi_document
 from lora_serve.server.responses.router import responses_router
 from lora_serve.server.responses.store import StoredResponses
-from lora_serve.server.routes import GENERATING_PATHS, OPEN_PATHS, STATE_PATHS
+from lora_serve.server.routes import GENERATING_PATHS, OPEN_PATHS, PATHS, STATE_PATHS
 from lora_serve.server.sagemaker.invocations import invocations_router
 from lora_serve.server.summary import start_summary, tell_summary
 from lora_serve.server.throughput import throughput_lines
@@ -109,7 +110,7 @@ def create_app(
     app = _documented_app(config)
     _include_routers(app, context, page)
     app.add_exception_handler(LoraServeError, answer_error)
-    app.add_exception_handler(HTTPException, answer_http_error)
+    app.add_exception_handler(HTTPException, partial(answer_http_error, paths=PATHS))
     _add_middleware(app, context, page)
     return app
 

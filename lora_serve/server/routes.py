@@ -28,6 +28,7 @@ OPERATIONS = (
     *ui.OPERATIONS,
 )
 
+PATHS = frozenset(each.path for each in OPERATIONS)
 OPEN_PATHS = frozenset(each.path for each in OPERATIONS if each.access is Access.OPEN)
 STATE_PATHS = OPEN_PATHS | {METRICS_PATH}  # they go on while the server ends
 GENERATING_PATHS = frozenset(each.path for each in OPERATIONS if each.generates)

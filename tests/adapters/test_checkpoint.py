@@ -540,3 +540,11 @@ def test_the_base_models_name_is_text_that_can_be_sent(
     Path(path, "adapter_config.json").write_text(config)
     checkpoint = read_adapter(path, lora_modules=lora_modules, max_lora_rank=8)
     assert checkpoint.base_model == "?x"
+
+
+def test_a_directory_that_holds_a_model_is_told_from_one_that_holds_nothing(tmp_path: Path) -> None:
+    with pytest.raises(AdapterNotFoundError, match=r"has no adapter_config\.json$"):
+        read_adapter(str(tmp_path), lora_modules={}, max_lora_rank=64)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(AdapterNotFoundError, match="it holds a model, which is served as MODEL"):
+        read_adapter(str(tmp_path), lora_modules={}, max_lora_rank=64)

@@ -3,10 +3,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from lora_serve.cli import hub
 from lora_serve.cli.hub import OFFLINE, is_hub_id, prepare_hub, unreachable
 from lora_serve.demo.server_process import free_port
 from tests.fakes.hub import serve_hub
@@ -53,3 +55,13 @@ def test_a_path_with_one_slash_is_no_hub_id(
     (tmp_path / "organisation" / "here").mkdir(parents=True)
     assert is_hub_id("organisation/name")
     assert not any(map(is_hub_id, ("/name", "./name", "~/name", "name", "organisation/here")))
+
+
+def test_a_hub_whose_addresses_never_answer_is_given_up_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hub, "PROBE_SECONDS", 0.2)
+    monkeypatch.setattr(hub, "_fault_of", lambda endpoint: time.sleep(30))
+    began = time.monotonic()
+    assert unreachable("http://10.255.255.1") == "no answer in 0.2 s"
+    assert time.monotonic() - began < 10

@@ -18,6 +18,8 @@ import httpx
 import pytest
 
 from lora_serve.cli import serve_run
+from lora_serve.cli.arguments import add_config_arguments, engine_config
+from lora_serve.cli.parser import OneLineParser
 from lora_serve.config import EngineConfig, LoRAConfig, ServerConfig
 from lora_serve.demo.model import DemoPaths
 from lora_serve.engine.frontend.async_engine import AsyncEngine
@@ -267,3 +269,34 @@ def test_an_empty_key_is_refused_at_start(flag: str) -> None:
     assert server.returncode == 2
     assert "empty key" in told
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["m", "--max-loras", "4", "--max-lora-rank", "8"], "--max-loras, --max-lora-rank: no ad"),
+        (["m", "--max-loras", "4", "--enable-lora"], None),
+        (["m"], None),
+    ],
+)
+def test_flags_of_adapters_that_change_nothing_are_told(
+    words: list[str], told: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    parser = OneLineParser()
+    add_config_arguments(parser)
+    args = parser.parse_args(words)
+    serve_run._warn_of_idle_flags(args, engine_config(args))
+    assert [record.getMessage().startswith(told or "") for record in caplog.records] == (
+        [True] if told else []
+    )
+
+
+def test_a_server_without_a_model_says_what_it_makes_and_what_to_pass_instead(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    paths = DemoPaths(tmp_path / "model", tmp_path / "alpha", tmp_path / "beta")
+    monkeypatch.setattr("lora_serve.demo.model.ensure_demo", lambda _: paths)
+    serve_run.with_demo_model(EngineConfig())
+    told = capsys.readouterr().err
+    assert "no MODEL was named, so a tiny one is served" in told
+    assert "lora-serve serve DIRECTORY, or a hub id such as" in told

@@ -75,3 +75,13 @@ def test_a_place_is_inspected_by_the_kind_of_tier_that_keeps_it(tmp_path: Path) 
     with pytest.raises(NotFoundError, match="name the --kv-disk-path of a server"):
         inspect(InspectedPlace(where=str(tmp_path), keys=NO_KEYS))
     assert inspect(InspectedPlace(where="ftp://there", keys=NO_KEYS)) is None
+
+
+def test_a_redis_that_does_not_answer_is_told_at_the_start_but_refuses_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pytest.importorskip("redis")
+    check_tiers(KVTierConfig(kv_redis_url="redis://:secret@127.0.0.1:1"))
+    (record,) = caplog.records
+    assert record.getMessage().startswith("the Redis of --kv-redis-url does not answer (Redis: ")
+    assert "secret" not in record.getMessage()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,42 @@ def test_a_broken_config_is_refused(tmp_path: Path, content: str, told: str) -> 
 def test_a_directory_without_a_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
         load_spec(tmp_path)
+
+
+def test_a_path_that_is_not_there_is_told_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as refused:
+        model_directory("./nosuch", None, with_weights=False)
+    assert f"there is no {tmp_path / 'nosuch'}, see that it is spelled right" in str(refused.value)
+
+
+def test_an_adapter_is_no_model_and_its_base_is_named(tmp_path: Path) -> None:
+    config = {"base_model_name_or_path": "org/base"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError) as refused:
+        model_directory(str(tmp_path), None, with_weights=False)
+    command = f"lora-serve serve org/base --enable-lora --lora-modules NAME={tmp_path}"
+    assert "this is a LoRA adapter, not a model" in str(refused.value)
+    assert str(refused.value).endswith(command)
+
+
+@pytest.mark.parametrize("config", ["[]", "{", '{"base_model_name_or_path": null}'])
+def test_a_broken_adapter_is_no_model_either(tmp_path: Path, config: str) -> None:
+    (tmp_path / "adapter_config.json").write_text(config)
+    with pytest.raises(ConfigError, match="lora-serve serve ITS_BASE_MODEL --enable-lora"):
+        model_directory(str(tmp_path), None, with_weights=False)
+
+
+@pytest.mark.parametrize("named", ["model.gguf", ""])
+def test_a_gguf_file_or_a_directory_of_them_is_told(tmp_path: Path, named: str) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match=r"model\.gguf: GGUF files are not supported; name the"):
+        model_directory(str(tmp_path / named), None, with_weights=False)
+
+
+def test_another_file_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigError, match="this is a file; name the directory that holds config"):
+        model_directory(str(tmp_path / "model.safetensors"), None, with_weights=False)

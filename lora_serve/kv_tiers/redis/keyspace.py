@@ -79,6 +79,10 @@ class RedisKeyspace:
         except (ValueError, TypeError) as error:
             raise ConfigError(f"--kv-redis-url: {error}") from error
 
+    def ping(self) -> None:
+        with _tier_errors():
+            self._redis.ping()
+
     # ── namespaces ──────────────────────────────────────────────────────────────────────────
 
     def entry(self, namespace: TierNamespace) -> Entry | None:

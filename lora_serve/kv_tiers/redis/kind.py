@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+import logging
+from typing import TYPE_CHECKING
+
 from lora_serve.config import KVTierConfig
 from lora_serve.errors import ConfigError
-from lora_serve.kv_tiers.base import Tier
+from lora_serve.kv_tiers.base import TierError
 from lora_serve.kv_tiers.inspection import Inspection
 from lora_serve.kv_tiers.kind import InspectedPlace, TierKind
 from lora_serve.kv_tiers.mac import MacKeys
 from lora_serve.kv_tiers.secret_files import redis_password
 
+if TYPE_CHECKING:
+    from lora_serve.kv_tiers.redis.tier import RedisTier
+
+logger = logging.getLogger(__name__)
+
 SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 def _check(config: KVTierConfig, keys: MacKeys) -> None:
-    _open(config, keys).close()
+    """Refuse what can never work; warn of a server that does not answer, which may come later."""
+    tier = _open(config, keys)
+    try:
+        tier.ping()
+    except TierError as error:
+        logger.warning(
+            "the Redis of --kv-redis-url does not answer (%s); the server starts without its KV, "
+            "and uses it as soon as it answers",
+            error,
+        )
+    finally:
+        tier.close()
 
 
-def _open(config: KVTierConfig, keys: MacKeys) -> Tier:
+def _open(config: KVTierConfig, keys: MacKeys) -> RedisTier:
     try:
         from lora_serve.kv_tiers.redis.tier import RedisTier
     except ModuleNotFoundError as error:

@@ -101,6 +101,10 @@ class RedisTier:
         with self._lock:
             return TierContents(quarantined=dict(self._quarantined))
 
+    def ping(self) -> None:
+        """Raises TierError where the server does not answer, or refuses the password."""
+        self._saves.ping()
+
     def close(self) -> None:
         self._loads.close()
         self._saves.close()

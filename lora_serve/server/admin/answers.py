@@ -13,6 +13,17 @@ class Version(msgspec.Struct, frozen=True):
     version: str
 
 
+class Welcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where to go on from the address alone; docs and ui are left out where they are not served."""
+
+    name: str
+    version: str
+    models: str
+    health: str
+    docs: str | None = None
+    ui: str | None = None
+
+
 class Load(msgspec.Struct, frozen=True):
     server_load: int
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from lora_serve import __version__
 from lora_serve.identity import EVERYTHING
 from lora_serve.observability.http import HTTPMetrics
-from lora_serve.server.admin.answers import Load, Success, Version
+from lora_serve.server.admin.answers import Load, Success, Version, Welcome
 from lora_serve.server.admin.audit import CallAudit
 from lora_serve.server.admin.protocol import ResetPrefixCacheBody
 from lora_serve.server.admin.query import Query
@@ -17,6 +17,7 @@ from lora_serve.server.context import ServerContext
 from lora_serve.server.http.auth import caller_of
 from lora_serve.server.http.json_response import json_response
 from lora_serve.server.http.probes import LIVE_PATHS, READY_PATHS
+from lora_serve.server.ui.files import UI_PATH
 
 # What vLLM's clients may ask a reset for besides; here it is done whether they do or not.
 ALWAYS_RESET = ("reset_running_requests", "reset_external")
@@ -38,6 +39,20 @@ def operations_router(context: ServerContext, http_metrics: HTTPMetrics) -> APIR
     for paths, answer in ((READY_PATHS, health), (LIVE_PATHS, is_running)):
         for path in paths:
             router.add_api_route(path, answer, methods=["GET"])
+
+    @router.get("/")
+    async def welcome() -> Response:
+        prefix = context.config.root_path
+        return json_response(
+            Welcome(
+                name="lora-serve",
+                version=__version__,
+                models=f"{prefix}/v1/models",
+                health=f"{prefix}/health",
+                docs=None if context.config.disable_fastapi_docs else f"{prefix}/docs",
+                ui=None if context.config.disable_ui else f"{prefix}{UI_PATH}",
+            )
+        )
 
     @router.get("/version")
     async def version() -> Response:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from lora_serve.server.admin.answers import Load, Version
+from lora_serve.server.admin.answers import Load, Version, Welcome
 from lora_serve.server.http.auth import METRICS_PATH
 from lora_serve.server.http.probes import LIVE_PATHS, READY_PATHS
 from lora_serve.server.operation import PLAIN_TEXT, Access, Operation
 
 OPERATIONS = (
+    Operation(
+        method="get",
+        path="/",
+        summary="Where to go on",
+        access=Access.OPEN,
+        answer=Welcome,
+    ),
     *(
         Operation(method="get", path=path, summary=summary, access=Access.OPEN, answer=None)
         for paths, summary in (

@@ -172,18 +172,31 @@ async def answer_error(request: Request, error: Exception) -> Response:
     return error_response(error, request.scope)
 
 
-async def answer_http_error(request: Request, error: Exception) -> Response:
-    """Routing's own errors: no such route, or not with this method."""
+async def answer_http_error(
+    request: Request, error: Exception, paths: frozenset[str] = frozenset()
+) -> Response:
+    """Routing's own errors: no such route, or not with this method.
+
+    paths: those that there are, one of which the client may have meant.
+    """
     assert isinstance(error, HTTPException), f"{error!r} has its own handler"
     message = error.detail
     headers = dict(error.headers or {})
     if error.status_code == 404:
-        message = f"there is no route {request.url.path}"
+        message = f"there is no route {request.url.path}{_meant(request.url.path, paths)}"
     elif error.status_code == 405:
         headers["Allow"] = ", ".join(sorted(headers["Allow"].split(", ")))  # it comes of a set
         message = f"{request.method} is not allowed on {request.url.path}; use {headers['Allow']}"
     kind = HTTP_TYPES.get(error.status_code, "BadRequestError")
     return _response(Fault(message, kind, None, error.status_code), request.scope, headers)
+
+
+def _meant(path: str, paths: frozenset[str]) -> str:
+    """A hint for clients whose base URL has /v1 not at all, or twice, or a slash behind it."""
+    for near in (f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/")):
+        if near in paths:
+            return f"; there is {near}: set the client's base URL to end in /v1, without a slash"
+    return ""
 
 
 class ErrorBoundary:

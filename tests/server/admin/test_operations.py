@@ -6,9 +6,10 @@ import httpx
 import pytest
 
 import lora_serve
+from lora_serve.config import ServerConfig
 from lora_serve.identity import EVERYTHING
 from tests.fakes.engine import FakeEngine, write_adapter
-from tests.server.clients import error_of
+from tests.server.clients import client_for, error_of
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/v1/health", "/v2/health/ready"])
@@ -81,3 +82,19 @@ async def test_a_reset_takes_what_vllms_clients_send(
     assert engine.resets == [EVERYTHING]
     error = error_of(await client.post("/reset_prefix_cache?reset_external=maybe"), 400)
     assert error["param"] == "reset_external"
+
+
+async def test_the_address_alone_says_where_to_go_on(client: httpx.AsyncClient) -> None:
+    told = (await client.get("/")).json()
+    paths = {name: told[name] for name in ("models", "health", "docs", "ui")}
+    assert paths == {"models": "/v1/models", "health": "/health", "docs": "/docs", "ui": "/ui"}
+    for path in paths.values():
+        assert (await client.get(path)).status_code == 200
+
+
+async def test_what_is_not_served_is_not_named_and_a_prefix_is(engine: FakeEngine) -> None:
+    config = ServerConfig(disable_fastapi_docs=True, disable_ui=True, root_path="/llm")
+    async with client_for(engine, config) as client:
+        told = (await client.get("/llm/")).json()
+    assert told["models"] == "/llm/v1/models"
+    assert not {"docs", "ui"} & set(told)

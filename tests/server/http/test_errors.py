@@ -170,3 +170,23 @@ async def test_a_dead_engine_is_a_503_wherever_it_is_needed(
         response = await client.request(method, url, json=body)
         error_of(response, 503)
         assert response.headers["Retry-After"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/completions", "/v1/completions"),
+        ("/models", "/v1/models"),
+        ("/v1/v1/embeddings", "/v1/embeddings"),
+        ("/v1/completions/", "/v1/completions"),
+    ],
+)
+async def test_a_base_url_that_is_not_quite_right_is_told(
+    path: str, near: str, client: httpx.AsyncClient
+) -> None:
+    error = error_of(await client.post(path, json={}), 404)
+    assert error["message"] == (
+        f"there is no route {path}; there is {near}: set the client's base URL to end in /v1, "
+        "without a slash"
+    )
