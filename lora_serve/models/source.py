@@ -75,8 +75,8 @@ def _told_of_file(file: Path) -> str:
     if file.suffix.lower() == GGUF:
         return (
             f"model {file}: GGUF files are not supported; name the directory, or the hub id, of "
-            "the model that it was made from, with config.json and safetensors; --quantization int4 "
-            "makes that smaller, too"
+            "the model that it was made from, with config.json and safetensors; --quantization "
+            "int4 makes that smaller, too"
         )
     return f"model {file}: this is a file; name the directory that holds config.json and weights"
 
