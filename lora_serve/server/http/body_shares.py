@@ -15,6 +15,7 @@ from heapq import heapify, heappop, heapreplace
 from lora_serve.server.http.shares import Holding, Share, Shares
 
 GRACE_SECONDS = 1.0  # in which a body need not give way: most have come whole by then
+SHORTEST_SECONDS = 1e-3  # of a body's own time: less tells nothing of how fast it comes
 
 
 @dataclass(eq=False, slots=True)
@@ -28,7 +29,8 @@ class IncomingBody(Holding):
     gave_way: bool = False
 
     def bytes_per_second(self, now: float) -> float:
-        return self.amount / (now - self.started)
+        """How fast it comes; that it waits for room is no fault of its sender."""
+        return self.amount / max(self.own_seconds(now), SHORTEST_SECONDS)
 
     def give_way(self) -> None:
         assert self.clock is not None, "a body that is not coming cannot be ended"

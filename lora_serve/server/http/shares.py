@@ -18,11 +18,21 @@ Place = tuple[int, float, str]  # of a share that waits: what it holds, its olde
 
 @dataclass(eq=False, slots=True)
 class Holding:
-    """What one request holds of the room: bytes of a body, or characters of a text."""
+    """What one request holds of the room: bytes of a body, or characters of a text.
+
+    waits_since: for room; None while it does not. waited_seconds: for room, in earlier waits.
+    """
 
     share: Share
     amount: int = 0
     started: float = field(default_factory=time.monotonic)
+    waits_since: float | None = None
+    waited_seconds: float = 0.0
+
+    def own_seconds(self, now: float) -> float:
+        """How long it has been there without waiting for room."""
+        waits = 0.0 if self.waits_since is None else now - self.waits_since
+        return now - self.started - self.waited_seconds - waits
 
 
 @dataclass(eq=False, slots=True)
@@ -93,6 +103,7 @@ class Shares(Generic[AnyHolding]):
         return not self._waiting or place < self._waiting[0]
 
     def wait(self, wish: Wish) -> None:
+        wish.holding.waits_since = time.monotonic()
         insort(wish.holding.share.wishes, wish, key=lambda each: each.holding.started)
         self._move(wish.holding.share)
 
@@ -103,6 +114,10 @@ class Shares(Generic[AnyHolding]):
             return False
         share.wishes.remove(wish)
         self._move(share)
+        holding = wish.holding
+        assert holding.waits_since is not None, "it has waited"
+        holding.waited_seconds += time.monotonic() - holding.waits_since
+        holding.waits_since = None
         return True
 
     def _move(self, share: Share) -> None:

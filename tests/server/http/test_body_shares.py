@@ -9,6 +9,7 @@ import pytest
 from lora_serve.config import ServerConfig
 from lora_serve.server.http import body_shares
 from lora_serve.server.http.body_room import BodyRoom
+from lora_serve.server.http.shares import Wish
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import serving
 
@@ -94,6 +95,23 @@ async def test_a_keys_body_waits_for_none_of_another_key_that_holds_more() -> No
         await asyncio.sleep(0.01)
         kept.set()
     assert order == ["greedy", "greedy", "modest", "greedy", "greedy"]
+
+
+async def test_a_body_is_not_slow_because_it_waits_for_room() -> None:
+    """It has little because others fill the room; one that stalls came with much at once."""
+    shares = body_shares.BodyShares()
+    stalls, waits = shares.open(""), shares.open("")
+    for body, num_bytes in ((stalls, 300_000), (waits, 1000)):
+        body.started -= 10.0
+        shares.charge(body, num_bytes)
+        shares.begin(body, asyncio.timeout(None))
+    wish = Wish(waits, 1000, asyncio.get_running_loop().create_future())
+    shares.wait(wish)
+    assert waits.waits_since is not None
+    waits.waits_since -= 9.99
+    for _ in range(2):
+        assert list(shares.slow_bodies(shares.open(""), 0.0)) == [stalls, waits]
+        shares.stop_waiting(wish)  # what it has waited counts no more than what it waits
 
 
 async def test_what_gives_way_is_the_fullest_shares_until_it_is_no_longer_the_fullest() -> None:
