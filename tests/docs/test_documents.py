@@ -112,7 +112,10 @@ def help_of(command: str) -> str:
 
 def flags_named(document: Path) -> Iterator[str]:
     """Those that stand alone, and those behind `lora-serve`; other programs have their own."""
-    for command in (*spans(document), *command_lines(document)):
+    text = prose(document)
+    if document.name.startswith("from-"):  # the first column is the other engine's
+        text = re.sub(r"^\| .*? \|", "|", text, flags=re.MULTILINE)
+    for command in (*spans(text), *command_lines(document)):
         if command.startswith(("lora-serve ", "--")):
             yield from re.findall(r"(?<![\w-])--[a-z][a-z-]+", command.partition(" #")[0])
 
@@ -124,7 +127,7 @@ def command_lines(document: Path) -> Iterator[str]:
 
 def paths(document: Path) -> Iterator[str]:
     """Words in code that begin with a folder of the repository, or end as a source file does."""
-    for span in spans(document):
+    for span in spans(prose(document)):
         for word in span.split():
             is_path = "/" in word and not word.startswith(("/", "-", "."))
             if is_path and (first_folder_exists(word) or word.endswith(SOURCES)):
@@ -149,8 +152,8 @@ def prose(document: Path) -> str:
     return FENCE.sub("", document.read_text())
 
 
-def spans(document: Path) -> list[str]:
-    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(document))]
+def spans(text: str) -> list[str]:
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)]
 
 
 @cache
