@@ -53,6 +53,7 @@ UI_FILES = tuple(
         "tiers.js",
         "adapters.js",
         "adapter_dialog.js",
+        "changes.js",
         "requests.js",
         "playground.js",
         "answer.js",

@@ -117,6 +117,11 @@ def test_an_admin_loads_replaces_rolls_back_and_unloads(
         expect(dialog).to_be_hidden()
         expect(row(page, "tenant")).to_have_count(0)
         assert site.engine._adapters == {}
+        page.locator("#all-changes summary").click()
+        page.get_by_role("button", name="Load tenant again").click()
+        page.get_by_role("button", name="Load", exact=True).click()
+        expect(row(page, "tenant")).to_contain_text(b)
+        expect(page.get_by_role("button", name="Load tenant again")).to_have_count(0)
 
 
 def test_a_reset_is_asked_for_twice(browser: Browser, site: Site, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 // One adapter: what it is, what was done to it, and for admins what can be done.
 
 import { ask, askJson } from "./api.js";
+import { described } from "./changes.js";
 import { byId, confirmed, el, say, tell, whileBusy } from "./dom.js";
 import { bytes, moment, version, whole } from "./format.js";
 import { session } from "./session.js";
@@ -26,8 +27,9 @@ export class AdapterDialog {
     }
   }
 
-  openForLoad() {
-    for (const input of byId("load-form").querySelectorAll("input[type=text]")) input.value = "";
+  openForLoad(name = "", path = "") {
+    byId("load-name").value = name;
+    byId("load-path").value = path;
     say(byId("load-error"), "");
     byId("load-dialog").showModal();
   }
@@ -170,14 +172,3 @@ export class AdapterDialog {
 
 const reset = (name) =>
   ask("reset_prefix_cache", { method: "POST", body: name === undefined ? {} : { lora_name: name } });
-
-function described(change) {
-  const what = change.error
-    ? `${change.change} failed: ${change.error}`
-    : change.change === "unload"
-      ? `unloaded ${version(change.old_digest)}`
-      : change.old_digest === change.new_digest
-        ? `loaded again, unchanged, from ${change.new_path}`
-        : `loaded ${version(change.new_digest)} from ${change.new_path}`;
-  return `${moment(change.time)}, ${change.by}: ${what}`;
-}

@@ -2,7 +2,8 @@
 
 import { askJson } from "./api.js";
 import { AdapterDialog } from "./adapter_dialog.js";
-import { byId, el, say } from "./dom.js";
+import { changesList } from "./changes.js";
+import { byId, el, keepingFocus, say } from "./dom.js";
 import { percent, version, whole } from "./format.js";
 import { session } from "./session.js";
 
@@ -57,6 +58,17 @@ export class Adapters {
     byId("adapter-admin").hidden = !session.mayChange;
     this.#show();
     this.dialog.update(this.rows);
+    await this.#showChanges();
+  }
+
+  async #showChanges() {
+    const { data } = session.mayChange ? await askJson("adapter_changes") : { data: [] };
+    byId("all-changes").hidden = !data.length;
+    const loaded = new Set(this.rows.map((row) => row.name));
+    const loadAgain = (name, path) => this.dialog.openForLoad(name, path);
+    keepingFocus(byId("all-changes-list"), (list) =>
+      list.replaceChildren(...changesList(data, loaded, loadAgain)),
+    );
   }
 
   /** Forget what another caller saw. */
@@ -122,14 +134,14 @@ export class Adapters {
       ({ key }) => key === "version" || this.rows?.some((row) => row[key] !== undefined),
     );
     const table = byId("adapter-table");
-    const focused = document.activeElement?.closest("#adapter-table button")?.dataset.focus;
     byId("no-adapters").hidden = rows.length > 0;
     table.hidden = !rows.length;
     const none = this.rows === null ? "Asking …" : "No adapter is loaded.";
     say(byId("no-adapters"), this.rows?.length ? "No adapter matches." : none);
-    table.tHead.replaceChildren(this.#head(columns));
-    table.tBodies[0].replaceChildren(...rows.map((row) => this.#tableRow(row, columns)));
-    if (focused) [...table.querySelectorAll("button")].find((b) => b.dataset.focus === focused)?.focus();
+    keepingFocus(table, () => {
+      table.tHead.replaceChildren(this.#head(columns));
+      table.tBodies[0].replaceChildren(...rows.map((row) => this.#tableRow(row, columns)));
+    });
   }
 
   #head(columns) {

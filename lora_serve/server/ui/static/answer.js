@@ -4,6 +4,7 @@ import { askEvents } from "./api.js";
 import { el, say } from "./dom.js";
 import { figure, seconds, whole } from "./format.js";
 
+const LEAST_SECONDS = 0.02; // what came in less than that came at once: it tells no speed
 const STATS = {
   first: "First token",
   speed: "Tokens/s",
@@ -102,7 +103,7 @@ export class AnswerColumn {
     say(this.stats.prompt, whole(prompt));
     say(this.stats.cached, whole(cached));
     say(this.stats.generated, whole(generated));
-    say(this.stats.speed, span > 0 ? figure((generated - 1) / span) : "–");
+    say(this.stats.speed, span >= LEAST_SECONDS ? figure((generated - 1) / span) : "–");
   }
 }
 

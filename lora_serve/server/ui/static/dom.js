@@ -33,6 +33,14 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** Draw a part anew; the button that has the focus is known again by its `data-focus`. */
+export function keepingFocus(part, draw) {
+  const focused = part.contains(document.activeElement) && document.activeElement.dataset.focus;
+  draw(part);
+  if (!focused) return;
+  [...part.querySelectorAll("button")].find((each) => each.dataset.focus === focused)?.focus();
+}
+
 const TOLD_MS = 8000;
 let telling = null;
 

@@ -1,7 +1,7 @@
 // The requests that are being answered: never what they ask.
 
 import { ask, askJson } from "./api.js";
-import { byId, confirmed, el, say, tell, whileBusy } from "./dom.js";
+import { byId, confirmed, el, keepingFocus, say, tell, whileBusy } from "./dom.js";
 import { duration, whole } from "./format.js";
 import { session } from "./session.js";
 
@@ -28,15 +28,13 @@ export class Requests {
     const newest = number > data.length ? `, of which the newest ${whole(data.length)} are shown` : "";
     say(byId("request-count"), `${whole(number)} in flight${newest}${WHOSE[shows]}.`);
     const table = byId("request-table");
-    const focused = document.activeElement?.closest("#request-table button")?.dataset.focus;
     table.hidden = !data.length;
     const heads = [...Object.keys(COLUMNS).map((text) => el("th", { scope: "col" }, text))];
     if (session.mayChange) {
       heads.push(el("th", { scope: "col" }, el("span", { class: "visually-hidden" }, "Abort")));
     }
     table.tHead.replaceChildren(el("tr", {}, ...heads));
-    table.tBodies[0].replaceChildren(...data.map((each) => row(each)));
-    if (focused) [...table.querySelectorAll("button")].find((b) => b.dataset.focus === focused)?.focus();
+    keepingFocus(table.tBodies[0], (body) => body.replaceChildren(...data.map((each) => row(each))));
   }
 
   reset() {
