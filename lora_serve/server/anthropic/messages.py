@@ -41,9 +41,9 @@ from lora_serve.server.anthropic.protocol import (
 from lora_serve.server.context import ServerContext
 from lora_serve.server.field_names import field_names
 from lora_serve.server.http.auth import share_of
-from lora_serve.server.http.json_response import encode, json_response
+from lora_serve.server.http.json_response import json_response
 from lora_serve.server.http.request_ids import id_of
-from lora_serve.server.http.streaming import StreamForm
+from lora_serve.server.http.streaming import StreamForm, named_event
 from lora_serve.server.openai.chat_plan import plan_chat, start_chat
 from lora_serve.server.openai.generation import AnswerPrefix, PromptDelta, respond, response_id
 from lora_serve.server.openai.inputs import Input
@@ -154,9 +154,10 @@ class MessageAnswer:
             if not has_begun:
                 has_begun = True
                 self._usage.note_prompt(0, delta)
-                yield _event(MessageStart(self._message([], Ending(None, None)))) + _event(Ping())
+                start = MessageStart(self._message([], Ending(None, None)))
+                yield named_event(start) + named_event(Ping())
             self._usage.add(0, delta)
-            if told := b"".join(map(_event, self._new_events(delta))):
+            if told := b"".join(map(named_event, self._new_events(delta))):
                 yield told
 
     def _new_events(self, delta: OutputDelta) -> Sequence[Event]:
@@ -193,9 +194,3 @@ def _check_ending(finish_reason: str | None) -> None:
     """Raise RequestAbortedError where Anthropic's API has no stop_reason for the ending."""
     if finish_reason == "abort":
         raise RequestAbortedError("this answer was aborted by a call; send the request again")
-
-
-def _event(event: Event) -> bytes:
-    """An event under its own name, which is its type."""
-    name = type(event).__struct_config__.tag
-    return f"event: {name}\ndata: ".encode() + encode(event) + b"\n\n"

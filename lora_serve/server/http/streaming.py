@@ -28,6 +28,12 @@ def event(body: msgspec.Struct) -> bytes:
     return b"data: " + encode(body) + b"\n\n"
 
 
+def named_event(body: msgspec.Struct) -> bytes:
+    """An event under the name that its struct is tagged with."""
+    name = str(type(body).__struct_config__.tag)
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), encode(body))
+
+
 @dataclass(frozen=True, slots=True)
 class StreamForm:
     """How one API's streams tell of an error, and how they end."""

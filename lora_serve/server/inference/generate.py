@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 from fastapi import APIRouter
 from msgspec import UnsetType
@@ -29,12 +29,12 @@ from lora_serve.server.openai.chunks import ChunkPolicy
 from lora_serve.server.openai.completion_plan import plan_completion
 from lora_serve.server.openai.completions import whole_delta
 from lora_serve.server.openai.generation import (
-    MANY_LOGPROBS,
     AnswerPrefix,
     PromptDelta,
     respond,
     response_id,
     start_generation,
+    written,
 )
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.logprobs import clamp, prompt_logprobs
@@ -108,10 +108,7 @@ class GeneratedAnswer:
             usage.add(0, delta)
             if delta.token_ids or delta.finish_reason is not None:
                 told = policy.usage(usage)
-                if delta.num_logprobs > MANY_LOGPROBS:
-                    yield await asyncio.to_thread(self._event, delta, told)
-                else:
-                    yield self._event(delta, told)
+                yield await written(delta, partial(self._event, delta, told))
         if policy.include_usage:
             yield event(self._generated([], usage.fingerprint, usage.usage))
 

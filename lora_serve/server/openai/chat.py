@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from fastapi import APIRouter
@@ -16,12 +16,10 @@ from starlette.responses import Response
 from lora_serve.chat.answer import AnswerFormat
 from lora_serve.chat.call_ids import CallIds
 from lora_serve.chat.token_kinds import Kind
-from lora_serve.config import ServerConfig
 from lora_serve.outputs import CompletionOutput, OutputDelta, RequestOutput
-from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.context import ServerContext
-from lora_serve.server.engine_api import Tokenizer
 from lora_serve.server.http.streaming import OPENAI_FORM, event
+from lora_serve.server.openai.answer_form import AnswerForm
 from lora_serve.server.openai.answers import (
     ChatChoice,
     ChatChunk,
@@ -32,18 +30,16 @@ from lora_serve.server.openai.answers import (
     Usage,
 )
 from lora_serve.server.openai.chat_parts import ROLE, ChoiceParts
-from lora_serve.server.openai.chat_plan import plan_chat, start_chat
-from lora_serve.server.openai.chunks import ChunkPolicy
+from lora_serve.server.openai.chat_plan import ChatPlan, plan_chat, start_chat
 from lora_serve.server.openai.generation import (
-    MANY_LOGPROBS,
     AnswerPrefix,
     PromptDelta,
     respond,
     response_id,
+    written,
 )
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.logprobs import chat_logprobs, prompt_logprobs
-from lora_serve.server.openai.parameters import tokens_as_ids
 from lora_serve.server.openai.protocol import ChatBody
 from lora_serve.server.openai.told_tokens import ALL, ToldTokens, token_kinds
 from lora_serve.server.openai.usage import UsageCounter
@@ -66,7 +62,7 @@ def chat_router(context: ServerContext) -> APIRouter:
 async def answer_chat(context: ServerContext, request: Request, body: ChatBody) -> Response:
     plan = await plan_chat(context, request, body)
     answer = ChatAnswer(
-        ChatFormat(context.engine.tokenizer, body, plan.params, context.config, plan.form),
+        ChatForm.of(context, plan),
         plan.item,
         UsageCounter(
             context.engine.model_info.fingerprint,
@@ -82,26 +78,14 @@ async def answer_chat(context: ServerContext, request: Request, body: ChatBody) 
 
 
 @dataclass(frozen=True, slots=True)
-class ChatFormat:
-    """The parts of an answer that the body asked for."""
+class ChatForm(AnswerForm[ChatBody]):
+    """answer: how the text is read."""
 
-    tokenizer: Tokenizer
-    body: ChatBody
-    params: SamplingParams
-    config: ServerConfig
     answer: AnswerFormat
 
-    @property
-    def tokens_as_ids(self) -> bool:
-        return tokens_as_ids(self.body, self.config)
-
-    @property
-    def chunk_policy(self) -> ChunkPolicy:
-        return ChunkPolicy(
-            self.body,
-            self.params,
-            always_includes_usage=self.config.enable_force_include_usage,
-        )
+    @classmethod
+    def of(cls, context: ServerContext, plan: ChatPlan) -> ChatForm:
+        return cls(context.engine.tokenizer, plan.body, plan.params, context.config, plan.form)
 
     @property
     def echoed(self) -> str:
@@ -132,9 +116,6 @@ class ChatFormat:
             tells_drawn=bool(self.params.logprob_token_ids),
         )
 
-    def token_ids(self, token_ids: Sequence[int]) -> list[int] | None:
-        return list(token_ids) if self.body.return_token_ids else None
-
 
 class ChatAnswer:
     """One body's answer: n choices of one conversation's next message."""
@@ -142,7 +123,7 @@ class ChatAnswer:
     stream_form = OPENAI_FORM
 
     def __init__(
-        self, form: ChatFormat, item: Input, usage: UsageCounter, *, response_id: str, model: str
+        self, form: ChatForm, item: Input, usage: UsageCounter, *, response_id: str, model: str
     ) -> None:
         self._form = form
         self._item = item
@@ -198,10 +179,7 @@ class ChatAnswer:
             new = parts.delta(delta.text, is_last=delta.finish_reason is not None)
             if policy.sends(delta, has_text=new is not None):
                 usage = policy.usage(self._usage)
-                if delta.num_logprobs > MANY_LOGPROBS:
-                    yield await asyncio.to_thread(self._event, delta, new, parts, usage)
-                else:
-                    yield self._event(delta, new, parts, usage)
+                yield await written(delta, partial(self._event, delta, new, parts, usage))
         if policy.include_usage:
             yield event(self._last_chunk())
 

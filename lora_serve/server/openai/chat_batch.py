@@ -18,7 +18,7 @@ from lora_serve.outputs import RequestOutput
 from lora_serve.server.context import ServerContext
 from lora_serve.server.openai.answer_size import chat_size
 from lora_serve.server.openai.answers import ChatCompletion
-from lora_serve.server.openai.chat import ChatAnswer, ChatFormat
+from lora_serve.server.openai.chat import ChatAnswer, ChatForm
 from lora_serve.server.openai.chat_plan import ChatPlan, plan_chat
 from lora_serve.server.openai.generation import (
     AnswerPrefix,
@@ -68,9 +68,7 @@ class BatchAnswer:
         self._usage = UsageCounter(fingerprint, items, tells_reasoning=True)
         self._answers = [
             ChatAnswer(
-                ChatFormat(
-                    context.engine.tokenizer, plan.body, plan.params, context.config, plan.form
-                ),
+                ChatForm.of(context, plan),
                 plan.item,
                 self._usage,
                 response_id=response_id,

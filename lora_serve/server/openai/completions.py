@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 from fastapi import APIRouter
 from msgspec import UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lora_serve.config import ServerConfig
 from lora_serve.outputs import CompletionOutput, OutputDelta, RequestOutput
-from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.context import ServerContext
-from lora_serve.server.engine_api import Tokenizer
 from lora_serve.server.http.streaming import OPENAI_FORM, event
+from lora_serve.server.openai.answer_form import AnswerForm
 from lora_serve.server.openai.answers import (
     Completion,
     CompletionChoice,
@@ -26,19 +23,17 @@ from lora_serve.server.openai.answers import (
     RequestMetrics,
     Usage,
 )
-from lora_serve.server.openai.chunks import ChunkPolicy
 from lora_serve.server.openai.completion_plan import plan_completion
 from lora_serve.server.openai.generation import (
-    MANY_LOGPROBS,
     AnswerPrefix,
     PromptDelta,
     respond,
     response_id,
     start_generation,
+    written,
 )
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.logprobs import CompletionLogprobsWriter, joined, prompt_logprobs
-from lora_serve.server.openai.parameters import tokens_as_ids
 from lora_serve.server.openai.protocol import CompletionBody
 from lora_serve.server.openai.usage import UsageCounter
 
@@ -65,7 +60,7 @@ async def answer_completion(
     plan = await plan_completion(context, request, body)
     inputs, params = plan.inputs, plan.params
     answer = CompletionAnswer(
-        CompletionFormat(engine.tokenizer, body, params, context.config),
+        CompletionForm(engine.tokenizer, body, params, context.config),
         inputs,
         UsageCounter(
             engine.model_info.fingerprint,
@@ -80,32 +75,14 @@ async def answer_completion(
     return await respond(request, generation, answer, stream=bool(body.stream))
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionFormat:
-    """The parts of an answer that the body asked for."""
-
-    tokenizer: Tokenizer
-    body: CompletionBody
-    params: SamplingParams
-    config: ServerConfig
-
-    @property
-    def tokens_as_ids(self) -> bool:
-        return tokens_as_ids(self.body, self.config)
-
-    @property
-    def chunk_policy(self) -> ChunkPolicy:
-        return ChunkPolicy(
-            self.body,
-            self.params,
-            always_includes_usage=self.config.enable_force_include_usage,
-        )
+class CompletionForm(AnswerForm[CompletionBody]):
+    """Nothing beyond what chats have, too."""
 
 
 class ChoiceWriter:
     """One choice, delta by delta; the first one brings what belongs to the prompt."""
 
-    def __init__(self, form: CompletionFormat, item: Input, index: int) -> None:
+    def __init__(self, form: CompletionForm, item: Input, index: int) -> None:
         self._form = form
         self._item = item
         self._index = index
@@ -127,10 +104,8 @@ class ChoiceWriter:
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
             prompt_logprobs=self._prompt_logprobs(delta) if is_first else None,
-            token_ids=list(delta.token_ids) if body.return_token_ids else None,
-            prompt_token_ids=(
-                list(self._item.token_ids) if is_first and body.return_token_ids else None
-            ),
+            token_ids=self._form.token_ids(delta.token_ids),
+            prompt_token_ids=self._form.token_ids(self._item.token_ids) if is_first else None,
         )
 
     def _prompt_text(self) -> str:
@@ -159,7 +134,7 @@ class CompletionAnswer:
 
     def __init__(
         self,
-        form: CompletionFormat,
+        form: CompletionForm,
         inputs: Sequence[Input],
         usage: UsageCounter,
         *,
@@ -195,10 +170,7 @@ class CompletionAnswer:
             if policy.sends(delta, has_text=bool(delta.text)):
                 index = prompt_index * self._n + delta.index
                 usage = policy.usage(self._usage)
-                if delta.num_logprobs > MANY_LOGPROBS:
-                    yield await asyncio.to_thread(self._event, index, delta, usage)
-                else:
-                    yield self._event(index, delta, usage)
+                yield await written(delta, partial(self._event, index, delta, usage))
         if policy.include_usage:
             last = self._usage
             yield event(self._completion([], last.fingerprint, last.usage, last.metrics))

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, M
 from contextlib import aclosing
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -54,6 +54,7 @@ class AnswerPrefix(StrEnum):
     TOKENS = "generate-tokens-"
 
 
+T = TypeVar("T")
 PromptDelta = tuple[int, OutputDelta]  # index of the prompt, and what is new for it
 
 
@@ -157,6 +158,11 @@ async def respond_whole(
     except BaseException:
         await generation.aclose()
         raise
+
+
+async def written(delta: OutputDelta, write: Callable[[], T]) -> T:
+    """Write what a delta brings, in a thread if it is so much that other tokens would wait."""
+    return await asyncio.to_thread(write) if delta.num_logprobs > MANY_LOGPROBS else write()
 
 
 def _is_large(outputs: Sequence[RequestOutput]) -> bool:

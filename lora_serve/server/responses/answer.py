@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -26,7 +27,12 @@ from lora_serve.server.http.json_response import encode
 from lora_serve.server.http.streaming import OPENAI_FORM
 from lora_serve.server.openai.answers import TokenLogprob, Usage
 from lora_serve.server.openai.chat_plan import ChatPlan
-from lora_serve.server.openai.generation import MANY_LOGPROBS, AnswerPrefix, PromptDelta
+from lora_serve.server.openai.generation import (
+    MANY_LOGPROBS,
+    AnswerPrefix,
+    PromptDelta,
+    written,
+)
 from lora_serve.server.openai.logprobs import chat_logprobs
 from lora_serve.server.openai.parameters import tokens_as_ids
 from lora_serve.server.openai.told_tokens import ToldTokens, token_kinds
@@ -120,11 +126,7 @@ class ResponseAnswer:
         try:
             async for _, delta in deltas:
                 self._usage.add(0, delta)
-                if delta.num_logprobs > MANY_LOGPROBS:
-                    taken = await asyncio.to_thread(self._take, delta)
-                else:
-                    taken = self._take(delta)
-                for event in taken:
+                for event in await written(delta, partial(self._take, delta)):
                     yield await self._written(write, event)
             final = self._end()
             if self._form.is_stored:

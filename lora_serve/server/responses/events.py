@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from lora_serve.server.http.json_response import encode
+from lora_serve.server.http.streaming import named_event
 from lora_serve.server.openai.answers import TokenLogprob
 from lora_serve.server.responses.answers import OutputItem, OutputText, ReasoningPart, Response
 
@@ -112,5 +112,4 @@ class EventWriter:
     def write(self, event: Event) -> bytes:
         numbered = msgspec.structs.replace(event, sequence_number=self._num_events)
         self._num_events += 1
-        tag = type(event).__struct_config__.tag
-        return b"event: %s\ndata: %s\n\n" % (str(tag).encode(), encode(numbered))
+        return named_event(numbered)

@@ -39,16 +39,24 @@ PARSED_BYTES = MappingProxyType({"{": 256, "[": 96, ",": 48, '"': 32})
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class TextItem:
-    """A message."""
+class _OneText:
+    """An item whose memory is that of its one text."""
 
-    role: str
+    __slots__ = ()
+
     text: str
 
     @property
     def num_bytes(self) -> int:
         return ITEM_BYTES + _num_bytes(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class TextItem(_OneText):
+    """A message."""
+
+    role: str
+    text: str
 
     def described(self, item_id: str) -> Json:
         kind = "output_text" if self.role == "assistant" else "input_text"
@@ -65,14 +73,10 @@ class TextItem:
 
 
 @dataclass(frozen=True, slots=True)
-class ReasoningText:
+class ReasoningText(_OneText):
     """What the model thought before its next message or call."""
 
     text: str
-
-    @property
-    def num_bytes(self) -> int:
-        return ITEM_BYTES + _num_bytes(self.text)
 
     def described(self, item_id: str) -> Json:
         content = [{"type": "reasoning_text", "text": self.text}]
@@ -106,15 +110,11 @@ class CallItem:
 
 
 @dataclass(frozen=True, slots=True)
-class CallOutput:
+class CallOutput(_OneText):
     """What a call gave back."""
 
     call_id: str
     text: str
-
-    @property
-    def num_bytes(self) -> int:
-        return ITEM_BYTES + _num_bytes(self.text)
 
     def described(self, item_id: str) -> Json:
         return {
