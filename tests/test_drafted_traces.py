@@ -13,7 +13,8 @@ import pytest
 
 from lora_serve.fuzz.oracle import executor
 from lora_serve.fuzz.oracle.executor import VOCAB_SIZE
-from lora_serve.fuzz.oracle.traces import OracleTrace, TraceResult
+from lora_serve.fuzz.oracle.expected import TraceResult
+from lora_serve.fuzz.oracle.traces import OracleTrace
 from lora_serve.scheduler import progress
 from lora_serve.scheduler.progress import take_in
 from lora_serve.scheduler.request import Request

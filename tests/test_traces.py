@@ -13,8 +13,9 @@ import pytest
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.lanes import Lane, LoadJob, ReadTask
 from lora_serve.adapters.loader import LoadResult, Outcome
+from lora_serve.fuzz.oracle.expected import TraceResult
 from lora_serve.fuzz.oracle.loader import OracleLoader
-from lora_serve.fuzz.oracle.traces import OracleTrace, TraceResult
+from lora_serve.fuzz.oracle.traces import OracleTrace
 from lora_serve.identity import BlockHash, BlockHasher, NoAdapter, embeds_digest
 from lora_serve.kv.blocks import BlockPool, KVCacheBlock
 from lora_serve.kv.manager import BlockHolder, CacheHit, KVCacheManager

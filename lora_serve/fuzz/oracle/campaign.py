@@ -16,8 +16,9 @@ from itertools import count
 
 import msgspec
 
+from lora_serve.fuzz.oracle.expected import TraceResult
 from lora_serve.fuzz.oracle.tiered_traces import TieredResult, TieredTrace
-from lora_serve.fuzz.oracle.traces import OracleTrace, TraceResult
+from lora_serve.fuzz.oracle.traces import OracleTrace
 
 NUM_OPERATIONS = 60
 NUM_TIERED_OPERATIONS = 200

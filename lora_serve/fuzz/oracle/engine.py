@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from random import Random
 
 from lora_serve.adapters.manager import AdapterManager
@@ -41,6 +42,7 @@ from lora_serve.messages import (
     StepOutputs,
     TokenRules,
 )
+from lora_serve.model_info import ModelInfo
 from lora_serve.pooling import PoolingParams
 from lora_serve.prompts import EmbedsPrompt, MixedPrompt, Prompt, TokensPrompt, embeds_digests
 from lora_serve.sampling_params import SamplingParams
@@ -62,83 +64,58 @@ class OracleClock:
         return self.now
 
 
+@dataclass(kw_only=True, eq=False)
 class OracleEngine:
-    """`EngineCore` with shorthands; replies are sorted into `outputs`, `errors` and `calls`.
+    """`EngineCore` with shorthands; replies are sorted into `outputs` and `calls`.
 
-    store: its KV tiers, which may outlive it; none if left out.
+    store: its KV tiers, which may outlive it; none if left out. The classes may be a mutant's.
     """
 
-    def __init__(
-        self,
-        *,
-        num_blocks: int = 64,
-        max_num_seqs: int = 8,
-        max_num_batched_tokens: int = 64,
-        max_loras: int = 2,
-        max_cpu_loras: int | None = None,
-        policy: str = "fcfs",
-        fair_share: str = "none",
-        enable_prefix_caching: bool = True,
-        load_delay: int = 0,
-        read_faults: ReadFaults | None = None,
-        read_rng: Random | None = None,
-        enable_lora: bool = True,
-        kv_class: type[KVCacheManager] = KVCacheManager,
-        hasher_class: type[BlockHasher] = BlockHasher,
-        store: TierStore | None = None,
-        kv_tiers: KVTierConfig | None = None,
-        max_fetched_bytes: int = 2**20,
-        connector_class: type[TieredConnector[Request]] = TieredConnector,
-        executor_class: type[OracleExecutor] = OracleExecutor,
-        loader_class: type[OracleLoader] = OracleLoader,
-        async_scheduling: bool = False,
-        groups: tuple[KVGroup, ...] = ONE_GROUP,
-        grammars_class: type[OracleGrammars] = OracleGrammars,
-        max_mask_delay: int = 0,
-    ) -> None:
-        config = EngineConfig(
-            cache=CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=enable_prefix_caching),
-            scheduler=SchedulerConfig(
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-                scheduling_policy=policy,
-                fair_share=fair_share,
-                async_scheduling=async_scheduling,
-            ),
-            lora=LoRAConfig(
-                enable_lora=enable_lora,
-                max_loras=max_loras,
-                max_cpu_loras=max_cpu_loras,
-                lora_load_timeout=READ_SECONDS,
-                lora_reload_timeout=READ_SECONDS,
-                lora_download_timeout=READ_SECONDS,
-            ),
-        )
-        self.executor = executor_class(BLOCK_SIZE, ROW_BYTES, groups)
+    num_blocks: int = 64
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int = 64
+    max_loras: int = 2
+    max_cpu_loras: int | None = None
+    policy: str = "fcfs"
+    fair_share: str = "none"
+    enable_prefix_caching: bool = True
+    load_delay: int = 0
+    read_faults: ReadFaults | None = None
+    read_rng: Random | None = None
+    enable_lora: bool = True
+    kv_class: type[KVCacheManager] = KVCacheManager
+    hasher_class: type[BlockHasher] = BlockHasher
+    store: TierStore | None = None
+    kv_tiers: KVTierConfig = field(default_factory=KVTierConfig)
+    max_fetched_bytes: int = 2**20
+    connector_class: type[TieredConnector[Request]] = TieredConnector
+    executor_class: type[OracleExecutor] = OracleExecutor
+    loader_class: type[OracleLoader] = OracleLoader
+    async_scheduling: bool = False
+    groups: tuple[KVGroup, ...] = ONE_GROUP
+    grammars_class: type[OracleGrammars] = OracleGrammars
+    max_mask_delay: int = 0
+
+    def __post_init__(self) -> None:
+        config = self._config()
+        self.executor = self.executor_class(BLOCK_SIZE, ROW_BYTES, self.groups)
         self.clock = OracleClock()
-        self.loader = loader_class(
-            config.lora, self.executor, self.clock, load_delay, read_faults, read_rng
+        self.loader = self.loader_class(
+            config.lora,
+            self.executor,
+            self.clock,
+            self.load_delay,
+            self.read_faults,
+            self.read_rng,
         )
-        model, hasher = oracle_model(num_blocks, BLOCK_SIZE, groups), hasher_class()
-        self.kv = kv_class(
-            num_blocks,
+        model, hasher = oracle_model(self.num_blocks, BLOCK_SIZE, self.groups), self.hasher_class()
+        self.kv = self.kv_class(
+            self.num_blocks,
             BLOCK_SIZE,
-            enable_prefix_caching,
-            groups,
+            self.enable_prefix_caching,
+            self.groups,
             most_tokens_in_flight(config, model),
         )
-        tiers = kv_tiers or KVTierConfig()
-        connector: KVConnector[Request] = KVConnector()
-        if store is not None:
-            connector = connector_class(
-                tiers,
-                store,
-                model.fingerprint,
-                tier_namespaces(hasher, model),
-                model.kv_block_bytes,
-                self.clock,
-                max_fetched_bytes,
-            )
         self.core = EngineCore(
             config,
             self.executor,
@@ -146,13 +123,48 @@ class OracleEngine:
             AdapterManager(config.lora, self.loader),
             self.kv,
             hasher,
-            connector,
-            StaleVersions(tiers.kv_stale_version_seconds, self.clock),
-            grammars_class(VOCAB_SIZE, EOS, max_mask_delay),
+            self._connector(model, hasher),
+            StaleVersions(self.kv_tiers.kv_stale_version_seconds, self.clock),
+            self.grammars_class(VOCAB_SIZE, EOS, self.max_mask_delay),
         )
         self.outputs: dict[str, list[EngineOutput]] = {}
         self.calls: dict[int, CallReply] = {}
         self._num_calls = 0
+
+    def _config(self) -> EngineConfig:
+        return EngineConfig(
+            cache=CacheConfig(
+                block_size=BLOCK_SIZE, enable_prefix_caching=self.enable_prefix_caching
+            ),
+            scheduler=SchedulerConfig(
+                max_num_seqs=self.max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                scheduling_policy=self.policy,
+                fair_share=self.fair_share,
+                async_scheduling=self.async_scheduling,
+            ),
+            lora=LoRAConfig(
+                enable_lora=self.enable_lora,
+                max_loras=self.max_loras,
+                max_cpu_loras=self.max_cpu_loras,
+                lora_load_timeout=READ_SECONDS,
+                lora_reload_timeout=READ_SECONDS,
+                lora_download_timeout=READ_SECONDS,
+            ),
+        )
+
+    def _connector(self, model: ModelInfo, hasher: BlockHasher) -> KVConnector[Request]:
+        if self.store is None:
+            return KVConnector()
+        return self.connector_class(
+            self.kv_tiers,
+            self.store,
+            model.fingerprint,
+            tier_namespaces(hasher, model),
+            model.kv_block_bytes,
+            self.clock,
+            self.max_fetched_bytes,
+        )
 
     def add(
         self,

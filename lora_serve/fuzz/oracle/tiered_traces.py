@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from lora_serve.config import KVTierConfig
 from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, OracleEngine
 from lora_serve.fuzz.oracle.executor import SLOT_BYTES, OracleExecutor
+from lora_serve.fuzz.oracle.expected import TraceResult
 from lora_serve.fuzz.oracle.loader import OracleLoader
 from lora_serve.fuzz.oracle.tier_store import Faults, OracleTierStore
-from lora_serve.fuzz.oracle.traces import OracleTrace, TraceResult
+from lora_serve.fuzz.oracle.traces import OracleTrace
 from lora_serve.identity import BlockHasher
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.kv.tiered_connector import TieredConnector

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from lora_serve.fuzz.oracle.engine import ROW_BYTES, OracleEngine
@@ -17,13 +17,13 @@ from lora_serve.fuzz.oracle.executor import (
     lone_pooled,
     lone_prompt_logprobs,
 )
+from lora_serve.fuzz.oracle.expected import Expected, TraceResult
 from lora_serve.fuzz.oracle.grammars import OracleGrammars, toy_constraint
 from lora_serve.fuzz.oracle.loader import HUB, OracleLoader, ReadFaults
 from lora_serve.fuzz.oracle.pauses import RandomPauses
 from lora_serve.identity import (
     BASE_MODEL,
     EVERYTHING,
-    AdapterRef,
     BlockHasher,
     Everything,
     NoAdapter,
@@ -40,7 +40,6 @@ from lora_serve.messages import (
 )
 from lora_serve.pooling import PoolingParams, PoolingType
 from lora_serve.sampling_params import SamplingParams
-from lora_serve.step import TokenLogprobs
 from lora_serve.structured_output.backend import bitmask_of
 from lora_serve.structured_outputs import ReasoningTokens, StructuredOutput
 
@@ -57,39 +56,12 @@ LATEST = 8  # requests, most of which have not ended yet
 
 
 @dataclass
-class Expected:
-    """The answer that a request must get."""
-
-    answer: list[int]
-    digest: bytes  # of the adapter; b"" for the base model's answer
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    pooled: bytes = b""
-    may_fail: bool = False  # its grammar and its rules may leave no token in common
-    is_aborted: bool = False
-
-
-@dataclass
 class PendingLoad:
     """A call that was not answered yet. contents: all that its path has held since."""
 
     name: str
     path: str
     contents: set[str]
-
-
-@dataclass
-class TraceResult:
-    """The outcome of a trace. `wrong` names the requests that got another answer."""
-
-    num_requests: int = 0
-    num_hit_tokens: int = 0
-    num_preemptions: int = 0
-    num_evictions: int = 0
-    num_lost: int = 0
-    num_timeouts: int = 0
-    num_late_reads: int = 0
-    num_pauses: int = 0
-    wrong: list[str] = field(default_factory=list)
 
 
 def pool_blocks(num_blocks: int, groups: Sequence[KVGroup]) -> int:
@@ -121,27 +93,14 @@ class OracleTrace:
         self.mixed_rng = random.Random(f"tokens among rows {seed}")
         self.scoring_rng = random.Random(f"prompt logprobs {seed}")
         self.pooling_rng = random.Random(f"pooling {seed}")
-        max_loras = rng.choice((1, 2, 3))
-        groups = groups or random.Random(f"groups {seed}").choice(GROUPS)
-        self.settings: dict[str, Any] = {
-            "num_blocks": pool_blocks(rng.choice((14, 24, 60)), groups),
-            "max_num_seqs": rng.choice((2, 4, 8)),
-            "max_num_batched_tokens": rng.choice((7, 40, 200)),
-            "max_loras": max_loras,
-            "max_cpu_loras": rng.choice((max_loras, 3, 8)),
-            "policy": rng.choice(("fcfs", "priority")),
-            "fair_share": self.other_rng.choice(("none", "none", "adapter", "key")),
-            "load_delay": rng.choice((0, 3)),
+        self.settings = {
+            **self._drawn_settings(groups or random.Random(f"groups {seed}").choice(GROUPS)),
             "loader_class": loader_class,
-            "read_faults": self.read_rng.choice((None, None, ReadFaults(0.1, 0.3))),
-            "read_rng": self.read_rng,
             "kv_class": kv_class,
             "hasher_class": hasher_class,
             "executor_class": executor_class,
             "async_scheduling": async_scheduling,
-            "groups": groups,
             "grammars_class": grammars_class,
-            "max_mask_delay": self.grammar_rng.choice((0, 3, 12)),
         }
         self.engine = self._new_engine()
         self.prefixes = [self._tokens(rng.choice((20, 50, 100))) for _ in range(3)]
@@ -165,6 +124,24 @@ class OracleTrace:
         self._settle_loads()
         self._judge()
         return self.result
+
+    def _drawn_settings(self, groups: tuple[KVGroup, ...]) -> dict[str, Any]:
+        rng = self.rng
+        max_loras = rng.choice((1, 2, 3))
+        return {
+            "num_blocks": pool_blocks(rng.choice((14, 24, 60)), groups),
+            "max_num_seqs": rng.choice((2, 4, 8)),
+            "max_num_batched_tokens": rng.choice((7, 40, 200)),
+            "max_loras": max_loras,
+            "max_cpu_loras": rng.choice((max_loras, 3, 8)),
+            "policy": rng.choice(("fcfs", "priority")),
+            "fair_share": self.other_rng.choice(("none", "none", "adapter", "key")),
+            "load_delay": rng.choice((0, 3)),
+            "read_faults": self.read_rng.choice((None, None, ReadFaults(0.1, 0.3))),
+            "read_rng": self.read_rng,
+            "groups": groups,
+            "max_mask_delay": self.grammar_rng.choice((0, 3, 12)),
+        }
 
     def _new_engine(self) -> OracleEngine:
         return OracleEngine(**self.settings)
@@ -402,28 +379,10 @@ class OracleTrace:
             ):
                 assert self._is_excused(error), error
                 continue
-            answer = engine.tokens(request_id) if outputs else []
-            digests = {_digest_of(one.adapter) for one in outputs if one.error is None}
-            is_right = answer == expected.answer[: len(answer)] and digests <= {expected.digest}
-            scored = [one for output in outputs for one in output.prompt_logprobs]
-            is_right = is_right and scored == expected.prompt_logprobs[: len(scored)]
-            pooled = engine.pooled(request_id) if outputs else b""
-            if not expected.is_aborted:
-                is_right = is_right and answer == expected.answer and pooled == expected.pooled
-                ends_unread = expected.may_fail and not answer  # without its prompt computed
-                is_right = is_right and (
-                    ends_unread or len(scored) == len(expected.prompt_logprobs)
-                )
-            elif pooled:
-                is_right = is_right and pooled == expected.pooled
-            if not is_right:
+            if not expected.is_met_by(outputs):
                 result.wrong.append(request_id)
             result.num_hit_tokens += outputs[-1].num_cached_tokens if outputs else 0
         result.num_requests += len(self.expected)
-
-
-def _digest_of(adapter: AdapterRef | NoAdapter) -> bytes:
-    return b"" if adapter is BASE_MODEL else adapter.digest
 
 
 def _digest(content: str) -> bytes:
