@@ -54,7 +54,7 @@ def download_from_hub(
         AdapterNotFoundError: the hub has no such adapter, or cannot be reached.
         AdapterError: it is too large, the hub does not say how large it is, or the cache is full.
     """
-    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub import HfApi
 
     hub = HfApi(endpoint=endpoint)
     try:
@@ -64,19 +64,10 @@ def download_from_hub(
             files_metadata=True,
             timeout=HUB_SECONDS,
         )
-        sizes = {
-            file.rfilename: file.size
-            for file in info.siblings or ()
-            if file.rfilename in (CONFIG_NAME, WEIGHTS_NAME)
-        }
+        listed = {file.rfilename: file.size for file in info.siblings or ()}
+        sizes = {name: listed[name] for name in listed if name in (CONFIG_NAME, WEIGHTS_NAME)}
         known = _checked_sizes(adapter, sizes, max_bytes)
-        num_missing = sum(
-            size
-            for name, size in known.items()
-            if not isinstance(
-                try_to_load_from_cache(adapter.repo_id, name, cache_dir, info.sha), str
-            )
-        )
+        num_missing = _num_missing_bytes(adapter, info.sha, known, cache_dir)
         if num_missing:
             _check_room(adapter, num_missing, max_cache_bytes, cache_dir)
         paths = [
@@ -97,6 +88,19 @@ def download_from_hub(
     if not paths:
         raise AdapterNotFoundError(f"No adapter found for {adapter}: it has no {CONFIG_NAME}")
     return os.path.dirname(paths[0])
+
+
+def _num_missing_bytes(
+    adapter: HubAdapter, commit: str | None, sizes: Mapping[str, int], cache_dir: str | None
+) -> int:
+    """How much of these files is not in the cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    def is_cached(name: str) -> bool:
+        found = try_to_load_from_cache(adapter.repo_id, name, cache_dir, commit)
+        return isinstance(found, str)
+
+    return sum(size for name, size in sizes.items() if not is_cached(name))
 
 
 def _checked_sizes(

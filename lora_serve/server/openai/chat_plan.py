@@ -17,6 +17,7 @@ from lora_serve.errors import InvalidRequestError
 from lora_serve.prompts import TokensPrompt
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.context import ServerContext
+from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import share_of
 from lora_serve.server.openai.answer_size import chat_size
 from lora_serve.server.openai.generation import Generation, start_generation
@@ -100,13 +101,22 @@ async def plan_chat(
         else:
             params = params.with_end(params.max_tokens, reasoning)
         form = replace(form, grammar_waits=reasoning is not None)
-    max_logprobs, vocab_size = engine.config.model.max_logprobs, engine.model_info.vocab_size
-    check_top_logprobs(body, max_logprobs, vocab_size)
-    params.verify(max_logprobs, vocab_size, engine.config.model.max_n)
-    params = params.with_num_logprobs(vocab_size)
+    params = _checked(engine, body, params)
     in_pieces = bool(body.stream) and not tells_whole
     chat_size(body, params, stream=in_pieces).check(engine, [item], params)
     return ChatPlan(body, target, item, params, form)
+
+
+def _checked(engine: Engine, body: ChatBody, params: SamplingParams) -> SamplingParams:
+    """The params as the engine takes them.
+
+    Raises:
+        InvalidRequestError: one is out of its range.
+    """
+    max_logprobs, vocab_size = engine.config.model.max_logprobs, engine.model_info.vocab_size
+    check_top_logprobs(body, max_logprobs, vocab_size)
+    params.verify(max_logprobs, vocab_size, engine.config.model.max_n)
+    return params.with_num_logprobs(vocab_size)
 
 
 def _reasoning_tokens(
