@@ -220,6 +220,11 @@ class WaitingQueue:
         if self._shares is not None:
             self._shares.charge(request.share, num_tokens)
 
+    def charge_answer(self, request: Request, num_new: int) -> None:
+        """Charge the blocks of its answer that a request's new tokens filled."""
+        size, num_tokens = request.block_size, request.num_output_tokens
+        self.charge(request, num_tokens // size * size - (num_tokens - num_new) // size * size)
+
     def slot_changed(self, adapter: AdapterRef) -> None:
         """The adapter got or left a LoRA slot, or its weights are on their way, or are there."""
         group = self._groups.get(adapter)

@@ -366,7 +366,7 @@ class Scheduler:
         num_new = len(progress.new_token_ids)
         self.totals.num_generated_tokens += num_new
         if request.num_output_tokens % request.block_size < num_new:  # in lumps, it is cheaper
-            self._charge(request, num_new)
+            self._queue.charge_answer(request, num_new)
         if written := self._kv.commit(request, request.num_computed_tokens):
             self._wake(self._shared.written(request, written))
         if self._kv.has_windows:
@@ -374,13 +374,6 @@ class Scheduler:
         if progress.finish_reason is not None:
             self._finish(request)
         return progress
-
-    def _charge(self, request: Request, num_new: int) -> None:
-        """Charge the blocks of the answer that new tokens filled."""
-        size, num_tokens = request.block_size, request.num_output_tokens
-        self._queue.charge(
-            request, num_tokens // size * size - (num_tokens - num_new) // size * size
-        )
 
     def _finish(self, request: Request) -> None:
         del self._requests[request.request_id]
