@@ -63,7 +63,32 @@ class Attention:
         self._sliding_window = sliding_window
         self._softcap = softcap
 
-    def queries(self, x: Tensor, batch: ForwardBatch, kv_cache: Tensor) -> Tensor:
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        batch: ForwardBatch,
+        kv_cache: Tensor,
+        outputs: OutputRows | None,
+    ) -> tuple[Tensor, Tensor, ForwardBatch | OutputRows]:
+        """Write the K and V of all rows, and attend for those that go on.
+
+        Args:
+            x, residual: (T, H).
+            outputs: the R rows that go on; None for all.
+
+        Returns:
+            What they attended to and their residual, (R, H), and the rows as the layers behind
+            take them.
+        """
+        q = self._queries(x, batch, kv_cache)
+        rows: ForwardBatch | OutputRows = batch
+        if outputs is not None:
+            rows = outputs
+            q, residual = (each.index_select(0, outputs.rows) for each in (q, residual))
+        return self._attend(q, rows, kv_cache), residual, rows
+
+    def _queries(self, x: Tensor, batch: ForwardBatch, kv_cache: Tensor) -> Tensor:
         """x: (T, H) -> (T, Hq, D). Writes the rows' K and V."""
         q, k, v = self._heads.split(self._qkv(x, batch))
         if self._q_norm is not None and self._k_norm is not None:
@@ -73,7 +98,7 @@ class Attention:
         )
         return q
 
-    def attend(self, q: Tensor, rows: ForwardBatch | OutputRows, kv_cache: Tensor) -> Tensor:
+    def _attend(self, q: Tensor, rows: ForwardBatch | OutputRows, kv_cache: Tensor) -> Tensor:
         """q: (T, Hq, D), of `rows` -> (T, H). All that they see has been written."""
         attended = self._ops.attention.paged_attention(
             q,

@@ -116,12 +116,7 @@ class DenseLayer:
         outputs: OutputRows | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Do what `DecoderLayer` says."""
-        q = self._attention.queries(x, batch, kv_cache)
-        rows: ForwardBatch | OutputRows = batch
-        if outputs is not None:
-            rows = outputs
-            q, residual = (each.index_select(0, outputs.rows) for each in (q, residual))
-        attended = self._attention.attend(q, rows, kv_cache)
+        attended, residual, rows = self._attention(x, residual, batch, kv_cache, outputs)
         return self._mlp(self._post_attention_norm.add(attended, residual), rows), residual
 
 

@@ -161,13 +161,8 @@ class GemmaLayer:
         outputs: OutputRows | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Do what `DecoderLayer` says."""
-        q = self._attention.queries(x, batch, kv_cache)
-        rows: ForwardBatch | OutputRows = batch
-        if outputs is not None:
-            rows = outputs
-            q, residual = (each.index_select(0, outputs.rows) for each in (q, residual))
-        attended = self._post_attention_norm(self._attention.attend(q, rows, kv_cache))
-        normed = self._pre_mlp_norm.add(attended, residual)
+        attended, residual, rows = self._attention(x, residual, batch, kv_cache, outputs)
+        normed = self._pre_mlp_norm.add(self._post_attention_norm(attended), residual)
         return self._post_mlp_norm(self._mlp(normed, rows)), residual
 
 
