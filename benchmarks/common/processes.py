@@ -47,6 +47,12 @@ def engine_pid(server_pid: int) -> int | None:
     return next((int(pid) for pid in children if b"spawn_main" in _command(pid)), None)
 
 
+def server_cpu_seconds(server_pid: int) -> float:
+    """Processor time of the API process and of the engine that it has now."""
+    pid = engine_pid(server_pid)
+    return cpu_seconds(server_pid) + (cpu_seconds(pid) if pid else 0.0)
+
+
 def _command(pid: str) -> bytes:
     """Empty for a process that has ended."""
     try:

@@ -17,7 +17,7 @@ import msgspec
 
 from benchmarks.common.checks import Check, report
 from benchmarks.common.facts import thinned, write_json
-from benchmarks.common.processes import cpu_seconds, engine_pid
+from benchmarks.common.processes import server_cpu_seconds
 from benchmarks.soak.asking import ask
 from benchmarks.soak.cold_answers import MODEL_NAME, ColdAnswers, ask_cold
 from benchmarks.soak.faults import Faults, bound_redis
@@ -162,7 +162,7 @@ class Soak:
     ) -> float:
         """Returns the processor seconds that the server has used since its last engine's start."""
         plan = self._plan
-        before = server_cpu_seconds(server)
+        before = server_cpu_seconds(server.pid)
         async with asyncio.TaskGroup() as endless:
             clients = [
                 endless.create_task(traffic.client(f"{plan.seed} client {number}"))
@@ -177,7 +177,7 @@ class Soak:
                 finite.create_task(asyncio.sleep(plan.seconds))
             for task in (*clients, watcher, printer):
                 task.cancel()
-        return server_cpu_seconds(server) - before
+        return server_cpu_seconds(server.pid) - before
 
     async def _tell(self, journal: Journal, sampler: Sampler) -> None:
         """A line a minute, until it is cancelled."""
@@ -195,11 +195,6 @@ async def idle(sampler: Sampler) -> Sample:
         if not (sample.num_running or sample.num_waiting or sample.used_blocks):
             return sample
     return sample
-
-
-def server_cpu_seconds(server: ServerProcess) -> float:
-    pid = engine_pid(server.pid)
-    return cpu_seconds(server.pid) + (cpu_seconds(pid) if pid else 0.0)
 
 
 def made(directory: Path) -> Path:

@@ -3,17 +3,21 @@
 A neighbour streams an answer, greedily, while another request of --n choices runs: once with no
 parameters but its lengths, then with the most that its body may ask of every step (biases, stop
 tokens that are banned, penalties, logprobs, stop strings). Both take turns. What is compared is the
-mean time between two tokens of the neighbour while the other runs; alone it is told as well. Client
-and server share the machine.
+mean time between two tokens of the neighbour while the other runs, and the server's processor time
+meanwhile, which says more on a busy machine; alone both are told as well. Client and server share
+the machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 
@@ -21,6 +25,7 @@ import httpx
 
 from benchmarks.common.facts import write_facts
 from benchmarks.common.make_checkpoint import ensure_checkpoint
+from benchmarks.common.processes import server_cpu_seconds
 from lora_serve.demo.model import ensure_demo
 from lora_serve.demo.server_process import ServerProcess
 
@@ -43,18 +48,46 @@ WORST = {
 
 
 @dataclass(frozen=True, slots=True)
-class Decode:
-    """Seconds between two tokens of the neighbour, in the mean, by turn."""
+class Pace:
+    """What a token of the neighbour takes, in the mean. cpu_seconds: of all the server does."""
 
-    alone: tuple[float, ...]
-    beside_plain: tuple[float, ...]
-    beside_worst: tuple[float, ...]
+    seconds: float
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """The neighbour's pace, by turn."""
+
+    alone: tuple[Pace, ...]
+    beside_plain: tuple[Pace, ...]
+    beside_worst: tuple[Pace, ...]
+
+    def cost(self, of: Callable[[Pace], float]) -> float:
+        """Which share of it the other's parameters add, in the median of the turns.
+
+        NaN where a turn was too short to be counted: processor time comes in steps of 10 ms.
+        """
+        if not all(map(of, self.beside_plain)):
+            return math.nan
+        pairs = zip(self.beside_plain, self.beside_worst, strict=True)
+        return median(of(worst) / of(plain) - 1 for plain, worst in pairs)
 
     @property
-    def cost(self) -> float:
-        """Which share of its decode time the other's parameters add, in the median of the turns."""
-        pairs = zip(self.beside_plain, self.beside_worst, strict=True)
-        return median(worst / plain - 1 for plain, worst in pairs)
+    def table(self) -> str:
+        lines = [f"{'the neighbour':<22}{'ms a token':>12}{'CPU ms a token':>16}"]
+        for field in fields(self):
+            paces = getattr(self, field.name)
+            lines.append(
+                f"{field.name.replace('_', ' '):<22}"
+                f"{1000 * median(pace.seconds for pace in paces):>12.2f}"
+                f"{1000 * median(pace.cpu_seconds for pace in paces):>16.2f}"
+            )
+        seconds, cpu_seconds = self.cost(SECONDS_OF), self.cost(CPU_SECONDS_OF)
+        return "\n".join([*lines, f"{'cost of worst':<22}{seconds:>12.1%}{cpu_seconds:>16.1%}"])
+
+
+SECONDS_OF, CPU_SECONDS_OF = attrgetter("seconds"), attrgetter("cpu_seconds")
 
 
 def measure(model: Path, n: int, num_tokens: int, turns: int) -> Decode:
@@ -64,11 +97,8 @@ def measure(model: Path, n: int, num_tokens: int, turns: int) -> Decode:
         server.wait_until_healthy()
         bodies = (None, _other(n, num_tokens), _other(n, num_tokens) | WORST)
         for body in bodies:
-            _between_tokens(server.base_url, body, 8)  # warm up
-        found = [
-            [_between_tokens(server.base_url, body, num_tokens) for body in bodies]
-            for _ in range(turns)
-        ]
+            _pace(server, body, 8)  # warm up
+        found = [[_pace(server, body, num_tokens) for body in bodies] for _ in range(turns)]
     alone, plain, worst = (tuple(column) for column in zip(*found, strict=True))
     return Decode(alone, plain, worst)
 
@@ -79,18 +109,24 @@ def _other(n: int, num_tokens: int) -> dict[str, object]:
     return {"prompt": PROMPT, "n": n, "seed": 1, "ignore_eos": True, **length}
 
 
-def _between_tokens(url: str, other: dict[str, object] | None, num_tokens: int) -> float:
-    """The mean for a neighbour of so many tokens; returns when `other` has ended, too."""
+def _pace(server: ServerProcess, other: dict[str, object] | None, num_tokens: int) -> Pace:
+    """The pace of a neighbour of so many tokens; returns when `other` has ended, too."""
+    url = server.base_url
     with httpx.Client(base_url=url, timeout=SECONDS) as client:
         thread = _started(url, other)
         body = {"prompt": PROMPT, "max_tokens": num_tokens, "ignore_eos": True, "temperature": 0}
-        arrivals = []
         with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
             answer.raise_for_status()
-            arrivals = [time.perf_counter() for line in answer.iter_lines() if line]
+            lines = filter(None, answer.iter_lines())
+            next(lines)
+            begin, spent, num_told = time.perf_counter(), server_cpu_seconds(server.pid), 0
+            for _ in lines:
+                num_told += 1
+            seconds = time.perf_counter() - begin
+            cpu_seconds = server_cpu_seconds(server.pid) - spent
         if thread is not None:
             thread.join()
-    return (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1)
+    return Pace(seconds / num_told, cpu_seconds / num_told)
 
 
 def _started(url: str, body: dict[str, object] | None) -> threading.Thread | None:
@@ -120,10 +156,9 @@ def main() -> None:
     args = parser.parse_args()
     model = ensure_checkpoint(args.checkpoint) if args.checkpoint else ensure_demo(print).model
     found = measure(model, args.n, args.tokens, args.turns)
-    for name in ("alone", "beside_plain", "beside_worst"):
-        print(f"{name}: {1000 * median(getattr(found, name)):.2f} ms a token")
-    print(f"the other's parameters cost {found.cost:.1%} of the neighbour's decode time")
-    write_facts(args.out, n=args.n, seconds_between_tokens=found, cost=found.cost)
+    print(found.table)
+    costs = {"cost": found.cost(SECONDS_OF), "cpu_cost": found.cost(CPU_SECONDS_OF)}
+    write_facts(args.out, n=args.n, pace=found, **costs)
 
 
 if __name__ == "__main__":

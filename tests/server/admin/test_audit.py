@@ -13,6 +13,8 @@ import pytest
 
 from lora_serve.config import ServerConfig
 from lora_serve.observability.log import JsonFormatter
+from lora_serve.server.operation import Access, Operation
+from lora_serve.server.routes import OPERATIONS
 from tests.fakes.engine import FakeEngine, write_adapter
 from tests.server.clients import client_for
 
@@ -134,6 +136,24 @@ async def test_calls_on_others_requests_and_caches_are_lines_too(told: list[str]
     assert told[6].startswith("cache reset by admin key 1: lora_name 'x\\ny', failed: ")
     assert told[7].startswith("pause by key 1: failed: ")
     assert len(told) == 8
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [one for one in OPERATIONS if one.access is Access.ADMIN and one.method != "get"],
+    ids=lambda one: f"{one.method} {one.path}",
+)
+async def test_every_call_that_changes_the_server_is_a_line(
+    operation: Operation, told: list[str]
+) -> None:
+    """Whatever came of it. A new route for admins that writes none fails here."""
+    url = operation.path.replace("{lora_name}", "a")
+    headers = {"Authorization": f"Bearer {KEYS.admin_api_key[0]}"}
+    body = dict(operation.example)
+    async with client_for(FakeEngine(), KEYS) as client:
+        await client.request(operation.method, url, json=body, headers=headers)
+    (line,) = told
+    assert " by admin key 1: " in line
 
 
 async def test_a_refused_unload_names_the_adapter_of_its_path(told: list[str]) -> None:
