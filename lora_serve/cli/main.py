@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, str] = {  # each with a module of its name beside this on
     "top": "show what a server does at this moment",
     "fuzz": "compare every answer of random traces with a lone, cold one",
     "kv": "list, verify and clear stored KV",
+    "completion": "print a script by which a shell completes commands and flags",
     "merge": "add an adapter's delta to a model's weights and save the sum",
 }
 
@@ -52,20 +53,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
+def parser_of_all() -> OneLineParser:
+    """The parser of all commands, each of which knows its arguments; it takes its time."""
+    parser, parsers = _bare_parsers()
+    for name, each in parsers.items():
+        _add_arguments(name, each)
+    return parser
+
+
 def _parser_for(words: Sequence[str]) -> OneLineParser:
     """The parser of all commands, of which only the one in `words` knows its arguments."""
+    parser, parsers = _bare_parsers()
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    if chosen is not None and "/" in chosen:
+        parser.error(f"{chosen} is no command; to serve a model: lora-serve serve {chosen}")
+    if chosen in parsers:
+        _add_arguments(chosen, parsers[chosen])
+    return parser
+
+
+def _bare_parsers() -> tuple[OneLineParser, dict[str, OneLineParser]]:
+    """The parser of all commands, and theirs, which know no arguments yet."""
     parser = OneLineParser(
         prog="lora-serve", description="Serve many LoRA adapters; every answer is exact."
     )
     parser.add_argument("--version", action="version", version=f"lora-serve {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND")
-    parsers = {name: commands.add_parser(name, help=what) for name, what in COMMANDS.items()}
-    chosen = next((word for word in words if not word.startswith("-")), None)
-    if chosen is not None and "/" in chosen:
-        parser.error(f"{chosen} is no command; to serve a model: lora-serve serve {chosen}")
-    if chosen in parsers:
-        import_module(f"lora_serve.cli.{chosen}").add_arguments(parsers[chosen])
-    return parser
+    return parser, {name: commands.add_parser(name, help=what) for name, what in COMMANDS.items()}
+
+
+def _add_arguments(name: str, parser: OneLineParser) -> None:
+    import_module(f"lora_serve.cli.{name}").add_arguments(parser)
 
 
 if __name__ == "__main__":

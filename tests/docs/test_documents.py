@@ -26,6 +26,7 @@ COMMANDS = (
         "chat",
         "check",
         "top",
+        "completion",
         "adapters ls",
         "adapters replace",
         "adapters verify",
