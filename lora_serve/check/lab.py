@@ -288,7 +288,7 @@ class Lab:
         for name, answer in known.items():
             if difference(got, answer, self.settings.tolerance) is None:
                 return f"It is the answer of {name}."
-        return ""
+        return f"It is the answer of none of: {', '.join(known)}." if known else ""
 
     def hits(self) -> str:
         """How much the probe's requests found in the cache; with nothing, little is proved."""
@@ -324,5 +324,5 @@ def _prompt_field(prompt: Prompt) -> JsonObject:
 def _rendered(answer: Answer) -> str:
     """Text and logprobs for a reader, on one line each."""
     tokens = answer.tokens[:SHOWN_TOKENS]
-    rows = ", ".join(f"{token.text!r} {token.logprob}" for token in tokens)
-    return f"{shown(answer.text)!r}" + (f"\ntokens {shown(rows, 1200)}" if rows else "")
+    rows = ", ".join(f"'{shown(token.text)}' {token.logprob}" for token in tokens)
+    return f"'{shown(answer.text)}'" + (f"\ntokens {rows}" if rows else "")

@@ -18,7 +18,7 @@ from lora_serve.check.shown import shown
 
 NOTE_CHARS = 200
 MOST_REPEATED = 12  # requests shown of a failure; all of them are in the JSON file
-REQUEST_CHARS = 600
+REQUEST_CHARS = 240
 COLOURS = {
     Verdict.PASS: "\x1b[32m",
     Verdict.FAIL: "\x1b[31m",
@@ -80,8 +80,8 @@ class Report:
         finding = outcome.finding
         assert finding is not None, "a failure has a finding"
         self._write(f"\n{self._coloured(outcome.probe.name, COLOURS[Verdict.FAIL])}\n")
-        self._write(f"  must hold   {outcome.probe.proves}\n")
-        self._write(f"  happened    {shown(finding.what)}\n")
+        self._write(f"  must hold     {outcome.probe.proves}\n")
+        self._write(f"  happened      {shown(finding.what)}\n")
         for name, text in (
             ("first differ", finding.where),
             ("right", finding.right),
@@ -89,15 +89,17 @@ class Report:
             ("hint", finding.hint),
         ):
             for index, line in enumerate(text.splitlines()):
-                self._write(f"  {name if index == 0 else '':<12}{shown(line, 1600)}\n")
+                self._write(f"  {name if index == 0 else '':<14}{shown(line, 1600)}\n")
         self._repeat(outcome.exchanges)
 
     def _repeat(self, exchanges: Sequence[Exchange]) -> None:
         """The requests that led there, the last ones if there were many."""
         last = exchanges[-MOST_REPEATED:]
         left = len(exchanges) - len(last)
-        more = f", the last {len(last)} of {len(exchanges)} (--json has all)" if left else ""
-        self._write(f"  to repeat   these requests, in order{more}:\n")
+        more = f", the last {len(last)} of {len(exchanges)}" if left else ""
+        self._write(
+            f"  to repeat     these requests, in order{more} (--json FILE has all, whole):\n"
+        )
         for exchange in last:
             self._write(f"    {shown(as_command(exchange), REQUEST_CHARS)} -> {exchange.status}\n")
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from lora_serve.check.answers import MalformedAnswerError
 from lora_serve.check.lab import Lab
 from lora_serve.check.probe import (
+    Finding,
     NotSupportedError,
     Outcome,
     Probe,
@@ -20,6 +21,7 @@ from lora_serve.check.server import ServerFaultError
 from lora_serve.check.versions import prepare
 
 TIMEOUTS_OF_A_PROBE = 10  # times that of a call
+SLOW = "--timeout"  # said of calls that took too long
 EXIT_PASSED, EXIT_FAILED, EXIT_NOT_RUN = 0, 1, 2
 
 
@@ -32,9 +34,9 @@ async def run(lab: Lab, probes: Sequence[Probe], timeout_seconds: float) -> Asyn
             yield Outcome(probe=probe, verdict=Verdict.ERROR, note=gone)
             continue
         outcome = await _outcome(lab, probe, timeout_seconds * TIMEOUTS_OF_A_PROBE)
-        if outcome.verdict in (Verdict.FAIL, Verdict.ERROR) and not await _lives(lab):
+        if outcome.verdict in (Verdict.FAIL, Verdict.ERROR) and (why := await _death(lab)):
             gone = f"the server no longer answers since {probe.name}"
-            outcome = replace(outcome, note=f"{outcome.note}; {gone}".lstrip("; "))
+            outcome = _with_death(outcome, why)
         else:
             await lab.clean()
         yield outcome
@@ -76,7 +78,18 @@ async def _outcome(lab: Lab, probe: Probe, limit_seconds: float) -> Outcome:
     return replace(outcome, seconds=seconds, exchanges=tuple(lab.server.exchanges))
 
 
-async def _lives(lab: Lab) -> bool:
-    """Whether a short request is answered, with whatever status."""
-    body = lab.body(lab.base, "Hello", max_tokens=1)
-    return bool(await lab.server.status_of("POST", "/v1/completions", body))
+async def _death(lab: Lab) -> str:
+    """Why a short request is not answered; empty if it is, or is refused as a mistake of ours."""
+    try:
+        await lab.server.complete(lab.body(lab.base, "Hello", max_tokens=1))
+    except ServerFaultError as error:
+        return "" if 400 <= error.status < 500 else str(error)
+    return ""
+
+
+def _with_death(outcome: Outcome, why: str) -> Outcome:
+    """The outcome of a probe after which the server was gone. What is only slow is an error."""
+    if outcome.verdict is Verdict.FAIL or SLOW in why:
+        return replace(outcome, note=f"{outcome.note}; {why}")
+    finding = Finding(what=f"The server died of this probe's requests: {outcome.note}; {why}")
+    return replace(outcome, verdict=Verdict.FAIL, note=finding.what, finding=finding)

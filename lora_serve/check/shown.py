@@ -14,7 +14,7 @@ def shown(text: object, limit: int = MOST_SHOWN) -> str:
 
 def _is_harmless(char: str) -> bool:
     """Printable: no control, no change of direction, no half of a pair."""
-    return char.isprintable() and char != "\\"
+    return char.isprintable()
 
 
 def _escape(char: str) -> str:

@@ -152,6 +152,15 @@ async def test_after_the_server_is_gone_the_rest_is_not_run(
     assert exit_code(found) == EXIT_NOT_RUN
 
 
+async def test_a_server_that_dies_of_a_probe_fails_it(open_lab: OpenLab, model_root: Path) -> None:
+    fake = CachedServer(str(model_root))
+    async with open_lab(fake) as lab:
+        fake.breaks = True
+        found = [one async for one in run(lab, chosen(["cached-logprobs", "stop-cached"]), 20.0)]
+    assert [one.verdict for one in found] == [Verdict.FAIL, Verdict.ERROR]
+    assert "the engine is dead" in found[0].note
+
+
 def test_failures_go_before_errors_in_the_exit_code() -> None:
     (probe,) = chosen(["pressure"])
     verdicts = (Verdict.PASS, Verdict.ERROR, Verdict.FAIL)

@@ -48,7 +48,7 @@ def test_a_wrong_server_is_explained_and_written_down(
     told = capsys.readouterr().out
     assert code == 1
     assert "reload-in-place         FAIL" in told
-    assert "happened    After B was loaded under A's name, the name did not answer as B" in told
+    assert "happened      After B was loaded under A's name, the name did not answer as B" in told
     assert "first differ" in told
     assert "curl -s -X POST $URL/v1/load_lora_adapter" in told
     assert "3 probes: 2 pass, 1 FAIL" in told

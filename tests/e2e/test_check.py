@@ -16,7 +16,7 @@ RIGHT = (
     *("cached-logprobs", "longer-prompts", "two-adapters", "cache-salts", "same-path-in-place"),
     *("replace-while-running", "aborted-streams", "equal-prompts-at-once", "admin-races"),
 )
-STALE = ("reload-in-place", "reload-after-unload", "name-reuse")
+STALE = ("reload-in-place", "reload-after-unload", "name-reuse", "roll-back")
 MUTANT = """
 import lora_serve.identity
 from tests.fakes.mutant_hashers import KeyHoldsOnlyTheName

@@ -98,6 +98,7 @@ class CachedServer:
     has_cache: bool = True
     noise: float = 0.0  # of logprobs, by how requests are batched
     dies: bool = False  # and says nothing any more
+    breaks: bool = False  # and says 500 to all
     adapters: dict[str, Weights] = field(default_factory=dict)
     resets: int = 0
     _cache: OrderedDict[bytes, bytes] = field(default_factory=OrderedDict)
@@ -126,6 +127,8 @@ class CachedServer:
         handler = routes.get(call.path)
         if self.dies:
             await asyncio.sleep(60)
+        elif self.breaks:
+            await _refuse(call, 500, "the engine is dead")
         elif handler is None:
             await _refuse(call, 404, "no such route")
         else:

@@ -81,6 +81,26 @@ async def _same_path_after_unload(lab: Lab) -> str:
 
 
 async def _roll_back(lab: Lab) -> str:
+    """A → B → A, each version at a path of its own."""
+    a, b, truth = await truths(lab)
+    speaker = lab.new_speaker()
+    path = await lab.load_new(a, speaker)
+    await warm(lab, speaker, truth)
+    await lab.load_new(b, speaker, in_place=True)
+    await expect_b(lab, speaker, truth)
+    await lab.load(speaker, path, in_place=True)
+    await _expect_a_again(lab, speaker, truth)
+    return lab.hits()
+
+
+async def _expect_a_again(lab: Lab, speaker: Speaker, truth: Truths) -> None:
+    for _ in range(2):
+        got = await lab.ask(speaker, truth.prompt)
+        what = "After A was loaded again over B, the name did not answer as A does."
+        lab.must_equal(got, truth.a, what, truth.known)
+
+
+async def _restored_backup(lab: Lab) -> str:
     """A → B → A at one path, the last from a backup that keeps its old times."""
     a, b, truth = await truths(lab)
     speaker, place = lab.new_speaker(), lab.workspace.new_place()
@@ -98,10 +118,7 @@ async def _roll_back(lab: Lab) -> str:
         await lab.unload(speaker)
     path = lab.workspace.put(a.files, place, is_old=True)
     await lab.load(speaker, path, in_place=in_place)
-    for _ in range(2):
-        got = await lab.ask(speaker, truth.prompt)
-        what = "After A was restored over B, the name did not answer as A does."
-        lab.must_equal(got, truth.a, what, truth.known)
+    await _expect_a_again(lab, speaker, truth)
     return lab.hits()
 
 
@@ -152,9 +169,15 @@ PROBES = (
     ),
     Probe(
         name="roll-back",
-        proves="old bytes, with their old times, over new ones: the old weights answer again",
+        proves="A, then B, then A again in place: the old weights answer again",
         needs=(Need.LOADS,),
         run=_roll_back,
+    ),
+    Probe(
+        name="restored-backup",
+        proves="old bytes, with their old times, over new ones at one path: they answer again",
+        needs=(Need.LOADS,),
+        run=_restored_backup,
     ),
     Probe(
         name="name-reuse",

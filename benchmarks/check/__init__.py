@@ -1,0 +1,1 @@
+"""`lora-serve check` against other servers, installed as benchmarks/peers installs them."""
