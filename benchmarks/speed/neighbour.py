@@ -11,11 +11,12 @@ the machine.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import tempfile
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from pathlib import Path
@@ -28,13 +29,13 @@ from benchmarks.common.make_checkpoint import ensure_checkpoint
 from benchmarks.common.processes import server_cpu_seconds
 from lora_serve.demo.model import ensure_demo
 from lora_serve.demo.server_process import ServerProcess
+from lora_serve.sampling_params import MAX_LOGIT_BIASES
 
 PROMPT = list(range(5, 37))
 SECONDS = 600.0  # in which an answer must have come
 
 # Each as large as it may be. No answer holds one of these texts, nor ends by its stop tokens.
 WORST = {
-    "logit_bias": {str(token_id): 0.5 for token_id in range(1024)},
     "stop_token_ids": list(range(128)),
     "presence_penalty": 0.5,
     "frequency_penalty": 0.5,
@@ -95,7 +96,10 @@ def measure(model: Path, n: int, num_tokens: int, turns: int) -> Decode:
     flags = ("--max-num-seqs", str(n + 1))
     with ServerProcess(model, flags, log) as server:
         server.wait_until_healthy()
-        bodies = (None, _other(n, num_tokens), _other(n, num_tokens) | WORST)
+        vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
+        biases = {str(token_id): 0.5 for token_id in range(min(MAX_LOGIT_BIASES, vocab_size))}
+        plain = _other(n, num_tokens)
+        bodies = (None, plain, {**plain, **WORST, "logit_bias": biases})
         for body in bodies:
             _pace(server, body, 8)  # warm up
         found = [[_pace(server, body, num_tokens) for body in bodies] for _ in range(turns)]
@@ -112,8 +116,8 @@ def _other(n: int, num_tokens: int) -> dict[str, object]:
 def _pace(server: ServerProcess, other: dict[str, object] | None, num_tokens: int) -> Pace:
     """The pace of a neighbour of so many tokens; returns when `other` has ended, too."""
     url = server.base_url
-    with httpx.Client(base_url=url, timeout=SECONDS) as client:
-        thread = _started(url, other)
+    with httpx.Client(base_url=url, timeout=SECONDS) as client, ThreadPoolExecutor() as threads:
+        asked = _started(threads, url, other)
         body = {"prompt": PROMPT, "max_tokens": num_tokens, "ignore_eos": True, "temperature": 0}
         with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
             answer.raise_for_status()
@@ -124,24 +128,29 @@ def _pace(server: ServerProcess, other: dict[str, object] | None, num_tokens: in
                 num_told += 1
             seconds = time.perf_counter() - begin
             cpu_seconds = server_cpu_seconds(server.pid) - spent
-        if thread is not None:
-            thread.join()
+        if asked is not None:
+            asked.result()
     return Pace(seconds / num_told, cpu_seconds / num_told)
 
 
-def _started(url: str, body: dict[str, object] | None) -> threading.Thread | None:
-    """The other request, once it runs."""
+def _started(
+    threads: ThreadPoolExecutor, url: str, body: dict[str, object] | None
+) -> Future[None] | None:
+    """The other request, once it runs. Its result raises what went wrong with it."""
     if body is None:
         return None
-
-    def ask() -> None:
-        httpx.post(f"{url}/v1/completions", json=body, timeout=SECONDS).raise_for_status()
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    while thread.is_alive() and httpx.get(f"{url}/load").json()["server_load"] == 0:
+    asked = threads.submit(_ask, f"{url}/v1/completions", {**body, "stream": True})
+    while not asked.done() and httpx.get(f"{url}/load").json()["server_load"] == 0:
         time.sleep(0.001)
-    return thread
+    return asked
+
+
+def _ask(url: str, body: dict[str, object]) -> None:
+    """Read a whole stream: its size has no bound, as that of an answer in one piece has."""
+    with httpx.stream("POST", url, json=body, timeout=SECONDS) as answer:
+        text = "".join(answer.iter_text())
+    if answer.status_code != 200 or '"error"' in text[-1000:]:
+        raise SystemExit(f"the other request was answered {answer.status_code}: {text[-300:]}")
 
 
 def main() -> None:
