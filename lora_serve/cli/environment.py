@@ -16,6 +16,8 @@ from lora_serve.errors import ConfigError
 API_KEY_VARIABLES = ("LORA_SERVE_API_KEY", "VLLM_API_KEY")
 ADMIN_API_KEY_VARIABLE = "LORA_SERVE_ADMIN_API_KEY"
 RUNTIME_LORA_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+TRACES_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+TRACES_PROTOCOL_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 READY_TIMEOUT_VARIABLE = "VLLM_ENGINE_READY_TIMEOUT_S"  # --engine-ready-timeout
 
 
@@ -30,6 +32,10 @@ def with_environment(config: ServerConfig, environ: Mapping[str, str]) -> Server
     allows = environ.get(RUNTIME_LORA_VARIABLE, "").strip().lower() in ("1", "true")
     return replace(
         config,
+        otlp_traces_endpoint=config.otlp_traces_endpoint or environ.get(TRACES_VARIABLE) or None,
+        otlp_traces_protocol=config.otlp_traces_protocol
+        or environ.get(TRACES_PROTOCOL_VARIABLE)
+        or None,
         api_key=(*config.api_key, *api),
         admin_api_key=(*config.admin_api_key, *admin),
         allow_runtime_lora_updating=config.allow_runtime_lora_updating or allows,

@@ -126,11 +126,12 @@ def _checked(
         check_tool_choice,
         open_listeners,
     )
+    from lora_serve.server.tracing import check_tracing
 
     refusals = Refusals()
     with refusals.noted():
         listeners = stack.enter_context(closing(open_listeners(server)))
-    for check in (check_chat_template, check_parsers, check_tls, read_keys):
+    for check in (check_chat_template, check_parsers, check_tls, check_tracing, read_keys):
         with refusals.noted():
             check(server)
     if not engine.model.model:

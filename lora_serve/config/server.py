@@ -7,7 +7,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from lora_serve.config.setting import read_quantities, require_at_least, setting
+from lora_serve.config.setting import read_quantities, require_at_least, require_choices, setting
 from lora_serve.errors import ConfigError
 
 ANY_HOST = frozenset({"", "0.0.0.0", "::"})
@@ -116,6 +116,18 @@ class ServerConfig:
     )
     metrics_host: str = setting(
         "Address to listen on for --metrics-port.", "127.0.0.1", metavar="ADDRESS"
+    )
+    otlp_traces_endpoint: str | None = setting(
+        "Where spans of requests are exported to, by OTLP; OTEL_EXPORTER_OTLP_TRACES_ENDPOINT says "
+        "the same. It needs the extra otel.",
+        None,
+        metavar="URL",
+    )
+    otlp_traces_protocol: str | None = setting(
+        "How; if left out, gRPC for port 4317 or grpc:// and else HTTP. "
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL says the same.",
+        None,
+        choices=("grpc", "http/protobuf"),
     )
     ignore_unknown_fields: bool = setting(
         "Ignore unknown fields of request bodies instead of refusing them by name.", False
@@ -226,6 +238,7 @@ class ServerConfig:
         for flag, port in (("--port", self.port), ("--metrics-port", self.metrics_port)):
             if port is not None and not 0 <= port <= 65535:
                 raise ConfigError(f"{flag} {port} must be in [0, 65535]")
+        require_choices(self)
         self._check_metrics_address()
         self._check_keys()
         self._check_tls()

@@ -78,6 +78,7 @@ from lora_serve.server.routes import GENERATING_PATHS, OPEN_PATHS, PATHS, STATE_
 from lora_serve.server.sagemaker.invocations import invocations_router
 from lora_serve.server.summary import start_summary, tell_summary
 from lora_serve.server.throughput import throughput_lines
+from lora_serve.server.tracing import RequestTracing, open_tracing
 from lora_serve.server.ui.router import ui_router
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ def create_app(
     keys: KeyRing | None = None,
     page: MetricsPage | None = None,
     spool: AdapterSpool | None = None,
+    tracing: RequestTracing | None = None,
 ) -> FastAPI:
     """All routes over one engine, /metrics if it has no port of its own.
 
@@ -111,7 +113,7 @@ def create_app(
     _include_routers(app, context, page)
     app.add_exception_handler(LoraServeError, answer_error)
     app.add_exception_handler(HTTPException, partial(answer_http_error, paths=PATHS))
-    _add_middleware(app, context, page)
+    _add_middleware(app, context, page, tracing)
     return app
 
 
@@ -181,7 +183,9 @@ def _include_routers(app: FastAPI, context: ServerContext, page: MetricsPage) ->
         app.include_router(answering_head(metrics_router(page, context.keys)))
 
 
-def _add_middleware(app: FastAPI, context: ServerContext, page: MetricsPage) -> None:
+def _add_middleware(
+    app: FastAPI, context: ServerContext, page: MetricsPage, tracing: RequestTracing | None
+) -> None:
     """What surrounds every route; the last added is the outermost."""
     config, engine = context.config, context.engine
     needing_no_key = OPEN_PATHS if context.keys.guards_metrics else STATE_PATHS
@@ -198,6 +202,7 @@ def _add_middleware(app: FastAPI, context: ServerContext, page: MetricsPage) -> 
         metrics=page.http,
         access_log=AccessLog(engine.config.log, engine.tokenizer.decode),
         generating_paths=GENERATING_PATHS,
+        begin_span=None if tracing is None else tracing.begin,
     )
     if config.root_path:
         app.add_middleware(RootPath, prefix=config.root_path)
@@ -222,12 +227,14 @@ async def run_server(
     Raises:
         ConfigError: another server has begun to listen on the address in the meantime.
     """
+    tracing = open_tracing(config)
     try:
         listeners.listen()
         drain, keys, page = Drain(), KeyRing(config), MetricsPage(engine)
         connections = Connections(config, AutoHTTPProtocol)
+        app = create_app(engine, config, drain, keys, page, spool, tracing)
         server = _Server(
-            http_config(create_app(engine, config, drain, keys, page, spool), config, connections),
+            http_config(app, config, connections),
             ServerShutdown(engine, drain, connections, config.drain_timeout),
             keys,
         )
@@ -244,6 +251,8 @@ async def run_server(
                 await server.serve(sockets=[listeners.api])
     finally:
         await engine.shutdown()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
 
 
 def _metrics_port(

@@ -68,8 +68,8 @@ def _fields(record: RequestRecord, scope: Scope, status: int) -> Fields:
         "by": NO_KNOWN_KEY if caller is None else caller.shown,
         "total_seconds": round(time.monotonic() - record.arrival, 6),
     }
-    if record.trace_id:
-        fields["trace_id"] = record.trace_id
+    if record.span is not None:
+        fields["trace_id"] = record.span.trace_id
     if record.error:
         fields["error"] = record.error
     if not record.requests:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from starlette.requests import Request
 
@@ -18,12 +19,26 @@ STATE_KEY = "record"
 CLIENT_LEFT = "client_left"
 
 
+class RecordedSpan(Protocol):
+    """The span of a request, as a tracing system has it."""
+
+    @property
+    def trace_id(self) -> str: ...
+
+    @property
+    def traceresponse(self) -> str:
+        """What an answer's header of that name holds."""
+
+    def end(self, record: RequestRecord, route: str, status: int) -> None: ...
+
+
 class RequestRecord:
     """One HTTP request, with all of its prompts and their choices.
 
     model: as the client named it; "" before its body was read. requests: those that the engine was
     asked. adapter: the version that answers. max_text_chars: how much of an answer is kept.
-    error: the type of what the client was told went wrong. trace_id: of its span, "" without one.
+    error: the type of what the client was told went wrong.
+    span: its own, if there is one.
     """
 
     def __init__(self, max_text_chars: int = 0) -> None:
@@ -34,7 +49,7 @@ class RequestRecord:
         self.num_output_tokens = 0
         self.text = ""
         self.error = ""
-        self.trace_id = ""
+        self.span: RecordedSpan | None = None
         self._max_text_chars = max_text_chars
         self._num_cached: dict[int, int] = {}  # by prompt, once it has begun to be answered
         self._first_token: float | None = None
