@@ -167,7 +167,7 @@ def open_tracing(config: ServerConfig) -> RequestTracing | None:
 
 
 def _protocol(config: ServerConfig) -> str:
-    """As asked for, else by the endpoint: gRPC has a port of its own."""
+    """The protocol that was asked for; else the endpoint tells, as gRPC has a port of its own."""
     if config.otlp_traces_protocol is not None:
         return config.otlp_traces_protocol
     url = urlsplit(config.otlp_traces_endpoint or "")
