@@ -19,7 +19,7 @@ from lora_serve.server.operation import Access
 from lora_serve.server.routes import OPERATIONS
 from tests.deploy.command_lines import DEPLOY, compose, compose_command, settings
 
-OF_THE_USER = ("./models", "./adapters", "./grafana/lora-serve.json")
+OF_THE_USER = ("./models", "./adapters")
 SERVICES = {"lora-serve", "cache", "prometheus", "grafana", "gateway"}
 Document = dict[str, Any]
 
@@ -181,6 +181,8 @@ def test_prometheus_asks_the_port_of_the_metrics_and_grafana_asks_prometheus() -
     (job,) = config["scrape_configs"]
     (target,) = job["static_configs"][0]["targets"]
     assert target == f"lora-serve:{server.metrics_port}"
+    for rules in config["rule_files"]:
+        assert (DEPLOY / "prometheus" / rules).is_file()
     provisioned = DEPLOY / "grafana" / "provisioning"
     (source,) = yaml.safe_load((provisioned / "datasources" / "prometheus.yaml").read_text())[
         "datasources"
