@@ -36,7 +36,9 @@ def run_adapters(args: argparse.Namespace) -> int:
 
 
 def list_adapters(remote: Remote, args: argparse.Namespace) -> int:
-    adapters = [model for model in remote.models() if model.is_adapter]
+    adapters = sorted(
+        (model for model in remote.models() if model.is_adapter), key=lambda one: one.name
+    )
     if args.json:
         print(json.dumps([one.facts for one in adapters], indent=1, ensure_ascii=False))
     elif adapters:
