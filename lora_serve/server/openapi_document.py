@@ -105,7 +105,9 @@ def _success(operation: Operation) -> Schema:
             schema = {"type": "array", "items": schema}
         success["content"] = {"application/json": {"schema": schema}}
     if operation.streams:
-        success["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        # No type: some readers take the schema for all of the text, and others for each event.
+        events = {"description": "Server-sent events, whose data is JSON."}
+        success["content"]["text/event-stream"] = {"schema": events}
     return success
 
 
