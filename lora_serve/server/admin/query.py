@@ -47,7 +47,8 @@ class Query:
     def number(self, name: str, largest: int, default: int) -> int:
         """A whole number of 1 to `largest`."""
         value = self._values.get(name, str(default))
-        if not (value.isascii() and value.isdigit() and 1 <= int(value[:9]) <= largest):
+        is_number = value.isascii() and value.isdigit() and len(value) <= len(str(largest))
+        if not (is_number and 1 <= int(value) <= largest):
             raise InvalidRequestError(f"{name} must be in [1, {largest}], got {value[:80]!r}", name)
         return int(value)
 

@@ -182,7 +182,8 @@ def _listed(request: Request, response_id: str, items: Sequence[Item]) -> InputI
     """A page of items, the newest first unless the query says otherwise."""
     query = request.query_params
     limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MAX_LISTED):
+    is_number = limit.isascii() and limit.isdigit() and len(limit) <= len(str(MAX_LISTED))
+    if not (is_number and 1 <= int(limit) <= MAX_LISTED):
         raise InvalidRequestError(f"limit must be in [1, {MAX_LISTED}], got {limit[:20]}", "limit")
     if order not in ("asc", "desc"):
         raise InvalidRequestError(f"order must be asc or desc, got {order[:20]}", "order")

@@ -13,6 +13,7 @@ from tests.fakes.engine import FakeEngine, write_adapter
 from tests.server.clients import client_for, error_of, eventually
 
 KEYS = ServerConfig(api_key=("user", "other"), admin_api_key=("root",))
+HUGE = "limit=000000001" + "9" * 5000  # of more digits than Python reads
 PROMPT = "a prompt that must not be told"
 
 
@@ -101,7 +102,7 @@ async def test_the_newest_come_first_and_only_so_many(engine: FakeEngine) -> Non
         await asyncio.gather(*asked)
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "limit=-1", "page=2"])
+@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "limit=-1", "page=2", HUGE])
 async def test_a_query_that_cannot_be_read_is_refused(
     client: httpx.AsyncClient, query: str
 ) -> None:

@@ -620,6 +620,15 @@ async def num_kept(client: httpx.AsyncClient, response_id: str) -> int:
     return int(listed.json()["first_id"][-4:], 16) + 1
 
 
+@pytest.mark.parametrize("limit", ["0", "101", "000000001" + "9" * 5000])
+async def test_a_limit_of_items_that_cannot_be_read_is_refused(
+    client: httpx.AsyncClient, limit: str
+) -> None:
+    answer = await ask(client, input="x", max_output_tokens=1)
+    url = f"{URL}/{answer['id']}/input_items?limit={limit}"
+    assert error_of(await client.get(url), 400)["param"] == "limit"
+
+
 async def test_a_conversation_is_kept_as_it_was_cut(engine: FakeEngine) -> None:
     """A context of 512 tokens holds one turn of 300 characters."""
     async with client_for(engine) as client:
