@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -95,3 +98,28 @@ def test_a_command_is_found_behind_a_flag_that_is_not_known(
         main(["--verbose", "kv", "ls", "."])
     assert caught.value.code == 2
     assert "unknown argument --verbose" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_ctrl_c_while_the_command_is_imported_tells_nothing(tmp_path: Path) -> None:
+    """The parser, which `main` imports, sends the signal that a terminal would."""
+    script = tmp_path / "interrupted.py"
+    script.write_text(INTERRUPTED)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == "lora_serve.cli.parser":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+from lora_serve.cli.entry import main
+sys.argv = ["lora-serve", "--version"]
+main()
+print("went on")
+"""
