@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,24 @@ def place(
     )
     with start_server(demo_paths.model, directory / "log", *flags) as server:
         server.wait_until_healthy()
+        store_something(server, directory / "kv")
         yield Place(directory, demo_paths.model, server)
+
+
+def store_something(server: ServerProcess, kv: Path) -> None:
+    """Have the disk tier hold a prompt's KV, for the commands that look into it."""
+    body = {"prompt": list(range(20, 84)), "max_tokens": 1}
+    url = f"{server.base_url}/v1/completions"
+    httpx.post(url, json=body, timeout=60).raise_for_status()
+    ends = time.monotonic() + 60
+    while "block" not in (told := list_kv(kv)):
+        assert time.monotonic() < ends, told
+        time.sleep(0.2)
+
+
+def list_kv(kv: Path) -> str:
+    command = [sys.executable, "-m", "lora_serve.cli.main", "kv", "ls", str(kv)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 @pytest.fixture
