@@ -1,8 +1,6 @@
 """An engine for asyncio: prompts in, deltas out, adapters by name. What the server sees.
 
-Owns the engine process through its supervisor, and the requests that are being answered. When an
-engine dies, requests that have told their callers nothing yet are sent to the next one, as
-`quarantine.py` says.
+Owns the engine process through its supervisor, and tells `RunningAnswers` what becomes of it.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TypeVar
 
 from lora_serve.config import EngineConfig
@@ -26,22 +24,20 @@ from lora_serve.engine.frontend.input import InputProcessor
 from lora_serve.engine.frontend.output import OutputProcessor
 from lora_serve.engine.frontend.pause import PauseRecord
 from lora_serve.engine.frontend.quarantine import Quarantine
-from lora_serve.engine.frontend.request_states import RequestState, RequestStates
 from lora_serve.engine.frontend.requests_in_flight import RequestInFlight, request_in_flight
+from lora_serve.engine.frontend.running_answers import RunningAnswers
 from lora_serve.engine.frontend.starting import start_parts
 from lora_serve.engine.frontend.supervisor import Client, EngineSupervisor
 from lora_serve.engine.frontend.watchdog import Watchdog, end_if_it_hangs
 from lora_serve.engine.wire import error_from_info
-from lora_serve.errors import EngineDeadError, LoraServeError, RequestFailedError
+from lora_serve.errors import EngineDeadError
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import EVERYTHING, Everything
 from lora_serve.messages import (
-    AbortRequests,
     AdapterInfo,
     CallReply,
     EndRequests,
     EngineMessage,
-    EngineOutput,
     EngineReady,
     EngineReply,
     EngineStats,
@@ -98,19 +94,23 @@ class AsyncEngine:
             config.model.max_n,
             BadWordEncoder(tokenizer.encode),
         )
-        self._outputs = OutputProcessor(tokenizer)
-        self._admission = AdmissionControl(
+        admission = AdmissionControl(
             config.limits, config.scheduler.max_num_seqs, config.scheduler.fair_share
         )
-        metrics.watch_refusals(self._admission.num_refused)
+        metrics.watch_refusals(admission.num_refused)
         self._watchdog = Watchdog(config.limits.step_timeout, time.monotonic)
-        self._states = RequestStates()
-        self._quarantine = quarantine or Quarantine()
         self._journal = AdapterJournal()
         self._pause = PauseRecord()
         self._calls = EngineCalls()
         self._is_back = asyncio.Event()  # set but while an engine is being started again
         self._engine = EngineSupervisor(config, client, model_info, self, make_client)
+        self._answers = RunningAnswers(
+            self._engine,
+            admission,
+            quarantine or Quarantine(),
+            OutputProcessor(tokenizer),
+            config.limits.max_stream_backlog,
+        )
         self._watch = asyncio.create_task(
             end_if_it_hangs(self._engine, self._watchdog, lambda: self.num_unfinished),
             name="engine-watch",
@@ -161,7 +161,7 @@ class AsyncEngine:
     @property
     def num_unfinished(self) -> int:
         """Choices that are still growing."""
-        return self._outputs.num_unfinished
+        return self._answers.num_unfinished
 
     async def generate(
         self, request: GenerateRequest, group: RequestGroup | None = None
@@ -181,22 +181,17 @@ class AsyncEngine:
         """
         message = self._inputs.resolve(request)
         await self._wait_for_engine()
-        self._admission.admit(message, group)
-        state = RequestState(message, self.config.limits.max_stream_backlog)
-        self._states.add(state)
+        state = self._answers.begin(message, group)
         self._watchdog.note_request(self.num_unfinished)
-        self._quarantine.add(state)
         try:
-            await self._advance()
+            await self._answers.advance()
             num_growing = request.params.n
             while num_growing:
                 delta = await state.get()
                 num_growing -= delta.finish_reason is not None
                 yield delta
         finally:
-            self._states.remove(state)
-            await self._release(state)
-            await self._advance()
+            await self._answers.end(state)
 
     async def load_lora_adapter(
         self,
@@ -252,12 +247,12 @@ class AsyncEngine:
         """
         self._require_engine()
         self._pause.begin()
-        num_running = sum(not state.is_over for state in self._states)
+        running = self._answers.running(lambda request: True)
         if mode == "abort":
-            self._end_unsent(self._states)
+            self._answers.end_unsent(running)
         await self._call(lambda call_id: Pause(call_id, mode))
         self._pause.came_to_rest()
-        return num_running
+        return len(running)
 
     async def resume(self) -> None:
         """End all pauses."""
@@ -268,9 +263,9 @@ class AsyncEngine:
 
     async def abort_requests(self, is_meant: Callable[[GenerateRequest], bool]) -> int:
         """End the requests that are meant, as their callers are told; how many there were."""
-        meant = [s for s in self._states if not s.is_over and is_meant(s.message.request)]
+        meant = self._answers.running(is_meant)
         self._require_engine()
-        self._end_unsent(meant)
+        self._answers.end_unsent(meant)
         choice_ids = tuple(c for s in meant if s.is_sent for c in s.choice_ids)
         if choice_ids:
             await self._call(lambda call_id: EndRequests(call_id, choice_ids))
@@ -280,7 +275,7 @@ class AsyncEngine:
         self, is_meant: Callable[[GenerateRequest], bool], limit: int
     ) -> tuple[list[RequestInFlight], int]:
         """The newest `limit` requests that are meant, newest first, and how many are meant."""
-        meant = [s for s in self._states if not s.is_over and is_meant(s.message.request)]
+        meant = self._answers.running(is_meant)
         newest = meant[: -limit - 1 : -1] if limit else []
         choice_ids = tuple(choice_id for state in newest for choice_id in state.choice_ids)
         reply = await self._call(lambda call_id: GetRequests(call_id, choice_ids))
@@ -299,10 +294,10 @@ class AsyncEngine:
         self._watch.cancel()
         error = EngineDeadError("the server is shutting down")
         self._is_back.set()
-        self._states.fail_all(error)
+        self._answers.fail_all(error)
         self._calls.fail_all(error)
         await self._engine.close()
-        self._states.fail_all(error)  # of requests that came meanwhile
+        self._answers.fail_all(error)  # of requests that came meanwhile
 
     # ── what the supervisor tells ───────────────────────────────────────────────────────────
 
@@ -312,8 +307,8 @@ class AsyncEngine:
             self._watchdog.note_step()
             _keep_books(self.metrics.observe, reply)
             for output in reply.outputs:
-                await self._tell(output)
-            await self._advance()
+                await self._answers.tell(output)
+            await self._answers.advance()
         elif isinstance(reply, CallReply):
             _keep_books(self._journal.note_reply, reply)
             self._calls.take_in(reply)
@@ -323,10 +318,10 @@ class AsyncEngine:
         self._journal.note_death()
         self._is_back.clear()
         self._calls.fail_all(error)
-        self._quarantine.engine_died(error, self._states)
+        self._answers.engine_died(error)
 
     def restart_failed(self, error: Exception) -> None:
-        self._states.fail_all(EngineDeadError(f"the engine could not be started again: {error}"))
+        self._answers.fail_all(EngineDeadError(f"the engine could not be started again: {error}"))
 
     def first_messages(self) -> Sequence[EngineMessage]:
         return [self._journal.restore_message(), *self._pause.first_messages(NO_CALL)]
@@ -335,65 +330,10 @@ class AsyncEngine:
         self.metrics.count_restart()
         self._watchdog.note_step()
         self._pause.came_to_rest()
-        self._quarantine.engine_is_back()
         self._is_back.set()
-        await self._advance()
+        await self._answers.engine_is_back()
 
     # ── parts ───────────────────────────────────────────────────────────────────────────────
-
-    async def _advance(self) -> None:
-        """Send the engine the requests that the quarantine lets go by now."""
-        if self._quarantine.is_empty:
-            return
-        with contextlib.suppress(EngineDeadError):  # as `engine_died` will tell
-            while self.is_alive and (state := self._quarantine.next_to_send()) is not None:
-                await self._send(state)
-
-    async def _send(self, state: RequestState) -> None:
-        state.is_sent = True
-        self._outputs.add(state.message)
-        await self._engine.send(state.message)
-
-    def _end_unsent(self, states: Iterable[RequestState]) -> None:
-        for state in states:
-            if not (state.is_sent or state.is_over):
-                state.end_unsent()
-                for choice_id in state.choice_ids:
-                    self._admission.note_gone(choice_id)
-
-    async def _release(self, state: RequestState) -> None:
-        """Forget this request's choices, and abort in the engine those that still grow."""
-        growing = []
-        for choice_id in state.choice_ids:
-            self._admission.note_gone(choice_id)
-            if self._outputs.discard(choice_id):
-                growing.append(choice_id)
-        await self._abort(growing)
-
-    async def _tell(self, output: EngineOutput) -> None:
-        """Pass on what a step gave one request, and end what is over."""
-        state = self._states.get(output.request_id)
-        if state is None or state.is_over:
-            return
-        self._admission.note_output(output.request_id)
-        try:
-            delta, must_abort = self._outputs.process(output)
-        except Exception:  # a bug: others' answers go on
-            logger.exception("an output of %s cannot be told", output.request_id)
-            delta, must_abort = RequestFailedError("this answer cannot be turned into text"), False
-        if isinstance(delta, LoraServeError):
-            state.fail(delta)
-        elif delta is not None:
-            if not state.put(delta):
-                await self._release(state)
-            if delta.finish_reason is not None:
-                self._admission.note_gone(output.request_id)
-        if must_abort:
-            await self._abort([output.request_id])
-
-    async def _abort(self, request_ids: Sequence[str]) -> None:
-        if request_ids and self.is_alive:
-            await self._engine.send(AbortRequests(tuple(request_ids)))
 
     async def _call(self, message_for: Callable[[int], EngineMessage]) -> CallReply:
         with self._calls.begun() as (call_id, replied):

@@ -68,21 +68,21 @@ async def test_a_paused_engine_that_makes_no_step_is_healthy_and_again_after_the
 
 async def test_a_pause_that_aborts_ends_requests_that_no_engine_has() -> None:
     engine = make(FakeClient(0))
-    engine._quarantine._patient_until = float("inf")
-    engine._quarantine._probed = engine._quarantine._probed or _never_over()
+    engine._answers._quarantine._patient_until = float("inf")
+    engine._answers._quarantine._probed = engine._answers._quarantine._probed or _never_over()
     answer = asyncio.create_task(generate(engine, "r", n=2))
     await settle()
     assert await engine.pause("abort") == 1
     deltas = await asyncio.wait_for(answer, 5)
     assert [(d.index, d.finish_reason) for d in deltas] == [(0, "abort"), (1, "abort")]
-    assert engine._admission.num_queued == 0
+    assert engine._answers._admission.num_queued == 0
     await engine.shutdown()
 
 
 async def test_an_aborted_embedding_that_no_engine_has_is_an_error_over_http() -> None:
     engine = make(FakeClient(0))
-    engine._quarantine._probed = _never_over()
-    engine._quarantine._patient_until = float("inf")
+    engine._answers._quarantine._probed = _never_over()
+    engine._answers._quarantine._patient_until = float("inf")
     await _abort_embedding(engine)
 
 
@@ -94,11 +94,11 @@ async def _abort_embedding(engine: AsyncEngine) -> None:
     """One body has two inputs; a part of an answer, or an empty embedding, would be a wrong one."""
     async with client_for(engine) as client:
         answer = asyncio.create_task(client.post("/v1/embeddings", json={"input": ["a", "b"]}))
-        await eventually(lambda: answer.done() or len(list(engine._states)) == 2)
+        await eventually(lambda: answer.done() or len(list(engine._answers._states)) == 2)
         assert (await client.post("/abort_requests")).json()["aborted"] == 2
         error = error_of(await asyncio.wait_for(answer, 5), 503)
     assert "was aborted by a call; send it again" in error["message"]
-    assert engine._admission.num_queued == 0
+    assert engine._answers._admission.num_queued == 0
     await engine.shutdown()
 
 
