@@ -12,9 +12,10 @@ from typing import Any
 from lora_serve.bench.table import text_table
 from lora_serve.cli.adapters import PAIRS
 from lora_serve.cli.parser import did_you_mean
-from lora_serve.cli.remote import Json, Remote, RemoteError, ServedModel
+from lora_serve.cli.remote import Json, Remote, RemoteError, ServedModel, UnreachableError
 from lora_serve.cli.server_arguments import chosen_key
 from lora_serve.errors import ConfigError
+from lora_serve.observability.escapes import escaped
 from lora_serve.observability.sizes import shown_bytes
 
 EXIT_REFUSED = 1
@@ -40,10 +41,11 @@ def list_adapters(remote: Remote, args: argparse.Namespace) -> int:
         (model for model in remote.models() if model.is_adapter), key=lambda one: one.name
     )
     if args.json:
-        print(json.dumps([one.facts for one in adapters], indent=1, ensure_ascii=False))
+        print(json.dumps([one.facts for one in adapters], indent=1))
     elif adapters:
         header = ("name", "digest", "gen", "rank", "size", "residency", "source")
-        print(text_table(header, [_row(one) for one in adapters]))
+        rows = [tuple(map(escaped, _row(one))) for one in adapters]
+        print(text_table(header, rows))
     else:
         print("no adapter is loaded")
     return 0
@@ -99,10 +101,10 @@ def _each(names: Mapping[str, str] | Sequence[str], act: Act) -> int:
     num_refused = 0
     for name in names:
         try:
-            print(act(name), flush=True)
+            print(escaped(act(name), kept="\n"), flush=True)
         except (RemoteError, ConfigError) as error:
             num_refused += 1
-            print(f"{name}: refused: {error}", file=sys.stderr)
+            print(escaped(f"{name}: refused: {error}"), file=sys.stderr)
     return EXIT_REFUSED if num_refused else 0
 
 
@@ -127,7 +129,7 @@ def _adapter(remote: Remote, name: str, *, must_be_there: bool = True) -> Served
 def _history(remote: Remote) -> list[Json]:
     """Changes of adapters, newest first. Raises ConfigError where the server keeps none."""
     try:
-        changes: list[Json] = remote.get(HISTORY_PATH).json()["data"]
+        changes: list[Json] = [dict(each) for each in remote.get(HISTORY_PATH).json()["data"]]
     except RemoteError as error:
         if error.status != 404:
             raise
@@ -135,6 +137,8 @@ def _history(remote: Remote) -> list[Json]:
             f"{remote.url} keeps no history of adapters; name the files yourself: lora-serve "
             "adapters replace NAME PATH"
         ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnreachableError(f"{remote.url}{HISTORY_PATH} gives no list of changes") from error
     return changes
 
 

@@ -54,7 +54,8 @@ class ChatCommands:
             return [f"{each} " for each in COMMANDS if each.startswith(line)] if line else []
         if name != "/adapter":
             return []
-        return [f"{name} {one.name}" for one in self._remote.models() if one.name.startswith(rest)]
+        names = [one.name for one in self._remote.models()]
+        return [f"{name} {one}" for one in names if one.startswith(rest) and one.isprintable()]
 
     def use(self, name: str) -> str:
         """Ask this model or adapter from now on; without a name, tell which there are."""

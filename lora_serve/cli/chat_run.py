@@ -18,9 +18,11 @@ from lora_serve.cli.parser import did_you_mean
 from lora_serve.cli.remote import Remote
 from lora_serve.cli.server_arguments import DEFAULT_URL, chosen_key
 from lora_serve.errors import ConfigError, LoraServeError
+from lora_serve.observability.escapes import escaped
 
-# What a terminal would take as an order, in a text that a model wrote.
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# What a terminal would take as an order, in a text that a model wrote: controls, line breaks of
+# other kinds, changes of direction.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def run_chat(args: argparse.Namespace) -> int:
@@ -126,10 +128,11 @@ class Chat:
 
     def _show(self, text: str, is_reasoning: bool) -> None:
         """Write a piece of an answer: reasoning dim, on a terminal only."""
+        if sys.stdout.isatty():
+            text = _CONTROLS.sub("", text)
         if not self._is_interactive:
             text = "" if is_reasoning else text
         else:
-            text = _CONTROLS.sub("", text)
             if is_reasoning != self._is_reasoning:
                 text = (DIM if is_reasoning else f"{PLAIN}\n") + text
         self._is_reasoning = is_reasoning
@@ -142,6 +145,7 @@ class Chat:
         self._is_reasoning = False
 
     def _tell(self, text: str) -> None:
+        text = escaped(text, kept="\n")
         if self._is_interactive:
             print(f"{DIM}{text}{PLAIN}")
         else:

@@ -9,11 +9,12 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any
 
 import httpx
 
-from lora_serve.cli.remote import Json, Remote, RemoteError, UnreachableError
+from lora_serve.cli.remote import MAX_TOLD_CHARS, Json, Remote, RemoteError, UnreachableError
 
 CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
 END = "[DONE]"
@@ -57,7 +58,8 @@ def ask(remote: Remote, path: str, body: Json, answer: Answer, show: Show) -> No
     try:
         with remote.streamed(path, whole) as response:
             for event in _events(response):
-                _take(event, answer, show, time.perf_counter() - begun)
+                for text, is_reasoning in _pieces(event, answer, time.perf_counter() - begun):
+                    show(text, is_reasoning)
     finally:
         answer.seconds = time.perf_counter() - begun if answer.seconds == 0 else answer.seconds
 
@@ -74,28 +76,44 @@ def _events(response: httpx.Response) -> Iterator[Json]:
             continue
         try:
             event = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UnreachableError(f"the server sent no JSON: {data[:80]}") from error
-        if "error" in event:
-            message = event["error"].get("message", event["error"])
-            raise RemoteError(str(message), response.status_code)
+        if isinstance(event, dict) and event.get("error"):
+            fault = event["error"]
+            message = fault.get("message", fault) if isinstance(fault, dict) else fault
+            raise RemoteError(str(message)[:MAX_TOLD_CHARS], response.status_code)
         yield event
 
 
-def _take(event: Json, answer: Answer, show: Show, seconds: float) -> None:
+def _pieces(event: Json, answer: Answer, seconds: float) -> list[tuple[str, bool]]:
+    """What an event adds to the answer, and whether that is reasoning.
+
+    Raises:
+        UnreachableError: it is no chunk of an answer.
+    """
+    try:
+        return list(_taken(event, answer, seconds))
+    except (AttributeError, TypeError) as error:
+        raise UnreachableError(
+            f"the server sent what is no chunk of an answer: {str(event)[:80]}"
+        ) from error
+
+
+def _taken(event: Json, answer: Answer, seconds: float) -> Iterator[tuple[str, bool]]:
     if usage := event.get("usage"):
-        answer.num_tokens = usage.get("completion_tokens", 0)
-        answer.num_prompt_tokens = usage.get("prompt_tokens", 0)
-        answer.num_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-    for choice in event.get("choices", ()):
+        answer.num_tokens = index(usage.get("completion_tokens", 0))
+        answer.num_prompt_tokens = index(usage.get("prompt_tokens", 0))
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        answer.num_cached_tokens = None if cached is None else index(cached)
+    for choice in event.get("choices") or ():
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-        _take_text(choice, answer, show, seconds)
+        yield from _texts(choice, answer, seconds)
 
 
-def _take_text(choice: dict[str, Any], answer: Answer, show: Show, seconds: float) -> None:
+def _texts(choice: dict[str, Any], answer: Answer, seconds: float) -> Iterator[tuple[str, bool]]:
     delta = choice.get("delta", choice)
-    reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
-    text = delta.get("content", delta.get("text")) or ""
+    reasoning = _whole(delta.get("reasoning_content") or delta.get("reasoning") or "")
+    text = _whole(delta.get("content", delta.get("text")) or "")
     if not (reasoning or text):
         return
     if answer.first_token_seconds is None:
@@ -103,7 +121,12 @@ def _take_text(choice: dict[str, Any], answer: Answer, show: Show, seconds: floa
     answer.seconds = seconds
     answer.num_pieces += 1
     if reasoning:
-        show(reasoning, True)
+        yield reasoning, True
     if text:
         answer.text += text
-        show(text, False)
+        yield text, False
+
+
+def _whole(text: str) -> str:
+    """The text without halves of pairs, which JSON can hold and no output can."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

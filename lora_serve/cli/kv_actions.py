@@ -17,6 +17,7 @@ from lora_serve.kv_tiers.inspection import Inspection, Summary, Verdict
 from lora_serve.kv_tiers.kind import InspectedPlace
 from lora_serve.kv_tiers.kinds import PLACES, inspect
 from lora_serve.kv_tiers.mac import read_mac_keys
+from lora_serve.observability.escapes import escaped
 
 EXIT_REFUSED = 1
 SHORT_DIGEST = 12
@@ -271,7 +272,7 @@ def _print_namespaces(summaries: Sequence[Summary]) -> None:
 
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    print(text_table(header, rows) if rows else "nothing is stored here")
+    print(escaped(text_table(header, rows), kept="\n") if rows else "nothing is stored here")
 
 
 def _print_json(document: object) -> None:

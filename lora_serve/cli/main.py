@@ -14,6 +14,7 @@ from importlib import import_module
 from lora_serve import __version__
 from lora_serve.cli.parser import OneLineParser
 from lora_serve.errors import LoraServeError
+from lora_serve.observability.escapes import escaped
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except LoraServeError as error:
         for line in str(error).splitlines():
-            print(f"lora-serve: error: {line}", file=sys.stderr)
+            print(f"lora-serve: error: {escaped(line)}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would only show a traceback

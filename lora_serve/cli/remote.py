@@ -109,7 +109,7 @@ class Remote:
             RemoteError, UnreachableError: also while it is read.
         """
         with self._told(), self._http.stream("POST", path, json=body) as response:
-            if response.is_error:
+            if not response.is_success:
                 response.read()
                 raise self._refusal(response)
             yield response
@@ -117,7 +117,7 @@ class Remote:
     def _asked(self, method: str, path: str, body: Json | None = None) -> httpx.Response:
         with self._told():
             response = self._http.request(method, path, json=body)
-        if response.is_error:
+        if not response.is_success:
             raise self._refusal(response)
         return response
 
@@ -136,6 +136,9 @@ class Remote:
 
     def _refusal(self, response: httpx.Response) -> RemoteError:
         told = _message(response)
+        if response.has_redirect_location:  # not followed: that place would get the key
+            place = response.headers["Location"][:MAX_TOLD_CHARS]
+            told = f"{self.url} redirects to {place}; if that is the server, name it with --url"
         if response.status_code == 401:
             told = f"{told} (name a key with --api-key-file, --api-key or in the environment)"
         return RemoteError(told, response.status_code)
@@ -144,7 +147,7 @@ class Remote:
 def _message(response: httpx.Response) -> str:
     try:
         error = response.json()["error"]
-        return str(error["message"])
+        return str(error["message"])[:MAX_TOLD_CHARS]
     except (ValueError, KeyError, TypeError):
         text = response.text.strip()[:MAX_TOLD_CHARS]
         return f"HTTP {response.status_code}: {text}" if text else f"HTTP {response.status_code}"

@@ -10,6 +10,7 @@ from typing import Any
 from lora_serve.bench.table import text_table
 from lora_serve.cli.remote import ServedModel
 from lora_serve.cli.top_samples import Interval
+from lora_serve.observability.escapes import escaped
 from lora_serve.observability.sizes import shown_bytes
 
 BAR_WIDTH = 20
@@ -33,7 +34,7 @@ class View:
 def screen(view: View, columns: int, rows: int | None = None) -> list[str]:
     """The lines, none longer than `columns`, and not more than `rows`."""
     lines = [*_head(view), *_summary(view.interval), *_adapters(view), *_requests(view)]
-    cut = [line[: max(columns, FEWEST_COLUMNS)] for line in lines]
+    cut = [escaped(line)[: max(columns, FEWEST_COLUMNS)] for line in lines]
     return cut if rows is None else cut[:rows]
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from lora_serve.config.log import LogConfig
+from lora_serve.observability.escapes import escaped
 from lora_serve.observability.log_writer import BackgroundHandler
 
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -50,7 +51,7 @@ class TextFormatter(logging.Formatter):
         text = super().format(record)
         if text.isprintable():
             return text
-        first, *others = _escaped(text).split("\n")
+        first, *others = escaped(text, kept="\n\t").split("\n")
         return "\n  ".join([first, *(line.removeprefix("  ") for line in others)])
 
 
@@ -77,14 +78,3 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
-
-
-def _escaped(text: str) -> str:
-    """The text with line breaks and tabs, but no other character that acts instead of being shown.
-
-    Spaces other than the plain one count as such.
-    """
-    return "".join(
-        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
-        for char in text
-    )

@@ -109,6 +109,27 @@ async def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> 
     assert statuses == []
 
 
+async def test_a_redirect_to_another_server_does_not_take_the_key_along() -> None:
+    calls: list[Call] = []
+
+    async def other(call: Call) -> None:
+        calls.append(call)
+        await call.reply(ANSWER)
+
+    async with listening(other) as place:
+
+        async def sends_on(call: Call) -> None:
+            calls.append(call)
+            await call.reply({}, 307, Location=f"{place}{call.path}")
+
+        async with (
+            listening(sends_on) as url,
+            Server(Target(url=url, api_key="secret", admin_api_key="admin")) as server,
+        ):
+            await server.call("POST", "/v1/load_lora_adapter", {}, is_admin=True)
+    assert ["authorization" in call.headers for call in calls] == [True, False]
+
+
 async def test_redirects_are_followed_with_their_bodies() -> None:
     bodies = []
 
