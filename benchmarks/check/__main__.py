@@ -20,9 +20,10 @@ from benchmarks.peers.environment import Environment, create_venv, ensure_enviro
 from benchmarks.peers.llama_cpp import LlamaCpp
 from benchmarks.peers.peer import MODEL_NAME, Deployment, Launch, Peer
 from benchmarks.peers.vllm import Vllm
-from lora_serve.bench.server import free_port, lora_serve_command, running_server
+from lora_serve.bench.server import lora_serve_command, running_server
 from lora_serve.check.adapters import ModelShape, write_adapter
 from lora_serve.demo.model import ensure_demo
+from lora_serve.demo.server_process import free_port
 
 CACHE = Path.home() / ".cache" / "lora-serve"
 PATIENCE_SECONDS = 900.0

@@ -63,7 +63,8 @@ from benchmarks.peers.vllm import Vllm
 from lora_serve.bench.client import Endpoint
 from lora_serve.bench.http_stream import Origin
 from lora_serve.bench.machine import describe_machine
-from lora_serve.bench.server import ServerFailedError, free_port, running_server
+from lora_serve.bench.server import ServerFailedError, running_server
+from lora_serve.demo.server_process import free_port
 
 PEERS: tuple[Peer, ...] = (
     LoraServe(), Vllm(), LlamaCpp(), OpenVino(), Transformers(), TransformersBatching(),

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from lora_serve.errors import ConfigError
+from lora_serve.server_url import base_url
 
 MAX_LINE_BYTES = 2**20
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -34,13 +34,11 @@ class Origin:
 
     @classmethod
     def parse(cls, url: str) -> Origin:
-        """Read a base URL; a trailing /v1 is dropped, as the routes bring their own."""
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
-            raise ConfigError(f"--url {url}: want http://HOST:PORT or https://HOST")
-        prefix = parts.path.rstrip("/").removesuffix("/v1")
+        """Read a base URL, as `server_url.base_url` does. Raises ConfigError if it is none."""
+        parts = urlsplit(base_url(url))
+        assert parts.hostname is not None, "base_url refuses a URL without a host"
         port = parts.port or DEFAULT_PORTS[parts.scheme]
-        return cls(parts.scheme, parts.hostname, port, prefix)
+        return cls(parts.scheme, parts.hostname, port, parts.path)
 
 
 @dataclass(frozen=True, slots=True)

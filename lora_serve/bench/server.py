@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -56,13 +55,6 @@ def lora_serve_command(model: str, port: int, arguments: Sequence[str]) -> list[
     """The command that serves `model` on this machine with this Python."""
     local = ("--host", "127.0.0.1", "--port", str(port))
     return [sys.executable, "-m", "lora_serve.cli.main", "serve", model, *local, *arguments]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

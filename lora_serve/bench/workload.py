@@ -16,6 +16,7 @@ from lora_serve.errors import ConfigError
 
 Popularity = Literal["uniform", "zipf", "round-robin"]
 POPULARITIES: tuple[str, ...] = get_args(Popularity)
+CLOSED_LOOP_CONCURRENCY = 8  # requests at once, where nothing says when they come
 FIRST_TOKEN_ID = 10  # the first few ids are special tokens in many vocabularies
 
 

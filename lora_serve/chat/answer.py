@@ -102,10 +102,6 @@ class AnswerFormat:
     def is_forced(self) -> bool:
         return self.must_call or self.called is not None
 
-    @property
-    def _finds_calls(self) -> bool:
-        return self.tools is not None and bool(self.schemas)
-
     def reasoning_parser(self, prompt_ending: str) -> ReasoningParser | None:
         if self.reasoning is None or (self.is_forced and not self.grammar_waits):
             return None  # a forced call begins with the first token

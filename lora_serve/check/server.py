@@ -19,7 +19,7 @@ import httpx
 
 from lora_serve.check.answers import Answer, MalformedAnswerError
 from lora_serve.check.probe import Exchange, JsonObject
-from lora_serve.errors import ConfigError
+from lora_serve.server_url import base_url
 
 COMPLETIONS = "/v1/completions"
 MAX_ANSWER_BYTES = 32 * 2**20
@@ -55,11 +55,7 @@ class Target:
     @property
     def base_url(self) -> str:
         """The URL that routes are added to: without /v1, which they bring."""
-        url = self.url if "://" in self.url else f"http://{self.url}"
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{self.url}: want http://HOST:PORT or https://HOST")
-        return url.rstrip("/").removesuffix("/v1")
+        return base_url(self.url)
 
 
 class Server:

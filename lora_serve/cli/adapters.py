@@ -14,7 +14,6 @@ ACTIONS = {
     "unload": "take adapters away; requests that run end on them",
     "verify": "read an adapter's directory as a server would, without one; exit code 1 if refused",
 }
-PAIRS = "NAME=PATH"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +36,7 @@ def _add_remote_arguments(parser: argparse.ArgumentParser, action: str) -> None:
         parser.add_argument(
             "adapters",
             nargs="+",
-            metavar=PAIRS,
+            metavar="NAME=PATH",
             help="a name, and a directory as the server sees it or a hub id; one adapter may be "
             "written as two words",
         )

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lora_serve.bench.table import text_table
-from lora_serve.cli.adapters import PAIRS
 from lora_serve.cli.parser import did_you_mean
 from lora_serve.cli.remote import Json, Remote, RemoteError, ServedModel, UnreachableError
 from lora_serve.cli.server_arguments import chosen_key
@@ -189,7 +188,7 @@ def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
         name, equals, path = word.partition("=")
         if not (name and equals and path):
             raise ConfigError(
-                f"{word} is no {PAIRS}; write one adapter as NAME PATH, or as {PAIRS}"
+                f"{word} is no NAME=PATH; write one adapter as NAME PATH, or as NAME=PATH"
             )
         yield name, path
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lora_serve.bench.workload import POPULARITIES, WorkloadSpec
+from lora_serve.bench.workload import CLOSED_LOOP_CONCURRENCY, POPULARITIES, WorkloadSpec
 
 MODES = {
     "latency": "one request after another: how long does one take?",
     "throughput": "all requests at once: how many tokens a second come out?",
     "serve": "requests as they come in service: a closed loop, or Poisson arrivals",
 }
-CLOSED_LOOP_CONCURRENCY = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

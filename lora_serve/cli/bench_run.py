@@ -19,10 +19,15 @@ from lora_serve.bench.machine import describe_machine
 from lora_serve.bench.plots import NO_PLOTS, can_plot, check_plot_path, plot_latencies
 from lora_serve.bench.progress import Progress
 from lora_serve.bench.report import Run, save_json, text_report
-from lora_serve.bench.server import free_port, lora_serve_command, running_server
-from lora_serve.bench.workload import TimedRequest, WorkloadSpec, make_workload
+from lora_serve.bench.server import lora_serve_command, running_server
+from lora_serve.bench.workload import (
+    CLOSED_LOOP_CONCURRENCY,
+    TimedRequest,
+    WorkloadSpec,
+    make_workload,
+)
 from lora_serve.bench.workload_file import load_workload, save_workload
-from lora_serve.cli.bench import CLOSED_LOOP_CONCURRENCY
+from lora_serve.demo.server_process import free_port
 from lora_serve.errors import ConfigError
 
 EXIT_FAILED_REQUESTS = 1

@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from lora_serve.cli.server_arguments import DEFAULT_URL
-from lora_serve.errors import ConfigError, LoraServeError
+from lora_serve.errors import LoraServeError
+from lora_serve.server_url import base_url
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 900.0  # a load may wait for a download
@@ -53,14 +54,14 @@ class Remote:
     def __init__(self, url: str | None, api_key: str | None) -> None:
         """Raises ConfigError unless the URL is one of HTTP, or of a Unix socket."""
         self.url = url or DEFAULT_URL
-        socket, base_url = _place(self.url)
+        socket, base = _place(self.url)
         self._http = httpx.Client(
-            base_url=base_url,
+            base_url=base,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
             transport=httpx.HTTPTransport(uds=socket) if socket else None,
-            verify=ssl.create_default_context() if base_url.startswith("https:") else False,
-            trust_env=not (socket or _is_loopback(base_url)),  # no proxy leads to this machine
+            verify=ssl.create_default_context() if base.startswith("https:") else False,
+            trust_env=not (socket or _is_loopback(base)),  # no proxy leads to this machine
         )
 
     def __enter__(self) -> Remote:
@@ -157,15 +158,7 @@ def _place(url: str) -> tuple[str | None, str]:
     """The Unix socket, if it is one, and the base URL. Raises ConfigError."""
     if url.startswith("unix:"):
         return url.removeprefix("unix:").removeprefix("//"), "http://localhost"
-    full = url if "://" in url else f"http://{url}"
-    parts = urlsplit(full)
-    try:
-        has_place = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        has_place = False
-    if not has_place:
-        raise ConfigError(f"--url {url}: want http://HOST:PORT, https://HOST or unix:/PATH")
-    return None, full.rstrip("/").removesuffix("/v1")
+    return None, base_url(url, also="unix:/PATH")
 
 
 def _is_loopback(url: str) -> bool:

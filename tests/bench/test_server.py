@@ -11,10 +11,10 @@ import pytest
 from lora_serve.bench.http_stream import Origin, request
 from lora_serve.bench.server import (
     ServerFailedError,
-    free_port,
     lora_serve_command,
     running_server,
 )
+from lora_serve.demo.server_process import free_port
 
 
 def http_command(port: int) -> list[str]:

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from lora_serve.bench.server import free_port
-from lora_serve.demo.server_process import dying_with_parent
+from lora_serve.demo.server_process import dying_with_parent, free_port
 
 EXECUTABLES = ("redis-server", "valkey-server")
 

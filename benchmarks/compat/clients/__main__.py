@@ -20,7 +20,8 @@ from benchmarks.compat.clients.inventory import CLIENTS, PATHS, Client, chosen_c
 from benchmarks.compat.clients.running import ClientResult, install_client, run_client
 from benchmarks.compat.smollm2 import SHAPE, ensure_smollm2
 from benchmarks.peers.environment import InstallError
-from lora_serve.bench.server import free_port, lora_serve_command, running_server
+from lora_serve.bench.server import lora_serve_command, running_server
+from lora_serve.demo.server_process import free_port
 
 CACHE = Path.home() / ".cache" / "lora-serve"
 MODEL, ADAPTER = "smollm2", "helper"

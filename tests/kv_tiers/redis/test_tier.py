@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from lora_serve.bench.server import free_port
 from lora_serve.cli.main import main
 from lora_serve.config import KVTierConfig
+from lora_serve.demo.server_process import free_port
 from lora_serve.errors import ConfigError
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import Cause, Drop, Tier, TierError, TierNamespace
