@@ -76,6 +76,7 @@ from lora_serve.server.responses.router import responses_router
 from lora_serve.server.responses.store import StoredResponses
 from lora_serve.server.routes import GENERATING_PATHS, OPEN_PATHS, PATHS, STATE_PATHS
 from lora_serve.server.sagemaker.invocations import invocations_router
+from lora_serve.server.sglang.generate import sglang_router
 from lora_serve.server.summary import start_summary, tell_summary
 from lora_serve.server.throughput import throughput_lines
 from lora_serve.server.tracing import RequestTracing, open_tracing
@@ -172,6 +173,7 @@ def _include_routers(app: FastAPI, context: ServerContext, page: MetricsPage) ->
         pauses_router(context),
         requests_router(context),
         generate_router(context),
+        sglang_router(context),
         invocations_router(context),
         server_info_router(context),
         tokens_router(context),

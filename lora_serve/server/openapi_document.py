@@ -103,6 +103,8 @@ def _success(operation: Operation) -> Schema:
             schema = {"anyOf": [_reference(struct) for struct in structs]}
         if operation.is_list:
             schema = {"type": "array", "items": schema}
+        if operation.or_list:
+            schema = {"anyOf": [schema, {"type": "array", "items": schema}]}
         success["content"] = {"application/json": {"schema": schema}}
     if operation.streams:
         # No type: some readers take the schema for all of the text, and others for each event.

@@ -44,8 +44,9 @@ class Operation:
     while it is answered. streams: events, if asked for. names_model: the caller names a model or an
     adapter. conflicts: another caller may end what this one asked for. may_be_wrong: it may be
     refused without a body or a query that is at fault. error: the body of every status above 399.
-    is_list: there are several answers. or_json: the answer to callers who accept JSON, where
-    others get a text. names_response: the caller names a response that was kept.
+    is_list: there are several answers. or_list: there are, if the body asks for several. or_json:
+    the answer to callers who accept JSON, where others get a text. names_response: the caller names
+    a response that was kept.
     """
 
     method: str
@@ -60,6 +61,7 @@ class Operation:
     streams: bool = False
     names_model: bool = False
     is_list: bool = False
+    or_list: bool = False
     or_json: type[msgspec.Struct] | None = None
     error: type[msgspec.Struct] = ErrorAnswer
     in_query: tuple[QueryParameter, ...] = ()

@@ -15,6 +15,7 @@ from lora_serve.server.openai import routes as openai
 from lora_serve.server.operation import Access
 from lora_serve.server.responses import routes as responses
 from lora_serve.server.sagemaker import routes as sagemaker
+from lora_serve.server.sglang import routes as sglang
 from lora_serve.server.ui import routes as ui
 
 OPERATIONS = (
@@ -23,6 +24,7 @@ OPERATIONS = (
     *responses.OPERATIONS,
     *admin.OPERATIONS,
     *inference.OPERATIONS,
+    *sglang.OPERATIONS,
     *sagemaker.OPERATIONS,
     *state.OPERATIONS,
     *ui.OPERATIONS,

@@ -180,6 +180,10 @@ LIKELY: dict[str, SearchStrategy[object]] = {
     "dimensions": st.integers(-1, 9),
     "encoding_format": st.sampled_from(["float", "base64", "bytes"]),
     "prompt_embeds": TEXTS | st.just("AAAA"),
+    "input_ids": st.lists(st.integers(-1, 270), max_size=5),
+    "return_logprob": st.booleans(),
+    "logprob_start_len": st.integers(-1, 9),
+    "top_logprobs_num": st.integers(-1, 21),
 }
 
 

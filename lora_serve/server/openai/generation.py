@@ -52,6 +52,7 @@ class AnswerPrefix(StrEnum):
     MESSAGE = "msg_"
     RESPONSE = "resp_"
     TOKENS = "generate-tokens-"
+    NONE = ""
 
 
 T = TypeVar("T")
@@ -64,7 +65,7 @@ class Answer(Protocol):
     @property
     def stream_form(self) -> StreamForm: ...
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> msgspec.Struct:
+    def whole(self, outputs: Sequence[RequestOutput]) -> msgspec.Struct | Sequence[msgspec.Struct]:
         """The answer, once all prompts are finished."""
 
     def events(self, deltas: AsyncIterator[PromptDelta]) -> AsyncIterator[bytes]:
@@ -146,7 +147,7 @@ async def respond(
 async def respond_whole(
     request: Request,
     generation: Generation,
-    answer: Callable[[Sequence[RequestOutput]], msgspec.Struct],
+    answer: Callable[[Sequence[RequestOutput]], msgspec.Struct | Sequence[msgspec.Struct]],
 ) -> Response:
     """The answer in one piece, made of all prompts once they are finished."""
     try:

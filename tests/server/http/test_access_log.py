@@ -31,6 +31,7 @@ PATHS = {
     },
     "/v1/embeddings": {"input": SECRET},
     "/inference/v1/generate": {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 4}},
+    "/generate": {"text": SECRET},
     "/invocations": {"prompt": SECRET},
 }
 

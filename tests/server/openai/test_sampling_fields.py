@@ -25,6 +25,7 @@ from lora_serve.server.openai.sampling_fields import GenerationFields
 from lora_serve.server.responses.protocol import ResponseBody
 from lora_serve.server.routes import OPERATIONS
 from lora_serve.server.sagemaker.protocol import InvocationBody
+from lora_serve.server.sglang.protocol import SglangGenerateBody, SglangSampling
 from lora_serve.structured_outputs import StructuredOutput
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import error_of
@@ -62,6 +63,16 @@ SCORING = {"prompt_logprobs", "prompt_logprob_start", "prompt_logprobs_last_n"}
 OTHER_NAMES: dict[type[BaseModel], Mapping[str, str]] = {
     ResponseBody: {"max_tokens": "max_output_tokens"},
     MessagesBody: {"stop": "stop_sequences"},
+    SglangGenerateBody: {
+        "max_tokens": "max_new_tokens",
+        "min_tokens": "min_new_tokens",
+        "seed": "sampling_seed",
+        "include_stop_str_in_output": "no_stop_trim",
+    },
+}
+SAMPLING: dict[type[BaseModel], type[BaseModel]] = {
+    GenerateBody: SamplingBody,
+    SglangGenerateBody: SglangSampling,
 }
 ANTHROPIC = {"max_tokens", "temperature", "top_p", "top_k", "stop", "seed"}
 # By body and by the reason, the fields that it has not.
@@ -71,13 +82,18 @@ UNSUPPORTED: dict[type[BaseModel], Mapping[str, set[str]]] = {
         "a response has no place for logprobs of the prompt": SCORING,
     },
     MessagesBody: {"Anthropic's API has no word for it": set(FIELDS) - ANTHROPIC},
+    SglangGenerateBody: {
+        "a kind of constraint is a field": {"structured_outputs"},
+        "logprobs are asked for beside the sampling parameters": SCORING,
+        "SGLang has no word for it": {"allowed_token_ids", "bad_words", "logprob_token_ids"},
+    },
     EmbeddingBody: {"an embedding has no tokens that are drawn": set(FIELDS)},
 }
 
 
 def fields_of(body: type[BaseModel]) -> set[str]:
     names = {theirs: ours for ours, theirs in OTHER_NAMES.get(body, {}).items()}
-    sampling = SamplingBody if body is GenerateBody else body
+    sampling = SAMPLING.get(body, body)
     return {names.get(name, name) for name in sampling.model_fields}
 
 
@@ -114,6 +130,10 @@ def generate(fields: Mapping[str, object]) -> dict[str, object]:
     return {"token_ids": [72, 105], "sampling_params": dict(fields)}
 
 
+def sglang(fields: Mapping[str, object]) -> dict[str, object]:
+    return {"text": "Hello", "sampling_params": dict(fields)}
+
+
 def response(fields: Mapping[str, object]) -> dict[str, object]:
     return {"input": "Hello", **fields}
 
@@ -127,6 +147,7 @@ APIS: dict[str, tuple[type[BaseModel], Callable[[Mapping[str, object]], dict[str
     "/v1/chat/completions": (ChatBody, chat),
     "/v1/chat/completions/batch": (ChatBatchBody, batch),
     "/inference/v1/generate": (GenerateBody, generate),
+    "/generate": (SglangGenerateBody, sglang),
     "/v1/responses": (ResponseBody, response),
     "/v1/messages": (MessagesBody, message),
 }
