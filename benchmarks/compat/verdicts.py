@@ -36,7 +36,7 @@ OWN_VERSION = "asks for vLLM's version"
 USAGE = "usage always has prompt_tokens_details"
 BAD_ADAPTERS = "an adapter that cannot be served is a 400 with every finding, in our words, no 500"
 KV_TRANSFER = "kv_transfer_params is taken and changes nothing"
-STRICT = "a string is no boolean"
+STRICT = "a string is no boolean, and a boolean is no number"
 UNKNOWN = "unknown fields are refused, unless --ignore-unknown-fields"
 BEAMS = "beam search is not offered"
 CACHED_INPUT = (
@@ -58,6 +58,7 @@ RAW_MESSAGES = "enable_response_messages is refused by name"
 RUN_BATCH = "runs vLLM's own command run-batch"
 
 _CHAT, _COMPLETION = "chat_completion/test_chat.py", "completion/test_completion.py"
+_EMBEDS = "completion/test_completion_with_prompt_embeds.py"
 _MESSAGES = "anthropic/test_messages.py"
 _ECHO, _LORA = "test_chat_echo.py", "lora/test_lora_adapters.py"
 _MIDDLEWARE = "test_optional_middleware.py"
@@ -95,6 +96,8 @@ VERDICTS = tuple(
         (_COMPLETION, "test_single_completion", NOT_APPLICABLE, OTHER_MODEL),
         (_COMPLETION, "test_completion_streaming", NOT_APPLICABLE, OTHER_MODEL),
         (_COMPLETION, "test_batch_completions", DIFFERS, BEAMS),
+        (_EMBEDS, "test_completions_with", NOT_APPLICABLE, OTHER_MODEL),
+        (_EMBEDS, "test_prompt_logprobs_raises", DIFFERS, STRICT),
         ("test_token_in_token_out.py", "", DIFFERS, NO_TOKENIZER),
         ("test_models.py", "test_check_models", NOT_APPLICABLE, ROOT),
         (
