@@ -182,7 +182,8 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
             fixed_flags=bool(args.url),
         )
         try:
-            yield _Stage(Fuzzer(runner, cold, config.cache.block_size), scope)
+            fuzzer = Fuzzer(runner, cold, config.cache.block_size, args.serve_args)
+            yield _Stage(fuzzer, scope)
         finally:
             cold.close()
 

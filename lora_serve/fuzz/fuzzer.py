@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lora_serve.fuzz.judge import Finding, Judge
@@ -37,17 +37,22 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Fuzzer:
-    """Holds what traces are played on, and what their answers are compared with."""
+    """Holds what traces are played on, and what their answers are compared with.
+
+    flags: the user's, which stand after a trace's.
+    """
 
     runner: TraceRunner
     cold: ColdEngine
     block_size: int
+    flags: Sequence[str] = ()
 
     def check(self, trace: Trace) -> Verdict:
         run = self.runner.play(trace)
         if len(run.records) < len(trace.events):  # the server did not start
             return Verdict(run, [])
-        return Verdict(run, Judge(trace, run.records, self.cold, self.block_size).findings())
+        cold = self.cold.under((*trace.flags, *self.flags))
+        return Verdict(run, Judge(trace, run.records, cold, self.block_size).findings())
 
     def shrink(self, trace: Trace, seconds: float, on_smaller: Callable[[Trace], None]) -> Trace:
         """A small trace that fails like `trace`, found within so many seconds."""

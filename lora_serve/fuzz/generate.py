@@ -13,6 +13,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from lora_serve.config.model import LOGPROBS_MODES
 from lora_serve.demo.corpus import LABEL_REQUESTS, sentence
 from lora_serve.fuzz.trace import (
     AdminCall,
@@ -46,6 +47,7 @@ ANSWER_LENGTHS = (1, 2, 12, 48, 96, 96)
 # A prompt, at most 9 tokens longer than its prefix, and its answer just fit the smallest pool; two
 # that share nothing do not, so that the one that grows last is preempted.
 POOLS = (20, 20, 24, 32, 1000)  # blocks, of 16 tokens or more
+LOGPROBS_MODE_SHARE = 0.5  # of the traces
 CONCURRENT_CALLS_SHARE = 0.05  # of a trace's events
 PAUSES_SHARE = 0.02  # of a trace's events
 EMBEDDINGS_SHARE = 0.15  # of the requests
@@ -91,7 +93,7 @@ def make_trace(seed: int, scope: Scope) -> Trace:
     tiers = () if scope.fixed_flags else _tiers(rng, scope)
     return Trace(
         seed=seed,
-        flags=() if scope.fixed_flags else (*_flags(rng, tiers), *_pooler_flags(pooling_type)),
+        flags=() if scope.fixed_flags else _all_flags(seed, rng, tiers, pooling_type),
         tiers=tiers,
         concurrency=rng.choice((max(1, scope.concurrency // 2), scope.concurrency)),
         events=tuple(_Writer(rng, scope, tiers, seed, pooling_type).events()),
@@ -122,8 +124,14 @@ def _flags(rng: Random, tiers: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(flags)
 
 
-def _pooler_flags(pooling_type: PoolingType) -> tuple[str, str]:
-    return ("--pooler-config", json.dumps({"pooling_type": pooling_type}))
+def _all_flags(
+    seed: int, rng: Random, tiers: tuple[str, ...], pooling_type: PoolingType
+) -> tuple[str, ...]:
+    """All flags, of which the later ones are not drawn from `rng`."""
+    pooler = ("--pooler-config", json.dumps({"pooling_type": pooling_type}))
+    mode_rng = Random(f"logprobs mode {seed}")
+    mode = mode_rng.choice(LOGPROBS_MODES) if mode_rng.random() < LOGPROBS_MODE_SHARE else ""
+    return (*_flags(rng, tiers), *pooler, *(("--logprobs-mode", mode) if mode else ()))
 
 
 class _Writer:

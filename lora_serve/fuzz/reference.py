@@ -6,10 +6,11 @@ prompts are computed in one piece, nothing is looked up or recorded.
 
 from __future__ import annotations
 
+import argparse
 import base64
 from array import array
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -46,6 +47,8 @@ class ColdEngine:
     """Answers of every version, each computed once. The files of `versions` must not change."""
 
     def __init__(self, config: EngineConfig, versions: Sequence[Path]) -> None:
+        self._config, self._versions = config, versions
+        self._of_modes: dict[str, ColdEngine] = {}  # of logprobs, other than this one's
         model = {name: getattr(config.model, name) for name in config.model.__slots__}
         self._llm = LLM(
             **{**model, "enforce_eager": True},
@@ -66,8 +69,23 @@ class ColdEngine:
         self.hidden_size = self._llm.model_info.hidden_size
         self.vocab_size = self._llm.model_info.vocab_size
 
+    def under(self, flags: Sequence[str]) -> ColdEngine:
+        """The engine whose logprobs are of the mode that a server's flags name; else this one."""
+        own = self._config.model.logprobs_mode
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--logprobs-mode", default=own)
+        mode = parser.parse_known_args(list(flags))[0].logprobs_mode
+        if mode == own:
+            return self
+        if mode not in self._of_modes:
+            model = replace(self._config.model, logprobs_mode=mode)
+            self._of_modes[mode] = ColdEngine(replace(self._config, model=model), self._versions)
+        return self._of_modes[mode]
+
     def close(self) -> None:
         self._llm.close()
+        for engine in self._of_modes.values():
+            engine.close()
 
     @property
     def has_chat(self) -> bool:

@@ -27,10 +27,11 @@ class LoneRunner:
         named: dict[str, int] = {}
         first: dict[object, int | NoAdapter] = {}
         run = TraceRun()
+        cold = self.cold.under(trace.flags)
         for event in trace.events:
             begin = time.monotonic()
             if isinstance(event, Ask):
-                run.records.append(self._ask(event, named, first, begin))
+                run.records.append(self._ask(cold, event, named, first, begin))
                 continue
             if isinstance(event, ConcurrentCalls):
                 statuses = [_call(call, named) for call in event.calls]
@@ -44,14 +45,19 @@ class LoneRunner:
         return run
 
     def _ask(
-        self, ask: Ask, named: dict[str, int], first: dict[object, int | NoAdapter], begin: float
+        self,
+        cold: ColdEngine,
+        ask: Ask,
+        named: dict[str, int],
+        first: dict[object, int | NoAdapter],
+        begin: float,
     ) -> Heard:
         heard = Heard(begin, status=404)
         name = ask.adapter
         if name is BASE_MODEL or name in named:
             version = BASE_MODEL if name is BASE_MODEL else named[name]
             used = first.setdefault((name, ask.prompt), version)
-            right = self.cold.answer(ask, used if self.is_stale else version)
+            right = cold.answer(ask, used if self.is_stale else version)
             heard.status, heard.is_whole = 200, True
             heard.prompt_logprobs = right.prompt_logprobs
             heard.choices = {i: copy.deepcopy(one) for i, one in enumerate(right.choices)}

@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as replaced
 
 from lora_serve.config import EngineConfig, ModelConfig
+from lora_serve.config.model import LOGPROBS_MODES
 from lora_serve.fuzz.answers import Heard
 from lora_serve.fuzz.fuzzer import Fuzzer
 from lora_serve.fuzz.generate import Scope, make_trace
@@ -136,6 +138,27 @@ def test_traces_ask_for_embeddings_which_are_judged(cold: ColdEngine, scope: Sco
         if isinstance(event, Ask) and event.pooling is not None and record.is_whole
     }
     assert wrong == given != set()
+
+
+class TellsOtherLogprobs(LoneRunner):
+    """Gives the logprobs of the default mode, whatever the trace's flags say."""
+
+    def play(self, trace: Trace) -> TraceRun:
+        return super().play(replaced(trace, flags=()))
+
+
+def test_traces_draw_every_mode_of_logprobs_and_that_of_another_is_found(
+    cold: ColdEngine, scope: Scope
+) -> None:
+    traces = [make_trace(seed, replace(scope, num_requests=10)) for seed in range(40)]
+    modes = [trace.flags[-1] for trace in traces if "--logprobs-mode" in trace.flags]
+    assert set(modes) == set(LOGPROBS_MODES)
+    trace = next(trace for trace in traces if trace.flags[-1] == "processed_logits")
+    assert Fuzzer(lone(cold, is_stale=False), cold, BLOCK_SIZE).check(trace).lines() == []
+    other = Fuzzer(TellsOtherLogprobs(cold, cold.digests), cold, BLOCK_SIZE)
+    assert any(": logprob 0 is" in line for line in other.check(trace).lines())
+    pinned = replace(other, flags=("--logprobs-mode", "raw_logprobs"))
+    assert pinned.check(trace).is_clean
 
 
 def test_traces_send_admin_calls_at_once_and_are_kept_with_them(
