@@ -37,6 +37,7 @@ from lora_serve.server.admin.requests import requests_router
 from lora_serve.server.admin.server_info import server_info_router
 from lora_serve.server.anthropic.errors import anthropic_shape
 from lora_serve.server.anthropic.messages import MESSAGES_PATH, messages_router
+from lora_serve.server.api_page.router import api_page_router
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http import second_port
@@ -152,6 +153,8 @@ def _documented_app(config: ServerConfig) -> FastAPI:
         version=__version__,
         redirect_slashes=False,
         openapi_url=None if config.disable_fastapi_docs else "/openapi.json",
+        docs_url=None,  # FastAPI's loads its scripts from elsewhere, and knows no keys
+        redoc_url=None,
     )
     document = openapi_document(config)
     app.openapi = lambda: document  # type: ignore[method-assign]  # FastAPI's way to have one's own
@@ -179,6 +182,8 @@ def _include_routers(app: FastAPI, context: ServerContext, page: MetricsPage) ->
         tokens_router(context),
     ):
         app.include_router(answering_head(router))
+    if not context.config.disable_fastapi_docs:
+        app.include_router(answering_head(api_page_router()))
     if not context.config.disable_ui:
         app.include_router(answering_head(ui_router()))
     if context.config.metrics_port is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from lora_serve.server.admin import routes as admin
 from lora_serve.server.admin import state_routes as state
 from lora_serve.server.anthropic import routes as anthropic
+from lora_serve.server.api_page import routes as api_page
 from lora_serve.server.http.auth import METRICS_PATH
 from lora_serve.server.inference import routes as inference
 from lora_serve.server.openai import routes as openai
@@ -28,6 +29,7 @@ OPERATIONS = (
     *sagemaker.OPERATIONS,
     *state.OPERATIONS,
     *ui.OPERATIONS,
+    *api_page.OPERATIONS,
 )
 
 PATHS = frozenset(each.path for each in OPERATIONS)

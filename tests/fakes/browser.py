@@ -32,10 +32,12 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextmanager
-def visiting(browser: Browser, base_url: str, view: str = "", **context: Any) -> Iterator[Page]:
+def visiting(
+    browser: Browser, base_url: str, view: str = "", path: str = "/ui", **context: Any
+) -> Iterator[Page]:
     """The page in a tab of its own; at the end it must have kept to its server and be at peace.
 
-    view: which to open. context: of Playwright's `new_context`. Refusals by the server (4xx) are
+    view: which to open of the page at `path`. context: of Playwright's `new_context`. Refusals by the server (4xx) are
     noted on the console by the browser itself, and are no fault.
     """
     requested: list[str] = []
@@ -51,7 +53,7 @@ def visiting(browser: Browser, base_url: str, view: str = "", **context: Any) ->
     page.on("request", lambda request: requested.append(request.url))
     page.on("console", note)
     page.on("pageerror", lambda error: faults.append(str(error)))
-    page.goto(f"{base_url}/ui{view}")
+    page.goto(f"{base_url}{path}{view}")
     yield page
     tab.close()
     assert faults == []

@@ -56,7 +56,7 @@ async def test_every_configured_key_lets_in(engine: FakeEngine, key: str) -> Non
         ("POST", "/tokenize"),
         ("POST", "/detokenize"),
         ("GET", "/load"),
-        ("GET", "/docs"),
+        ("GET", "/openapi.json"),
         ("GET", "/nothing"),
     ],
 )

@@ -18,8 +18,8 @@ def paths_for(access: Access) -> frozenset[str]:
 
 OPEN = paths_for(Access.OPEN)
 OPERATES = paths_for(Access.OPERATOR)  # needs an admin key where there is one
-DOCUMENTS = ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc")
-USES = paths_for(Access.KEY).union(DOCUMENTS)
+DOCUMENT = "/openapi.json"
+USES = paths_for(Access.KEY) | {DOCUMENT}
 CHANGES = paths_for(Access.ADMIN)
 ANYWHERE = "0.0.0.0"
 

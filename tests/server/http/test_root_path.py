@@ -4,6 +4,7 @@ import pytest
 
 from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError
+from lora_serve.server.api_page.files import PAGE_FILES
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import client_for, error_of
 
@@ -29,5 +30,5 @@ def test_a_prefix_that_cannot_be_is_refused(prefix: str) -> None:
 
 async def test_the_servers_documents_can_be_left_out(engine: FakeEngine) -> None:
     async with client_for(engine, ServerConfig(disable_fastapi_docs=True)) as client:
-        for path in ("/openapi.json", "/docs", "/redoc"):
+        for path in ("/openapi.json", *(file.path for file in PAGE_FILES)):
             error_of(await client.get(path), 404)

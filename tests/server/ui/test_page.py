@@ -331,3 +331,12 @@ def test_it_says_that_the_server_does_not_answer_and_goes_on_when_it_does(
     page.context.set_offline(False)
     expect(state).to_contain_text("Answering")
     page.close()
+
+
+def test_the_api_is_shown_at_docs_with_the_key_that_it_needs(browser: Browser) -> None:
+    with served(KEYS) as site, visiting(browser, site.url, path="/docs") as page:
+        expect(page.get_by_role("status")).to_contain_text("API key")
+        page.get_by_label("API key").fill("user-key")
+        page.get_by_role("button", name="Show the API").click()
+        expect(page.locator("#api .opblock").first).to_be_visible()
+        expect(page.locator("#api")).to_contain_text("/v1/chat/completions")
