@@ -17,6 +17,7 @@ from lora_serve.config import LogConfig
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import BASE_MODEL
 from lora_serve.observability.log import cut, quoted, with_fields
+from lora_serve.server.http.auth import Caller
 from lora_serve.server.http.request_record import RequestRecord
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 SHORT_HEX = 12
 _PLAIN = re.compile(r"[\w./:@+-]+", re.ASCII)
 NO_KNOWN_KEY = "an unknown key"
+UNCHECKED_KEY = "an unchecked key"  # refused before the key was looked at, as during a shutdown
 
 
 class AccessLog:
@@ -59,13 +61,12 @@ Fields = dict[str, object]
 
 def _fields(record: RequestRecord, scope: Scope, status: int) -> Fields:
     state = scope["state"]
-    caller = state.get("caller")
     fields: Fields = {
         "method": scope["method"],
         "route": scope["path"],
         "status": status,
         "id": cut(_request_id(record, state)),
-        "by": NO_KNOWN_KEY if caller is None else caller.shown,
+        "by": _by(state.get("caller"), status),
         "total_seconds": round(time.monotonic() - record.arrival, 6),
     }
     if record.span is not None:
@@ -87,6 +88,12 @@ def _fields(record: RequestRecord, scope: Scope, status: int) -> Fields:
         "first_token_seconds": _rounded(record.first_token_seconds),
         "finish_reason": record.finish_reason or None,
     }
+
+
+def _by(caller: Caller | None, status: int) -> str:
+    if caller is not None:
+        return caller.shown
+    return NO_KNOWN_KEY if status == 401 else UNCHECKED_KEY
 
 
 def _request_id(record: RequestRecord, state: dict[str, object]) -> str:

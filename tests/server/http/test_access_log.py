@@ -15,7 +15,9 @@ import pytest
 from lora_serve.config import LogConfig, ServerConfig
 from lora_serve.errors import OverloadedError
 from lora_serve.observability.log import TEXT_FORMAT, JsonFormatter, TextFormatter
+from lora_serve.server.app import create_app
 from lora_serve.server.http import access_log
+from lora_serve.server.http.drain import Drain
 from tests.fakes.engine import MODEL, FakeEngine, write_adapter
 from tests.server.clients import client_for, eventually, serving
 
@@ -138,6 +140,20 @@ async def test_a_refused_request_is_told_of_by_its_status(
     assert (told["status"], told["error"], told["id"]) == (status, error, "refused-1")
     assert told["by"] == ("an unknown key" if status == 401 else "key 1")
     assert "finish_reason" not in told or told["finish_reason"] is None
+
+
+async def test_a_key_that_a_shutdown_left_unread_is_not_called_unknown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    drain = Drain()
+    drain.begin()
+    app = create_app(engine_with(), ServerConfig(api_key=("k",)), drain)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        headers = {"Authorization": "Bearer k"}
+        await client.post("/v1/completions", json={"prompt": "x"}, headers=headers)
+    told = fields(caplog)
+    assert (told["status"], told["by"]) == (503, "an unchecked key")
 
 
 @pytest.mark.parametrize("stream", [False, True])
