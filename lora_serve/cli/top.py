@@ -24,6 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Time between two looks; a server makes its metrics once a second at most. "
         "(default: %(default)s)",
     )
+    parser.add_argument(
+        "--metrics-url",
+        metavar="URL",
+        help="Where /metrics is, if the server has --metrics-port. No key is sent there. "
+        "(default: that of --url)",
+    )
     add_server_arguments(parser, ADMIN_KEYS)
     parser.set_defaults(run=_run, parser=parser)
 

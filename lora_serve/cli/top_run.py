@@ -10,7 +10,8 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from http import HTTPStatus
 
 from lora_serve.cli.ending_signals import ended_by_signals
 from lora_serve.cli.remote import Remote, RemoteError, UnreachableError
@@ -35,8 +36,11 @@ def run_top(args: argparse.Namespace) -> int:
     """
     if not args.interval >= SHORTEST_INTERVAL:
         raise ConfigError(f"--interval {args.interval} must be at least {SHORTEST_INTERVAL}")
-    with Remote(args.url, chosen_key(args, os.environ)) as remote:
-        watch = Watch(remote)
+    with (
+        Remote(args.url, chosen_key(args, os.environ)) as remote,
+        _metrics(args, remote) as metrics,
+    ):
+        watch = Watch(remote, metrics)
         if args.once or not sys.stdout.isatty():
             return _show_plain(watch, args.interval, once=args.once)
         with ended_by_signals(), _whole_screen():
@@ -44,11 +48,18 @@ def run_top(args: argparse.Namespace) -> int:
     return 0
 
 
-class Watch:
-    """Looks at one server."""
+def _metrics(args: argparse.Namespace, remote: Remote) -> AbstractContextManager[Remote]:
+    if args.metrics_url is None:
+        return nullcontext(remote)
+    return Remote(args.metrics_url.rstrip("/").removesuffix("/metrics"), api_key=None)
 
-    def __init__(self, remote: Remote) -> None:
+
+class Watch:
+    """Looks at one server, whose /metrics may have a port of their own."""
+
+    def __init__(self, remote: Remote, metrics: Remote) -> None:
         self._remote = remote
+        self._metrics = metrics
         self._last = self._scrape()
 
     def look(self) -> View:
@@ -67,9 +78,14 @@ class Watch:
 
     def _scrape(self) -> Scrape:
         try:
-            return read_scrape(self._remote.get("/metrics").text, time.monotonic())
+            return read_scrape(self._metrics.get("/metrics").text, time.monotonic())
         except ValueError as error:
-            raise UnreachableError(f"{self._remote.url}/metrics: {error}") from error
+            raise UnreachableError(f"{self._metrics.url}/metrics: {error}") from error
+        except RemoteError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            hint = "name that port as --metrics-url http://HOST:PORT"
+            raise RemoteError(f"{error}; {hint}", error.status) from error
 
     def _requests(self) -> list[dict[str, object]] | None:
         try:

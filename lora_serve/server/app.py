@@ -43,7 +43,7 @@ from lora_serve.server.engine_api import Engine
 from lora_serve.server.http import second_port
 from lora_serve.server.http.acceptor import AcceptingServer
 from lora_serve.server.http.access_log import AccessLog
-from lora_serve.server.http.auth import Authentication, KeyRing
+from lora_serve.server.http.auth import METRICS_PATH, Authentication, KeyRing
 from lora_serve.server.http.body import BodyLimit, BodyReader
 from lora_serve.server.http.connections import Connections
 from lora_serve.server.http.cors import CrossOrigin
@@ -114,7 +114,10 @@ def create_app(
     app = _documented_app(config)
     _include_routers(app, context, page)
     app.add_exception_handler(LoraServeError, answer_error)
-    app.add_exception_handler(HTTPException, partial(answer_http_error, paths=PATHS))
+    metrics_port = config.metrics_port
+    elsewhere = {} if metrics_port is None else {METRICS_PATH: f"--metrics-port {metrics_port}"}
+    not_found = partial(answer_http_error, paths=PATHS, elsewhere=elsewhere)
+    app.add_exception_handler(HTTPException, not_found)
     _add_middleware(app, context, page, tracing)
     return app
 

@@ -87,6 +87,19 @@ def test_one_look_at_a_server(
     assert main(["top", "--once", "--url", "http://127.0.0.1:1"]) == 2
 
 
+def test_metrics_on_a_port_of_their_own(
+    fake_server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api = f"{fake_server.url}/absent"  # has no /metrics, as the API's port with --metrics-port
+    command = ["top", "--once", "--interval", "0.1", "--url", api]
+    assert main(command) == 2
+    assert "--metrics-url http://HOST:PORT" in capsys.readouterr().err
+    apart = ["top", "--once", "--interval", "0.1", "--url", fake_server.url]
+    assert main([*apart, "--metrics-url", f"{fake_server.url}/metrics"]) == 0
+    assert "base/model" in capsys.readouterr().out
+    assert main([*apart, "--metrics-url", api]) == 2  # it is there that metrics are asked for
+
+
 def test_a_terminal_is_given_back_as_it_was(fake_server: FakeServer) -> None:
     import sys
 

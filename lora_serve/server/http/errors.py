@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from starlette.exceptions import HTTPException
@@ -172,18 +173,27 @@ async def answer_error(request: Request, error: Exception) -> Response:
     return error_response(error, request.scope)
 
 
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
 async def answer_http_error(
-    request: Request, error: Exception, paths: frozenset[str] = frozenset()
+    request: Request,
+    error: Exception,
+    paths: frozenset[str] = frozenset(),
+    elsewhere: Mapping[str, str] = NOTHING,
 ) -> Response:
     """Routing's own errors: no such route, or not with this method.
 
     paths: those that there are, one of which the client may have meant.
+    elsewhere: paths that another port of this server has, and the flag that names it.
     """
     assert isinstance(error, HTTPException), f"{error!r} has its own handler"
     message = error.detail
     headers = dict(error.headers or {})
     if error.status_code == 404:
-        message = f"there is no route {request.url.path}{_meant(request.url.path, paths)}"
+        message = (
+            f"there is no route {request.url.path}{_meant(request.url.path, paths, elsewhere)}"
+        )
     elif error.status_code == 405:
         headers["Allow"] = ", ".join(sorted(headers["Allow"].split(", ")))  # it comes of a set
         message = f"{request.method} is not allowed on {request.url.path}; use {headers['Allow']}"
@@ -191,10 +201,12 @@ async def answer_http_error(
     return _response(Fault(message, kind, None, error.status_code), request.scope, headers)
 
 
-def _meant(path: str, paths: frozenset[str]) -> str:
+def _meant(path: str, paths: frozenset[str], elsewhere: Mapping[str, str]) -> str:
     """A hint for clients whose base URL has /v1 not at all, or twice, or a slash behind it."""
+    if path in elsewhere:
+        return f" on this port; {elsewhere[path]} gives it one of its own"
     for near in (f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/")):
-        if near in paths:
+        if near in paths and near != path:  # a path may be known, and switched off here
             return f"; there is {near}: set the client's base URL to end in /v1, without a slash"
     return ""
 

@@ -79,6 +79,8 @@ async def test_adapters_are_named_to_those_who_run_the_server(
                 assert response.status_code == status, (key, method)
                 shown = status == 200 and method == "GET"
                 assert ("tenant" in response.text) == shown
+                if status == 404 and method == "GET":
+                    assert "on this port; --metrics-port 0 gives it one" in response.text
 
 
 async def test_the_metrics_port_needs_no_key_and_serves_nothing_else(
