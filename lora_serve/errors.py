@@ -37,6 +37,9 @@ class NotFoundError(LoraServeError):
         self.param = param
 
 
+ASK_FOR_BASE_MODEL = "Ask for the base model"  # whose name the API process adds
+
+
 class AdapterNotFoundError(NotFoundError):
     """No adapter, and no served model, has this name; or no adapter lies at this path."""
 

@@ -113,7 +113,9 @@ def _opened(path: str, allowed_roots: Sequence[str]) -> Iterator[AdapterDirector
         try:
             directory = stack.enter_context(open_directory(path, allowed_roots))
         except (FileNotFoundError, NotADirectoryError, ValueError) as error:
-            raise AdapterNotFoundError(f"No adapter found for {path}") from error
+            raise AdapterNotFoundError(
+                f"No adapter found for {path}: there is no such directory"
+            ) from error
         except OSError as error:
             raise AdapterError(f"{path}: cannot be read: {error.strerror or error}") from error
         with _told_as_adapter_errors(path):

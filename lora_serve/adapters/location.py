@@ -145,6 +145,11 @@ def _bytes_of_cached_adapters(cache_dir: str | None) -> int:
     )
 
 
+def _seen_from(path: str) -> str:
+    """Where a path that is not absolute begins, which callers elsewhere may not know."""
+    return "" if path.startswith(("/", "~")) else "; it begins where the server was started"
+
+
 def find_adapter(path: str, allowed_roots: Sequence[str] = ()) -> str | HubAdapter:
     """The real directory of the adapter that a user calls `path`, or what to download first.
 
@@ -166,5 +171,7 @@ def find_adapter(path: str, allowed_roots: Sequence[str] = ()) -> str | HubAdapt
         return os.path.realpath(local)
     hub_id = _HUB_ID.fullmatch(path)
     if allowed_roots or hub_id is None:
-        raise AdapterNotFoundError(f"No adapter found for {path}")
+        raise AdapterNotFoundError(
+            f"No adapter found for {path}: there is no such directory{_seen_from(path)}"
+        )
     return HubAdapter(hub_id[1], hub_id[2])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
-from lora_serve.errors import AdapterExistsError, AdapterNotFoundError
+from lora_serve.errors import ASK_FOR_BASE_MODEL, AdapterExistsError, AdapterNotFoundError
 from lora_serve.identity import AdapterRef
 from lora_serve.messages import AdapterInfo
 
@@ -118,7 +118,7 @@ class AdapterRegistry:
         """
         ref = self._current.get(name)
         if ref is None:
-            remedy = " Ask for the base model, or load this adapter first."
+            remedy = f" {ASK_FOR_BASE_MODEL}, or load this adapter first."
             raise AdapterNotFoundError.of_model(name, self._current, remedy)
         self._add_leases(ref, 1)
         return ref

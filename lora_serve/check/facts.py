@@ -105,7 +105,9 @@ async def _cards(server: Server) -> list[Card]:
         _, document = await server.call("GET", "/v1/models")
     except ServerFaultError as error:
         if error.status == 0:
-            raise ConfigError(f"no server can be reached: {error}") from error
+            raise ConfigError(
+                f"no server can be reached at {server.url}: {error}; start one, or name another URL"
+            ) from error
         if error.status in (401, 403):
             raise ConfigError(f"{error}; give a key (--api-key-file)") from error
         return []

@@ -74,6 +74,10 @@ class Server:
             trust_env=False,  # a proxy's cache would be probed along with the server's
         )
 
+    @property
+    def url(self) -> str:
+        return self._target.base_url
+
     async def __aenter__(self) -> Server:
         return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -44,7 +45,7 @@ def list_adapters(remote: Remote, args: argparse.Namespace) -> int:
     elif adapters:
         header = ("name", "digest", "gen", "rank", "size", "residency", "source")
         rows = [tuple(map(escaped, _row(one))) for one in adapters]
-        print(text_table(header, rows))
+        print(_fitted(text_table(header, rows, words=(0, 1, 5, 6)), header[-1]))
     else:
         print("no adapter is loaded")
     return 0
@@ -54,7 +55,15 @@ def load(remote: Remote, args: argparse.Namespace) -> int:
     paths = dict(_pairs(args.adapters))
 
     def act(name: str) -> str:
-        told = _load(remote, name, paths[name], pinned=args.pinned)
+        try:
+            told = _load(remote, name, paths[name], pinned=args.pinned)
+        except RemoteError as error:
+            if "load_inplace" not in str(error):
+                raise
+            raise ConfigError(
+                "an adapter with this name is loaded already; to load another in its place: "
+                f"lora-serve adapters replace {name} {paths[name]}"
+            ) from error
         return f"{name}: loaded {_version(_adapter(remote, name))}{_warning(told)}"
 
     return _each(paths, act)
@@ -210,6 +219,20 @@ def _row(adapter: ServedModel) -> tuple[str, ...]:
         f"{residency}, pinned" if facts.get("pinned") else residency,
         str(facts.get("root", "–")),
     )
+
+
+def _fitted(table: str, last: str) -> str:
+    """On a terminal, cut the last column from the left: the end of a path tells most."""
+    if not sys.stdout.isatty():
+        return table
+    header, *lines = table.splitlines()
+    begins = header.index(last)
+    most = max(shutil.get_terminal_size().columns - begins, len(last))
+    cut = (
+        line if len(line) - begins <= most else f"{line[:begins]}…{line[begins:][1 - most :]}"
+        for line in lines
+    )
+    return "\n".join((header, *cut))
 
 
 ACTIONS: Mapping[str, Action] = {

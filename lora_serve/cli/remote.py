@@ -127,6 +127,10 @@ class Remote:
         try:
             yield
         except httpx.ConnectError as error:
+            if "WRONG_VERSION_NUMBER" in str(error):  # it has answered, but not in TLS
+                raise UnreachableError(
+                    f"the server at {self.url} does not speak TLS; name it with http://"
+                ) from error
             raise UnreachableError(
                 f"no server answers at {self.url} ({error}); start one with `lora-serve serve "
                 "MODEL`, or name another with --url"

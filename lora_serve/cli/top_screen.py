@@ -135,7 +135,8 @@ def _adapters(view: View) -> Iterator[str]:
         for one in busiest[:MOST_ROWS]
     ]
     title = f"adapters: {len(adapters)}, {num_resident} resident"
-    yield from text_table((title, "now", "finished", "leases", "digest", ""), table).splitlines()
+    header = (title, "now", "finished", "leases", "digest", "residency")
+    yield from text_table(header, table, words=(0, 4, 5)).splitlines()
 
 
 def _requests(view: View) -> Iterator[str]:
@@ -155,7 +156,7 @@ def _requests(view: View) -> Iterator[str]:
         for one in view.requests[:MOST_ROWS]
     ]
     header = ("newest requests", "adapter", "state", "age", "prompt", "cached", "output")
-    yield from text_table(header, table).splitlines()
+    yield from text_table(header, table, words=(0, 1, 2)).splitlines()
 
 
 def _line(title: str, text: str) -> str:

@@ -403,7 +403,9 @@ def findings_of(read: Callable[..., object], path: str, **limits: object) -> lis
 
 def test_a_missing_directory_is_not_found(tmp_path: Path, lora_modules: Shapes) -> None:
     path = str(tmp_path / "nowhere")
-    with pytest.raises(AdapterNotFoundError, match=f"^No adapter found for {path}$"):
+    with pytest.raises(
+        AdapterNotFoundError, match=f"^No adapter found for {path}: there is no such"
+    ):
         read_adapter(path, lora_modules=lora_modules, max_lora_rank=8)
 
 

@@ -46,6 +46,13 @@ def test_what_is_neither_directory_nor_hub_id_is_not_found(
         find_adapter(path)
 
 
+def test_a_relative_path_is_told_where_it_begins() -> None:
+    with pytest.raises(AdapterNotFoundError, match="no such directory; it begins where the server"):
+        find_adapter("adapters/of/a")
+    with pytest.raises(AdapterNotFoundError, match=r"/of/a: there is no such directory$"):
+        find_adapter("/adapters/of/a")
+
+
 def test_a_directory_may_have_any_name_that_is_text(adapter: Path) -> None:
     path = adapter.rename(adapter.with_name("ünï cödé\u3000\n?"))
     assert find_adapter(str(path)) == str(path)

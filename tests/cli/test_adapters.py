@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lora_serve.cli.main import main
+from lora_serve.cli.remote import Remote, UnreachableError
 from tests.cli.conftest import FakeServer
 from tests.fakes.adapter_files import lora_tensors, write_adapter
 from tests.fakes.engine import write_adapter as write_fake_adapter
@@ -47,7 +48,8 @@ def test_adapters_are_loaded_listed_replaced_and_unloaded(shell: Shell, tmp_path
     assert shell("load", f"x={a}", f"y={b}") == (0, f"x: loaded {short_a}\ny: loaded {short_b}\n")
     code, refused = shell("load", "x", b)
     assert code == 1
-    assert refused.startswith("x: refused: The lora adapter 'x' has already been loaded.")
+    assert refused.startswith("x: refused: an adapter with this name is loaded already;")
+    assert f"lora-serve adapters replace x {b}" in refused
     assert shell("replace", "x", b) == (0, f"x: {short_a} → {short_b}\n")
     assert "x: unchanged, " in shell("replace", "x", b)[1]
     _, table = shell("ls")
@@ -60,6 +62,28 @@ def test_adapters_are_loaded_listed_replaced_and_unloaded(shell: Shell, tmp_path
     assert code == 1
     assert told.startswith("x: unloaded\ny: unloaded\nnosuch: refused: ")
     assert shell("ls") == (0, "no adapter is loaded\n")
+
+
+def test_on_a_terminal_the_end_of_a_long_path_is_listed(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_fake_adapter(tmp_path / ("long" * 20) / "the-end", "a")
+    shell("load", "tenant", path)
+    assert path in shell("ls")[1]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    header, row = shell("ls")[1].splitlines()
+    assert (len(row), row[header.index("source")]) == (80, "…")
+    assert row.endswith("long/the-end")
+
+
+def test_a_server_without_tls_is_told_from_none(fake_server: FakeServer) -> None:
+    url = fake_server.url.replace("http:", "https:")
+    with (
+        pytest.raises(UnreachableError, match=f"{url} does not speak TLS"),
+        Remote(url, None) as remote,
+    ):
+        remote.models()
 
 
 def test_a_name_that_is_not_loaded_cannot_be_replaced(shell: Shell, tmp_path: Path) -> None:

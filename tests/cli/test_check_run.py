@@ -89,7 +89,7 @@ def test_a_server_writes_nothing_of_its_own_to_the_terminal(
 
 def test_nobody_there_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "http://127.0.0.1:1"]) == 2
-    assert "no server can be reached" in capsys.readouterr().err
+    assert "no server can be reached at http://127.0.0.1:1: " in capsys.readouterr().err
 
 
 def test_the_probes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

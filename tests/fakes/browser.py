@@ -37,8 +37,8 @@ def visiting(
 ) -> Iterator[Page]:
     """The page in a tab of its own; at the end it must have kept to its server and be at peace.
 
-    view: which to open of the page at `path`. context: of Playwright's `new_context`. Refusals by the server (4xx) are
-    noted on the console by the browser itself, and are no fault.
+    view: which to open of the page at `path`. context: of Playwright's `new_context`. Refusals by
+    the server (4xx) are noted on the console by the browser itself, and are no fault.
     """
     requested: list[str] = []
     faults: list[str] = []

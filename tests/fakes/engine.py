@@ -125,7 +125,9 @@ class FakeEngine:
         if group is not None:
             self.groups.append(group)
         if lora_name is not BASE_MODEL and lora_name not in self._adapters:
-            raise AdapterNotFoundError.of_model(lora_name, self._adapters, " Load it first.")
+            raise AdapterNotFoundError.of_model(
+                lora_name, self._adapters, " Ask for the base model, or load this adapter first."
+            )
         if self.error is not None:
             raise self.error
         self.growing.add(request_id)

@@ -34,7 +34,7 @@ def test_a_broken_config_is_refused(tmp_path: Path, content: str, told: str) -> 
 
 
 def test_a_directory_without_a_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"has no config\.json; name one"):
         load_spec(tmp_path)
 
 

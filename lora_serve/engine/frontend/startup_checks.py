@@ -92,7 +92,8 @@ def _check_model(config: ModelConfig) -> Mapping[str, tuple[int, int]]:
 def _check_tokenizer(config: ModelConfig) -> None:
     if config.tokenizer is not None:
         check_tokenizer_files(config.tokenizer)
-    elif Path(config.model).expanduser().is_dir():  # else the model is refused, or on the hub
+    elif (Path(config.model).expanduser() / "config.json").is_file():
+        # Else the model is on the hub, or is refused for what it is: no second line for that.
         check_tokenizer_files(config.model)
 
 

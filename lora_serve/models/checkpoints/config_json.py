@@ -17,6 +17,11 @@ def read_config_json(directory: Path) -> dict[str, object]:
     path = directory / "config.json"
     try:
         config = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"model {directory}: this directory has no config.json; name one that holds a model, "
+            "as transformers' save_pretrained writes it"
+        ) from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     except ValueError as error:

@@ -205,6 +205,8 @@ def _meant(path: str, paths: frozenset[str], elsewhere: Mapping[str, str]) -> st
     """A hint for clients whose base URL has /v1 not at all, or twice, or a slash behind it."""
     if path in elsewhere:
         return f" on this port; {elsewhere[path]} gives it one of its own"
+    if path.rstrip("/") == "/v1":
+        return ": it is a base URL, behind which clients put a route, as in /v1/models"
     for near in (f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/")):
         if near in paths and near != path:  # a path may be known, and switched off here
             return f"; there is {near}: set the client's base URL to end in /v1, without a slash"

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lora_serve.config import EngineConfig
-from lora_serve.errors import AdapterNotFoundError
+from lora_serve.errors import ASK_FOR_BASE_MODEL, AdapterNotFoundError
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.messages import AdapterInfo
 from lora_serve.server.engine_api import Engine
@@ -29,10 +29,11 @@ SHORT_HEX = 12
 
 @dataclass(frozen=True, slots=True)
 class ModelTarget:
-    """What a request's `model` names. lora_name: of an adapter, or BASE_MODEL."""
+    """What a request's `model` names. lora_name: of an adapter, or BASE_MODEL; base: its name."""
 
     shown: str
     lora_name: str | NoAdapter
+    base: str
 
 
 class ServedModels:
@@ -49,16 +50,16 @@ class ServedModels:
             AdapterNotFoundError: surely unknown. The engine may still not know the adapter.
         """
         if model is None:
-            return ModelTarget(self.names[0], BASE_MODEL)
+            return ModelTarget(self.names[0], BASE_MODEL, self.names[0])
         if model in self.names:
-            return ModelTarget(model, BASE_MODEL)
+            return ModelTarget(model, BASE_MODEL, model)
         lora_name = model
         for name in self.names:
             if model.startswith(f"{name}:"):
                 lora_name = model.removeprefix(f"{name}:")
         if not (lora_name and self._enable_lora):
             raise self.unknown(model)
-        return ModelTarget(model, lora_name)
+        return ModelTarget(model, lora_name, self.names[0])
 
     def is_taken(self, lora_name: str) -> bool:
         """Whether a request for this name would get the base model."""
@@ -72,9 +73,14 @@ class ServedModels:
 
 
 def as_asked_for(error: AdapterNotFoundError, target: ModelTarget) -> AdapterNotFoundError:
-    """The engine's error, with the name that the body has: that may begin with the base model's."""
+    """The engine's error, with the name that the body has, and with the base model's.
+
+    The engine knows neither: the body's may begin with the base model's, which users choose.
+    """
     told = str(error).replace(f"`{target.lora_name}`", f"`{target.shown}`", 1)
-    return AdapterNotFoundError(told, "model")
+    before, ask_for, after = told.rpartition(ASK_FOR_BASE_MODEL)
+    named = f"{before}{ask_for} `{target.base}`{after}" if ask_for else told
+    return AdapterNotFoundError(named, "model")
 
 
 def system_fingerprint(model_fingerprint: bytes, adapter: AdapterRef | NoAdapter) -> str:

@@ -99,6 +99,12 @@ def test_a_model_without_a_tokenizer_is_refused_unless_another_is_named(
     check_startup(engine_config(model=str(model), tokenizer=str(model_path)))
 
 
+def test_a_directory_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None:
+    told = refusal(tmp_path)
+    assert told.startswith(f"model {tmp_path}: this directory has no config.json")
+    assert "\n" not in told
+
+
 def test_an_adapter_that_is_not_there_is_refused_with_its_flag(model: Path, tmp_path: Path) -> None:
     told = refusal(model, enable_lora=True, lora_modules=(f"a={tmp_path / 'none'}",))
     assert told.startswith(f"--lora-modules a={tmp_path / 'none'}: No adapter found for")

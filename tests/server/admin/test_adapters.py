@@ -142,7 +142,9 @@ async def test_an_adapter_can_be_pinned(client: httpx.AsyncClient, tmp_path: Pat
 async def test_no_adapter_at_the_path_is_a_404(client: httpx.AsyncClient) -> None:
     error = error_of(await load(client, "tenant", "/nowhere"), 404)
     assert error["type"] == "NotFoundError"
-    assert error["message"] == "Loading lora tenant failed: No adapter found for /nowhere"
+    assert error["message"] == (
+        "Loading lora tenant failed: No adapter found for /nowhere: there is no such directory"
+    )
 
 
 async def test_a_broken_adapter_is_a_400_with_every_finding(

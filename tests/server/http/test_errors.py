@@ -190,3 +190,9 @@ async def test_a_base_url_that_is_not_quite_right_is_told(
         f"there is no route {path}; there is {near}: set the client's base URL to end in /v1, "
         "without a slash"
     )
+
+
+@pytest.mark.parametrize("path", ["/v1", "/v1/"])
+async def test_the_base_url_itself_is_told_to_be_one(path: str, client: httpx.AsyncClient) -> None:
+    error = error_of(await client.get(path), 404)
+    assert error["message"].startswith(f"there is no route {path}: it is a base URL")

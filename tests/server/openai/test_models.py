@@ -86,7 +86,8 @@ async def test_an_unknown_model_is_told_of_a_few_that_there_are(
     asked = {"model": "base/model:nobody", "prompt": "hi"}
     told = error_of(await client.post("/v1/completions", json=asked), 404)["message"]
     assert told.startswith(
-        "The model `base/model:nobody` does not exist. There is `a`, `b`, `c` and 2 more."
+        "The model `base/model:nobody` does not exist. There is `a`, `b`, `c` and 2 more. "
+        "Ask for the base model `base/model`, or load"
     )
 
 
