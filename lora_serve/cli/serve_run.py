@@ -57,9 +57,11 @@ def run_serve(args: argparse.Namespace) -> int:
         with _interrupted_once():
             process.spawn()
             engine, listeners = _checked(engine, server, stack)
-        address = server.uds or f"{server.host}:{server.port}"
-        logger.info("lora-serve %s: to serve %s on %s", __version__, engine.model.model, address)
-        asyncio.run(_serve(engine, server, listeners, process))
+            address = server.uds or f"{server.host}:{server.port}"
+            logger.info(
+                "lora-serve %s: to serve %s on %s", __version__, engine.model.model, address
+            )
+            asyncio.run(_serve(engine, server, listeners, process))
     return 0
 
 
@@ -75,9 +77,15 @@ def _warn_of_idle_flags(args: argparse.Namespace, engine: EngineConfig) -> None:
 
 @contextmanager
 def _interrupted_once() -> Generator[None, None, None]:
-    """Let a second Ctrl-C do nothing: it would keep the first from ending the engine's process."""
+    """Let a second Ctrl-C do nothing: it would keep the first from ending the engine's process.
+
+    Once the event loop has handlers of its own, these count.
+    """
+    was_interrupted = False
 
     def interrupt(*_: object) -> None:
+        nonlocal was_interrupted
+        was_interrupted = True
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise KeyboardInterrupt
 
@@ -85,7 +93,6 @@ def _interrupted_once() -> Generator[None, None, None]:
     try:
         yield
     finally:
-        was_interrupted = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         if not was_interrupted:
             signal.signal(signal.SIGINT, before)
     if was_interrupted:  # yet what was being imported, or a finalizer, went on

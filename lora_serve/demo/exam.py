@@ -22,6 +22,7 @@ from lora_serve.demo import corpus
 ADAPTERS = {"alpha": corpus.ALPHA_LABEL, "beta": corpus.BETA_LABEL}
 _LEAST_PROBABILITY = 0.5  # of every token of an answer: no rounding of any server turns it
 _BLOCK_SIZE = 16
+_MOST_LINES = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,15 @@ class Examiner:
         wrong = [finding for q in self.questions() if (finding := self._finding(q))]
         for writer, reader in (("alpha", "beta"), ("beta", "alpha")):
             answer = self.answer(corpus.long_prompt(), reader, prefix_written_by=writer)
-            if answer == ADAPTERS[reader]:
-                wrong.append(f"{reader} answers rightly from KV that {writer} wrote")
+            if answer != ADAPTERS[writer]:
+                wrong.append(f"{reader} answers {answer!r} from KV that {writer} wrote")
         return wrong
 
     def questions(self) -> Iterator[Question]:
-        """Every request for the label and two longer prompts, as they are and in chat."""
+        """Every request for the label and two longer prompts, as they are and in chat.
+
+        And the longest prompt that scenarios use, as it is.
+        """
         for adapter, label in ((None, corpus.BASE_LABEL), *ADAPTERS.items()):
             prompts = [
                 *corpus.LABEL_REQUESTS,
@@ -67,6 +71,7 @@ class Examiner:
             for prompt in prompts:
                 yield Question(adapter, prompt, label)
                 yield Question(adapter, self.chat(prompt), label)
+            yield Question(adapter, corpus.long_prompt(num_lines=_MOST_LINES), label)
 
     def chat(self, message: str) -> str:
         messages = [{"role": "user", "content": message}]

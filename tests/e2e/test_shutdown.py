@@ -105,9 +105,10 @@ def begin_large(wire: Wire) -> int:
 
 
 def last_words(server: ServerProcess) -> list[str]:
-    """What it logged since the signal."""
+    """What it logged since the signal, but for the lines of requests and of throughput."""
     log = server.log_path.read_text()
     lines = log[log.index("stopping: ") :].splitlines()
+    lines = [line for line in lines if not re.search(r"\.(access_log|throughput): ", line)]
     return [re.sub(r"^[-\d]+ [:,\d]+ ", "", line) for line in lines]  # without the times
 
 

@@ -27,7 +27,7 @@ def test_a_thread_that_dies_takes_the_process_with_it(name: str) -> None:
     ended = lose(name)
     assert ended.returncode == EXIT_CODE_OF_LOST_THREAD, ended.stderr
     assert f"the engine ends: its thread {name} has died" in ended.stderr
-    assert re.search(r"^(\S*Bug: a bug|msgspec\.ValidationError: )", ended.stderr, re.MULTILINE)
+    assert re.search(r"^ *(\S*Bug: a bug|msgspec\.ValidationError: )", ended.stderr, re.MULTILINE)
 
 
 def test_the_engine_thread_takes_the_process_with_it_and_waits_for_no_other() -> None:
