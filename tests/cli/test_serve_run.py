@@ -176,7 +176,9 @@ def test_ctrl_c_during_the_start_ends_all_processes_quietly(
     if server.poll() is None:
         os.killpg(server.pid, signal.SIGINT)
     _, told = server.communicate(timeout=30)
-    assert server.returncode == 130
+    # Python ends by the signal itself where it came while a dataclass was made, which calls exec();
+    # a shell shows 130 for both.
+    assert server.returncode in (130, -signal.SIGINT)
     assert [line for line in told.splitlines() if ": to serve " not in line] == []
     assert group_of(server) == []
     assert list(short_path.iterdir()) == []
