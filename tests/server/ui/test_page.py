@@ -246,6 +246,7 @@ def test_requests_in_flight_are_listed_without_what_they_ask(browser: Browser, s
     with visiting(browser, site.url, "#playground") as page:
         page.get_by_label("Prompt").fill("a prompt that is not shown")
         page.keyboard.press("Control+Enter")
+        expect(page.get_by_role("button", name="Stop")).to_be_enabled()  # both are on their way
         page.get_by_role("link", name="Requests").click()
         expect(page.locator("#request-count")).to_have_text("2 in flight.")
         rows = page.locator("#request-table tbody tr")
