@@ -1,0 +1,1 @@
+"""Replicas of one server: which of them answers a request, and how Ray Serve runs them."""
