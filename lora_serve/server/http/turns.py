@@ -12,6 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from lora_serve.server.http.threads import run_to_end
+
 Result = TypeVar("Result")
 
 
@@ -25,12 +27,11 @@ class ThreadByTurns:
 
     async def run(self, share: str, call: Callable[[], Result]) -> Result:
         """What `call` returns, or raises, once it was its share's turn."""
-        loop = asyncio.get_running_loop()
         if self._is_taken:
-            await self._turn(share, loop.create_future())
+            await self._turn(share, asyncio.get_running_loop().create_future())
         self._is_taken = True
         try:
-            return await loop.run_in_executor(self._thread, call)
+            return await run_to_end(self._thread, call)
         finally:
             self._pass_on()
 

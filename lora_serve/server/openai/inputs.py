@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from lora_serve.errors import InvalidRequestError, PromptTooLongError
 from lora_serve.prompts import EmbedsPrompt, MixedPrompt, Prompt, TokensPrompt
 from lora_serve.server.engine_api import Engine, Tokenizer
-from lora_serve.server.http.room import Room
-from lora_serve.server.http.shares import Holding, Shares
 from lora_serve.server.openai.fields import MAX_PROMPTS, TextOrTokens
 from lora_serve.server.openai.prompt_embeds import decode_prompt_embeds
 from lora_serve.server.openai.protocol import (
@@ -26,17 +22,13 @@ from lora_serve.server.openai.protocol import (
     ConversationBody,
     EmbeddingBody,
 )
+from lora_serve.server.openai.text_work import MAX_LONG_CHARS_AT_ONCE, TextWork
 
 MAX_CHOICES = 4096
-MAX_CHARS_AT_ONCE = 2**22  # of all long texts; tokenizing takes up to 200 bytes a character
-SMALL_TEXT_CHARS = 2**16
-LONG_TEXT_THREADS = 4
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 ENDING_CHARS = 64
 NO_INPUT = "give either input, which must not be empty, or messages"
 NO_PROMPT = "Either prompt or prompt_embeds must be provided and non-empty."
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +83,11 @@ class Inputs:
     A `share` is whose request it is: an API key's, or "" for all callers without one.
     """
 
-    def __init__(self, engine: Engine, max_chars_at_once: int = MAX_CHARS_AT_ONCE) -> None:
+    def __init__(
+        self, engine: Engine, max_long_chars_at_once: int = MAX_LONG_CHARS_AT_ONCE
+    ) -> None:
         self._engine = engine
-        self._texts = Room(
-            Shares(Holding),
-            max_chars_at_once,
-            what="characters of text",
-            work="tokenized at once",
-        )
-        # Their own threads, so that short texts stand in no queue behind long ones.
-        self._long_texts = ThreadPoolExecutor(LONG_TEXT_THREADS, "long-texts")
+        self._texts = TextWork(max_long_chars_at_once)
         self._max_token_chars: int | None = None  # until the first text
 
     async def from_completion(
@@ -169,7 +156,7 @@ class Inputs:
     ) -> Input:
         _check_length(len(text), await self._max_chars(), param)
         encode = partial(self._engine.tokenizer.encode, text, add_special_tokens)
-        token_ids = tuple(await self._run(share, len(text), encode))
+        token_ids = tuple(await self._texts.run(share, len(text), encode))
         return Input(TokensPrompt(token_ids), text)
 
     async def from_chat(
@@ -200,7 +187,7 @@ class Inputs:
         num_chars = sum(map(len, pieces))
         _check_length(num_chars, limit, "messages")
         encode = partial(_encode_pieces, self._engine.tokenizer, pieces)
-        token_ids = await self._run(share, num_chars, encode)
+        token_ids = await self._texts.run(share, num_chars, encode)
         item = Input(_mixed(token_ids, rows), ending=pieces[-1][-ENDING_CHARS:])
         return item if truncation is None else truncation.of(item)
 
@@ -234,7 +221,7 @@ class Inputs:
                 max_chars=limit,
             )
 
-        return await self._run(share, num_chars, render)
+        return await self._texts.run(share, num_chars, render)
 
     async def _rows(
         self, messages: Sequence[ChatMessage], *, takes_embeds: bool
@@ -261,14 +248,6 @@ class Inputs:
             tokenizer = self._engine.tokenizer
             self._max_token_chars = await asyncio.to_thread(lambda: tokenizer.max_token_chars)
         return self._engine.model_info.max_model_len * self._max_token_chars
-
-    async def _run(self, share: str, num_chars: int, call: Callable[[], Result]) -> Result:
-        """What `call` makes of a text of so many characters; short ones wait for no long one."""
-        if num_chars <= SMALL_TEXT_CHARS:
-            return await asyncio.to_thread(call)
-        with self._texts.hold(share) as holding:
-            await self._texts.add_in_turn(holding, num_chars)
-            return await asyncio.get_running_loop().run_in_executor(self._long_texts, call)
 
 
 def _check_ending(body: ConversationBody) -> None:

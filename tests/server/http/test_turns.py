@@ -56,6 +56,18 @@ async def test_a_call_that_fails_or_is_given_up_leaves_the_thread_to_the_next() 
     await asyncio.gather(*work.start("a3"))
 
 
+async def test_a_call_whose_caller_left_keeps_its_turn_until_it_ends() -> None:
+    work = Work()
+    left, *others = work.start("a1", "a2", "a3", "b1")
+    await asyncio.sleep(0.01)
+    left.cancel()
+    await asyncio.sleep(0.01)
+    others += work.start("c1")
+    work.let_go()
+    await asyncio.gather(*others)
+    assert work.done == ["a1", "a2", "b1", "c1", "a3"]
+
+
 async def test_a_turn_that_comes_as_its_call_is_given_up_is_passed_on() -> None:
     work = Work()
     first, given_up, last = work.start("a1", "a2", "a3")

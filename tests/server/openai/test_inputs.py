@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 import httpx
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from lora_serve.config import ServerConfig
 from lora_serve.errors import PromptTooLongError
 from lora_serve.server.app import create_app
-from lora_serve.server.openai.inputs import SMALL_TEXT_CHARS, Inputs
+from lora_serve.server.openai import text_work
+from lora_serve.server.openai.inputs import Inputs
+from lora_serve.server.openai.text_work import SMALL_TEXT_CHARS, THREADS
 from tests.fakes.engine import FakeEngine
 from tests.fakes.tokenizer import ByteTokenizer
 from tests.server.clients import client_for, error_of, eventually
@@ -20,20 +23,30 @@ CHAT = {"messages": [{"role": "user", "content": "x" * 130}]}
 
 
 class SlowTokenizer(ByteTokenizer):
-    """Encodes once it may; counts how many characters it is given at once."""
+    """Encodes a long text for each time that it may; counts how many characters it has at once.
+
+    num_brought: texts that want to be encoded, or were. begun: the lengths of those that it got.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.may_encode = threading.Event()
-        self.num_chars = self.most_chars = 0
+        self.may_encode = threading.Semaphore(0)
+        self.num_chars = self.most_chars = self.num_brought = 0
+        self.begun: list[int] = []
         self._lock = threading.Lock()
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    @property
+    def encode(self) -> Callable[..., list[int]]:
+        self.num_brought += 1
+        return self._encode
+
+    def _encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         with self._lock:
+            self.begun.append(len(text))
             self.num_chars += len(text)
             self.most_chars = max(self.most_chars, self.num_chars)
         if len(text) > SMALL_TEXT_CHARS:
-            assert self.may_encode.wait(10)
+            assert self.may_encode.acquire(timeout=60)
         with self._lock:
             self.num_chars -= len(text)
         return [1] * add_special_tokens
@@ -63,26 +76,27 @@ def engine_with(tokenizer: ByteTokenizer, max_model_len: int = 200_000) -> FakeE
 
 async def test_long_texts_are_tokenized_within_a_bound_and_short_ones_beside_it() -> None:
     tokenizer = SlowTokenizer()
-    inputs = Inputs(engine_with(tokenizer), max_chars_at_once=200_000)
+    inputs = Inputs(engine_with(tokenizer), max_long_chars_at_once=200_000)
     long = [asyncio.create_task(inputs.from_text("", "x" * 100_000)) for _ in range(5)]
-    await asyncio.wait_for(inputs.from_text("", "short"), 5)
-    tokenizer.may_encode.set()
+    await asyncio.wait_for(inputs.from_text("", "short"), 60)
+    tokenizer.may_encode.release(len(long))
     await asyncio.gather(*long)
     assert 100_000 <= tokenizer.most_chars <= 200_005
 
 
-async def test_a_keys_text_waits_for_none_of_another_key_that_sends_many() -> None:
+async def test_a_keys_text_waits_for_none_of_another_key_that_sends_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nor does a short one stand in a thread's queue behind long ones."""
+    monkeypatch.setattr(text_work, "WAIT_SECONDS", 60.0)  # a slow machine takes long to parse
     tokenizer = SlowTokenizer()
     config = ServerConfig(api_key=("greedy", "modest"))
     app = create_app(engine_with(tokenizer, max_model_len=3_000_000), config)
-    done: list[str] = []
 
     async def tokenize(client: httpx.AsyncClient, key: str, num_chars: int) -> None:
         headers = {"Authorization": f"Bearer {key}"}
         answer = await client.post("/tokenize", json={"prompt": "x" * num_chars}, headers=headers)
         assert answer.status_code == 200, answer.text
-        done.append(f"{key} {num_chars}")
 
     transport = httpx.ASGITransport(app)
     async with (
@@ -91,13 +105,59 @@ async def test_a_keys_text_waits_for_none_of_another_key_that_sends_many() -> No
     ):
         for _ in range(6):
             group.create_task(tokenize(client, "greedy", 2_000_000))
-        await eventually(lambda: tokenizer.num_chars >= 4_000_000)
+        await eventually(lambda: tokenizer.num_chars >= 4_000_000, seconds=60)
         group.create_task(tokenize(client, "modest", 2_000_001))
         await asyncio.sleep(0.1)
         await tokenize(client, "modest", 5)
-        tokenizer.may_encode.set()
-    assert done[0] == "modest 5"
-    assert done.index("modest 2000001") <= 3  # two of the other's were being worked on
+        tokenizer.may_encode.release()  # one of the two that are being worked on ends
+        await eventually(lambda: 2_000_001 in tokenizer.begun, seconds=60)
+        tokenizer.may_encode.release(6)
+    assert tokenizer.begun[:4] == [2_000_000, 2_000_000, 5, 2_000_001]
+
+
+class HeldTokenizer(ByteTokenizer):
+    """Notes which texts it is given, by their first letter; encodes them once it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_encode = threading.Event()
+        self.begun: list[str] = []
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.begun.append(text[0])
+        assert self.may_encode.wait(60)
+        return [1]
+
+
+async def test_a_keys_short_text_waits_for_few_of_another_key_that_sends_many() -> None:
+    tokenizer = HeldTokenizer()
+    inputs = Inputs(engine_with(tokenizer))
+    many = [
+        asyncio.create_task(inputs.from_text("greedy", "g" * SMALL_TEXT_CHARS)) for _ in range(40)
+    ]
+    await eventually(lambda: len(tokenizer.begun) == THREADS)
+    modest = asyncio.create_task(inputs.from_text("modest", "m" * SMALL_TEXT_CHARS))
+    await asyncio.sleep(0)
+    tokenizer.may_encode.set()
+    await asyncio.gather(modest, *many)
+    assert tokenizer.begun.index("m") <= 2 * THREADS
+
+
+async def test_a_text_holds_its_room_until_its_thread_ends_whoever_has_left() -> None:
+    tokenizer = HeldTokenizer()
+    inputs = Inputs(engine_with(tokenizer), max_long_chars_at_once=100_000)
+    left = asyncio.create_task(inputs.from_text("", "l" * 100_000))
+    await eventually(lambda: tokenizer.begun == ["l"])
+    left.cancel()
+    waits = asyncio.create_task(inputs.from_text("", "w" * 100_000))
+    await asyncio.sleep(0.1)
+    left.cancel()  # a second time, as a server that ends does
+    await asyncio.sleep(0.1)
+    assert tokenizer.begun == ["l"]
+    tokenizer.may_encode.set()
+    await waits
+    assert tokenizer.begun == ["l", "w"]
+    assert left.cancelled()
 
 
 async def test_a_text_may_be_as_long_as_the_longest_token_allows() -> None:
