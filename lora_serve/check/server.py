@@ -71,6 +71,9 @@ class Server:
             timeout=httpx.Timeout(target.timeout_seconds),
             limits=limits,
             follow_redirects=True,
+            event_hooks={"response": [self._stay]},
+            # Not compressed: a small answer could become one of any size.
+            headers={"Accept-Encoding": "identity"},
             trust_env=False,  # a proxy's cache would be probed along with the server's
         )
 
@@ -156,6 +159,15 @@ class Server:
             why = str(error) or type(error).__name__
             raise ServerFaultError(f"{method} {path}: {why}") from error
 
+    async def _stay(self, response: httpx.Response) -> None:
+        """Raise httpx.RequestError for a redirect to another server: it was not named."""
+        if response.has_redirect_location:
+            place = response.url.join(response.headers["Location"])
+            if _origin(place) != _origin(response.url):
+                raise httpx.RequestError(
+                    f"redirects to {str(place)[:MAX_REPLY_CHARS]}; if that is the server, name it"
+                )
+
     def _headers(self, is_admin: bool) -> Mapping[str, str]:
         target = self._target
         key = (target.admin_api_key or target.api_key) if is_admin else target.api_key
@@ -234,7 +246,7 @@ class Stream:
 
 async def _whole(response: httpx.Response) -> bytes:
     pieces, size = [], 0
-    async for piece in response.aiter_bytes():
+    async for piece in response.aiter_raw():
         pieces.append(piece)
         size += len(piece)
         _refuse_above(size)
@@ -244,13 +256,17 @@ async def _whole(response: httpx.Response) -> bytes:
 async def _events(response: httpx.Response) -> AsyncIterator[str]:
     """Yield the data of each server-sent event; those of completions have one line each."""
     rest, size = b"", 0
-    async for piece in response.aiter_bytes():
+    async for piece in response.aiter_raw():
         size += len(piece)
         _refuse_above(size)
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
                 yield line[5:].decode("utf-8", "replace").strip()
+
+
+def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
 
 
 def _refuse_above(size: int) -> None:

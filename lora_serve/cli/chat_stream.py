@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from operator import index
 from typing import Any
-
-import httpx
 
 from lora_serve.cli.remote import MAX_TOLD_CHARS, Json, Remote, RemoteError, UnreachableError
 
@@ -56,8 +55,8 @@ def ask(remote: Remote, path: str, body: Json, answer: Answer, show: Show) -> No
     begun = time.perf_counter()
     whole = body | {"stream": True, "stream_options": {"include_usage": True}}
     try:
-        with remote.streamed(path, whole) as response:
-            for event in _events(response):
+        with remote.streamed(path, whole) as lines:
+            for event in _events(lines):
                 for text, is_reasoning in _pieces(event, answer, time.perf_counter() - begun):
                     show(text, is_reasoning)
     finally:
@@ -69,8 +68,8 @@ def has_no_template(error: RemoteError) -> bool:
     return error.status == 400 and any(words in str(error) for words in NO_TEMPLATE)
 
 
-def _events(response: httpx.Response) -> Iterator[Json]:
-    for line in response.iter_lines():
+def _events(lines: Iterable[str]) -> Iterator[Json]:
+    for line in lines:
         data = line.removeprefix("data:").strip()
         if not line.startswith("data:") or data == END:
             continue
@@ -81,7 +80,7 @@ def _events(response: httpx.Response) -> Iterator[Json]:
         if isinstance(event, dict) and event.get("error"):
             fault = event["error"]
             message = fault.get("message", fault) if isinstance(fault, dict) else fault
-            raise RemoteError(str(message)[:MAX_TOLD_CHARS], response.status_code)
+            raise RemoteError(str(message)[:MAX_TOLD_CHARS], HTTPStatus.OK)
         yield event
 
 

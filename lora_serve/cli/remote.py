@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,11 +16,14 @@ import httpx
 
 from lora_serve.cli.server_arguments import DEFAULT_URL
 from lora_serve.errors import LoraServeError
+from lora_serve.observability.sizes import shown_bytes
 from lora_serve.server_url import base_url
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 900.0  # a load may wait for a download
 MAX_TOLD_CHARS = 2000
+MAX_ANSWER_BYTES = 64 * 2**20  # /v1/models of 100,000 adapters
+MAX_STREAM_BYTES = 256 * 2**20  # an answer of a million tokens
 
 Json = dict[str, Any]
 
@@ -48,6 +52,20 @@ class ServedModel:
         return bool(self.facts.get("parent"))
 
 
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer that has come whole."""
+
+    text: str
+
+    def json(self) -> Any:
+        """Raises ValueError."""
+        try:
+            return json.loads(self.text)
+        except RecursionError as error:
+            raise ValueError("the JSON is nested too deeply") from error
+
+
 class Remote:
     """One server. Use it as a context."""
 
@@ -57,7 +75,9 @@ class Remote:
         socket, base = _place(self.url)
         self._http = httpx.Client(
             base_url=base,
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            # Not compressed: a small answer could become one of any size.
+            headers={"Accept-Encoding": "identity"}
+            | ({"Authorization": f"Bearer {api_key}"} if api_key else {}),
             timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
             transport=httpx.HTTPTransport(uds=socket) if socket else None,
             verify=ssl.create_default_context() if base.startswith("https:") else False,
@@ -78,16 +98,16 @@ class Remote:
     def is_there(self) -> bool:
         """Whether something answers HTTP."""
         try:
-            self._http.get("/health", timeout=CONNECT_SECONDS)
+            with self._http.stream("GET", "/health", timeout=CONNECT_SECONDS):
+                return True
         except httpx.HTTPError:
             return False
-        return True
 
-    def get(self, path: str) -> httpx.Response:
+    def get(self, path: str) -> Reply:
         """Raises RemoteError, UnreachableError."""
         return self._asked("GET", path)
 
-    def post(self, path: str, body: Json) -> httpx.Response:
+    def post(self, path: str, body: Json) -> Reply:
         """Raises RemoteError, UnreachableError."""
         return self._asked("POST", path, body)
 
@@ -103,24 +123,58 @@ class Remote:
             ) from error
 
     @contextmanager
-    def streamed(self, path: str, body: Json) -> Iterator[httpx.Response]:
-        """An answer while it comes; leaving the context ends it.
+    def streamed(self, path: str, body: Json) -> Iterator[Iterator[str]]:
+        """The lines of an answer while it comes; leaving the context ends it.
 
         Raises:
             RemoteError, UnreachableError: also while it is read.
         """
-        with self._told(), self._http.stream("POST", path, json=body) as response:
+        with self._answering("POST", path, body) as response:
+            yield self._lines(response)
+
+    def _asked(self, method: str, path: str, body: Json | None = None) -> Reply:
+        with self._answering(method, path, body) as response:
+            return Reply(self._whole(response))
+
+    @contextmanager
+    def _answering(self, method: str, path: str, body: Json | None) -> Iterator[httpx.Response]:
+        """A success whose body has still to come."""
+        with self._told(), self._http.stream(method, path, json=body) as response:
             if not response.is_success:
-                response.read()
-                raise self._refusal(response)
+                raise self._refusal(response, self._whole(response))
             yield response
 
-    def _asked(self, method: str, path: str, body: Json | None = None) -> httpx.Response:
-        with self._told():
-            response = self._http.request(method, path, json=body)
-        if not response.is_success:
-            raise self._refusal(response)
-        return response
+    def _whole(self, response: httpx.Response) -> str:
+        return b"".join(self._pieces(response, MAX_ANSWER_BYTES)).decode(errors="replace")
+
+    def _lines(self, response: httpx.Response) -> Iterator[str]:
+        rest = b""
+        for piece in self._pieces(response, MAX_STREAM_BYTES):
+            first, *others = piece.split(b"\n")
+            rest += first
+            for start in others:
+                yield rest.decode(errors="replace").removesuffix("\r")
+                rest = start
+        if rest:
+            yield rest.decode(errors="replace")
+
+    def _pieces(self, response: httpx.Response, max_bytes: int) -> Iterator[bytes]:
+        """The body as it comes. Raises UnreachableError where it is larger, or compressed."""
+        encoding = response.headers.get("Content-Encoding", "identity")
+        if encoding.lower() != "identity":
+            raise UnreachableError(
+                f"{self.url}: the answer is compressed ({encoding[:MAX_TOLD_CHARS]}), which was "
+                "not asked for; name the server itself, not what stands before it"
+            )
+        num_bytes = 0
+        for piece in response.iter_raw():
+            num_bytes += len(piece)
+            if num_bytes > max_bytes:
+                raise UnreachableError(
+                    f"{self.url}: the answer is larger than {shown_bytes(max_bytes)}; is this an "
+                    "OpenAI-compatible server?"
+                )
+            yield piece
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -139,8 +193,8 @@ class Remote:
             what = str(error) or type(error).__name__
             raise UnreachableError(f"{self.url}: the answer broke off: {what}") from error
 
-    def _refusal(self, response: httpx.Response) -> RemoteError:
-        told = _message(response)
+    def _refusal(self, response: httpx.Response, text: str) -> RemoteError:
+        told = _message(response.status_code, text)
         if response.has_redirect_location:  # not followed: that place would get the key
             place = response.headers["Location"][:MAX_TOLD_CHARS]
             told = f"{self.url} redirects to {place}; if that is the server, name it with --url"
@@ -149,13 +203,12 @@ class Remote:
         return RemoteError(told, response.status_code)
 
 
-def _message(response: httpx.Response) -> str:
+def _message(status: int, text: str) -> str:
     try:
-        error = response.json()["error"]
-        return str(error["message"])[:MAX_TOLD_CHARS]
+        return str(Reply(text).json()["error"]["message"])[:MAX_TOLD_CHARS]
     except (ValueError, KeyError, TypeError):
-        text = response.text.strip()[:MAX_TOLD_CHARS]
-        return f"HTTP {response.status_code}: {text}" if text else f"HTTP {response.status_code}"
+        text = text.strip()[:MAX_TOLD_CHARS]
+        return f"HTTP {status}: {text}" if text else f"HTTP {status}"
 
 
 def _place(url: str) -> tuple[str | None, str]:

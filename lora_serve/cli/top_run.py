@@ -88,12 +88,12 @@ class Watch:
             raise RemoteError(f"{error}; {hint}", error.status) from error
 
     def _requests(self) -> list[dict[str, object]] | None:
+        """None where it is another server, or one that does not tell this key."""
         try:
             listed = self._remote.get(f"/v1/requests?limit={MOST_ROWS}").json()
-        except RemoteError:
-            return None  # another server, or one that does not tell this key
-        requests: list[dict[str, object]] = listed["data"]
-        return requests
+            return [dict(request) for request in listed["data"]]
+        except (RemoteError, ValueError, KeyError, TypeError):
+            return None
 
 
 def _show_plain(watch: Watch, interval: float, *, once: bool) -> int:

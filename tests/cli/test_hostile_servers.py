@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from lora_serve.cli import remote
 from lora_serve.cli.main import main
 from tests.fakes.http_server import Call, serving
 from tests.fakes.terminal import Terminal
@@ -39,12 +40,18 @@ IN_FLIGHT = {
 
 
 class HostileServer:
-    """events: of the next answers. refusal: of each change, if it is refused."""
+    """events: of the next answers. refusal: of each change, if it is refused.
+
+    endless: the status of answers that never end, to all but /v1/models if streams_only.
+    """
 
     url = ""
     events: tuple[str, ...] = ()
     refusal: str | None = None
     redirects = False
+    endless: int | None = None
+    streams_only = False
+    encoding = "identity"
     paths: list[str]
 
     def __init__(self) -> None:
@@ -55,6 +62,8 @@ class HostileServer:
         self.paths.append(path)
         if self.redirects:
             await self._reply(call, {"moved": 1}, 302, Location=f"{self.url}/elsewhere")
+        elif self.endless and not (self.streams_only and path == "/v1/models"):
+            await _never_end(call, self.endless)
         elif path == "/v1/models":
             await self._reply(call, {"data": [{"id": f"base{ORDERS}"}, CARD]})
         elif path == "/v1/requests":
@@ -70,7 +79,15 @@ class HostileServer:
                 await call.event(event)
 
     async def _reply(self, call: Call, document: object, status: int = 200, **headers: str) -> None:
-        await call.reply(document, status, Connection="close", **headers)
+        more = {"Connection": "close", "Content-Encoding": self.encoding}
+        await call.reply(document, status, **more, **headers)
+
+
+async def _never_end(call: Call, status: int) -> None:
+    call.writer.write(f"HTTP/1.1 {status} Said\r\nConnection: close\r\n\r\n".encode())
+    while True:
+        call.writer.write(b"x" * 65536)
+        await call.writer.drain()
 
 
 @pytest.fixture
@@ -183,6 +200,41 @@ def test_a_redirect_is_neither_followed_nor_taken_for_a_success(
     assert main([*words, "--url", hostile.url]) != 0
     assert f"redirects to {hostile.url}/elsewhere" in said(capsys)
     assert len(hostile.paths) == 1
+
+
+@pytest.mark.parametrize("status", [200, 400])
+@pytest.mark.parametrize(
+    "words", [("adapters", "ls"), ("adapters", "unload", "x"), ("top", "--once"), ("chat",)]
+)
+def test_an_answer_of_any_size_is_given_up(
+    words: tuple[str, ...],
+    status: int,
+    hostile: HostileServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(remote, "MAX_ANSWER_BYTES", 2**20)
+    hostile.endless = status
+    assert main([*words, "--url", hostile.url]) == 2
+    assert f"{hostile.url}: the answer is larger than 1.0 MiB" in said(capsys)
+
+
+def test_a_stream_without_end_is_given_up(
+    hostile: HostileServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(remote, "MAX_STREAM_BYTES", 2**20)
+    monkeypatch.setattr("sys.stdin", StringIO("hello\n"))
+    hostile.endless, hostile.streams_only = 200, True
+    assert main(["chat", "--url", hostile.url]) == 2
+    assert "the answer is larger than 1.0 MiB" in said(capsys)
+
+
+def test_a_compressed_answer_is_not_unpacked(
+    hostile: HostileServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile.encoding = "gzip"
+    assert main(["adapters", "ls", "--url", hostile.url]) == 2
+    assert "the answer is compressed (gzip), which was not asked for" in said(capsys)
 
 
 def test_a_history_that_is_none_is_told(
