@@ -54,8 +54,8 @@ from lora_serve.server.http.errors import (
     answer_error,
     answer_http_error,
 )
-from lora_serve.server.http.head_requests import answering_head
 from lora_serve.server.http.hosts import AllowedHosts, HostCheck
+from lora_serve.server.http.including import include_router
 from lora_serve.server.http.instrumentation import Instrumentation
 from lora_serve.server.http.listener import Listeners, read_template, shown_address
 from lora_serve.server.http.repeated_warnings import bounded_warnings
@@ -184,13 +184,13 @@ def _include_routers(app: FastAPI, context: ServerContext, page: MetricsPage) ->
         server_info_router(context),
         tokens_router(context),
     ):
-        app.include_router(answering_head(router))
+        include_router(app, router)
     if not context.config.disable_fastapi_docs:
-        app.include_router(answering_head(api_page_router()))
+        include_router(app, api_page_router())
     if not context.config.disable_ui:
-        app.include_router(answering_head(ui_router()))
+        include_router(app, ui_router())
     if context.config.metrics_port is None:
-        app.include_router(answering_head(metrics_router(page, context.keys)))
+        include_router(app, metrics_router(page, context.keys))
 
 
 def _add_middleware(

@@ -10,8 +10,6 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import httpx
-from fastapi import APIRouter
-from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute, Route
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
@@ -92,12 +90,8 @@ async def eventually(is_true: object, seconds: float = 5.0) -> None:
             await asyncio.sleep(0.005)
 
 
-def flat(routes: Iterable[BaseRoute]) -> Iterator[Route | APIRoute]:
-    """Routes as clients see them; FastAPI keeps a router that was included as one entry."""
+def known(routes: Iterable[BaseRoute]) -> Iterator[Route]:
+    """The routes of an application, which are all of a kind that is in the table."""
     for route in routes:
-        if isinstance(route, Route | APIRoute):
-            yield route
-        else:
-            router = getattr(route, "original_router", None)
-            assert isinstance(router, APIRouter), f"{route} is of a kind that is not in the table"
-            yield from flat(router.routes)
+        assert isinstance(route, Route), f"{route} is of a kind that is not in the table"
+        yield route

@@ -16,13 +16,13 @@ from lora_serve.server.openapi_document import REASONS, openapi_document
 from lora_serve.server.operation import Operation
 from lora_serve.server.routes import OPERATIONS, STATE_PATHS
 from tests.fakes.engine import FakeEngine
-from tests.server.clients import client_for, flat
+from tests.server.clients import client_for, known
 
 
 def test_the_document_has_every_route_and_no_other() -> None:
     served = {
         (method.lower(), route.path_format)
-        for route in flat(create_app(FakeEngine(), ServerConfig()).routes)
+        for route in known(create_app(FakeEngine(), ServerConfig()).routes)
         if isinstance(route, APIRoute) and route.include_in_schema
         for method in route.methods - {"HEAD"}
     }

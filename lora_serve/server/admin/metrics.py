@@ -19,8 +19,8 @@ from lora_serve.observability.http import HTTPMetrics
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import METRICS_PATH, KeyRing, caller_of
 from lora_serve.server.http.errors import ErrorBoundary, answer_http_error
-from lora_serve.server.http.head_requests import answering_head
 from lora_serve.server.http.hosts import AllowedHosts, HostCheck
+from lora_serve.server.http.including import include_router
 
 PAGE_SECONDS = 1.0
 ENGINE_SECONDS = 2.0  # in which the engine must tell its gauges
@@ -80,7 +80,7 @@ def metrics_router(page: MetricsPage, keys: KeyRing | None = None) -> APIRouter:
 def metrics_app(page: MetricsPage, hosts: AllowedHosts) -> FastAPI:
     """What --metrics-port serves: the page, and nothing else."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
-    app.include_router(answering_head(metrics_router(page)))
+    include_router(app, metrics_router(page))
     app.add_exception_handler(HTTPException, answer_http_error)
     app.add_middleware(HostCheck, hosts=hosts)
     app.add_middleware(ErrorBoundary)

@@ -9,7 +9,7 @@ from lora_serve.server.app import create_app
 from lora_serve.server.operation import Access
 from lora_serve.server.routes import OPERATIONS
 from tests.fakes.engine import FakeEngine
-from tests.server.clients import client_for, flat
+from tests.server.clients import client_for, known
 
 
 def paths_for(access: Access) -> frozenset[str]:
@@ -56,7 +56,7 @@ def routes(engine: FakeEngine) -> list[tuple[str, str]]:
     """(method, path) of everything that the application answers to, shown to clients or not."""
     return [
         (method, route.path.replace(":path}", "}"))
-        for route in flat(create_app(engine, ServerConfig()).routes)
+        for route in known(create_app(engine, ServerConfig()).routes)
         for method in sorted(route.methods or ())
     ]
 

@@ -6,7 +6,7 @@ import pytest
 from lora_serve.config import ServerConfig
 from lora_serve.server.routes import OPERATIONS
 from tests.fakes.engine import FakeEngine
-from tests.server.clients import serving
+from tests.server.clients import client_for, serving
 
 READ = sorted(
     operation.path
@@ -31,3 +31,24 @@ async def test_other_methods_are_refused_with_those_that_there_are(engine: FakeE
         assert (response.status_code, response.headers["allow"]) == (405, "GET, HEAD")
         response = await client.head("/v1/completions")
         assert (response.status_code, response.headers["allow"]) == (405, "POST")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *(("GET", path) for path in READ),
+        *((each.method.upper(), each.path) for each in OPERATIONS if each.generates),
+    ],
+)
+async def test_a_path_with_a_line_break_behind_it_is_another(
+    engine: FakeEngine, method: str, path: str
+) -> None:
+    """To the routes as to the middleware: else a request would be answered without its line."""
+    async with client_for(engine) as client:
+        assert (await client.request(method, f"{path}%0A", json={})).status_code == 404
+
+
+async def test_a_name_may_hold_any_character(engine: FakeEngine) -> None:
+    async with client_for(engine) as client:
+        answer = await client.get("/v1/models/a%0Ab%0A")
+        assert "a\\nb\\n" in answer.text
