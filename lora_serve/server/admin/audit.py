@@ -18,6 +18,9 @@ from lora_serve.server.http.auth import Caller
 logger = logging.getLogger(__name__)
 
 NO_ADAPTER = "none"
+MAX_TOLD = 10  # ids of requests in a line
+
+Detail = str | int | tuple[str, ...]
 
 
 class AdapterAudit:
@@ -43,9 +46,10 @@ class AdapterAudit:
         traceback: TracebackType | None,
     ) -> None:
         is_same = error is not None or self.is_unchanged
-        failure = None if error is None else str(error) or type(error).__name__
+        failure = _failure(error)
         self._keep(failure)
-        logger.info(
+        logger.log(
+            _level(failure),
             "adapter %s by %s: name %s, path %s, digest %s, %s",
             self._change,
             self._caller.shown,
@@ -107,7 +111,7 @@ class CallAudit:
     def __init__(self, call: str, caller: Caller) -> None:
         self._call = call
         self._caller = caller
-        self._details: dict[str, str | int] = {}
+        self._details: dict[str, Detail] = {}
 
     def __enter__(self) -> CallAudit:
         return self
@@ -118,13 +122,11 @@ class CallAudit:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        failure = None if error is None else str(error) or type(error).__name__
+        failure = _failure(error)
         told = [f"{name} {_shown(value)}, " for name, value in self._details.items()]
-        details = {
-            name: cut(value) if isinstance(value, str) else value
-            for name, value in self._details.items()
-        }
-        logger.info(
+        details = {name: _bounded(value) for name, value in self._details.items()}
+        logger.log(
+            _level(failure),
             "%s by %s: %s%s",
             self._call,
             self._caller.shown,
@@ -135,13 +137,30 @@ class CallAudit:
             ),
         )
 
-    def note(self, **details: str | int) -> None:
+    def note(self, **details: Detail) -> None:
         """Note what was asked for, and what came of it, by the names that the line has."""
         self._details |= details
 
 
-def _shown(value: str | int) -> str:
+def _failure(error: BaseException | None) -> str | None:
+    return None if error is None else str(error) or type(error).__name__
+
+
+def _level(failure: str | None) -> int:
+    return logging.INFO if failure is None else logging.WARNING
+
+
+def _shown(value: Detail) -> str:
+    if isinstance(value, tuple):
+        more = " …" if len(value) > MAX_TOLD else ""
+        return " ".join(map(quoted, value[:MAX_TOLD])) + more
     return quoted(value) if isinstance(value, str) else str(value).lower()
+
+
+def _bounded(value: Detail) -> Detail:
+    if isinstance(value, tuple):
+        return tuple(map(cut, value[:MAX_TOLD]))
+    return cut(value) if isinstance(value, str) else value
 
 
 def _cut(text: str | None) -> str | None:

@@ -66,13 +66,20 @@ def pauses_router(context: ServerContext) -> APIRouter:
     async def is_paused(request: Request) -> Response:
         return json_response(IsPaused(engine.is_paused))
 
+    _route_aborts(router, context)
+    return router
+
+
+def _route_aborts(router: APIRouter, context: ServerContext) -> None:
+    engine = context.engine
+
     @router.post("/abort_requests")
     async def abort_any(request: Request) -> Response:
         with CallAudit("abort", caller_of(request)) as audit:
             context.keys.require_admin(request)
             body = await context.bodies.read(request, AbortAnyBody, optional=True)
             ids = body.request_ids
-            audit.note(num_named="all" if ids is None else len(ids))
+            _note_named(audit, ids)
             num = await engine.abort_requests((lambda _: True) if ids is None else known_as(ids))
             audit.note(num_aborted=num)
         return json_response(Aborted(num))
@@ -90,10 +97,16 @@ def pauses_router(context: ServerContext) -> APIRouter:
         num = await engine.abort_requests(is_meant)
         if caller.is_admin:  # it may have ended others' requests
             with CallAudit("abort", caller) as audit:
-                audit.note(num_named=len(body.request_ids), num_aborted=num)
+                _note_named(audit, body.request_ids)
+                audit.note(num_aborted=num)
         return json_response(Aborted(num))
 
-    return router
+
+def _note_named(audit: CallAudit, ids: Sequence[str] | None) -> None:
+    if ids is None:
+        audit.note(num_named="all")
+    else:
+        audit.note(num_named=len(ids), request_ids=tuple(ids))
 
 
 def known_as(request_ids: Sequence[str]) -> Callable[[GenerateRequest], bool]:

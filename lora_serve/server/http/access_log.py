@@ -22,7 +22,6 @@ from lora_serve.server.http.request_record import RequestRecord
 
 logger = logging.getLogger(__name__)
 
-SHORT_HEX = 12
 _PLAIN = re.compile(r"[\w./:@+-]+", re.ASCII)
 NO_KNOWN_KEY = "an unknown key"
 UNCHECKED_KEY = "an unchecked key"  # refused before the key was looked at, as during a shutdown
@@ -79,7 +78,7 @@ def _fields(record: RequestRecord, scope: Scope, status: int) -> Fields:
     return fields | {
         "model": cut(record.model),
         "lora_name": None if adapter is BASE_MODEL else adapter.name,
-        "digest": None if adapter is BASE_MODEL else adapter.digest.hex()[:SHORT_HEX],
+        "digest": None if adapter is BASE_MODEL else adapter.digest.hex(),
         "generation": None if adapter is BASE_MODEL else adapter.generation,
         "prompt_tokens": record.num_prompt_tokens,
         "cached_tokens": record.num_cached_tokens,

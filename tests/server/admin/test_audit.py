@@ -130,8 +130,8 @@ async def test_calls_on_others_requests_and_caches_are_lines_too(told: list[str]
         "resume by admin key 1: done",
         "abort by admin key 1: num_named 'all', num_aborted 0, done",
         "cache reset by admin key 1: lora_name 'all', done",
-        "abort by admin key 1: num_named 2, num_aborted 0, done",
-        "abort by admin key 1: num_named 1, num_aborted 0, done",
+        "abort by admin key 1: num_named 2, request_ids 'a' 'b', num_aborted 0, done",
+        "abort by admin key 1: num_named 1, request_ids 'a', num_aborted 0, done",
     ]
     assert told[6].startswith("cache reset by admin key 1: lora_name 'x\\ny', failed: ")
     assert told[7].startswith("pause by key 1: failed: ")
@@ -163,3 +163,28 @@ async def test_a_refused_unload_names_the_adapter_of_its_path(told: list[str]) -
             await client.delete("/v1/loras/tenant-a", headers=headers)
     (refused,) = told
     assert refused.startswith("adapter unload by key 1: name 'tenant-a', ")
+
+
+async def test_an_unload_of_a_name_with_a_line_break_is_a_line(told: list[str]) -> None:
+    headers = {"Authorization": f"Bearer {KEYS.admin_api_key[0]}"}
+    async with client_for(FakeEngine(), KEYS) as client:
+        for path in ("/v1/loras/a%0Ab", "/adapters/a%0A"):
+            await client.delete(path, headers=headers)
+    assert told[0].startswith("adapter unload by admin key 1: name 'a\\nb', ")
+    assert told[1].startswith("adapter unload by admin key 1: name 'a\\n', ")
+
+
+async def test_what_failed_is_a_warning_and_names_the_requests_in_bounds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ids = [f"{number}" + "x" * 505 for number in range(20)]
+    async with client_for(FakeEngine(), KEYS) as client:
+        root, tenant = KEYS.admin_api_key[0], KEYS.api_key[0]
+        await call(client, UNLOAD, root, lora_name="absent")
+        await call(client, "/pause", tenant)
+        await call(client, "/abort_requests", root, request_ids=ids)
+    lines = [record for record in caplog.records if record.name.endswith(".audit")]
+    assert [line.levelname for line in lines] == ["WARNING", "WARNING", "INFO"]
+    told = json.loads(JsonFormatter("server").format(lines[-1]))
+    assert told["num_named"] == 20
+    assert told["request_ids"] == [one[:500] for one in ids[:10]]

@@ -98,7 +98,7 @@ async def test_a_line_tells_who_asked_which_version_what_it_took_and_how_it_ende
         "by": "key 2",
         "model": "a",
         "lora_name": "a",
-        "digest": loaded.digest[:12],
+        "digest": loaded.digest,
         "generation": 0,
         "prompt_tokens": 41,  # with the first of all prompts
         "cached_tokens": 32,
@@ -108,7 +108,7 @@ async def test_a_line_tells_who_asked_which_version_what_it_took_and_how_it_ende
         "finish_reason": "length",
     }
     assert record.getMessage().startswith(
-        f"POST /v1/completions 200, id mine, by key 2, model a (adapter {loaded.digest[:12]}-g0), "
+        f"POST /v1/completions 200, id mine, by key 2, model a (adapter {loaded.digest}-g0), "
         "41 prompt tokens (32 cached), 5 generated, queue 500.0 ms, first token 1000.0 ms, total "
     )
     assert "second" not in record.getMessage()
