@@ -25,6 +25,12 @@ def base_url(url: str, also: str = "") -> str:
     return whole.rstrip("/").removesuffix("/v1")
 
 
+def without_password(url: str) -> str:
+    """The URL as reports and logs may show it: without a user and a password."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
 def _is_http(url: str) -> bool:
     """Whether it has a scheme of HTTP, a host and a port from 1 to 65535, if it names one."""
     if not url.isprintable() or " " in url:

@@ -13,13 +13,12 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
 from lora_serve.check.answers import Answer, MalformedAnswerError
 from lora_serve.check.probe import Exchange, JsonObject
-from lora_serve.server_url import base_url
+from lora_serve.server_url import base_url, without_password
 
 COMPLETIONS = "/v1/completions"
 MAX_ANSWER_BYTES = 32 * 2**20
@@ -292,11 +291,4 @@ def _message(text: str) -> str:
 
 def without_keys(target: Target) -> Target:
     """The target as reports may show it."""
-    return replace(target, api_key="", admin_api_key="", url=_without_password(target.url))
-
-
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    if "@" not in parts.netloc:
-        return url
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    return replace(target, api_key="", admin_api_key="", url=without_password(target.url))

@@ -20,7 +20,9 @@ from lora_serve import __version__
 from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError
 from lora_serve.identity import BASE_MODEL
+from lora_serve.server.export_warnings import ExportWarnings
 from lora_serve.server.http.request_record import RequestRecord
+from lora_serve.server_url import without_password
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -38,7 +40,7 @@ Attributes = Mapping[str, str | int | float | bool]
 class RequestTracing:
     """Makes the spans of one server. End with `close`."""
 
-    def __init__(self, exporter: SpanExporter) -> None:
+    def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -50,6 +52,7 @@ class RequestTracing:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer: Tracer = self._provider.get_tracer("lora_serve", __version__)
         self._propagator = TraceContextTextMapPropagator()
+        self._warnings = ExportWarnings(without_password(endpoint))
 
     def begin(self, scope: Scope) -> RequestSpan:
         from opentelemetry.trace import SpanKind
@@ -64,6 +67,7 @@ class RequestTracing:
         closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
+        self._warnings.close()
 
 
 class RequestSpan:
@@ -158,12 +162,12 @@ def open_tracing(config: ServerConfig) -> RequestTracing | None:
 
         is_insecure = not endpoint.startswith("https:")
         url = endpoint.replace("grpc:", "http:", 1)
-        return RequestTracing(Grpc(endpoint=url, insecure=is_insecure))
+        return RequestTracing(Grpc(endpoint=url, insecure=is_insecure), endpoint)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as Http
 
     has_path = urlsplit(endpoint).path.strip("/")
     url = endpoint if has_path else endpoint.rstrip("/") + TRACES_PATH
-    return RequestTracing(Http(endpoint=url))
+    return RequestTracing(Http(endpoint=url), endpoint)
 
 
 def _protocol(config: ServerConfig) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from lora_serve.demo.server_process import free_port
 from lora_serve.errors import ConfigError, OverloadedError
 from lora_serve.server import tracing
 from lora_serve.server.app import create_app
+from lora_serve.server.export_warnings import ExportWarnings
 from lora_serve.server.tracing import CLOSE_SECONDS, _protocol, check_tracing, open_tracing
 from tests.fakes.engine import FakeEngine, write_adapter
 
@@ -189,6 +191,35 @@ async def test_a_collector_that_does_not_answer_hurts_no_answer_and_holds_no_end
             response = await client.post("/v1/completions", json={"prompt": "x"})
             assert response.status_code == 200
     assert time.monotonic() - began < 4
+
+
+def test_a_collector_that_is_gone_is_one_short_warning_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = [0.0]
+    warnings = ExportWarnings("http://gone:4318", clock=lambda: now[0])
+    package = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    for now[0] in (0.0, 1.0, 59.0, 61.0):
+        package.warning("Max retries exceeded (%s [Errno 111] Connection refused')", "x" * 500)
+    now[0] = 200.0
+    package.error("long " * 100)
+    warnings.close()
+    package.warning("afterwards")
+    prefix = "no spans reach http://gone:4318 (--otlp-traces-endpoint)"
+    assert caplog.messages == [
+        f"{prefix}: Connection refused",
+        f"{prefix}, 2 warnings untold: Connection refused",
+        f"{prefix}: {('long ' * 100)[:120]}…",
+        "afterwards",
+    ]
+
+
+async def test_no_warning_shows_the_collectors_password(caplog: pytest.LogCaptureFixture) -> None:
+    url = f"http://user:secret@127.0.0.1:{free_port()}"
+    async with traced(FakeEngine(), url) as client:
+        await client.post("/v1/completions", json={"prompt": "x"})
+    assert "no spans reach http://127.0.0.1:" in caplog.text
+    assert "secret" not in caplog.text
 
 
 def test_the_form_of_the_export_follows_the_endpoint_unless_it_is_said() -> None:

@@ -43,7 +43,7 @@ async def test_other_methods_are_refused_with_those_that_there_are(engine: FakeE
 async def test_a_path_with_a_line_break_behind_it_is_another(
     engine: FakeEngine, method: str, path: str
 ) -> None:
-    """To the routes as to the middleware: else a request would be answered without its line."""
+    """Else a request would be answered that the middleware takes for another, without its line."""
     async with client_for(engine) as client:
         assert (await client.request(method, f"{path}%0A", json={})).status_code == 404
 
