@@ -93,6 +93,10 @@ class AdapterUnavailableError(AdapterError):
     """An adapter's disk or hub did not answer in time; the same call may succeed later."""
 
 
+class CatalogUnavailableError(LoraServeError):
+    """The store of --lora-catalog cannot be asked now; the same call may succeed later."""
+
+
 class UnauthorizedError(LoraServeError):
     """No API key, or an unknown one."""
 

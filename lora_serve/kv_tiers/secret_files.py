@@ -34,17 +34,23 @@ def read_secret(flag: str, path: Path) -> str:
         raise ConfigError(f"{flag} {path}: is no text") from None  # the error quotes it
 
 
-def redis_password(path: str | None) -> str | None:
+def redis_password(
+    path: str | None,
+    flag: str = "--kv-redis-password-file",
+    variable: str = REDIS_PASSWORD,
+) -> str | None:
     """What the file at `path` holds, or else the environment; None if neither has a password.
+
+    flag, variable: which name the file, and the password itself in the environment.
 
     Raises:
         ConfigError: the file cannot be read, is open to others, or holds more than a line.
     """
     if path is None:
-        return os.environ.get(REDIS_PASSWORD)
-    password = read_secret("--kv-redis-password-file", Path(path)).strip("\r\n")
+        return os.environ.get(variable)
+    password = read_secret(flag, Path(path)).strip("\r\n")
     if not password or "\n" in password:
-        raise ConfigError(f"--kv-redis-password-file {path}: must hold one line, the password")
+        raise ConfigError(f"{flag} {path}: must hold one line, the password")
     return password
 
 

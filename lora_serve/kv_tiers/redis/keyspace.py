@@ -18,25 +18,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import msgspec
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
-from lora_serve.errors import ConfigError
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import Record, TierError, TierNamespace
 from lora_serve.kv_tiers.codec import VERSION
+from lora_serve.redis_client import open_redis, reason_of
 
 PREFIX = b"lora-serve:kv:%d:" % VERSION  # what another version wrote is never met
 NAMESPACES = PREFIX + b"namespaces"
 BATCH_BYTES = 4 * 2**20  # of one pipeline: neither side has to buffer more
 BATCH_KEYS = 512
 SOCKET_READ_BYTES = 2**20
-MAX_REASON_CHARS = 200
 EXPIRE_SECONDS = 7 * 24 * 3600  # after it was written; frees what nothing leads to any more, too
 
 
@@ -64,20 +60,9 @@ class RedisKeyspace:
         timeout_seconds: how long each answer, and a connection, may take.
         password: the server's, if it does not stand in the URL.
         """
-        _check_url(url, password)
-        try:
-            # any: redis-py types every answer as maybe awaitable
-            self._redis: Any = redis.Redis.from_url(
-                url,
-                password=password,
-                socket_timeout=timeout_seconds,
-                socket_connect_timeout=timeout_seconds,
-                socket_read_size=SOCKET_READ_BYTES,
-                retry=Retry(NoBackoff(), 0),  # the breaker decides when to try again
-                protocol=2,
-            )
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"--kv-redis-url: {error}") from error
+        self._redis = open_redis(
+            "--kv-redis-url", url, password, timeout_seconds, socket_read_size=SOCKET_READ_BYTES
+        )
 
     def ping(self) -> None:
         with _tier_errors():
@@ -238,23 +223,6 @@ class RedisKeyspace:
         return self._redis.pipeline(transaction=False)
 
 
-def _check_url(url: str, password: str | None) -> None:
-    """Raises ConfigError for what redis-py would quote in a message, or take one of two of."""
-    parts = urlsplit(url)
-    try:
-        _ = parts.port
-    except ValueError:
-        raise ConfigError(
-            "--kv-redis-url: its port is no number; if that is its password, write its "
-            "/, @, : and # as %2F, %40, %3A and %23, or use --kv-redis-password-file"
-        ) from None
-    if password is not None and parts.password is not None:
-        raise ConfigError(
-            "--kv-redis-url: has a password, and another one is given by --kv-redis-password-file "
-            "or LORA_SERVE_KV_REDIS_PASSWORD; leave one out"
-        )
-
-
 def _entry(root: bytes, text: object) -> Entry | None:
     if not isinstance(text, bytes):
         return None
@@ -271,14 +239,4 @@ def _tier_errors() -> Iterator[None]:
     try:
         yield
     except (redis.RedisError, OSError, ValueError, TypeError) as error:
-        raise TierError(f"Redis: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    """The server's error as one printable line.
-
-    redis-py puts a pipeline's command before it, with its raw bytes.
-    """
-    said = str(error).rpartition("of pipeline caused error: ")[2] or type(error).__name__
-    line = "".join(char if char.isprintable() else "?" for char in said[:MAX_REASON_CHARS])
-    return line + "..." if len(said) > MAX_REASON_CHARS else line
+        raise TierError(f"Redis: {reason_of(error)}") from error

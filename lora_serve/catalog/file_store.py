@@ -1,0 +1,273 @@
+"""A catalog in a file of this machine, which its processes share: SQLite in WAL mode.
+
+    meta      serial and the number of reports, one row
+    names     name → its record; of names that were unloaded only those with a generation
+    changes   the last MAX_CHANGES changes, by serial
+    replicas  id → member, report, and when it was last heard from
+
+Writers wait for each other; readers for nobody. Each watch has a connection of its own and looks at
+PRAGMA data_version, which costs microseconds and changes with each commit of another connection.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from lora_serve.catalog.records import Change, Member, Record, Report, Snapshot, Standing
+from lora_serve.errors import CatalogUnavailableError, ConfigError
+
+MAX_CHANGES = 4096
+BUSY_SECONDS = 5.0  # for which a writer waits for another
+WATCH_SECONDS = 0.02
+SCHEMA_VERSION = 1
+APPLICATION_ID = 0x4C6F5261  # "LoRa"
+_SCHEMA = f"""
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {SCHEMA_VERSION};
+CREATE TABLE meta (serial INTEGER NOT NULL, reports INTEGER NOT NULL);
+CREATE TABLE names (name TEXT PRIMARY KEY, serial INTEGER NOT NULL, record BLOB NOT NULL);
+CREATE TABLE changes (serial INTEGER PRIMARY KEY, change BLOB NOT NULL);
+CREATE TABLE replicas (
+    id TEXT PRIMARY KEY, incarnation TEXT NOT NULL, member BLOB NOT NULL, report BLOB NOT NULL,
+    heard REAL NOT NULL
+);
+INSERT INTO meta VALUES (0, 0);
+"""
+_NOTHING_REPORTED = msgspec.json.encode(Report())
+
+
+class FileStore:
+    """Makes the file if there is none, for the server's user alone."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError: it cannot be made or read, or is something else."""
+        self._path = path
+        self._lock = threading.Lock()
+        self._locks = {"changes": threading.Lock(), "reports": threading.Lock()}
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            self._calls = self._connect()
+            self._watches = {name: self._connect() for name in self._locks}
+            self._prepare()
+        except (OSError, sqlite3.Error) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"--lora-catalog {path}: {reason}") from error
+
+    @property
+    def where(self) -> str:
+        return str(self._path)
+
+    # ── names ───────────────────────────────────────────────────────────────────────────────
+
+    def snapshot(self) -> Snapshot:
+        with self._transaction() as rows:
+            records = rows.execute("SELECT record FROM names ORDER BY serial").fetchall()
+            members = rows.execute("SELECT member FROM replicas ORDER BY id").fetchall()
+            return Snapshot(
+                serial=_serial(rows),
+                records=tuple(msgspec.json.decode(text, type=Record) for (text,) in records),
+                members=tuple(msgspec.json.decode(text, type=Member) for (text,) in members),
+            )
+
+    def changes(self, since: int, seconds: float) -> list[Change]:
+        query = "SELECT change FROM changes WHERE serial > ? ORDER BY serial"
+        found = self._watched("changes", query, since, seconds)
+        return [msgspec.json.decode(text, type=Change) for (text,) in found]
+
+    def get(self, name: str) -> Record | None:
+        with self._transaction() as rows:
+            return _record(rows, name)
+
+    def put(self, record: Record, expected: int) -> Record | None:
+        with self._transaction(writes=True) as rows:
+            current = _record(rows, record.name)
+            if (0 if current is None else current.serial) != expected:
+                return None
+            change = _append(rows, record=record)
+            written = change.record
+            assert written is not None, "it has been given"
+            if written.is_unloaded and not written.generation:
+                rows.execute("DELETE FROM names WHERE name = ?", (written.name,))
+            else:
+                rows.execute(
+                    "INSERT OR REPLACE INTO names VALUES (?, ?, ?)",
+                    (written.name, written.serial, msgspec.json.encode(written)),
+                )
+            return written
+
+    # ── replicas ────────────────────────────────────────────────────────────────────────────
+
+    def join(self, member: Member) -> None:
+        with self._transaction(writes=True) as rows:
+            _append(rows, joined=member)
+            rows.execute(
+                "INSERT OR REPLACE INTO replicas VALUES (?, ?, ?, ?, ?)",
+                (
+                    member.replica_id,
+                    member.incarnation,
+                    msgspec.json.encode(member),
+                    _NOTHING_REPORTED,
+                    time.time(),
+                ),
+            )
+            _count_report(rows)
+
+    def renew(self, member: Member, report: Report) -> Member | None:
+        with self._transaction(writes=True) as rows:
+            query = "SELECT member, report FROM replicas WHERE id = ?"
+            found = rows.execute(query, (member.replica_id,)).fetchone()
+            if found is None:
+                return None
+            registered = msgspec.json.decode(found[0], type=Member)
+            if registered != member:
+                return registered
+            text = msgspec.json.encode(report)
+            rows.execute(
+                "UPDATE replicas SET report = ?, heard = ? WHERE id = ?",
+                (text, time.time(), member.replica_id),
+            )
+            if text != found[1]:
+                _count_report(rows)
+            return registered
+
+    def leave(self, replica_id: str, incarnation: str | None = None) -> bool:
+        with self._transaction(writes=True) as rows:
+            query = "DELETE FROM replicas WHERE id = ? AND incarnation = coalesce(?, incarnation)"
+            if not rows.execute(query, (replica_id, incarnation)).rowcount:
+                return False
+            _append(rows, left=replica_id)
+            _count_report(rows)
+            return True
+
+    def standings(self) -> list[Standing]:
+        with self._transaction() as rows:
+            found = rows.execute(
+                "SELECT member, report, heard FROM replicas ORDER BY id"
+            ).fetchall()
+        now = time.time()
+        return [
+            Standing(
+                member=msgspec.json.decode(member, type=Member),
+                report=msgspec.json.decode(report, type=Report),
+                silent_seconds=max(0.0, now - heard),
+            )
+            for member, report, heard in found
+        ]
+
+    def await_reports(self, seen: int, seconds: float) -> int:
+        found = self._watched(
+            "reports", "SELECT reports FROM meta WHERE reports > ?", seen, seconds
+        )
+        return int(found[0][0]) if found else seen
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Do nothing: a file keeps what it was told."""
+
+    def close(self) -> None:
+        with self._lock:
+            self._calls.close()
+        for name, watch in self._watches.items():
+            with self._locks[name]:
+                watch.close()
+
+    # ── the file ────────────────────────────────────────────────────────────────────────────
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(
+            self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+
+    def _prepare(self) -> None:
+        rows = self._calls
+        rows.execute("PRAGMA journal_mode = WAL")
+        rows.execute("PRAGMA synchronous = NORMAL")  # what a crash of the machine loses, all lose
+        rows.execute("BEGIN IMMEDIATE")
+        try:
+            (num_tables,) = rows.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+            if not num_tables:
+                for statement in _SCHEMA.split(";"):
+                    rows.execute(statement)
+            found = [rows.execute(f"PRAGMA {name}").fetchone()[0] for name in _IDENTITY]
+        finally:
+            rows.execute("COMMIT")
+        if found != [*_IDENTITY.values()]:
+            raise ConfigError(
+                f"--lora-catalog {self._path}: is a database, but no catalog of this version; name "
+                "another file"
+            )
+
+    @contextmanager
+    def _transaction(self, *, writes: bool = False) -> Iterator[sqlite3.Connection]:
+        with self._lock, self._errors():
+            self._calls.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+            try:
+                yield self._calls
+            except BaseException:
+                self._calls.execute("ROLLBACK")
+                raise
+            self._calls.execute("COMMIT")
+
+    def _watched(
+        self, watch: str, query: str, since: int, seconds: float
+    ) -> list[tuple[bytes | int, ...]]:
+        """What the query gives for `since`, once it gives something or the time is over."""
+        end, version = time.monotonic() + seconds, -1
+        with self._locks[watch], self._errors():
+            rows = self._watches[watch]
+            while True:
+                before, (version,) = version, rows.execute("PRAGMA data_version").fetchone()
+                if version != before and (found := rows.execute(query, (since,)).fetchall()):
+                    return found
+                if time.monotonic() >= end:
+                    return []
+                time.sleep(WATCH_SECONDS)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise CatalogUnavailableError(f"the catalog {self._path}: {error}") from error
+
+
+_IDENTITY = {"application_id": APPLICATION_ID, "user_version": SCHEMA_VERSION}
+
+
+def _serial(rows: sqlite3.Connection) -> int:
+    return int(rows.execute("SELECT serial FROM meta").fetchone()[0])
+
+
+def _record(rows: sqlite3.Connection, name: str) -> Record | None:
+    found = rows.execute("SELECT record FROM names WHERE name = ?", (name,)).fetchone()
+    return None if found is None else msgspec.json.decode(found[0], type=Record)
+
+
+def _append(
+    rows: sqlite3.Connection,
+    *,
+    record: Record | None = None,
+    joined: Member | None = None,
+    left: str | None = None,
+) -> Change:
+    """Give a change the next serial, and forget the oldest one beyond MAX_CHANGES."""
+    previous = _serial(rows)
+    serial = previous + 1
+    if record is not None:
+        record = msgspec.structs.replace(record, serial=serial)
+    change = Change(serial=serial, previous=previous, record=record, joined=joined, left=left)
+    rows.execute("UPDATE meta SET serial = ?", (serial,))
+    rows.execute("INSERT INTO changes VALUES (?, ?)", (serial, msgspec.json.encode(change)))
+    rows.execute("DELETE FROM changes WHERE serial <= ?", (serial - MAX_CHANGES,))
+    return change
+
+
+def _count_report(rows: sqlite3.Connection) -> None:
+    rows.execute("UPDATE meta SET reports = reports + 1")

@@ -1,0 +1,96 @@
+"""What a catalog holds: what each name stands for, which replicas there are, what each has done.
+
+Every change has a serial, which the store gives: the order of changes is the order of serials, and
+no clock has a say in it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What a name stands for since a change.
+
+    serial: of that change; 0 until the store has given it one. digest: in hexadecimal; "" once the
+    name was unloaded. source: a path or hub id, as every replica is to read it. by, replica, time:
+    who asked for it, where, and when (seconds since 1970), for people alone.
+    """
+
+    name: str
+    serial: int = 0
+    digest: str = ""
+    source: str = ""
+    generation: int = 0
+    pinned: bool = False
+    by: str = ""
+    replica: str = ""
+    time: float = 0.0
+
+    @property
+    def is_unloaded(self) -> bool:
+        return not self.digest
+
+    def stands_for_the_same(self, other: Record | None) -> bool:
+        """Whether an engine that has one of them has nothing to do for the other."""
+        return other is not None and (
+            (self.name, self.digest, self.source, self.generation, self.pinned)
+            == (other.name, other.digest, other.source, other.generation, other.pinned)
+        )
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica that has registered. incarnation: of its process, drawn at its start."""
+
+    replica_id: str
+    address: str
+    incarnation: str
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One change: a record, a replica that came, or the id of one that left.
+
+    previous: the serial of the change before it. Who has seen another one last has missed some.
+    """
+
+    serial: int
+    previous: int
+    record: Record | None = None
+    joined: Member | None = None
+    left: str | None = None
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything as it is after the change `serial`; a name without a record stands for nothing."""
+
+    serial: int = 0
+    records: tuple[Record, ...] = ()
+    members: tuple[Member, ...] = ()
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why a replica does not serve what a name stands for since the change `serial`."""
+
+    serial: int
+    reason: str
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replica has done.
+
+    serial: of the last change it knows. loading: the names that it is still to change, with the
+    serials of their records. failed: those for which it refuses requests. Every other name is as
+    its record of `serial` or before says.
+    """
+
+    serial: int = 0
+    loading: dict[str, int] = {}
+    failed: dict[str, Failure] = {}
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """A registered replica, its last report, and how long ago the store heard from it."""
+
+    member: Member
+    report: Report
+    silent_seconds: float

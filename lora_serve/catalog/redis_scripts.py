@@ -1,0 +1,155 @@
+"""The scripts that change a catalog in Redis or Valkey, each in one step of the server.
+
+    KEYS: meta, names, changes, replicas, heard, reports (see redis_store.py)
+
+A server that was started anew may have lost its last changes, or all. So `meta` names the run in
+which its content was last agreed on, each client knows in which run it has last agreed, and every
+script but WANTS and RESTORE refuses where the server's own run is another. Serials leap at each
+new run, above all that a replica has seen: none that was lost is given again.
+"""
+
+ANEW = "started-anew"
+SERIAL_LEAP = 2**20  # a run has fewer changes that could be lost; 2**53 / 2**20 runs are possible
+MAX_CHANGES = 4096
+MAX_REPORTS = 16
+
+_HEAD = """
+local meta, names, changes, replicas, heard, reports =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
+local agreed = redis.call('HGET', meta, 'run')
+local serial = tonumber(redis.call('HGET', meta, 'serial') or '0')
+local function written(number) return string.format('%.0f', number) end
+local function now()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) + tonumber(time[2]) / 1e6
+end
+local function append(kind, body, by)
+  local last = serial
+  serial = serial + (by or 1)
+  redis.call('HSET', meta, 'serial', written(serial))
+  redis.call('XADD', changes, 'MAXLEN', '~', MAX_CHANGES, written(serial) .. '-0',
+    'previous', written(last), 'kind', kind, 'body', body)
+end
+local function count_report()
+  local number = redis.call('HINCRBY', meta, 'reports', 1)
+  redis.call('XADD', reports, 'MAXLEN', MAX_REPORTS, number .. '-0', 'n', '')
+end
+"""
+_GUARD = f"""
+if agreed ~= run or ARGV[#ARGV] ~= run then return redis.error_reply('{ANEW}') end
+"""
+
+
+def _script(body: str, *, guarded: bool = True) -> str:
+    text = _HEAD + (_GUARD if guarded else "") + body
+    text = text.replace("MAX_CHANGES", str(MAX_CHANGES)).replace("LEAP", str(SERIAL_LEAP))
+    return text.replace("MAX_REPORTS", str(MAX_REPORTS))
+
+
+# All scripts with a guard take the run in which their caller has agreed as their last argument.
+CHECK = _script("return 1")
+
+# ARGV: name.
+GET = _script("return redis.call('HGET', names, ARGV[1])")
+
+# ARGV: name, expected serial, record without its serial, whether nothing is to be kept of it.
+PUT = _script("""
+local current = redis.call('HGET', names, ARGV[1])
+if (current and string.match(current, '^%d+') or '0') ~= ARGV[2] then return false end
+append('record', ARGV[3])
+if ARGV[4] == '1' then redis.call('HDEL', names, ARGV[1])
+else redis.call('HSET', names, ARGV[1], written(serial) .. ' ' .. ARGV[3]) end
+redis.call('HSET', meta, 'changed', '1')
+return written(serial)
+""")
+
+SNAPSHOT = _script("""
+return {written(serial), redis.call('HVALS', names), redis.call('HVALS', replicas)}
+""")
+
+# ARGV: id, member.
+JOIN = _script("""
+append('joined', ARGV[2])
+redis.call('HSET', replicas, ARGV[1], cjson.encode({ARGV[2], ''}))
+redis.call('HSET', heard, ARGV[1], string.format('%.6f', now()))
+count_report()
+return written(serial)
+""")
+
+# ARGV: id, member, report. Returns the member that is registered.
+RENEW = _script("""
+local found = redis.call('HGET', replicas, ARGV[1])
+if not found then return false end
+local known = cjson.decode(found)
+if known[1] ~= ARGV[2] then return known[1] end
+redis.call('HSET', heard, ARGV[1], string.format('%.6f', now()))
+if known[2] ~= ARGV[3] then
+  redis.call('HSET', replicas, ARGV[1], cjson.encode({ARGV[2], ARGV[3]}))
+  count_report()
+end
+return known[1]
+""")
+
+# ARGV: id, incarnation or nothing.
+LEAVE = _script("""
+local found = redis.call('HGET', replicas, ARGV[1])
+if not found then return 0 end
+local member = cjson.decode(cjson.decode(found)[1])
+if ARGV[2] ~= '' and member['incarnation'] ~= ARGV[2] then return 0 end
+redis.call('HDEL', replicas, ARGV[1])
+redis.call('HDEL', heard, ARGV[1])
+append('left', ARGV[1])
+count_report()
+return 1
+""")
+
+STANDINGS = _script("""
+return {string.format('%.6f', now()), redis.call('HGETALL', replicas), redis.call('HGETALL', heard)}
+""")
+
+# ARGV: the serial that a replica knows, the run in which it has agreed. Returns the server's run,
+# and whether what the replica knows may be more.
+WANTS = _script(
+    """
+local base = tonumber(redis.call('HGET', meta, 'base') or '0')
+local goes_further = redis.call('HGET', meta, 'changed') ~= '1' and tonumber(ARGV[1]) > base
+local is_wanted = ARGV[2] ~= run and (goes_further or tonumber(ARGV[1]) >= serial)
+return {run, (agreed ~= run or is_wanted) and 1 or 0}
+""",
+    guarded=False,
+)
+
+# ARGV: the serial that a replica knows, how many names, how many members, then name and record in
+# turn, then id and member in turn. Its content replaces the server's if it goes further, as long as
+# no name was changed in this run. The new serial is above both. Returns the run.
+RESTORE = _script(
+    """
+local known, num_names, num_members = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+if agreed ~= run then
+  redis.call('HSET', meta, 'run', run, 'base', written(serial), 'changed', '0')
+  append('restored', '', LEAP)
+end
+local base = tonumber(redis.call('HGET', meta, 'base'))
+if redis.call('HGET', meta, 'changed') ~= '1' and known > base then
+  redis.call('DEL', names)
+  for i = 0, num_names - 1 do
+    redis.call('HSET', names, ARGV[4 + 2 * i], ARGV[5 + 2 * i])
+  end
+  local first = 4 + 2 * num_names
+  for i = 0, num_members - 1 do
+    local id, member = ARGV[first + 2 * i], ARGV[first + 1 + 2 * i]
+    if redis.call('HSETNX', replicas, id, cjson.encode({member, ''})) == 1 then
+      redis.call('HSET', heard, id, string.format('%.6f', now()))
+    end
+  end
+  redis.call('HSET', meta, 'base', written(known))
+  append('restored', '', math.max(known - serial, 0) + LEAP)
+  count_report()
+elseif known >= serial then
+  append('restored', '', known - serial + LEAP)
+end
+return run
+""",
+    guarded=False,
+)
