@@ -37,7 +37,10 @@ class WrongAnswerError(AssertionError):
 
 @dataclass(eq=False)
 class Replica:
-    """has_files: whether it can read adapters now. under_way: work that its engine was given."""
+    """has_files: whether it can read adapters now. under_way: work that its engine was given.
+
+    answered, had: by name, the latest serial of an answer, and of work that has ended.
+    """
 
     member: Member
     store: MemoryStore
@@ -47,7 +50,8 @@ class Replica:
     is_cut: bool = False
     has_files: bool = True
     asleep_until: float = 0.0
-    answered: dict[str, int] = field(default_factory=dict)  # by name, the latest serial
+    answered: dict[str, int] = field(default_factory=dict)
+    had: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.view = CatalogView(self.member)
@@ -83,6 +87,7 @@ class Replica:
         """The engine publishes it, or cannot; then it has no version of the name any more."""
         self.under_way.remove(work)
         record = work.record
+        self.had[record.name] = record.serial
         if record.is_unloaded:
             self.engine.pop(record.name, None)
         elif self.has_files:
@@ -152,8 +157,8 @@ class Fleet:
     # ── replicas ────────────────────────────────────────────────────────────────────────────
 
     def _awake(self) -> Replica:
-        awake = [one for one in self.replicas if one.asleep_until <= self.now]
-        return self.random.choice(awake or self.replicas[:1])
+        self.now = max(self.now, min(one.asleep_until for one in self.replicas))
+        return self.random.choice([one for one in self.replicas if one.asleep_until <= self.now])
 
     def _keep(self) -> None:
         self._awake().keep(self.now)
@@ -175,8 +180,6 @@ class Fleet:
     def _ask(self) -> None:
         """A request comes; what is to be judged is what was true when it did."""
         replica, name = self._awake(), self.random.choice(NAMES)
-        if replica.asleep_until > self.now:
-            return
         admission = replica.view.admission(name, self.now)
         if admission not in (Admission.ADMIT, Admission.UNKNOWN):
             return
@@ -264,14 +267,14 @@ class Fleet:
             self.calls.remove(call)
 
     def _check_everywhere(self, written: Record) -> None:
-        """Every process that is registered must have it, or what came after it, or refuse."""
-        history = self.history[written.name]
+        """Every process that is registered must have had it, or what came after it."""
+        name = written.name
         registered = [standing.member for standing in self.store.standings()]
         for replica in self.replicas:
-            record = replica.engine.get(written.name)
-            has = _latest_without(history) if record is None else record.serial
-            refuses = written.name in replica.view.failed
-            if replica.member in registered and has < written.serial and not refuses:
+            had = replica.had.get(name, 0)
+            if name not in replica.engine:
+                had = max(had, _latest_without(self.history[name]))
+            if replica.member in registered and had < written.serial:
                 raise WrongAnswerError(f"{replica.member.replica_id} has no {written}")
 
     # ── faults ──────────────────────────────────────────────────────────────────────────────
