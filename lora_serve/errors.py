@@ -86,7 +86,14 @@ class AdapterExistsError(AdapterError):
 
 
 class AdapterChangedError(AdapterError):
-    """An evicted adapter's files no longer hold the bytes that were verified at load."""
+    """Files that no longer hold, or never held, the bytes that were asked for.
+
+    found_digest: of the bytes that they hold, in hexadecimal; "" if that is not known.
+    """
+
+    def __init__(self, message: str, param: str | None = None, found_digest: str = "") -> None:
+        super().__init__(message, param)
+        self.found_digest = found_digest
 
 
 class AdapterUnavailableError(AdapterError):

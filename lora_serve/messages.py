@@ -96,7 +96,11 @@ class Resume(msgspec.Struct, frozen=True, tag=True):
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """digest: which the adapter must have, in hexadecimal; any if empty."""
+    """Read an adapter, and let the name stand for it unless it is only to be examined.
+
+    digest: which it must have, in hexadecimal; any if empty. generation: which the name must at
+    least have from then on.
+    """
 
     call_id: int
     lora_name: str
@@ -104,6 +108,8 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
     load_inplace: bool = False
     pinned: bool = False
     digest: str = ""
+    generation: int = 0
+    is_examined: bool = False
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
@@ -116,10 +122,14 @@ class ListAdapters(msgspec.Struct, frozen=True, tag=True):
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
-    """Forget EVERYTHING that is cached, or the KV of one adapter (raises its generation)."""
+    """Forget EVERYTHING that is cached, or the KV of one adapter (raises its generation).
+
+    generation: which the adapter must at least have from then on.
+    """
 
     call_id: int
     lora_name: str | Everything = EVERYTHING
+    generation: int = 0
 
 
 class AdapterInfo(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.location import HubAdapter
 from lora_serve.errors import AdapterUnavailableError
 from lora_serve.identity import AdapterRef
@@ -22,6 +23,12 @@ class LoadJob:
     path: str
     call: LoadAdapter | None = None
     ref: AdapterRef | None = None
+
+    def needs_weights(self, checkpoint: AdapterCheckpoint) -> bool:
+        """Whether workers are to prepare what was read: not other bytes, nor for a look alone."""
+        if self.call is not None:
+            return not self.call.is_examined
+        return self.ref is not None and self.ref.digest == checkpoint.digest
 
 
 @dataclass(slots=True, eq=False)

@@ -44,7 +44,7 @@ MAX_SLOW = 4  # slow reloads at a time: their weights come back beyond what the 
 class LoadResult:
     """What became of a job: a checkpoint whose weights the workers have prepared, or an error.
 
-    The weights of a reload whose digest is not the one of `job.ref` are not prepared.
+    Where `job.needs_weights` does not ask for them, they are not prepared.
     """
 
     job: LoadJob
@@ -301,13 +301,12 @@ class AdapterLoader:
 
     def _read(self, lane: Lane, task: ReadTask) -> None:
         outcome = _guarded(task.job.path, partial(self._source.get, task.place))
-        ref = task.job.ref
         if isinstance(outcome, AdapterCheckpoint):
             outcome = _of_digest(outcome, task.job)
         if isinstance(outcome, AdapterCheckpoint):
             if not task.end_lock.acquire(blocking=False):
                 outcome = AdapterUnavailableError("read too late")  # its bytes are freed here
-            elif ref is None or ref.digest == outcome.digest:
+            elif task.job.needs_weights(outcome):
                 self._threads.prepare(partial(self._prepare_and_tell, lane, task, outcome))
                 return
         self._tell(lane, task, outcome)
@@ -333,6 +332,7 @@ def _of_digest(checkpoint: AdapterCheckpoint, job: LoadJob) -> AdapterCheckpoint
         f"{job.path} has the digest {found}, not the one that was asked for, {wanted}; load the "
         "files that have it, or leave `digest` out",
         "digest",
+        found_digest=found,
     )
 
 

@@ -67,7 +67,7 @@ class AdapterManager:
             AdapterError: LoRA is not enabled, or the name is taken and load_inplace is not set.
         """
         self._require_enabled()
-        self._registry.check_name_free(call.lora_name, call.load_inplace)
+        self._registry.check_name_free(call.lora_name, call.load_inplace or call.is_examined)
         self._loader.submit(LoadJob(call.lora_path, call=call))
 
     def publish(
@@ -99,9 +99,13 @@ class AdapterManager:
         self._require_enabled()
         self._settle(self._registry.unload(name))
 
-    def invalidate(self, name: str) -> tuple[AdapterRef, AdapterRef]:
-        """Raise the generation; returns (old, new) version. Raises AdapterNotFoundError."""
-        old, new = self._registry.invalidate(name)
+    def invalidate(self, name: str, generation: int = 0) -> tuple[AdapterRef, AdapterRef]:
+        """Raise the generation, at least to this one; returns (old, new) version.
+
+        Raises:
+            AdapterNotFoundError: there is no such name.
+        """
+        old, new = self._registry.invalidate(name, generation)
         self._settle(old)
         return old, new
 
@@ -210,7 +214,10 @@ class AdapterManager:
     def _end_load(self, call: LoadAdapter, result: LoadResult) -> AdapterInfo | LoraServeError:
         if isinstance(result.outcome, LoraServeError):
             return result.outcome
+        if call.is_examined:
+            return _examined(call, result.outcome)
         try:
+            self._registry.raise_generation(call.lora_name, call.generation)
             ref = self.publish(
                 call.lora_name,
                 result.outcome,
@@ -255,6 +262,23 @@ class AdapterManager:
         self._residency.check_invariants()
         for digest, claim in self._residency.claims():
             assert claim is self._claim(digest), f"{digest.hex()} was not settled: {claim.name}"
+
+
+def _examined(call: LoadAdapter, checkpoint: AdapterCheckpoint) -> AdapterInfo:
+    """What the name would stand for, had it been loaded."""
+    return AdapterInfo(
+        name=call.lora_name,
+        path=call.lora_path,
+        digest=checkpoint.digest.hex(),
+        generation=call.generation,
+        rank=checkpoint.rank,
+        num_bytes=checkpoint.num_bytes,
+        residency="evicted",
+        pinned=call.pinned,
+        num_leases=0,
+        created=0.0,
+        base_model=checkpoint.base_model,
+    )
 
 
 def _reload_error(ref: AdapterRef, result: LoadResult) -> LoraServeError | None:

@@ -82,15 +82,17 @@ class AdapterRegistry:
         self._retire(ref)
         return ref
 
-    def invalidate(self, name: str) -> tuple[AdapterRef, AdapterRef]:
-        """Give `name` a new generation of the same bytes; returns the old and new version.
+    def invalidate(self, name: str, generation: int = 0) -> tuple[AdapterRef, AdapterRef]:
+        """Give `name` a new generation of the same bytes, `generation` or the next if that is more.
+
+        Returns the old and the new version.
 
         Raises:
             AdapterNotFoundError: it stands for nothing now.
         """
         old = self._current_ref(name)
         version = self._versions[old]
-        self._generations[name] = old.generation + 1
+        self._generations[name] = max(old.generation + 1, generation)
         return old, self._publish(name, version.facts, version.pinned)
 
     def restore(self, info: AdapterInfo) -> AdapterRef:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -215,9 +216,7 @@ class FileStore:
                 raise
             self._calls.execute("COMMIT")
 
-    def _watched(
-        self, watch: str, query: str, since: int, seconds: float
-    ) -> list[tuple[bytes | int, ...]]:
+    def _watched(self, watch: str, query: str, since: int, seconds: float) -> list[tuple[Any, ...]]:
         """What the query gives for `since`, once it gives something or the time is over."""
         end, version = time.monotonic() + seconds, -1
         with self._locks[watch], self._errors():

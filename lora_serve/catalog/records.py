@@ -38,6 +38,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
             == (other.name, other.digest, other.source, other.generation, other.pinned)
         )
 
+    def differs_in_generation_alone(self, other: Record) -> bool:
+        """Whether what distinguishes them is a reset."""
+        return self.generation > other.generation and self.stands_for_the_same(
+            msgspec.structs.replace(other, generation=self.generation)
+        )
+
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """A replica that has registered. incarnation: of its process, drawn at its start."""
@@ -67,12 +73,20 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     records: tuple[Record, ...] = ()
     members: tuple[Member, ...] = ()
 
+    def member(self, replica_id: str) -> Member | None:
+        """Who is registered under this id."""
+        return next((one for one in self.members if one.replica_id == replica_id), None)
+
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why a replica does not serve what a name stands for since the change `serial`."""
+    """Why a replica does not serve what a name stands for since the change `serial`.
+
+    found_digest: of what lies at the record's source, where it is other bytes.
+    """
 
     serial: int
     reason: str
+    found_digest: str = ""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

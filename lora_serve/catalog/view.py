@@ -15,7 +15,7 @@ from enum import Enum
 
 from lora_serve.catalog.records import Change, Failure, Member, Record, Report, Snapshot
 
-MAX_GAP_SECONDS = 5.0  # between two attempts to reach the store; after more it may have slept
+MAX_GAP_SECONDS = 5.0  # between two signs of being awake; well below a lease (rollout.py)
 
 
 class Admission(Enum):
@@ -52,7 +52,7 @@ class CatalogView:
     def __init__(self, member: Member, max_gap_seconds: float = MAX_GAP_SECONDS) -> None:
         self.member = member
         self._max_gap_seconds = max_gap_seconds
-        self._last_attempt: float | None = None
+        self._last_awake: float | None = None
         self._is_current = False  # whether it was told all since it may last have slept
         self._serial = 0
         self._members: dict[str, Member] = {}
@@ -75,11 +75,14 @@ class CatalogView:
         """Whether requests may be admitted by what it knows."""
         return self._is_current
 
-    def note_attempt(self, now: float) -> None:
-        """It tries to reach the store now, whatever comes of it. After a gap it must ask first."""
+    def note_awake(self, now: float) -> None:
+        """This process runs now. After a gap it has slept, and must ask the store first.
+
+        Called every second or so, whether the store answers or not: its loss stops no answers.
+        """
         if self._slept_until(now):
             self._is_current = False
-        self._last_attempt = now
+        self._last_awake = now
 
     def must_ask(self) -> None:
         """Admit nothing before the next snapshot: others may have gone on without this replica."""
@@ -159,13 +162,13 @@ class CatalogView:
         else:
             self._queue[name] = None
 
-    def note_failed(self, record: Record, reason: str) -> None:
+    def note_failed(self, record: Record, reason: str, found_digest: str = "") -> None:
         """The engine cannot have it, and has no other version of the name any more either."""
         name = record.name
         del self._under_way[name]
         self._done.pop(name, None)
         if self._wanted[name].serial == record.serial:
-            self._failed[name] = Failure(record.serial, reason)
+            self._failed[name] = Failure(record.serial, reason, found_digest)
         else:
             self._queue[name] = None
 
@@ -231,7 +234,7 @@ class CatalogView:
     # ── parts ───────────────────────────────────────────────────────────────────────────────
 
     def _slept_until(self, now: float) -> bool:
-        last = self._last_attempt
+        last = self._last_awake
         return last is not None and now - last > self._max_gap_seconds
 
     def _want(self, record: Record, *, is_behind: bool) -> None:

@@ -58,7 +58,7 @@ class Replica:
 
     def keep(self, now: float) -> None:
         """Say that it is there, and ask for everything if it has to."""
-        self.view.note_attempt(now)
+        self.view.note_awake(now)
         self._check_link()
         if not self.view.is_current:
             self.catch_up()

@@ -14,7 +14,7 @@ def record(name: str, serial: int, digest: str = "aa", **fields: object) -> Reco
 def view_of(*records: Record, serial: int = 10) -> CatalogView:
     """What has heard of these, and done nothing yet."""
     view = CatalogView(ME)
-    view.note_attempt(0.0)
+    view.note_awake(0.0)
     assert view.take_snapshot(Snapshot(serial=serial, records=records, members=(ME,)))
     return view
 
@@ -157,10 +157,10 @@ def test_an_unloaded_name_is_taken_away_and_its_generation_stays_known() -> None
 def test_a_replica_that_slept_asks_first() -> None:
     view = view_of(record("a", 3))
     do_all(view)
-    view.note_attempt(2.0)
+    view.note_awake(2.0)
     assert view.admission("a", 6.9) is Admission.ADMIT
     assert view.admission("a", 7.1) is Admission.ASK
-    view.note_attempt(7.2)  # whichever runs first after the sleep
+    view.note_awake(7.2)  # whichever runs first after the sleep
     assert view.admission("a", 7.2) is Admission.ASK
     view.take_change(change(11, record("a", 11, "bb")))
     assert view.take_snapshot(Snapshot(serial=11, records=(record("a", 11, "bb"),), members=(ME,)))
@@ -173,7 +173,7 @@ def test_attempts_that_fail_stop_no_answers() -> None:
     view = view_of(record("a", 3))
     do_all(view)
     for second in range(1, 100):
-        view.note_attempt(float(second))
+        view.note_awake(float(second))
     assert view.admission("a", 100.0) is Admission.ADMIT
 
 

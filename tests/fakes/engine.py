@@ -160,6 +160,7 @@ class FakeEngine:
         load_inplace: bool = False,
         pinned: bool = False,
         digest: str = "",
+        generation: int = 0,
     ) -> AdapterInfo:
         self._require_alive()
         if name in self._adapters and not load_inplace:
@@ -167,28 +168,37 @@ class FakeEngine:
                 f"The lora adapter '{name}' has already been loaded. If you want to load the "
                 "adapter in place, set 'load_inplace' to True."
             )
+        info = await self.examine_lora_adapter(name, path, digest)
+        self._adapters[name] = replace(info, pinned=pinned, generation=generation)
+        return self._adapters[name]
+
+    async def examine_lora_adapter(self, name: str, path: str, digest: str = "") -> AdapterInfo:
+        self._require_alive()
         try:
             weights = (Path(path) / WEIGHTS).read_bytes()
         except OSError as error:
             raise AdapterNotFoundError(f"No adapter found for {path}") from error
         if weights.startswith(b"broken"):
             raise AdapterFormatError(path, ["rank 1024 is above 64", "use_dora is not supported"])
-        if digest not in ("", hashlib.sha256(weights).hexdigest()):
-            raise AdapterChangedError(f"{path} has another digest than {digest}", "digest")
-        self._adapters[name] = AdapterInfo(
+        found = hashlib.sha256(weights).hexdigest()
+        if digest not in ("", found):
+            raise AdapterChangedError(f"{path} has another digest than {digest}", "digest", found)
+        return AdapterInfo(
             name=name,
             path=path,
-            digest=hashlib.sha256(weights).hexdigest(),
+            digest=found,
             generation=0,
             rank=16,
             num_bytes=len(weights),
             residency="resident",
-            pinned=pinned,
+            pinned=False,
             num_leases=0,
             created=CREATED,
             base_model="org/foreign" if weights.startswith(b"foreign") else "",
         )
-        return self._adapters[name]
+
+    def adapter(self, name: str) -> AdapterInfo | None:
+        return self._adapters.get(name)
 
     async def unload_lora_adapter(self, name: str) -> None:
         self._require_alive()
@@ -202,12 +212,18 @@ class FakeEngine:
     async def adapter_paths(self) -> frozenset[str]:
         return frozenset(info.path for info in await self.list_adapters()).union(self.leased_paths)
 
-    async def reset_prefix_cache(self, lora_name: str | Everything = EVERYTHING) -> bool:
+    async def reset_prefix_cache(
+        self, lora_name: str | Everything = EVERYTHING, generation: int = 0
+    ) -> bool:
         self._require_alive()
         if lora_name is not EVERYTHING and lora_name not in self._adapters:
             message = f"The lora adapter '{lora_name}' cannot be found."
             raise AdapterNotFoundError(message, "lora_name")
         self.resets.append(lora_name)
+        if lora_name is not EVERYTHING:
+            self._adapters[lora_name] = replace(
+                self._adapters[lora_name], generation=max(generation, 0)
+            )
         self._cached.clear()
         return not self.growing
 

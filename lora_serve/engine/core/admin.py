@@ -104,7 +104,8 @@ class AdminCalls:
                 reply = CallReply(call.call_id, error=error_info(outcome), success=False)
             else:
                 reply = CallReply(call.call_id, adapters=(outcome,))
-                self._count_down_stale_versions(call.lora_name)
+                if not call.is_examined:
+                    self._count_down_stale_versions(call.lora_name)
             self._outbox.reply(reply)
 
     def attend(self) -> None:
@@ -121,7 +122,7 @@ class AdminCalls:
     def _reset_prefix_cache(self, call: ResetPrefixCache) -> None:
         reply = CallReply(call.call_id)
         if call.lora_name is not EVERYTHING:
-            _, ref = self._adapters.invalidate(call.lora_name)  # raises its generation
+            _, ref = self._adapters.invalidate(call.lora_name, call.generation)
             reply = CallReply(call.call_id, adapters=(self._adapters.info(ref),))
         self._resets.add(reply, self._scheduler.reset_prefix_cache(call.lora_name))
         self._answer_resets()

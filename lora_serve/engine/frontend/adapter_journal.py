@@ -36,13 +36,17 @@ class AdapterJournal:
     def note_reply(self, reply: CallReply) -> None:
         """The engine has answered a call; an error that changed nothing names no adapter."""
         match self._asked.pop(reply.call_id, None):
-            case LoadAdapter():
+            case LoadAdapter(is_examined=False):
                 self._adapters |= {info.name: info for info in reply.adapters}
             case UnloadAdapter() as call if reply.error is None:
                 self._adapters.pop(call.lora_name, None)
             case ResetPrefixCache():
                 for info in reply.adapters:
                     self._raise_generation(info.name, info.generation)
+
+    def get(self, name: str) -> AdapterInfo | None:
+        """What the name stands for, as it was when it was loaded."""
+        return self._adapters.get(name)
 
     def note_death(self) -> None:
         """What was asked of the engine that died will not be answered."""

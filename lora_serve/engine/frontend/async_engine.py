@@ -200,20 +200,37 @@ class AsyncEngine:
         load_inplace: bool = False,
         pinned: bool = False,
         digest: str = "",
+        generation: int = 0,
     ) -> AdapterInfo:
         """Load an adapter, if it has this digest, where one is given.
+
+        generation: which the name must at least have from then on.
 
         Raises:
             AdapterError: it cannot be loaded.
         """
         reply = await self._call(
-            lambda call_id: LoadAdapter(call_id, name, path, load_inplace, pinned, digest)
+            lambda call_id: LoadAdapter(
+                call_id, name, path, load_inplace, pinned, digest, generation
+            )
         )
         (adapter,) = reply.adapters
         warning = other_base_model(self.config.model, adapter)
         if warning is not None:
             logger.warning("%s", warning)
         return adapter
+
+    async def examine_lora_adapter(self, name: str, path: str, digest: str = "") -> AdapterInfo:
+        """What a load of this would give, without one. Raises AdapterError as the load would."""
+        reply = await self._call(
+            lambda call_id: LoadAdapter(call_id, name, path, digest=digest, is_examined=True)
+        )
+        (adapter,) = reply.adapters
+        return adapter
+
+    def adapter(self, name: str) -> AdapterInfo | None:
+        """What the name stands for, as it was when it was loaded; asks nobody."""
+        return self._journal.get(name)
 
     async def unload_lora_adapter(self, name: str) -> None:
         await self._call(lambda call_id: UnloadAdapter(call_id, name))
@@ -225,8 +242,12 @@ class AsyncEngine:
         """Where the adapters lie that a name or a request has; no other file is read again."""
         return frozenset((await self._call(ListAdapters)).paths)
 
-    async def reset_prefix_cache(self, lora_name: str | Everything = EVERYTHING) -> bool:
-        return (await self._call(lambda call_id: ResetPrefixCache(call_id, lora_name))).success
+    async def reset_prefix_cache(
+        self, lora_name: str | Everything = EVERYTHING, generation: int = 0
+    ) -> bool:
+        """Forget KV; of one adapter by raising its generation, at least to this one."""
+        reply = await self._call(lambda call_id: ResetPrefixCache(call_id, lora_name, generation))
+        return reply.success
 
     @property
     def is_paused(self) -> bool:

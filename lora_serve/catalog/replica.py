@@ -1,0 +1,351 @@
+"""One replica at work: keeps what its engine has in step with the catalog, and says so.
+
+One task keeps the replica registered and asks for everything where it must, one follows the
+changes. All decisions are the view's (view.py); the store is asked in threads of the replica's own.
+Belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+from lora_serve.catalog.base import CatalogStore
+from lora_serve.catalog.engine_work import Applied, Engine, EngineWork
+from lora_serve.catalog.plan import Plan
+from lora_serve.catalog.records import Change, Member, Record, Report, Snapshot, Standing
+from lora_serve.catalog.rollout import LEASE_SECONDS, Rollout
+from lora_serve.catalog.rollout_watch import RolloutWatch
+from lora_serve.catalog.view import Admission, CatalogView
+from lora_serve.errors import (
+    AdapterUnavailableError,
+    CatalogUnavailableError,
+    InvalidRequestError,
+    LoraServeError,
+    NotFoundError,
+)
+
+logger = logging.getLogger(__name__)
+
+RENEW_SECONDS = 2.0
+AWAKE_SECONDS = 1.0  # between two signs to the view that this process runs
+RETRY_STORE_SECONDS = 0.5
+WATCH_SECONDS = 1.0  # of one wait for the store, so that the end is noticed
+ASK_SECONDS = 5.0  # for which a request waits until the store has been asked
+NUM_THREADS = 6  # two wait for the store all the time
+
+
+def seconds_with_sleep() -> float:
+    """A clock that goes on while the machine sleeps, where there is one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+class CatalogReplica:
+    """Use as `async with replica.running()`.
+
+    applied: told each record that the engine has come to have, with what it had before.
+    """
+
+    def __init__(
+        self,
+        store: CatalogStore,
+        engine: Engine,
+        member: Member,
+        *,
+        wait_seconds: float = 30.0,
+        applied: Applied = lambda record, before: None,
+        clock: Callable[[], float] = seconds_with_sleep,
+    ) -> None:
+        """wait_seconds: for which a request waits for a name that is on its way."""
+        self.member = member
+        self.view = CatalogView(member)
+        self.is_store_up = False
+        self._store = store
+        self._wait_seconds = wait_seconds
+        self._clock = clock
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="catalog")
+        self._asking = asyncio.Lock()
+        self._num_asks = 0
+        self._has_news = asyncio.Event()  # for the store: the report may have changed
+        self._is_current = asyncio.Event()
+        self._changed: dict[str, asyncio.Event] = {}  # by name; those who wait for it have one
+        self._has_joined = False
+        self._has_told_of_loss = False
+        self._replaced_by: Member | None = None
+        self._rollouts = RolloutWatch(store, self._ask)
+        self._work = EngineWork(self.view, engine, applied, self._note_change)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[CatalogReplica]:
+        """Follow the catalog; at the end sign off, so that nobody waits for this replica."""
+        self.view.note_awake(self._clock())
+        tasks = [
+            asyncio.create_task(run(), name=f"catalog-{run.__name__.strip('_')}")
+            for run in (self._stay_awake, self._keep, self._follow, self._rollouts.run)
+        ]
+        try:
+            yield self
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._work.close()
+            with contextlib.suppress(CatalogUnavailableError):
+                member = self.member
+                await self._ask(self._store.leave, member.replica_id, member.incarnation)
+            await asyncio.to_thread(self._threads.shutdown)
+            self._store.close()
+
+    # ── requests ────────────────────────────────────────────────────────────────────────────
+
+    def check_ready(self) -> None:
+        """Raise CatalogUnavailableError until the catalog has told what there is."""
+        if not self.view.is_current:
+            raise self._not_asked()
+
+    async def admit(self, name: str) -> bool:
+        """Wait until a request for this name may go to the engine; False if there is no such name.
+
+        Raises:
+            AdapterUnavailableError: it is not served here, or not yet.
+            CatalogUnavailableError: this replica does not know what the name stands for now.
+        """
+        deadline = self._clock() + self._wait_seconds
+        while True:
+            match self.view.admission(name, self._clock()):
+                case Admission.ADMIT:
+                    return True
+                case Admission.UNKNOWN:
+                    return False
+                case Admission.REFUSE:
+                    raise self._refusal(name)
+                case Admission.ASK:
+                    await self._wait_until_current()
+                case Admission.WAIT:
+                    self.view.prefer(name)
+                    await self._wait_for(name, deadline)
+
+    async def _wait_until_current(self) -> None:
+        self.view.note_awake(self._clock())  # which notices a sleep
+        if self.view.is_current:
+            return
+        self._is_current.clear()
+        self._has_news.set()
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                await self._is_current.wait()
+        except TimeoutError:
+            raise self._not_asked() from None
+
+    async def _wait_for(self, name: str, deadline: float) -> None:
+        changed = self._changed.setdefault(name, asyncio.Event())
+        try:
+            async with asyncio.timeout(deadline - self._clock()):
+                await changed.wait()
+        except TimeoutError:
+            raise AdapterUnavailableError(
+                f"lora adapter '{name}' is still being loaded on this server; try again later"
+            ) from None
+
+    def _refusal(self, name: str) -> LoraServeError:
+        """For those who may generate: paths are for admins alone."""
+        record, failure = self.view.record(name), self.view.failure(name)
+        assert record is not None, f"{name} failed, and stands for nothing"
+        assert failure is not None, f"{name} is refused without a failure"
+        found = f", found {failure.found_digest[:12]}" if failure.found_digest else ""
+        return AdapterUnavailableError(
+            f"lora adapter '{name}' is not served by this server: it could not load the version "
+            f"that its catalog names (digest {record.digest[:12]}{found}, serial {record.serial}); "
+            "another one may have it, and this one tries again"
+        )
+
+    def _not_asked(self) -> CatalogUnavailableError:
+        if self._replaced_by is not None:
+            return CatalogUnavailableError(
+                f"another server has registered as replica '{self.member.replica_id}' since; give "
+                "each a --lora-replica-id of its own"
+            )
+        return CatalogUnavailableError(
+            f"the catalog at {self._store.where} has not told this server yet which adapters there "
+            "are; try again later"
+        )
+
+    # ── changes ─────────────────────────────────────────────────────────────────────────────
+
+    async def change(self, name: str, plan: Plan) -> Record:
+        """Make a change of what the name stands for now; returns its record.
+
+        Raises:
+            CatalogUnavailableError: nothing was changed, or that is not known; it says which.
+        """
+        while True:
+            self.check_ready()
+            try:
+                current: Record | None = await self._ask(self._store.get, name)
+            except CatalogUnavailableError as error:
+                raise CatalogUnavailableError(f"{error}; nothing was changed anywhere") from error
+            planned = plan(current)
+            if current is not None and planned.stands_for_the_same(current):
+                return current
+            expected = 0 if current is None else current.serial
+            try:
+                written: Record | None = await self._ask(self._store.put, planned, expected)
+            except CatalogUnavailableError as error:
+                raise CatalogUnavailableError(
+                    f"{error}; whether '{name}' was changed is not known: /v1/models tells when "
+                    "the catalog answers"
+                ) from error
+            if written is not None:
+                return written
+
+    async def rolled_out(self, record: Record, seconds: float) -> Rollout:
+        """How far a change has come when no replica is waited for any more, or time is over.
+
+        Raises:
+            CatalogUnavailableError: the store was lost; the change itself may go on.
+        """
+        return await self._rollouts.rolled_out(record, seconds)
+
+    async def standings(self) -> Sequence[Standing]:
+        """All replicas, as they have told last. Raises CatalogUnavailableError."""
+        told: Sequence[Standing] = await self._ask(self._store.standings)
+        return told
+
+    async def forget(self, replica_id: str) -> None:
+        """Wait no longer for a replica that is silent.
+
+        Raises:
+            NotFoundError: there is none of this id.
+            InvalidRequestError: it has been heard from lately, so it may still answer.
+        """
+        found = [one for one in await self.standings() if one.member.replica_id == replica_id]
+        if not found:
+            raise NotFoundError(f"no replica '{replica_id}' is registered", "replica_id")
+        if found[0].silent_seconds <= LEASE_SECONDS:
+            raise InvalidRequestError(
+                f"replica '{replica_id}' was heard from {found[0].silent_seconds:.0f} s ago, so it "
+                "may still answer; stop it first",
+                "replica_id",
+            )
+        await self._ask(self._store.leave, replica_id, found[0].member.incarnation)
+
+    # ── the store ───────────────────────────────────────────────────────────────────────────
+
+    async def _ask(self, call: Callable[..., Any], *arguments: object) -> Any:
+        """Call a method of the store in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+
+    async def _stay_awake(self) -> None:
+        while True:
+            self.view.note_awake(self._clock())
+            await asyncio.sleep(AWAKE_SECONDS)
+
+    async def _keep(self) -> None:
+        """Say what has been done whenever that changes, and that the replica is there."""
+        while True:
+            self._has_news.clear()
+            pause = RENEW_SECONDS
+            try:
+                await self._renew()
+                self._note_store(None)
+            except CatalogUnavailableError as error:
+                self._note_store(error)
+                pause = RETRY_STORE_SECONDS
+                self._has_news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._has_news.wait()
+
+    async def _renew(self) -> None:
+        is_back = not (self.view.is_current and self.is_store_up)
+        if is_back and self._replaced_by is None:
+            await self._catch_up()
+        report: Report = self.view.report()
+        registered: Member | None = await self._ask(self._store.renew, self.member, report)
+        if registered == self.member:
+            return
+        self.view.must_ask()
+        if registered is None:
+            self._has_news.set()
+        else:
+            self._note_replaced(registered)
+
+    async def _catch_up(self) -> None:
+        """Take in everything at once, and register where the store does not know this process."""
+        async with self._asking:
+            self._num_asks += 1
+            await self._ask(self._store.restore, self.view.snapshot())
+            while True:
+                snapshot: Snapshot = await self._ask(self._store.snapshot)
+                if self.view.take_snapshot(snapshot):
+                    break
+                member = snapshot.member(self.member.replica_id)
+                if member is not None and self._has_joined:
+                    self._note_replaced(member)
+                    return
+                await self._ask(self._store.join, self.member)
+                self._has_joined = True
+        self._is_current.set()
+        self._work.more()
+        for name in [*self._changed]:
+            self._tell(name)
+
+    def _note_replaced(self, member: Member) -> None:
+        if self._replaced_by is None:
+            self._replaced_by = member
+            logger.error("%s", self._not_asked())
+
+    async def _follow(self) -> None:
+        while True:
+            if not self.view.is_current:
+                self._is_current.clear()
+                self._has_news.set()
+                await self._is_current.wait()
+            since, num_asks = self.view.serial, self._num_asks
+            try:
+                changes = await self._ask(self._store.changes, since, WATCH_SECONDS)
+                if num_asks == self._num_asks:  # else it may have been of a store that is gone
+                    await self._take_changes(changes)
+            except CatalogUnavailableError as error:
+                self._note_store(error)
+                self._has_news.set()
+                await asyncio.sleep(RETRY_STORE_SECONDS)
+
+    async def _take_changes(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            if not self.view.take_change(change):
+                await self._catch_up()
+                break
+            if change.record is not None:
+                self._tell(change.record.name)
+        if changes:
+            self._work.more()
+            self._has_news.set()
+
+    def _note_store(self, error: CatalogUnavailableError | None) -> None:
+        """Write one line when the store is lost, and one when it is back."""
+        is_up = error is None
+        if is_up and not self.is_store_up:
+            logger.info("the catalog at %s answers", self._store.where)
+        elif self.is_store_up or not self._has_told_of_loss:
+            logger.warning(
+                "%s; requests go on, changes of adapters are refused until it answers", error
+            )
+        self._has_told_of_loss = not is_up
+        self.is_store_up = is_up
+
+    def _note_change(self, name: str) -> None:
+        self._has_news.set()
+        self._tell(name)
+
+    def _tell(self, name: str) -> None:
+        """Wake those who wait for this name."""
+        changed = self._changed.pop(name, None)
+        if changed is not None:
+            changed.set()
