@@ -154,7 +154,7 @@ class CatalogReplica:
             ) from None
 
     def _refusal(self, name: str) -> LoraServeError:
-        """For those who may generate: paths are for admins alone."""
+        """Why a name takes no requests, without paths: those are for admins alone."""
         record, failure = self.view.record(name), self.view.failure(name)
         assert record is not None, f"{name} failed, and stands for nothing"
         assert failure is not None, f"{name} is refused without a failure"

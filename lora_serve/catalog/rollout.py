@@ -16,7 +16,7 @@ LEASE_SECONDS = 10.0  # after so long without a word a replica has not been hear
 
 
 class State(StrEnum):
-    """Of one name on one replica. BEHIND: it has not told that it knows of the change."""
+    """How one name stands on one replica. BEHIND: it has not told that it knows of the change."""
 
     READY = "ready"
     LOADING = "loading"

@@ -67,7 +67,7 @@ class CatalogView:
 
     @property
     def serial(self) -> int:
-        """Of the last change that it knows; all before it are known, too."""
+        """The serial of the last change that it knows; all before it are known, too."""
         return self._serial
 
     @property
