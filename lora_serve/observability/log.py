@@ -22,9 +22,15 @@ MAX_QUOTED_CHARS = 500
 _FIELDS = "lora_serve_fields"
 
 
-def set_up_logging(config: LogConfig, process: str) -> None:
-    """Log to stderr as `config` says. process: the name of this one, for lines in JSON."""
-    handler = BackgroundHandler(sys.stderr.fileno())
+def set_up_logging(config: LogConfig, process: str, *, in_background: bool = True) -> None:
+    """Log to stderr as `config` says.
+
+    Args:
+        process: the name of this one, for lines in JSON.
+        in_background: write in a thread. Without, this process has none yet, and may be forked.
+    """
+    file = sys.stderr.fileno()
+    handler = BackgroundHandler(file) if in_background else logging.StreamHandler()
     is_json = config.log_format == "json"
     handler.setFormatter(JsonFormatter(process) if is_json else TextFormatter(TEXT_FORMAT))
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)

@@ -29,7 +29,7 @@ from lora_serve.structured_outputs import StructuredOutput
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 1024  # answers that have no first mask yet
-START_SECONDS = 60.0  # until the tokenizer is loaded
+START_SECONDS = 600.0  # a machine without time to spare may take minutes
 HANG_SECONDS = 10.0  # without any reply; limits of the libraries hold one mask below 0.1
 MAX_DEATHS = 2  # of processes that worked on an answer, or may have
 _END_SECONDS = 5.0
@@ -63,8 +63,10 @@ class _Answer:
 
 
 class GrammarProcess:
-    def __init__(self, settings: GrammarSettings) -> None:
+    def __init__(self, settings: GrammarSettings, start_seconds: float = START_SECONDS) -> None:
+        """start_seconds: until a process must have loaded its tokenizer."""
         self._settings = settings
+        self._start_seconds = start_seconds
         self._answers: dict[str, _Answer] = {}
         self._num_pending = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -195,7 +197,7 @@ class GrammarProcess:
     def _progress_seconds(self) -> float:
         """How long the process may take until it has got on."""
         if not self._is_ready:
-            return START_SECONDS
+            return self._start_seconds
         return 2 * self._settings.compile_seconds + HANG_SECONDS  # compiled on trial, then for good
 
     def _send(self, message: GrammarMessage) -> None:

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from lora_serve.errors import InvalidRequestError
+from lora_serve.observability.log import set_up_logging
 from lora_serve.structured_output import wire
 from lora_serve.structured_output.answers import Answers, GrammarCache
 from lora_serve.structured_output.at_work import AtWork
@@ -35,6 +36,7 @@ from lora_serve.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 COMPILES_AT_ONCE = 2
+PROCESS = "grammars"  # in lines of the log
 SLOW_SECONDS = 0.001  # what is ready is sent before another mask is computed
 _MAX_REFUSALS = 64
 
@@ -242,6 +244,7 @@ def serve(connection: Connection, at_work: AtWork) -> None:
     decoder = wire.message_decoder()
     settings = decoder.decode(connection.recv_bytes())
     assert isinstance(settings, GrammarSettings), "the first message must be the settings"
+    set_up_logging(settings.log, PROCESS, in_background=False)
     tokenizer = Tokenizer(settings.tokenizer, settings.revision, model=settings.model)
     eos_token_ids = tokenizer.eos_token_ids
     vocabulary = Vocabulary(
@@ -258,6 +261,8 @@ def serve(connection: Connection, at_work: AtWork) -> None:
         backend, seconds=settings.compile_seconds, max_bytes=settings.max_grammar_bytes
     )
     trials = [TrialProcess(starter) for _ in range(COMPILES_AT_ONCE)]
+    set_up_logging(settings.log, PROCESS)  # starts a thread, so not before the trials' fork
+    logger.debug("ready, with %s and %d tokens", settings.backend, settings.vocab_size)
     server = GrammarServer(backend, trials, answers, cache, at_work)
     threading.Thread(
         target=_receive, args=(connection, decoder, server.inbox), name="receiver", daemon=True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from lora_serve.config.log import LogConfig
 from lora_serve.structured_output.service import MaskReply
 from lora_serve.structured_outputs import StructuredOutput
 
@@ -16,7 +17,7 @@ class GrammarSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The first message. tokenizer, revision, model: as of `text.tokenizer.Tokenizer`.
 
     vocab_size: of the model's logits. max_grammars, max_cache_bytes: of compiled grammars that are
-    kept. compile_seconds, max_grammar_bytes: what compiling one may take.
+    kept. compile_seconds, max_grammar_bytes: what compiling one may take. log: of the process.
     """
 
     backend: str
@@ -28,6 +29,7 @@ class GrammarSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     max_grammars: int = 64
     max_cache_bytes: int = 512 * 2**20
     max_grammar_bytes: int = 128 * 2**20
+    log: LogConfig = LogConfig()
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):

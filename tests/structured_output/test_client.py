@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from lora_serve.config import LogConfig
 from lora_serve.structured_output import client
 from lora_serve.structured_output.client import GrammarProcess
 from lora_serve.structured_output.service import MaskReply
@@ -244,6 +245,21 @@ def test_an_answer_that_ends_the_process_again_and_again_is_refused(
     process.shut_down()
 
 
+def test_the_process_logs_as_its_server_does(
+    model_path: Path, tokenizer: Tokenizer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = LogConfig(log_level="debug", log_format="json")
+    process = GrammarProcess(
+        msgspec.structs.replace(grammar_settings(model_path, tokenizer), log=log)
+    )
+    process.open("one", YES_OR_NO)
+    assert replies(process)["one"].bitmask
+    process.shut_down()
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    (ready,) = (line for line in lines if line["message"].startswith("ready"))
+    assert (ready["process"], ready["level"]) == ("grammars", "debug")
+
+
 class OtherProgram(GrammarProcess):
     """Starts `program` in place of the process of grammars; it has the socket as `theirs`."""
 
@@ -361,10 +377,9 @@ def test_a_request_whose_first_mask_never_comes_is_refused_for_now(
     tokenizer: Tokenizer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client, "START_SECONDS", start_seconds)
     monkeypatch.setattr(client, "HANG_SECONDS", 0.2)
     settings = msgspec.structs.replace(grammar_settings(model_path, tokenizer), compile_seconds=0.1)
-    process = kind(settings)
+    process = kind(settings, start_seconds)
     process.open("one", YES_OR_NO)
     reply = replies(process)["one"]
     assert reply.is_unavailable

@@ -6,6 +6,7 @@ there in time.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 
@@ -182,5 +183,7 @@ def make_grammar_service(config: EngineConfig, model: ModelInfo) -> GrammarProce
             model=config.model.model,
             vocab_size=model.vocab_size,
             compile_seconds=settings.structured_outputs_compile_timeout,
-        )
+            log=config.log,
+        ),
+        config.limits.engine_ready_timeout or math.inf,
     )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from lora_serve.engine.core.grammars import make_grammar_service
 from lora_serve.errors import OverloadedError
 from lora_serve.fuzz.oracle.engine import OracleEngine
 from lora_serve.fuzz.oracle.executor import lone_answer
 from lora_serve.fuzz.oracle.grammars import OracleGrammars, toy_constraint
+from lora_serve.llm import engine_config
 from lora_serve.messages import AbortRequests
+from lora_serve.model_info import ModelInfo
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.structured_output.service import MaskReply
 
@@ -142,3 +146,10 @@ def test_what_comes_of_a_grammar_that_cannot_be_followed_is_told_as_what_it_is()
         assert error is not None
         assert error.kind == kind
         assert not any(info.num_leases for info in engine.core.adapters.infos())
+
+
+def test_the_process_of_grammars_may_start_for_as_long_as_an_engine() -> None:
+    model = ModelInfo(b"f", "float32", 300, 8, 64, 16, "cpu")
+    for seconds, expected in ((7.0, 7.0), (0.0, math.inf)):
+        config = engine_config(model="m", engine_ready_timeout=seconds)
+        assert make_grammar_service(config, model)._progress_seconds == expected
