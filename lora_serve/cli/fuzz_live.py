@@ -8,7 +8,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -19,9 +19,9 @@ import msgspec
 from lora_serve.bench.catalog import served_models
 from lora_serve.bench.http_stream import Origin
 from lora_serve.bench.machine import describe_machine
-from lora_serve.cli.arguments import add_config_arguments, engine_config
+from lora_serve.cli.arguments import add_config_arguments, engine_config, server_config
 from lora_serve.cli.parser import OneLineParser
-from lora_serve.config import EngineConfig
+from lora_serve.config import EngineConfig, ServerConfig
 from lora_serve.demo.model import ensure_demo
 from lora_serve.errors import ConfigError
 from lora_serve.fuzz.counts import FuzzCounts, Kind
@@ -29,7 +29,8 @@ from lora_serve.fuzz.fuzzer import Fuzzer, Verdict
 from lora_serve.fuzz.generate import Scope, make_trace
 from lora_serve.fuzz.progress import ProgressLine
 from lora_serve.fuzz.runners import TIER_FLAGS, FreshServers, RunningServer, TraceRunner
-from lora_serve.fuzz.trace import Trace, load_trace, save_trace
+from lora_serve.fuzz.talks import TEMPLATE
+from lora_serve.fuzz.trace import API_KEYS, Trace, load_trace, save_trace
 from lora_serve.fuzz.versions import write_versions
 
 EXIT_WRONG = 1
@@ -40,6 +41,7 @@ SERVER_FLAGS = (
     *("--served-model-name", SERVED_NAME, "--max-model-len", "512"),
     *("--enable-lora", "--enable-prompt-embeds", "--validate"),
     *("--lm-head-screen", "on"),  # small as it is, so that greedy answers come by way of it
+    *("--api-key", *API_KEYS, "--allow-runtime-lora-updating"),
     "--batch-invariant",  # as it always is on CPUs; on a GPU rounding would be taken for faults
 )
 MOST_SHOWN = 10
@@ -146,12 +148,13 @@ def _command(args: argparse.Namespace, path: Path) -> str:
 def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
     """The versions, the cold engine and the server that traces are played on."""
     model, sources = _model(args)
-    config = _config(model, args)
+    flags = _server_flags(args)
+    config, server = _configs(model, flags)
     with tempfile.TemporaryDirectory(prefix="lora-serve-fuzz-") as name:
         versions = write_versions(sources, Path(name) / "versions")
         from lora_serve.fuzz.reference import ColdEngine  # slow to import; not for --help
 
-        cold = ColdEngine(config, versions)
+        cold = ColdEngine(config, versions, server)
         runner: TraceRunner
         if args.url:
             runner = RunningServer(
@@ -165,7 +168,7 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
             runner = FreshServers(
                 model=Path(model),
                 base_model=SERVED_NAME,
-                flags=(*SERVER_FLAGS, *args.serve_args),
+                flags=flags,
                 versions=versions,
                 hidden_size=cold.hidden_size,
                 redis_url=args.redis_url,
@@ -199,12 +202,19 @@ def _model(args: argparse.Namespace) -> tuple[str, list[Path]]:
     return args.model, args.adapters
 
 
-def _config(model: str, args: argparse.Namespace) -> EngineConfig:
+def _server_flags(args: argparse.Namespace) -> tuple[str, ...]:
     """What the server is started with, or, at a URL, has been: it decides the reference's bits."""
+    if args.url:
+        return tuple(args.serve_args)
+    own = ("--chat-template", TEMPLATE) if args.model is None else ()
+    return (*SERVER_FLAGS, *own, *args.serve_args)
+
+
+def _configs(model: str, flags: Sequence[str]) -> tuple[EngineConfig, ServerConfig]:
     parser = OneLineParser(prog="lora-serve fuzz --serve-args")
     add_config_arguments(parser)
-    flags = args.serve_args if args.url else [*SERVER_FLAGS, *args.serve_args]
-    return engine_config(parser.parse_args([model, *flags]))
+    given = parser.parse_args([model, *flags])
+    return engine_config(given), server_config(given)
 
 
 def _served_model(url: str, api_key: str | None) -> str:
@@ -224,7 +234,7 @@ def _faults(text: str) -> tuple[str, ...]:
 
 def _table(found: FuzzCounts, seconds: float) -> str:
     columns = ("requests", "whole", "begun", "left", "refused", "answers", "tokens", "wrong")
-    lines = [f"{'':<16}" + "".join(f"{name:>10}" for name in columns)]
+    lines = [f"{'':<18}" + "".join(f"{name:>10}" for name in columns)]
     total = Kind()
     for name, kind in sorted(found.kinds.items()):
         lines.append(_row(name, kind))
@@ -246,7 +256,7 @@ def _table(found: FuzzCounts, seconds: float) -> str:
 def _row(name: str, kind: Kind) -> str:
     numbers = (kind.requests, kind.whole, kind.begun, kind.left, kind.refused, kind.choices,
                kind.tokens, kind.wrong)  # fmt: skip
-    return f"{name:<16}" + "".join(f"{number:>10,}" for number in numbers)
+    return f"{name:<18}" + "".join(f"{number:>10,}" for number in numbers)
 
 
 def _save(path: Path | None, found: FuzzCounts, failed: Verdict | None) -> None:

@@ -15,6 +15,8 @@ class Choice:
     """fingerprints: what `system_fingerprint` said of the versions that gave it.
 
     logprobs: one entry a token, in the words of its route. embedding: base64, instead of a text.
+    items: ["reasoning", text], ["call", id, name, arguments] and, where the route has messages
+        among them, ["message", text]; a chat's reasoning comes first, its calls last.
     """
 
     text: str = ""
@@ -23,18 +25,33 @@ class Choice:
     finish_reason: str | None = None
     stop_reason: object = None
     embedding: str = ""
+    items: list[list[str]] = field(default_factory=list)
     fingerprints: set[str] = field(default_factory=set)
 
     def add(self, piece: Mapping[str, Any]) -> None:
         """Add one choice of an answer, or of a chunk, of either route."""
         message = piece.get("message") or piece.get("delta") or {}
         self.text += piece.get("text") or message.get("content") or ""
+        self._add_parsed(message)
         self.token_ids.extend(piece.get("token_ids") or ())
         self.logprobs.extend(_logprobs(piece.get("logprobs")))
         self.embedding += piece.get("embedding") or ""
         self.finish_reason = piece.get("finish_reason") or self.finish_reason
         if piece.get("stop_reason") is not None:
             self.stop_reason = piece["stop_reason"]
+
+    def _add_parsed(self, message: Mapping[str, Any]) -> None:
+        """Add the reasoning and the calls of a chat's message, or of a piece of it."""
+        if reasoning := message.get("reasoning"):
+            if not (self.items and self.items[0][0] == "reasoning"):
+                self.items.insert(0, ["reasoning", ""])
+            self.items[0][-1] += reasoning
+        for call in message.get("tool_calls") or ():
+            function = call["function"]
+            if "name" in function:
+                self.items.append(["call", call["id"], function["name"], ""])
+            calls = [item for item in self.items if item[0] == "call"]
+            calls[call.get("index", -1)][-1] += function["arguments"]
 
     def difference(self, right: Choice, *, is_part: bool) -> str:
         """How this differs from the right answer, or "". is_part: it may end earlier."""
@@ -49,8 +66,10 @@ class Choice:
             return f"logprob {at} is {self.logprobs[at]}, not {_at(right.logprobs, at)}"
         if is_part:
             is_start = right.text.startswith(self.text)
+            if is_start and not _begin(self.items, right.items):
+                return f"items {self.items} are no start of {right.items}"
             return "" if is_start else f"text {self.text!r} is no start of {right.text!r}"
-        for name in ("token_ids", "logprobs", "text", "finish_reason", "stop_reason"):
+        for name in ("token_ids", "logprobs", "text", "items", "finish_reason", "stop_reason"):
             if getattr(self, name) != getattr(right, name):
                 return f"{name} is {getattr(self, name)!r}, not {getattr(right, name)!r}"
         return ""
@@ -61,7 +80,9 @@ class Heard:
     """What a client got for a request. Times are of one clock. status: 0 if none came.
 
     status, message: of the answer, or of the error that ended it. is_whole: it ended as it should.
-    has_left: the client hung up first.
+    has_left: the client hung up first. num_told_tokens: as the usage says, of a route that tells
+        no tokens. response_id, input, output: of a response. history: the items that it continued.
+    continues_anothers: it was to continue a response of another API key.
     """
 
     begin: float
@@ -75,6 +96,13 @@ class Heard:
     num_cached_by_tier: dict[str, int] = field(default_factory=dict)
     prompt_logprobs: object = None
     choices: dict[int, Choice] = field(default_factory=dict)
+    num_told_tokens: int = 0
+    response_id: str = ""
+    output: list[dict[str, Any]] = field(default_factory=list)
+    input: list[dict[str, Any]] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    api_key: int = 0
+    continues_anothers: bool = False
 
     def add(self, document: Mapping[str, Any]) -> None:
         """Add an answer, a chunk of one, or an error in either's place."""
@@ -96,7 +124,8 @@ class Heard:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(choice.token_ids) for choice in self.choices.values())
+        listed = sum(len(choice.token_ids) for choice in self.choices.values())
+        return listed or self.num_told_tokens
 
     @property
     def fingerprints(self) -> set[str]:
@@ -131,6 +160,19 @@ def _logprobs(logprobs: Mapping[str, Any] | None) -> list[object]:
         return list(logprobs["content"])
     columns = (logprobs[name] for name in ("tokens", "token_logprobs", "top_logprobs"))
     return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _begin(these: Sequence[list[str]], those: Sequence[list[str]]) -> bool:
+    """Whether the items are the first of those, the last one maybe cut."""
+    if not these:
+        return True
+    *ended, (*named, text) = these
+    return (
+        len(these) <= len(those)
+        and ended == list(those[: len(ended)])
+        and named == those[len(ended)][:-1]
+        and those[len(ended)][-1].startswith(text)
+    )
 
 
 def _first_difference(these: Sequence[object], those: Sequence[object]) -> int:

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lora_serve.fuzz.trace import Ask, Chat, Embeds, Prompt, Text, Tokens
+from lora_serve.fuzz.talks import chat_fields, message_body, response_body, turns
+from lora_serve.fuzz.trace import Ask, Chat, Embeds, Prompt, Talk, Text, Tokens
 from lora_serve.pooling import PoolingParams
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.structured_outputs import StructuredOutput
@@ -18,12 +19,15 @@ Json = dict[str, Any]
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
+TALKS = {"chat": CHAT, "responses": "/v1/responses", "messages": "/v1/messages"}
 _CONVERTED = ("logprobs", "logit_bias", "structured_outputs", "reasoning")
 
 
 def route(ask: Ask) -> str:
     if ask.pooling is not None:
         return EMBEDDINGS
+    if ask.talk is not None:
+        return TALKS[ask.talk.route]
     return CHAT if isinstance(ask.prompt, Chat) else COMPLETIONS
 
 
@@ -34,7 +38,16 @@ def body(ask: Ask, model: str, cache_salt: str, hidden_size: int) -> Json:
         fields["cache_salt"] = cache_salt
     if ask.pooling is not None:
         return fields | _embedding(ask.prompt, ask.pooling)
-    fields |= _settings(ask.params)
+    match ask.talk:
+        case Talk(route="messages"):
+            return fields | message_body(ask, ask.talk)
+        case Talk(route="responses"):
+            return fields | response_body(ask, ask.talk, _settings(ask.params))
+    return fields | _generation(ask, hidden_size)
+
+
+def _generation(ask: Ask, hidden_size: int) -> Json:
+    fields = _settings(ask.params)
     fields |= {"return_token_ids": True, "stream": ask.is_streamed}
     if ask.is_streamed:
         fields["stream_options"] = {"include_usage": True}
@@ -46,8 +59,9 @@ def body(ask: Ask, model: str, cache_salt: str, hidden_size: int) -> Json:
             fields |= {"prompt": text, "logprobs": num_top}
         case Embeds():
             fields |= {"prompt_embeds": _payload(ask.prompt, hidden_size), "logprobs": num_top}
-        case Chat(messages):
-            fields["messages"] = [{"role": role, "content": text} for role, text in messages]
+        case Chat():
+            fields["messages"] = turns(ask.prompt)
+            fields |= chat_fields(ask.talk) if ask.talk is not None else {}
             if num_top is not None:
                 fields |= {"logprobs": True, "top_logprobs": num_top}
     return fields
@@ -64,9 +78,8 @@ def _embedding(prompt: Prompt, pooling: PoolingParams) -> Json:
             return fields | {"input": list(token_ids)}
         case Text(text):
             return fields | {"input": text}
-        case Chat(messages):
-            turns = [{"role": role, "content": text} for role, text in messages]
-            return fields | {"messages": turns, "add_generation_prompt": True}
+        case Chat():
+            return fields | {"messages": turns(prompt), "add_generation_prompt": True}
         case Embeds():
             raise ValueError("/v1/embeddings takes no prompt_embeds")
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lora_serve.bench.http_stream import HttpFault, Origin, Response, request
 from lora_serve.fuzz.answers import Called, Heard
+from lora_serve.fuzz.talk_answers import add_document
 
 PATIENCE_SECONDS = 300.0  # an answer that is not there by then counts as lost
 
@@ -16,16 +17,24 @@ PATIENCE_SECONDS = 300.0  # an answer that is not there by then counts as lost
 class FuzzClient:
     """One server; many tasks may ask it at once."""
 
-    def __init__(self, origin: Origin, api_key: str | None = None) -> None:
+    def __init__(self, origin: Origin, api_keys: Sequence[str] = ()) -> None:
+        """api_keys: those that requests name by their place; calls are made with the first."""
         self._origin = origin
-        key = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._headers = {"Content-Type": "application/json", **key}
+        json_type = {"Content-Type": "application/json"}
+        headers = [{**json_type, "Authorization": f"Bearer {key}"} for key in api_keys]
+        self._headers = headers or [json_type]
+
+    @property
+    def num_api_keys(self) -> int:
+        """How many callers it can be, at least one."""
+        return len(self._headers)
 
     async def ask(
         self,
         path: str,
         body: Mapping[str, object],
         *,
+        api_key: int = 0,
         leaves_after_tokens: int | None = None,
         leaves_after_seconds: float | None = None,
     ) -> Heard:
@@ -35,13 +44,13 @@ class FuzzClient:
         try:
             async with (
                 asyncio.timeout(leaves_after_seconds or PATIENCE_SECONDS),
-                request(self._origin, "POST", path, self._headers, data) as response,
+                request(self._origin, "POST", path, self._headers[api_key], data) as response,
             ):
                 await _hear(response, heard, bool(body.get("stream")), leaves_after_tokens)
         except TimeoutError:
             heard.has_left = leaves_after_seconds is not None
             heard.message = "no answer came"
-        except (OSError, HttpFault, ValueError) as error:
+        except (OSError, HttpFault, ValueError, LookupError) as error:
             heard.status, heard.message = 0, f"{type(error).__name__}: {error}"
         heard.end = time.monotonic()
         return heard
@@ -68,7 +77,7 @@ class FuzzClient:
         try:
             async with (
                 asyncio.timeout(PATIENCE_SECONDS),
-                request(self._origin, method, path, self._headers, body) as response,
+                request(self._origin, method, path, self._headers[0], body) as response,
             ):
                 return response.status, (await response.read()).decode()
         except (OSError, HttpFault, TimeoutError) as error:
@@ -80,15 +89,17 @@ async def _hear(
 ) -> None:
     heard.status = response.status
     if not is_streamed or response.status != 200:
-        heard.add(json.loads(await response.read()))
+        add_document(heard, json.loads(await response.read()))
         heard.is_whole = heard.status == 200
         return
+    num_events = 0
     async for data in response.events():
-        if data == b"[DONE]":
+        num_events += 1
+        if data == b"[DONE]" or add_document(heard, json.loads(data)):
             heard.is_whole = heard.status == 200
             return
-        heard.add(json.loads(data))
-        if leaves_after_tokens is not None and heard.num_tokens >= leaves_after_tokens:
+        num_told = heard.num_tokens or num_events
+        if leaves_after_tokens is not None and num_told >= leaves_after_tokens:
             heard.has_left = True
             return
     raise HttpFault("the stream ended without [DONE]")

@@ -100,6 +100,8 @@ class FuzzCounts(msgspec.Struct):
 def _kind(ask: Ask) -> str:
     if ask.pooling is not None:
         return "embeddings"
+    if ask.talk is not None:
+        return f"{ask.talk.route}, tools" if ask.talk.tools else ask.talk.route
     match ask.prompt:
         case Embeds():
             return "prompt_embeds"

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from lora_serve.config.model import LOGPROBS_MODES
 from lora_serve.demo.corpus import LABEL_REQUESTS, sentence
+from lora_serve.fuzz.talks import TalkWriter
 from lora_serve.fuzz.trace import (
     AdminCall,
     Ask,
@@ -40,6 +41,7 @@ from lora_serve.structured_outputs import StructuredOutput
 NAMES = ("red", "green", "blue", "grey")
 PLACES = ("", "one", "other")
 SALTS = ("", "", "", "salt", "pepper")
+OTHER_KEY_SHARE = 0.2  # of the requests
 STOPS = (("e",), (" the", "\n"), ("er", "A", "zz"))
 BAD_WORDS = (("e",), ("the keeper", "letter", "a"), ("er", "of the", "once more"))
 PREFIX_LENGTHS = (60, 120, 200)
@@ -131,7 +133,8 @@ def _all_flags(
     pooler = ("--pooler-config", json.dumps({"pooling_type": pooling_type}))
     mode_rng = Random(f"logprobs mode {seed}")
     mode = mode_rng.choice(LOGPROBS_MODES) if mode_rng.random() < LOGPROBS_MODE_SHARE else ""
-    return (*_flags(rng, tiers), *pooler, *(("--logprobs-mode", mode) if mode else ()))
+    shares = ("--fair-share", "key") if Random(f"fair share {seed}").random() < 0.2 else ()
+    return (*_flags(rng, tiers), *pooler, *shares, *(("--logprobs-mode", mode) if mode else ()))
 
 
 class _Writer:
@@ -156,6 +159,8 @@ class _Writer:
         self._pause_rng = Random(f"pauses {seed}")
         self._sampling_rng = Random(f"sampling {seed}")
         self._pooling_rng = Random(f"pooling {seed}")
+        self._talks = TalkWriter(seed)
+        self._key_rng = Random(f"API keys {seed}")
         self._pooling_type = pooling_type
         self._constrained_share = self._grammar_rng.choice((0.0, 0.3))
         self._scope = scope
@@ -248,6 +253,7 @@ class _Writer:
             prompt=prompt,
             params=params,
             lora_name=rng.choice((None, *sorted(self._named))),
+            api_key=self._api_key(),
             cache_salt=rng.choice(SALTS),
             priority=rng.randrange(3),
             is_streamed=is_streamed,
@@ -255,7 +261,13 @@ class _Writer:
             leaves_after_ms=rng.choice((1, 5, 20, 100)) if leaves_anyhow else None,
             wait_ms=self._wait_ms(),
         )
-        return self._embedding(ask) if self._wants_embedding(prompt) else ask
+        if self._wants_embedding(prompt):
+            return self._embedding(ask)
+        return self._talks.draw(ask) if self._scope.has_chat else ask
+
+    def _api_key(self) -> int:
+        is_other = self._key_rng.random() < OTHER_KEY_SHARE
+        return int(is_other and not self._scope.fixed_flags)
 
     def _wants_embedding(self, prompt: Prompt) -> bool:
         is_drawn = self._pooling_rng.random() < EMBEDDINGS_SHARE

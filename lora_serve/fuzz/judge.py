@@ -66,6 +66,9 @@ class Judge:
     # ── requests ────────────────────────────────────────────────────────────────────────────
 
     def _faults(self, index: int, ask: Ask, heard: Heard) -> Iterator[str]:
+        if heard.continues_anothers and heard.choices:
+            yield "continues a response of another API key"
+            return
         if not (heard.is_whole or heard.has_left or self._may_break(ask, heard)):
             yield f"refused: {heard.status}: {heard.message[:300]}"
         for number, choice in sorted(heard.choices.items()):
@@ -84,6 +87,8 @@ class Judge:
             return self._timeline.num_kills(begin, end) > 0
         if heard.status == 500:  # a request that was there when two engines died
             return self._timeline.num_kills(begin, end) > 1
+        if heard.status == 404 and heard.continues_anothers:
+            return True
         if ask.adapter is BASE_MODEL:
             return False
         if heard.status == 404:
@@ -96,8 +101,12 @@ class Judge:
         if ask.adapter is not BASE_MODEL:
             possible = set(self._timeline.versions(ask.adapter, heard.begin, heard.end))
         source, wrong = "any version", "it names none"
-        if not choice.token_ids and not choice.fingerprints:
+        if not (choice.token_ids or choice.items or choice.fingerprints):
             return ""
+        if not choice.fingerprints:  # a response names its version at its end
+            rights = [self._cold.answer(ask, v, heard.history) for v in possible - {ABSENT}]
+            wrongs = [choice.difference(right.choices[number], is_part=True) for right in rights]
+            return "" if "" in wrongs else f"no version answers so: {wrongs}"
         for fingerprint in sorted(choice.fingerprints):
             try:
                 version = self._cold.version_of(fingerprint)
@@ -106,20 +115,20 @@ class Judge:
             if version not in possible:
                 shown = sorted(map(_shown, possible))
                 return f"names {_shown(version)}, but {ask.lora_name} can only have been {shown}"
-            right = self._cold.answer(ask, version)
+            right = self._cold.answer(ask, version, heard.history)
             wrong = choice.difference(right.choices[number], is_part=not heard.is_whole)
             if not wrong and heard.is_whole and heard.prompt_logprobs != right.prompt_logprobs:
                 wrong = "other logprobs of the prompt"
             if not wrong:
                 return ""
             source = _shown(version)
-        return f"not what {source} answers: {wrong}{self._true_source(ask, number, choice)}"
+        return f"not what {source} answers: {wrong}{self._true_source(ask, heard, number)}"
 
-    def _true_source(self, ask: Ask, number: int, choice: Choice) -> str:
+    def _true_source(self, ask: Ask, heard: Heard, number: int) -> str:
         """Name, as a hint, the version whose answer it is, if there is one."""
         for version in (BASE_MODEL, *range(self._cold.num_versions)):
-            right = self._cold.answer(ask, version).choices[number]
-            if not choice.difference(right, is_part=True):
+            right = self._cold.answer(ask, version, heard.history).choices[number]
+            if not heard.choices[number].difference(right, is_part=True):
                 return f"; it is the answer of {_shown(version)}"
         return ""
 
@@ -150,7 +159,7 @@ class Judge:
         return most // self._block_size * self._block_size
 
     def _may_share(self, ask: Ask, heard: Heard, other: Ask, other_heard: Heard) -> bool:
-        if (ask.adapter, ask.cache_salt) != (other.adapter, other.cache_salt):
+        if _namespace(ask) != _namespace(other):
             return False
         others = other_heard.fingerprints
         if others and not others & heard.fingerprints:
@@ -162,7 +171,7 @@ class Judge:
     def _computed_units(self, ask: Ask, heard: Heard) -> list[Hashable]:
         """The prompt, and the tokens of its first choice that were sent."""
         told = heard.choices[0].token_ids if 0 in heard.choices else []
-        return [*self._cold.units(ask), *told]
+        return [*self._cold.units(ask, heard.history), *told]
 
     # ── operators' calls ────────────────────────────────────────────────────────────────────
 
@@ -177,6 +186,11 @@ class Judge:
         is_for_absence = not isinstance(event, Load) or event.in_place
         is_excused = ABSENT in versions if is_for_absence else versions != {ABSENT}
         return called.status in REFUSED and is_excused
+
+
+def _namespace(ask: Ask) -> tuple[Hashable, ...]:
+    """Requests of another one share no KV with it."""
+    return ask.adapter, ask.api_key, ask.cache_salt
 
 
 def _shown(version: int | NoAdapter) -> str:

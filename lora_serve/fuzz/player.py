@@ -15,6 +15,7 @@ from lora_serve.fuzz.answers import Called, CalledAtOnce, Heard
 from lora_serve.fuzz.bodies import body, route
 from lora_serve.fuzz.client import FuzzClient
 from lora_serve.fuzz.faults import damage_files, kill_engine
+from lora_serve.fuzz.talk_answers import kept_items
 from lora_serve.fuzz.trace import (
     AdminCall,
     Ask,
@@ -25,6 +26,7 @@ from lora_serve.fuzz.trace import (
     Load,
     Pause,
     Reset,
+    Talk,
     Trace,
     Unload,
 )
@@ -62,6 +64,7 @@ class Player:
     def __init__(self, server: ServerUnderTest) -> None:
         self._server = server
         self._pausing = asyncio.Lock()  # one pause at a time, so that none ends another
+        self._stored: dict[str, asyncio.Future[Heard]] = {}  # by label
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def play(self, trace: Trace) -> list[Record]:
@@ -83,6 +86,11 @@ class Player:
 
     async def _take(self, event: Event) -> Record:
         match event:
+            case Ask(talk=Talk(stored_as=label)) if label:
+                self._stored[label] = asyncio.get_running_loop().create_future()
+                heard = await self._ask(event)
+                self._stored[label].set_result(heard)
+                return heard
             case Ask():
                 return await self._ask(event)
             case Load() | Unload() | Reset():
@@ -102,12 +110,30 @@ class Player:
         model = self._named(ask.lora_name) if ask.lora_name else server.base_model
         salt = f"{server.prefix}{ask.cache_salt}"
         leaves_ms = ask.leaves_after_ms
-        return await server.client.ask(
+        sent = body(ask, model, salt, server.hidden_size)
+        before = await self._before(ask)
+        if before is not None:
+            sent["previous_response_id"] = before.response_id
+        heard = await server.client.ask(
             route(ask),
-            body(ask, model, salt, server.hidden_size),
+            sent,
+            api_key=ask.api_key,
             leaves_after_tokens=ask.leaves_after_tokens,
             leaves_after_seconds=leaves_ms / 1000 if leaves_ms is not None else None,
         )
+        heard.api_key, heard.input = ask.api_key, sent.get("input", [])
+        if before is not None:
+            heard.continues_anothers = before.api_key != ask.api_key
+            heard.history = [] if heard.continues_anothers else kept_items(before)
+        return heard
+
+    async def _before(self, ask: Ask) -> Heard | None:
+        """The response that this one continues, once it has been answered."""
+        label = ask.talk.continues if ask.talk is not None else ""
+        if label not in self._stored:
+            return None
+        before = await self._stored[label]
+        return before if before.is_whole else None
 
     async def _call_in_turn(self, event: AdminCall) -> Called:
         """Send a call once those of its name have ended; a reset of all waits for none."""
@@ -182,6 +208,8 @@ def check_playable(trace: Trace, server: ServerUnderTest) -> None:
     for event in trace.events:
         if isinstance(event, Kill) and server.server_pid is None:
             raise ConfigError("the trace kills engines; a server at --url is not the fuzzer's own")
+        if isinstance(event, Ask) and event.api_key >= server.client.num_api_keys:
+            raise ConfigError("the trace has requests of two API keys; at --url there is one")
     for load in trace.loads:
         if load.version >= len(server.versions):
             raise ConfigError(

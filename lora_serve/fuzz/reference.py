@@ -15,16 +15,18 @@ from pathlib import Path
 
 import msgspec
 
-from lora_serve.config import EngineConfig
+from lora_serve.config import EngineConfig, ServerConfig
 from lora_serve.errors import InvalidRequestError
 from lora_serve.fuzz.answers import Choice
 from lora_serve.fuzz.bodies import rows
+from lora_serve.fuzz.cold_chats import ColdChat, ColdChats
 from lora_serve.fuzz.trace import Ask, Chat, Embeds, Text, Tokens
 from lora_serve.identity import BASE_MODEL, NoAdapter
 from lora_serve.llm import LLM
 from lora_serve.outputs import CompletionOutput, RequestOutput
 from lora_serve.pooling import PoolingParams
 from lora_serve.prompts import EmbedsPrompt, Prompt, TokensPrompt
+from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.openai.logprobs import (
     CompletionLogprobsWriter,
     chat_logprobs,
@@ -46,8 +48,12 @@ class Right:
 class ColdEngine:
     """Answers of every version, each computed once. The files of `versions` must not change."""
 
-    def __init__(self, config: EngineConfig, versions: Sequence[Path]) -> None:
+    def __init__(
+        self, config: EngineConfig, versions: Sequence[Path], server: ServerConfig | None = None
+    ) -> None:
+        """server: how conversations are written and read."""
         self._config, self._versions = config, versions
+        self._server = server or ServerConfig()
         self._of_modes: dict[str, ColdEngine] = {}  # of logprobs, other than this one's
         model = {name: getattr(config.model, name) for name in config.model.__slots__}
         self._llm = LLM(
@@ -58,9 +64,10 @@ class ColdEngine:
             max_num_seqs=1,
             enable_lora=True,
             max_loras=1,
-            max_cpu_loras=len(versions),
+            max_cpu_loras=max(1, len(versions)),
             max_lora_rank=config.lora.max_lora_rank,
         )
+        self._chats = ColdChats(self._llm, self._server)
         infos = [self._llm.load_lora_adapter(f"v{i}", str(p)) for i, p in enumerate(versions)]
         self.num_versions = len(versions)
         self.digests = [info.digest[:SHORT_HEX] for info in infos]
@@ -79,7 +86,9 @@ class ColdEngine:
             return self
         if mode not in self._of_modes:
             model = replace(self._config.model, logprobs_mode=mode)
-            self._of_modes[mode] = ColdEngine(replace(self._config, model=model), self._versions)
+            self._of_modes[mode] = ColdEngine(
+                replace(self._config, model=model), self._versions, self._server
+            )
         return self._of_modes[mode]
 
     def close(self) -> None:
@@ -91,7 +100,8 @@ class ColdEngine:
     def has_chat(self) -> bool:
         """Whether the model's tokenizer knows how a chat is written."""
         try:
-            self._llm.tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}])
+            hello = Ask(prompt=Chat((("user", "Hello"),)), params=SamplingParams())
+            self._chats.plan(hello, ())
         except InvalidRequestError:
             return False
         return True
@@ -107,39 +117,40 @@ class ColdEngine:
             raise ValueError(f"{model} is another model than {self.fingerprint}")
         return self.digests.index(adapter.partition("-")[0]) if adapter else BASE_MODEL
 
-    def answer(self, ask: Ask, version: int | NoAdapter) -> Right:
-        encode = msgspec.json.encode
-        key = (version, encode(ask.prompt), encode(ask.pooling or ask.params))
+    def answer(self, ask: Ask, version: int | NoAdapter, history: Sequence[object] = ()) -> Right:
+        """history: what a stored response puts before the messages, as items."""
+        is_written_otherwise = ask.talk is not None and ask.is_streamed
+        asked = (ask.prompt, ask.pooling or ask.params, ask.talk, history, is_written_otherwise)
+        key = (version, msgspec.json.encode(asked))
         if key not in self._memo:
             lora_name = None if version is BASE_MODEL else f"v{version}"
             if ask.pooling is not None:
                 self._memo[key] = self._embedding(self._prompt(ask), ask.pooling, lora_name)
             else:
-                self._memo[key] = self._right(ask, self._output(ask, lora_name))
+                self._memo[key] = self._continued(ask, history, lora_name)
         return self._memo[key]
 
-    def _output(self, ask: Ask, lora_name: str | None) -> RequestOutput:
-        """Answer as a server does: a grammar of a chat waits for the reasoning of the model."""
+    def _continued(self, ask: Ask, history: Sequence[object], lora_name: str | None) -> Right:
         if isinstance(ask.prompt, Chat):
-            (output,) = self._llm.chat(_turns(ask.prompt), ask.params, lora_name=lora_name)
-        else:
-            (output,) = self._llm.generate(self._prompt(ask), ask.params, lora_name=lora_name)
-        return output
+            chat = self._chats.plan(ask, history)
+            return self._right(ask, self._chats.output(chat, lora_name), chat)
+        (output,) = self._llm.generate(self._prompt(ask), ask.params, lora_name=lora_name)
+        return self._right(ask, output, None)
 
     def _embedding(self, prompt: Prompt, pooling: PoolingParams, lora_name: str | None) -> Right:
         (output,) = self._llm.embed(prompt, pooling, lora_name=lora_name)
         data = array("f", output.embedding).tobytes()
         return Right((Choice(embedding=base64.b64encode(data).decode()),), None)
 
-    def units(self, ask: Ask) -> list[Hashable]:
+    def units(self, ask: Ask, history: Sequence[object] = ()) -> list[Hashable]:
         """The prompt as tokens or rows: where two prompts' units are equal, so is their KV."""
         if isinstance(ask.prompt, Embeds):
             return [(seed, row) for seed, count in ask.prompt.runs for row in range(count)]
-        prompt = self._prompt(ask)
+        prompt = self._prompt(ask, history)
         assert isinstance(prompt, TokensPrompt), "all but embeddings are token ids by now"
         return list(prompt.token_ids)
 
-    def _prompt(self, ask: Ask) -> Prompt:
+    def _prompt(self, ask: Ask, history: Sequence[object] = ()) -> Prompt:
         tokenizer = self._llm.tokenizer
         match ask.prompt:
             case Tokens(token_ids):
@@ -147,7 +158,7 @@ class ColdEngine:
             case Text(text):
                 return TokensPrompt(tuple(tokenizer.encode(text)))
             case Chat():
-                return TokensPrompt(tuple(tokenizer.apply_chat_template(_turns(ask.prompt))))
+                return self._chats.plan(ask, history).prompt
             case Embeds():
                 return self._rows(ask.prompt)
 
@@ -158,39 +169,39 @@ class ColdEngine:
         values = values.to(getattr(torch, self._llm.model_info.dtype))
         return EmbedsPrompt(len(values), values.view(torch.uint8).numpy().tobytes())
 
-    def _right(self, ask: Ask, output: RequestOutput) -> Right:
+    def _right(self, ask: Ask, output: RequestOutput, chat: ColdChat | None) -> Right:
         told: object = None
         if ask.params.prompt_logprobs is not None:
             num_tokens = len(output.prompt_token_ids)
             told = _as_json(
                 prompt_logprobs(self._llm.tokenizer, num_tokens, output.prompt_logprobs)
             )
-        return Right(tuple(self._choice(ask, choice) for choice in output.outputs), told)
+        return Right(tuple(self._choice(ask, choice, chat) for choice in output.outputs), told)
 
-    def _choice(self, ask: Ask, choice: CompletionOutput) -> Choice:
-        return Choice(
+    def _choice(self, ask: Ask, choice: CompletionOutput, chat: ColdChat | None) -> Choice:
+        right = Choice(
             text=choice.text,
             token_ids=choice.token_ids,
-            logprobs=self._logprobs(ask, choice),
+            logprobs=self._logprobs(ask, choice, chat),
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
         )
+        if chat is not None:
+            self._chats.read(ask, chat, choice, right)
+        return right
 
-    def _logprobs(self, ask: Ask, choice: CompletionOutput) -> list[object]:
+    def _logprobs(self, ask: Ask, choice: CompletionOutput, chat: ColdChat | None) -> list[object]:
         if ask.params.logprobs is None:
             return []
         tokenizer = self._llm.tokenizer
-        if isinstance(ask.prompt, Chat):
+        if chat is not None:
             listed = bool(ask.params.logprob_token_ids)
-            told = chat_logprobs(tokenizer, choice.logprobs, tells_drawn=listed)
+            positions = self._chats.told_logprobs(ask, chat, choice)
+            told = chat_logprobs(tokenizer, positions, tells_drawn=listed)
             return [_as_json(one) for one in told.content]
         written = CompletionLogprobsWriter(tokenizer).write(choice.logprobs)
         columns = (written.tokens, written.token_logprobs, written.top_logprobs)
         return [list(row) for row in zip(*columns, strict=True)]
-
-
-def _turns(prompt: Chat) -> list[dict[str, object]]:
-    return [{"role": role, "content": text} for role, text in prompt.messages]
 
 
 def _as_json(value: object) -> object:

@@ -15,7 +15,7 @@ from lora_serve.bench.http_stream import HttpFault, Origin
 from lora_serve.demo.server_process import ServerDiedError, ServerProcess
 from lora_serve.fuzz.client import FuzzClient
 from lora_serve.fuzz.player import RESTARTS, Player, Record, ServerUnderTest, check_playable
-from lora_serve.fuzz.trace import Kill, Trace, Unload
+from lora_serve.fuzz.trace import API_KEYS, Kill, Trace, Unload
 
 SETTLE_SECONDS = 60.0
 POLL_SECONDS = 0.05
@@ -84,7 +84,7 @@ class FreshServers:
 
     def _under_test(self, server: ServerProcess, place: Path, trace: Trace) -> ServerUnderTest:
         return ServerUnderTest(
-            client=FuzzClient(Origin.parse(server.base_url)),
+            client=FuzzClient(Origin.parse(server.base_url), API_KEYS),
             base_model=self.base_model,
             hidden_size=self.hidden_size,
             versions=self.versions,
@@ -114,7 +114,7 @@ class RunningServer:
     def play(self, trace: Trace) -> TraceRun:
         with tempfile.TemporaryDirectory(prefix="lora-serve-fuzz-") as name:
             server = ServerUnderTest(
-                client=FuzzClient(Origin.parse(self.url), self.api_key),
+                client=FuzzClient(Origin.parse(self.url), (self.api_key,) if self.api_key else ()),
                 base_model=self.base_model,
                 hidden_size=self.hidden_size,
                 versions=self.versions,

@@ -88,7 +88,9 @@ def _simpler_events(event: Event) -> Iterator[Event]:
         ("is_streamed", False),
         ("leaves_after_tokens", None),
         ("leaves_after_ms", None),
+        ("api_key", 0),
         ("cache_salt", ""),
+        ("talk", None),
         ("priority", 0),
     ):
         if getattr(event, name) != plain:

@@ -39,20 +39,41 @@ class Chat(msgspec.Struct, frozen=True, tag="chat"):
 
 
 Prompt = Tokens | Text | Embeds | Chat
+API_KEYS = ("first", "second")  # of a server that is started for a trace
+Route = Literal["chat", "responses", "messages"]
+
+
+class Talk(msgspec.Struct, frozen=True, kw_only=True):
+    """What a conversation asks for beyond its messages.
+
+    tools: names among `TOOLS` of `fuzz/talks.py`. tool_choice: auto, none, required, or one name.
+    stored_as: the label of a response that is stored. continues: the label of the one that comes
+        before this; where that has not been answered, the conversation begins here.
+    """
+
+    route: Route = "chat"
+    tools: tuple[str, ...] = ()
+    tool_choice: str = "auto"
+    parallel_calls: bool = True
+    stored_as: str = ""
+    continues: str = ""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
     """One request.
 
     lora_name: null in the file for the base model; `adapter` says it in the code.
+    api_key: the place among API_KEYS of the one that it is sent with.
     pooling: asks for an embedding instead of an answer; its pooling_type is the server's.
     leaves_after_tokens: the client hangs up once so many have been streamed; leaves_after_ms: or
-        after so long, whether anything has come or not.
+        after so long, whether anything has come or not. On routes that tell no tokens while they
+        stream, events count as tokens.
     """
 
     prompt: Prompt
     params: SamplingParams
     lora_name: str | None = None
+    api_key: int = 0
     cache_salt: str = ""
     priority: int = 0
     is_streamed: bool = False
@@ -60,6 +81,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
     leaves_after_ms: int | None = None
     wait_ms: int = 0
     pooling: PoolingParams | None = None
+    talk: Talk | None = None
 
     @property
     def adapter(self) -> str | NoAdapter:

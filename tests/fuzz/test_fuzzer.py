@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace as replaced
 
-from lora_serve.config import EngineConfig, ModelConfig
+from lora_serve.config import EngineConfig, ModelConfig, ServerConfig
 from lora_serve.config.model import LOGPROBS_MODES
 from lora_serve.fuzz.answers import Heard
+from lora_serve.fuzz.cold_chats import ColdChats
 from lora_serve.fuzz.fuzzer import Fuzzer
 from lora_serve.fuzz.generate import Scope, make_trace
 from lora_serve.fuzz.reference import ColdEngine
@@ -102,7 +103,8 @@ def test_the_right_answer_of_a_chat_reasons_before_its_grammar_as_a_servers_does
     llm, markers = cold._llm, {"<think>": [80], "</think>": [81]}
     encode = llm._encode
     monkeypatch.setattr(llm, "_encode", lambda text: markers.get(text) or encode(text))
-    monkeypatch.setattr(llm.tokenizer._hf, "chat_template", "hi{# </think> #}<think>")
+    template = ServerConfig(chat_template="hi{# </think> #}<think>")
+    monkeypatch.setattr(cold, "_chats", ColdChats(llm, template))
     params = SamplingParams(
         max_tokens=9, logit_bias={81: 100.0}, structured_outputs=StructuredOutput.of(choice=["no"])
     )
