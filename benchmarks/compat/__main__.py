@@ -93,6 +93,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/compat.json"))
     parser.add_argument("--page", type=Path, help="markdown to put the table into")
     parser.add_argument("--patience", type=float, default=600, help="seconds for a file's tests")
+    parser.add_argument("--cpu-threads", type=int, metavar="N", help="of each server")
     parser.add_argument("--read-reports", action="store_true", help="of earlier runs; run nothing")
     args = parser.parse_args()
     chosen = [f for f in FILES if not args.files or any(map(f.endswith, args.files))]
@@ -124,7 +125,7 @@ def run_files(files: Sequence[str], args: argparse.Namespace) -> Iterator[list[S
     model = ensure_smollm2(args.cache)
     adapters = ensure_adapters(args.cache / "adapters", 1, AdapterShape(8), SHAPE)
     variables = {
-        "COMPAT_COMMAND": our_command(),
+        "COMPAT_COMMAND": our_command(args.cpu_threads),
         "COMPAT_MODEL": str(model),
         "COMPAT_ADAPTER": str(next(iter(adapters.values()))),
     }

@@ -6,8 +6,10 @@ COMPAT_ADAPTER (an adapter's, in place of any that a test would download). Impor
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,6 +29,7 @@ NOT_OURS = {  # and the number of their values
 }
 SPELLED = {"--lora-module": "--lora-modules"}  # argparse takes beginnings of flags
 NAMES = ("pretrained_model_name_or_path", "tokenizer_name")  # of a hub id, as arguments
+PR_SET_PDEATHSIG = 1
 LONGEST = 8192  # tokens that SmolLM2 has positions for
 
 
@@ -58,7 +61,13 @@ def _start_ours(
         stdout=sys.stdout,
         stderr=sys.stderr,
         start_new_session=True,
+        preexec_fn=_end_with_parent,
     )
+
+
+def _end_with_parent() -> None:
+    """Let no server outlive a pytest that was killed: Linux sends it SIGTERM then."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _without(arguments: list[str], flags: dict[str, int]) -> list[str]:

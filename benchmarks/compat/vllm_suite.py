@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
 import urllib.request
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,8 +56,14 @@ FILES = (
     "tests/entrypoints/serve/instrumentator/test_uds.py",
     "tests/entrypoints/serve/lora/test_lora_adapters.py",
     "tests/entrypoints/serve/middleware/test_optional_middleware.py",
+    "tests/entrypoints/serve/sagemaker/test_sagemaker_handler_overrides.py",
     "tests/entrypoints/serve/sagemaker/test_sagemaker_lora_adapters.py",
+    "tests/entrypoints/serve/sagemaker/test_sagemaker_middleware_integration.py",
+    "tests/entrypoints/serve/sagemaker/test_sagemaker_stateful_sessions.py",
     "tests/entrypoints/serve/tokenize/test_tokenization.py",
+    "tests/tool_use/test_chat_completions.py",
+    "tests/tool_use/test_parallel_tool_calls.py",
+    "tests/tool_use/test_tool_calls.py",
 )
 MOST_MESSAGE = 200  # characters of why a test failed
 WANTED = (["tests"], ["examples"], ["pyproject.toml"])  # its package would hide the built one
@@ -111,29 +119,51 @@ def run_file(
     reports: Path,
     patience_seconds: float,
 ) -> list[SuiteResult]:
-    """The results of a file's tests; one error in the file's name if it does not come to an end."""
+    """The results of a file's tests; one more, an error in the file's name, if it was ended."""
     report = report_path(file, reports)
-    report.unlink(missing_ok=True)
-    command = [
-        *(str(environment.python), "-m", "pytest", "-p", "redirect", "-q", file),
-        *("--junitxml", str(report), "-o", "addopts="),
-    ]
+    command = [str(environment.python), "-m", "pytest", "-p", "redirect", "-q", file]
     ours = {"PYTHONPATH": f"{Path(__file__).parent}:{source}", "HF_HUB_OFFLINE": "1"}
-    with (report.with_suffix(".log")).open("wb") as log:
-        try:
-            subprocess.run(
-                command,
-                cwd=source,
-                env={**os.environ, **ours, **variables},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                timeout=patience_seconds,
-            )
-        except subprocess.TimeoutExpired:
-            return [SuiteResult(file, "", "error", f"did not end within {patience_seconds:g} s")]
-    if not report.is_file():
-        return [SuiteResult(file, "", "error", "pytest wrote no report")]
-    return read_report(file, report)
+    ended = run_pytest(
+        [*command, "-o", "addopts="], source, {**ours, **variables}, report, patience_seconds
+    )
+    results = read_report(file, report) if report.is_file() else []
+    if not ended:
+        late = f"did not end within {patience_seconds:g} s"
+        return [*results, SuiteResult(file, "", "error", late)]
+    return results or [SuiteResult(file, "", "error", "pytest reports no test")]
+
+
+def run_pytest(
+    command: Sequence[str],
+    cwd: Path,
+    variables: Mapping[str, str],
+    report: Path,
+    patience_seconds: float,
+    grace_seconds: float = 60.0,
+) -> bool:
+    """Write pytest's report, and its output beside it; False if it was ended before its last test.
+
+    It is interrupted then, so that its fixtures end their servers and what has been tested is in
+    the report; killed after `grace_seconds` more.
+    """
+    report.unlink(missing_ok=True)
+    with report.with_suffix(".log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "--junitxml", str(report)],
+            cwd=cwd,
+            env={**os.environ, **variables},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        for number, seconds in ((signal.SIGINT, patience_seconds), (signal.SIGKILL, grace_seconds)):
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                process.send_signal(number)
+            else:
+                return number == signal.SIGINT
+        process.wait()
+        return False
 
 
 def report_path(file: str, reports: Path) -> Path:
@@ -141,8 +171,9 @@ def report_path(file: str, reports: Path) -> Path:
 
 
 def read_report(file: str, report: Path) -> list[SuiteResult]:
+    """Its tests; of one that was interrupted there is an element without a name."""
     cases = ElementTree.parse(report).iter("testcase")
-    return [_result(file, case) for case in cases]
+    return [_result(file, case) for case in cases if case.get("name")]
 
 
 def _result(file: str, case: ElementTree.Element) -> SuiteResult:
@@ -154,5 +185,7 @@ def _result(file: str, case: ElementTree.Element) -> SuiteResult:
     return SuiteResult(file, case.get("name", ""), "passed")
 
 
-def our_command() -> str:
-    return f"{Path(sys.executable).with_name('lora-serve')} serve"
+def our_command(cpu_threads: int | None) -> str:
+    """cpu_threads: of each server; None for its own default."""
+    command = f"{Path(sys.executable).with_name('lora-serve')} serve"
+    return command if cpu_threads is None else f"{command} --cpu-threads {cpu_threads}"

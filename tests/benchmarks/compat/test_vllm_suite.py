@@ -1,8 +1,12 @@
+import os
+import sys
 from pathlib import Path
+
+import pytest
 
 from benchmarks.compat.__main__ import COLUMNS, merged, outcome_of, section, table
 from benchmarks.compat.verdicts import VERDICTS, Verdict, verdict_of
-from benchmarks.compat.vllm_suite import FILES, SuiteResult, read_report
+from benchmarks.compat.vllm_suite import FILES, SuiteResult, read_report, run_pytest
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="a" name="test_good[one]"/>
@@ -26,6 +30,39 @@ def test_a_report_says_what_every_test_said(tmp_path: Path) -> None:
         ("test_broken", "error", "no server"),
         ("test_left", "skipped", "needs a GPU"),
     ]
+
+
+HANGS = """
+import subprocess, time, pytest
+
+@pytest.fixture
+def server():
+    process = subprocess.Popen(["sleep", "600"])
+    with open("pid", "w") as file:
+        file.write(str(process.pid))
+    yield
+    process.kill()
+    process.wait()
+
+def test_quick():
+    pass
+
+def test_that_hangs(server):
+    time.sleep(600)
+"""
+
+
+def test_what_was_tested_before_a_test_hung_is_kept_and_its_server_ended(tmp_path: Path) -> None:
+    (tmp_path / "test_hangs.py").write_text(HANGS)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_hangs.py"]
+    report, pid = tmp_path / "report.xml", tmp_path / "pid"
+    patience = 4.0
+    while not pid.exists():  # on a busy machine it may have been ended before it began
+        assert not run_pytest(command, tmp_path, {}, report, patience, grace_seconds=60)
+        patience *= 2
+    assert [result.name for result in read_report(FILE, report)] == ["test_quick"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
 
 
 def test_a_verdict_is_about_the_tests_of_its_file_whose_name_begins_so() -> None:
