@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +46,26 @@ def engine_pid(server_pid: int) -> int | None:
     """The server's child that runs an engine; None between two of them."""
     children = Path(f"/proc/{server_pid}/task/{server_pid}/children").read_text().split()
     return next((int(pid) for pid in children if b"spawn_main" in _command(pid)), None)
+
+
+def grammars_pid(engine: int) -> int | None:
+    """The engine's child that follows grammars; None while there is none."""
+    name = b"lora_serve.structured_output.process"
+    return next((pid for pid in _children(engine) if name in _command(str(pid))), None)
+
+
+def num_processes(pid: int) -> int:
+    """The process and all below it."""
+    return 1 + sum(map(num_processes, _children(pid)))
+
+
+def _children(pid: int) -> list[int]:
+    """Those that any of its threads has started and that live; none if it has ended."""
+    found: list[int] = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += map(int, children.read_text().split())
+    return found
 
 
 def server_cpu_seconds(server_pid: int) -> float:

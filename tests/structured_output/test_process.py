@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
+from typing import Any
 from unittest.mock import Mock
+
+import pytest
 
 from lora_serve.structured_output.answers import Answers, GrammarCache
 from lora_serve.structured_output.at_work import AtWork
-from lora_serve.structured_output.process import Compiled, GrammarServer
+from lora_serve.structured_output.process import _MAX_REFUSALS, Compiled, GrammarServer
 from lora_serve.structured_output.service import MaskReply
 from lora_serve.structured_output.trial import Outcome
 from lora_serve.structured_output.wire import Advance, Close, Open
@@ -101,3 +106,58 @@ def test_a_constraint_that_no_answer_waits_for_is_cancelled_and_the_next_one_beg
     trial.outcomes.insert(0, Outcome(is_cancelled=True))
     assert compiled(server) == []
     assert trial.begun == [CONSTRAINT, others[1]]
+
+
+class OneGrammar:
+    """A compiled grammar of which can be told whether anything still holds it."""
+
+    def matcher(self) -> Mock:
+        return Mock(is_finished=False, bitmask=lambda: b"1", grammar=self)
+
+
+NUM_SCHEMAS, MOST_KEPT = 300, 16
+
+
+def num_kept_after_many_schemas() -> tuple[int, int]:
+    """How many grammars and refusals a process keeps of NUM_SCHEMAS, every second of them bad."""
+    alive = weakref.WeakSet[OneGrammar]()
+
+    def compile(constraint: StructuredOutput) -> OneGrammar:
+        alive.add(grammar := OneGrammar())
+        return grammar
+
+    bad, good = Outcome(error="refused"), Outcome(num_bytes=1)
+    trial = Trial(*(bad if number % 2 else good for number in range(NUM_SCHEMAS)))
+    trial.may_end.set()
+    cache = GrammarCache(MOST_KEPT, 2**20)
+    library: Any = Mock(spec=["compile"], compile=compile)
+    trials: Any = [trial]
+    server = GrammarServer(library, trials, Answers(cache, 8, ()), cache, AtWork())
+    for number in range(NUM_SCHEMAS):
+        server._take_in(Open(f"{number}", StructuredOutput("regex", f"{number}"), True))
+        if not compiled(server):
+            server._compute(server._turns.take())
+            server._take_in(Advance(((f"{number}", (1,)),)))
+            server._compute(server._turns.take())
+        server._take_in(Close(f"{number}"))
+    gc.collect()
+    return len(alive), len(server._refusals)
+
+
+def test_of_many_schemas_no_more_is_kept_than_the_bounds_allow() -> None:
+    assert num_kept_after_many_schemas() == (MOST_KEPT, _MAX_REFUSALS)
+
+
+def test_a_cache_without_a_bound_would_be_seen_by_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    def put(cache: GrammarCache, constraint: StructuredOutput, *entry: Any) -> None:
+        cache._entries[constraint] = entry
+
+    monkeypatch.setattr(GrammarCache, "put", put)
+    assert num_kept_after_many_schemas()[0] == NUM_SCHEMAS // 2
+
+
+def test_answers_that_are_not_forgotten_would_be_seen_by_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Answers, "end", lambda answers, request_id: None)
+    assert num_kept_after_many_schemas()[0] == NUM_SCHEMAS // 2
