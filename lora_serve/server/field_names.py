@@ -5,6 +5,7 @@ A route may write its body as another route's, whose fields have other names.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -20,4 +21,6 @@ def field_names(names: Mapping[str, str]) -> Iterator[None]:
         field = error.param or ""
         if field not in names:
             raise
-        raise type(error)(str(error).replace(field, names[field], 1), names[field]) from error
+        name = rf"\b{re.escape(field)}\b"
+        message = re.sub(name, lambda _: names[field], str(error), count=1)
+        raise type(error)(message, names[field]) from error

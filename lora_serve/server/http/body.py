@@ -201,7 +201,7 @@ def _require_json(request: Request) -> None:
     if media_type != "application/json":
         raise InvalidRequestError(
             "Unsupported Media Type: Only 'application/json' is allowed, "
-            f"got {_shown(content_type)}; set the Content-Type header"
+            f"got {shown_value(content_type)}; set the Content-Type header"
         )
 
 
@@ -248,10 +248,10 @@ def _fault_text(fault: ErrorDetails) -> str:
     message = fault["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     where = f"{_field(fault)}: " if fault["loc"] else "the body: "
-    return f"{where}{message}, got {_shown(fault['input'])}"
+    return f"{where}{message}, got {shown_value(fault['input'])}"
 
 
-def _shown(value: object) -> str:
+def shown_value(value: object) -> str:
     """A value as the client wrote it, cut to a length that fits a message."""
     if isinstance(value, list | tuple):
         return f"a list of {len(value)}"

@@ -15,6 +15,7 @@ from lora_serve.outputs import OutputDelta, RequestOutput
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Tokenizer
+from lora_serve.server.field_names import field_names
 from lora_serve.server.http.streaming import OPENAI_FORM, event
 from lora_serve.server.inference.answers import (
     Generated,
@@ -23,7 +24,7 @@ from lora_serve.server.inference.answers import (
     GeneratedLogprobs,
     GeneratedTokenLogprobs,
 )
-from lora_serve.server.inference.protocol import GenerateBody
+from lora_serve.server.inference.protocol import NAMES, GenerateBody
 from lora_serve.server.openai.answers import PromptLogprobs, Usage
 from lora_serve.server.openai.chunks import ChunkPolicy
 from lora_serve.server.openai.completion_plan import plan_completion
@@ -38,6 +39,7 @@ from lora_serve.server.openai.generation import (
 )
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.logprobs import clamp, prompt_logprobs
+from lora_serve.server.openai.protocol import CompletionBody
 from lora_serve.server.openai.usage import UsageCounter
 from lora_serve.step import TokenLogprobs
 
@@ -47,24 +49,29 @@ def generate_router(context: ServerContext) -> APIRouter:
 
     @router.post("/inference/v1/generate")
     async def generate(request: Request) -> Response:
-        engine = context.engine
         body = (await context.bodies.read(request, GenerateBody)).completion
-        plan = await plan_completion(context, request, body, default_tokens=None)
-        (item,), params = plan.inputs, plan.params
-        answer = GeneratedAnswer(
-            engine.tokenizer,
-            item,
-            params,
-            ChunkPolicy(body, params),
-            UsageCounter(engine.model_info.fingerprint, plan.inputs),
-            response_id=response_id(AnswerPrefix.TOKENS, request, body),
-            model=plan.target.shown,
-            tells_prompt=bool(body.return_token_ids),
-        )
-        generation = start_generation(context, request, body, plan.target, [(item, params)])
-        return await respond(request, generation, answer, stream=bool(body.stream))
+        with field_names(NAMES):
+            return await _generate(context, request, body)
 
     return router
+
+
+async def _generate(context: ServerContext, request: Request, body: CompletionBody) -> Response:
+    engine = context.engine
+    plan = await plan_completion(context, request, body, default_tokens=None)
+    (item,), params = plan.inputs, plan.params
+    answer = GeneratedAnswer(
+        engine.tokenizer,
+        item,
+        params,
+        ChunkPolicy(body, params),
+        UsageCounter(engine.model_info.fingerprint, plan.inputs),
+        response_id=response_id(AnswerPrefix.TOKENS, request, body),
+        model=plan.target.shown,
+        tells_prompt=bool(body.return_token_ids),
+    )
+    generation = start_generation(context, request, body, plan.target, [(item, params)])
+    return await respond(request, generation, answer, stream=bool(body.stream))
 
 
 class GeneratedAnswer:

@@ -80,3 +80,7 @@ class GenerateBody(Body):
 
 REQUEST_FIELDS = shared_fields(GenerateBody, CompletionBody)
 SAMPLING_FIELDS = shared_fields(SamplingBody, CompletionBody)
+NAMES = {  # where a body has the fields of completions that an error may name
+    "prompt": "token_ids",
+    **{name: f"sampling_params.{name}" for name in SAMPLING_FIELDS},
+}

@@ -18,6 +18,7 @@ from lora_serve.chat.call_ids import CallIds
 from lora_serve.chat.token_kinds import Kind
 from lora_serve.outputs import CompletionOutput, OutputDelta, RequestOutput
 from lora_serve.server.context import ServerContext
+from lora_serve.server.field_names import field_names
 from lora_serve.server.http.streaming import OPENAI_FORM, event
 from lora_serve.server.openai.answer_form import AnswerForm
 from lora_serve.server.openai.answers import (
@@ -60,6 +61,12 @@ def chat_router(context: ServerContext) -> APIRouter:
 
 
 async def answer_chat(context: ServerContext, request: Request, body: ChatBody) -> Response:
+    is_new = body.max_completion_tokens is not None
+    with field_names({"max_tokens": "max_completion_tokens"} if is_new else {}):
+        return await _answer(context, request, body)
+
+
+async def _answer(context: ServerContext, request: Request, body: ChatBody) -> Response:
     plan = await plan_chat(context, request, body)
     answer = ChatAnswer(
         ChatForm.of(context, plan),

@@ -47,19 +47,22 @@ def parse_response_format(value: object) -> StructuredOutput | None:
     schema_fields = {"json_schema"} if kind == "json_schema" else set()
     _refuse_unknown(value, {"type", *schema_fields})
     if kind == "json_schema":
-        return _named_schema(value.get("json_schema"))
+        return named_schema(
+            value.get("json_schema"), "an object `json_schema` with an object `schema` in it"
+        )
     return None if kind == "text" else _constraint({"json_object": True})
 
 
-def _named_schema(value: object) -> StructuredOutput:
+def named_schema(value: object, needed: str) -> StructuredOutput:
+    """{"name": …, "schema": …, "strict": …}. needed: what else there must be, for the error."""
     schema = value.get("schema") if isinstance(value, dict) else None
     if not isinstance(schema, dict):
-        raise ValueError("must have an object `json_schema` with an object `schema` in it")
+        raise ValueError(f"must have {needed}")
     assert isinstance(value, dict), "what has a schema is an object"
     _refuse_unknown(value, {"schema", "strict", "name", "description"})
     strict = value.get("strict")
     if strict is not None and not isinstance(strict, bool):
-        raise ValueError("must have true or false as json_schema.strict")
+        raise ValueError("must have true or false as `strict`")
     constraint = _constraint({"json": schema})
     return StructuredOutput(constraint.kind, constraint.text, is_strict=bool(strict))
 

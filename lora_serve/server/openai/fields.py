@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo
 
-from lora_serve.server.http.body import IGNORES_UNKNOWN
+from lora_serve.server.http.body import IGNORES_UNKNOWN, shown_value
 
 MAX_TOKEN_ID = 2**31 - 1
 MAX_CACHE_SALT_CHARS = 1024
@@ -58,9 +58,14 @@ def _texts_or_tokens(value: object, limit: int) -> tuple[TextOrTokens, ...]:
 
 
 def parse_tokens(value: object) -> tuple[int, ...]:
-    if isinstance(value, list) and _is_token_ids(value):
-        return _token_ids(value)
-    raise ValueError("must be a list of token ids")
+    if not isinstance(value, list):
+        raise ValueError("must be a list of token ids")
+    if not _is_token_ids(value):
+        at = next(index for index, item in enumerate(value) if not _is_token_ids([item]))
+        raise ValueError(
+            f"must be a list of token ids, which {shown_value(value[at])} is not (item {at})"
+        )
+    return _token_ids(value)
 
 
 def parse_texts(value: object) -> tuple[str, ...]:
@@ -69,9 +74,15 @@ def parse_texts(value: object) -> tuple[str, ...]:
         return ()
     if isinstance(value, str):
         return (value,)
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return tuple(value)
-    raise ValueError("must be a string or a list of strings")
+    if not isinstance(value, list):
+        raise ValueError("must be a string or a list of strings")
+    for index, item in enumerate(value):
+        if not isinstance(item, str):
+            raise ValueError(
+                "must be a string or a list of strings, which "
+                f"{shown_value(item)} is not (item {index})"
+            )
+    return tuple(value)
 
 
 def _is_token_id(key: str) -> bool:
@@ -195,7 +206,11 @@ def _is_token_ids(value: list[object]) -> bool:
 
 def _token_ids(value: list[int]) -> tuple[int, ...]:
     if value and not (min(value) >= 0 and max(value) <= MAX_TOKEN_ID):
-        raise ValueError(f"has a token id outside of [0, {MAX_TOKEN_ID}]")
+        bad = next(token_id for token_id in value if not 0 <= token_id <= MAX_TOKEN_ID)
+        raise ValueError(
+            f"has token id {shown_value(bad)}, which is out of vocabulary: ids are in "
+            f"[0, {MAX_TOKEN_ID}]"
+        )
     return tuple(value)
 
 
@@ -280,6 +295,9 @@ UnsupportedFactor = Annotated[None, PlainValidator(neutral_is(1), Literal[1] | N
 UnsupportedDtype = Annotated[None, PlainValidator(neutral_is("float32"), Literal["float32"] | None)]
 UnsupportedEndianness = Annotated[
     None, PlainValidator(neutral_is("native", "little"), Literal["native", "little"] | None)
+]
+UnsupportedPadding = Annotated[
+    None, PlainValidator(neutral_is("do_not_pad"), Literal["do_not_pad"] | None)
 ]
 UnsupportedModalities = Annotated[
     None, PlainValidator(neutral_is(["text"]), list[Literal["text"]] | None)

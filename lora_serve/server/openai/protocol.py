@@ -42,6 +42,7 @@ from lora_serve.server.openai.fields import (
     UnsupportedEndianness,
     UnsupportedFactor,
     UnsupportedModalities,
+    UnsupportedPadding,
 )
 from lora_serve.server.openai.sampling_fields import GenerationFields
 from lora_serve.server.openai.tool_fields import PastCalls, ToolChoiceField, Tools
@@ -263,6 +264,7 @@ class EmbeddingBody(ScheduledBody, ConversationBody):
     use_activation: bool | None = None
     embed_dtype: UnsupportedDtype = None
     endianness: UnsupportedEndianness = None
+    padding: UnsupportedPadding = None
 
 
 class TokenizeBody(ConversationBody):

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, PlainValidator
 
 from lora_serve.chat.tools import ToolChoice
-from lora_serve.server.openai.constraints import parse_response_format
+from lora_serve.server.openai.constraints import named_schema, parse_response_format
 from lora_serve.server.openai.fields import (
     Body,
     CacheSalt,
@@ -134,8 +134,7 @@ def parse_text_format(value: object) -> TextFormat:
             raise ValueError("has type structural_tag; use structured_outputs for it")
         return TextFormat(constraint, value)
     schema = {name: given for name, given in value.items() if name != "type"}
-    constraint = parse_response_format({"type": "json_schema", "json_schema": schema})
-    return TextFormat(constraint, value)
+    return TextFormat(named_schema(schema, "an object `schema`"), value)
 
 
 class _SchemaFormat(Body):

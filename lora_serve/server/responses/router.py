@@ -167,13 +167,14 @@ def _previous(context: ServerContext, tenant: str, body: ResponseBody) -> Sequen
     """The conversation that the body continues."""
     if body.previous_response_id is None:
         return ()
-    context.responses.require_on("previous_response_id")
-    found = context.responses.get(tenant, body.previous_response_id)
+    field = "previous_response_id"
+    context.responses.require_on(field)
+    found = context.responses.get(tenant, body.previous_response_id, field)
     if found.status not in ("completed", "incomplete"):
         raise InvalidRequestError(
-            f"previous_response_id names a response that is {found.status}; only one "
-            "that has been answered can be continued",
-            "previous_response_id",
+            f"{field} names a response that is {found.status}; only one that has been answered "
+            "can be continued",
+            field,
         )
     return (*found.input_items, *found.output_items)
 

@@ -80,8 +80,8 @@ class StoredResponses:
                 field,
             )
 
-    def get(self, tenant: str, response_id: str) -> StoredResponse:
-        """Find a response of this tenant's.
+    def get(self, tenant: str, response_id: str, field: str = "response_id") -> StoredResponse:
+        """Find a response of this tenant's. field: what the request names it by.
 
         Raises:
             NotFoundError: there is none, or none any more.
@@ -94,7 +94,7 @@ class StoredResponses:
             raise NotFoundError(
                 f"Response with id '{response_id[:80]}' not found. It may have made room for "
                 "others, or be of another API key.",
-                "response_id",
+                field,
             )
         return stored
 

@@ -47,8 +47,9 @@ SAME = (
     "presence_penalty", "repetition_penalty", "n", "ignore_eos", "skip_special_tokens",
     "logit_bias",
 )  # fmt: skip
-NAMES = {  # what SGLang calls the fields that an error may name
-    **RENAMED,
+NAMES = {  # where a body has the fields of completions that an error may name
+    **{name: f"sampling_params.{name}" for name in SAME},
+    **{name: f"sampling_params.{theirs}" for name, theirs in RENAMED.items()},
     "prompt": "text",
     "model": "lora_path",
     "logprobs": "top_logprobs_num",

@@ -35,7 +35,11 @@ async def refused(client: httpx.AsyncClient, **body: object) -> dict:
         ("temperature", [1], "temperature: input should be a valid number, got a list of 1"),
         ("seed", 2**63, f"seed: input should be less than or equal to {2**63 - 1}, got {2**63}"),
         ("stop", 5, "stop: must be a string or a list of strings, got 5"),
-        ("stop", ["a", 5], "stop: must be a string or a list of strings, got a list of 2"),
+        (
+            "stop",
+            ["a", 5],
+            "stop: must be a string or a list of strings, which 5 is not (item 1), got a list of 2",
+        ),
         ("stream", "yes", 'stream: input should be a valid boolean, got "yes"'),
         ("prompt", 5, "prompt: must be a text, a list of token ids, or a list of either, got 5"),
         (
@@ -43,7 +47,12 @@ async def refused(client: httpx.AsyncClient, **body: object) -> dict:
             ["a", 5],
             "prompt: must be a list of texts or of lists of token ids, got a list of 2",
         ),
-        ("prompt", [2**40], "prompt: has a token id outside of [0, 2147483647], got a list of 1"),
+        (
+            "prompt",
+            [5, 2**40],
+            f"prompt: has token id {2**40}, which is out of vocabulary: ids are in [0, 2147483647]",
+        ),
+        ("prompt", [-1], "prompt: has token id -1, which is out of vocabulary: ids are in"),
         (
             "logit_bias",
             {"a": 1, "7": 1, "b": 1},
@@ -55,7 +64,17 @@ async def refused(client: httpx.AsyncClient, **body: object) -> dict:
             "logit_bias: has no number as the bias of token 5, got an object",
         ),
         ("logit_bias", [1], "logit_bias: must be an object of token ids and their biases"),
-        ("stop_token_ids", [1.5], "stop_token_ids: must be a list of token ids, got a list of 1"),
+        (
+            "stop_token_ids",
+            [1.5],
+            "stop_token_ids: must be a list of token ids, which 1.5 is not (item 0), got a list of",
+        ),
+        (
+            "allowed_token_ids",
+            [5, True],
+            "allowed_token_ids: must be a list of token ids, which true is not (item 1), got a",
+        ),
+        ("bad_words", [[]], "bad_words: must be a string or a list of strings, which a list of 0"),
         ("cache_salt", 5, "cache_salt: must be a non-empty string, got 5"),
         ("model", 5, "model: input should be a valid string, got 5"),
         ("model", "x" * 1025, "model: string should have at most 1024 characters"),

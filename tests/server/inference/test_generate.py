@@ -87,16 +87,22 @@ async def test_an_adapter_answers_by_its_name(
         ({"token_ids": []}, "token_ids"),
         ({"token_ids": [-1]}, "token_ids"),
         ({"token_ids": "Hello"}, "token_ids"),
-        ({"params": {"top_p": 7}}, "top_p"),
+        ({"token_ids": [10**6]}, "token_ids"),
+        ({"token_ids": [1] * 600}, "token_ids"),
+        ({"params": {"top_p": 7}}, "sampling_params.top_p"),
+        ({"params": {"top_p": "7"}}, "sampling_params.top_p"),
+        ({"params": {"allowed_token_ids": [10**6]}}, "sampling_params.allowed_token_ids"),
         ({"params": {"colour": 1}}, "sampling_params.colour"),
         ({"params": {"extra_args": {"a": 1}}}, "sampling_params.extra_args"),
         ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
         ({"output_mode": "text"}, "output_mode"),
         ({"features": {"a": 1}}, "features"),
-        ({"stream": True, "params": {"prompt_logprobs": 1}}, "prompt_logprobs"),
+        ({"stream": True, "params": {"prompt_logprobs": 1}}, "sampling_params.prompt_logprobs"),
     ],
 )
 async def test_what_cannot_be_done_is_refused_by_name(
     client: httpx.AsyncClient, fields: dict[str, object], param: str
 ) -> None:
-    assert error_of(await client.post(URL, json=body(**fields)), 400)["param"] == param
+    error = error_of(await client.post(URL, json=body(**fields)), 400)
+    assert error["param"] == param
+    assert param in error["message"] or "out of vocabulary" in error["message"]

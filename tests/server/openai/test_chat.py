@@ -86,6 +86,16 @@ async def test_both_names_of_the_limit_are_known(
     assert answer["usage"]["completion_tokens"] == expected
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("limit", [-1, 10_000])
+async def test_a_limit_out_of_range_is_refused_by_the_name_that_was_sent(
+    client: httpx.AsyncClient, name: str, limit: int
+) -> None:
+    error = error_of(await client.post(URL, json={"messages": HELLO, name: limit}), 400)
+    assert error["param"] == name
+    assert f"{name} " in error["message"]
+
+
 async def test_a_stream_begins_with_the_role_and_ends_with_the_reason(
     client: httpx.AsyncClient,
 ) -> None:

@@ -84,7 +84,7 @@ SURROGATE = r'{"const":"\ud800"}'
         ({"response_format": {"type": "xml"}}, "response_format", "`type` is one of text, "),
         ({"response_format": "json"}, "response_format", "must be an object whose `type`"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "an object `schema`"),
-        ({"response_format": named(strict="yes")}, "response_format", "json_schema.strict"),
+        ({"response_format": named(strict="yes")}, "response_format", "`strict`"),
         ({"response_format": named(shema={})}, "response_format", "unknown fields ['shema']"),
         ({"response_format": {"type": "text", "a": 1}}, "response_format", "unknown fields ['a']"),
         ({"response_format": named(schema=LARGE)}, "response_format", "at most 65536 are allowed"),

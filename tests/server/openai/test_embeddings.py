@@ -66,6 +66,11 @@ async def test_embeddings_come_in_the_order_of_the_inputs(client: httpx.AsyncCli
     assert several[0] == several[2] != several[3]
 
 
+async def test_what_asks_for_nothing_else_is_no_error(client: httpx.AsyncClient) -> None:
+    plain = {"padding": "do_not_pad", "embed_dtype": "float32", "endianness": "little"}
+    assert await embedded(client, input="hi", **plain) == await embedded(client, input="hi")
+
+
 async def test_base64_holds_the_same_bits_as_the_numbers(client: httpx.AsyncClient) -> None:
     (numbers,) = await embedded(client, input="hi")
     (text,) = await embedded(client, input="hi", encoding_format="base64")
@@ -164,6 +169,8 @@ async def test_salts_priorities_and_groups_reach_the_engine(tmp_path: Path) -> N
         ({"input": "a", "dimensions": 0}, "[1, 8]", "dimensions"),
         ({"input": "a", "encoding_format": "bytes"}, "'float' or 'base64'", "encoding_format"),
         ({"input": "a", "embed_dtype": "float16"}, "not supported", "embed_dtype"),
+        ({"input": "a", "padding": "max_length"}, "not supported", "padding"),
+        ({"input": [-1]}, "token id -1, which is out of vocabulary", "input"),
         ({"input": "a", "truncate_prompt_tokens": 513}, "[1, 512]", "truncate_prompt_tokens"),
         ({"input": "a", "stream": True}, "stream", "stream"),
         ({"input": "a", "temperature": 0.5}, "temperature", "temperature"),
