@@ -99,7 +99,7 @@ class TalkWriter:
 
 
 def _params_for(talk: Talk, params: SamplingParams) -> SamplingParams:
-    """As far as the route can say them. A conversation that goes on leaves room for its end."""
+    """The settings that the route can say. What may be continued leaves room for that."""
     if talk.route == "chat":
         return params
     short = min(params.max_tokens or 1, 48)

@@ -176,7 +176,9 @@ def test_a_response_that_continues_anothers_conversation_is_found(
         return put(store, tenant, response_id, *rest)
 
     monkeypatch.setattr(StoredResponses, "put", note)
-    monkeypatch.setattr(StoredResponses, "get", lambda store, tenant, _: get(store, tenant, ids[0]))
+    monkeypatch.setattr(
+        StoredResponses, "get", lambda store, tenant, _, field: get(store, tenant, ids[0], field)
+    )
     assert set(findings(cold, tmp_path)) == {5}
 
 
