@@ -18,6 +18,7 @@ from lora_serve.chat.formats import AUTO, reasoning_format
 from lora_serve.config import EngineConfig
 from lora_serve.engine.core.core import EngineCore
 from lora_serve.engine.core.executor import make_executor
+from lora_serve.engine.core.kv_event_publisher import open_publisher
 from lora_serve.engine.frontend.bad_words import BadWordEncoder
 from lora_serve.engine.frontend.input import InputProcessor
 from lora_serve.engine.frontend.output import OutputProcessor
@@ -76,7 +77,11 @@ class LLM:
         info = executor.load()
         self._notified: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._core = EngineCore.build(
-            self.config, executor, info, notify=lambda: self._notified.put(None)
+            self.config,
+            executor,
+            info,
+            lambda: self._notified.put(None),
+            open_publisher(self.config.kv_events),
         )
         self.model_info = self._core.ready()
         self._inputs = InputProcessor(

@@ -284,6 +284,8 @@ class EngineStats(msgspec.Struct, frozen=True):
 
     external_cache_queries, _hits: prompt tokens that the device cache did not have and the KV
     tiers were asked for, and gave. num_late_fetches: fetches that ended at their deadline.
+    num_kv_event_batches: messages to consumers of KV events; those for which there was no room,
+    num_lost_kv_event_batches, among them.
     """
 
     num_running: int = 0
@@ -309,6 +311,9 @@ class EngineStats(msgspec.Struct, frozen=True):
     adapter_evictions: int = 0
     adapter_load_timeouts: int = 0
     adapter_late_loads: int = 0
+    num_kv_event_batches: int = 0
+    num_lost_kv_event_batches: int = 0
+    num_kv_event_replays: int = 0
     running_adapters: tuple[str, ...] = ()
     waiting_adapters: tuple[str, ...] = ()
 

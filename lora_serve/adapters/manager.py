@@ -58,6 +58,13 @@ class AdapterManager:
         self._registry = AdapterRegistry(clock)
         self._residency = AdapterResidency(config.cpu_lora_limit)
 
+    def watch_names(self, changed: Callable[[str, AdapterRef | None], None]) -> None:
+        """Tell `changed` which version a name stands for, None if it was unloaded, at each change.
+
+        Nobody else is told earlier.
+        """
+        self._registry.changed = changed
+
     # ── names ───────────────────────────────────────────────────────────────────────────────
 
     def start_load(self, call: LoadAdapter) -> None:

@@ -46,6 +46,7 @@ class AdapterRegistry:
         self._versions: dict[AdapterRef, _Version] = {}
         self._uses: dict[bytes, DigestUse] = {}
         self._generations: dict[str, int] = {}  # only names that were ever invalidated
+        self.changed: Callable[[str, AdapterRef | None], None] | None = None  # told name, version
 
     # ── names ───────────────────────────────────────────────────────────────────────────────
 
@@ -78,7 +79,7 @@ class AdapterRegistry:
             AdapterNotFoundError: it stands for nothing now.
         """
         ref = self._current_ref(name)
-        del self._current[name]
+        self._set_current(name, None)
         self._retire(ref)
         return ref
 
@@ -186,7 +187,7 @@ class AdapterRegistry:
         ref = AdapterRef(name, facts.digest, self._generations.get(name, 0))
         old = self._current.get(name)
         if old != ref:
-            self._current[name] = ref
+            self._set_current(name, ref)
             self._make_current(ref, facts)
             if old is not None:
                 self._retire(old)
@@ -195,6 +196,14 @@ class AdapterRegistry:
         self._uses[ref.digest].num_pinned += pinned - version.pinned
         version.pinned = pinned
         return ref
+
+    def _set_current(self, name: str, ref: AdapterRef | None) -> None:
+        if ref is None:
+            del self._current[name]
+        else:
+            self._current[name] = ref
+        if self.changed is not None:
+            self.changed(name, ref)
 
     def _make_current(self, ref: AdapterRef, facts: AdapterCheckpoint) -> None:
         use = self._uses.setdefault(ref.digest, DigestUse())

@@ -11,6 +11,7 @@ from lora_serve.cli.parser import reader
 from lora_serve.config import (
     CacheConfig,
     EngineConfig,
+    KVEventsConfig,
     KVTierConfig,
     LimitsConfig,
     LogConfig,
@@ -33,6 +34,7 @@ GROUPS: tuple[tuple[str, type], ...] = (
     ("scheduler", SchedulerConfig),
     ("LoRA", LoRAConfig),
     ("KV tiers", KVTierConfig),
+    ("KV events", KVEventsConfig),
     ("structured outputs", StructuredOutputsConfig),
     ("limits", LimitsConfig),
     ("server", ServerConfig),
@@ -45,6 +47,7 @@ ENGINE_PARTS: Mapping[str, type[Any]] = {
     "lora": LoRAConfig,
     "limits": LimitsConfig,
     "kv_tiers": KVTierConfig,
+    "kv_events": KVEventsConfig,
     "structured_outputs": StructuredOutputsConfig,
     "log": LogConfig,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lora_serve.config.cache import CacheConfig
+from lora_serve.config.kv_events import KVEventsConfig
 from lora_serve.config.kv_tiers import KVTierConfig
 from lora_serve.config.limits import LimitsConfig
 from lora_serve.config.log import LogConfig
@@ -25,10 +26,16 @@ class EngineConfig:
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     kv_tiers: KVTierConfig = field(default_factory=KVTierConfig)
+    kv_events: KVEventsConfig = field(default_factory=KVEventsConfig)
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
+        if self.kv_events.is_enabled and not self.cache.enable_prefix_caching:
+            raise ConfigError(
+                "--kv-events-config: events tell what the prefix cache holds, and "
+                "--no-enable-prefix-caching leaves it empty; leave out one of them"
+            )
         served = self.model.served_model_name or (self.model.model,)
         for name, _ in self.lora.modules:
             if any(name == base or name.startswith(f"{base}:") for base in served):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
+from lora_serve.config.json_settings import take_in_json
 from lora_serve.config.setting import require_choices, setting
 from lora_serve.errors import ConfigError
 
 BACKENDS = ("auto", "llguidance", "xgrammar")
 MAX_COMPILE_SECONDS = 600.0
-_FLAG = "--structured-outputs-config"
-_PREFIX = "structured_outputs_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +41,7 @@ class StructuredOutputsConfig:
     )
 
     def __post_init__(self) -> None:
-        self._take_in_json()
+        take_in_json(self, "structured_outputs_config", "structured_outputs_")
         require_choices(self)
         seconds = self.structured_outputs_compile_timeout
         if not 0 < seconds <= MAX_COMPILE_SECONDS:
@@ -56,34 +54,3 @@ class StructuredOutputsConfig:
     def library(self) -> str:
         backend = self.structured_outputs_backend
         return "llguidance" if backend == "auto" else backend
-
-    def _take_in_json(self) -> None:
-        """Set what the JSON says; it is then as if flags had said it."""
-        if self.structured_outputs_config is None:
-            return
-        own = {each.name.removeprefix(_PREFIX): each for each in fields(self)}
-        del own["config"]
-        for name, value in _read_json(self.structured_outputs_config).items():
-            if name not in own:
-                raise ConfigError(f"{_FLAG}: no setting {name}; have {', '.join(own)}")
-            default = own[name].default
-            if type(value) is int and isinstance(default, float):
-                value = float(value)
-            if type(value) is not type(default):
-                raise ConfigError(
-                    f"{_FLAG}: {name} {value!r} must be a {type(default).__name__}, as {default!r}"
-                )
-            if getattr(self, own[name].name) not in (default, value):
-                raise ConfigError(f"{_FLAG}: {name} is given as a flag, too; give one of them")
-            object.__setattr__(self, own[name].name, value)  # it is being made, and not yet shared
-        object.__setattr__(self, "structured_outputs_config", None)
-
-
-def _read_json(text: str) -> dict[str, object]:
-    try:
-        given = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{_FLAG} {text[:80]!r} is no JSON: {error}") from error
-    if not isinstance(given, dict):
-        raise ConfigError(f"{_FLAG} {text[:80]!r} must be a JSON object")
-    return given

@@ -7,7 +7,7 @@ millions of a small model's. Knows nothing of requests, tokens or tensors.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from lora_serve.identity import BASE_MODEL, BlockHash, NoAdapter
@@ -40,6 +40,7 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict()
         self._by_hash: list[dict[BlockHash, KVCacheBlock]] = [{} for _ in range(num_groups)]
         self._by_name: dict[str | NoAdapter, dict[int, None]] = {}  # of block ids
+        self.forgot: Callable[[BlockHash, int], None] | None = None  # told hash and group
         self._make_blocks()
 
     @property
@@ -49,6 +50,11 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         return sum(map(len, self._by_hash))
+
+    @property
+    def found_hashes(self) -> list[list[BlockHash]]:
+        """All that can be found, by group."""
+        return [list(by_hash) for by_hash in self._by_hash]
 
     def find(self, block_hash: BlockHash, group: int = 0) -> KVCacheBlock | None:
         return self._by_hash[group].get(block_hash)
@@ -120,6 +126,8 @@ class BlockPool:
     def _forget(self, block: KVCacheBlock) -> None:
         if block.block_hash is None:
             return
+        if self.forgot is not None:
+            self.forgot(block.block_hash, block.group)
         del self._by_hash[block.group][block.block_hash]
         siblings = self._by_name[block.lora_name]
         del siblings[block.block_id]

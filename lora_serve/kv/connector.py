@@ -13,6 +13,7 @@ from typing import Generic, Protocol, TypeVar
 from lora_serve.identity import CacheNamespace, Everything
 from lora_serve.kv.block_table import BlockTable
 from lora_serve.kv.store_policy import StoredRequest
+from lora_serve.kv.tier_copies import TierCopies
 from lora_serve.kv_tiers.base import Cause, TierStats
 from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.step import KVLoad
@@ -106,6 +107,9 @@ class KVConnector(Generic[R]):
         Returns the requests that waited for it, and what tells when the tiers have forgotten, too.
         """
         return [], Forgetting()
+
+    def record_copies(self, copies: TierCopies) -> None:
+        """Tell `copies` what enters and leaves the tiers from now on."""
 
     def drop_stale(self, lora_name: str, digest: bytes, generation: int) -> None:
         """Forget the KV of all versions of an adapter but this one."""

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from lora_serve.identity import EVERYTHING, BlockHash, Everything, NoAdapter
+from lora_serve.identity import EVERYTHING, BlockHash, CacheNamespace, Everything, NoAdapter
 from lora_serve.kv.block_table import BlockTable
 from lora_serve.kv.blocks import BlockPool, KVCacheBlock
+from lora_serve.kv.event_recorder import KVEventRecorder
 from lora_serve.kv_groups import KVGroup, KVNeeds
 
 _NONE = range(0)
@@ -32,8 +33,11 @@ class BlockHolder(Protocol):
 
     block_tables: list[BlockTable]
     block_hashes: list[BlockHash]
+    token_ids: list[int]
+    embeds_digests: tuple[bytes, ...]
     num_committed_blocks: int
     offers_blocks: bool
+    namespace: CacheNamespace
 
     @property
     def lora_name(self) -> str | NoAdapter: ...
@@ -82,6 +86,11 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks, len(groups))
         self._windowed = [(i, group) for i, group in enumerate(groups) if group.window is not None]
         self.has_windows = bool(self._windowed)  # asked for each request of each step
+        self._events: KVEventRecorder | None = None
+
+    def record_events(self, recorder: KVEventRecorder) -> None:
+        """Tell `recorder` of each block that comes to be found, or is forgotten, from now on."""
+        self._events, self.pool.forgot = recorder, recorder.removed
 
     @property
     def num_blocks(self) -> int:
@@ -189,6 +198,8 @@ class KVCacheManager:
                 for index in range(max(first, table.num_unseen), last):
                     block = self.pool.blocks[table.block_ids[index]]
                     self.pool.name(block, holder.block_hashes[index], holder.lora_name, group)
+                    if self._events is not None and block.block_hash is not None:
+                        self._events.stored(holder, index, group)
         holder.num_committed_blocks = last
         return range(first, last)
 
@@ -216,6 +227,8 @@ class KVCacheManager:
     def reset(self, lora_name: str | Everything = EVERYTHING) -> None:
         """Forget cached KV: all of it, or one adapter's. Requests keep the blocks they hold."""
         if lora_name is EVERYTHING:
+            if self._events is not None:
+                self._events.cleared()
             self.pool.forget_everything()
         else:
             self.pool.forget_adapter(lora_name)

@@ -26,8 +26,16 @@ from lora_serve.kv.connector import FetchesEnded, KVConnector, R, TransferPlan
 from lora_serve.kv.fetches import Fetch, Fetches
 from lora_serve.kv.saves import PendingSaves
 from lora_serve.kv.store_policy import make_store_policy
+from lora_serve.kv.tier_copies import TierCopies
 from lora_serve.kv.touches import RecentTouches
-from lora_serve.kv_tiers.base import Buffer, Drop, FetchResult, TierNamespace, TierStats
+from lora_serve.kv_tiers.base import (
+    Buffer,
+    Drop,
+    FetchResult,
+    TierNamespace,
+    TierStats,
+    TierWatcher,
+)
 from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.model_info import ModelInfo
 from lora_serve.step import KVLoad
@@ -61,6 +69,8 @@ class TierStore(Protocol):
     def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None: ...
 
     def drop(self, drop: Drop) -> Forgetting: ...
+
+    def watch(self, watcher: TierWatcher) -> None: ...
 
     def stats(self) -> TierStats: ...
 
@@ -96,6 +106,11 @@ class TieredConnector(KVConnector[R]):
         self._touches = RecentTouches(clock)
         self._loads: list[KVLoad] = []
         self._tier_names = tuple(figures.tier for figures in store.stats().tiers)
+        self._copies: TierCopies | None = None
+
+    def record_copies(self, copies: TierCopies) -> None:
+        self._copies = copies
+        self._store.watch(copies)
 
     @property
     def num_waiting(self) -> int:
@@ -175,10 +190,10 @@ class TieredConnector(KVConnector[R]):
         for fetch in flying:
             self._store.cancel(fetch.ticket)
         self._saves.forget(lora_name)
-        return _members(flying), self._store.drop(Drop(self._model, lora_name))
+        return _members(flying), self._drop(Drop(self._model, lora_name))
 
     def drop_stale(self, lora_name: str, digest: bytes, generation: int) -> None:
-        self._store.drop(Drop(self._model, lora_name, keep=(digest, generation)))
+        self._drop(Drop(self._model, lora_name, keep=(digest, generation)))
 
     def stats(self) -> TierStats:
         return self._store.stats()
@@ -188,6 +203,11 @@ class TieredConnector(KVConnector[R]):
 
     def check_invariants(self) -> None:
         self._fetches.check_invariants()
+
+    def _drop(self, drop: Drop) -> Forgetting:
+        if self._copies is not None:
+            self._copies.dropping(drop, self._tier_names)
+        return self._store.drop(drop)
 
     def _touch(self, request: R, num_hit_blocks: int) -> None:
         """Keep what the device cache had young in the tiers, which were not asked for it."""

@@ -125,6 +125,19 @@ class TierTraits:
     takes_promoted: bool = False
 
 
+class TierWatcher(Protocol):
+    """Hears what enters and leaves tiers, from any thread, in the order in which it happens."""
+
+    def stored(self, tier: str, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
+        """This process has put these blocks into the tier, or found them there when it would."""
+
+    def removed(self, tier: str, hashes: Sequence[BlockHash]) -> None:
+        """These blocks, of whoever's, are in the tier no more."""
+
+    def dropped(self, tier: str, drop: Drop) -> None:
+        """The tier has forgotten what `drop` takes."""
+
+
 class Tier(Protocol):
     """One place for records. Threads of the store call it; `holds` and `may_hold` any thread.
 
@@ -158,6 +171,9 @@ class Tier(Protocol):
 
     def drop(self, drop: Drop) -> None:
         """Forget the namespaces that `drop` takes, for good, even if this process is killed now."""
+
+    def watch(self, watcher: TierWatcher) -> None:
+        """Tell `watcher` of every block that is saved, or is known to be gone, from now on."""
 
     def contents(self) -> TierContents: ...
 

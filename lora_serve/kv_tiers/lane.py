@@ -24,6 +24,7 @@ from lora_serve.kv_tiers.base import (
     TierError,
     TierFigures,
     TierNamespace,
+    TierWatcher,
 )
 from lora_serve.kv_tiers.breaker import Breaker
 from lora_serve.kv_tiers.counters import TierCounters
@@ -61,6 +62,7 @@ class TierLane:
         self._hidden: tuple[Drop, ...] = ()  # one for each drop that is not done yet
         self._touched: deque[tuple[TierNamespace, Sequence[BlockHash]]] = deque(maxlen=MAX_TOUCHED)
         self._owed: dict[Drop, list[Forgetting]] = {}  # drops that failed; the writer's
+        self._watcher: TierWatcher | None = None
         self._readers = [self._thread("load", self._read) for _ in range(num_readers)]
         self._writer = self._thread("save", self._save_all)
 
@@ -69,6 +71,10 @@ class TierLane:
         thread = threading.Thread(target=run, name=f"kv-{self.name}-{work}", daemon=True)
         thread.start()
         return thread
+
+    def watch(self, watcher: TierWatcher) -> None:
+        self._watcher = watcher
+        self._tier.watch(watcher)
 
     # ── loading ─────────────────────────────────────────────────────────────────────────────
 
@@ -209,6 +215,8 @@ class TierLane:
                 hidden.remove(drop)
             self._hidden = tuple(hidden)
         for forgetting in forgettings:
+            if self._watcher is not None:
+                self._watcher.dropped(self.name, drop)
             forgetting.confirm(self.name)
         return True
 

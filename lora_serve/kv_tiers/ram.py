@@ -18,6 +18,7 @@ from lora_serve.kv_tiers.base import (
     TierContents,
     TierNamespace,
     TierTraits,
+    TierWatcher,
 )
 from lora_serve.kv_tiers.codec import damage
 from lora_serve.kv_tiers.kind import TierKind
@@ -48,6 +49,10 @@ class RamTier:
         self._num_bytes = 0
         self._num_evicted = 0
         self._quarantined: Counter[str] = Counter()
+        self._watcher: TierWatcher | None = None
+
+    def watch(self, watcher: TierWatcher) -> None:
+        self._watcher = watcher
 
     def holds(self, namespace: TierNamespace, block_hash: BlockHash) -> bool:
         return block_hash in self._records
@@ -85,6 +90,9 @@ class RamTier:
             for record in reversed(owned):
                 self._remove(record.block_hash)
                 self._insert(namespace, record)
+            if self._watcher is not None:
+                hashes = [record.block_hash for record in records]
+                self._watcher.stored(self.name, namespace, hashes)
             self._evict()
         return len(records)
 
@@ -144,6 +152,8 @@ class RamTier:
         hashes.discard(block_hash)
         if not hashes:
             del self._by_root[root]
+        if self._watcher is not None:
+            self._watcher.removed(self.name, [block_hash])
 
 
 def _open(config: KVTierConfig, keys: MacKeys) -> Tier:

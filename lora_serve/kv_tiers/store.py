@@ -21,6 +21,7 @@ from lora_serve.kv_tiers.base import (
     Tier,
     TierNamespace,
     TierStats,
+    TierWatcher,
 )
 from lora_serve.kv_tiers.codec import NO_KEYS, make_record
 from lora_serve.kv_tiers.deadlines import Deadlines
@@ -72,6 +73,11 @@ class TieredStore:
         traits = tier.traits
         saves: SaveQueue[Record] = SaveQueue(QUEUE_BYTES, BATCH_BYTES, traits.linger_seconds)
         return TierLane(tier, saves, traits.num_readers, self._deliver)
+
+    def watch(self, watcher: TierWatcher) -> None:
+        """Tell `watcher` of all tiers' blocks. Before anything is saved."""
+        for lane in self._lanes:
+            lane.watch(watcher)
 
     # ── fetching ────────────────────────────────────────────────────────────────────────────
 

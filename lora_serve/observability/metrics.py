@@ -85,6 +85,18 @@ COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
         "Reads of adapters that ended after they had been given up, and were thrown away.",
         lambda s: s.adapter_late_loads,
     ),
+    "lora_serve:kv_event_batches": (
+        "Messages of KV events, lost ones among them.",
+        lambda s: s.num_kv_event_batches,
+    ),
+    "lora_serve:kv_event_batches_lost": (
+        "Messages of KV events for which there was no room; consumers are told everything anew.",
+        lambda s: s.num_lost_kv_event_batches,
+    ),
+    "lora_serve:kv_event_replays": (
+        "Times a consumer asked for KV events that it had missed.",
+        lambda s: s.num_kv_event_replays,
+    ),
 }
 
 

@@ -21,8 +21,9 @@ import zmq
 from lora_serve.adapters.lanes import LoadJob
 from lora_serve.adapters.loader import AdapterLoader, AdapterSource
 from lora_serve.adapters.threads import AdapterThreads
-from lora_serve.config import EngineConfig, LoRAConfig
+from lora_serve.config import EngineConfig, KVEventsConfig, LoRAConfig
 from lora_serve.engine.core import process
+from lora_serve.engine.core.kv_event_publisher import EventPublisher
 from lora_serve.identity import AdapterRef
 from lora_serve.kv_tiers.base import Drop
 from lora_serve.kv_tiers.deadlines import Deadlines
@@ -139,6 +140,13 @@ def lose_kv_disk_scan() -> None:
     DiskTier(Path(tempfile.mkdtemp()), 2**20)
 
 
+def lose_kv_events() -> None:
+    settings = KVEventsConfig(kv_events_endpoint=f"ipc://{tempfile.mkdtemp()}/events")
+    publisher = EventPublisher(settings)
+    publisher.start(bug)
+    publisher.publish([])
+
+
 LOSSES: dict[str, Callable[[], None]] = {
     "receiver": lose_receiver,
     "parent-watch": lose_parent_watch,
@@ -149,6 +157,7 @@ LOSSES: dict[str, Callable[[], None]] = {
     "kv-ram-load": lose_kv_ram_load,
     "kv-ram-save": lose_kv_ram_save,
     "kv-disk-scan": lose_kv_disk_scan,
+    "kv-events": lose_kv_events,
 }
 
 

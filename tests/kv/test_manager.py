@@ -17,8 +17,10 @@ BLOCK = 4
 class Holder:
     """A request as the manager sees it."""
 
-    tokens: list[int]
+    token_ids: list[int]
     lora_name: str | NoAdapter = BASE_MODEL
+    namespace: CacheNamespace = field(default_factory=lambda: CacheNamespace(b"m"))
+    embeds_digests: tuple[bytes, ...] = ()
     block_tables: list[BlockTable] = field(default_factory=list)
     block_hashes: list[BlockHash] = field(default_factory=list)
     num_committed_blocks: int = 0
@@ -26,9 +28,9 @@ class Holder:
 
     def __post_init__(self) -> None:
         hasher = BlockHasher()
-        parent = hasher.root(CacheNamespace(b"m"))
-        for start in range(0, len(self.tokens) // BLOCK * BLOCK, BLOCK):
-            parent = hasher.extend(parent, self.tokens[start : start + BLOCK])
+        parent = hasher.root(self.namespace)
+        for start in range(0, len(self.token_ids) // BLOCK * BLOCK, BLOCK):
+            parent = hasher.extend(parent, self.token_ids[start : start + BLOCK])
             self.block_hashes.append(parent)
 
 
@@ -39,8 +41,8 @@ def block_ids(holder: Holder) -> list[int]:
 
 def admit(kv: KVCacheManager, holder: Holder) -> int:
     """Admit with the longest hit; the number of tokens hit."""
-    hit = kv.lookup(holder, len(holder.tokens) - 1)
-    assert kv.admit(holder, hit, hit.num_blocks, len(holder.tokens))
+    hit = kv.lookup(holder, len(holder.token_ids) - 1)
+    assert kv.admit(holder, hit, hit.num_blocks, len(holder.token_ids))
     kv.pool.check_invariants()
     return hit.num_blocks * BLOCK
 
@@ -156,7 +158,7 @@ def windowed_pool(*groups: KVGroup, num_blocks: int = 40, in_flight: int = 8) ->
 
 def compute(kv: KVCacheManager, holder: Holder, num_tokens: int | None = None) -> None:
     """All of a holder's tokens, in one step after the other of as many as its tables hold."""
-    num_tokens = num_tokens or len(holder.tokens)
+    num_tokens = num_tokens or len(holder.token_ids)
     num_computed = holder.num_committed_blocks * BLOCK
     while num_computed < num_tokens:
         num_planned = min(num_tokens, kv.most_tokens(holder))

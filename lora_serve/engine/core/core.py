@@ -17,6 +17,8 @@ from lora_serve.config import EngineConfig
 from lora_serve.engine.core.admin import AdminCalls
 from lora_serve.engine.core.executor import Executor
 from lora_serve.engine.core.grammars import POLL_SECONDS, RequestGrammars, make_grammar_service
+from lora_serve.engine.core.kv_event_publisher import EventPublisher
+from lora_serve.engine.core.kv_events import KVEvents, make_events
 from lora_serve.engine.core.kv_tiers import StaleVersions, make_connector, tier_stats
 from lora_serve.engine.core.output_buffer import OutputBuffer, progress_output, request_times
 from lora_serve.engine.core.start import engine_ready, most_tokens_in_flight, num_steps_ahead
@@ -74,6 +76,7 @@ class EngineCore:
         connector: KVConnector[Request],
         stale_versions: StaleVersions,
         grammars: GrammarService,
+        events: KVEvents | None = None,
     ) -> None:
         self._config = config
         self._executor = executor
@@ -89,6 +92,12 @@ class EngineCore:
         self.scheduler = Scheduler(config.scheduler, config.lora.max_loras, kv, adapters, connector)
         self._admin = AdminCalls(adapters, self.scheduler, connector, stale_versions, self._outbox)
         self._grammars = RequestGrammars(grammars, self.scheduler)
+        self._events = events
+        if events is not None:
+            kv.record_events(events.recorder)
+            connector.record_copies(events.recorder.tiers)
+            adapters.watch_names(events.recorder.name_stands_for)
+            events.flush()
 
     @classmethod
     def build(
@@ -97,6 +106,7 @@ class EngineCore:
         executor: Executor,
         model: ModelInfo,
         notify: Callable[[], None],
+        publisher: EventPublisher | None = None,
     ) -> EngineCore:
         """Put an engine together as `config` asks.
 
@@ -104,6 +114,7 @@ class EngineCore:
             model: what `executor.load` returned.
             notify: called from other threads when a load or a fetch has ended, to wake the
                 thread that steps.
+            publisher: of KV events, if `config` asks for them.
         """
         cache = config.cache
         loader = make_loader(config.lora, model, executor.prepare_adapter, notify)
@@ -125,6 +136,7 @@ class EngineCore:
             make_connector(config.kv_tiers, model, hasher, notify),
             StaleVersions(config.kv_tiers.expanded().kv_stale_version_seconds),
             make_grammar_service(config, model),
+            None if publisher is None else make_events(config, model, publisher, notify),
         )
 
     @property
@@ -168,6 +180,8 @@ class EngineCore:
         self._grammars.shut_down()
         self._connector.close()
         self.adapters.close()
+        if self._events is not None:
+            self._events.close()
 
     # ── messages ────────────────────────────────────────────────────────────────────────────
 
@@ -252,6 +266,8 @@ class EngineCore:
         num_requests = 0
         if not self._submit() or len(self._in_flight) > self._num_ahead:
             num_requests = self._report()
+        if self._events is not None:
+            self._events.flush()
         if self._config.scheduler.validate:
             self.check_invariants()
         return num_requests > 0 or bool(self._in_flight)
@@ -342,6 +358,7 @@ class EngineCore:
     def stats(self) -> EngineStats:
         scheduler, totals, adapters = self.scheduler, self.scheduler.totals, self.adapters
         tiers = self._connector.stats()
+        published = None if self._events is None else self._events.publisher
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
@@ -366,6 +383,9 @@ class EngineCore:
             adapter_evictions=adapters.num_evictions,
             adapter_load_timeouts=adapters.num_load_timeouts,
             adapter_late_loads=adapters.num_late_loads,
+            num_kv_event_batches=published.num_batches if published else 0,
+            num_lost_kv_event_batches=published.num_lost if published else 0,
+            num_kv_event_replays=published.num_replays if published else 0,
             running_adapters=tuple(ref.name for ref in scheduler.running_adapters),
             waiting_adapters=tuple(ref.name for ref in scheduler.waiting_adapters),
         )

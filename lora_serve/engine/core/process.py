@@ -21,6 +21,7 @@ from lora_serve.config import EngineConfig
 from lora_serve.engine import wire
 from lora_serve.engine.core.core import EngineCore
 from lora_serve.engine.core.executor import make_executor
+from lora_serve.engine.core.kv_event_publisher import open_publisher
 from lora_serve.errors import LoraServeError
 from lora_serve.messages import EngineMessage, EngineReady, EngineReply, Shutdown
 from lora_serve.observability.log import set_up_logging
@@ -45,9 +46,11 @@ def run_engine(config: EngineConfig, message_address: str, reply_address: str) -
     sender = ReplySender(replies)
     inbox: Inbox = queue.SimpleQueue()
     try:
+        # First: consumers find the new engine's endpoint again before it says anything.
+        publisher = open_publisher(config.kv_events)
         executor = make_executor(config)
         model = executor.load()
-        core = EngineCore.build(config, executor, model, notify=lambda: inbox.put(None))
+        core = EngineCore.build(config, executor, model, lambda: inbox.put(None), publisher)
     except LoraServeError as error:
         sender.send(EngineReady(error=wire.error_info(error)))
         context.destroy(linger=2000)

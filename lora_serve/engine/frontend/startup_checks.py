@@ -18,6 +18,7 @@ from lora_serve.adapters.location import HubAdapter, download_from_hub, find_ada
 from lora_serve.config import EngineConfig, LoRAConfig, ModelConfig
 from lora_serve.config.refusals import Refusals
 from lora_serve.engine.frontend.pooling_defaults import pooling_defaults
+from lora_serve.engine.kv_event_sockets import check_endpoints
 from lora_serve.errors import (
     AdapterNotFoundError,
     AdapterUnavailableError,
@@ -47,6 +48,8 @@ def check_startup(config: EngineConfig) -> None:
         _check_tokenizer(config.model)
     with refusals.noted():
         check_tiers(config.kv_tiers)
+    with refusals.noted():
+        check_endpoints(config.kv_events)
     with refusals.noted():
         _check_adapters(config.lora, lora_modules)
     with refusals.noted():

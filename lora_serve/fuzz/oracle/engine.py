@@ -15,6 +15,7 @@ from lora_serve.config import (
     SchedulerConfig,
 )
 from lora_serve.engine.core.core import EngineCore
+from lora_serve.engine.core.kv_events import KVEvents
 from lora_serve.engine.core.kv_tiers import StaleVersions
 from lora_serve.engine.core.start import most_tokens_in_flight
 from lora_serve.fuzz.oracle.executor import (
@@ -25,10 +26,14 @@ from lora_serve.fuzz.oracle.executor import (
     oracle_model,
 )
 from lora_serve.fuzz.oracle.grammars import OracleGrammars
+from lora_serve.fuzz.oracle.indexer import OracleIndexer, OraclePublisher, RecordingHasher
 from lora_serve.fuzz.oracle.loader import OracleLoader, ReadFaults
+from lora_serve.fuzz.oracle.tier_store import OracleTierStore
 from lora_serve.generate_request import GenerateRequest
-from lora_serve.identity import BASE_MODEL, BlockHasher, NoAdapter
+from lora_serve.identity import BASE_MODEL, BlockHash, BlockHasher, NoAdapter
 from lora_serve.kv.connector import KVConnector
+from lora_serve.kv.event_recorder import KVEventRecorder
+from lora_serve.kv.events import Medium
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.kv.tiered_connector import TieredConnector, TierStore, tier_namespaces
 from lora_serve.kv_groups import KVGroup
@@ -69,6 +74,8 @@ class OracleEngine:
     """`EngineCore` with shorthands; replies are sorted into `outputs` and `calls`.
 
     store: its KV tiers, which may outlive it; none if left out. The classes may be a mutant's.
+    indexer: who is told of KV events, and may outlive it, too; loses_events: how often there is
+    no room for them.
     """
 
     num_blocks: int = 64
@@ -95,6 +102,10 @@ class OracleEngine:
     groups: tuple[KVGroup, ...] = ONE_GROUP
     grammars_class: type[OracleGrammars] = OracleGrammars
     max_mask_delay: int = 0
+    indexer: OracleIndexer | None = None
+    recorder_class: type[KVEventRecorder] = KVEventRecorder
+    event_rng: Random = field(default_factory=lambda: Random(0))
+    loses_events: float = 0.0
 
     def __post_init__(self) -> None:
         config = self._config()
@@ -109,6 +120,9 @@ class OracleEngine:
             self.read_rng,
         )
         model, hasher = oracle_model(self.num_blocks, BLOCK_SIZE, self.groups), self.hasher_class()
+        if self.indexer is not None:
+            hasher = RecordingHasher(hasher, self.indexer.origins)
+        self.events = self._events()
         self.kv = self.kv_class(
             self.num_blocks,
             BLOCK_SIZE,
@@ -126,6 +140,7 @@ class OracleEngine:
             self._connector(model, hasher),
             StaleVersions(self.kv_tiers.kv_stale_version_seconds, self.clock),
             self.grammars_class(VOCAB_SIZE, EOS, self.max_mask_delay),
+            self.events,
         )
         self.outputs: dict[str, list[EngineOutput]] = {}
         self.calls: dict[int, CallReply] = {}
@@ -165,6 +180,36 @@ class OracleEngine:
             self.clock,
             self.max_fetched_bytes,
         )
+
+    def _events(self) -> KVEvents | None:
+        if self.indexer is None:
+            return None
+        publisher = OraclePublisher(self.indexer, self.event_rng, self.loses_events)
+        return KVEvents(self.recorder_class(BLOCK_SIZE, len(self.groups)), publisher)
+
+    def _check_events(self) -> None:
+        """Hold what the indexer knows against the pool and the tiers."""
+        if self.indexer is None or self.events is None or self.events.has_lost:
+            return
+        found = {
+            (Medium.GPU, group, block_hash)
+            for group, by_hash in enumerate(self.kv.pool.found_hashes)
+            for block_hash in by_hash
+            if self._is_current(block_hash)
+        }
+        own = self.store.own_hashes if isinstance(self.store, OracleTierStore) else ()
+        in_tiers = {
+            (Medium.CPU, group, block_hash)
+            for group in range(len(self.groups))
+            for block_hash in own
+            if self._is_current(block_hash)
+        }
+        self.indexer.check(found, in_tiers)
+
+    def _is_current(self, block_hash: BlockHash) -> bool:
+        assert self.indexer is not None, "no hashes were noted"
+        adapter = self.indexer.origins[block_hash].namespace.adapter
+        return adapter is BASE_MODEL or self.core.adapters.current(adapter.name) == adapter
 
     def add(
         self,
@@ -214,6 +259,7 @@ class OracleEngine:
         self.clock.now += SECONDS_A_STEP
         has_run = self.core.step()
         self.core.check_invariants()
+        self._check_events()
         self._sort_replies()
         return has_run
 

@@ -19,6 +19,7 @@ from lora_serve.kv_tiers.base import (
     TierFigures,
     TierNamespace,
     TierStats,
+    TierWatcher,
 )
 from lora_serve.kv_tiers.forgetting import Forgetting
 
@@ -34,6 +35,7 @@ class Faults:
     loses_saves: float = 0.0
     loses_fetches: float = 0.0
     fails: float = 0.0
+    evicts: float = 0.0
 
 
 @dataclass
@@ -47,6 +49,7 @@ class OracleTierStore:
     """Blocks by root and hash, as they were saved; the second half of a run counts as on disk.
 
     holds_drops: put every drop off, as a store may that is busy.
+    own_hashes: what this engine has saved, and is still there.
     """
 
     rng: random.Random = field(default_factory=lambda: random.Random(0))
@@ -60,6 +63,11 @@ class OracleTierStore:
     holds_drops: bool = False
     num_not_asked: int = 0
     is_closed: bool = False
+    watcher: TierWatcher | None = None
+    own_hashes: dict[BlockHash, TierNamespace] = field(default_factory=dict)
+
+    def watch(self, watcher: TierWatcher) -> None:
+        self.watcher = watcher
 
     def may_have(self, namespace: TierNamespace, first: BlockHash) -> bool:
         return first in self.blocks.get(namespace.root, {})
@@ -97,6 +105,22 @@ class OracleTierStore:
             if self.rng.random() >= self.faults.loses_saves:
                 self.namespaces[namespace.root] = namespace
                 self.blocks.setdefault(namespace.root, {})[block_hash] = data
+                self._note_saved(namespace, block_hash)
+        if self.faults.evicts and self.rng.random() < self.faults.evicts:
+            self._evict()
+
+    def _note_saved(self, namespace: TierNamespace, block_hash: BlockHash) -> None:
+        self.own_hashes[block_hash] = namespace
+        if self.watcher is not None:
+            self.watcher.stored(TIERS[0], namespace, [block_hash])
+
+    def _evict(self) -> None:
+        """Forget the block that was saved first of those that this engine has saved."""
+        for block_hash, namespace in self.own_hashes.items():
+            del self.blocks[namespace.root][block_hash], self.own_hashes[block_hash]
+            if self.watcher is not None:
+                self.watcher.removed(TIERS[0], [block_hash])
+            return
 
     def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
         self.touched.append(tuple(hashes))
@@ -109,6 +133,10 @@ class OracleTierStore:
         for root, namespace in list(self.namespaces.items()):
             if drop.takes(namespace):
                 del self.namespaces[root], self.blocks[root]
+        self.own_hashes = {h: its for h, its in self.own_hashes.items() if not drop.takes(its)}
+        if self.watcher is not None:
+            for tier in TIERS:
+                self.watcher.dropped(tier, drop)
         return Forgetting()
 
     def stats(self) -> TierStats:
@@ -123,7 +151,16 @@ class OracleTierStore:
 
     def restarted(self) -> OracleTierStore:
         """The same blocks for another engine."""
-        return replace(self, pending={}, fetched=[], touched=[], num_cancelled=0, is_closed=False)
+        return replace(
+            self,
+            pending={},
+            fetched=[],
+            touched=[],
+            num_cancelled=0,
+            is_closed=False,
+            watcher=None,
+            own_hashes={},
+        )
 
     def _result(
         self, ticket: int, namespace: TierNamespace, hashes: Sequence[BlockHash]

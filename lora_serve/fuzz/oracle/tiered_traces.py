@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lora_serve.config import KVTierConfig
 from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, OracleEngine
@@ -12,6 +12,7 @@ from lora_serve.fuzz.oracle.loader import OracleLoader
 from lora_serve.fuzz.oracle.tier_store import Faults, OracleTierStore
 from lora_serve.fuzz.oracle.traces import OracleTrace
 from lora_serve.identity import BlockHasher
+from lora_serve.kv.event_recorder import KVEventRecorder
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.kv.tiered_connector import TieredConnector
 from lora_serve.kv_groups import KVGroup
@@ -42,6 +43,7 @@ class TieredTrace(OracleTrace):
         async_scheduling: bool = False,
         groups: tuple[KVGroup, ...] | None = None,
         loader_class: type[OracleLoader] = OracleLoader,
+        recorder_class: type[KVEventRecorder] | None = None,
     ) -> None:
         self.store = OracleTierStore()
         super().__init__(
@@ -52,6 +54,7 @@ class TieredTrace(OracleTrace):
             async_scheduling,
             groups,
             loader_class=loader_class,
+            recorder_class=recorder_class,
         )
         rng = self.rng
         self.store.rng = rng
@@ -72,9 +75,19 @@ class TieredTrace(OracleTrace):
             "max_fetched_bytes": len(self.settings["groups"]) * rng.choice((FEW_BLOCKS, 2**20)),
             "connector_class": connector_class,
         }
+        if recorder_class is not None:
+            self._tell_of_events()
         self.tiered = TieredResult()
         self.result = self.tiered
         self.engine = self._new_engine()
+
+    def _tell_of_events(self) -> None:
+        """Have something to tell of: a device cache, and tiers that forget soon."""
+        self.settings["enable_prefix_caching"] = True
+        self.settings["kv_tiers"] = replace(
+            self.settings["kv_tiers"], kv_stale_version_seconds=self.rng.choice((0, 1, 60))
+        )
+        self.store.faults.evicts = self.rng.choice((0, 0.2))
 
     def _new_engine(self) -> OracleEngine:
         self.store = self.store.restarted()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lora_serve.fuzz.oracle.engine import ROW_BYTES, OracleEngine
+from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, ROW_BYTES, OracleEngine
 from lora_serve.fuzz.oracle.executor import (
     EOS,
     VOCAB_SIZE,
@@ -19,6 +19,7 @@ from lora_serve.fuzz.oracle.executor import (
 )
 from lora_serve.fuzz.oracle.expected import Expected, TraceResult
 from lora_serve.fuzz.oracle.grammars import OracleGrammars, toy_constraint
+from lora_serve.fuzz.oracle.indexer import OracleIndexer
 from lora_serve.fuzz.oracle.loader import HUB, OracleLoader, ReadFaults
 from lora_serve.fuzz.oracle.pauses import RandomPauses
 from lora_serve.identity import (
@@ -28,6 +29,7 @@ from lora_serve.identity import (
     Everything,
     NoAdapter,
 )
+from lora_serve.kv.event_recorder import KVEventRecorder
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.kv_groups import KVGroup
 from lora_serve.messages import (
@@ -82,8 +84,9 @@ class OracleTrace:
         groups: tuple[KVGroup, ...] | None = None,
         grammars_class: type[OracleGrammars] = OracleGrammars,
         loader_class: type[OracleLoader] = OracleLoader,
+        recorder_class: type[KVEventRecorder] | None = None,
     ) -> None:
-        """groups: of the model's layers; drawn if left out."""
+        """groups: of the model's layers; drawn if left out. recorder_class: of events, if any."""
         self.rng = rng = random.Random(seed)
         self.other_rng = random.Random(f"shares {seed}")
         self.grammar_rng = random.Random(f"grammars {seed}")
@@ -102,6 +105,8 @@ class OracleTrace:
             "async_scheduling": async_scheduling,
             "grammars_class": grammars_class,
         }
+        if recorder_class is not None:
+            self.settings |= self._event_settings(recorder_class, random.Random(f"events {seed}"))
         self.engine = self._new_engine()
         self.prefixes = [self._tokens(rng.choice((20, 50, 100))) for _ in range(3)]
         self.embeds = [self._rows(rng.choice((20, 40))) for _ in range(2)]
@@ -141,6 +146,16 @@ class OracleTrace:
             "read_rng": self.read_rng,
             "groups": groups,
             "max_mask_delay": self.grammar_rng.choice((0, 3, 12)),
+        }
+
+    def _event_settings(
+        self, recorder_class: type[KVEventRecorder], rng: random.Random
+    ) -> dict[str, Any]:
+        return {
+            "indexer": OracleIndexer(BLOCK_SIZE),
+            "recorder_class": recorder_class,
+            "event_rng": rng,
+            "loses_events": rng.choice((0, 0, 0.1)),
         }
 
     def _new_engine(self) -> OracleEngine:

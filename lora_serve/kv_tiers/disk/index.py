@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lora_serve.identity import BlockHash
@@ -46,6 +46,7 @@ class DiskIndex:
         self._by_root: dict[bytes, dict[str, Group]] = {}
         self._where: dict[BlockHash, tuple[Group, int]] = {}
         self.num_bytes = 0
+        self.removed: Callable[[Sequence[BlockHash]], None] | None = None  # told what is gone
 
     @property
     def num_blocks(self) -> int:
@@ -140,7 +141,9 @@ class DiskIndex:
         if not files:
             del self._by_root[group.namespace.root]
         self.num_bytes -= group.table.num_bytes
-        for block_hash in group.table.hashes:
-            if self._where.get(block_hash, (None, 0))[0] is group:
-                del self._where[block_hash]
+        gone = [h for h in group.table.hashes if self._where.get(h, (None, 0))[0] is group]
+        for block_hash in gone:
+            del self._where[block_hash]
+        if self.removed is not None:
+            self.removed(gone)
         return True

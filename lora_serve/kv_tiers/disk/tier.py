@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -25,6 +26,7 @@ from lora_serve.kv_tiers.base import (
     TierError,
     TierNamespace,
     TierTraits,
+    TierWatcher,
 )
 from lora_serve.kv_tiers.codec import NO_KEYS, record_bytes, refusal
 from lora_serve.kv_tiers.disk.change_log import Place
@@ -82,7 +84,12 @@ class DiskTier:
         self._quarantined: Counter[str] = Counter()
         self._reserved_elsewhere: dict[Place, int] = {}  # when this process last looked
         self._count_lock = threading.Lock()
+        self._watcher: TierWatcher | None = None
         self._scan = DiskScan(self._directory, self._index, self._quarantine_file, poll_seconds)
+
+    def watch(self, watcher: TierWatcher) -> None:
+        self._watcher = watcher
+        self._index.removed = partial(watcher.removed, self.name)
 
     def wait_until_indexed(self) -> None:
         """Wait until all that was here at start can be found."""
@@ -172,6 +179,8 @@ class DiskTier:
             num_bytes = self._write(staged.descriptor, namespace, records)
             self._directory.publish(staged, namespace, place.name)
         hashes = tuple(record.block_hash for record in records)
+        if self._watcher is not None:  # first: what the index has may be removed at once
+            self._watcher.stored(self.name, namespace, hashes)
         self._index.add(Group(namespace, place.name, GroupTable(hashes, num_bytes), time.time()))
 
     def _reserve(self, place: Place, num_bytes: int) -> Staged:

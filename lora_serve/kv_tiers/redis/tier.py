@@ -19,6 +19,7 @@ from lora_serve.kv_tiers.base import (
     TierContents,
     TierNamespace,
     TierTraits,
+    TierWatcher,
 )
 from lora_serve.kv_tiers.codec import HEADER_BYTES, NO_KEYS, record_bytes, refusal
 from lora_serve.kv_tiers.mac import MacKeys
@@ -48,6 +49,10 @@ class RedisTier:
         self._keys = keys
         self._quarantined: Counter[str] = Counter()
         self._lock = threading.Lock()
+        self._watcher: TierWatcher | None = None
+
+    def watch(self, watcher: TierWatcher) -> None:
+        self._watcher = watcher
 
     def holds(self, namespace: TierNamespace, block_hash: BlockHash) -> bool:
         return False  # only the server knows
@@ -58,11 +63,13 @@ class RedisTier:
     def load(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> Loaded:
         entry = self._loads.entry(namespace)
         if entry is None:
+            self._note_gone(hashes)
             return Loaded(cause=Cause.ABSENT)
         asked = hashes[: max(LOAD_BYTES // record_bytes(namespace), 1)]
         records: list[Record] = []
         for block_hash, value in zip(asked, self._loads.read(entry, asked), strict=False):
             if value is None:
+                self._note_gone([block_hash])
                 return Loaded(tuple(records), Cause.ABSENT)
             record = as_record(block_hash, value)
             cause = refusal(namespace, record, self._keys)
@@ -80,6 +87,8 @@ class RedisTier:
         if new:
             self._saves.write(entry, new)
             self._trim(entry, len(new))
+        if self._watcher is not None:
+            self._watcher.stored(self.name, namespace, [record.block_hash for record in records])
         return len(new)
 
     def _trim(self, entry: Entry, num_written: int) -> None:
@@ -114,6 +123,12 @@ class RedisTier:
         with self._lock:
             self._quarantined[cause.value] += 1
         self._loads.remove(entry, [block_hash])
+        self._note_gone([block_hash])
+
+    def _note_gone(self, hashes: Sequence[BlockHash]) -> None:
+        """What the server let go becomes known when it is asked for."""
+        if self._watcher is not None:
+            self._watcher.removed(self.name, hashes)
 
 
 def as_record(block_hash: BlockHash, value: object) -> Record:

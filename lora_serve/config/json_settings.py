@@ -1,0 +1,51 @@
+"""Settings that may be given as one JSON object in vLLM's form, instead of a flag for each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+from lora_serve.errors import ConfigError
+
+
+def take_in_json(config: Any, text_field: str, prefix: str) -> None:
+    """Set what a config's JSON says, as if flags had said it, and forget the JSON.
+
+    Args:
+        text_field: the field that holds the JSON, or None; its flag has its name.
+        prefix: what the fields' names begin with and the JSON's do not.
+
+    Raises:
+        ConfigError: for a setting that is unknown, of another type, or given as a flag, too.
+    """
+    text, flag = getattr(config, text_field), f"--{text_field.replace('_', '-')}"
+    if text is None:
+        return
+    own = {each.name.removeprefix(prefix): each for each in fields(config)}
+    del own[text_field.removeprefix(prefix)]
+    for name, value in read_json(text, flag).items():
+        if name not in own:
+            raise ConfigError(f"{flag}: no setting {name}; have {', '.join(own)}")
+        default = own[name].default
+        kind = str if default is None else type(default)
+        if type(value) is int and kind is float:
+            value = float(value)
+        if type(value) is not kind and not (value is None and default is None):
+            example = "" if default is None else f", as {default!r}"
+            raise ConfigError(f"{flag}: {name} {value!r} must be a {kind.__name__}{example}")
+        if getattr(config, own[name].name) not in (default, value):
+            raise ConfigError(f"{flag}: {name} is given as a flag, too; give one of them")
+        object.__setattr__(config, own[name].name, value)  # it is being made, and not yet shared
+    object.__setattr__(config, text_field, None)
+
+
+def read_json(text: str, flag: str) -> dict[str, object]:
+    """The object that a flag's text is. Raises ConfigError, naming the flag."""
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag} {text[:80]!r} is no JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise ConfigError(f"{flag} {text[:80]!r} must be a JSON object")
+    return given
