@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from lora_serve.bench.workload import CLOSED_LOOP_CONCURRENCY, POPULARITIES, WorkloadSpec
+from lora_serve.cli.server_arguments import USER_KEYS, add_key_arguments
 
 MODES = {
     "latency": "one request after another: how long does one take?",
@@ -39,7 +40,7 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     either.add_argument("--model", help="Model to start a lora-serve server with, for this run.")
     group.add_argument("--served-model", metavar="NAME", help="Name the server gives its model; "
                        "asked from it if left out.")  # fmt: skip
-    group.add_argument("--api-key", help="Key to send as a bearer token.")
+    add_key_arguments(parser, group, (*USER_KEYS, "OPENAI_API_KEY"))
     group.add_argument("--serve-args", nargs=argparse.REMAINDER, default=[], metavar="ARG",
                        help="With --model: the rest of the line goes to `lora-serve serve`."
                        )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -27,6 +28,7 @@ from lora_serve.bench.workload import (
     make_workload,
 )
 from lora_serve.bench.workload_file import load_workload, save_workload
+from lora_serve.cli.server_arguments import chosen_key
 from lora_serve.demo.server_process import free_port
 from lora_serve.errors import ConfigError
 
@@ -72,12 +74,13 @@ async def _target(args: argparse.Namespace) -> AsyncIterator[tuple[str, Origin]]
 async def _endpoint(args: argparse.Namespace, origin: Origin) -> tuple[Endpoint, Sequence[str]]:
     """How to ask, and the adapters' names; the server is asked for what was not given."""
     ask_all = args.adapters == ["all"]
+    api_key = chosen_key(args, os.environ)
     names, adapters = ([args.served_model], args.adapters)
     if not args.served_model or ask_all:
-        catalog = await served_models(origin, args.api_key)
+        catalog = await served_models(origin, api_key)
         names = names if args.served_model else list(catalog.models)
         adapters = list(catalog.adapters) if ask_all else adapters
-    return Endpoint(origin, names[0], args.api_key), adapters
+    return Endpoint(origin, names[0], api_key), adapters
 
 
 def _workload(

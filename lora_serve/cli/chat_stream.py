@@ -18,6 +18,7 @@ from lora_serve.cli.remote import MAX_TOLD_CHARS, Json, Remote, RemoteError, Unr
 CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
 END = "[DONE]"
 NO_TEMPLATE = ("no chat template", "must provide a chat template")  # this server's words, vLLM's
+LEAST_SECONDS = 0.02  # what came in less than that came at once: it tells no speed
 
 Show = Callable[[str, bool], None]  # a piece of text, and whether it is reasoning
 
@@ -37,12 +38,12 @@ class Answer:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The speed of the tokens after the first; None if there was none, or no time passed."""
+        """Speed of the tokens after the first; None if there were none, or they came at once."""
         num_tokens = (self.num_tokens or self.num_pieces) - 1
         if self.first_token_seconds is None or num_tokens < 1:
             return None
         took = self.seconds - self.first_token_seconds
-        return num_tokens / took if took > 0 else None
+        return num_tokens / took if took >= LEAST_SECONDS else None
 
 
 def ask(remote: Remote, path: str, body: Json, answer: Answer, show: Show) -> None:

@@ -128,3 +128,17 @@ def test_a_url_or_a_model_is_needed_and_not_both() -> None:
     for arguments in ((), ("--url", "http://h", "--model", "m")):
         with pytest.raises(SystemExit):
             bench("serve", *arguments)
+
+
+@pytest.mark.parametrize("way", ["flag", "file", "environment"])
+def test_the_key_is_sent_however_it_is_given(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "key").write_text("secret\n")
+    given = {"flag": ("--api-key", "secret"), "file": ("--api-key-file", str(tmp_path / "key"))}
+    if way == "environment":
+        monkeypatch.setenv("LORA_SERVE_API_KEY", "secret")
+    server = TimedServer(0.0, 0.0)
+    with serving(server) as url:
+        assert bench("latency", "--url", url, *SMALL, *given.get(way, ())) == 0
+    assert all(b"Bearer secret" in head for head in server.headers)
