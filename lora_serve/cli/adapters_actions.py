@@ -87,7 +87,16 @@ def roll_back(remote: Remote, args: argparse.Namespace) -> int:
         old = _adapter(remote, name, must_be_there=False)
         before = _version_before(changes, name)
         path, digest = before["old_path"], before["old_digest"]
-        _load(remote, name, path, load_inplace=True, digest=digest)
+        try:
+            _load(remote, name, path, load_inplace=True, digest=digest)
+        except RemoteError as error:
+            if error.param != "digest":
+                raise
+            raise ConfigError(
+                f"{path} no longer holds version {digest[:SHORT_DIGEST]}: its files have changed; "
+                f"put that version's files back, or load what is there now: lora-serve adapters "
+                f"replace {name} {path}"
+            ) from error
         return f"{name}: {_change(old, _adapter(remote, name))}, from {path}"
 
     return _each(args.names, act)

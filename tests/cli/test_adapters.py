@@ -115,7 +115,8 @@ def test_rollback_loads_the_bytes_that_stood_there_before_or_nothing(
     write_fake_adapter(tmp_path / "a", "overwritten")
     code, told = shell("rollback", "x")
     assert code == 1
-    assert "has another digest than" in told
+    assert f"{a} no longer holds version {short_a}: its files have changed; put that" in told
+    assert f"lora-serve adapters replace x {a}" in told
     assert short_b in shell("ls")[1]
 
 
