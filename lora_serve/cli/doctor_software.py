@@ -28,6 +28,7 @@ EXTRAS: Mapping[str, tuple[str, str]] = {  # by package: the extra, and what it 
     "xgrammar": ("xgrammar", "--structured-outputs-config.backend xgrammar"),
     "triton": ("cuda", "NVIDIA GPUs"),
     "matplotlib": ("bench", "lora-serve bench --plot"),
+    "opentelemetry-sdk": ("otel", "--otlp-traces-endpoint"),
 }
 
 
@@ -95,7 +96,7 @@ def _why_not_better(path: str) -> str:
 
 
 def _extras() -> Iterator[Finding]:
-    there = [package for package in EXTRAS if importlib.util.find_spec(package)]
+    there = [package for package in EXTRAS if _version(package) is not None]
     if there:
         yield Finding("extras", ", ".join(f"{name} {_version(name)}" for name in there))
     for package in EXTRAS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,9 @@ def test_a_model_that_does_not_fit_is_an_error(
     assert "more than the 1.0 MiB that are available" in " ".join(told.split())
     assert "A server cannot start here" in told
     assert main(["doctor", "nosuch"]) == 1
+
+
+def test_every_extra_that_a_user_may_want_is_looked_for() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    for_users = set(project["optional-dependencies"]) - {"test", "docs", "deploy", "dev"}
+    assert {extra for extra, _ in doctor_software.EXTRAS.values()} == for_users
