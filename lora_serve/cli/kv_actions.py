@@ -57,7 +57,9 @@ def run_kv(args: argparse.Namespace) -> int:
         finally:
             inspection.close()
     except (TierError, OSError) as error:
-        raise ConfigError(f"{_without_password(args.where)}: {error}") from error
+        what = f"{_without_password(args.where)}: {str(error).removesuffix('.')}"
+        remedy = "; see that it runs, and that the address and the password are right"
+        raise ConfigError(what + remedy * ("://" in args.where)) from error
 
 
 def _without_password(where: str) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from lora_serve.cli.kv_actions import age_text, size_text
 from lora_serve.cli.main import main
+from lora_serve.demo.server_process import free_port
 from lora_serve.kv_tiers.base import Record, Tier, TierNamespace
 from lora_serve.kv_tiers.codec import make_record
 from lora_serve.kv_tiers.disk.tier import DiskTier
@@ -291,3 +292,13 @@ def test_a_directory_of_any_user_may_be_looked_into(
     path.chmod(0o777)
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
     assert main(["kv", "verify", str(path)]) == 0
+
+
+def test_a_redis_that_is_not_there_is_told_with_what_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url = f"redis://:secret@127.0.0.1:{free_port()}"
+    assert main(["kv", "ls", url]) == 2
+    told = capsys.readouterr().err
+    assert "Connection refused; see that it runs, and that the address and the pass" in told
+    assert "secret" not in told
