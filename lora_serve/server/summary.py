@@ -19,7 +19,7 @@ NAME_WIDTH = 10
 
 def start_summary(config: EngineConfig, server: ServerConfig, engine: EngineReady) -> Summary:
     """A text by subject, in the order of a reader's interest."""
-    return {
+    summary = {
         "model": _model(config, engine),
         "runs on": _device(engine),
         "KV cache": _kv_cache(config, engine),
@@ -27,6 +27,9 @@ def start_summary(config: EngineConfig, server: ServerConfig, engine: EngineRead
         "limits": _limits(config),
         "access": _access(server),
     }
+    if pages := _pages(server):
+        summary["pages"] = pages
+    return summary
 
 
 def tell_summary(summary: Summary) -> None:
@@ -89,6 +92,15 @@ def _limits(config: EngineConfig) -> str:
         f"{scheduler.max_num_seqs} requests run at once, {waiting} wait; a step computes "
         f"{scheduler.max_num_batched_tokens:,} tokens"
     )
+
+
+def _pages(server: ServerConfig) -> str:
+    """What a browser finds at the server's address."""
+    pages = {
+        "/ui (load, adapters and requests, and a playground)": not server.disable_ui,
+        "/docs (the API)": not server.disable_fastapi_docs,
+    }
+    return ", ".join(page for page, is_there in pages.items() if is_there)
 
 
 def _access(server: ServerConfig) -> str:

@@ -40,6 +40,14 @@ def test_each_subject_is_told_with_its_numbers() -> None:
     )
     assert "22 fit at once" in summary["KV cache"]
     assert summary["adapters"].startswith("1 loaded; 4 in one step, 32 in memory")
+    assert summary["pages"].startswith("/ui (load, adapters and requests, and a playground), /docs")
+
+
+def test_only_pages_that_there_are_are_told() -> None:
+    bare = start_summary(ENGINE, ServerConfig(disable_ui=True), READY)
+    assert bare["pages"] == "/docs (the API)"
+    none = ServerConfig(disable_ui=True, disable_fastapi_docs=True)
+    assert "pages" not in start_summary(ENGINE, none, READY)
 
 
 @pytest.mark.parametrize(
