@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from lora_serve.bench.goodput import Goodput, Limits
 from lora_serve.bench.load import LoadResult
 from lora_serve.bench.machine import Machine
 from lora_serve.bench.summary import RunSummary, Spread, Summary, summarize
@@ -20,7 +21,10 @@ MAX_ADAPTER_ROWS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One measured workload. workload: what it was drawn from, or the file it was read from."""
+    """One measured workload. workload: what it was drawn from, or the file it was read from.
+
+    limits: within which a request counts for the goodput; None to tell no goodput.
+    """
 
     title: str
     url: str
@@ -29,6 +33,13 @@ class Run:
     max_concurrency: int | None
     machine: Machine
     result: LoadResult
+    limits: Limits | None = None
+
+    @property
+    def goodput(self) -> Goodput | None:
+        if self.limits is None:
+            return None
+        return Goodput.of(self.result.records, self.limits, self.result.wall_seconds)
 
 
 def save_json(run: Run, path: Path) -> None:
@@ -42,6 +53,8 @@ def save_json(run: Run, path: Path) -> None:
         "max_concurrency": run.max_concurrency,
         "machine": run.machine,
         "summary": summarize(run.result),
+        "limits": run.limits,
+        "goodput": run.goodput,
         "requests": run.result.records,
     }
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
@@ -50,7 +63,7 @@ def save_json(run: Run, path: Path) -> None:
 def text_report(run: Run) -> str:
     """The run on one screen."""
     summary = summarize(run.result)
-    parts = [_head(run), latency_table(summary.total, _has_times(run)), _rates(summary)]
+    parts = [_head(run), latency_table(summary.total, _has_times(run)), _rates(summary, run)]
     if len(summary.by_adapter) > 1:
         parts.append(_adapter_table(summary))
     parts += [f"error, {count} times: {error}" for error, count in summary.errors.items()]
@@ -88,7 +101,7 @@ def _head(run: Run) -> str:
     )
 
 
-def _rates(summary: RunSummary) -> str:
+def _rates(summary: RunSummary, run: Run) -> str:
     total = summary.total
     cached = f" ({total.cached_share:.0%} cached)" if total.cached_tokens else ""
     lines = [
@@ -99,6 +112,11 @@ def _rates(summary: RunSummary) -> str:
         f"(prompts too: {total.total_tokens_per_second:.1f}/s)",
         f"client         {summary.client_cpu_share:.1%} of a core",
     ]
+    if goodput := run.goodput:
+        lines.append(
+            f"goodput        {goodput.requests_per_second:.2f}/s: {goodput.share:.1%} of the "
+            f"requests were within {run.limits}"
+        )
     if total.tokens_per_event > 1.05:
         lines.append(
             f"note           the server bundles {total.tokens_per_event:.2f} tokens an event; "

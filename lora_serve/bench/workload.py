@@ -7,6 +7,7 @@ stream of the seed: asking for more adapters leaves the prompts as they were. Kn
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
@@ -75,12 +76,17 @@ class WorkloadSpec:
 
 def make_workload(spec: WorkloadSpec) -> tuple[TimedRequest, ...]:
     """Draw the requests, in the order of their times."""
+    return tuple(draw_requests(spec))
+
+
+def draw_requests(spec: WorkloadSpec) -> Iterator[TimedRequest]:
+    """The same requests one after another, for workloads whose prompts are too many to be kept."""
     arrivals = _arrivals(spec)
     adapters = draw_adapters(spec, _stream(spec, "adapters"))
     prompts = _prompts(spec)
     lengths = _lengths(spec.output_tokens, spec, _stream(spec, "output lengths"))
-    rows = zip(arrivals, adapters, prompts, lengths, strict=True)
-    return tuple(TimedRequest(prompt, length, adapter, at) for at, adapter, prompt, length in rows)
+    for at, adapter, prompt, length in zip(arrivals, adapters, prompts, lengths, strict=True):
+        yield TimedRequest(prompt, length, adapter, at)
 
 
 def draw_adapters(spec: WorkloadSpec, random: Random) -> list[str | None]:
@@ -104,13 +110,13 @@ def _arrivals(spec: WorkloadSpec) -> list[float]:
     return list(accumulate(gaps, initial=0.0))
 
 
-def _prompts(spec: WorkloadSpec) -> list[tuple[int, ...]]:
+def _prompts(spec: WorkloadSpec) -> Iterator[tuple[int, ...]]:
     own = _stream(spec, "prompts")
     shared = Random(f"{spec.seed if spec.prefix_seed is None else spec.prefix_seed}/prefixes")
     prefixes = [_tokens(spec, spec.shared_prefix_tokens, shared) for _ in range(spec.num_prefixes)]
     choice = _stream(spec, "prefix choice")
     lengths = _lengths(spec.input_tokens, spec, _stream(spec, "input lengths"))
-    return [choice.choice(prefixes) + _tokens(spec, length, own) for length in lengths]
+    return (choice.choice(prefixes) + _tokens(spec, length, own) for length in lengths)
 
 
 def _lengths(mean: int, spec: WorkloadSpec, random: Random) -> list[int]:

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for mode, what in MODES.items():
         one = modes.add_parser(mode, help=what, description=what[0].upper() + what[1:])
         _add_target(one)
-        _add_workload(one)
+        add_workload_arguments(one)
         _add_pace(one, mode)
         _add_results(one)
         one.set_defaults(run=_run, parser=one, mode=mode)
@@ -46,7 +46,8 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
                        )  # fmt: skip
 
 
-def _add_workload(parser: argparse.ArgumentParser) -> None:
+def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of a workload, as `bench_run.workload_spec` takes them."""
     spec = WorkloadSpec()
     group = parser.add_argument_group("workload, lengths in tokens")
     source = group.add_mutually_exclusive_group()
@@ -96,8 +97,15 @@ def _add_pace(parser: argparse.ArgumentParser, mode: str) -> None:
                        )  # fmt: skip
 
 
+def add_goodput_argument(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--goodput", nargs="+", default=[], metavar="KEY:MS",
+                       help="Count the requests within these limits in milliseconds, such as "
+                       "ttft:500 tpot:50 e2el:9000.")  # fmt: skip
+
+
 def _add_results(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("results")
+    add_goodput_argument(group)
     group.add_argument("--json", type=Path, metavar="FILE", help="Write everything measured.")
     group.add_argument("--plot", type=Path, metavar="FILE",
                        help="Draw latencies as .png or .svg; needs lora-serve[bench]."

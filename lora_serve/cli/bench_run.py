@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 from lora_serve.bench.catalog import served_models
 from lora_serve.bench.client import Endpoint
+from lora_serve.bench.goodput import Limits
 from lora_serve.bench.http_stream import Origin
 from lora_serve.bench.load import run_load
 from lora_serve.bench.machine import describe_machine
@@ -39,6 +40,7 @@ def run_bench(args: argparse.Namespace) -> int:
     """Measure, and print the table. 1 if any request failed, so that scripts notice."""
     if args.plot:
         check_plot_path(args.plot)
+    Limits.parse(args.goodput)
     return asyncio.run(_bench(args))
 
 
@@ -88,7 +90,16 @@ def _workload(
 ) -> tuple[tuple[TimedRequest, ...], WorkloadSpec | str]:
     if args.workload:
         return load_workload(args.workload), str(args.workload)
-    spec = WorkloadSpec(
+    spec = workload_spec(args, adapters)
+    requests = make_workload(spec)
+    if args.save_workload:
+        save_workload(requests, args.save_workload)
+    return requests, spec
+
+
+def workload_spec(args: argparse.Namespace, adapters: Sequence[str]) -> WorkloadSpec:
+    """What the flags of `bench.add_workload_arguments` ask for, over these adapters."""
+    return WorkloadSpec(
         seed=args.seed,
         num_requests=args.num_requests,
         input_tokens=args.input_len,
@@ -103,10 +114,6 @@ def _workload(
         request_rate=args.request_rate,
         vocab_size=args.vocab_size,
     )
-    requests = make_workload(spec)
-    if args.save_workload:
-        save_workload(requests, args.save_workload)
-    return requests, spec
 
 
 async def _measure(
@@ -129,6 +136,7 @@ async def _measure(
         max_concurrency=limit,
         machine=machine,
         result=result,
+        limits=Limits.parse(args.goodput) if args.goodput else None,
     )
 
 

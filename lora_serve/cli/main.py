@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, str] = {  # each with a module of its name beside this on
     "demo": "train a tiny model and play the reload scenarios against a real server",
     "adapters": "list, load, replace, roll back and check adapters",
     "bench": "measure an OpenAI-compatible server",
+    "simulate": "say how many replicas a workload needs, and with which policy",
     "chat": "talk to a model and its adapters in a terminal",
     "check": "probe any OpenAI-compatible server for answers of the wrong adapter or KV",
     "doctor": "say what this machine is, what is missing and what to set",

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from lora_serve.bench.goodput import Limits
 from lora_serve.bench.report import save_json, text_report
 from lora_serve.bench.workload import WorkloadSpec
 from tests.bench.records import record, run_of
@@ -18,6 +19,13 @@ def test_the_report_says_what_was_measured_where_and_how_fast() -> None:
     assert "output tokens  10: 5.0/s" in report
     assert "client         5.0% of a core" in report
     assert "adapter" not in report
+
+
+def test_goodput_is_told_where_limits_are_given() -> None:
+    run = run_of(record(), record(ttft=0.6))
+    report = text_report(replace(run, limits=Limits(ttft=500)))
+    assert "goodput        0.50/s: 50.0% of the requests were within ttft 500 ms" in report
+    assert "goodput" not in text_report(run)
 
 
 def test_lateness_is_shown_where_requests_have_times() -> None:

@@ -53,6 +53,8 @@ def run(command: str) -> tuple[int, str, set[str]]:
         ("bench --help", 0, "latency"),
         ("bench serve --help", 0, "--request-rate"),
         ("bench sreve", 2, "did you mean serve?"),
+        ("simulate --help", 0, "--find-replicas"),
+        ("simulate fit --help", 0, "--output"),
         ("adapters --help", 0, "rollback"),
         ("adapters verify --help", 0, "--base"),
         ("adapters replace --help", 0, "NAME=PATH"),

@@ -33,6 +33,8 @@ COMMANDS = (
         "doctor",
         "demo",
         "fuzz",
+        "simulate",
+        "simulate fit",
         "merge",
     ),
     *("bench latency", "bench throughput", "bench serve"),

@@ -77,8 +77,10 @@ class EngineCore:
         stale_versions: StaleVersions,
         grammars: GrammarService,
         events: KVEvents | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
+        self._clock = clock
         self._executor = executor
         self._model = model
         self._hasher = hasher
@@ -161,7 +163,7 @@ class EngineCore:
         if self._grammars.is_waiting:
             return POLL_SECONDS
         known = [when for when in times if when is not None]
-        return max(0.0, min(min(known) - time.monotonic(), LONGEST_NAP_SECONDS)) if known else None
+        return max(0.0, min(min(known) - self._clock(), LONGEST_NAP_SECONDS)) if known else None
 
     def ready(self) -> EngineReady:
         """What the API process must know of the model."""
@@ -289,7 +291,7 @@ class EngineCore:
             return 0
         step = self._in_flight.popleft()
         output = self._executor.collect()
-        now = time.monotonic()
+        now = self._clock()
         all_progress = self.scheduler.update_from_output(output)
         self._grammars.advance(all_progress)  # they go on while the rest is done
         num_first = 0  # tokens behind a prompt, which no row of this step is for
@@ -299,7 +301,7 @@ class EngineCore:
         return len(step.requests)
 
     def _note_first_scheduled(self, step: SchedulerOutput) -> None:
-        now = time.monotonic()
+        now = self._clock()
         for chunk in step.requests:
             request = self.scheduler.get(chunk.request_id)
             if request is not None and not request.scheduled_time:
@@ -353,7 +355,7 @@ class EngineCore:
         if request.namespace.adapter is not BASE_MODEL:
             self.adapters.release(request.namespace.adapter)
         self._grammars.close(request.request_id)
-        self._outbox.finished(request_times(request, finish_reason, time.monotonic()))
+        self._outbox.finished(request_times(request, finish_reason, self._clock()))
 
     def stats(self) -> EngineStats:
         scheduler, totals, adapters = self.scheduler, self.scheduler.totals, self.adapters

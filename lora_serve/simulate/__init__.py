@@ -1,0 +1,1 @@
+"""A fleet in virtual time: real control planes, and a model of what their steps cost."""

@@ -1,0 +1,87 @@
+"""Adapters without files: a version of a name is a path, and its digest follows from that.
+
+The lanes, deadlines and order of reads are the real loader's; a read takes the cost file's time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
+from lora_serve.adapters.loader import AdapterLoader, AdapterSource
+from lora_serve.adapters.location import HubAdapter
+from lora_serve.adapters.threads import Work
+from lora_serve.config import LoRAConfig
+from lora_serve.messages import AdapterInfo
+from lora_serve.simulate.costs import Costs
+from lora_serve.simulate.events import EventQueue
+from lora_serve.simulate.executor import ReplicaClock
+
+RANK = 8  # stands where a rank is told; nothing depends on it
+
+
+def path_of(name: str, version: int) -> str:
+    return f"{name}@{version}"
+
+
+def digest_of(path: str) -> bytes:
+    return hashlib.sha256(path.encode()).digest()
+
+
+def registered(name: str, version: int) -> AdapterInfo:
+    """What a replica knows of an adapter that it has never read."""
+    path = path_of(name, version)
+    return AdapterInfo(
+        name=name,
+        path=path,
+        digest=digest_of(path).hex(),
+        generation=0,
+        rank=RANK,
+        num_bytes=0,
+        residency="evicted",
+        pinned=False,
+        num_leases=0,
+        created=0.0,
+    )
+
+
+class SimulatedThreads:
+    """`LoaderThreads` in virtual time: reads beside each other, preparations one by one."""
+
+    def __init__(self, costs: Costs, events: EventQueue, clock: ReplicaClock) -> None:
+        self._costs = costs
+        self._events = events
+        self._clock = clock
+        self._prepared_at = 0.0
+
+    def start_read(self, work: Work) -> None:
+        self._events.at(self._clock.now + self._costs.adapter_read_seconds, work)
+
+    def prepare(self, work: Work) -> None:
+        begin = max(self._prepared_at, self._events.now)
+        self._prepared_at = begin + self._costs.adapter_prepare_seconds
+        self._events.at(self._prepared_at, work)
+
+    def close(self) -> None:
+        """There is no thread to end."""
+
+
+def make_loader(
+    config: LoRAConfig,
+    costs: Costs,
+    events: EventQueue,
+    clock: ReplicaClock,
+    notify: Callable[[], None],
+) -> AdapterLoader:
+    threads = SimulatedThreads(costs, events, clock)
+    source = AdapterSource(_read, _download)
+    return AdapterLoader(config, source, lambda checkpoint: None, notify, threads, clock)
+
+
+def _read(path: str) -> AdapterCheckpoint:
+    return AdapterCheckpoint(path, digest_of(path), RANK, 0, "", ())
+
+
+def _download(adapter: HubAdapter) -> str:
+    raise NotImplementedError("no adapter of a simulation lies on the hub")

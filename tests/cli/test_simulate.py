@@ -1,0 +1,144 @@
+"""What `lora-serve simulate` prints and refuses; its figures are tested in tests/simulate."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from lora_serve.bench.workload import TimedRequest
+from lora_serve.bench.workload_file import load_workload, save_workload
+from lora_serve.cli.main import main
+from lora_serve.simulate.costs import save_costs
+from tests.simulate.costs import COSTS
+
+SMALL = ("--num-requests", "12", "--input-len", "20", "--output-len", "4", "--request-rate", "20")
+
+
+@pytest.fixture
+def cost(tmp_path: Path) -> str:
+    path = tmp_path / "costs.json"
+    save_costs(COSTS, path)
+    return str(path)
+
+
+def rows(path: Path) -> list[dict[str, object]]:
+    return list(msgspec.json.decode(path.read_bytes())["rows"])
+
+
+def test_each_combination_is_a_row_of_the_table_and_of_the_json(
+    cost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    words = ("--replicas", "1,3", "--policy", "round-robin", "least-loaded")
+    more = ("--adapters-per-replica", "2-3", "--num-adapters", "5", "--json", str(out))
+    assert main(["simulate", "--cost", cost, *SMALL, *words, *more]) == 0
+    found = rows(out)
+    choices = [tuple(row["choice"].values()) for row in found]  # type: ignore[attr-defined]
+    assert choices == [
+        (replicas, policy, adapters)
+        for policy in ("round-robin", "least-loaded")
+        for adapters in (2, 3)
+        for replicas in (1, 3)
+    ]
+    assert all(row["num_requests"] == 12 for row in found)
+    table = capsys.readouterr().out
+    assert table.count("round-robin") == 4
+    assert "goodput/s" in table
+
+
+def test_the_fewest_replicas_are_found(
+    cost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One replica fewer is tried, too, and misses the limits."""
+    words = ("--num-requests", "60", "--request-rate", "60", "--goodput", "ttft:100", "e2el:2000")
+    found, fewer = tmp_path / "found.json", tmp_path / "fewer.json"
+    asked = ["simulate", "--cost", cost, *words]
+    assert main([*asked, "--find-replicas", "--json", str(found)]) == 0
+    assert "replicas keep 99.0%" in capsys.readouterr().out
+    (row,) = rows(found)
+    number = row["choice"]["num_replicas"]  # type: ignore[index]
+    assert number > 1
+    assert row["goodput"]["share"] >= 0.99  # type: ignore[index]
+    assert main([*asked, "--replicas", str(number - 1), "--json", str(fewer)]) == 0
+    assert rows(fewer)[0]["goodput"]["share"] < 0.99  # type: ignore[index]
+
+
+def test_a_saved_workload_gives_the_same_figures(cost: str, tmp_path: Path) -> None:
+    saved, first, second = (tmp_path / name for name in ("w.jsonl", "1.json", "2.json"))
+    asked = ["simulate", "--cost", cost]
+    main([*asked, *SMALL, "--save-workload", str(saved), "--json", str(first)])
+    main([*asked, "--workload", str(saved), "--json", str(second)])
+    assert len(load_workload(saved)) == 12
+    assert rows(first) == rows(second)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--replicas 0", "--replicas 0: want a number of at least 1"),
+        ("--replicas 4-2", "--replicas 4-2: want a number"),
+        ("--adapters-per-replica many", "--adapters-per-replica many: want"),
+        ("--goodput ttft", "--goodput ttft: want KEY:MILLISECONDS"),
+        ("--goodput itl:3", "with one of ttft, tpot, e2el"),
+        ("--find-replicas", "--find-replicas needs --goodput"),
+        ("--find-replicas --goodput ttft:1 --max-replicas 3", "3 replicas are not enough"),
+        ("--attainment 1.5", "--attainment 1.5 must be above 0"),
+        ("--num-adapters 2 --adapters a", "--num-adapters and --adapters both name adapters"),
+        ("--max-concurrency 0", "--max-concurrency 0 must be at least 1"),
+        ("--max-num-seqs 0", "--max-num-seqs 0 must be at least 1"),
+        ("--input-len 600", "above --max-model-len 512"),
+        ("--workload nowhere.jsonl", "nowhere.jsonl: cannot be read"),
+    ],
+)
+def test_what_cannot_be_simulated_is_told_in_one_line(
+    cost: str, words: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "--cost", cost, *SMALL, *words.split()]) == 2
+    error = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert len(error) == 1
+    assert told in error[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "cannot be read"),
+        ("[]", "not a cost file"),
+        ('{"format": "lora-serve/costs/9"}', "not a cost file"),
+        (msgspec.json.encode(msgspec.structs.replace(COSTS, request_seconds=-1.0)).decode(),
+         "no time below 0"),
+    ],
+)  # fmt: skip
+def test_a_file_that_holds_no_costs_is_told_by_its_name(
+    tmp_path: Path, text: str | None, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "costs.json"
+    if text is not None:
+        path.write_text(text)
+    assert main(["simulate", "--cost", str(path)]) == 2
+    assert f"--cost {path}: {told}" in capsys.readouterr().err.replace("want ", "")
+
+
+def test_without_a_cost_file_the_command_says_how_to_make_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["simulate"]) == 2
+    assert "simulate fit --output FILE" in capsys.readouterr().err
+
+
+def test_a_simulation_imports_no_torch(cost: str, tmp_path: Path) -> None:
+    saved = tmp_path / "w.jsonl"
+    save_workload([TimedRequest((1, 2, 3), 2, "a")], saved)
+    script = (
+        "import sys; from lora_serve.cli.main import main; code = main(sys.argv[1:]);"
+        "print([n for n in ('torch', 'transformers', 'peft') if n in sys.modules]); sys.exit(code)"
+    )
+    words = ["simulate", "--cost", cost, "--workload", str(saved)]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "[]"), done.stderr
