@@ -184,6 +184,11 @@ class AdapterManager:
 
     # ── memory ──────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def resident_digests(self) -> frozenset[bytes]:
+        """Whose weights are in memory; linear in these, and not in all names."""
+        return frozenset(digest for digest, _ in self._residency.claims())
+
     def is_resident(self, ref: AdapterRef) -> bool:
         return self._residency.is_resident(ref.digest)
 

@@ -75,6 +75,24 @@ def plot_bars(values: Mapping[str, Mapping[str, float]], label: str, path: Path)
     _save(figure, path)
 
 
+def plot_lines(
+    panels: Mapping[str, Mapping[str, Mapping[float, float]]], x_label: str, path: Path
+) -> None:
+    """Panels side by side over one logarithmic axis: panels[y label][line][x] is y."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.2 * len(panels), 3.4), layout="constrained")
+    for axes, (y_label, lines) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
+    ):
+        for label, points in lines.items():
+            axes.plot(list(points), list(points.values()), "o-", markersize=4, label=label)
+        axes.set_xscale("log")
+        axes.set_ylim(bottom=0)
+        _name(axes, x_label, y_label)
+    _save(figure, path)
+
+
 def _save(figure: Any, path: Path) -> None:
     from matplotlib import rc_context
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lora_serve.cli.bench import add_goodput_argument, add_workload_arguments
 
-POLICIES = ("round-robin", "least-loaded")
+POLICIES = ("affinity", "least-loaded", "round-robin")
 FIT_SECONDS = 60.0
 
 
@@ -47,13 +47,16 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--replicas", default="1", metavar="N",
                        help="How many: 4, or several to compare, as 1,2,4 or 1-4. (default: 1)"
                        )  # fmt: skip
-    group.add_argument("--policy", nargs="+", choices=POLICIES, default=["least-loaded"],
+    group.add_argument("--policy", nargs="+", choices=POLICIES, default=["affinity"],
                        metavar="POLICY", help=f"How requests are routed: {', '.join(POLICIES)}. "
-                       "(default: least-loaded)")  # fmt: skip
+                       "(default: affinity)")  # fmt: skip
     group.add_argument("--adapters-per-replica", metavar="N",
                        help="Adapters that a replica keeps in memory (its --max-cpu-loras), or "
                        "several numbers to compare. (default: the cost file's)")  # fmt: skip
     add_goodput_argument(group)
+    group.add_argument("--roll-out", nargs="+", default=[], metavar="NAME@SECONDS",
+                       help="Replace an adapter at this time, on all replicas as the catalog "
+                       "does.")  # fmt: skip
     group.add_argument("--find-replicas", action="store_true",
                        help="Find the fewest replicas with which --attainment of the requests "
                        "are within --goodput.")  # fmt: skip

@@ -28,7 +28,7 @@ from lora_serve.errors import ConfigError
 from lora_serve.model_info import ModelInfo
 from lora_serve.simulate.costs import Costs, EngineSettings, save_costs
 from lora_serve.simulate.fit import errors_by_kind, fit_steps, shown
-from lora_serve.simulate.measured_serving import fit_serving
+from lora_serve.simulate.measured_serving import ServingFit
 from lora_serve.simulate.measured_steps import Calibration
 
 NUM_ADAPTERS = 8
@@ -41,8 +41,8 @@ def run_fit(args: argparse.Namespace) -> int:
     config = _config(words)
     name = args.model or "demo"
     with _adapters(config) as paths:
-        costs = _steps(config, name, paths, args.seconds)
-    costs = asyncio.run(_serving(costs, config, args.serve_args))
+        costs, model = _steps(config, name, paths, args.seconds)
+    costs = asyncio.run(_serving(costs, config, model.vocab_size, args.serve_args))
     save_costs(costs, args.output)
     print(_report(costs))
     print(f"written to {args.output}")
@@ -81,7 +81,9 @@ def _adapters(config: EngineConfig) -> Iterator[list[str]]:
         yield list(map(str, paths))
 
 
-def _steps(config: EngineConfig, name: str, paths: list[str], seconds: float) -> Costs:
+def _steps(
+    config: EngineConfig, name: str, paths: list[str], seconds: float
+) -> tuple[Costs, ModelInfo]:
     print(f"timing the steps of {name} for about {seconds:g} s", file=sys.stderr)
     lora = replace(config.lora, lora_modules=(), lora_allowed_roots=())
     calibration = Calibration(replace(config, lora=lora), make_executor(config))
@@ -98,7 +100,7 @@ def _steps(config: EngineConfig, name: str, paths: list[str], seconds: float) ->
         errors=errors_by_kind(samples, step),
     )
     calibration.close()
-    return costs
+    return costs, calibration.model
 
 
 def _settings(config: EngineConfig, model: ModelInfo) -> EngineSettings:
@@ -119,7 +121,9 @@ def _settings(config: EngineConfig, model: ModelInfo) -> EngineSettings:
     )
 
 
-async def _serving(costs: Costs, config: EngineConfig, serve_args: list[str]) -> Costs:
+async def _serving(
+    costs: Costs, config: EngineConfig, vocab_size: int, serve_args: list[str]
+) -> Costs:
     print("timing a server", file=sys.stderr)
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -128,7 +132,7 @@ async def _serving(costs: Costs, config: EngineConfig, serve_args: list[str]) ->
         async with running_server(command, url, Path(directory) / "server.log"):
             origin = Origin.parse(url)
             served = await served_models(origin)
-            return await fit_serving(costs, Endpoint(origin, served.models[0]))
+            return await ServingFit(Endpoint(origin, served.models[0]), vocab_size).fit(costs)
 
 
 def _report(costs: Costs) -> str:

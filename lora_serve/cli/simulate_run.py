@@ -25,8 +25,8 @@ from lora_serve.cli.bench_run import workload_spec
 from lora_serve.errors import ConfigError
 from lora_serve.simulate.costs import Costs, EngineSettings, load_costs
 from lora_serve.simulate.fleet import Fleet
-from lora_serve.simulate.policies import POLICIES
 from lora_serve.simulate.report import Choice, Report, Row, report_json, report_text
+from lora_serve.simulate.rollout import RollOut
 from lora_serve.simulate.sizing import smallest
 
 EXIT_FAILED_REQUESTS = 1
@@ -86,6 +86,7 @@ class _Question:
     def __post_init__(self) -> None:
         args = self.args
         self.limits = Limits.parse(args.goodput)
+        self.roll_outs = [RollOut.parse(text) for text in args.roll_out]
         self.replicas = numbers("--replicas", args.replicas)
         self.engine = _engine(args, self.costs.engine)
         self.adapters = (
@@ -134,16 +135,21 @@ class _Question:
 
         def is_enough(number: int) -> bool:
             rows[number] = self._row(Choice(number, policy, adapters))
-            return rows[number].goodput.share >= self.args.attainment
+            return rows[number].goodput.share >= float(self.args.attainment)
 
         return rows[smallest(is_enough, self.args.max_replicas)]
 
     def _row(self, choice: Choice) -> Row:
         begin = time.process_time()
         engine = with_adapters(self.engine, choice.adapters_per_replica)
-        policy = POLICIES[choice.policy](choice.num_replicas)
+        concurrency = self._concurrency(choice.num_replicas)
         fleet = Fleet(
-            engine, self.costs, choice.num_replicas, policy, self._concurrency(choice.num_replicas)
+            engine,
+            self.costs,
+            choice.num_replicas,
+            choice.policy,
+            concurrency,
+            self.roll_outs,
         )
         row = Row.of(choice, fleet.run(self.requests()), self.limits)
         print(

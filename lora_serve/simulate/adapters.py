@@ -1,11 +1,10 @@
-"""Adapters without files: a version of a name is a path, and its digest follows from that.
+"""Adapters without files: a version of a name is a path, and that is also its digest.
 
 The lanes, deadlines and order of reads are the real loader's; a read takes the cost file's time.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
@@ -13,6 +12,7 @@ from lora_serve.adapters.loader import AdapterLoader, AdapterSource
 from lora_serve.adapters.location import HubAdapter
 from lora_serve.adapters.threads import Work
 from lora_serve.config import LoRAConfig
+from lora_serve.identity import AdapterRef, NoAdapter
 from lora_serve.messages import AdapterInfo
 from lora_serve.simulate.costs import Costs
 from lora_serve.simulate.events import EventQueue
@@ -25,8 +25,19 @@ def path_of(name: str, version: int) -> str:
     return f"{name}@{version}"
 
 
-def digest_of(path: str) -> bytes:
-    return hashlib.sha256(path.encode()).digest()
+def name_of(digest: bytes) -> str:
+    return digest.decode().rpartition("@")[0]
+
+
+def version_of(adapter: AdapterRef | NoAdapter) -> int:
+    """Which version answers; 0 for the base model, which has no other."""
+    if isinstance(adapter, NoAdapter):
+        return 0
+    return int(adapter.digest.decode().rpartition("@")[2])
+
+
+def checkpoint_at(path: str) -> AdapterCheckpoint:
+    return AdapterCheckpoint(path, path.encode(), RANK, 0, "", ())
 
 
 def registered(name: str, version: int) -> AdapterInfo:
@@ -35,7 +46,7 @@ def registered(name: str, version: int) -> AdapterInfo:
     return AdapterInfo(
         name=name,
         path=path,
-        digest=digest_of(path).hex(),
+        digest=path.encode().hex(),
         generation=0,
         rank=RANK,
         num_bytes=0,
@@ -75,12 +86,8 @@ def make_loader(
     notify: Callable[[], None],
 ) -> AdapterLoader:
     threads = SimulatedThreads(costs, events, clock)
-    source = AdapterSource(_read, _download)
+    source = AdapterSource(checkpoint_at, _download)
     return AdapterLoader(config, source, lambda checkpoint: None, notify, threads, clock)
-
-
-def _read(path: str) -> AdapterCheckpoint:
-    return AdapterCheckpoint(path, digest_of(path), RANK, 0, "", ())
 
 
 def _download(adapter: HubAdapter) -> str:

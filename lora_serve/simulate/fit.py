@@ -89,7 +89,8 @@ def _non_negative(matrix: Array, target: Array) -> Array:
             break
         is_free[gradient.argmax()] = True
         x, is_free = _feasible(scaled, target, x, is_free)
-    return x / scale
+    found: Array = x / scale
+    return found
 
 
 def _feasible(

@@ -1,7 +1,7 @@
-"""Requests, a policy and replicas on one virtual clock.
+"""Requests, a router and replicas on one virtual clock.
 
 A request leaves when its time has come and fewer than `max_concurrency` are running, as `bench`
-sends them. The policy chooses its replica at once; it arrives there after `request_seconds`.
+sends them. The router chooses its replica at once; it arrives there after `request_seconds`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from lora_serve.messages import (
     EngineOutput,
     EngineReply,
     EngineRequest,
+    LoadAdapter,
     RestoreAdapters,
     StepOutputs,
 )
 from lora_serve.prompts import TokensPrompt
 from lora_serve.sampling_params import SamplingParams
-from lora_serve.simulate.adapters import registered
+from lora_serve.simulate.adapters import registered, version_of
 from lora_serve.simulate.costs import Costs, EngineSettings
 from lora_serve.simulate.events import EventQueue
-from lora_serve.simulate.policies import Policy
 from lora_serve.simulate.records import Simulated, SimulatedRequest, Totals
 from lora_serve.simulate.replica import Replica
+from lora_serve.simulate.rollout import RollOut, SimulatedCatalog
+from lora_serve.simulate.routing import REPORT_SECONDS, SimulatedRouter
 
 
 @dataclass(slots=True)
@@ -45,12 +47,15 @@ class Fleet:
     settings: EngineSettings
     costs: Costs
     num_replicas: int
-    policy: Policy
+    policy: str = "affinity"
     max_concurrency: int | None = None
+    roll_outs: Sequence[RollOut] = ()
     events: EventQueue = field(default_factory=EventQueue)
 
     def __post_init__(self) -> None:
         self.replicas = [self._replica(number) for number in range(self.num_replicas)]
+        self._router = SimulatedRouter(self.policy, self.num_replicas)
+        self._catalog = SimulatedCatalog(self.roll_outs, self.num_replicas, self.events, self._load)
         self.records: list[SimulatedRequest] = []
         self._running: dict[str, _Running] = {}
         self._known: list[set[str]] = [set() for _ in self.replicas]  # names, of each replica
@@ -68,11 +73,12 @@ class Fleet:
         self._waiting = iter(requests)
         self._next = next(self._waiting, None)
         self._plan_next()
+        self.events.at(REPORT_SECONDS, self._report)
         self.events.run()
         lost = [record for record in self.records if not record.is_done]
         assert not lost, f"{len(lost)} requests were never answered"
         end = max((record.last_token for record in self.records), default=0.0)
-        return Simulated(tuple(self.records), end, self._totals())
+        return Simulated(tuple(self.records), end, self._totals(), (*self._catalog.rolled_out,))
 
     # ── requests come ───────────────────────────────────────────────────────────────────────
 
@@ -96,7 +102,7 @@ class Fleet:
 
     def _send(self, request: TimedRequest) -> None:
         self._check(request)
-        replica = self.policy.choose(request)
+        replica = self._router.choose(request)
         record = SimulatedRequest.of(request, self.events.now, replica)
         request_id = str(len(self.records))
         self.records.append(record)
@@ -110,6 +116,8 @@ class Fleet:
             # All adapters are known everywhere, but a name costs nothing before it is asked for.
             self._known[number].add(name)
             replica.send(RestoreAdapters((registered(name, 0),), {}))
+        if name is not None:
+            self._catalog.check_admitted(number, name)
         replica.send(
             EngineRequest(
                 GenerateRequest(
@@ -121,6 +129,19 @@ class Fleet:
                 arrival_time=self.events.now,
             )
         )
+
+    def _load(self, number: int, message: LoadAdapter) -> None:
+        self.replicas[number].send(message)
+
+    def _report(self) -> None:
+        """Let all replicas tell the router what they hold, as long as there are requests."""
+        for number, replica in enumerate(self.replicas):
+            on_device, in_memory = replica.adapters()
+            self._router.report(number, on_device, in_memory)
+        for name in self._catalog.take_replaced():
+            self._router.replaced(name)
+        if self._next is not None or self._running:
+            self.events.at(self.events.now + REPORT_SECONDS, self._report)
 
     def _sampling(self, max_tokens: int) -> SamplingParams:
         params = self._params.get(max_tokens)
@@ -158,6 +179,7 @@ class Fleet:
                     self._take_output(output)
             else:
                 assert isinstance(reply, CallReply), reply
+                self._known[number].add(self._catalog.ended(reply))
         self._plan_next()
 
     def _take_output(self, output: EngineOutput) -> None:
@@ -167,6 +189,7 @@ class Fleet:
             if not record.output_tokens:
                 record.first_token = now
                 record.cached_tokens = output.num_cached_tokens
+                record.version = version_of(output.adapter)
             record.output_tokens += len(output.new_token_ids)
         if output.error is not None:
             record.error = output.error.message
@@ -175,7 +198,7 @@ class Fleet:
             record.last_token = now
             record.is_done = True
             del self._running[output.request_id]
-            self.policy.ended(record.replica, running.request)
+            self._router.ended(record.replica)
 
     def _totals(self) -> Totals:
         stats = [replica.stats() for replica in self.replicas]

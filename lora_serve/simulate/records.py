@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lora_serve.bench.workload import TimedRequest
+from lora_serve.simulate.rollout import RolledOut
 
 
 @dataclass(slots=True, eq=False)
@@ -67,3 +68,4 @@ class Simulated:
     records: tuple[SimulatedRequest, ...]
     wall_seconds: float
     totals: Totals
+    rolled_out: tuple[RolledOut, ...] = ()

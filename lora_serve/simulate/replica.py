@@ -20,7 +20,7 @@ from lora_serve.kv.manager import KVCacheManager
 from lora_serve.kv_groups import KVGroup
 from lora_serve.messages import EngineMessage, EngineReply, EngineStats
 from lora_serve.model_info import ModelInfo
-from lora_serve.simulate.adapters import make_loader
+from lora_serve.simulate.adapters import make_loader, name_of
 from lora_serve.simulate.costs import Costs, EngineSettings
 from lora_serve.simulate.events import EventQueue
 from lora_serve.simulate.executor import ReplicaClock, SimulatedExecutor
@@ -52,6 +52,12 @@ class Replica:
 
     def stats(self) -> EngineStats:
         return self.core.stats()
+
+    def adapters(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The names of adapters that run now, and of the others that are in memory."""
+        running = frozenset(ref.name for ref in self.core.scheduler.running_adapters)
+        resident = map(name_of, self.core.adapters.resident_digests)
+        return running, frozenset(resident) - running
 
     def _wake(self) -> None:
         if not self._has_turn:

@@ -13,6 +13,7 @@ from lora_serve.bench.table import text_table
 from lora_serve.bench.workload import WorkloadSpec
 from lora_serve.simulate.costs import Costs, EngineSettings
 from lora_serve.simulate.records import Simulated
+from lora_serve.simulate.rollout import RolledOut
 
 FORMAT = "lora-serve/simulate/1"
 
@@ -44,6 +45,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     num_events: int
     errors: dict[str, int]
+    rolled_out: tuple[RolledOut, ...]
 
     @classmethod
     def of(cls, choice: Choice, simulated: Simulated, limits: Limits) -> Row:
@@ -74,6 +76,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
             num_steps=totals.num_steps,
             num_events=totals.num_events,
             errors=errors,
+            rolled_out=simulated.rolled_out,
         )
 
 
@@ -107,8 +110,16 @@ def report_text(report: Report) -> str:
     rows = [_cells(row) for row in report.rows]
     parts = [head, text_table(header, rows, words=(1,)), "times in ms"]
     for row in report.rows:
+        parts += [_roll_out_line(row, one) for one in row.rolled_out]
         parts += [_error_line(row, text) for text in row.errors]
     return "\n\n".join(parts[:2]) + "\n" + "\n".join(parts[2:])
+
+
+def _roll_out_line(row: Row, one: RolledOut) -> str:
+    return (
+        f"{one.name}, replaced at {one.at_seconds:g} s, is on all {row.choice.num_replicas} "
+        f"replicas {one.seconds:.2f} s later ({row.choice.policy})"
+    )
 
 
 def _error_line(row: Row, text: str) -> str:

@@ -9,9 +9,9 @@ import pytest
 
 from lora_serve.bench.workload import TimedRequest, WorkloadSpec, draw_requests, make_workload
 from lora_serve.errors import ConfigError
+from lora_serve.fleet.routing import POLICIES
 from lora_serve.simulate.costs import EngineSettings
 from lora_serve.simulate.fleet import Fleet
-from lora_serve.simulate.policies import POLICIES
 from lora_serve.simulate.records import Simulated
 from tests.simulate.costs import COSTS, ENGINE
 
@@ -23,8 +23,8 @@ def simulated(
     settings: EngineSettings = ENGINE,
     max_concurrency: int | None = None,
 ) -> Simulated:
-    chosen = POLICIES[policy](num_replicas)
-    return Fleet(settings, COSTS, num_replicas, chosen, max_concurrency).run(draw_requests(spec))
+    fleet = Fleet(settings, COSTS, num_replicas, policy, max_concurrency)
+    return fleet.run(draw_requests(spec))
 
 
 def random_spec(seed: int) -> WorkloadSpec:
@@ -87,7 +87,7 @@ def times(result: Simulated) -> list[tuple[float, float, int]]:
 
 def test_a_lone_request_takes_its_way_and_its_steps() -> None:
     """20 + 3 tokens: one step of 20, then two of one."""
-    fleet = Fleet(ENGINE, COSTS, 1, POLICIES["round-robin"](1))
+    fleet = Fleet(ENGINE, COSTS, 1)
     (record,) = fleet.run([TimedRequest(tuple(range(20)), 3, at_seconds=1.0)]).records
     first = 1.0 + 0.003 + 0.01 + 20 * 0.0005
     assert (record.sent, record.cached_tokens) == (1.0, 0)
@@ -97,7 +97,7 @@ def test_a_lone_request_takes_its_way_and_its_steps() -> None:
 
 def test_an_adapter_is_read_before_its_first_request_and_not_before_the_next() -> None:
     """Costs of a replica's first request: 0.2 s of reading and 0.05 s of preparing."""
-    fleet = Fleet(ENGINE, COSTS, 1, POLICIES["round-robin"](1))
+    fleet = Fleet(ENGINE, COSTS, 1)
     prompt = tuple(range(20))
     cold, warm = fleet.run(
         [TimedRequest(prompt, 1, "a"), TimedRequest(prompt[::-1], 1, "a", at_seconds=5.0)]
@@ -127,7 +127,7 @@ def test_more_replicas_than_one_shorten_the_wait() -> None:
 )
 def test_a_request_that_no_server_takes_is_named(prompt: int, max_tokens: int, words: str) -> None:
     settings = msgspec.structs.replace(ENGINE, num_blocks=20)
-    fleet = Fleet(settings, COSTS, 1, POLICIES["round-robin"](1))
+    fleet = Fleet(settings, COSTS, 1)
     with pytest.raises(ConfigError, match=words):
         fleet.run([TimedRequest((1,), 1), TimedRequest((1,) * prompt, max_tokens)])
 
@@ -149,7 +149,7 @@ def num_calls(num_requests: int) -> int:
         popularity="zipf",
         request_rate=200.0,
     )
-    fleet = Fleet(ENGINE, COSTS, 8, POLICIES["least-loaded"](8))
+    fleet = Fleet(ENGINE, COSTS, 8)
     count = 0
 
     def note(frame: object, event: str, argument: object) -> None:

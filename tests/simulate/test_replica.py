@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.bench.workload import WorkloadSpec, make_workload
 from lora_serve.fuzz.oracle.engine import OracleEngine
+from lora_serve.fuzz.oracle.loader import OracleLoader
 from lora_serve.messages import EngineMessage, EngineRequest, RestoreAdapters
+from lora_serve.simulate.adapters import checkpoint_at
 from lora_serve.simulate.costs import Costs, EngineSettings
 from lora_serve.simulate.fleet import Fleet
-from lora_serve.simulate.policies import RoundRobin
 from lora_serve.simulate.replica import Replica
 from lora_serve.step import SchedulerOutput
 from tests.simulate.costs import COSTS, ENGINE
@@ -50,11 +52,18 @@ class Turns:
 
 
 def simulated(spec: WorkloadSpec, settings: EngineSettings, costs: Costs) -> Turns:
-    fleet = Fleet(settings, costs, 1, RoundRobin(1))
+    fleet = Fleet(settings, costs, 1)
     turns = Turns()
     turns.record(fleet.replicas[0])
     fleet.run(make_workload(spec))
     return turns
+
+
+class PathLoader(OracleLoader):
+    """The oracle's, with the simulation's adapters at all paths."""
+
+    def _read_file(self, path: str) -> AdapterCheckpoint:
+        return checkpoint_at(path)
 
 
 def real(turns: Turns, settings: EngineSettings) -> list[SchedulerOutput]:
@@ -68,12 +77,10 @@ def real(turns: Turns, settings: EngineSettings) -> list[SchedulerOutput]:
         fair_share=settings.fair_share,
         enable_prefix_caching=settings.enable_prefix_caching,
         async_scheduling=settings.is_asynchronous,
+        loader_class=PathLoader,
     )
     for messages in turns.messages:
         for message in messages:
-            if isinstance(message, EngineRequest) and isinstance(message.request.lora_name, str):
-                name = message.request.lora_name
-                engine.loader.files.setdefault(f"{name}@0", f"{name}@0")
             assert isinstance(message, EngineRequest | RestoreAdapters)
             engine.handle(message)
         engine.step()

@@ -1,0 +1,1 @@
+"""Is a simulation right, and how far does it reach?"""

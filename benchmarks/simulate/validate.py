@@ -1,0 +1,242 @@
+"""A simulation beside the real server, load by load: `python -m benchmarks.simulate.validate`.
+
+Measures what steps cost (or reads --cost), then sends the same workloads to a real server on this
+machine and to one simulated replica. Rates and limits follow from the costs alone, before anything
+real is seen: rates are shares of what the simulation can do, limits are so many times what a lone
+request takes there. Nothing else should run meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from benchmarks.common.busy import busy_cores
+from benchmarks.common.facts import write_facts
+from benchmarks.common.make_checkpoint import ensure_checkpoint
+from lora_serve.bench.client import Endpoint, RequestRecord
+from lora_serve.bench.goodput import Goodput, Limits
+from lora_serve.bench.http_stream import Origin
+from lora_serve.bench.load import run_load
+from lora_serve.bench.server import lora_serve_command, running_server
+from lora_serve.bench.summary import percentile
+from lora_serve.bench.table import text_table
+from lora_serve.bench.workload import TimedRequest, WorkloadSpec, make_workload
+from lora_serve.check.adapters import ModelShape, write_adapter
+from lora_serve.cli.main import main as lora_serve
+from lora_serve.demo.model import ensure_demo
+from lora_serve.demo.server_process import free_port
+from lora_serve.simulate.costs import Costs, load_costs
+from lora_serve.simulate.fleet import Fleet
+from lora_serve.simulate.records import SimulatedRequest
+
+NUM_ADAPTERS = 12
+LORA_FLAGS = ("--enable-lora", "--max-loras", "4", "--max-cpu-loras", "6")
+TTFT_LIMIT = 4.0  # times a lone request's
+TPOT_LIMIT = 3.0
+Records = Sequence[RequestRecord] | Sequence[SimulatedRequest]
+
+
+@dataclass(frozen=True)
+class Load:
+    """A way to send requests. rate: a second, as a share of what a closed loop of 8 reaches."""
+
+    name: str
+    rate: float | None = None
+    max_concurrency: int | None = None
+    shared_prefix_tokens: int = 0
+    has_adapters: bool = False
+
+
+LOADS = (
+    Load("closed loop of 1", max_concurrency=1),
+    Load("closed loop of 8", max_concurrency=8),
+    Load("Poisson, 50 %", rate=0.5),
+    Load("Poisson, 80 %", rate=0.8),
+    Load("Poisson, 80 %, a shared prefix", rate=0.8, shared_prefix_tokens=96),
+    Load("Poisson, 50 %, 12 adapters", rate=0.5, has_adapters=True),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Of one load, measured or simulated. Milliseconds."""
+
+    goodput: Goodput
+    ttft_p50: float
+    ttft_p99: float
+    tpot_p50: float
+    cached_tokens: int
+
+    @classmethod
+    def of(cls, records: Records, limits: Limits, wall_seconds: float) -> Figures:
+        ttfts = sorted(1e3 * record.ttft_seconds for record in records)
+        tpots = sorted(1e3 * (record.tpot_seconds or 0.0) for record in records)
+        return cls(
+            goodput=Goodput.of(records, limits, wall_seconds),
+            ttft_p50=percentile(ttfts, 0.5),
+            ttft_p99=percentile(ttfts, 0.99),
+            tpot_p50=percentile(tpots, 0.5),
+            cached_tokens=sum(record.cached_tokens for record in records),
+        )
+
+
+@dataclass(frozen=True)
+class Compared:
+    load: str
+    rate: float | None
+    measured: Figures
+    simulated: Figures
+
+    @property
+    def goodput_error(self) -> float:
+        measured = self.measured.goodput.requests_per_second
+        return self.simulated.goodput.requests_per_second / measured - 1 if measured else 0.0
+
+    @property
+    def ttft_error(self) -> float:
+        return self.simulated.ttft_p50 / self.measured.ttft_p50 - 1
+
+
+class Bench:
+    """One model: its costs, its shape of requests, and its server."""
+
+    def __init__(self, costs: Costs, shape: WorkloadSpec, seconds: float) -> None:
+        self._costs = costs
+        self._shape = shape
+        self._seconds = seconds
+        engine = msgspec.structs.replace(costs.engine, max_loras=4, max_cpu_loras=6)
+        self._engine = engine
+        lone = self._simulated(self._requests(3, None), 1)
+        self.limits = Limits(
+            ttft=round(TTFT_LIMIT * 1e3 * lone[-1].ttft_seconds, 1),
+            tpot=round(TPOT_LIMIT * 1e3 * (lone[-1].tpot_seconds or 0.0), 1),
+        )
+        closed = self._simulated(self._requests(64, None), 8)
+        self._peak = len(closed) / max(record.last_token for record in closed)
+
+    def workload(self, load: Load, number: int) -> tuple[float | None, tuple[TimedRequest, ...]]:
+        rate = None if load.rate is None else load.rate * self._peak
+        share = load.rate or (0.4 if load.max_concurrency == 1 else 1.0)
+        count = max(12, round(self._seconds * self._peak * share))
+        names = tuple(f"adapter-{i}" for i in range(NUM_ADAPTERS)) if load.has_adapters else ()
+        return rate, self._requests(
+            count,
+            rate,
+            seed=number,
+            shared_prefix_tokens=load.shared_prefix_tokens,
+            adapters=names,
+            popularity="zipf",
+        )
+
+    async def compare(self, load: Load, number: int, endpoint: Endpoint) -> Compared:
+        rate, requests = self.workload(load, number)
+        real = await run_load(endpoint, requests, load.max_concurrency)
+        failed = [record.error for record in real.records if record.error is not None]
+        assert not failed, failed[0]
+        simulated = self._simulated(requests, load.max_concurrency)
+        end = max(record.last_token for record in simulated)
+        return Compared(
+            load.name,
+            rate,
+            Figures.of(real.records, self.limits, real.wall_seconds),
+            Figures.of(simulated, self.limits, end),
+        )
+
+    def _requests(self, count: int, rate: float | None, **more: object) -> tuple[TimedRequest, ...]:
+        fields = {name: getattr(self._shape, name) for name in WorkloadSpec.__slots__}
+        spec = fields | {"num_requests": count, "request_rate": rate} | more
+        return make_workload(WorkloadSpec(**spec))
+
+    def _simulated(
+        self, requests: Sequence[TimedRequest], max_concurrency: int | None
+    ) -> tuple[SimulatedRequest, ...]:
+        fleet = Fleet(self._engine, self._costs, 1, max_concurrency=max_concurrency)
+        return fleet.run(requests).records
+
+
+async def compare_all(bench: Bench, model: Path, only: Sequence[str]) -> list[Compared]:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with TemporaryDirectory(prefix="lora-serve-validate-") as directory:
+        shape = ModelShape.read(model)
+        paths = [Path(directory) / f"adapter-{number}" for number in range(NUM_ADAPTERS)]
+        for seed, path in enumerate(paths):
+            write_adapter(path, shape, str(model), seed, 0.1)
+        modules = [f"{path.name}={path}" for path in paths]
+        flags = (*LORA_FLAGS, "--served-model-name", "base", "--lora-modules", *modules)
+        command = lora_serve_command(str(model), port, flags)
+        async with running_server(command, url, Path(directory) / "server.log"):
+            endpoint = Endpoint(Origin.parse(url), "base")
+            await run_load(endpoint, bench.workload(LOADS[1], 99)[1][:12], 4)
+            found = []
+            for number, load in enumerate(LOADS):
+                if not only or any(word in load.name for word in only):
+                    found.append(await bench.compare(load, number, endpoint))
+                    print(row_of(found[-1]), file=sys.stderr)
+            return found
+
+
+HEADER = ("load", "goodput/s", "simulated", "off by", "TTFT p50", "simulated", "off by",
+          "TTFT p99", "simulated", "TPOT p50", "simulated")  # fmt: skip
+
+
+def row_of(one: Compared) -> tuple[str, ...]:
+    real, simulated = one.measured, one.simulated
+    return (
+        one.load,
+        f"{real.goodput.requests_per_second:.2f}",
+        f"{simulated.goodput.requests_per_second:.2f}",
+        f"{one.goodput_error:+.1%}",
+        f"{real.ttft_p50:.1f}",
+        f"{simulated.ttft_p50:.1f}",
+        f"{one.ttft_error:+.1%}",
+        f"{real.ttft_p99:.1f}",
+        f"{simulated.ttft_p99:.1f}",
+        f"{real.tpot_p50:.2f}",
+        f"{simulated.tpot_p50:.2f}",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--checkpoint", type=Path, help="of 0.5B, made if it is not there; else the demo's model"
+    )
+    parser.add_argument("--cost", type=Path, required=True, help="the cost file; made if missing")
+    parser.add_argument("--fit-seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each load, about")
+    parser.add_argument("--only", nargs="+", default=[], help="words of the loads to run")
+    parser.add_argument("--out", type=Path, help="where to write the JSON")
+    args = parser.parse_args()
+    model = ensure_checkpoint(args.checkpoint) if args.checkpoint else ensure_demo(print).model
+    busy = busy_cores(3.0)
+    print(f"others keep {busy:.2f} cores busy", file=sys.stderr)
+    if not args.cost.exists():
+        fit = ["--output", str(args.cost), "--seconds", str(args.fit_seconds), "--serve-args"]
+        assert lora_serve(["simulate", "fit", str(model), *fit, *LORA_FLAGS]) == 0
+    costs = load_costs(args.cost)
+    shape = (
+        WorkloadSpec(input_tokens=96, output_tokens=16, length_spread=0.5)
+        if args.checkpoint
+        else WorkloadSpec(input_tokens=192, output_tokens=48, length_spread=0.5, vocab_size=300)
+    )
+    bench = Bench(costs, shape, args.seconds)
+    found = asyncio.run(compare_all(bench, model, args.only))
+    print(f"{costs.model}: limits of the goodput: {bench.limits}; times in ms")
+    print(text_table(HEADER, [row_of(one) for one in found]))
+    write_facts(
+        args.out, busy_cores_before=busy, limits=bench.limits, costs=costs, loads=found,
+        errors={one.load: (one.goodput_error, one.ttft_error) for one in found},
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
