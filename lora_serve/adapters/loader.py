@@ -192,12 +192,8 @@ class AdapterLoader:
 
     def take_results(self) -> list[LoadResult]:
         """All results so far, oldest first. Never waits."""
-        while True:
-            try:
-                lane, task, outcome = self._ended.get_nowait()
-            except queue.Empty:
-                break
-            self._take_in(lane, task, outcome)
+        while not self._ended.empty():  # nobody else takes any out
+            self._take_in(*self._ended.get_nowait())
         self._give_up_overdue()
         self._start_reads()
         results, self._results = self._results, []

@@ -281,7 +281,10 @@ class EngineCore:
         if not (step.requests or step.kv_saves or drop or add):
             return False
         self._note_first_scheduled(step)
-        self._executor.submit(replace(step, drop_adapters=drop, add_adapters=add))
+        if drop or add:  # which is rare, and a copy costs each step
+            self._executor.submit(replace(step, drop_adapters=drop, add_adapters=add))
+        else:
+            self._executor.submit(step)
         self._in_flight.append(step)
         return True
 
