@@ -67,7 +67,7 @@ LOADS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Of one load, measured or simulated. Milliseconds."""
+    """What one load came to, measured or simulated. Times in milliseconds."""
 
     goodput: Goodput
     ttft_p50: float

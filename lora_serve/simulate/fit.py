@@ -1,4 +1,4 @@
-"""From measured steps to seconds a feature: least squares of relative errors, none below 0."""
+"""The seconds of each feature, by measured steps: least squares of relative errors, none below 0."""
 
 from __future__ import annotations
 
