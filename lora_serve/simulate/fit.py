@@ -1,4 +1,4 @@
-"""The seconds of each feature, by measured steps: least squares of relative errors, none below 0."""
+"""What each feature of a step costs, by measured steps: least squares of relative errors."""
 
 from __future__ import annotations
 
