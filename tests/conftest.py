@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -40,6 +41,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(WITH_SERVERS if has_servers else str(item.path)))
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(SOAK_SECONDS))
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector the thousands of tests, over which it would walk in each."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # else what was frozen is never freed, which nanobind takes for a leak
 
 
 @pytest.fixture(scope="session")

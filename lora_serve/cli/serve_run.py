@@ -26,6 +26,7 @@ from lora_serve.engine.frontend.engine_process import EngineProcess
 from lora_serve.errors import ConfigError
 from lora_serve.kv_tiers.opening import check_tiers
 from lora_serve.observability.log import set_up_logging
+from lora_serve.text.without_torch import import_transformers
 
 if TYPE_CHECKING:
     from lora_serve.server.admin.adapter_spool import AdapterSpool
@@ -56,7 +57,8 @@ def run_serve(args: argparse.Namespace) -> int:
         process = stack.enter_context(closing(EngineProcess()))
         with _interrupted_once():
             process.spawn()
-            engine, listeners = _checked(engine, server, stack)
+            import_transformers()
+            engine, listeners = _checked(engine, server, stack, process)
             address = server.uds or f"{server.host}:{server.port}"
             logger.info(
                 "lora-serve %s: to serve %s on %s", __version__, engine.model.model, address
@@ -115,7 +117,7 @@ def _configs(args: argparse.Namespace) -> tuple[EngineConfig, ServerConfig]:
 
 
 def _checked(
-    engine: EngineConfig, server: ServerConfig, stack: ExitStack
+    engine: EngineConfig, server: ServerConfig, stack: ExitStack, process: EngineProcess
 ) -> tuple[EngineConfig, Listeners]:
     """The engine to start, and the server's addresses, which `stack` closes.
 
@@ -124,7 +126,6 @@ def _checked(
     Raises:
         ConfigError: with a line for each reason why this cannot be served.
     """
-    from lora_serve.engine.frontend.startup_checks import check_startup
     from lora_serve.server.http.keys import read_keys
     from lora_serve.server.http.listener import (
         check_chat_template,
@@ -149,10 +150,17 @@ def _checked(
     model = engine.model
     with refusals.noted():
         prepare_hub((model.model, model.tokenizer or model.model), model.revision)
-        check_startup(engine)
+        process.begin_check(engine)
+        _import_server()  # meanwhile, for both take seconds
+        process.end_check()
         check_tool_choice(server, model)
     refusals.raise_noted()
     return engine, listeners
+
+
+def _import_server() -> None:
+    from lora_serve.engine.frontend import async_engine  # noqa: F401
+    from lora_serve.server import app  # noqa: F401
 
 
 async def _serve(

@@ -7,6 +7,7 @@ import signal
 from multiprocessing.connection import Connection
 
 from lora_serve.config import EngineConfig
+from lora_serve.errors import LoraServeError
 
 Orders = tuple[EngineConfig, str, str]  # with the addresses of messages and of replies
 
@@ -14,7 +15,8 @@ Orders = tuple[EngineConfig, str, str]  # with the addresses of messages and of 
 def run_engine_process(orders: Connection) -> None:
     """Import what an engine needs, then serve one API process until it says Shutdown, or is gone.
 
-    orders: brings one `Orders`, or ends without if no engine is wanted after all.
+    orders: brings `Orders` at last, or ends without if no engine is wanted after all. To a
+        configuration alone it is told why no engine can start so: a text, or None.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API process decides when to stop
     from lora_serve.engine.core.process import run_engine
@@ -22,9 +24,24 @@ def run_engine_process(orders: Connection) -> None:
 
     parent = multiprocessing.parent_process()
     assert parent is not None, "runs in a process of its own"
-    multiprocessing.connection.wait([orders, parent.sentinel])
+    while True:
+        multiprocessing.connection.wait([orders, parent.sentinel])
+        try:
+            order = orders.recv() if orders.poll() else None
+        except EOFError:
+            return
+        if not isinstance(order, EngineConfig):
+            break
+        orders.send(_refusal(order))
+    if order is not None:
+        run_engine(*order)
+
+
+def _refusal(config: EngineConfig) -> str | None:
+    from lora_serve.engine.frontend.startup_checks import check_startup
+
     try:
-        if orders.poll():
-            run_engine(*orders.recv())
-    except EOFError:
-        return
+        check_startup(config)
+    except LoraServeError as error:
+        return str(error)
+    return None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformers.utils.hub import cached_file
-
 from lora_serve.text.generation_config import read_model_json
+from lora_serve.text.model_files import model_file
 
 
 def chat_templates(source: str, revision: str | None) -> str:
@@ -17,14 +16,8 @@ def chat_templates(source: str, revision: str | None) -> str:
     found: list[str] = []
     for name in ("tokenizer_config.json", "chat_template.json"):
         found += _texts(read_model_json(source, revision, name).get("chat_template"))
-    path = cached_file(
-        source,
-        "chat_template.jinja",
-        revision=revision,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    files = [] if path is None else [Path(path)]
+    path = model_file(source, revision, "chat_template.jinja")
+    files = [] if path is None else [path]
     files += Path(source).expanduser().glob("additional_chat_templates/*.jinja")
     found += [file.read_text(encoding="utf-8", errors="replace") for file in files]
     return "\n".join(found)

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from types import MappingProxyType
 
-from transformers.utils.hub import cached_file
-
 from lora_serve.errors import ConfigError
+from lora_serve.text.model_files import model_file
 
 # generation_config.json's names, and SamplingParams' names for the same settings
 _SAMPLING_FIELDS = MappingProxyType(
@@ -49,17 +47,11 @@ def read_json_file(source: str, revision: str | None, filename: str) -> object:
     Raises:
         ConfigError: the file is no JSON.
     """
-    path = cached_file(
-        source,
-        filename,
-        revision=revision,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
+    path = model_file(source, revision, filename)
     if path is None:
         return None
     try:
-        content: object = json.loads(Path(path).read_bytes())
+        content: object = json.loads(path.read_bytes())
     except ValueError as error:
         raise ConfigError(f"{path} is no JSON: {error}") from error
     return content

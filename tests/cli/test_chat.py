@@ -65,6 +65,7 @@ def test_a_chat_on_a_terminal(fake_server: FakeServer, tmp_path: Path) -> None:
         terminal.type("still here\r")
         terminal.expect("still here")
         terminal.expect(FIGURES)
+        terminal.expect("> ")  # ^D means the end of input only to a prompt that is shown
         terminal.type("\x04")
         assert terminal.wait() == 0
     assert len(fake_server.engine.ended_early) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
@@ -30,32 +30,42 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def ends(server: ServerProcess) -> Iterator[list[str]]:
-    """How a long answer ended that has begun when the test does; it is aborted in the end."""
+def await_abort(server: ServerProcess) -> Iterator[Callable[[], None]]:
+    """A long answer is under way until one is aborted, which this awaits.
+
+    A browser may take longer for its part than one answer lasts, so they follow each other.
+    """
     ends: list[str] = []
     has_begun = threading.Event()
 
     def ask() -> None:
-        headers = {"X-Request-Id": LONG_ID}
-        url = f"{server.base_url}/v1/completions"
-        with httpx.stream("POST", url, json=LONG, headers=headers, timeout=120) as answer:
-            for line in answer.iter_lines():
-                has_begun.set()
-                if line.startswith("data: {"):
-                    for choice in json.loads(line.removeprefix("data: "))["choices"]:
-                        ends.extend(filter(None, [choice["finish_reason"]]))
+        while ends != ["abort"]:
+            ends.clear()
+            headers = {"X-Request-Id": LONG_ID}
+            url = f"{server.base_url}/v1/completions"
+            with httpx.stream("POST", url, json=LONG, headers=headers, timeout=120) as answer:
+                for line in answer.iter_lines():
+                    has_begun.set()
+                    if line.startswith("data: {"):
+                        for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                            ends.extend(filter(None, [choice["finish_reason"]]))
 
     thread = threading.Thread(target=ask)
     thread.start()
     assert has_begun.wait(60)
-    yield ends
+
+    def await_abort() -> None:
+        thread.join(60)
+        assert ends == ["abort"]
+
+    yield await_abort
     body = {"request_ids": [LONG_ID]}
     httpx.post(f"{server.base_url}/abort_requests", json=body).raise_for_status()
     thread.join(60)
 
 
 def test_charts_move_under_load_and_a_request_is_aborted_by_hand(
-    browser: Browser, server: ServerProcess, ends: list[str]
+    browser: Browser, server: ServerProcess, await_abort: Callable[[], None]
 ) -> None:
     with visiting(browser, server.base_url) as page:
         tokens = page.locator(".chart").filter(has_text="Tokens per second")
@@ -73,7 +83,7 @@ def test_charts_move_under_load_and_a_request_is_aborted_by_hand(
         page.get_by_role("dialog").get_by_role("button", name="Abort").click()
         expect(page.locator("#status")).to_have_text(f"{LONG_ID} was aborted.")
         expect(row).to_have_count(0)
-        assert ends == ["abort"]
+        await_abort()
 
 
 def test_a_replaced_adapter_answers_anew_and_a_roll_back_brings_the_old_answers(

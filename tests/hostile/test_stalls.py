@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import httpx
 import pytest
@@ -18,6 +20,7 @@ from tests.hostile.test_bodies import SOUND
 from tests.server.clients import serving
 
 LONGEST_STALL_SECONDS = 1.0  # of CPU time, also on a slow machine
+NUM_TRIES = 3
 TEXT, IDS = "x" * 500, [97] * 480
 
 WORST: list[tuple[str, dict[str, object]]] = [
@@ -79,15 +82,34 @@ def _post(url: str, content: bytes, headers: dict[str, str]) -> httpx.Response:
     return httpx.post(url, content=content, headers=headers, timeout=60)
 
 
+async def assert_no_stall(ask: Callable[[], Awaitable[object]], longest: float) -> None:
+    """No turn of the loop takes as many seconds while this is asked, in one of the tries.
+
+    A body that holds the loop does so each time; a host that takes the core away does not. The
+    garbage collector walks over no object of other tests, as it walks over none of a server's
+    start.
+    """
+    gc.collect()
+    gc.freeze()
+    stalls: list[float] = []
+    while len(stalls) < NUM_TRIES and min(stalls, default=math.inf) >= longest:
+        async with watched_loop() as spent:
+            await ask()
+        stalls.append(max(spent))
+    assert min(stalls) < longest, stalls
+
+
 @pytest.mark.parametrize(("url", "body"), WORST)
 async def test_no_answer_holds_the_event_loop(
     engine: FakeEngine, url: str, body: dict[str, object]
 ) -> None:
     async with serving(engine) as server, httpx.AsyncClient(base_url=server, timeout=60) as client:
-        async with watched_loop() as spent:
+
+        async def ask() -> None:
             response = await client.post(url, json=body)
-        assert response.status_code == 200, response.text
-        assert max(spent) < LONGEST_STALL_SECONDS
+            assert response.status_code == 200, response.text
+
+        await assert_no_stall(ask, LONGEST_STALL_SECONDS)
 
 
 async def test_a_large_body_is_put_together_beside_the_event_loop(engine: FakeEngine) -> None:
@@ -100,20 +122,23 @@ async def test_a_large_body_is_put_together_beside_the_event_loop(engine: FakeEn
         b"".join(chunks)
         copies.append(time.thread_time() - begin)
     headers = {"Content-Type": "application/json"}
-    url = "/load_lora_adapter_from_tensors"
     async with serving(engine) as server:
-        sending = asyncio.create_task(asyncio.to_thread(_post, f"{server}{url}", content, headers))
-        async with watched_loop() as spent:
-            response = await sending
-        assert response.status_code == 400, response.text
-        assert max(spent) < min(copies), (max(spent), copies)
+        url = f"{server}/load_lora_adapter_from_tensors"
+
+        async def ask() -> None:
+            response = await asyncio.to_thread(_post, url, content, headers)
+            assert response.status_code == 400, response.text
+
+        await assert_no_stall(ask, min(copies))
 
 
 async def test_no_body_holds_the_event_loop(engine: FakeEngine) -> None:
     headers = {"Content-Type": "application/json"}
     async with serving(engine) as server, httpx.AsyncClient(base_url=server, timeout=60) as client:
-        async with watched_loop() as spent:
+
+        async def ask() -> None:
             for url, content in FILLED:
                 response = await client.post(url, content=content, headers=headers)
                 assert response.status_code in (200, 400, 404, 413), (url, content[:30])
-        assert max(spent) < LONGEST_STALL_SECONDS
+
+        await assert_no_stall(ask, LONGEST_STALL_SECONDS)

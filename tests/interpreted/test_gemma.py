@@ -31,6 +31,7 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_served_model(tmp_path_factory.mktemp("gemma") / "model", GEMMA_TWO_LAYERS)
 
 
+@pytest.mark.slow  # most of a minute; tests/interpreted/test_engine.py has one of a Qwen
 def test_the_answers_are_those_of_a_lone_cold_engine(gemma: Path, tmp_path: Path) -> None:
     """Both with one adapter: the second waits for the first one's commit, and finds the prefix."""
     adapters = [tmp_path / name for name in "ab"]

@@ -48,13 +48,19 @@ WORLDS: dict[str, Callable[..., World]] = {
 }
 
 
-@pytest.mark.parametrize("name", WORLDS)
+LARGEST = "two adapters and one LoRA slot"
+NAMES = [name for name in WORLDS if name != LARGEST] + [
+    pytest.param(LARGEST, marks=pytest.mark.slow)  # alone as many states as all others
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("is_overlapped", [False, True])
 def test_no_request_waits_for_ever_for_a_fetch(name: str, is_overlapped: bool) -> None:
     assert explore(WORLDS[name](is_overlapped=is_overlapped)) > 50
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_no_request_waits_for_ever_for_what_is_reset(name: str) -> None:
     assert explore(WORLDS[name](resets=[EVERYTHING])) > 70
 

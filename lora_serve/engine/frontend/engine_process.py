@@ -5,25 +5,26 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 
 from lora_serve.config import EngineConfig
 from lora_serve.engine.child import run_engine_process
+from lora_serve.errors import ConfigError
 
 
 class EngineProcess:
     """A process that imports what engines need, and waits for `run` to say which one to be.
 
-    It may be spawned long before that, so that its imports take no time of the start. One that is
-    not to be an engine is closed.
+    It may be spawned long before that, so that its imports take no time of the start, and check a
+    configuration first. One that is not to be an engine is closed.
     """
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
-        self._receiver, self._orders = context.Pipe(duplex=False)
+        self._orders, self._its_end = context.Pipe()
         self._process = context.Process(
-            target=run_engine_process, args=(self._receiver,), name="engine"
+            target=run_engine_process, args=(self._its_end,), name="engine"
         )
         self._exit_code: int | None = None  # of one that was closed
         self._is_closed = False
@@ -33,7 +34,7 @@ class EngineProcess:
         resource_tracker.ensure_running()  # else start() does it, and lets SIGINT through again
         with _sigint_blocked():
             self._process.start()
-        self._receiver.close()
+        self._its_end.close()
 
     @property
     def pid(self) -> int | None:
@@ -49,6 +50,28 @@ class EngineProcess:
     def exit_code(self) -> int | None:
         """None while it runs; negative for the signal that ended it."""
         return self._exit_code if self._is_closed else self._process.exitcode
+
+    def begin_check(self, config: EngineConfig) -> None:
+        """Have it look for what no engine could start with, as `end_check` tells."""
+        with suppress(OSError):  # it has died, which end_check tells too
+            self._orders.send(config)
+
+    def end_check(self) -> None:
+        """Wait for what `begin_check` asked for.
+
+        Raises:
+            ConfigError: with a line for each reason why there can be no such engine.
+        """
+        try:
+            refusal = self._orders.recv()
+        except (EOFError, OSError):
+            self._process.join()
+            refusal = (
+                "the engine's process ended while it checked the settings, with exit code "
+                f"{self._process.exitcode}; see its last lines above"
+            )
+        if refusal is not None:
+            raise ConfigError(refusal)
 
     def run(self, config: EngineConfig, message_address: str, reply_address: str) -> None:
         """Have it be an engine. Raises OSError if it has died."""
@@ -73,7 +96,7 @@ class EngineProcess:
         self._exit_code = self._process.exitcode if self.pid is not None else None
         self._is_closed = True
         self._process.close()  # else its pipes stay open until it is collected
-        for end in (self._receiver, self._orders):
+        for end in (self._its_end, self._orders):
             end.close()
 
 

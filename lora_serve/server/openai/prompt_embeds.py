@@ -2,6 +2,9 @@
 
 The sender may be hostile. Nothing in it is executed or expanded: shapes are bounded by the
 model's limits and by the bytes that were really sent before a single value is copied.
+
+numpy rounds here, to torch's bits: a server's API process imports no torch, which would take
+seconds of its start.
 """
 
 from __future__ import annotations
@@ -9,7 +12,6 @@ from __future__ import annotations
 import base64
 
 import numpy as np
-import torch
 from safetensors import SafetensorError
 
 from lora_serve.errors import InvalidRequestError, PromptTooLongError
@@ -35,9 +37,9 @@ def decode_prompt_embeds(
     tensor = _without_batch_dimension(_read(payload))
     _check_shape(tensor.shape, hidden_size, max_tokens)
     rows = _rows(tensor)
-    rounded = rows.to(getattr(torch, dtype))
-    _check_finite(rows, rounded, dtype)
-    return EmbedsPrompt(rounded.shape[0], rounded.view(torch.uint8).numpy().tobytes())
+    rounded, is_finite = _rounded(rows, dtype)
+    _check_finite(rows, is_finite, dtype)
+    return EmbedsPrompt(len(rounded), rounded.tobytes())
 
 
 def _refusal(reason: str) -> InvalidRequestError:
@@ -83,23 +85,40 @@ def _check_shape(shape: tuple[int, ...], hidden_size: int, max_tokens: int) -> N
         )
 
 
-def _rows(tensor: StoredTensor) -> torch.Tensor:
-    """The tensor's values, copied, contiguous. Its shape has been checked."""
+def _rows(tensor: StoredTensor) -> np.ndarray:
+    """The tensor's values as floats, contiguous. Its shape has been checked."""
     if not tensor.is_of_known_dtype:
-        accepted = ", ".join(str(dtype) for _, _, dtype, _ in DTYPES)
+        accepted = ", ".join(f"torch.{name}" for _, _, name, _ in DTYPES)
         raise _refusal(f"must be of dtype {accepted}; got {tensor.dtype[:40]}")
     try:
         values = tensor.values()
     except ValueError as error:
         raise _refusal(str(error)) from error
-    return torch.from_numpy(np.array(values)).view(tensor.torch_dtype)
+    if tensor.torch_name == "bfloat16":
+        return (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return values
 
 
-def _check_finite(rows: torch.Tensor, rounded: torch.Tensor, dtype: str) -> None:
-    is_broken = ~rounded.isfinite().all(dim=1)
+def _rounded(rows: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """The values in the model's dtype, bfloat16 as its bits, and which of them are finite.
+
+    Each is rounded to float32 first, as torch does it.
+    """
+    with np.errstate(over="ignore"):
+        floats = rows.astype(np.float32)
+        if dtype == "bfloat16":
+            bits = floats.view(np.uint32)
+            rounded = ((bits + (0x7FFF + (bits >> 16 & 1))) >> 16).astype(np.uint16)  # ties to even
+            return rounded, np.isfinite(rows) & (rounded & 0x7F80 != 0x7F80)
+        rounded = floats.astype(dtype)
+    return rounded, np.isfinite(rounded)
+
+
+def _check_finite(rows: np.ndarray, is_finite: np.ndarray, dtype: str) -> None:
+    is_broken = ~is_finite.all(axis=1)
     if not is_broken.any():
         return
-    row = int(is_broken.nonzero()[0])
-    if rows[row].isfinite().all():
+    row = int(is_broken.argmax())
+    if np.isfinite(rows[row]).all():
         raise _refusal(f"must fit the model's {dtype}; row {row} has a value that is too large")
     raise _refusal(f"must be finite; row {row} has NaN or infinity")

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
-import torch
 from safetensors import deserialize
 
 from lora_serve.server.openai.tensor_pickle import (
@@ -29,10 +28,10 @@ _ENTRIES_BESIDES = 63  # torch.save writes 6 besides those of the tensors
 
 # What safetensors and torch's storages call them, torch's dtype, and numpy's for the same bytes.
 DTYPES = (
-    ("F64", "torch.DoubleStorage", torch.float64, np.float64),
-    ("F32", "torch.FloatStorage", torch.float32, np.float32),
-    ("F16", "torch.HalfStorage", torch.float16, np.float16),
-    ("BF16", "torch.BFloat16Storage", torch.bfloat16, np.int16),
+    ("F64", "torch.DoubleStorage", "float64", np.float64),
+    ("F32", "torch.FloatStorage", "float32", np.float32),
+    ("F16", "torch.HalfStorage", "float16", np.float16),
+    ("BF16", "torch.BFloat16Storage", "bfloat16", np.int16),
 )
 _DTYPE_OF = MappingProxyType(
     {
@@ -66,8 +65,8 @@ class StoredTensor:
         return _DTYPE_OF[self.dtype][0]
 
     @property
-    def torch_dtype(self) -> torch.dtype:
-        """Only where it is known."""
+    def torch_name(self) -> str:
+        """The name that torch has for its dtype. Only where it is known."""
         return _DTYPE_OF[self.dtype][1]
 
     @property

@@ -91,8 +91,8 @@ def test_an_overflow_reaches_no_row_before_it(ops: Ops, dtype: torch.dtype, brok
         assert not torch.isfinite(after[50:]).all(dim=(1, 2)).any()
 
 
-@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
-@pytest.mark.parametrize("window", [20, 100])
+@pytest.mark.parametrize("poison", [torch.nan, pytest.param(torch.inf, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("window", [20, pytest.param(100, marks=pytest.mark.slow)])
 def test_blocks_before_a_window_may_be_anything(
     ops: Ops, dtype: torch.dtype, window: int, poison: float
 ) -> None:

@@ -28,7 +28,7 @@ __all__ = [
 BF16 = torch.bfloat16
 
 
-@pytest.mark.parametrize("rank", [5, 40])
+@pytest.mark.parametrize("rank", [5, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_rows_delta_does_not_depend_on_its_batch(ops: Ops, dtype: torch.dtype, rank: int) -> None:
     x, y = normal(100, IN, dtype=dtype), normal(100, OUT, dtype=dtype, seed=1)
     mine, other = q_and_v(dtype, rank, seed=3), q_and_v(dtype, 24, seed=7)

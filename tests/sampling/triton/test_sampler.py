@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from itertools import product
 
 import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
+from _pytest.mark import ParameterSet
 from torch import Tensor
 
 from lora_serve.config.model import LOGPROBS_MODES
@@ -38,6 +38,13 @@ from tests.fakes.seen_tokens import counted
 from tests.ops.cases import normal
 
 NAN, INF = math.nan, math.inf
+
+
+def slowly(*values: object) -> list[ParameterSet]:
+    """Cases that take many seconds where kernels are interpreted; on a GPU all are run."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
 BLOCK = 64
 
 Sample = Callable[[Tensor, Sequence[SampleInput]], list[tuple[int, object]]]
@@ -60,7 +67,7 @@ def drawing(position: int = 0, **params: object) -> SampleInput:
     return SampleInput(SamplingParams(**params), seed=3, position=position)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("vocab_size", [1, 2, 63, 64, 65, 300])
+@pytest.mark.parametrize("vocab_size", [1, 64, 65, *slowly(2, 63, 300)])
 def test_any_choices_give_what_the_specification_gives(
     sample_here: Sample, dtype: torch.dtype, vocab_size: int
 ) -> None:
@@ -94,7 +101,7 @@ def test_every_mode_of_logprobs_is_that_of_the_specification(ops: Ops, name: str
     assert here.token_logprobs(logits, [0] * 24, 3) == given
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 33, 70])
+@pytest.mark.parametrize("num_rows", [1, 2, 9, *slowly(33, 70)])
 def test_any_number_of_rows_gives_what_the_specification_gives(
     sample_here: Sample, num_rows: int
 ) -> None:
@@ -112,7 +119,7 @@ def test_a_row_gets_the_same_alone_and_in_parts(
     assert [[each] for each in sample_here(logits, inputs)] == together
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *slowly(1, 2, 3)])
 def test_ties_and_broken_rows_give_what_the_specification_gives(
     sample_here: Sample, seed: int
 ) -> None:
@@ -124,7 +131,7 @@ def test_ties_and_broken_rows_give_what_the_specification_gives(
     assert sample_here(logits, inputs) == sample(logits, inputs)
 
 
-@pytest.mark.parametrize("value", [NAN, -INF, INF, 0.0, -3.4e38])
+@pytest.mark.parametrize("value", [NAN, 0.0, *slowly(-INF, INF, -3.4e38)])
 def test_a_row_of_one_value_gives_what_the_specification_gives(
     sample_here: Sample, value: float
 ) -> None:
@@ -133,14 +140,18 @@ def test_a_row_of_one_value_gives_what_the_specification_gives(
     assert sample_here(logits, inputs) == sample(logits, inputs)
 
 
-def test_of_equals_the_lowest_ids_are_kept(sample_here: Sample) -> None:
-    """Ten draws of each row show who they are."""
+@pytest.mark.parametrize(
+    "params",
+    [{"top_k": 5}, *slowly({"top_p": 0.02}, {"top_k": 90}, {"top_p": 0.6, "top_k": 100})],
+    ids=str,
+)
+def test_of_equals_the_lowest_ids_are_kept(sample_here: Sample, params: dict[str, float]) -> None:
+    """Ten draws of a row show who they are."""
     row = torch.zeros(200)
     row[::3] = 1.0
-    for params in ({"top_k": 5}, {"top_p": 0.02}, {"top_k": 90}, {"top_p": 0.6, "top_k": 100}):
-        inputs = [drawing(position, temperature=0.5, **params) for position in range(10)]
-        logits = row.repeat(10, 1)
-        assert sample_here(logits, inputs) == sample(logits, inputs)
+    inputs = [drawing(position, temperature=0.5, **params) for position in range(10)]
+    logits = row.repeat(10, 1)
+    assert sample_here(logits, inputs) == sample(logits, inputs)
 
 
 def test_zeros_of_both_signs_are_equals(sample_here: Sample) -> None:
@@ -150,19 +161,22 @@ def test_zeros_of_both_signs_are_equals(sample_here: Sample) -> None:
     assert sample_here(logits, inputs) == sample(logits, inputs)
 
 
-def test_top_p_may_end_exactly_at_a_token(sample_here: Sample) -> None:
+@pytest.mark.parametrize("num_tokens", [4, *slowly(64)])
+@pytest.mark.parametrize("top_p", [0.5, *slowly(0.25, 0.75)])
+def test_top_p_may_end_exactly_at_a_token(
+    sample_here: Sample, num_tokens: int, top_p: float
+) -> None:
     """Quarters of the sum of 4 or 64 equal tokens are whole numbers of tokens."""
-    for num_tokens, top_p in product((4, 64), (0.25, 0.5, 0.75)):
-        logits = torch.zeros(16, num_tokens)
-        inputs = [drawing(position, top_p=top_p) for position in range(16)]
-        found = sample_here(logits, inputs)
-        assert found == sample(logits, inputs)
-        highest = max(token for token, _ in found)
-        assert highest < top_p * num_tokens
+    logits = torch.zeros(16, num_tokens)
+    inputs = [drawing(position, top_p=top_p) for position in range(16)]
+    found = sample_here(logits, inputs)
+    assert found == sample(logits, inputs)
+    highest = max(token for token, _ in found)
+    assert highest < top_p * num_tokens
 
 
-@pytest.mark.parametrize("temperature", [1e-5, 0.01, 1.0, 2.0])
-@pytest.mark.parametrize("spread", [0.3, 3.0, 30.0])
+@pytest.mark.parametrize("temperature", [1e-5, 1.0, *slowly(0.01, 2.0)])
+@pytest.mark.parametrize("spread", [3.0, *slowly(0.3, 30.0)])
 def test_filters_keep_what_they_should_however_flat_or_steep_a_row_is(
     sample_here: Sample, temperature: float, spread: float
 ) -> None:
@@ -199,7 +213,7 @@ def test_logits_may_be_a_view_and_are_not_changed(sample_here: Sample) -> None:
     assert torch.equal(wide, before)
 
 
-@pytest.mark.parametrize("params", [{}, {"top_k": 128}, {"top_p": 1 - 1e-12}], ids=str)
+@pytest.mark.parametrize("params", [{}, *slowly({"top_k": 128}, {"top_p": 1 - 1e-12})], ids=str)
 def test_a_draw_at_the_border_of_two_tokens_takes_the_second(
     sample_here: Sample, monkeypatch: pytest.MonkeyPatch, params: dict[str, float]
 ) -> None:

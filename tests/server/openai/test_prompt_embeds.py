@@ -18,6 +18,7 @@ from lora_serve.server.openai.prompt_embeds import decode_prompt_embeds
 
 HIDDEN_SIZE = 6
 MAX_TOKENS = 50
+BF16 = torch.bfloat16
 
 
 def encoded(data: bytes) -> str:
@@ -428,3 +429,25 @@ def test_any_damage_to_a_pickle_is_a_prompt_or_an_error(
 )
 def test_any_operations_of_a_pickle_are_a_prompt_or_an_error(operations: list[bytes]) -> None:
     check_any(archive(b"\x80\x02" + b"".join(operations) + b"."))
+
+
+@pytest.mark.parametrize("target", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("source", ["float64", "float32", "float16", "bfloat16"])
+def test_values_are_rounded_to_the_very_bits_of_torch(source: str, target: str) -> None:
+    patterns = torch.arange(2**16, dtype=torch.int32)
+    halves = torch.cat([patterns.to(torch.int16).view(kind) for kind in (torch.float16, BF16)])
+    words = torch.randint(-(2**31), 2**31, (2**16,), dtype=torch.int64).to(torch.int32)
+    words = torch.cat([words, patterns << 16, (patterns << 16) + 0x8000, (patterns << 16) - 1])
+    floats = torch.cat([halves.double(), words.view(torch.float32).double()])
+    nudged = floats * (1 + torch.randn(len(floats), dtype=torch.float64) * 2**-25)
+    stored = torch.cat([floats, nudged]).to(getattr(torch, source))
+    expected = stored.to(getattr(torch, target))
+    expected = expected[expected.isfinite()]
+    stored = stored[stored.to(getattr(torch, target)).isfinite()]
+    prompt = decode_prompt_embeds(
+        encoded(torch_saved(stored[None])),
+        hidden_size=len(stored),
+        dtype=target,
+        max_tokens=1,
+    )
+    assert prompt.data == expected.view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,23 @@
+"""Finds the files that lie beside a model, in a directory or on the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def model_file(source: str, revision: str | None, filename: str) -> Path | None:
+    """A file of a model directory or hub repository; None if it has none, or cannot be asked."""
+    directory = Path(source).expanduser()
+    if directory.is_dir():
+        path = directory / filename
+        return path if path.is_file() else None
+    from transformers.utils.hub import cached_file  # half a second that no directory needs
+
+    found = cached_file(
+        source,
+        filename,
+        revision=revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if found is None else Path(found)
