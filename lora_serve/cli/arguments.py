@@ -11,6 +11,7 @@ from lora_serve.cli.parser import reader
 from lora_serve.config import (
     CacheConfig,
     EngineConfig,
+    FleetConfig,
     KVEventsConfig,
     KVTierConfig,
     LimitsConfig,
@@ -38,6 +39,7 @@ GROUPS: tuple[tuple[str, type], ...] = (
     ("structured outputs", StructuredOutputsConfig),
     ("limits", LimitsConfig),
     ("server", ServerConfig),
+    ("fleet", FleetConfig),
     ("log", LogConfig),
 )
 ENGINE_PARTS: Mapping[str, type[Any]] = {
@@ -97,6 +99,10 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
     return _part(ServerConfig, args)
+
+
+def fleet_config(args: argparse.Namespace) -> FleetConfig:
+    return _part(FleetConfig, args)
 
 
 def _part(config: type[Config], args: argparse.Namespace) -> Config:

@@ -15,11 +15,11 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from lora_serve import __version__
-from lora_serve.cli.arguments import engine_config, server_config
+from lora_serve.cli.arguments import engine_config, fleet_config, server_config
 from lora_serve.cli.environment import with_environment, with_settings
 from lora_serve.cli.hub import prepare_hub
 from lora_serve.cli.vllm_flags import told_of
-from lora_serve.config import EngineConfig, LoRAConfig, ServerConfig
+from lora_serve.config import EngineConfig, FleetConfig, LoRAConfig, ServerConfig
 from lora_serve.config.refusals import Refusals
 from lora_serve.config.setting import flag_name
 from lora_serve.engine.frontend.engine_process import EngineProcess
@@ -29,7 +29,6 @@ from lora_serve.observability.log import set_up_logging
 from lora_serve.text.without_torch import import_transformers
 
 if TYPE_CHECKING:
-    from lora_serve.server.admin.adapter_spool import AdapterSpool
     from lora_serve.server.http.listener import Listeners
 
 Started = TypeVar("Started")
@@ -47,11 +46,13 @@ def run_serve(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: this cannot be served; one line for each reason.
     """
-    engine, server = _configs(args)
+    engine, server, fleet = configs(args)
     set_up_logging(engine.log, "server")
     for line in told_of(args):
         logger.info("%s", line)
     _warn_of_idle_flags(args, engine)
+    if fleet.replicas is not None:
+        return _run_replicas(engine, server, fleet)
     with ExitStack() as stack:
         # It imports what engines need while the checks import what they need: seconds, each.
         process = stack.enter_context(closing(EngineProcess()))
@@ -64,6 +65,25 @@ def run_serve(args: argparse.Namespace) -> int:
                 "lora-serve %s: to serve %s on %s", __version__, engine.model.model, address
             )
             asyncio.run(_serve(engine, server, listeners, process))
+    return 0
+
+
+def _run_replicas(engine: EngineConfig, server: ServerConfig, fleet: FleetConfig) -> int:
+    from lora_serve.fleet.local import check_fleet, serve_replicas  # slow to import
+
+    check_fleet(server)
+    with ExitStack() as stack, _interrupted_once():
+        with closing(EngineProcess()) as process:  # each replica has one of its own
+            process.spawn()
+            import_transformers()
+            engine, listeners = _checked(engine, server, stack, process)
+        logger.info(
+            "lora-serve %s: to serve %d replicas of %s",
+            __version__,
+            fleet.min_replicas,
+            engine.model.model,
+        )
+        serve_replicas(engine, server, fleet, listeners)
     return 0
 
 
@@ -101,9 +121,11 @@ def _interrupted_once() -> Generator[None, None, None]:
         raise KeyboardInterrupt
 
 
-def _configs(args: argparse.Namespace) -> tuple[EngineConfig, ServerConfig]:
+def configs(args: argparse.Namespace) -> tuple[EngineConfig, ServerConfig, FleetConfig]:
     """What was given. Raises ConfigError with a line for each part that cannot be."""
     refusals = Refusals()
+    with refusals.noted():
+        fleet = fleet_config(args)
     with refusals.noted():
         server = with_environment(server_config(args), os.environ)
     with refusals.noted():
@@ -113,7 +135,7 @@ def _configs(args: argparse.Namespace) -> tuple[EngineConfig, ServerConfig]:
         raise ConfigError("--fair-share key needs --api-key: without keys there is one share")
     if server.isolate_api_keys and not server.has_keys:
         raise ConfigError("--isolate-api-keys needs --api-key: without keys there is one cache")
-    return engine, server
+    return engine, server, fleet
 
 
 def _checked(
@@ -167,7 +189,7 @@ async def _serve(
     config: EngineConfig, server: ServerConfig, listeners: Listeners, process: EngineProcess
 ) -> None:
     from lora_serve.engine.frontend.async_engine import AsyncEngine  # slow to import
-    from lora_serve.server.admin.adapter_spool import AdapterSpool
+    from lora_serve.server.admin.adapter_spool import AdapterSpool, reading_spool
     from lora_serve.server.app import run_server
 
     with closing(AdapterSpool(server.max_lora_spool_bytes)) as spool:
@@ -179,14 +201,6 @@ async def _serve(
         gc.collect()
         gc.freeze()
         await run_server(engine, server, listeners, spool)
-
-
-def reading_spool(config: EngineConfig, spool: AdapterSpool) -> EngineConfig:
-    """An engine that may read what the server itself wrote, where it may not read everything."""
-    roots = config.lora.lora_allowed_roots
-    if not roots:
-        return config
-    return replace(config, lora=replace(config.lora, lora_allowed_roots=(*roots, spool.path)))
 
 
 async def _unless_interrupted(start: Coroutine[None, None, Started]) -> Started:

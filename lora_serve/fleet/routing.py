@@ -40,13 +40,15 @@ class RoutingRequest:
 
     tenant: whose KV it may share, as the server keys it; a salt is a part of it.
     prefix_hashes: as `prefix_hashes` makes them of the prompt, in whatever form.
-    excluded: replicas that have failed this request.
+    excluded: replicas that have failed this request. only: the one replica that can answer it, or
+    "" for all.
     """
 
     lora_name: str | NoAdapter = BASE_MODEL
     tenant: str = ""
     prefix_hashes: tuple[bytes, ...] = ()
     excluded: frozenset[str] = frozenset()
+    only: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,8 @@ class Router:
             At most `limit`, and none only if no replica can take it: all are draining, excluded or
             unable to get the adapter.
         """
+        if request.only:
+            return [request.only] if self._replicas.is_offered(request.only) else []
         return self._policy(self.knowledge(request), limit)
 
     def knowledge(self, request: RoutingRequest) -> Knowledge:
@@ -180,7 +184,15 @@ class Router:
 
     def sent(self, request: RoutingRequest, replica_id: str) -> None:
         """Note that a replica gets a request; `ended` must follow."""
+        self.count(replica_id)
+        self.remember(request, replica_id)
+
+    def count(self, replica_id: str) -> None:
+        """The part of `sent` that `ended` takes back."""
         self._replicas.sent(replica_id)
+
+    def remember(self, request: RoutingRequest, replica_id: str) -> None:
+        """The part of `sent` that lasts: the replica has this adapter and this prefix by now."""
         self._prefixes.note(self._root(request), request.prefix_hashes, replica_id)
         if not isinstance(request.lora_name, NoAdapter):
             self._prefixes.note(self._adapter_key(request.lora_name), (), replica_id)

@@ -22,6 +22,7 @@ from functools import partial
 import uvicorn
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from lora_serve import __version__
@@ -243,13 +244,13 @@ async def run_server(
         drain, keys, page = Drain(), KeyRing(config), MetricsPage(engine)
         connections = Connections(config, AutoHTTPProtocol)
         app = create_app(engine, config, drain, keys, page, spool, tracing)
-        server = _Server(
+        server = SignalledServer(
             http_config(app, config, connections),
             ServerShutdown(engine, drain, connections, config.drain_timeout),
             keys,
         )
         tell_summary(start_summary(engine.config, config, engine.model_info))
-        _warn_of_open_server(config)
+        warn_of_open_server(config)
         if told := keys.describe():
             logger.info("%s", told)
         with contextlib.closing(listeners):
@@ -278,7 +279,7 @@ def _metrics_port(
     return second_port.serving(http_config(app, config, connections), listener)
 
 
-def http_config(app: FastAPI, config: ServerConfig, connections: Connections) -> uvicorn.Config:
+def http_config(app: ASGIApp, config: ServerConfig, connections: Connections) -> uvicorn.Config:
     """How uvicorn serves the application: on connections that are watched."""
     return uvicorn.Config(
         app,
@@ -298,7 +299,8 @@ def http_config(app: FastAPI, config: ServerConfig, connections: Connections) ->
     )
 
 
-def _warn_of_open_server(config: ServerConfig) -> None:
+def warn_of_open_server(config: ServerConfig) -> None:
+    """Tell who may use a server that is reached from elsewhere, and asks for no key."""
     if config.is_local or config.has_keys:
         return
     logger.warning(
@@ -309,7 +311,7 @@ def _warn_of_open_server(config: ServerConfig) -> None:
     )
 
 
-class _Server(AcceptingServer):
+class SignalledServer(AcceptingServer):
     """Says when it is ready, and leaves the process alive when it has stopped."""
 
     def __init__(self, config: uvicorn.Config, shutdown: ServerShutdown, keys: KeyRing) -> None:

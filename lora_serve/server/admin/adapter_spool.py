@@ -11,12 +11,14 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
+from lora_serve.config import EngineConfig
 from lora_serve.errors import AdapterUnavailableError
 from lora_serve.private_directory import PrivateDirectory
 from lora_serve.server.admin.adapter_tensors import Tensors, write_safetensors
@@ -115,3 +117,11 @@ def _new_file(directory: str, name: str) -> BinaryIO:
     return os.fdopen(
         os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb"
     )
+
+
+def reading_spool(config: EngineConfig, spool: AdapterSpool) -> EngineConfig:
+    """An engine that may read what the server itself wrote, where it may not read everything."""
+    roots = config.lora.lora_allowed_roots
+    if not roots:
+        return config
+    return replace(config, lora=replace(config.lora, lora_allowed_roots=(*roots, spool.path)))

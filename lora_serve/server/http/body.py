@@ -104,6 +104,14 @@ class BodyReader:
                 _require_json(request)
             return await self._parsed(share, data, model)
 
+    async def receive(self, request: Request, *, takes_embeds: bool = False) -> bytes:
+        """The body as it came, for one that is read elsewhere.
+
+        Raises what `read` raises before it looks into a body.
+        """
+        with self._room.hold(share_of(request)) as body:
+            return await self._receive_in_time(request, takes_embeds, body)
+
     @asynccontextmanager
     async def held(self, request: Request, model: type[BodyModel]) -> AsyncIterator[BodyModel]:
         """Read as `read` does; the body keeps its room within, for work on it."""

@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 from lora_serve.errors import EngineDeadError
-from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.connections import Connections
 from lora_serve.server.http.drain import Drain
 
@@ -23,11 +23,22 @@ LAST_WORDS_SECONDS = 5  # in which a reader has to take the end of an answer tha
 POLL_SECONDS = 0.02
 
 
+class EndingEngine(Protocol):
+    """What is asked of an engine at the end."""
+
+    @property
+    def is_paused(self) -> bool: ...
+
+    async def resume(self) -> None: ...
+
+    async def shutdown(self) -> None: ...
+
+
 class ServerShutdown:
     """The shutdown of one server."""
 
     def __init__(
-        self, engine: Engine, drain: Drain, connections: Connections, timeout_seconds: float
+        self, engine: EndingEngine, drain: Drain, connections: Connections, timeout_seconds: float
     ) -> None:
         self._engine = engine
         self._drain = drain

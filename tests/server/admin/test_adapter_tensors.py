@@ -18,10 +18,9 @@ import safetensors.torch
 import torch
 
 from lora_serve.adapters.checkpoint import read_adapter
-from lora_serve.cli.serve_run import reading_spool
 from lora_serve.config import EngineConfig, LoRAConfig, ServerConfig
 from lora_serve.errors import AdapterError, AdapterUnavailableError
-from lora_serve.server.admin.adapter_spool import AdapterSpool
+from lora_serve.server.admin.adapter_spool import AdapterSpool, reading_spool
 from lora_serve.server.admin.adapter_tensors import check_checksums, read_tensors
 from lora_serve.server.app import create_app
 from tests.fakes.adapter_files import peft_config

@@ -1,0 +1,172 @@
+"""The fleet as a Ray Serve application: replicas, and ingresses that choose among them.
+
+What is sent to a replica comes back as `Fleet` of `ingress.py` says; Ray's own errors end here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayActorError, WorkerCrashedError
+from ray.serve.exceptions import DeploymentUnavailableError, ReplicaUnavailableError
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
+
+from lora_serve.config import EngineConfig, FleetConfig, ServerConfig
+from lora_serve.fleet.ingress import ingress_app
+from lora_serve.fleet.messages import AnswerHead, ReplicaLostError, RequestHead, WholeAnswer
+from lora_serve.fleet.replica import Replica
+from lora_serve.fleet.routing import RoutingRequest
+from lora_serve.observability.log import set_up_logging
+
+APPLICATION = "lora-serve"
+REPLICA, INGRESS = "replica", "ingress"
+ROUTER = "lora_serve.fleet.request_router.FleetRequestRouter"
+REPORT_SECONDS = 1.0
+# Replicas bound and refuse what they are sent as one server does; Ray Serve is to pass on all.
+MAX_ONGOING = 100_000
+LAST_WORDS_SECONDS = 5.0  # after the drain, for an engine to end
+
+_deployment: Any = serve.deployment  # typed as what decorates a class with `@`
+
+LOST = (
+    RayActorError,
+    WorkerCrashedError,
+    ReplicaUnavailableError,
+    DeploymentUnavailableError,
+)
+
+
+class FleetReplica:
+    """Ray Serve's side of a `Replica`."""
+
+    async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
+        self, engine: EngineConfig, server: ServerConfig
+    ) -> None:
+        set_up_logging(engine.log, "replica")
+        replica_id = serve.get_replica_context().replica_id.unique_id
+        self._replica = await Replica.start(replica_id, engine, server)
+
+    async def answer(
+        self, routing: RoutingRequest, head: RequestHead, body: bytes
+    ) -> AsyncGenerator[str | AnswerHead | bytes, None]:
+        """routing: read by the request router alone."""
+        async for part in self._replica.answer(head, body):
+            yield part
+
+    async def answer_whole(self, head: RequestHead, body: bytes) -> WholeAnswer:
+        return await self._replica.answer_whole(head, body)
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        return {**await self._replica.stats()}
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_replica"):  # else it has not come so far
+            await self._replica.close()
+
+
+class FleetIngress:
+    """Ray Serve's side of an ingress."""
+
+    def __init__(
+        self, replicas: DeploymentHandle[Any], engine: EngineConfig, server: ServerConfig
+    ) -> None:
+        set_up_logging(engine.log, "ingress")
+        self._app = ingress_app(RayFleet(replicas), engine, server)
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return self._app
+
+
+class RayFleet:
+    """A `Fleet` whose replicas Ray Serve runs."""
+
+    def __init__(self, replicas: DeploymentHandle[Any]) -> None:
+        self._replicas = replicas
+        self._streams: Any = replicas.options(method_name="answer", stream=True)
+
+    async def answer(
+        self, routing: RoutingRequest, head: RequestHead, body: bytes
+    ) -> AsyncGenerator[str | AnswerHead | bytes, None]:
+        parts = self._streams.remote(routing, head, body)
+        has_ended = False
+        try:
+            async for part in parts:
+                yield part
+            has_ended = True
+        except LOST as error:
+            has_ended = True
+            raise ReplicaLostError(str(error).partition("\n")[0]) from error
+        finally:
+            if not has_ended:
+                parts.cancel()
+
+    async def ask_all(self, head: RequestHead, body: bytes) -> list[WholeAnswer]:
+        asked = self._replicas.broadcast("answer_whole", head, body)
+        try:
+            answers = await asked.results_async(return_exceptions=True)
+        except LOST as error:
+            raise ReplicaLostError(str(error).partition("\n")[0]) from error
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, LOST):
+                raise answer
+        whole = [answer for answer in answers if isinstance(answer, WholeAnswer)]
+        if not whole:
+            raise ReplicaLostError("every replica was lost while it answered")
+        return whole
+
+
+def replicas_of(
+    engine: EngineConfig, server: ServerConfig, fleet: FleetConfig, *, is_alone: bool
+) -> serve.Application:
+    """The replicas. is_alone: one process alone will send them requests."""
+    options: dict[str, Any] = {"num_replicas": fleet.min_replicas}
+    if fleet.scales:
+        options = {
+            "autoscaling_config": {
+                "min_replicas": fleet.min_replicas,
+                "max_replicas": fleet.max_replicas,
+                "target_ongoing_requests": fleet.target_ongoing_requests,
+            }
+        }
+    deployment = _deployment(FleetReplica).options(
+        name=REPLICA,
+        ray_actor_options=_resources(engine),
+        request_router_config={
+            "request_router_class": ROUTER,
+            "request_router_kwargs": {"policy": fleet.routing_policy, "is_alone": is_alone},
+            "request_routing_stats_period_s": REPORT_SECONDS,
+        },
+        **_endings(server),
+        **options,
+    )
+    return deployment.bind(engine, server)  # type: ignore[no-any-return]
+
+
+def application(
+    engine: EngineConfig, server: ServerConfig, fleet: FleetConfig
+) -> serve.Application:
+    """Replicas behind ingresses that Ray Serve's HTTP proxies reach."""
+    ingress = _deployment(serve.ingress()(FleetIngress)).options(
+        name=INGRESS, num_replicas=fleet.num_ingresses, **_endings(server)
+    )
+    replicas = replicas_of(engine, server, fleet, is_alone=fleet.num_ingresses == 1)
+    return ingress.bind(replicas, engine, server)  # type: ignore[no-any-return]
+
+
+def _endings(server: ServerConfig) -> dict[str, Any]:
+    """How a process is asked to end: once it has answered what it has begun."""
+    return {
+        "max_ongoing_requests": MAX_ONGOING,
+        "graceful_shutdown_wait_loop_s": 0.2,
+        "graceful_shutdown_timeout_s": server.drain_timeout + LAST_WORDS_SECONDS,
+    }
+
+
+def _resources(engine: EngineConfig) -> dict[str, float]:
+    """What Ray reserves for a replica; it has no part in what the engine takes."""
+    if engine.model.device == "cuda":
+        return {"num_cpus": 1, "num_gpus": 1}
+    return {"num_cpus": engine.model.cpu_threads or 1}

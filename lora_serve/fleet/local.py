@@ -1,0 +1,122 @@
+"""Replicas on this machine alone: a Ray of their own, and one address before them all.
+
+The server's own process listens, chooses replicas and passes on; it loads no model. So its limits
+on connections, its TLS and its end are those of the server without replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from lora_serve.config import EngineConfig, FleetConfig, ServerConfig
+from lora_serve.errors import ConfigError
+from lora_serve.fleet.ingress import ingress_app
+from lora_serve.ops.cpu.threads import default_num_threads
+from lora_serve.server.app import SignalledServer, http_config, warn_of_open_server
+from lora_serve.server.http.auth import KeyRing
+from lora_serve.server.http.connections import Connections
+from lora_serve.server.http.drain import Drain, Draining
+from lora_serve.server.http.listener import Listeners
+from lora_serve.server.http.shutdown import ServerShutdown
+from lora_serve.server.routes import STATE_PATHS
+
+logger = logging.getLogger(__name__)
+
+OBJECT_STORE_BYTES = 128 * 2**20  # for bodies on their way; those below 100 KB need none
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_SERVE_LOG_TO_STDERR": "0"}
+
+
+def check_fleet(server: ServerConfig) -> None:
+    """Raise ConfigError for what a fleet on this machine cannot do, or without Ray."""
+    if server.metrics_port is not None:
+        raise ConfigError(
+            "--metrics-port does not go with --replicas; read /metrics on the port of the server, "
+            "which has a label for each replica"
+        )
+    try:
+        import ray.serve  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"--replicas needs Ray Serve ({error}): pip install 'lora-serve[fleet]'"
+        ) from error
+
+
+def serve_replicas(
+    engine: EngineConfig, server: ServerConfig, fleet: FleetConfig, listeners: Listeners
+) -> None:
+    """Serve until SIGTERM or SIGINT, as `run_server` does.
+
+    Raises:
+        ConfigError: the replicas cannot be started.
+    """
+    with local_replicas(shared_out(engine, fleet), server, fleet) as replicas:
+        asyncio.run(_serve(replicas, engine, server, listeners))
+
+
+@contextlib.contextmanager
+def local_replicas(engine: EngineConfig, server: ServerConfig, fleet: FleetConfig) -> Iterator[Any]:
+    """A Ray of one's own with these replicas, which all run; the handle that asks them."""
+    os.environ.update(_QUIET)
+    import ray
+    from ray import serve
+
+    from lora_serve.fleet.deployments import APPLICATION, replicas_of
+
+    try:
+        ray.init(
+            address="local",
+            num_cpus=max(4, 2 * (fleet.max_replicas or fleet.min_replicas)),
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _node_ip_address="127.0.0.1",
+            logging_level=logging.WARNING,
+        )
+        serve.start(proxy_location="Disabled")
+        application = replicas_of(engine, server, fleet, is_alone=True)
+        yield serve.run(application, name=APPLICATION, route_prefix=None)
+    finally:
+        with contextlib.suppress(Exception):  # what is left of it ends with the next line
+            serve.shutdown()  # type: ignore[no-untyped-call]
+        ray.shutdown()
+
+
+def shared_out(engine: EngineConfig, fleet: FleetConfig) -> EngineConfig:
+    """The machine's cores, divided among the replicas."""
+    if engine.model.cpu_threads is not None:
+        return engine
+    threads = max(1, default_num_threads() // (fleet.max_replicas or fleet.min_replicas))
+    return replace(engine, model=replace(engine.model, cpu_threads=threads))
+
+
+async def _serve(
+    replicas: Any, engine: EngineConfig, server: ServerConfig, listeners: Listeners
+) -> None:
+    from lora_serve.fleet.deployments import RayFleet
+
+    listeners.listen()
+    drain, keys = Drain(), KeyRing(server)
+    connections = Connections(server, AutoHTTPProtocol)
+    app = Draining(ingress_app(RayFleet(replicas), engine, server), drain, STATE_PATHS)
+    shutdown = ServerShutdown(_NoEngine(), drain, connections, server.drain_timeout)
+    warn_of_open_server(server)
+    with contextlib.closing(listeners):
+        running = SignalledServer(http_config(app, server, connections), shutdown, keys)
+        await running.serve(sockets=[listeners.api])
+
+
+class _NoEngine:
+    """What ends with a server that has no engine of its own: nothing."""
+
+    is_paused = False
+
+    async def resume(self) -> None: ...
+
+    async def shutdown(self) -> None: ...

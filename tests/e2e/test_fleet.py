@@ -1,0 +1,251 @@
+"""Two replicas on a real Ray of this machine, behind one address."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from lora_serve.demo.model import DemoPaths
+from lora_serve.demo.scenarios import MODEL_NAME, Server, server_flags
+from lora_serve.demo.server_process import ServerProcess
+from tests.e2e.conftest import StartServer
+from tests.e2e.metrics import wait_for
+from tests.e2e.recording import Prompted, Recorded, client_for, record, record_alone
+from tests.e2e.test_trace import random_ids
+
+pytest.importorskip("ray.serve", reason="NO FLEET TESTED: Ray Serve is missing (extra fleet)")
+
+PATIENCE_SECONDS = 120
+REPLICA, ENGINE = b"ray::ServeReplica", b"spawn_main"
+NAMES = (MODEL_NAME, "alpha", "beta")
+
+
+@pytest.fixture(scope="module")
+def fleet(
+    demo_paths: DemoPaths, tmp_path_factory: pytest.TempPathFactory, start_server: StartServer
+) -> Iterator[ServerProcess]:
+    flags = (
+        *server_flags(Server.CACHED),
+        *("--lora-modules", f"alpha={demo_paths.alpha}", f"beta={demo_paths.beta}"),
+        *("--replicas", "2", "--cpu-threads", "1", "--drain-timeout", "60"),
+    )
+    log = tmp_path_factory.mktemp("fleet") / "log"
+    with start_server(demo_paths.model, log, *flags) as process:
+        process.wait_until_healthy()
+        yield process
+
+
+@pytest.fixture
+async def http(fleet: ServerProcess) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_for(fleet.base_url) as client:
+        yield client
+
+
+def descendants(pid: int) -> Iterator[int]:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            children += (thread / "children").read_text().split()
+    except OSError:  # it has ended meanwhile
+        return
+    for child in {*map(int, children)}:
+        yield child
+        yield from descendants(child)
+
+
+def pids(fleet: ServerProcess, kind: bytes) -> list[int]:
+    """The processes of a kind: replicas, or their engines."""
+    found = []
+    for pid in descendants(fleet.pid):
+        try:
+            if kind in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+        except OSError:
+            continue
+    return sorted(found)
+
+
+async def counts(http: httpx.AsyncClient, name: str) -> dict[str, float]:
+    """A metric of each replica that runs, summed over its other labels."""
+    page = (await http.get("/metrics")).text
+    found: dict[str, float] = {}
+    for replica, value in re.findall(rf'^{name}{{replica="(.*?)".*}} (\S+)$', page, re.M):
+        found[replica] = found.get(replica, 0) + float(value)
+    return found
+
+
+def requests_for(what: str, count: int, max_tokens: int = 16) -> list[Prompted]:
+    return [
+        Prompted(NAMES[i % 3], random_ids(f"fleet {what} {i}", 120), max_tokens)
+        for i in range(count)
+    ]
+
+
+async def whole(http: httpx.AsyncClient, request: Prompted) -> Recorded:
+    answer = await http.post("/v1/completions", json=request.body(stream=False))
+    assert answer.status_code == 200, answer.text
+    recorded = Recorded()
+    recorded.add(answer.json())
+    return recorded
+
+
+class Stream:
+    """A streamed answer as it comes. code: of the error that ended it, or 0."""
+
+    def __init__(self, http: httpx.AsyncClient, request: Prompted) -> None:
+        self.recorded = Recorded()
+        self.has_begun = asyncio.Event()
+        self.code = 0
+        self.task = asyncio.create_task(self._read(http, request))
+
+    async def _read(self, http: httpx.AsyncClient, request: Prompted) -> None:
+        async with http.stream("POST", "/v1/completions", json=request.body()) as answer:
+            assert answer.status_code == 200
+            lines = [line async for line in self._told(answer) if line]
+        assert lines[-1] == "data: [DONE]"
+
+    async def _told(self, answer: httpx.Response) -> AsyncIterator[str]:
+        async for line in answer.aiter_lines():
+            yield line
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line.removeprefix("data: "))
+            if "error" in chunk:
+                self.code = chunk["error"]["code"]
+                continue
+            self.recorded.add(chunk)
+            if self.recorded.token_ids:
+                self.has_begun.set()
+
+
+async def until_begun(*streams: Stream) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        for stream in streams:
+            await stream.has_begun.wait()
+
+
+async def test_every_replica_gives_the_bits_of_a_single_server(
+    http: httpx.AsyncClient, cold_server: ServerProcess, demo_paths: DemoPaths
+) -> None:
+    async with client_for(cold_server.base_url) as cold:
+        for name, path in (("alpha", demo_paths.alpha), ("beta", demo_paths.beta)):
+            body = {"lora_name": name, "lora_path": str(path), "load_inplace": True}
+            assert (await cold.post("/v1/load_lora_adapter", json=body)).status_code == 200
+    requests = requests_for("bits", 12)
+    expected = await record_alone(cold_server.base_url, requests)
+    before = await counts(http, "vllm:request_success_total")
+    streamed = await asyncio.gather(*(record(http, request) for request in requests))
+    at_once = await asyncio.gather(*(whole(http, request) for request in requests))
+    for one, other, alone in zip(streamed, at_once, expected, strict=True):
+        assert one.equals(alone)
+        assert other.equals(alone)
+        assert one.fingerprints == other.fingerprints == alone.fingerprints
+    after = await counts(http, "vllm:request_success_total")
+    assert len(after) == 2
+    assert all(after[name] > before.get(name, 0) for name in after), "both have answered"
+
+
+async def test_what_is_refused_is_refused_in_the_same_words(
+    http: httpx.AsyncClient, cold_server: ServerProcess
+) -> None:
+    async with client_for(cold_server.base_url) as single:
+        for method, path, body in (
+            ("POST", "/v1/completions", {"model": MODEL_NAME, "prompt": [10**9]}),
+            ("POST", "/v1/chat/completions", {"model": MODEL_NAME, "messages": "none"}),
+            ("POST", "/v1/unload_lora_adapter", {"lora_name": "nobody"}),
+            ("GET", "/v1/nothing", None),
+            ("PUT", "/v1/models", None),
+        ):
+            both = [await each.request(method, path, json=body) for each in (single, http)]
+            assert both[0].status_code == both[1].status_code >= 400
+            assert both[0].json() == both[1].json()
+
+
+async def test_an_adapter_that_was_replaced_once_is_replaced_on_both(
+    http: httpx.AsyncClient, demo_paths: DemoPaths
+) -> None:
+    requests = [Prompted("moved", random_ids(f"moved {i}", 60), 24) for i in range(24)]
+    answers = {}
+    for name, path in (("alpha", demo_paths.alpha), ("beta", demo_paths.beta)):
+        body = {"lora_name": "moved", "lora_path": str(path), "load_inplace": True}
+        answer = await http.post("/v1/load_lora_adapter", json=body)
+        assert answer.status_code == 200, answer.text
+        before = await counts(http, "vllm:request_success_total")
+        answers[name] = await asyncio.gather(*(whole(http, request) for request in requests))
+        after = await counts(http, "vllm:request_success_total")
+        assert all(after[replica] > before[replica] for replica in after), "both have answered"
+        (digests,) = {frozenset(a.fingerprints) for a in answers[name]}
+        assert len(digests) == 1
+    assert answers["alpha"][0].fingerprints != answers["beta"][0].fingerprints
+
+
+async def test_a_client_that_leaves_ends_its_request_on_the_replica(
+    http: httpx.AsyncClient,
+) -> None:
+    stream = Stream(http, Prompted(MODEL_NAME, random_ids("left", 40), 6000))
+    await until_begun(stream)
+    stream.task.cancel()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while sum((await counts(http, "vllm:num_requests_running")).values()):
+            await asyncio.sleep(0.2)
+
+
+@pytest.mark.parametrize("kind", [REPLICA, ENGINE], ids=["a replica", "an engine"])
+async def test_kill_9_costs_the_streams_that_have_begun_and_no_other_request(
+    fleet: ServerProcess, http: httpx.AsyncClient, kind: bytes
+) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(await counts(http, "vllm:num_requests_running")) < 2:
+            await asyncio.sleep(0.5)  # both are there, and are known to be
+    requests = requests_for("killed", 8, 100)
+    alone = await asyncio.gather(*(whole(http, request) for request in requests))
+    longest = [replace(request, max_tokens=1500) for request in requests]
+    streams = [Stream(http, each) for each in longest]
+    await until_begun(*streams)
+    answers = [asyncio.create_task(whole(http, each)) for each in requests]
+    await asyncio.sleep(0)
+    victim = pids(fleet, kind)[0]
+    os.kill(victim, signal.SIGKILL)
+    for answer, expected in zip(await asyncio.gather(*answers), alone, strict=True):
+        assert answer.equals(expected)
+    await asyncio.gather(*(stream.task for stream in streams))
+    for stream, expected in zip(streams, alone, strict=True):
+        num_known = len(expected.token_ids)
+        assert (
+            stream.recorded.token_ids[:num_known]
+            == expected.token_ids[: len(stream.recorded.token_ids)]
+        )
+        assert stream.recorded.is_finished is not bool(stream.code)
+    assert {stream.code for stream in streams} == {0, 503}, "one lost its streams, one did not"
+    wait_for(
+        lambda: len(pids(fleet, kind)) >= 2 and victim not in pids(fleet, kind),
+        "another one in its place",
+        PATIENCE_SECONDS,
+    )
+
+
+async def test_an_end_lets_streams_end_and_leaves_no_process(
+    fleet: ServerProcess, http: httpx.AsyncClient
+) -> None:
+    stream = Stream(http, Prompted(MODEL_NAME, random_ids("last", 40), 300))
+    await until_begun(stream)
+    family = [*descendants(fleet.pid)]
+    assert len(family) > 5
+    fleet.begin_to_stop()
+    await stream.task
+    assert (stream.recorded.is_finished, stream.code) == (True, 0)
+    assert fleet.wait() == 0
+    wait_for(
+        lambda: not any(Path(f"/proc/{pid}").exists() for pid in family),
+        "the end of every process",
+        PATIENCE_SECONDS,
+    )

@@ -1,0 +1,65 @@
+"""A fleet in one process: replicas with engines of a test's own, and no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from lora_serve.config import ServerConfig
+from lora_serve.fleet.messages import AnswerHead, ReplicaLostError, RequestHead, WholeAnswer
+from lora_serve.fleet.replica import Replica
+from lora_serve.fleet.reports import report_of
+from lora_serve.fleet.routing import POLICIES, Router, RoutingRequest
+from lora_serve.server.app import create_app
+from lora_serve.server.engine_api import Engine
+
+
+class LocalFleet:
+    """Asks one replica after the other. asked: who was asked, in order.
+
+    lost_after: parts of an answer after which a replica is lost, by its id. lost: those that are.
+    """
+
+    def __init__(
+        self, engines: Sequence[Engine], server: ServerConfig, policy: str = "affinity"
+    ) -> None:
+        self.router = Router(POLICIES[policy], is_alone=True)
+        self.replicas = {
+            f"r{number}": Replica(f"r{number}", engine, create_app(engine, server))
+            for number, engine in enumerate(engines)
+        }
+        self.lost_after: dict[str, int] = {}
+        self.lost: set[str] = set()
+        self.asked: list[str] = []
+
+    async def report(self) -> None:
+        """Have every replica report to the router, which Ray Serve does once a second."""
+        for name in self.replicas.keys() - self.lost:
+            self.router.update(name, report_of(await self.replicas[name].stats()))
+
+    async def answer(
+        self, routing: RoutingRequest, head: RequestHead, body: bytes
+    ) -> AsyncGenerator[str | AnswerHead | bytes, None]:
+        await self.report()
+        chosen = self.router.choose(routing) or [*self.replicas]
+        name = chosen[0]
+        self.asked.append(name)
+        self.router.sent(routing, name)
+        num_parts = 0
+        try:
+            async with aclosing(self.replicas[name].answer(head, body)) as parts:
+                async for part in parts:
+                    if num_parts == self.lost_after.get(name):
+                        self.lost.add(name)
+                        self.router.remove(name)
+                        raise ReplicaLostError(f"{name} was killed")
+                    yield part
+                    num_parts += 1
+        finally:
+            self.router.ended(name)
+
+    async def ask_all(self, head: RequestHead, body: bytes) -> list[WholeAnswer]:
+        present = [r for name, r in self.replicas.items() if name not in self.lost_after]
+        if not present:
+            raise ReplicaLostError("no replica")
+        return [await replica.answer_whole(head, body) for replica in present]
