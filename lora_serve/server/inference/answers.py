@@ -30,10 +30,11 @@ class GeneratedLogprobs(msgspec.Struct, frozen=True):
 
 
 class GeneratedChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice of an answer or of a chunk."""
+    """One choice of an answer or of a chunk. text: with the output_mode of that name."""
 
     index: int
     token_ids: list[int]
+    text: str | UnsetType = UNSET
     logprobs: GeneratedLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None

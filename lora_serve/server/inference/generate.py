@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 from fastapi import APIRouter
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -49,14 +49,16 @@ def generate_router(context: ServerContext) -> APIRouter:
 
     @router.post("/inference/v1/generate")
     async def generate(request: Request) -> Response:
-        body = (await context.bodies.read(request, GenerateBody)).completion
+        body = await context.bodies.read(request, GenerateBody)
         with field_names(NAMES):
-            return await _generate(context, request, body)
+            return await _generate(context, request, body.completion, tells_text=body.tells_text)
 
     return router
 
 
-async def _generate(context: ServerContext, request: Request, body: CompletionBody) -> Response:
+async def _generate(
+    context: ServerContext, request: Request, body: CompletionBody, *, tells_text: bool
+) -> Response:
     engine = context.engine
     plan = await plan_completion(context, request, body, default_tokens=None)
     (item,), params = plan.inputs, plan.params
@@ -69,6 +71,7 @@ async def _generate(context: ServerContext, request: Request, body: CompletionBo
         response_id=response_id(AnswerPrefix.TOKENS, request, body),
         model=plan.target.shown,
         tells_prompt=bool(body.return_token_ids),
+        tells_text=tells_text,
     )
     generation = start_generation(context, request, body, plan.target, [(item, params)])
     return await respond(request, generation, answer, stream=bool(body.stream))
@@ -90,8 +93,9 @@ class GeneratedAnswer:
         response_id: str,
         model: str,
         tells_prompt: bool,
+        tells_text: bool,
     ) -> None:
-        """tells_prompt: whether the prompt's token ids are wanted back."""
+        """tells_prompt, tells_text: whether the prompt's token ids, and texts, are wanted."""
         self._tokenizer = tokenizer
         self._item = item
         self._params = params
@@ -101,6 +105,7 @@ class GeneratedAnswer:
         self._model = model
         self._created = int(time.time())
         self._tells_prompt = tells_prompt
+        self._tells_text = tells_text
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Generated:
         (output,) = outputs
@@ -113,7 +118,8 @@ class GeneratedAnswer:
         policy, usage = self._policy, self._usage
         async for _, delta in deltas:
             usage.add(0, delta)
-            if delta.token_ids or delta.finish_reason is not None:
+            has_text = self._tells_text and bool(delta.text)
+            if delta.token_ids or has_text or delta.finish_reason is not None:
                 told = policy.usage(usage)
                 yield await written(delta, partial(self._event, delta, told))
         if policy.include_usage:
@@ -127,6 +133,7 @@ class GeneratedAnswer:
         return GeneratedChoice(
             index=delta.index,
             token_ids=list(delta.token_ids),
+            text=delta.text if self._tells_text else UNSET,
             logprobs=self._logprobs(delta.logprobs),
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
@@ -160,6 +167,7 @@ class GeneratedAnswer:
             usage=usage,
             prompt_logprobs=of_prompt,
             prompt_token_ids=list(self._item.token_ids) if tells_prompt else None,
+            output_mode="text" if self._tells_text else "tokens",
         )
 
 

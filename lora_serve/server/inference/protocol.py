@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, PlainValidator
 
+from lora_serve.errors import InvalidRequestError
 from lora_serve.server.openai.fields import (
     Body,
     CacheSalt,
@@ -23,6 +24,14 @@ AnyRequestId = Annotated[str, Field(min_length=1, max_length=512)]
 RequestIds = Annotated[list[AnyRequestId], Field(max_length=MAX_REQUEST_IDS)]
 
 
+def is_wanted(value: object) -> bool:
+    """Whatever else than false clients send for other servers' sake asks for nothing."""
+    return value is not False
+
+
+Detokenize = Annotated[bool, PlainValidator(is_wanted, object)]
+
+
 class AbortRequestsBody(Body):
     """POST /inference/v1/abort_requests."""
 
@@ -33,8 +42,8 @@ class SamplingBody(GenerationFields):
     """How the next tokens are chosen, by the names of vLLM's SamplingParams."""
 
     logprobs: Integer | None = None
+    detokenize: Detokenize = True
 
-    detokenize: Ignored = None
     output_kind: Ignored = None
     flat_logprobs: Ignored = None
     skip_reading_prefix_cache: Ignored = None
@@ -55,7 +64,7 @@ class GenerateBody(Body):
     priority: Integer | None = None
     request_id: RequestId | None = None
     return_token_ids: bool | None = None
-    output_mode: Literal["tokens"] | None = None
+    output_mode: Literal["tokens", "text"] | None = None
 
     token_offsets: Ignored = None
     parse_context: Ignored = None
@@ -66,6 +75,21 @@ class GenerateBody(Body):
     content_parts: Unsupported = None
     kv_transfer_params: Unsupported = None
     ec_transfer_params: Unsupported = None
+
+    @property
+    def tells_text(self) -> bool:
+        """Whether choices have texts, too.
+
+        Raises:
+            InvalidRequestError: nothing may be made into text.
+        """
+        is_text = self.output_mode == "text"
+        if is_text and not self.sampling_params.detokenize:
+            raise InvalidRequestError(
+                "output_mode text needs detokenize, which is false; leave one of them out",
+                "output_mode",
+            )
+        return is_text
 
     @property
     def completion(self) -> CompletionBody:

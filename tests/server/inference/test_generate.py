@@ -63,6 +63,22 @@ async def test_a_stream_has_all_that_the_whole_has(client: httpx.AsyncClient) ->
     assert last["usage"] == whole["usage"]
 
 
+async def test_texts_are_told_with_the_tokens_if_they_are_wanted(client: httpx.AsyncClient) -> None:
+    params = {"n": 2, "stop": ["a"], "detokenize": None}
+    whole = (await client.post(URL, json=body(params=params, output_mode="text"))).json()
+    asked = {"prompt": PROMPT, "max_tokens": 6, "temperature": 0, "n": 2, "stop": ["a"]}
+    completion = (await client.post("/v1/completions", json=asked)).json()
+    texts = [choice["text"] for choice in completion["choices"]]
+    assert [choice["text"] for choice in whole["choices"]] == texts
+    assert whole["output_mode"] == "text"
+    streamed = body(params=params, output_mode="text", stream=True)
+    chunks = events((await client.post(URL, json=streamed)).text)
+    assert {chunk["output_mode"] for chunk in chunks} == {"text"}
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    for index, text in enumerate(texts):
+        assert "".join(each["text"] for each in choices if each["index"] == index) == text
+
+
 async def test_it_may_grow_as_long_as_the_context_allows(
     engine: FakeEngine, client: httpx.AsyncClient
 ) -> None:
@@ -95,7 +111,8 @@ async def test_an_adapter_answers_by_its_name(
         ({"params": {"colour": 1}}, "sampling_params.colour"),
         ({"params": {"extra_args": {"a": 1}}}, "sampling_params.extra_args"),
         ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
-        ({"output_mode": "text"}, "output_mode"),
+        ({"output_mode": "derender"}, "output_mode"),
+        ({"output_mode": "text", "params": {"detokenize": False}}, "output_mode"),
         ({"features": {"a": 1}}, "features"),
         ({"stream": True, "params": {"prompt_logprobs": 1}}, "sampling_params.prompt_logprobs"),
     ],
