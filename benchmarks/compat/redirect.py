@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -29,6 +30,7 @@ NOT_OURS = {  # and the number of their values
 }
 SPELLED = {"--lora-module": "--lora-modules"}  # argparse takes beginnings of flags
 NAMES = ("pretrained_model_name_or_path", "tokenizer_name")  # of a hub id, as arguments
+HUB_MODULE = re.compile(r"^(\w+)=[\w-]+/[\w.-]+$")  # NAME=OWNER/REPOSITORY
 PR_SET_PDEATHSIG = 1
 LONGEST = 8192  # tokens that SmolLM2 has positions for
 
@@ -52,7 +54,7 @@ def _start_ours(
         *shlex.split(os.environ["COMPAT_COMMAND"]),
         MODEL,
         *named,
-        *(SPELLED.get(each, each) for each in _shortened(_without(vllm_serve_args, NOT_OURS))),
+        *_ours(vllm_serve_args),
     ]
     print("started:", shlex.join(command))
     self.proc = subprocess.Popen(
@@ -63,6 +65,13 @@ def _start_ours(
         start_new_session=True,
         preexec_fn=_end_with_parent,
     )
+
+
+def _ours(arguments: list[str]) -> list[str]:
+    """The arguments as our server takes them, with our adapter in place of hub ids."""
+    kept = [SPELLED.get(each, each) for each in _shortened(_without(arguments, NOT_OURS))]
+    modules = "--lora-modules" in kept
+    return [HUB_MODULE.sub(rf"\1={ADAPTER}", each) if modules else each for each in kept]
 
 
 def _end_with_parent() -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from lora_serve.cli.vllm_flags import with_effect
+from lora_serve.cli.vllm_flags import NOT_OFFERED, with_effect
 
 Number = TypeVar("Number", int, float)
 
@@ -29,10 +29,10 @@ class OneLineParser(argparse.ArgumentParser):
         words = sys.argv[1:] if args is None else args
         parsed, unknown = self.parse_known_args(list(map(_with_dashes, words)), namespace)
         if unknown:
-            parser = getattr(parsed, "parser", self)
-            meant = did_you_mean(
-                unknown[0].split("=")[0], with_effect(parser._option_string_actions)
-            )
+            parser, flag = getattr(parsed, "parser", self), unknown[0].split("=")[0]
+            if flag in NOT_OFFERED:
+                self.error(f"{flag} is not offered: {NOT_OFFERED[flag]}; leave it out")
+            meant = did_you_mean(flag, with_effect(parser._option_string_actions))
             self.error(f"unknown argument {unknown[0]}{meant} ({parser.prog} --help lists all)")
         return parsed
 

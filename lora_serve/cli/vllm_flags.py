@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 
@@ -62,7 +63,21 @@ INERT_FLAGS = (
     InertFlag(("--h11-max-header-count",), "heads have bounds of their own", None),
     InertFlag(("--optimization-level", "-O"), "kernels are chosen for the machine", None),
     InertFlag(("--compilation-config", "-cc"), "kernels are chosen for the machine", None),
+    InertFlag(("--limit-mm-per-prompt",), "models read text", None),
     InertFlag(("--max-parallel-loading-workers",), "checkpoints are mapped, not read", None),
+)
+
+
+_TOKENIZER = (
+    "the server always has a tokenizer; /inference/v1/generate answers with token ids alone"
+)
+NOT_OFFERED: Mapping[str, str] = MappingProxyType(
+    {
+        "--return-sampling-mask": "ask for logprobs, under --logprobs-mode processed_logprobs",
+        "--skip-tokenizer-init": _TOKENIZER,
+        "--tokens-only": _TOKENIZER,
+        "--watermark-config": "no answer is marked",
+    }
 )
 
 

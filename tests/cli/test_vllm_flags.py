@@ -5,7 +5,7 @@ import pytest
 from lora_serve.cli.arguments import engine_config, server_config
 from lora_serve.cli.parser import OneLineParser
 from lora_serve.cli.serve import add_arguments
-from lora_serve.cli.vllm_flags import INERT_FLAGS, told_of
+from lora_serve.cli.vllm_flags import INERT_FLAGS, NOT_OFFERED, told_of
 from lora_serve.config import EngineConfig, LoRAConfig, ModelConfig, ServerConfig
 from lora_serve.errors import ConfigError
 
@@ -83,3 +83,12 @@ def test_no_flag_without_effect_is_proposed(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit):
         parser().parse_args(["--enable-chunked-prefil"])
     assert "chunked-prefill" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", NOT_OFFERED)
+def test_a_flag_of_what_is_not_offered_says_so(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["MODEL", flag])
+    assert f"{flag} is not offered: {NOT_OFFERED[flag]}; leave it out" in capsys.readouterr().err
