@@ -36,8 +36,6 @@ COLUMNS = ("passed", "differs", "not applicable", "failed", "error", "skipped")
 
 
 def outcome_of(result: SuiteResult) -> str:
-    if result.outcome == "passed":
-        return "passed"
     verdict = verdict_of(result)
     return verdict.kind if verdict else result.outcome
 
@@ -58,7 +56,7 @@ def section(results: Sequence[SuiteResult]) -> str:
     """The table, and below it why tests differ or do not apply, and what failed."""
     reasons, failed = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for result in results:
-        verdict = None if result.outcome == "passed" else verdict_of(result)
+        verdict = verdict_of(result)
         if verdict:
             reasons[(verdict.kind, verdict.reason)] += 1
         elif result.outcome in ("failed", "error"):

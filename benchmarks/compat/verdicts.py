@@ -20,6 +20,11 @@ class Verdict:
     kind: str
     reason: str
 
+    @property
+    def is_of_passes(self) -> bool:
+        """Whether it holds of a test that passes as well, which says nothing of our server."""
+        return self.reason == OWN_CODE
+
     def is_about(self, result: SuiteResult) -> bool:
         return result.file.endswith(self.file) and result.name.startswith(self.name)
 
@@ -43,7 +48,7 @@ CACHED_INPUT = (
     "input_tokens never counts cached tokens, as Anthropic's API has it; in vLLM's message_start "
     "it does, and what is written to the cache is counted as cache_creation_input_tokens"
 )
-NO_TOKENIZER = "a server without a tokenizer (--skip-tokenizer-init) is not offered"
+NO_TOKENIZER = "a server without a tokenizer (--skip-tokenizer-init, --tokens-only) is not offered"
 WORDS = "the error says the bound in words, without pydantic's names of errors"
 REQUEST_ID = "every answer has X-Request-Id"
 NO_V2 = "Cohere's and Jina's routes below /v2 are not there"
@@ -55,6 +60,18 @@ WATERMARK = "watermarks (--watermark-config) are not offered"
 CALLS_ALONE = "the content of a message that only calls tools is null, as OpenAI has it"
 CUT_CALL = "a call that max_tokens cuts off is told as far as it came, with finish_reason length"
 RAW_MESSAGES = "enable_response_messages is refused by name"
+OFFLINE = "compares with a model that sentence_transformers would have to download"
+CACHED_USAGE = (
+    "usage tells how many tokens of the prompt were cached, which differs between two calls"
+)
+FLOATS = "embeddings are float32, as numbers or base64, and are not padded"
+POOLING = "the route /pooling is not there"
+MASKS = "the tokens that could be drawn (--return-sampling-mask) are told by logprobs alone"
+NAMED_SCORES = "prompt_logprob_token_ids is refused by name"
+STOPS_ACT = "stop strings act whatever detokenize says"
+ABORTS = "/abort_requests is there for admins, on every server"
+SESSIONS = "SageMaker's stateful sessions are not offered"
+OWN_CODE = "runs vLLM's own routes or scripts in the test's process, or in vLLM's server"
 RUN_BATCH = "runs vLLM's own command run-batch"
 
 _CHAT, _COMPLETION = "chat_completion/test_chat.py", "completion/test_completion.py"
@@ -66,6 +83,7 @@ _BATCH = "test_batched_chat_completions.py"
 _BIAS, _REASONING = "test_chat_logit_bias_validation.py", "test_include_reasoning.py"
 _RESPONSES, _TOOLS = "responses/test_simple.py", "test_completion_with_function_calling.py"
 _METRICS = "instrumentator/test_metrics.py"
+_EMBED, _TOKENS = "embed/test_online.py", "test_serving_tokens.py"
 VERDICTS = tuple(
     Verdict(file, name, kind, reason)
     for file, name, kind, reason in (
@@ -135,6 +153,30 @@ VERDICTS = tuple(
         (_TOOLS, "test_function_tool_use[plain-False-auto", NOT_APPLICABLE, OTHER_MODEL),
         (_TOOLS, "test_named_tool_use", DIFFERS, CALLS_ALONE),
         (_TOOLS, "test_max_tokens_with_tool_choice_required[", DIFFERS, CUT_CALL),
+        (_EMBED, "test_basic", NOT_APPLICABLE, OTHER_MODEL),
+        (_EMBED, "test_truncate_prompt_tokens", NOT_APPLICABLE, OTHER_MODEL),
+        (_EMBED, "test_completion_request", NOT_APPLICABLE, OFFLINE),
+        (_EMBED, "test_base64_embedding", NOT_APPLICABLE, OFFLINE),
+        (_EMBED, "test_chat_request", DIFFERS, CACHED_USAGE),
+        (_EMBED, "test_padding", DIFFERS, FLOATS),
+        (_EMBED, "test_base64_embed_dtype", DIFFERS, FLOATS),
+        (_EMBED, "test_bytes", DIFFERS, FLOATS),
+        (_EMBED, "test_params_not_supported", DIFFERS, WORDS),
+        (_EMBED, "test_pooling", DIFFERS, POOLING),
+        (_TOKENS, "test_generate_sampling_mask", DIFFERS, MASKS),
+        (_TOKENS, "test_generate_prompt_token_id_logprobs", DIFFERS, NAMED_SCORES),
+        (_TOKENS, "test_stop_string_workflow", DIFFERS, STOPS_ACT),
+        (_TOKENS, "test_stop_strings_rejected_when_tokens_only", DIFFERS, NO_TOKENIZER),
+        (_TOKENS, "test_text_mode_rejected_when_tokens_only", DIFFERS, NO_TOKENIZER),
+        (_TOKENS, "test_render_then_generate_forwards", NOT_APPLICABLE, THINKS),
+        (_TOKENS, "test_abort_requests_is_served_without", DIFFERS, ABORTS),
+        ("test_sagemaker_stateful_sessions.py", "test_", DIFFERS, SESSIONS),
+        ("test_sagemaker_handler_overrides.py", "test_customer", NOT_APPLICABLE, OWN_CODE),
+        ("test_sagemaker_handler_overrides.py", "test_handler", NOT_APPLICABLE, OWN_CODE),
+        ("test_sagemaker_handler_overrides.py", "test_env", NOT_APPLICABLE, OWN_CODE),
+        ("test_sagemaker_middleware_integration.py", "test_", NOT_APPLICABLE, OWN_CODE),
+        ("tool_use/test_tool_calls.py", "test_", NOT_APPLICABLE, OTHER_MODEL),
+        ("tool_use/test_parallel_tool_calls.py", "test_", NOT_APPLICABLE, OTHER_MODEL),
         (_RESPONSES, "test_basic", NOT_APPLICABLE, OTHER_MODEL),
         (_RESPONSES, "test_enable_response_messages", DIFFERS, RAW_MESSAGES),
         (_RESPONSES, "test_reasoning_item", NOT_APPLICABLE, THINKS),
@@ -145,5 +187,7 @@ VERDICTS = tuple(
 
 
 def verdict_of(result: SuiteResult, verdicts: Sequence[Verdict] = VERDICTS) -> Verdict | None:
-    """The first verdict about a test that did not pass."""
-    return next((verdict for verdict in verdicts if verdict.is_about(result)), None)
+    """The first verdict about a test, if it needs one."""
+    found = next((verdict for verdict in verdicts if verdict.is_about(result)), None)
+    needs_none = result.outcome == "passed" and not (found and found.is_of_passes)
+    return None if needs_none else found

@@ -34,7 +34,8 @@ MAX_TOKENS = 48
 NUM_KEPT = 64  # grammars, by `GrammarSettings`
 BAD_SHARE = 0.1  # of the schemas
 MORE_MIB = 16  # that allocators may keep from one schema to the next
-MOST_PROCESSES = 6  # API, engine, grammars, the starter of trials and two trials
+# API, engine, its resource tracker, grammars, the starter of trials, two trials and a fork of each
+MOST_PROCESSES = 9
 FLAGS = (
     *("--served-model-name", MODEL_NAME, "--cpu-threads", "1", "--max-num-seqs", "8"),
     *("--max-model-len", "512", "--num-gpu-blocks-override", "200"),

@@ -11,6 +11,7 @@ from lora_serve.server.openai.protocol import ChatBody, CompletionBody, Embeddin
 
 CHAT, COMPLETION, EMBEDDING = UNION_TAGS
 TAGS = {
+    "encoding_format": EMBEDDING,  # of messages, too
     "messages": CHAT,
     "prompt": COMPLETION,
     "prompt_embeds": COMPLETION,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.compat.__main__ import COLUMNS, merged, outcome_of, section, table
-from benchmarks.compat.verdicts import VERDICTS, Verdict, verdict_of
+from benchmarks.compat.verdicts import OWN_CODE, VERDICTS, Verdict, verdict_of
 from benchmarks.compat.vllm_suite import FILES, SuiteResult, read_report, run_pytest
 
 REPORT = """<testsuites><testsuite>
@@ -72,6 +72,12 @@ def test_a_verdict_is_about_the_tests_of_its_file_whose_name_begins_so() -> None
         for file, name in ((FILE, "test_bad"), (FILE, "test_good"), ("tests/b.py", "test_bad"))
     ]
     assert found == [verdict, None, None]
+
+
+def test_a_test_that_passes_needs_no_verdict_unless_it_asks_others_code() -> None:
+    verdicts = [Verdict("a.py", "test_a", "differs", "why"), Verdict("b.py", "", "x", OWN_CODE)]
+    passed = [SuiteResult(file, "test_a", "passed") for file in ("a.py", "b.py")]
+    assert [verdict_of(result, verdicts) for result in passed] == [None, verdicts[1]]
 
 
 def test_the_table_has_a_row_a_file_and_their_sum(tmp_path: Path) -> None:

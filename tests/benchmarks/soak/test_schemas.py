@@ -40,7 +40,10 @@ def test_a_process_that_keeps_every_grammar_fails_it() -> None:
         (lambda diary: diary.counts.update(unexpected=1), "no unexpected answer"),
         (lambda diary: diary.plain_texts.add("twice"), "the plain answer stays"),
         (lambda diary: diary.grammar_pids.add(8), "one process follows grammars"),
-        (lambda diary: diary.looks.append(Look(90, 400, 300, 7, 290)), "no process is left behind"),
+        (
+            lambda diary: diary.looks.append(Look(90, 400, 300, 10, 290)),
+            "no process is left behind",
+        ),
     ],
 )
 def test_one_thing_that_should_not_be_fails_it(change: object, title: str) -> None:

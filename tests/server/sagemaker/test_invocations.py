@@ -34,6 +34,13 @@ async def test_it_answers_as_the_route_that_has_such_a_body(
     assert content(here.json()) == content(there)
 
 
+async def test_messages_with_an_encoding_are_embedded(client: httpx.AsyncClient) -> None:
+    body = {"messages": MESSAGES, "encoding_format": "float"}
+    there = (await client.post("/v1/embeddings", json=body)).json()
+    here = (await client.post("/invocations", json=body)).json()
+    assert here["data"] == there["data"] != []
+
+
 async def test_it_streams(client: httpx.AsyncClient) -> None:
     body = {**BODIES["/v1/chat/completions"], "stream": True}
     told = events((await client.post("/invocations", json=body)).text)
