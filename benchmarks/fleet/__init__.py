@@ -1,0 +1,1 @@
+"""What replicas cost, and what the choice among them is worth."""
