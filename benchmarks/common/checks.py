@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NoReturn
 
-from lora_serve.bench.table import text_table
+from lora_serve.observability.table import text_table
 
 MOST_GROWTH = 0.05
 

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from benchmarks.common.busy import busy_cores
 from benchmarks.common.facts import write_facts
-from lora_serve.bench.table import text_table
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import Drop, Tier, TierNamespace
 from lora_serve.kv_tiers.disk.tier import DiskTier
@@ -28,6 +27,7 @@ from lora_serve.kv_tiers.mac import MIN_KEY_BYTES, MacKeys
 from lora_serve.kv_tiers.ram import RamTier
 from lora_serve.kv_tiers.redis.tier import RedisTier
 from lora_serve.kv_tiers.store import TieredStore
+from lora_serve.observability.table import text_table
 
 BLOCK_BYTES = 24 * 2 * 2 * 64 * 16 * 2
 TOKENS_PER_BLOCK = 16

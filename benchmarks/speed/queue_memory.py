@@ -26,9 +26,9 @@ from benchmarks.common.processes import server_footprints
 from benchmarks.soak.samples import read_metrics
 from lora_serve.bench.http_stream import Origin
 from lora_serve.bench.machine import Machine, describe_machine
-from lora_serve.bench.table import text_table
 from lora_serve.demo.model import ensure_demo
 from lora_serve.demo.server_process import ServerProcess
+from lora_serve.observability.table import text_table
 
 FORMAT = "lora-serve/queue-memory/1"
 PROMPT_TOKENS = 512

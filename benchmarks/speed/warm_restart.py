@@ -18,8 +18,8 @@ from random import Random
 from benchmarks.common.busy import busy_cores
 from benchmarks.common.facts import write_facts
 from benchmarks.common.make_checkpoint import ensure_checkpoint
-from lora_serve.bench.table import text_table
 from lora_serve.llm import LLM
+from lora_serve.observability.table import text_table
 from lora_serve.outputs import RequestOutput
 from lora_serve.prompts import TokensPrompt
 from lora_serve.sampling_params import SamplingParams

@@ -12,8 +12,8 @@ from lora_serve.bench.goodput import Goodput, Limits
 from lora_serve.bench.load import LoadResult
 from lora_serve.bench.machine import Machine
 from lora_serve.bench.summary import RunSummary, Spread, Summary, summarize
-from lora_serve.bench.table import text_table
 from lora_serve.bench.workload import WorkloadSpec
+from lora_serve.observability.table import text_table
 
 FORMAT = "lora-serve/bench/1"
 MAX_ADAPTER_ROWS = 20

@@ -62,9 +62,9 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
         "verdict": outcome.verdict.name.lower(),
         "seconds": round(outcome.seconds, 3),
         "note": outcome.note,
-        "finding": asdict(outcome.finding) if outcome.finding else None,
+        "finding": asdict(outcome.violation) if outcome.violation else None,
         # Bodies of requests are for repeating what was found, and nothing is to be repeated else.
-        "requests": [_exchange(one) for one in outcome.exchanges] if outcome.finding else [],
+        "requests": [_exchange(one) for one in outcome.exchanges] if outcome.violation else [],
     }
 
 
@@ -93,13 +93,13 @@ def _add_case(suite: ElementTree.Element, outcome: Outcome) -> None:
         ElementTree.SubElement(case, "skipped", message=note)
     elif outcome.verdict is Verdict.ERROR:
         ElementTree.SubElement(case, "error", message=note)
-    elif outcome.finding is not None:
-        finding, lines = outcome.finding, []
+    elif outcome.violation is not None:
+        violation, lines = outcome.violation, []
         for name, text in (
-            ("first differ", finding.where),
-            ("right", finding.right),
-            ("answered", finding.wrong),
-            ("hint", finding.hint),
+            ("first differ", violation.where),
+            ("right", violation.right),
+            ("answered", violation.wrong),
+            ("hint", violation.hint),
         ):
             lines += [f"{name}: {shown(line, LINE_CHARS)}" for line in text.splitlines()]
         lines += [shown(as_command(one), LINE_CHARS) for one in outcome.exchanges[-12:]]

@@ -16,11 +16,11 @@ from lora_serve.check.adapters import Workspace
 from lora_serve.check.answers import Answer, difference
 from lora_serve.check.facts import ColdWay, Facts
 from lora_serve.check.probe import (
-    Finding,
     JsonObject,
     Need,
     NotSupportedError,
     ProbeFailedError,
+    Violation,
 )
 from lora_serve.check.server import Server, ServerFaultError, Stream
 from lora_serve.check.shown import shown
@@ -142,7 +142,7 @@ class Lab:
         cached, asked = answer.num_cached_tokens or 0, answer.num_prompt_tokens or 0
         if cached > asked / 4:  # a few of the first may be those of another prompt
             raise ProbeFailedError(
-                Finding(
+                Violation(
                     what=f"{cached} tokens of a prompt that {shown(speaker.model)} was never asked "
                     "came from the cache: it found KV that is not its own."
                 )
@@ -273,7 +273,7 @@ class Lab:
         if found is None:
             return
         raise ProbeFailedError(
-            Finding(
+            Violation(
                 what=what,
                 where=found.where,
                 right=_rendered(right),

@@ -44,7 +44,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Violation:
     """What a server did that it must never do.
 
     right, wrong: the two answers, as text; empty where a failure is no wrong answer.
@@ -67,16 +67,16 @@ class Outcome:
     verdict: Verdict
     seconds: float = 0.0
     note: str = ""
-    finding: Finding | None = None
+    violation: Violation | None = None
     exchanges: tuple[Exchange, ...] = ()
 
 
 class ProbeFailedError(Exception):
     """The server did what it must never do."""
 
-    def __init__(self, finding: Finding) -> None:
-        super().__init__(finding.what)
-        self.finding = finding
+    def __init__(self, violation: Violation) -> None:
+        super().__init__(violation.what)
+        self.violation = violation
 
 
 class NotSupportedError(Exception):

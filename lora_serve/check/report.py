@@ -67,7 +67,7 @@ class Report:
         counts = Counter(outcome.verdict for outcome in outcomes)
         parts = [f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict]]
         self._write(f"\n{len(outcomes)} probes: {', '.join(parts)}\n")
-        rounding = sum(bool(one.finding and one.finding.is_rounding) for one in failed)
+        rounding = sum(bool(one.violation and one.violation.is_rounding) for one in failed)
         if rounding:
             self._write(
                 f"{rounding} of the failures may be rounding: the answers are close. To look past "
@@ -77,16 +77,16 @@ class Report:
             self._write(f"Logprobs up to {tolerance:g} apart counted as equal (--tolerance).\n")
 
     def _explain(self, outcome: Outcome) -> None:
-        finding = outcome.finding
-        assert finding is not None, "a failure has a finding"
+        violation = outcome.violation
+        assert violation is not None, "a failure has a violation"
         self._write(f"\n{self._coloured(outcome.probe.name, COLOURS[Verdict.FAIL])}\n")
         self._write(f"  must hold     {outcome.probe.proves}\n")
-        self._write(f"  happened      {shown(finding.what)}\n")
+        self._write(f"  happened      {shown(violation.what)}\n")
         for name, text in (
-            ("first differ", finding.where),
-            ("right", finding.right),
-            ("answered", finding.wrong),
-            ("hint", finding.hint),
+            ("first differ", violation.where),
+            ("right", violation.right),
+            ("answered", violation.wrong),
+            ("hint", violation.hint),
         ):
             for index, line in enumerate(text.splitlines()):
                 self._write(f"  {name if index == 0 else '':<14}{shown(line, 1600)}\n")

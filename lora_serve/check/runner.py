@@ -10,12 +10,12 @@ from dataclasses import replace
 from lora_serve.check.answers import MalformedAnswerError
 from lora_serve.check.lab import Lab
 from lora_serve.check.probe import (
-    Finding,
     NotSupportedError,
     Outcome,
     Probe,
     ProbeFailedError,
     Verdict,
+    Violation,
 )
 from lora_serve.check.server import ServerFaultError
 from lora_serve.check.versions import prepare
@@ -64,8 +64,8 @@ async def _outcome(lab: Lab, probe: Probe, limit_seconds: float) -> Outcome:
     except NotSupportedError as error:
         outcome = replace(outcome, verdict=Verdict.UNSUPPORTED, note=str(error))
     except ProbeFailedError as error:
-        finding = error.finding
-        outcome = replace(outcome, verdict=Verdict.FAIL, note=finding.what, finding=finding)
+        violation = error.violation
+        outcome = replace(outcome, verdict=Verdict.FAIL, note=violation.what, violation=violation)
     except (ServerFaultError, MalformedAnswerError) as error:
         outcome = replace(outcome, verdict=Verdict.ERROR, note=str(error))
     except TimeoutError:
@@ -91,5 +91,5 @@ def _with_death(outcome: Outcome, why: str) -> Outcome:
     """The outcome of a probe after which the server was gone. What is only slow is an error."""
     if outcome.verdict is Verdict.FAIL or SLOW in why:
         return replace(outcome, note=f"{outcome.note}; {why}")
-    finding = Finding(what=f"The server died of this probe's requests: {outcome.note}; {why}")
-    return replace(outcome, verdict=Verdict.FAIL, note=finding.what, finding=finding)
+    violation = Violation(what=f"The server died of this probe's requests: {outcome.note}; {why}")
+    return replace(outcome, verdict=Verdict.FAIL, note=violation.what, violation=violation)

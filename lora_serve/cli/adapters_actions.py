@@ -10,13 +10,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lora_serve.bench.table import text_table
 from lora_serve.cli.parser import did_you_mean
 from lora_serve.cli.remote import Json, Remote, RemoteError, ServedModel, UnreachableError
 from lora_serve.cli.server_arguments import chosen_key
 from lora_serve.errors import ConfigError
 from lora_serve.observability.escapes import escaped
 from lora_serve.observability.sizes import shown_bytes
+from lora_serve.observability.table import text_table
 
 EXIT_REFUSED = 1
 SHORT_DIGEST = 12

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from lora_serve.bench.table import text_table
 from lora_serve.errors import ConfigError
 from lora_serve.kv_tiers.base import TierError, TierNamespace
 from lora_serve.kv_tiers.inspection import Inspection, Summary, Verdict
@@ -18,6 +17,7 @@ from lora_serve.kv_tiers.kind import InspectedPlace
 from lora_serve.kv_tiers.kinds import PLACES, inspect
 from lora_serve.kv_tiers.mac import read_mac_keys
 from lora_serve.observability.escapes import escaped
+from lora_serve.observability.table import text_table
 
 EXIT_REFUSED = 1
 SHORT_DIGEST = 12

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lora_serve.bench.table import text_table
 from lora_serve.cli.remote import ServedModel
 from lora_serve.cli.top_samples import Interval
 from lora_serve.observability.escapes import escaped
 from lora_serve.observability.sizes import shown_bytes
+from lora_serve.observability.table import text_table
 
 BAR_WIDTH = 20
 TITLE_WIDTH = 12

@@ -131,13 +131,13 @@ async def test_a_tolerance_looks_past_rounding_and_not_past_other_weights(
         async with open_lab(noisy, tolerance=tolerance) as lab:
             (found,) = [one async for one in run(lab, chosen(["equal-prompts-at-once"]), 20.0)]
         assert found.verdict is verdict
-    assert found.finding is None
+    assert found.violation is None
     stale = CachedServer(str(model_root), Bug.KEY_HOLDS_THE_NAME, noise=1e-3)
     async with open_lab(stale, tolerance=0.01) as lab:
         (found,) = [one async for one in run(lab, chosen(["reload-in-place"]), 20.0)]
     assert found.verdict is Verdict.FAIL
-    assert found.finding is not None
-    assert not found.finding.is_rounding
+    assert found.violation is not None
+    assert not found.violation.is_rounding
 
 
 async def test_after_the_server_is_gone_the_rest_is_not_run(

@@ -65,5 +65,5 @@ async def test_a_bug_fails_its_probes(open_lab: OpenLab, model_root: Path, bug: 
     found = await outcomes(open_lab, CachedServer(str(model_root), bug), *names)
     assert {name: found[name].verdict for name in names} == dict.fromkeys(names, Verdict.FAIL)
     for name in names:
-        assert found[name].finding is not None
+        assert found[name].violation is not None
         assert found[name].exchanges

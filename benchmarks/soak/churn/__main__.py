@@ -21,9 +21,9 @@ from benchmarks.soak.churn.under_traffic import Churned, Memory, churn, memory_o
 from lora_serve.bench.http_stream import Origin
 from lora_serve.bench.machine import Machine, describe_machine
 from lora_serve.bench.summary import Spread
-from lora_serve.bench.table import text_table
 from lora_serve.demo.model import ensure_demo
 from lora_serve.demo.server_process import ServerProcess
+from lora_serve.observability.table import text_table
 
 FORMAT = "lora-serve/churn/1"
 NUM_VERSIONS = 256

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from lora_serve.check.lab import LOAD, UNLOAD, Lab, Speaker, at_once
-from lora_serve.check.probe import Finding, JsonObject, Need, Probe, ProbeFailedError
+from lora_serve.check.probe import JsonObject, Need, Probe, ProbeFailedError, Violation
 from lora_serve.check.server import COMPLETIONS, ServerFaultError
 
 NUM_TURNS = 6
@@ -30,7 +30,7 @@ async def _races(lab: Lab) -> str:
             if status not in MAY_ANSWER:
                 said = f"HTTP {status}" if status else "no answer"
                 raise ProbeFailedError(
-                    Finding(what=f"Among calls for one name at once, {path} gave {said}.")
+                    Violation(what=f"Among calls for one name at once, {path} gave {said}.")
                 )
     await lab.server.status_of("POST", UNLOAD, {"lora_name": speaker.model})
     await lab.load(speaker, paths[0])
@@ -69,16 +69,16 @@ async def _broken(lab: Lab) -> str:
     path = lab.workspace.put_broken(b.files, lab.workspace.new_place())
     status = await _load_status(lab, speaker, path)
     if status == 200:
-        raise ProbeFailedError(Finding(what="An adapter whose weights are cut off was loaded."))
+        raise ProbeFailedError(Violation(what="An adapter whose weights are cut off was loaded."))
     what = "After a load of damaged files was refused, the adapter before it did not answer."
     try:
         got = await lab.ask(speaker, prompt)
     except ServerFaultError as error:
-        raise ProbeFailedError(Finding(what=what, wrong=str(error))) from error
+        raise ProbeFailedError(Violation(what=what, wrong=str(error))) from error
     lab.must_equal(got, right, what)
     if not 400 <= status < 500:
         raise ProbeFailedError(
-            Finding(what=f"A load of damaged files gave HTTP {status}, not the caller's mistake.")
+            Violation(what=f"A load of damaged files gave HTTP {status}, not the caller's mistake.")
         )
     return f"HTTP {status}"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from lora_serve.check.answers import Answer
 from lora_serve.check.lab import Lab
-from lora_serve.check.probe import Finding, Need, NotSupportedError, Probe, ProbeFailedError
+from lora_serve.check.probe import Need, NotSupportedError, Probe, ProbeFailedError, Violation
 from lora_serve.check.server import ServerFaultError
 
 NUM_REPEATS = 3
@@ -88,7 +88,7 @@ async def _stop(lab: Lab) -> str:
         lab.must_equal(got, right, what)
     if stop in right.text:
         raise ProbeFailedError(
-            Finding(what=f"An answer goes on over the stop string {stop!r}.", wrong=right.text)
+            Violation(what=f"An answer goes on over the stop string {stop!r}.", wrong=right.text)
         )
     return lab.hits()
 

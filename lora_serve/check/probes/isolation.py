@@ -10,7 +10,7 @@ from pathlib import Path
 from lora_serve.check.adapters import ModelShape
 from lora_serve.check.answers import Answer
 from lora_serve.check.lab import Embeds, Lab, Speaker
-from lora_serve.check.probe import Finding, Need, NotSupportedError, Probe, ProbeFailedError
+from lora_serve.check.probe import Need, NotSupportedError, Probe, ProbeFailedError, Violation
 from lora_serve.check.server import ServerFaultError
 from lora_serve.errors import ConfigError
 
@@ -53,7 +53,7 @@ async def _salts(lab: Lab) -> str:
     for name, got in (("another salt", second), ("no salt", unsalted)):
         if _shares(got):
             raise ProbeFailedError(
-                Finding(
+                Violation(
                     what=f"A request with {name} found {got.num_cached_tokens} tokens of KV that "
                     "was cached under the first salt."
                 )

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from lora_serve.check.answers import Answer
 from lora_serve.check.lab import Lab, Speaker, Version
-from lora_serve.check.probe import Finding, Need, NotSupportedError, Probe, ProbeFailedError
+from lora_serve.check.probe import Need, NotSupportedError, Probe, ProbeFailedError, Violation
 from lora_serve.check.server import ServerFaultError
 
 LONG = (96, 384)  # tokens of an answer that is to run while something happens
@@ -74,7 +74,7 @@ async def _gone_after_unload(lab: Lab) -> str:
     known = {"the unloaded adapter": await lab.cold(a, prompt)}
     known["the base model"] = await lab.cold(None, prompt)
     raise ProbeFailedError(
-        Finding(
+        Violation(
             what="A name that had been unloaded was answered.",
             wrong=repr(got.text),
             hint=lab.hint(got, known),

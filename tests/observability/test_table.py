@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from lora_serve.bench.table import text_table
+from lora_serve.observability.table import text_table
 
 
 def test_a_table_aligns_names_left_and_figures_right() -> None:
