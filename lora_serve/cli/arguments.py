@@ -148,6 +148,8 @@ def _help(field: Field[Any]) -> str:
     if field.default in (None, (), "", False):
         return text
     default: Any = "on" if field.default is True else field.default
+    if isinstance(default, tuple):
+        default = " ".join(map(str, default))
     if field.metadata.get("quantity") == "bytes":
         default = shown_size(default)
     return f"{text} (default: {default})"

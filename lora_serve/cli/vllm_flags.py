@@ -23,7 +23,6 @@ class InertFlag:
 
 
 _ONE_PROCESS = "a model is computed by one process"
-_DONE_ALWAYS = "that is always so"
 _BOTH = "every model generates text and gives embeddings"
 
 INERT_FLAGS = (
@@ -52,10 +51,10 @@ INERT_FLAGS = (
     InertFlag(("--response-role",), "answers are the assistant's", ("assistant",)),
     InertFlag(("--chat-template-content-format",), "contents are text", ("auto", "string")),
     InertFlag(("--ssl-cert-reqs",), "--ssl-ca-certs asks for certificates", ("0",)),
-    InertFlag(("--enable-prompt-tokens-details",), _DONE_ALWAYS),
-    InertFlag(("--enable-request-id-headers",), _DONE_ALWAYS),
-    InertFlag(("--enable-server-load-tracking",), _DONE_ALWAYS),
-    InertFlag(("--enable-scale-out",), _DONE_ALWAYS),
+    InertFlag(("--enable-prompt-tokens-details",), "usage always counts cached tokens"),
+    InertFlag(("--enable-request-id-headers",), "each answer has X-Request-Id"),
+    InertFlag(("--enable-server-load-tracking",), "GET /load always answers"),
+    InertFlag(("--enable-scale-out",), "the server always allows it"),
     InertFlag(("--enable-log-requests",), "requests are logged, without --disable-log-requests"),
     InertFlag(("--uvicorn-log-level",), "--log-level holds for all lines", None),
     InertFlag(("--disable-frontend-multiprocessing",), "the engine is always a process of its own"),
@@ -129,4 +128,4 @@ class _Inert(argparse.Action):
 
 def _help(flag: InertFlag) -> str:
     only = f" (only {' or '.join(flag.neutral)})" if flag.neutral else ""
-    return f"Nothing: {flag.why}{only}."
+    return f"Has no effect: {flag.why}{only}."

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from lora_serve.cli import serve
 from lora_serve.cli.arguments import (
     GROUPS,
     add_config_arguments,
@@ -141,3 +142,11 @@ def test_every_flag_that_takes_bytes_takes_their_unit() -> None:
 
 def test_a_default_is_shown_as_it_may_be_written() -> None:
     assert "(default: 16GiB)" in parser().format_help()
+
+
+def test_no_default_in_the_help_is_written_as_python_writes_it() -> None:
+    parser = OneLineParser(prog="lora-serve serve")
+    serve.add_arguments(parser)
+    told = " ".join(parser.format_help().split())
+    assert "Methods that pages of other origins may use. (default: *)" in told
+    assert "(default: (" not in told
