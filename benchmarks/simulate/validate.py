@@ -27,12 +27,12 @@ from lora_serve.bench.http_stream import Origin
 from lora_serve.bench.load import run_load
 from lora_serve.bench.server import lora_serve_command, running_server
 from lora_serve.bench.summary import percentile
-from lora_serve.bench.table import text_table
 from lora_serve.bench.workload import TimedRequest, WorkloadSpec, make_workload
 from lora_serve.check.adapters import ModelShape, write_adapter
 from lora_serve.cli.main import main as lora_serve
 from lora_serve.demo.model import ensure_demo
 from lora_serve.demo.server_process import free_port
+from lora_serve.observability.table import text_table
 from lora_serve.simulate.costs import Costs, load_costs
 from lora_serve.simulate.fleet import Fleet
 from lora_serve.simulate.records import SimulatedRequest

@@ -9,8 +9,8 @@ import msgspec
 
 from lora_serve.bench.goodput import Goodput, Limits
 from lora_serve.bench.summary import percentile
-from lora_serve.bench.table import text_table
 from lora_serve.bench.workload import WorkloadSpec
+from lora_serve.observability.table import text_table
 from lora_serve.simulate.costs import Costs, EngineSettings
 from lora_serve.simulate.records import Simulated
 from lora_serve.simulate.rollout import RolledOut
