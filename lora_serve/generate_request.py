@@ -26,6 +26,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
         then, so that the request can be sent again to a new engine if this one dies.
     shown_special_tokens: are a part of the text all the same when params.skip_special_tokens leaves
         out the others.
+    do_remote_decode: another server is to go on with the prompt. The answer ends when its KV can be
+        found there, or has been waited for long enough.
     """
 
     request_id: str
@@ -40,3 +42,4 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     is_streamed: bool = True
     shown_special_tokens: tuple[int, ...] = ()
     pooling: PoolingParams | None = None
+    do_remote_decode: bool = False

@@ -214,6 +214,7 @@ class EngineOutput(msgspec.Struct, frozen=True):
     adapter: the version that answers. prompt_logprobs: per prompt token asked for, in order.
     pooled: of a request with `pooling`, what `pooling.embedding` takes; in its last output.
     scheduled_time: when it first had a part in a step, on the monotonic clock.
+    num_stored_tokens: of the prompt, those that other servers find; None where that is not asked.
     """
 
     request_id: str
@@ -227,6 +228,7 @@ class EngineOutput(msgspec.Struct, frozen=True):
     num_cached_by_tier: dict[str, int] = {}
     adapter: AdapterRef | NoAdapter = BASE_MODEL
     scheduled_time: float = 0.0
+    num_stored_tokens: int | None = None
     error: ErrorInfo | None = None
 
 

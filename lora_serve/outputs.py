@@ -33,7 +33,8 @@ class OutputDelta:
         beyond the device cache, which is "device", and empty if there are none.
     prompt_logprobs: of the prompt tokens asked for, from the second on; on the first delta only.
     embedding: what was asked for instead of an answer, little-endian float32.
-    times: on the choice's last delta.
+    times: on the choice's last delta. num_stored_tokens: of the prompt, those that other servers
+        find, on the last delta where that was asked for.
     """
 
     index: int
@@ -48,6 +49,7 @@ class OutputDelta:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     embedding: bytes = b""
     times: AnswerTimes | None = None
+    num_stored_tokens: int | None = None
 
     @property
     def num_logprobs(self) -> int:
@@ -100,7 +102,7 @@ class RequestOutput:
 
     adapter: the version that answered, None for the base model, as in `LLM`'s arguments.
     embedding: little-endian float32; b"" where an answer was asked for.
-    times: of the choice that ended last, once all have.
+    times: of the choice that ended last, once all have. num_stored_tokens: as of `OutputDelta`.
     """
 
     request_id: str
@@ -112,6 +114,7 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     embedding: bytes = b""
     times: AnswerTimes | None = None
+    num_stored_tokens: int | None = None
     outputs: list[CompletionOutput] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -131,3 +134,5 @@ class RequestOutput:
         self.embedding += delta.embedding
         self.adapter = None if delta.adapter is BASE_MODEL else delta.adapter
         self.times = delta.times or self.times
+        if delta.num_stored_tokens is not None:
+            self.num_stored_tokens = delta.num_stored_tokens

@@ -61,8 +61,14 @@ class StoredTiers(OracleTierStore):
     def not_asked(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
         self._store.not_asked(namespace, hashes)
 
-    def save(self, namespace: TierNamespace, blocks: Sequence[tuple[BlockHash, bytes]]) -> None:
-        self._store.save(namespace, blocks)
+    def save(
+        self,
+        namespace: TierNamespace,
+        blocks: Sequence[tuple[BlockHash, bytes]],
+        *,
+        is_urgent: bool = False,
+    ) -> None:
+        self._store.save(namespace, blocks, is_urgent=is_urgent)
 
     def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
         self._store.touch(namespace, hashes)

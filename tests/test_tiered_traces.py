@@ -35,6 +35,7 @@ def run_traces(seeds: Sequence[int]) -> TieredResult:
         total.num_cancelled += result.num_cancelled
         total.num_preemptions += result.num_preemptions
         total.num_failed += result.num_failed
+        total.num_handed_over += result.num_handed_over
         total.wrong += [f"seed {seed}: {name}" for name in result.wrong]
     return total
 
@@ -49,6 +50,7 @@ def test_every_answer_over_failing_tiers_is_the_lone_answer() -> None:
     assert result.num_preemptions > NUM_TRACES
     assert result.num_cancelled > 5
     assert result.num_failed > 2
+    assert result.num_handed_over > 3 * NUM_TRACES
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from lora_serve.errors import ConfigError
 
 KV_STORE_POLICIES = ("all", "prompt-only", "after-n-hits")
 KV_LOAD_FAILURE_POLICIES = ("recompute", "fail")
+KV_ROLES = ("kv_both", "kv_producer", "kv_consumer")
 KV_CONNECTOR = "TieredConnector"  # what --kv-transfer-config may call it
 
 
@@ -60,6 +61,17 @@ class KVTierConfig:
         "recompute",
         choices=KV_LOAD_FAILURE_POLICIES,
     )
+    kv_role: str = setting(
+        "What this server does with the tiers: store and fetch, only store what it computes "
+        "(kv_producer), or only fetch what others computed (kv_consumer).",
+        "kv_both",
+        choices=KV_ROLES,
+    )
+    kv_save_deadline_ms: int = setting(
+        "Longest that an answer to do_remote_decode waits until its prompt's KV is stored, in "
+        "milliseconds.",
+        5000,
+    )
     kv_stale_version_seconds: int = setting(
         "Seconds for which the tiers keep an adapter's KV of other versions than the one that was "
         "loaded last, counted from that load; 0 drops it at once.",
@@ -78,9 +90,16 @@ class KVTierConfig:
         require_at_least(1, "--kv-disk-bytes", self.kv_disk_bytes)
         require_at_least(1, "--kv-store-min-hits", self.kv_store_min_hits)
         require_at_least(1, "--kv-load-deadline-ms", self.kv_load_deadline_ms)
+        require_at_least(1, "--kv-save-deadline-ms", self.kv_save_deadline_ms)
         require_at_least(0, "--kv-stale-version-seconds", self.kv_stale_version_seconds)
         require_choices(self)
         self.expanded()  # raises at once for what is wrong with the JSON
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other servers can find KV in one of the tiers that these settings name."""
+        expanded = self.expanded()
+        return bool(expanded.kv_disk_path or expanded.kv_redis_url)
 
     def expanded(self) -> KVTierConfig:
         """These settings with those of the JSON, and without the JSON.
@@ -111,7 +130,7 @@ def _transfer_settings(text: str) -> dict[str, Any]:
         settings = dict(given.pop("kv_connector_extra_config", {}))
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"--kv-transfer-config {text}: want a JSON object") from error
-    for key, known in (("kv_connector", KV_CONNECTOR), ("kv_role", "kv_both")):
-        if given.pop(key, known) != known:
-            raise ConfigError(f'--kv-transfer-config: {key} must be "{known}"')
+    if given.pop("kv_connector", KV_CONNECTOR) != KV_CONNECTOR:
+        raise ConfigError(f'--kv-transfer-config: kv_connector must be "{KV_CONNECTOR}"')
+    given.pop("engine_id", None)  # KV is found by what shaped it, whoever computed it
     return {**settings, **given}

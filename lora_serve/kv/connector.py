@@ -12,6 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 from lora_serve.identity import CacheNamespace, Everything
 from lora_serve.kv.block_table import BlockTable
+from lora_serve.kv.handovers import Handover
 from lora_serve.kv.store_policy import StoredRequest
 from lora_serve.kv.tier_copies import TierCopies
 from lora_serve.kv_tiers.base import Cause, TierStats
@@ -22,7 +23,9 @@ from lora_serve.step import KVLoad
 class TieredRequest(StoredRequest, Hashable, Protocol):
     """The part of a request that a connector looks at."""
 
+    request_id: str
     namespace: CacheNamespace
+    do_remote_decode: bool
     block_tables: list[BlockTable]
     num_committed_blocks: int
 
@@ -90,6 +93,13 @@ class KVConnector(Generic[R]):
 
     def committed(self, request: R, blocks: range) -> None:
         """A step has written these blocks of a running request. Plans to store them."""
+
+    def handover(self, request_id: str) -> Handover | None:
+        """How much of its prompt's KV others can find yet; None without tiers."""
+        return None
+
+    def end_handover(self, request_id: str) -> None:
+        """Nobody waits for that any more."""
 
     def forget(self, request: R) -> None:
         """A request no longer waits for what was fetched for it."""

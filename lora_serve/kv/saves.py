@@ -19,12 +19,14 @@ from lora_serve.kv_tiers.base import TierNamespace
 class SaveRun:
     """Consecutive places of one chain. is_wanted: until the cache is reset under it.
 
+    is_urgent: another server waits for them.
     block_ids: for each place those of all groups, one after the other.
     """
 
     namespace: TierNamespace
     hashes: tuple[BlockHash, ...]
     block_ids: tuple[int, ...]
+    is_urgent: bool = False
     is_wanted: bool = True
 
 
@@ -41,13 +43,15 @@ class PendingSaves:
         hashes: Sequence[BlockHash],
         tables: Sequence[BlockTable],
         blocks: Sequence[int],
+        *,
+        is_urgent: bool = False,
     ) -> None:
         """Save these of a request's blocks: ascending indices into its hashes and tables."""
         for first, last in _runs(blocks):
             chosen = slice(first, last + 1)
             places = zip(*(table.block_ids[chosen] for table in tables), strict=True)
             block_ids = tuple(block_id for place in places for block_id in place)
-            self._next.append(SaveRun(namespace, tuple(hashes[chosen]), block_ids))
+            self._next.append(SaveRun(namespace, tuple(hashes[chosen]), block_ids, is_urgent))
 
     def plan(self) -> tuple[int, ...]:
         """The blocks that this step gathers; `gathered` must follow once it has run."""
@@ -59,7 +63,7 @@ class PendingSaves:
 
     def gathered(
         self, blobs: Sequence[bytes]
-    ) -> Iterator[tuple[TierNamespace, list[tuple[BlockHash, bytes]]]]:
+    ) -> Iterator[tuple[SaveRun, list[tuple[BlockHash, bytes]]]]:
         """The records that the oldest step with saves gathered, but for those reset meanwhile."""
         if not blobs:
             return
@@ -69,7 +73,7 @@ class PendingSaves:
         for run in runs:
             end = start + len(run.hashes)
             if run.is_wanted:
-                yield run.namespace, list(zip(run.hashes, blobs[start:end], strict=True))
+                yield run, list(zip(run.hashes, blobs[start:end], strict=True))
             start = end
 
     def forget(self, lora_name: str | Everything) -> None:

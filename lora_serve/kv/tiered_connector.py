@@ -22,8 +22,9 @@ from lora_serve.identity import (
     salt_digest,
 )
 from lora_serve.kv.block_table import BlockTable
-from lora_serve.kv.connector import FetchesEnded, KVConnector, R, TransferPlan
+from lora_serve.kv.connector import FetchesEnded, KVConnector, R, TieredRequest, TransferPlan
 from lora_serve.kv.fetches import Fetch, Fetches
+from lora_serve.kv.handovers import Handover, Handovers
 from lora_serve.kv.saves import PendingSaves
 from lora_serve.kv.store_policy import make_store_policy
 from lora_serve.kv.tier_copies import TierCopies
@@ -64,7 +65,13 @@ class TierStore(Protocol):
 
     def not_asked(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None: ...
 
-    def save(self, namespace: TierNamespace, blocks: Sequence[tuple[BlockHash, bytes]]) -> None: ...
+    def save(
+        self,
+        namespace: TierNamespace,
+        blocks: Sequence[tuple[BlockHash, bytes]],
+        *,
+        is_urgent: bool = False,
+    ) -> None: ...
 
     def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None: ...
 
@@ -93,6 +100,7 @@ class TieredConnector(KVConnector[R]):
         block_bytes: int,
         clock: Callable[[], float],
         max_fetched_bytes: int = MAX_FETCHED_BYTES,
+        notify: Callable[[], None] = lambda: None,
     ) -> None:
         self._deadline_seconds = config.kv_load_deadline_ms / 1e3
         self._must_fail = config.kv_load_failure_policy == "fail"
@@ -107,6 +115,10 @@ class TieredConnector(KVConnector[R]):
         self._loads: list[KVLoad] = []
         self._tier_names = tuple(figures.tier for figures in store.stats().tiers)
         self._copies: TierCopies | None = None
+        self._saves_kv = config.kv_role != "kv_consumer"
+        self._fetches_kv = config.kv_role != "kv_producer"
+        self._handovers = Handovers(notify)
+        store.watch(self._handovers)
 
     def record_copies(self, copies: TierCopies) -> None:
         self._copies = copies
@@ -121,6 +133,8 @@ class TieredConnector(KVConnector[R]):
         return self._fetches.next_give_up_time
 
     def fetch(self, request: R, first_block: int, last_block: int) -> bool:
+        if not self._fetches_kv:
+            return False
         if first_block >= last_block or self._fetches.has_asked(request, first_block):
             return False
         hashes = request.block_hashes[:last_block]
@@ -166,11 +180,31 @@ class TieredConnector(KVConnector[R]):
         else:
             self._note_not_asked(request, num_hit_blocks)
         self.forget(request)
-        self._save(request, self._policy.admitted(request, num_hit_blocks))
+        chosen = self._policy.admitted(request, num_hit_blocks)
+        if request.do_remote_decode:
+            self._handovers.begin(request.request_id, _prompt_hashes(request))
+            chosen = self._to_hand_over(request, num_hit_blocks)
+        self._save(request, chosen)
         return num_by_tier
 
     def committed(self, request: R, blocks: range) -> None:
-        self._save(request, self._policy.committed(request, blocks))
+        chosen = self._policy.committed(request, blocks)
+        if request.do_remote_decode:
+            chosen = self._to_hand_over(request, blocks.stop)
+        self._save(request, chosen)
+
+    def handover(self, request_id: str) -> Handover | None:
+        return self._handovers.get(request_id)
+
+    def end_handover(self, request_id: str) -> None:
+        self._handovers.end(request_id)
+
+    def _to_hand_over(self, request: R, end: int) -> range:
+        """The blocks before `end` that the tiers were not offered yet, whatever the policy says."""
+        handover = self._handovers.get(request.request_id)
+        assert handover is not None, f"{request.request_id} was committed and never admitted"
+        first, handover.num_offered = handover.num_offered, max(end, handover.num_offered)
+        return range(first, end)
 
     def forget(self, request: R) -> None:
         ticket = self._fetches.forget(request)
@@ -182,8 +216,8 @@ class TieredConnector(KVConnector[R]):
         return TransferPlan(self._saves.plan(), loads)
 
     def gathered(self, blobs: Sequence[bytes]) -> None:
-        for namespace, blocks in self._saves.gathered(blobs):
-            self._store.save(namespace, blocks)
+        for run, blocks in self._saves.gathered(blobs):
+            self._store.save(run.namespace, blocks, is_urgent=run.is_urgent)
 
     def reset(self, lora_name: str | Everything) -> tuple[list[R], Forgetting]:
         flying = self._fetches.drop(lora_name)
@@ -221,11 +255,18 @@ class TieredConnector(KVConnector[R]):
             self._store.not_asked(self._namespace(request.namespace), hashes)
 
     def _save(self, request: R, blocks: Sequence[int]) -> None:
+        if not self._saves_kv:
+            return
         first_held = max(table.num_unseen for table in request.block_tables)
         held = [block for block in blocks if block >= first_held]
         if held:
-            namespace = self._namespace(request.namespace)
-            self._saves.add(namespace, request.block_hashes, request.block_tables, held)
+            self._saves.add(
+                self._namespace(request.namespace),
+                request.block_hashes,
+                request.block_tables,
+                held,
+                is_urgent=request.do_remote_decode,
+            )
 
 
 def tier_namespaces(
@@ -250,6 +291,11 @@ def tier_namespaces(
         )
 
     return tier_namespace
+
+
+def _prompt_hashes(request: TieredRequest) -> list[BlockHash]:
+    """Those of the prompt's blocks that a request of the same prompt may find."""
+    return request.block_hashes[: (request.num_prompt_tokens - 1) // request.block_size]
 
 
 def _members(fetches: Sequence[Fetch[R]]) -> list[R]:

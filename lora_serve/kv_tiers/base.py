@@ -129,7 +129,10 @@ class TierWatcher(Protocol):
     """Hears what enters and leaves tiers, from any thread, in the order in which it happens."""
 
     def stored(self, tier: str, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
-        """This process has put these blocks into the tier, or found them there when it would."""
+        """This process has put these blocks into the tier."""
+
+    def held(self, tier: str, hashes: Sequence[BlockHash]) -> None:
+        """These blocks were offered to the tier, and were there when it was looked."""
 
     def removed(self, tier: str, hashes: Sequence[BlockHash]) -> None:
         """These blocks, of whoever's, are in the tier no more."""

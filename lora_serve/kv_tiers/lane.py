@@ -140,9 +140,17 @@ class TierLane:
         """Whether a block is worth offering, as far as is known without I/O."""
         return not self._tier.holds(namespace, block_hash)
 
-    def save(self, namespace: TierNamespace, records: Sequence[Record]) -> None:
+    def tell_held(self, hashes: Sequence[BlockHash]) -> None:
+        """Tell the watcher that these need not be saved."""
+        if self._watcher is not None:
+            self._watcher.held(self.name, hashes)
+
+    def save(
+        self, namespace: TierNamespace, records: Sequence[Record], *, is_urgent: bool = False
+    ) -> None:
         """Queue records; those for which there is no room are counted and lost."""
-        if not self._saves.put(namespace, records, sum(record.num_bytes for record in records)):
+        num_bytes = sum(record.num_bytes for record in records)
+        if not self._saves.put(namespace, records, num_bytes, is_urgent=is_urgent):
             self.counters.unsaved(Cause.QUEUE_FULL, len(records))
 
     def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:

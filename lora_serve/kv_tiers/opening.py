@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from lora_serve.config import KVTierConfig
 from lora_serve.config.refusals import Refusals
+from lora_serve.errors import ConfigError
 from lora_serve.kv_tiers.base import Tier
 from lora_serve.kv_tiers.kinds import TIER_KINDS
 from lora_serve.kv_tiers.mac import MacKeys, read_mac_keys
@@ -38,12 +39,23 @@ def check_tiers(config: KVTierConfig) -> None:
     refusals = Refusals()
     keys = MacKeys()
     with refusals.noted():
+        _check_role(config)
+    with refusals.noted():
         keys = read_mac_keys(config.kv_mac_key_file)
     for kind in TIER_KINDS:
         if kind.is_named(config):
             with refusals.noted():
                 kind.check(config, keys)
     refusals.raise_noted()
+
+
+def _check_role(config: KVTierConfig) -> None:
+    """Raise ConfigError for a role that has nobody to work with."""
+    if config.kv_role != "kv_both" and not config.is_shared:
+        raise ConfigError(
+            f"--kv-role {config.kv_role}: no tier is named that other servers look into; give "
+            "--kv-disk-path or --kv-redis-url, too"
+        )
 
 
 def open_tiers(config: KVTierConfig, keys: MacKeys) -> list[Tier]:

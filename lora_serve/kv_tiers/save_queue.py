@@ -20,10 +20,14 @@ Task: TypeAlias = Callable[[], None]
 
 @dataclass(slots=True, eq=False)
 class Batch(Generic[T]):
-    """Items of one namespace, in the order in which they were put."""
+    """Items of one namespace, in the order in which they were put.
+
+    is_urgent: it waits for no more of them.
+    """
 
     namespace: TierNamespace
     since: float
+    is_urgent: bool = False
     items: list[T] = field(default_factory=list)
     num_bytes: int = 0
 
@@ -45,7 +49,14 @@ class SaveQueue(Generic[T]):
         self._is_draining = False
         self._is_closed = False
 
-    def put(self, namespace: TierNamespace, items: Sequence[T], num_bytes: int) -> bool:
+    def put(
+        self,
+        namespace: TierNamespace,
+        items: Sequence[T],
+        num_bytes: int,
+        *,
+        is_urgent: bool = False,
+    ) -> bool:
         """Take items; returns False, and takes none, if there is no room."""
         with self._changed:
             if self._is_closed or self._num_bytes + num_bytes > self._capacity_bytes:
@@ -54,6 +65,7 @@ class SaveQueue(Generic[T]):
             if batch is None:
                 batch = self._batches[namespace.root] = Batch(namespace, time.monotonic())
             batch.items += items
+            batch.is_urgent |= is_urgent
             batch.num_bytes += num_bytes
             self._num_bytes += num_bytes
             self._changed.notify_all()
@@ -122,7 +134,7 @@ class SaveQueue(Generic[T]):
         hurry = self._is_draining or 2 * self._num_bytes > self._capacity_bytes
         for batch in self._batches.values():
             is_full = batch.num_bytes >= self._batch_bytes
-            if hurry or is_full or now - batch.since >= self._linger_seconds:
+            if hurry or is_full or batch.is_urgent or now - batch.since >= self._linger_seconds:
                 return batch
         return None
 

@@ -30,6 +30,7 @@ from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.kv_tiers.lane import TierLane
 from lora_serve.kv_tiers.mac import MacKeys
 from lora_serve.kv_tiers.save_queue import Batch, SaveQueue
+from lora_serve.kv_tiers.watchers import Watchers
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class TieredStore:
         self._keys = keys
         self._close_seconds = close_seconds
         self._notify = notify
+        self._watchers = Watchers()
         self._lock = threading.Lock()
         self._fetches: dict[int, Fetch] = {}
         self._results: list[FetchResult] = []
@@ -76,8 +78,9 @@ class TieredStore:
 
     def watch(self, watcher: TierWatcher) -> None:
         """Tell `watcher` of all tiers' blocks. Before anything is saved."""
-        for lane in self._lanes:
-            lane.watch(watcher)
+        if self._watchers.add(watcher):
+            for lane in self._lanes:
+                lane.watch(self._watchers)
 
     # ── fetching ────────────────────────────────────────────────────────────────────────────
 
@@ -199,9 +202,15 @@ class TieredStore:
 
     # ── saving and dropping ─────────────────────────────────────────────────────────────────
 
-    def save(self, namespace: TierNamespace, blocks: Sequence[Item]) -> None:
-        """Write consecutive blocks through to every tier, later; what finds no room is lost."""
-        if not self._incoming.put(namespace, blocks, sum(len(block) for _, block in blocks)):
+    def save(
+        self, namespace: TierNamespace, blocks: Sequence[Item], *, is_urgent: bool = False
+    ) -> None:
+        """Write consecutive blocks through to every tier, later; what finds no room is lost.
+
+        is_urgent: no tier waits for more to write at once.
+        """
+        num_bytes = sum(len(block) for _, block in blocks)
+        if not self._incoming.put(namespace, blocks, num_bytes, is_urgent=is_urgent):
             for lane in self._lanes:
                 lane.counters.unsaved(Cause.QUEUE_FULL, len(blocks))
 
@@ -259,11 +268,16 @@ class TieredStore:
         """Queue what the tier lacks. `records`: what was encoded so far, for any tier."""
         namespace, now = batch.namespace, time.time()
         lacking = [item for item in batch.items if lane.lacks(namespace, item[0])]
+        if len(lacking) < len(batch.items):
+            missing = {block_hash for block_hash, _ in lacking}
+            held = [block_hash for block_hash, _ in batch.items if block_hash not in missing]
+            lane.tell_held(held)
         for block_hash, block in lacking:
             if block_hash not in records:
                 records[block_hash] = make_record(namespace, block_hash, block, now, self._keys)
         if lacking:
-            lane.save(namespace, [records[block_hash] for block_hash, _ in lacking])
+            chosen = [records[block_hash] for block_hash, _ in lacking]
+            lane.save(namespace, chosen, is_urgent=batch.is_urgent)
 
     # ── life ────────────────────────────────────────────────────────────────────────────────
 

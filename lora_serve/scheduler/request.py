@@ -58,6 +58,7 @@ class Request:
     num_found_blocks: blocks that had not to be computed after the last admission.
     block_hashes: of all full blocks.
     share: at whose cost it is served, where shares are fair.
+    do_remote_decode: as of `GenerateRequest`.
     counts: what penalties ask; None without any.
     allowed: what the client allows, as SampleInput.bitmask has it; None for all.
     grammar_start: the first place in token_ids that the grammar holds; None while the model
@@ -87,6 +88,7 @@ class Request:
     prompt_embeds: EmbeddedPrompt | None = None
     embeds_digests: tuple[bytes, ...] = ()
     share: str = ""
+    do_remote_decode: bool = False
     pooling: PoolingParams | None = None
     hidden_sums: bytes = b""
     status: RequestStatus = RequestStatus.WAITING
@@ -326,6 +328,7 @@ def request_from_message(
         prompt_embeds=embeds,
         embeds_digests=message.embeds_digests,
         share=share,
+        do_remote_decode=message.request.do_remote_decode,
         pooling=message.request.pooling,
         allowed=message.rules.allowed,
         bad_words=BadWords(message.rules.bad_words) if message.rules.bad_words else None,

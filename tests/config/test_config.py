@@ -108,7 +108,7 @@ def test_kv_transfer_config_says_what_the_flags_say() -> None:
     config = KVTierConfig(
         kv_load_deadline_ms=20,
         kv_transfer_config='{"kv_connector": "TieredConnector", "kv_role": "kv_both", '
-        '"kv_load_failure_policy": "fail", '
+        '"kv_load_failure_policy": "fail", "engine_id": "one", '
         '"kv_connector_extra_config": {"kv_ram_bytes": 1000, "kv_disk_path": "/kv"}}',
     )
     assert config.expanded() == KVTierConfig(
@@ -124,7 +124,8 @@ def test_kv_transfer_config_says_what_the_flags_say() -> None:
     [
         ("[1]", "want a JSON object"),
         ('{"kv_connector": "LMCacheConnectorV1"}', 'kv_connector must be "TieredConnector"'),
-        ('{"kv_role": "kv_producer"}', 'kv_role must be "kv_both"'),
+        ('{"kv_role": "kv_reader"}', "--kv-role kv_reader must be one of kv_both, kv_producer"),
+        ('{"kv_save_deadline_ms": 0}', "--kv-save-deadline-ms 0 must be at least 1"),
         ('{"kv_port": 1}', "no setting kv_port; have"),
         ('{"kv_ram_bytes": "lots"}', "--kv-ram-bytes: 'lots' is no number of bytes"),
         ('{"kv_ram_bytes": 0}', "--kv-ram-bytes 0 must be at least 1"),

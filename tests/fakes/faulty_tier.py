@@ -16,6 +16,7 @@ from lora_serve.kv_tiers.base import (
     TierContents,
     TierError,
     TierNamespace,
+    TierWatcher,
 )
 
 FAULTS = ("", "error", "bug", "miss", "short")
@@ -79,6 +80,9 @@ class FaultyTier:
     def drop(self, drop: Drop) -> None:
         self._meet_fault()
         self._tier.drop(drop)
+
+    def watch(self, watcher: TierWatcher) -> None:
+        self._tier.watch(watcher)
 
     def contents(self) -> TierContents:
         return self._tier.contents()

@@ -18,9 +18,9 @@ def namespace(lora_name: str = "") -> TierNamespace:
 def gathered(saves: PendingSaves, *blobs: bytes) -> list[tuple[str, list[int]]]:
     """Whose blocks, and which: blob i is that of block i."""
     found = []
-    for of, blocks in saves.gathered(blobs):
+    for run, blocks in saves.gathered(blobs):
         assert all(data == b"of " + block_hash for block_hash, data in blocks)
-        found.append((of.lora_name, [block_hash[0] for block_hash, _ in blocks]))
+        found.append((run.namespace.lora_name, [block_hash[0] for block_hash, _ in blocks]))
     return found
 
 

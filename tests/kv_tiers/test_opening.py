@@ -85,3 +85,12 @@ def test_a_redis_that_does_not_answer_is_told_at_the_start_but_refuses_nothing(
     (record,) = caplog.records
     assert record.getMessage().startswith("the Redis of --kv-redis-url does not answer (Redis: ")
     assert "secret" not in record.getMessage()
+
+
+@pytest.mark.parametrize("role", ["kv_producer", "kv_consumer"])
+def test_a_role_without_a_tier_that_others_look_into_is_refused(role: str, tmp_path: Path) -> None:
+    alone = KVTierConfig(kv_role=role, kv_ram_bytes=2**20)
+    with pytest.raises(ConfigError, match=f"--kv-role {role}: no tier is named"):
+        check_tiers(alone)
+    (tmp_path / "kv").mkdir(mode=0o700)
+    check_tiers(KVTierConfig(kv_role=role, kv_disk_path=str(tmp_path / "kv")))

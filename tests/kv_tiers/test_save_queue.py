@@ -28,6 +28,19 @@ def test_a_batch_does_not_wait_for_more_than_its_time() -> None:
     assert time.monotonic() - start >= 0.04
 
 
+def test_an_urgent_batch_waits_for_nothing() -> None:
+    queue: SaveQueue[str] = SaveQueue(100, 50, 60.0)
+    queue.put(A, ["x"], 1)
+    assert queue.take(0.0) is None
+    queue.put(A, ["y"], 1, is_urgent=True)
+    queue.put(B, ["z"], 1)
+    batch = queue.take(0.0)
+    assert isinstance(batch, Batch)
+    assert batch.items == ["x", "y"]
+    queue.done()
+    assert queue.take(0.0) is None
+
+
 def test_what_finds_no_room_is_refused_whole() -> None:
     queue: SaveQueue[str] = SaveQueue(10, 4, 0.0)
     assert queue.put(A, ["x"], 6)

@@ -17,6 +17,7 @@ from lora_serve.config import EngineConfig
 from lora_serve.engine.core.admin import AdminCalls
 from lora_serve.engine.core.executor import Executor
 from lora_serve.engine.core.grammars import POLL_SECONDS, RequestGrammars, make_grammar_service
+from lora_serve.engine.core.held_answers import HeldAnswers
 from lora_serve.engine.core.kv_event_publisher import EventPublisher
 from lora_serve.engine.core.kv_events import KVEvents, make_events
 from lora_serve.engine.core.kv_tiers import StaleVersions, make_connector, tier_stats
@@ -94,6 +95,8 @@ class EngineCore:
         self.scheduler = Scheduler(config.scheduler, config.lora.max_loras, kv, adapters, connector)
         self._admin = AdminCalls(adapters, self.scheduler, connector, stale_versions, self._outbox)
         self._grammars = RequestGrammars(grammars, self.scheduler)
+        deadline_ms = config.kv_tiers.expanded().kv_save_deadline_ms
+        self._held = HeldAnswers(connector, deadline_ms, config.cache.block_size, clock)
         self._events = events
         if events is not None:
             kv.record_events(events.recorder)
@@ -149,8 +152,8 @@ class EngineCore:
     def awaits_threads(self) -> bool:
         """Whether there is something to wait for: adapters, KV or grammars are on their way."""
         is_loading = self.adapters.is_loading or self.scheduler.num_fetching > 0
-        is_waiting = is_loading or self._grammars.is_waiting
-        return is_waiting or self._admin.is_waiting
+        is_waiting = is_loading or self._grammars.is_waiting or self._admin.is_waiting
+        return is_waiting or self._held.next_due is not None
 
     @property
     def idle_seconds(self) -> float | None:
@@ -158,6 +161,7 @@ class EngineCore:
         times = (
             self._connector.next_give_up_time,
             self.adapters.next_due,
+            self._held.next_due,
             *self._admin.due_times,
         )
         if self._grammars.is_waiting:
@@ -264,6 +268,8 @@ class EngineCore:
         self._take_in_loads()
         self._take_in_fetches()
         self._take_in_masks()
+        for output in self._held.take_ended():
+            self._outbox.output(output)
         self._admin.attend()
         num_requests = 0
         if not self._submit() or len(self._in_flight) > self._num_ahead:
@@ -316,7 +322,9 @@ class EngineCore:
         has_begun = bool(progress.new_token_ids) and not request.first_token_time
         if has_begun:
             request.first_token_time = now
-        if progress.new_token_ids or progress.prompt_logprobs or progress.finish_reason:
+        if request.do_remote_decode and progress.finish_reason is not None:
+            self._held.hold(progress_output(progress))
+        elif progress.new_token_ids or progress.prompt_logprobs or progress.finish_reason:
             self._outbox.output(progress_output(progress))
         if progress.finish_reason is not None:
             self._end(request, progress.finish_reason)
@@ -357,6 +365,8 @@ class EngineCore:
         """Settle what outlives a request: its adapter's lease, and its story for the metrics."""
         if request.namespace.adapter is not BASE_MODEL:
             self.adapters.release(request.namespace.adapter)
+        if request.do_remote_decode and finish_reason not in ("stop", "length"):
+            self._connector.end_handover(request.request_id)
         self._grammars.close(request.request_id)
         self._outbox.finished(request_times(request, finish_reason, self._clock()))
 

@@ -46,6 +46,7 @@ def make_connector(
         tier_namespaces(hasher, model),
         model.kv_block_bytes,
         time.monotonic,
+        notify=notify,
     )
 
 

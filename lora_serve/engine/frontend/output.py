@@ -72,6 +72,7 @@ class ChoiceState:
             prompt_logprobs=prompt_logprobs,
             embedding=b"" if self._pooling is None else self._embedding(self._pooling, output),
             times=self._times(output) if self.is_finished else None,
+            num_stored_tokens=output.num_stored_tokens,
         )
 
     def _embedding(self, pooling: PoolingParams, output: EngineOutput) -> bytes:

@@ -141,6 +141,7 @@ class OracleEngine:
             StaleVersions(self.kv_tiers.kv_stale_version_seconds, self.clock),
             self.grammars_class(VOCAB_SIZE, EOS, self.max_mask_delay),
             self.events,
+            self.clock,
         )
         self.outputs: dict[str, list[EngineOutput]] = {}
         self.calls: dict[int, CallReply] = {}
@@ -199,7 +200,8 @@ class OracleEngine:
         }
         own = self.store.own_hashes if isinstance(self.store, OracleTierStore) else ()
         in_tiers = {
-            (Medium.CPU, group, block_hash)
+            (medium, group, block_hash)
+            for medium in (Medium.CPU, Medium.STORAGE)
             for group in range(len(self.groups))
             for block_hash in own
             if self._is_current(block_hash)
@@ -225,6 +227,7 @@ class OracleEngine:
         params: SamplingParams | None = None,
         pooling: PoolingParams | None = None,
         rules: TokenRules = NO_RULES,
+        do_remote_decode: bool = False,
     ) -> None:
         params = params or SamplingParams(max_tokens=max_tokens, seed=1)
         request = GenerateRequest(
@@ -236,6 +239,7 @@ class OracleEngine:
             priority=priority,
             tenant=tenant,
             pooling=pooling,
+            do_remote_decode=do_remote_decode,
         )
         digests = embeds_digests(request.prompt, BLOCK_SIZE)
         message = EngineRequest(request, (EOS,), digests, rules=rules)

@@ -22,6 +22,7 @@ from lora_serve.kv_tiers.base import (
     TierWatcher,
 )
 from lora_serve.kv_tiers.forgetting import Forgetting
+from lora_serve.kv_tiers.watchers import Watchers
 
 TIERS = ("ram", "disk")
 
@@ -63,11 +64,13 @@ class OracleTierStore:
     holds_drops: bool = False
     num_not_asked: int = 0
     is_closed: bool = False
-    watcher: TierWatcher | None = None
+    watcher: Watchers | None = None
     own_hashes: dict[BlockHash, TierNamespace] = field(default_factory=dict)
 
     def watch(self, watcher: TierWatcher) -> None:
-        self.watcher = watcher
+        if self.watcher is None:
+            self.watcher = Watchers()
+        self.watcher.add(watcher)
 
     def may_have(self, namespace: TierNamespace, first: BlockHash) -> bool:
         return first in self.blocks.get(namespace.root, {})
@@ -99,7 +102,13 @@ class OracleTierStore:
         assert hashes, "a note of nothing"
         self.num_not_asked += len(hashes)
 
-    def save(self, namespace: TierNamespace, blocks: Sequence[tuple[BlockHash, bytes]]) -> None:
+    def save(
+        self,
+        namespace: TierNamespace,
+        blocks: Sequence[tuple[BlockHash, bytes]],
+        *,
+        is_urgent: bool = False,
+    ) -> None:
         for block_hash, data in blocks:
             assert len(data) == namespace.block_bytes, "a block of another size"
             if self.rng.random() >= self.faults.loses_saves:
@@ -112,14 +121,16 @@ class OracleTierStore:
     def _note_saved(self, namespace: TierNamespace, block_hash: BlockHash) -> None:
         self.own_hashes[block_hash] = namespace
         if self.watcher is not None:
-            self.watcher.stored(TIERS[0], namespace, [block_hash])
+            for tier in TIERS:
+                self.watcher.stored(tier, namespace, [block_hash])
 
     def _evict(self) -> None:
         """Forget the block that was saved first of those that this engine has saved."""
         for block_hash, namespace in self.own_hashes.items():
             del self.blocks[namespace.root][block_hash], self.own_hashes[block_hash]
             if self.watcher is not None:
-                self.watcher.removed(TIERS[0], [block_hash])
+                for tier in TIERS:
+                    self.watcher.removed(tier, [block_hash])
             return
 
     def touch(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:

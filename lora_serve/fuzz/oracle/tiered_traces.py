@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, replace
 
 from lora_serve.config import KVTierConfig
+from lora_serve.config.kv_tiers import KV_ROLES
 from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, OracleEngine
 from lora_serve.fuzz.oracle.executor import SLOT_BYTES, OracleExecutor
 from lora_serve.fuzz.oracle.expected import TraceResult
@@ -28,6 +30,7 @@ class TieredResult(TraceResult):
     num_restarts: int = 0
     num_cancelled: int = 0
     num_failed: int = 0
+    num_handed_over: int = 0
 
 
 class TieredTrace(OracleTrace):
@@ -46,6 +49,7 @@ class TieredTrace(OracleTrace):
         recorder_class: type[KVEventRecorder] | None = None,
     ) -> None:
         self.store = OracleTierStore()
+        self.role_rng = random.Random(f"roles {seed}")
         super().__init__(
             seed,
             kv_class,
@@ -89,7 +93,15 @@ class TieredTrace(OracleTrace):
         )
         self.store.faults.evicts = self.rng.choice((0, 0.2))
 
+    def _is_handed_over(self) -> bool:
+        role = self.engine.kv_tiers.kv_role
+        return role != "kv_consumer" and self.role_rng.random() < 0.3
+
     def _new_engine(self) -> OracleEngine:
+        """One engine after another over one store: what the first computes, the next may find."""
+        role = self.role_rng.choice((*KV_ROLES, "kv_both", "kv_both", "kv_both"))
+        tiers = self.settings.get("kv_tiers", KVTierConfig())
+        self.settings["kv_tiers"] = replace(tiers, kv_role=role)
         self.store = self.store.restarted()
         return OracleEngine(**self.settings, store=self.store)
 
@@ -152,5 +164,7 @@ class TieredTrace(OracleTrace):
 
     def _judge_answers(self) -> None:
         super()._judge_answers()
+        for outputs in self.engine.outputs.values():
+            self.tiered.num_handed_over += bool(outputs[-1].num_stored_tokens)
         self.tiered.num_tier_tokens += self.engine.core.scheduler.totals.external_cache_hits
         self.tiered.num_cancelled += self.store.num_cancelled

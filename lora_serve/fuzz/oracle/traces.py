@@ -246,7 +246,12 @@ class OracleTrace:
             embeds_rows=rows,
             pooling=pooling,
             rules=rules,
+            do_remote_decode=self._is_handed_over(),
         )
+
+    def _is_handed_over(self) -> bool:
+        """Whether another engine is to go on with the prompt; there is none here."""
+        return False
 
     def _reasoning(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from lora_serve.server.openai.answers import PromptLogprobs, Usage
+from lora_serve.server.openai.answers import KVTransferParams, PromptLogprobs, Usage
 
 
 class GeneratedLogprob(msgspec.Struct, frozen=True):
@@ -52,4 +52,4 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
     output_mode: str = "tokens"
-    kv_transfer_params: None = None
+    kv_transfer_params: KVTransferParams | None = None

@@ -8,6 +8,7 @@ from functools import partial
 
 from fastapi import APIRouter
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -38,6 +39,7 @@ from lora_serve.server.openai.generation import (
     written,
 )
 from lora_serve.server.openai.inputs import Input
+from lora_serve.server.openai.kv_transfer import answered
 from lora_serve.server.openai.logprobs import clamp, prompt_logprobs
 from lora_serve.server.openai.protocol import CompletionBody
 from lora_serve.server.openai.usage import UsageCounter
@@ -112,7 +114,9 @@ class GeneratedAnswer:
         self._usage.add_output(0, output)
         choices = [self._choice(whole_delta(output, choice)) for choice in output.outputs]
         usage = self._usage
-        return self._generated(choices, usage.fingerprint, usage.usage, self._of_prompt(output))
+        prompt = self._of_prompt(output)
+        generated = self._generated(choices, usage.fingerprint, usage.usage, prompt)
+        return replace(generated, kv_transfer_params=answered(outputs, self._id))
 
     async def events(self, deltas: AsyncIterator[PromptDelta]) -> AsyncIterator[bytes]:
         policy, usage = self._policy, self._usage

@@ -16,6 +16,7 @@ from lora_serve.server.openai.fields import (
     Unsupported,
     shared_fields,
 )
+from lora_serve.server.openai.kv_transfer import KVTransferField
 from lora_serve.server.openai.protocol import CompletionBody, ModelName, RequestId, StreamOptions
 from lora_serve.server.openai.sampling_fields import GenerationFields
 
@@ -65,6 +66,7 @@ class GenerateBody(Body):
     request_id: RequestId | None = None
     return_token_ids: bool | None = None
     output_mode: Literal["tokens", "text"] | None = None
+    kv_transfer_params: KVTransferField = None
 
     token_offsets: Ignored = None
     parse_context: Ignored = None
@@ -73,7 +75,6 @@ class GenerateBody(Body):
     reasoning_parser_kwargs: Unsupported = None
     features: Unsupported = None
     content_parts: Unsupported = None
-    kv_transfer_params: Unsupported = None
     ec_transfer_params: Unsupported = None
 
     @property

@@ -25,6 +25,22 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
+class KVTransferParams(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer to `do_remote_decode` says, to be sent to the server that decodes.
+
+    remote_num_tokens: of the prompt, those whose KV it will find.
+    """
+
+    remote_request_id: str
+    remote_num_tokens: int
+    do_remote_prefill: bool = True
+    do_remote_decode: bool = False
+    remote_engine_id: None = None
+    remote_block_ids: None = None
+    remote_host: None = None
+    remote_port: None = None
+
+
 class PromptTokensDetails(msgspec.Struct, frozen=True, omit_defaults=True):
     """cached_tokens_by_tier: where they were found; left out if there is but the device cache."""
 
@@ -101,7 +117,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     usage: Usage | UnsetType | None = UNSET
     service_tier: None = None
-    kv_transfer_params: None = None
+    kv_transfer_params: KVTransferParams | None = None
     metrics: RequestMetrics | None = None
 
 
@@ -190,7 +206,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
     service_tier: None = None
-    kv_transfer_params: None = None
+    kv_transfer_params: KVTransferParams | None = None
     metrics: RequestMetrics | None = None
 
 

@@ -40,6 +40,7 @@ from lora_serve.server.openai.generation import (
     written,
 )
 from lora_serve.server.openai.inputs import Input
+from lora_serve.server.openai.kv_transfer import answered
 from lora_serve.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from lora_serve.server.openai.protocol import ChatBody
 from lora_serve.server.openai.told_tokens import ALL, ToldTokens, token_kinds
@@ -162,6 +163,7 @@ class ChatAnswer:
                 else None
             ),
             prompt_token_ids=form.token_ids(self._item.token_ids),
+            kv_transfer_params=answered(outputs, self._id),
         )
 
     def choices(self, output: RequestOutput) -> list[ChatChoice]:

@@ -8,6 +8,7 @@ from functools import partial
 
 from fastapi import APIRouter
 from msgspec import UnsetType
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -33,6 +34,7 @@ from lora_serve.server.openai.generation import (
     written,
 )
 from lora_serve.server.openai.inputs import Input
+from lora_serve.server.openai.kv_transfer import answered
 from lora_serve.server.openai.logprobs import CompletionLogprobsWriter, joined, prompt_logprobs
 from lora_serve.server.openai.protocol import CompletionBody
 from lora_serve.server.openai.usage import UsageCounter
@@ -161,7 +163,8 @@ class CompletionAnswer:
                 writer = self._writers[prompt_index * self._n + choice.index]
                 choices.append(writer.write(whole_delta(output, choice)))
         usage = self._usage
-        return self._completion(choices, usage.fingerprint, usage.usage, usage.metrics)
+        completion = self._completion(choices, usage.fingerprint, usage.usage, usage.metrics)
+        return replace(completion, kv_transfer_params=answered(outputs, self._id))
 
     async def events(self, deltas: AsyncIterator[PromptDelta]) -> AsyncIterator[bytes]:
         policy = self._form.chunk_policy

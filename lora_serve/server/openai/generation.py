@@ -33,6 +33,7 @@ from lora_serve.server.http.request_ids import HEADER, MAX_CHARS, id_of
 from lora_serve.server.http.request_record import RequestRecord, record_of
 from lora_serve.server.http.streaming import EventStream, StreamForm
 from lora_serve.server.openai.inputs import Input
+from lora_serve.server.openai.kv_transfer import check_kv_transfer
 from lora_serve.server.openai.models import ModelTarget, as_asked_for
 from lora_serve.server.openai.parameters import constraint_field
 from lora_serve.server.openai.protocol import GenerationBody, ScheduledBody
@@ -191,10 +192,17 @@ def start_generation(
 
     special_tokens: stay in the text if the tokenizer has them.
     """
+    transfer = body.kv_transfer_params
+    check_kv_transfer(transfer, context.engine.config.kv_tiers)
     token_ids = map(context.engine.tokenizer.special_token_id, special_tokens)
     shown = tuple(token_id for token_id in token_ids if token_id is not None)
     requests = [
-        msgspec.structs.replace(made, is_streamed=bool(body.stream), shown_special_tokens=shown)
+        msgspec.structs.replace(
+            made,
+            is_streamed=bool(body.stream),
+            shown_special_tokens=shown,
+            do_remote_decode=transfer is not None and transfer.do_remote_decode,
+        )
         for made in scheduled_requests(context, request, body, target, prompts)
     ]
     field = constraint_field(body)

@@ -44,6 +44,7 @@ from lora_serve.server.openai.fields import (
     UnsupportedModalities,
     UnsupportedPadding,
 )
+from lora_serve.server.openai.kv_transfer import KVTransferField
 from lora_serve.server.openai.sampling_fields import GenerationFields
 from lora_serve.server.openai.tool_fields import PastCalls, ToolChoiceField, Tools
 
@@ -103,13 +104,14 @@ class GenerationBody(GenerationFields, ScheduledBody):
     session_id: Ignored = None
     guided_decoding_backend: Ignored = None
 
+    kv_transfer_params: KVTransferField = None
+
     # What would change it, and is not offered.
     use_beam_search: Unsupported = None
     length_penalty: UnsupportedFactor = None
     early_stopping: Unsupported = None
     stream_interval: UnsupportedFactor = None
     vllm_xargs: Unsupported = None
-    kv_transfer_params: Unsupported = None
     guided_whitespace_pattern: Unsupported = None
 
 

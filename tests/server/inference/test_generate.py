@@ -110,7 +110,7 @@ async def test_an_adapter_answers_by_its_name(
         ({"params": {"allowed_token_ids": [10**6]}}, "sampling_params.allowed_token_ids"),
         ({"params": {"colour": 1}}, "sampling_params.colour"),
         ({"params": {"extra_args": {"a": 1}}}, "sampling_params.extra_args"),
-        ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
+        ({"kv_transfer_params": {"do_remote_prefill": True}}, "kv_transfer_params"),
         ({"output_mode": "derender"}, "output_mode"),
         ({"output_mode": "text", "params": {"detokenize": False}}, "output_mode"),
         ({"features": {"a": 1}}, "features"),

@@ -443,7 +443,7 @@ async def test_what_openai_clients_send_for_others_sake_is_taken(client: httpx.A
         ("suffix", [None, ""]),
         ("stream_options", [None, {}]),
         ("session_id", [None, "s"]),
-        ("kv_transfer_params", [None, {}]),
+        ("kv_transfer_params", [None, {}, {"do_remote_decode": False, "remote_host": "x"}]),
         ("spaces_between_special_tokens", [None, True, False]),
     ],
 )
@@ -500,8 +500,22 @@ async def test_logprobs_may_be_true_for_one_and_false_for_none(client: httpx.Asy
         (
             {"prompt": "a", "kv_transfer_params": {"do_remote_decode": True}},
             "kv_transfer_params",
-            "not supported",
+            "no KV tier that another one looks into",
         ),
+        (
+            {"prompt": "a", "kv_transfer_params": {"do_remote_prefill": "yes"}},
+            "kv_transfer_params",
+            "must be true or false",
+        ),
+        (
+            {
+                "prompt": "a",
+                "kv_transfer_params": {"do_remote_prefill": True, "do_remote_decode": True},
+            },
+            "kv_transfer_params",
+            "a request is one of both",
+        ),
+        ({"prompt": "a", "kv_transfer_params": [1]}, "kv_transfer_params", "must be an object"),
         ({"prompt": "a", "prompt_logprob_start": 1}, "prompt_logprob_start", "needs prompt_logpro"),
         ({"prompt": "a", "use_beam_search": True}, "use_beam_search", "not supported"),
         ({"prompt": "a", "length_penalty": 0.5}, "length_penalty", "not supported"),

@@ -1,0 +1,101 @@
+"""Requests whose prompt another server is to go on with: how much of its KV that one can find yet.
+
+A handover begins when a request is admitted, and is over when all blocks of its prompt that can be
+found lie in a tier that other servers look into. How long that is waited for is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+
+from lora_serve.identity import BlockHash
+from lora_serve.kv.tier_copies import MEMORY_TIERS
+from lora_serve.kv_tiers.base import Drop, TierNamespace
+
+
+@dataclass(slots=True, eq=False)
+class Handover:
+    """hashes: of the prompt's blocks, in their order. num_offered: how many the tiers were given.
+
+    missing: those of which no tier has said that it has them.
+    """
+
+    hashes: tuple[BlockHash, ...]
+    num_offered: int = 0
+    missing: set[BlockHash] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.missing = set(self.hashes)
+
+    @property
+    def num_stored(self) -> int:
+        """How many blocks, from the first on, are there."""
+        ends = (i for i, block_hash in enumerate(self.hashes) if block_hash in self.missing)
+        return next(ends, len(self.hashes))
+
+
+class Handovers:
+    """A `TierWatcher`. `notify` is called from the tiers' threads while something is awaited."""
+
+    def __init__(self, notify: Callable[[], None] = lambda: None) -> None:
+        self._notify = notify
+        self._reports: SimpleQueue[Sequence[BlockHash]] = SimpleQueue()
+        self._handovers: dict[str, Handover] = {}
+        self._awaited: dict[BlockHash, dict[str, None]] = {}  # by which requests
+
+    # ── from any thread ─────────────────────────────────────────────────────────────────────
+
+    def stored(self, tier: str, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
+        self.held(tier, hashes)
+
+    def held(self, tier: str, hashes: Sequence[BlockHash]) -> None:
+        if tier not in MEMORY_TIERS and self._handovers:
+            self._reports.put(tuple(hashes))
+            self._notify()
+
+    def removed(self, tier: str, hashes: Sequence[BlockHash]) -> None:
+        """Nothing: the other server computes what it does not find."""
+
+    def dropped(self, tier: str, drop: Drop) -> None:
+        """Nothing, likewise."""
+
+    # ── from the engine's ───────────────────────────────────────────────────────────────────
+
+    def begin(self, request_id: str, hashes: Sequence[BlockHash]) -> Handover:
+        """Wait for these blocks; a request that begins again keeps what it knows."""
+        handover = self._handovers.get(request_id)
+        if handover is None:
+            handover = self._handovers[request_id] = Handover(tuple(hashes))
+            for block_hash in hashes:
+                self._awaited.setdefault(block_hash, {})[request_id] = None
+        handover.num_offered = 0
+        return handover
+
+    def get(self, request_id: str) -> Handover | None:
+        """How far it is by now; None if none has begun."""
+        self._take_in()
+        return self._handovers.get(request_id)
+
+    def end(self, request_id: str) -> None:
+        """Nobody waits for it any more."""
+        handover = self._handovers.pop(request_id, None)
+        for block_hash in () if handover is None else handover.missing:
+            self._forget(block_hash, request_id)
+
+    def _take_in(self) -> None:
+        while True:
+            try:
+                hashes = self._reports.get_nowait()
+            except Empty:
+                return
+            for block_hash in hashes:
+                for request_id in self._awaited.pop(block_hash, ()):
+                    self._handovers[request_id].missing.discard(block_hash)
+
+    def _forget(self, block_hash: BlockHash, request_id: str) -> None:
+        waiting = self._awaited[block_hash]
+        del waiting[request_id]
+        if not waiting:
+            del self._awaited[block_hash]
