@@ -34,6 +34,8 @@ BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 PROMPT_TOKENS = (24, 100, 300, 1000, 3000)
 OUTPUT_TOKENS = 10
 NUM_WARM_UPS = 2
+STRIDE = 7  # how often the shapes are gone through: if time runs out, all sizes have been seen
+MAX_SHARE = 0.15  # of the time, for one batch
 NUM_LOADS = 4  # at a time, as many as a loader reads at a time
 LOAD_SECONDS = 120.0
 
@@ -122,7 +124,10 @@ class Calibration:
     def measure(
         self, seconds: float, progress: Callable[[str], None] = lambda line: None
     ) -> list[StepSample]:
-        """Time batches of many shapes, small ones first, for about so many seconds."""
+        """Time batches of many shapes, for about so many seconds.
+
+        One that would take more than its share of the time is left out, so that many are seen.
+        """
         batches = list(self._batches())
         for batch in batches[:NUM_WARM_UPS]:
             self._run(batch)
@@ -136,7 +141,7 @@ class Calibration:
                 spent = time.perf_counter() - begin
                 # A batch that was not run yet takes about as long a token as those before it.
                 likely = taken.get(batch, spent * batch.num_tokens / max(1, num_tokens))
-                if spent + likely < seconds:
+                if spent + likely < seconds and likely < seconds * MAX_SHARE:
                     self._run(batch)
                     taken[batch] = time.perf_counter() - begin - spent
                     num_tokens += batch.num_tokens
@@ -148,7 +153,7 @@ class Calibration:
     # ── parts ───────────────────────────────────────────────────────────────────────────────
 
     def _batches(self) -> Iterator[Batch]:
-        """The shapes that fit the engine, in turns of all sizes, those that take longest last."""
+        """The shapes that fit the engine, from small to large several times."""
         scheduler, cache = self._config.scheduler, self._config.cache
         longest = self._core.ready().max_request_tokens
         room = self.model.num_blocks * cache.block_size
@@ -169,7 +174,8 @@ class Calibration:
                 f"requests of {longest} tokens are the longest that this engine takes, which are "
                 "too few to measure; give it more KV or a larger --max-model-len"
             )
-        return iter(sorted(found, key=lambda batch: batch.num_tokens))
+        by_size = sorted(found, key=lambda batch: batch.num_tokens)
+        return (batch for first in range(STRIDE) for batch in by_size[first::STRIDE])
 
     def _run(self, batch: Batch) -> None:
         num_early = batch.num_requests - batch.num_late

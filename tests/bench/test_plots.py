@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.bench.plots import can_plot, check_plot_path, plot_bars, plot_latencies
+from lora_serve.bench.plots import can_plot, check_plot_path, plot_bars, plot_latencies, plot_lines
 from lora_serve.errors import ConfigError
 from tests.bench.records import record, run_of
 
@@ -32,6 +32,16 @@ def test_a_run_in_which_all_failed_can_be_drawn(tmp_path: Path) -> None:
 def test_bars_leave_out_what_was_not_measured(tmp_path: Path) -> None:
     plot_bars({"decode": {"a": 1.0, "b": 2.0}, "prefill": {"b": 3.0}}, "ratio", tmp_path / "b.svg")
     assert (tmp_path / "b.svg").stat().st_size
+
+
+@needs_matplotlib
+def test_lines_are_drawn_in_a_panel_for_each_quantity(tmp_path: Path) -> None:
+    path = tmp_path / "l.svg"
+    lines = {"affinity": {10.0: 1.0, 1000.0: 2.0}, "round-robin": {10.0: 3.0}}
+    plot_lines({"loads": lines, "cached": lines}, "adapters", path)
+    text = path.read_text()
+    assert all(word in text for word in ("affinity", "round-robin", "loads", "cached"))
+    assert path.stat().st_size < 100_000
 
 
 def test_a_format_that_cannot_be_drawn_is_refused_before_the_run() -> None:

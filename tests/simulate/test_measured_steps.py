@@ -1,0 +1,49 @@
+"""A calibration of an engine that computes nothing sees steps of all kinds, and times each once."""
+
+from __future__ import annotations
+
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
+from lora_serve.config import CacheConfig, EngineConfig, LoRAConfig, SchedulerConfig
+from lora_serve.model_info import ModelInfo
+from lora_serve.simulate.costs import EngineSettings
+from lora_serve.simulate.executor import ReplicaClock, SimulatedExecutor
+from lora_serve.simulate.features import StepFeatures
+from lora_serve.simulate.fit import fit_steps
+from lora_serve.simulate.measured_steps import Calibration
+from lora_serve.simulate.replica import model_info
+
+
+class IdleExecutor(SimulatedExecutor):
+    """It has a model of 1,000 tokens, and steps that take no time."""
+
+    def __init__(self) -> None:
+        super().__init__(StepFeatures(), ReplicaClock())
+        self.num_prepared = 0
+
+    def load(self) -> ModelInfo:
+        settings = EngineSettings(num_blocks=200, max_model_len=400)
+        info = model_info(settings)
+        return ModelInfo(
+            info.fingerprint, "", 1000, 0, info.max_model_len, info.num_blocks, "", info.kv_groups
+        )
+
+    def prepare_adapter(self, checkpoint: AdapterCheckpoint) -> None:
+        self.num_prepared += 1
+
+
+def test_a_calibration_times_steps_of_all_kinds_within_what_the_engine_takes() -> None:
+    config = EngineConfig(
+        cache=CacheConfig(),
+        scheduler=SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=256),
+        lora=LoRAConfig(),
+    )
+    calibration = Calibration(config, IdleExecutor())
+    samples = calibration.measure(0.7)
+    calibration.close()
+    assert {sample.kind for sample in samples} == {"decode", "prefill", "mixed"}
+    assert all(sample.seconds > 0 for sample in samples)
+    rows = {sample.features.decode_tokens for sample in samples if sample.kind == "decode"}
+    assert max(rows) == 6.0
+    assert {1.0, 2.0, 3.0} <= rows
+    assert max(sample.features.prefill_tokens for sample in samples) > 200
+    assert fit_steps(samples).steps > 0
