@@ -2,12 +2,14 @@
 
 A block of code in bash, sh or Python is run as it stands, but for what `Place.adapt` replaces, with
 each `lora-serve serve` only given to the program's parser. A block that cannot be run here says so
-in the line before it: `<!-- not run: REASON -->`.
+in the line before it: `<!-- not run: REASON -->`. Python is `warm_python`, since most commands take
+longer to import than to run.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,6 +24,7 @@ import pytest
 from lora_serve.demo.model import DemoPaths
 from lora_serve.demo.server_process import ServerProcess
 from tests.e2e.conftest import StartServer
+from tests.e2e.warm_python import warm_python
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -32,30 +35,60 @@ BLOCK = re.compile(
 PRELUDE = """
 set -euo pipefail
 curl() { command curl --fail-with-body -sS "$@"; echo; }
-python3() { "$PYTHON" "$@"; }
-python() { case $1 in examples/*) "$PYTHON" "$@" --url "$URL";; *) "$PYTHON" "$@";; esac; }
+warm() { command "${PYTHON[@]}" "$@"; }
+python3() { warm "$@"; }
+python() { case $1 in examples/*) warm "$@" --url "$URL";; *) warm "$@";; esac; }
 lora-serve() {
   case "$1 ${2-}" in
-    serve*) "$PYTHON" -c "$PARSE" "$@";;
-    "kv clear") "$PYTHON" -m lora_serve.cli.main "$@" --yes;;
-    "adapters verify") "$PYTHON" -m lora_serve.cli.main "$@";;
-    adapters*) "$PYTHON" -m lora_serve.cli.main "$@" --url "$URL";;
-    *) "$PYTHON" -m lora_serve.cli.main "$@";;
+    serve*) warm -c "$PARSE" "$@";;
+    "kv clear") warm -m lora_serve.cli.main "$@" --yes;;
+    "adapters verify") warm -m lora_serve.cli.main "$@";;
+    adapters*) warm -m lora_serve.cli.main "$@" --url "$URL";;
+    *) warm -m lora_serve.cli.main "$@";;
   esac
 }
 """
 PARSE = "import sys; from tests.deploy.command_lines import parsed; parsed(sys.argv[1:])"
+ENVIRONMENT = {
+    "PARSE": PARSE,
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "PYTHONPATH": str(ROOT),
+    "HOME": str(Path.home()),
+    "PYTHONWARNINGS": "ignore",
+    "OMP_NUM_THREADS": "1",
+}
 NAMES = ("alpha", "beta", "tenant-a", "tenant-b")
 SECONDS = 240
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the commands run: a directory with adapters/a and adapters/b, and a server."""
+    """Where the commands run: a directory with adapters/a and adapters/b, and a server.
+
+    python: the beginning of the command that runs Python.
+    """
 
     directory: Path
     model: Path
     server: ServerProcess
+    python: tuple[str, ...]
+
+    def run(self, code: str, kind: str = "bash") -> subprocess.CompletedProcess[str]:
+        """Run a block of code of a document, with what stands in for its programs."""
+        adapted = self.adapt(code)
+        head = f"PYTHON=({shlex.join(self.python)})\n{PRELUDE}"
+        command = ["bash", "-c", head + adapted]
+        if kind == "python":
+            command = [*self.python, "-c", adapted]
+        return subprocess.run(
+            command,
+            cwd=self.directory,
+            env=ENVIRONMENT | {"URL": self.server.base_url},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
 
     def adapt(self, code: str) -> str:
         """The code with this server's address, and with files that there are."""
@@ -88,10 +121,13 @@ def place(
         *("--enable-lora", "--kv-disk-path", str(directory / "kv")),
         *("--lora-modules", f"alpha={demo_paths.alpha}", f"beta={demo_paths.beta}"),
     )
-    with start_server(demo_paths.model, directory / "log", *flags) as server:
+    with (
+        start_server(demo_paths.model, directory / "log", *flags) as server,
+        warm_python(directory, ENVIRONMENT) as python,
+    ):
         server.wait_until_healthy()
         store_something(server, directory / "kv")
-        yield Place(directory, demo_paths.model, server)
+        yield Place(directory, demo_paths.model, server, python)
 
 
 def store_something(server: ServerProcess, kv: Path) -> None:
@@ -135,38 +171,15 @@ WITH_COMMANDS = [path for path in DOCUMENTS if blocks(path)]
 @pytest.mark.parametrize("document", WITH_COMMANDS, ids=lambda path: path.name)
 def test_every_command_runs(document: Path, place: Place, adapters: None) -> None:
     for kind, code in blocks(document):
-        environment = {
-            "PYTHON": sys.executable,
-            "URL": place.server.base_url,
-            "PARSE": PARSE,
-            "PATH": "/usr/local/bin:/usr/bin:/bin",
-            "PYTHONPATH": str(ROOT),
-            "HOME": str(Path.home()),
-            "PYTHONWARNINGS": "ignore",
-            "OMP_NUM_THREADS": "1",
-        }
-        adapted = place.adapt(code)
-        command = [sys.executable, "-c", adapted]
-        if kind != "python":
-            command = ["bash", "-c", PRELUDE + adapted]
-        done = subprocess.run(
-            command,
-            cwd=place.directory,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
+        done = place.run(code, kind)
         assert done.returncode == 0, f"{code}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
 
 
 def test_a_command_that_fails_would_be_found(place: Place) -> None:
     for wrong in ("lora-serve serve --nosuch", "curl localhost:8000/nosuch", "nosuch | cat"):
-        command = ["bash", "-c", PRELUDE + place.adapt(wrong)]
-        environment = {"PYTHON": sys.executable, "PARSE": PARSE, "PYTHONPATH": str(ROOT)}
-        environment["PATH"] = "/usr/bin:/bin"
-        assert subprocess.run(command, env=environment, capture_output=True).returncode != 0
+        assert place.run(wrong).returncode != 0
+    assert place.run("raise SystemExit(3)", "python").returncode == 3
+    assert "ZeroDivisionError" in place.run("1 / 0", "python").stderr
 
 
 def test_answers_in_the_quickstart_are_as_it_says(place: Place, adapters: None) -> None:
@@ -174,8 +187,6 @@ def test_answers_in_the_quickstart_are_as_it_says(place: Place, adapters: None) 
     ask, replace = (code for _, code in blocks(quickstart) if code.startswith(("curl", "beta=")))
     labels = re.findall(r"`([A-Z_]+_VERSION_[AB])`", quickstart.read_text())
     assert len(labels) == 2
-    environment = {"PYTHON": sys.executable, "PATH": "/usr/bin:/bin"}
     for label, code in zip(labels, (ask, replace + ask), strict=True):
-        command = ["bash", "-c", PRELUDE + place.adapt(code)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        done = place.run(code)
         assert label in done.stdout, done.stderr
