@@ -71,7 +71,7 @@ def run_serve(args: argparse.Namespace) -> int:
 def _run_replicas(engine: EngineConfig, server: ServerConfig, fleet: FleetConfig) -> int:
     from lora_serve.fleet.local import check_fleet, serve_replicas  # slow to import
 
-    check_fleet(server)
+    check_fleet(engine, server)
     with ExitStack() as stack, _interrupted_once():
         with closing(EngineProcess()) as process:  # each replica has one of its own
             process.spawn()

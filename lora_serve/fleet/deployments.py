@@ -59,6 +59,9 @@ class FleetReplica:
     async def answer_whole(self, head: RequestHead, body: bytes) -> WholeAnswer:
         return await self._replica.answer_whole(head, body)
 
+    async def reload_keys(self) -> None:
+        self._replica.reload_keys()
+
     async def record_routing_stats(self) -> dict[str, Any]:
         return {**await self._replica.stats()}
 
@@ -102,6 +105,10 @@ class RayFleet:
         finally:
             if not has_ended:
                 parts.cancel()
+
+    async def reload_keys(self) -> None:
+        """Have every replica read its key files again."""
+        await self._replicas.broadcast("reload_keys").results_async(return_exceptions=True)
 
     async def ask_all(self, head: RequestHead, body: bytes) -> list[WholeAnswer]:
         asked = self._replicas.broadcast("answer_whole", head, body)

@@ -73,7 +73,12 @@ class Fleet(Protocol):
 
 
 def ingress_app(
-    fleet: Fleet, engine: EngineConfig, server: ServerConfig, *, has_catalog: bool = False
+    fleet: Fleet,
+    engine: EngineConfig,
+    server: ServerConfig,
+    keys: KeyRing | None = None,
+    *,
+    has_catalog: bool = False,
 ) -> ASGIApp:
     """The ASGI application of an ingress.
 
@@ -84,7 +89,7 @@ def ingress_app(
     Raises:
         ConfigError: a key file cannot be read.
     """
-    app: ASGIApp = Ingress(fleet, engine, server, has_catalog)
+    app: ASGIApp = Ingress(fleet, engine, server, keys or KeyRing(server), has_catalog)
     app = ErrorShapes(ErrorBoundary(app), {MESSAGES_PATH: anthropic_shape})
     app = RequestIds(app)
     return RootPath(app, server.root_path) if server.root_path else app
@@ -94,10 +99,15 @@ class Ingress:
     """What passes requests on; `ingress_app` puts what it needs around it."""
 
     def __init__(
-        self, fleet: Fleet, engine: EngineConfig, server: ServerConfig, has_catalog: bool
+        self,
+        fleet: Fleet,
+        engine: EngineConfig,
+        server: ServerConfig,
+        keys: KeyRing,
+        has_catalog: bool,
     ) -> None:
         self._fleet = fleet
-        self._keys = KeyRing(server)
+        self._keys = keys
         self._has_catalog = has_catalog
         self._takes_embeds = engine.model.enable_prompt_embeds
         self._reader = RequestReader(ServedModels(engine))

@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
@@ -28,18 +28,24 @@ from lora_serve.server.http.listener import Listeners
 from lora_serve.server.http.shutdown import ServerShutdown
 from lora_serve.server.routes import STATE_PATHS
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from lora_serve.fleet.deployments import RayFleet
 
 OBJECT_STORE_BYTES = 128 * 2**20  # for bodies on their way; those below 100 KB need none
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_SERVE_LOG_TO_STDERR": "0"}
 
 
-def check_fleet(server: ServerConfig) -> None:
+def check_fleet(engine: EngineConfig, server: ServerConfig) -> None:
     """Raise ConfigError for what a fleet on this machine cannot do, or without Ray."""
     if server.metrics_port is not None:
         raise ConfigError(
             "--metrics-port does not go with --replicas; read /metrics on the port of the server, "
             "which has a label for each replica"
+        )
+    if engine.kv_events.kv_events_enable_kv_cache_events:
+        raise ConfigError(
+            "--kv-events-config does not go with --replicas, which would all publish at one "
+            "address; start servers of their own instead"
         )
     try:
         import ray.serve  # noqa: F401
@@ -102,14 +108,29 @@ async def _serve(
     from lora_serve.fleet.deployments import RayFleet
 
     listeners.listen()
-    drain, keys = Drain(), KeyRing(server)
+    fleet, drain = RayFleet(replicas), Drain()
+    keys = _KeysOfAll(server, fleet)
     connections = Connections(server, AutoHTTPProtocol)
-    app = Draining(ingress_app(RayFleet(replicas), engine, server), drain, STATE_PATHS)
+    app = Draining(ingress_app(fleet, engine, server, keys), drain, STATE_PATHS)
     shutdown = ServerShutdown(_NoEngine(), drain, connections, server.drain_timeout)
     warn_of_open_server(server)
     with contextlib.closing(listeners):
         running = SignalledServer(http_config(app, server, connections), shutdown, keys)
         await running.serve(sockets=[listeners.api])
+
+
+class _KeysOfAll(KeyRing):
+    """The server's keys, which its replicas have, too."""
+
+    def __init__(self, server: ServerConfig, fleet: RayFleet) -> None:
+        super().__init__(server)
+        self._fleet = fleet
+        self._telling: asyncio.Task[None] | None = None
+
+    def reload(self) -> None:
+        super().reload()
+        if hasattr(self, "_fleet"):  # else it is the first time, and replicas read them, too
+            self._telling = asyncio.get_running_loop().create_task(self._fleet.reload_keys())
 
 
 class _NoEngine:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, closing
 
 from starlette.types import ASGIApp
 
@@ -17,6 +18,10 @@ from lora_serve.fleet.messages import AnswerHead, RequestHead, WholeAnswer
 from lora_serve.fleet.reports import Reporter, Stats
 from lora_serve.server.admin.adapter_spool import AdapterSpool, reading_spool
 from lora_serve.server.engine_api import Engine
+from lora_serve.server.http.auth import KeyRing
+from lora_serve.server.http.repeated_warnings import bounded_warnings
+from lora_serve.server.throughput import throughput_lines
+from lora_serve.server.tracing import open_tracing
 from lora_serve.text.without_torch import import_transformers
 
 
@@ -24,13 +29,14 @@ class Replica:
     """Made by `start`; `close` ends it."""
 
     def __init__(
-        self, replica_id: str, engine: Engine, app: ASGIApp, spool: AdapterSpool | None = None
+        self, replica_id: str, engine: Engine, app: ASGIApp, keys: KeyRing | None = None
     ) -> None:
         self._replica_id = replica_id
         self._engine = engine
         self._app = app
-        self._spool = spool
+        self._keys = keys
         self._reporter = Reporter(engine)
+        self._parts = AsyncExitStack()
 
     @classmethod
     async def start(cls, replica_id: str, config: EngineConfig, server: ServerConfig) -> Replica:
@@ -39,16 +45,22 @@ class Replica:
         from lora_serve.engine.frontend.async_engine import AsyncEngine
         from lora_serve.server.app import create_app
 
-        spool = AdapterSpool(server.max_lora_spool_bytes)
-        try:
+        async with AsyncExitStack() as parts:
+            spool = parts.enter_context(closing(AdapterSpool(server.max_lora_spool_bytes)))
+            tracing, keys = open_tracing(server), KeyRing(server)
+            if tracing is not None:
+                parts.callback(tracing.close)
             engine = await AsyncEngine.start(reading_spool(config, spool))
-        except BaseException:
-            spool.close()
-            raise
-        app = create_app(engine, server, spool=spool)
-        gc.collect()
-        gc.freeze()  # as for one server: a full collection would hold the event loop
-        return cls(replica_id, engine, app, spool)
+            parts.push_async_callback(engine.shutdown)
+            await parts.enter_async_context(bounded_warnings())
+            await parts.enter_async_context(throughput_lines(engine, config.log))
+            app = create_app(engine, server, keys=keys, spool=spool, tracing=tracing)
+            gc.collect()
+            gc.freeze()  # as for one server: a full collection would hold the event loop
+            replica = cls(replica_id, engine, app, keys)
+            replica._parts = parts.pop_all()
+            return replica
+        raise AssertionError("it returns, or raises what is wrong")
 
     async def answer(
         self, head: RequestHead, body: bytes
@@ -65,10 +77,13 @@ class Replica:
     async def stats(self) -> Stats:
         return await self._reporter.stats()
 
+    def reload_keys(self) -> None:
+        """Take the key files as they are now. Raises ConfigError if one cannot be read."""
+        if self._keys is not None:
+            self._keys.reload()
+
     async def close(self) -> None:
-        await self._engine.shutdown()
-        if self._spool is not None:
-            self._spool.close()
+        await self._parts.aclose()
 
     def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> AnswerHead:
         return AnswerHead(

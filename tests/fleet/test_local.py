@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from lora_serve.config import EngineConfig, FleetConfig, ModelConfig, ServerConfig
+from lora_serve.config import EngineConfig, FleetConfig, KVEventsConfig, ModelConfig, ServerConfig
 from lora_serve.errors import ConfigError
 from lora_serve.fleet import local
 
@@ -31,12 +31,18 @@ def test_replicas_without_ray_name_the_extra(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("ray", "ray.serve"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=r"pip install 'lora-serve\[fleet\]'"):
-        local.check_fleet(ServerConfig())
+        local.check_fleet(EngineConfig(), ServerConfig())
 
 
 def test_replicas_take_no_port_for_metrics() -> None:
     with pytest.raises(ConfigError, match="--metrics-port does not go with --replicas"):
-        local.check_fleet(ServerConfig(metrics_port=9000))
+        local.check_fleet(EngineConfig(), ServerConfig(metrics_port=9000))
+
+
+def test_replicas_publish_no_kv_events_at_one_address() -> None:
+    events = KVEventsConfig(kv_events_enable_kv_cache_events=True)
+    with pytest.raises(ConfigError, match="--kv-events-config does not go with --replicas"):
+        local.check_fleet(EngineConfig(kv_events=events), ServerConfig())
 
 
 @pytest.mark.parametrize(("given", "threads"), [(None, 3), (5, 5)])
