@@ -5,8 +5,10 @@ import pytest
 
 from lora_serve.bench.workload import TimedRequest, WorkloadSpec, draw_requests
 from lora_serve.errors import ConfigError
+from lora_serve.simulate import rollout
 from lora_serve.simulate.fleet import Fleet
-from lora_serve.simulate.rollout import WATCH_SECONDS, RollOut
+from lora_serve.simulate.records import Simulated, SimulatedRequest
+from lora_serve.simulate.rollout import WATCH_SECONDS, RolledOut, RollOut
 from tests.simulate.costs import COSTS, ENGINE
 
 SPEC = WorkloadSpec(
@@ -19,22 +21,45 @@ SPEC = WorkloadSpec(
 )
 
 
-def test_after_a_roll_out_is_everywhere_no_replica_answers_with_the_version_before() -> None:
-    roll_outs = [RollOut("a", 0.8), RollOut("b", 0.9), RollOut("a", 2.0)]
-    fleet = Fleet(ENGINE, COSTS, 3, "affinity", roll_outs=roll_outs)
-    result = fleet.run(draw_requests(SPEC))
-    done = {(one.name, one.at_seconds): one.seconds for one in result.rolled_out}
-    assert set(done) == {(one.name, one.at_seconds) for one in roll_outs}
-    assert all(WATCH_SECONDS + 0.25 <= seconds < 2.0 for seconds in done.values())
-    seen = set()
+ROLL_OUTS = [RollOut("a", 0.8), RollOut("b", 0.9), RollOut("a", 2.0)]
+
+
+def rolled_out() -> Simulated:
+    fleet = Fleet(ENGINE, COSTS, 3, "affinity", roll_outs=ROLL_OUTS)
+    return fleet.run(draw_requests(SPEC))
+
+
+def impossible(result: Simulated) -> list[SimulatedRequest]:
+    """Requests that a version answered which was not there yet, or that was gone everywhere."""
+    found = []
     for record in result.records:
+        changes = [one for one in result.rolled_out if one.name == record.adapter]
         arrived = record.sent + COSTS.request_seconds
-        changes = [(at, at + done[name, at]) for name, at in done if name == record.adapter]
-        everywhere = sum(end <= arrived for _, end in changes)
-        begun = sum(begin <= record.first_token for begin, _ in changes)
-        assert everywhere <= record.version <= begun
-        seen.add((record.adapter, record.version))
+        everywhere = sum(one.at_seconds + one.seconds <= arrived for one in changes)
+        begun = sum(one.at_seconds <= record.first_token for one in changes)
+        if not everywhere <= record.version <= begun:
+            found.append(record)
+    return found
+
+
+def test_after_a_roll_out_is_everywhere_no_replica_answers_with_the_version_before() -> None:
+    result = rolled_out()
+    ended = sorted((one.name, one.at_seconds) for one in result.rolled_out)
+    assert ended == sorted((one.name, one.at_seconds) for one in ROLL_OUTS)
+    assert all(WATCH_SECONDS + 0.25 <= one.seconds < 2.0 for one in result.rolled_out)
+    assert impossible(result) == []
+    seen = {(record.adapter, record.version) for record in result.records}
     assert seen == {("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1), ("c", 0), ("d", 0)}
+
+
+def test_a_roll_out_that_is_told_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: replicas have heard of the change, and that is taken for having it."""
+
+    def told_when_heard(name: str, at_seconds: float, seconds: float) -> RolledOut:
+        return RolledOut(name, at_seconds, WATCH_SECONDS)
+
+    monkeypatch.setattr(rollout, "RolledOut", told_when_heard)
+    assert impossible(rolled_out())
 
 
 def test_a_replaced_adapter_finds_none_of_the_kv_of_the_version_before() -> None:
