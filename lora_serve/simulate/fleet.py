@@ -112,11 +112,8 @@ class Fleet:
 
     def _arrive(self, request_id: str, request: TimedRequest, number: int) -> None:
         replica, name = self.replicas[number], request.adapter
-        if name is not None and name not in self._known[number]:
-            # All adapters are known everywhere, but a name costs nothing before it is asked for.
-            self._known[number].add(name)
-            replica.send(RestoreAdapters((registered(name, 0),), {}))
         if name is not None:
+            self._introduce(number, name)
             self._catalog.check_admitted(number, name)
         replica.send(
             EngineRequest(
@@ -130,7 +127,17 @@ class Fleet:
             )
         )
 
+    def _introduce(self, number: int, name: str) -> None:
+        """Tell a replica of a name, which costs nothing before it is asked for or replaced.
+
+        Each replica knows all adapters, so this stands for what it was told at its start.
+        """
+        if name not in self._known[number]:
+            self._known[number].add(name)
+            self.replicas[number].send(RestoreAdapters((registered(name, 0),), {}))
+
     def _load(self, number: int, message: LoadAdapter) -> None:
+        self._introduce(number, message.lora_name)
         self.replicas[number].send(message)
 
     def _report(self) -> None:
@@ -179,7 +186,7 @@ class Fleet:
                     self._take_output(output)
             else:
                 assert isinstance(reply, CallReply), reply
-                self._known[number].add(self._catalog.ended(reply))
+                self._catalog.ended(reply)
         self._plan_next()
 
     def _take_output(self, output: EngineOutput) -> None:

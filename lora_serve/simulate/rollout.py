@@ -111,14 +111,13 @@ class SimulatedCatalog:
             admission = self._replicas[replica].view.admission(name, self._events.now)
             assert admission is Admission.ADMIT, f"{name} on {replica}: {admission}"
 
-    def ended(self, reply: CallReply) -> str:
-        """A load has ended; the name that it was for."""
+    def ended(self, reply: CallReply) -> None:
+        """Go on when a load has ended."""
         assert reply.success, reply.error
         number, record = self._calls.pop(reply.call_id)
         self._replicas[number].view.note_done(record)
         self._work(number)
         self._note_standing(number)
-        return record.name
 
     def take_replaced(self) -> list[str]:
         """The names that have changed since the last call."""

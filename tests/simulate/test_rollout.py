@@ -71,6 +71,16 @@ def test_a_replaced_adapter_finds_none_of_the_kv_of_the_version_before() -> None
     assert [record.cached_tokens for record in records] == [0, 32, 0, 32]
 
 
+def test_a_name_may_be_asked_for_first_while_its_new_version_is_being_published() -> None:
+    """Requests come all the time around the moment at which the replica has read it."""
+    fleet = Fleet(ENGINE, COSTS, 1, roll_outs=[RollOut("a", 1.0)])
+    around = [TimedRequest((1,) * 60, 4, "b", 1.0 + 0.01 * number) for number in range(40)]
+    first = TimedRequest((1, 2, 3), 1, "a", 1.0 + WATCH_SECONDS + 0.33)
+    requests = sorted([*around, first], key=lambda request: request.at_seconds)
+    records = fleet.run(requests).records
+    assert [record.version for record in records if record.adapter == "a"] in ([0], [1])
+
+
 def test_a_roll_out_to_replicas_that_were_never_asked_for_the_name_takes_its_time_too() -> None:
     fleet = Fleet(ENGINE, COSTS, 5, roll_outs=[RollOut("unasked", 1.0)])
     result = fleet.run([TimedRequest((1, 2), 2)])
