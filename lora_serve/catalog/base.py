@@ -20,6 +20,9 @@ class CatalogStore(Protocol):
     def where(self) -> str:
         """What it is called in messages, without a password."""
 
+    def ping(self) -> None:
+        """See that the store answers."""
+
     def snapshot(self) -> Snapshot:
         """Everything, as it was at one moment."""
 

@@ -13,7 +13,12 @@ from typing import Protocol
 
 from lora_serve.catalog.records import Record
 from lora_serve.catalog.view import CatalogView, Work
-from lora_serve.errors import AdapterChangedError, EngineDeadError, LoraServeError
+from lora_serve.errors import (
+    AdapterChangedError,
+    EngineDeadError,
+    LoraServeError,
+    NotForgottenError,
+)
 from lora_serve.messages import AdapterInfo
 
 logger = logging.getLogger(__name__)
@@ -116,6 +121,8 @@ class EngineWork:
                         digest=record.digest,
                         generation=record.generation,
                     )
+            except NotForgottenError:  # by a tier; but its generation leads to none of it
+                return
             except EngineDeadError:  # the next engine has what this one had
                 await asyncio.sleep(ENGINE_RETRY_SECONDS)
             else:

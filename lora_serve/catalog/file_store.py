@@ -66,6 +66,9 @@ class FileStore:
     def where(self) -> str:
         return str(self._path)
 
+    def ping(self) -> None:
+        self.get("")
+
     # ── names ───────────────────────────────────────────────────────────────────────────────
 
     def snapshot(self) -> Snapshot:

@@ -56,6 +56,10 @@ class RedisStore:
     def where(self) -> str:
         return self._where
 
+    def ping(self) -> None:
+        with self._errors():
+            self._redis.ping()
+
     # ── names ───────────────────────────────────────────────────────────────────────────────
 
     def snapshot(self) -> Snapshot:

@@ -109,6 +109,14 @@ class CatalogReplica:
         if not self.view.is_current:
             raise self._not_asked()
 
+    async def wait_until_ready(self) -> None:
+        """Wait until the catalog has told what there is, some seconds at most.
+
+        Raises:
+            CatalogUnavailableError: it has not by then.
+        """
+        await self._wait_until_current()
+
     async def admit(self, name: str) -> bool:
         """Wait until a request for this name may go to the engine; False if there is no such name.
 
@@ -330,15 +338,14 @@ class CatalogReplica:
 
     def _note_store(self, error: CatalogUnavailableError | None) -> None:
         """Write one line when the store is lost, and one when it is back."""
-        is_up = error is None
-        if is_up and not self.is_store_up:
+        if error is None and not self.is_store_up:
             logger.info("the catalog at %s answers", self._store.where)
-        elif self.is_store_up or not self._has_told_of_loss:
+        if error is not None and not self._has_told_of_loss:
             logger.warning(
                 "%s; requests go on, changes of adapters are refused until it answers", error
             )
-        self._has_told_of_loss = not is_up
-        self.is_store_up = is_up
+        self._has_told_of_loss = error is not None
+        self.is_store_up = error is None
 
     def _note_change(self, name: str) -> None:
         self._has_news.set()

@@ -59,12 +59,21 @@ class RolloutWatch:
                 self._is_awaited.clear()
                 await self._is_awaited.wait()
             told: Told
+            waiting = None
             try:
                 number = await self._ask(self._store.await_reports, number, WATCH_SECONDS)
+                # Who begins to wait from here on may have changed something after this is read.
+                waiting = self._take_waiting()
                 told = await self._ask(self._store.standings)
             except CatalogUnavailableError as error:
                 told, number = error, -1
+                waiting = waiting or self._take_waiting()
+            if waiting is not None:
+                waiting.set_result(told)
+            if isinstance(told, CatalogUnavailableError):
                 await asyncio.sleep(RETRY_SECONDS)
-            if self._next is not None:
-                self._next.set_result(told)
-                self._next = None
+
+    def _take_waiting(self) -> asyncio.Future[Told] | None:
+        """What those wait for who wait now; the others will wait for another."""
+        waiting, self._next = self._next, None
+        return waiting

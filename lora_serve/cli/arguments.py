@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from lora_serve.cli.parser import reader
 from lora_serve.config import (
     CacheConfig,
+    CatalogConfig,
     EngineConfig,
     FleetConfig,
     KVEventsConfig,
@@ -34,6 +35,7 @@ GROUPS: tuple[tuple[str, type], ...] = (
     ("KV cache", CacheConfig),
     ("scheduler", SchedulerConfig),
     ("LoRA", LoRAConfig),
+    ("adapter catalog", CatalogConfig),
     ("KV tiers", KVTierConfig),
     ("KV events", KVEventsConfig),
     ("structured outputs", StructuredOutputsConfig),
@@ -103,6 +105,10 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
 
 def fleet_config(args: argparse.Namespace) -> FleetConfig:
     return _part(FleetConfig, args)
+
+
+def catalog_config(args: argparse.Namespace) -> CatalogConfig:
+    return _part(CatalogConfig, args)
 
 
 def _part(config: type[Config], args: argparse.Namespace) -> Config:

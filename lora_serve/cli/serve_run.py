@@ -10,16 +10,17 @@ import os
 import signal
 import sys
 from collections.abc import Coroutine, Generator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AsyncExitStack, ExitStack, closing, contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from lora_serve import __version__
-from lora_serve.cli.arguments import engine_config, fleet_config, server_config
+from lora_serve.catalog.opening import check_catalog
+from lora_serve.cli.arguments import catalog_config, engine_config, fleet_config, server_config
 from lora_serve.cli.environment import with_environment, with_settings
 from lora_serve.cli.hub import prepare_hub
 from lora_serve.cli.vllm_flags import told_of
-from lora_serve.config import EngineConfig, FleetConfig, LoRAConfig, ServerConfig
+from lora_serve.config import CatalogConfig, EngineConfig, FleetConfig, LoRAConfig, ServerConfig
 from lora_serve.config.refusals import Refusals
 from lora_serve.config.setting import flag_name
 from lora_serve.engine.frontend.engine_process import EngineProcess
@@ -47,6 +48,7 @@ def run_serve(args: argparse.Namespace) -> int:
         ConfigError: this cannot be served; one line for each reason.
     """
     engine, server, fleet = configs(args)
+    catalog = catalog_config(args)
     set_up_logging(engine.log, "server")
     for line in told_of(args):
         logger.info("%s", line)
@@ -59,12 +61,12 @@ def run_serve(args: argparse.Namespace) -> int:
         with _interrupted_once():
             process.spawn()
             import_transformers()
-            engine, listeners = _checked(engine, server, stack, process)
+            engine, listeners = _checked(engine, server, catalog, stack, process)
             address = server.uds or f"{server.host}:{server.port}"
             logger.info(
                 "lora-serve %s: to serve %s on %s", __version__, engine.model.model, address
             )
-            asyncio.run(_serve(engine, server, listeners, process))
+            asyncio.run(_serve(engine, server, catalog, listeners, process))
     return 0
 
 
@@ -89,7 +91,8 @@ def _run_replicas(engine: EngineConfig, server: ServerConfig, fleet: FleetConfig
 
 def _warn_of_idle_flags(args: argparse.Namespace, engine: EngineConfig) -> None:
     """Flags of adapters change nothing where none are served, which is easily overlooked."""
-    given = [f"--{flag_name(field)}" for field in fields(LoRAConfig) if field.name in args]
+    settings = (*fields(LoRAConfig), *fields(CatalogConfig))
+    given = [f"--{flag_name(field)}" for field in settings if field.name in args]
     if given and not engine.lora.enable_lora:
         logger.warning(
             "%s: no adapter is served without --enable-lora, so this changes nothing; add it",
@@ -139,7 +142,11 @@ def configs(args: argparse.Namespace) -> tuple[EngineConfig, ServerConfig, Fleet
 
 
 def _checked(
-    engine: EngineConfig, server: ServerConfig, stack: ExitStack, process: EngineProcess
+    engine: EngineConfig,
+    server: ServerConfig,
+    catalog: CatalogConfig,
+    stack: ExitStack,
+    process: EngineProcess,
 ) -> tuple[EngineConfig, Listeners]:
     """The engine to start, and the server's addresses, which `stack` closes.
 
@@ -164,6 +171,8 @@ def _checked(
     for check in (check_chat_template, check_parsers, check_tls, check_tracing, read_keys):
         with refusals.noted():
             check(server)
+    with refusals.noted():
+        check_catalog(catalog)
     if not engine.model.model:
         with refusals.noted():
             check_tiers(engine.kv_tiers)
@@ -186,21 +195,35 @@ def _import_server() -> None:
 
 
 async def _serve(
-    config: EngineConfig, server: ServerConfig, listeners: Listeners, process: EngineProcess
+    config: EngineConfig,
+    server: ServerConfig,
+    catalog: CatalogConfig,
+    listeners: Listeners,
+    process: EngineProcess,
 ) -> None:
     from lora_serve.engine.frontend.async_engine import AsyncEngine  # slow to import
+    from lora_serve.server.adapter_names import opened_names
     from lora_serve.server.admin.adapter_spool import AdapterSpool, reading_spool
     from lora_serve.server.app import run_server
 
     with closing(AdapterSpool(server.max_lora_spool_bytes)) as spool:
-        starting = AsyncEngine.start(reading_spool(config, spool), process)
+        starting = AsyncEngine.start(
+            reading_spool(config, spool), process, loads_modules=not catalog.lora_catalog
+        )
         engine = await _unless_interrupted(starting)
         # What is here now stays. A full collection that walks over all of it, a quarter of a
         # million objects, holds the event loop for 0.17 s of CPU time, and comes every half a
         # minute of load.
         gc.collect()
         gc.freeze()
-        await run_server(engine, server, listeners, spool)
+        async with AsyncExitStack() as stack:
+            opening = stack.enter_async_context(opened_names(engine, server, catalog))
+            try:
+                names = await _unless_interrupted(opening)
+            except BaseException:
+                await engine.shutdown()
+                raise
+            await run_server(engine, server, listeners, spool, names)
 
 
 async def _unless_interrupted(start: Coroutine[None, None, Started]) -> Started:

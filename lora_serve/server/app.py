@@ -28,12 +28,13 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from lora_serve import __version__
 from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError, LoraServeError
-from lora_serve.server.admin.adapter_changes import AdapterChanges
+from lora_serve.server.adapter_names import AdapterNames, LocalNames
 from lora_serve.server.admin.adapter_spool import AdapterSpool
 from lora_serve.server.admin.adapters import adapters_router
 from lora_serve.server.admin.metrics import MetricsPage, metrics_app, metrics_router
 from lora_serve.server.admin.operations import operations_router
 from lora_serve.server.admin.pauses import pauses_router
+from lora_serve.server.admin.replicas import replicas_router
 from lora_serve.server.admin.requests import requests_router
 from lora_serve.server.admin.server_info import server_info_router
 from lora_serve.server.anthropic.errors import anthropic_shape
@@ -95,10 +96,12 @@ def create_app(
     page: MetricsPage | None = None,
     spool: AdapterSpool | None = None,
     tracing: RequestTracing | None = None,
+    names: AdapterNames | None = None,
 ) -> FastAPI:
     """All routes over one engine, /metrics if it has no port of its own.
 
-    Refuses requests once `drain` has begun. spool: the caller's to close.
+    Refuses requests once `drain` has begun. spool: the caller's to close. names: this server's own
+    if left out.
 
     Raises:
         ConfigError: --chat-template or a key file cannot be read, or --enable-auto-tool-choice
@@ -110,6 +113,7 @@ def create_app(
         drain or Drain(),
         keys or KeyRing(config),
         spool or AdapterSpool(config.max_lora_spool_bytes),
+        names or LocalNames(engine),
     )
     page = page or MetricsPage(engine)
     app = _documented_app(config)
@@ -124,7 +128,12 @@ def create_app(
 
 
 def _context(
-    engine: Engine, config: ServerConfig, drain: Drain, keys: KeyRing, spool: AdapterSpool
+    engine: Engine,
+    config: ServerConfig,
+    drain: Drain,
+    keys: KeyRing,
+    spool: AdapterSpool,
+    names: AdapterNames,
 ) -> ServerContext:
     """What the routes share; reads the chat template."""
     template = read_template(config.chat_template)
@@ -137,7 +146,7 @@ def _context(
         bodies=BodyReader(config),
         adapter_bodies=_adapter_bodies(config),
         spool=spool,
-        changes=AdapterChanges(),
+        names=names,
         inputs=Inputs(engine),
         chat_formats=ChatFormats(config, engine.tokenizer, template),
         responses=StoredResponses(
@@ -174,8 +183,9 @@ def _include_routers(app: FastAPI, context: ServerContext, page: MetricsPage) ->
         messages_router(context),
         embeddings_router(context),
         responses_router(context),
-        models_router(context.engine, context.models, int(time.time())),
+        models_router(context.engine, context.models, int(time.time()), context.names),
         adapters_router(context),
+        replicas_router(context),
         operations_router(context, page.http),
         pauses_router(context),
         requests_router(context),
@@ -225,7 +235,11 @@ def _adapter_bodies(config: ServerConfig) -> BodyReader:
 
 
 async def run_server(
-    engine: Engine, config: ServerConfig, listeners: Listeners, spool: AdapterSpool | None = None
+    engine: Engine,
+    config: ServerConfig,
+    listeners: Listeners,
+    spool: AdapterSpool | None = None,
+    names: AdapterNames | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT: finish what runs, refuse what comes, shut the engine down.
 
@@ -234,6 +248,7 @@ async def run_server(
     Args:
         listeners: from `open_listeners`; closed at the end.
         spool: where the engine may read adapters that come in bodies; the caller's to close.
+        names: what adapters' names stand for; this server's own if left out.
 
     Raises:
         ConfigError: another server has begun to listen on the address in the meantime.
@@ -243,7 +258,7 @@ async def run_server(
         listeners.listen()
         drain, keys, page = Drain(), KeyRing(config), MetricsPage(engine)
         connections = Connections(config, AutoHTTPProtocol)
-        app = create_app(engine, config, drain, keys, page, spool, tracing)
+        app = create_app(engine, config, drain, keys, page, spool, tracing, names)
         server = SignalledServer(
             http_config(app, config, connections),
             ServerShutdown(engine, drain, connections, config.drain_timeout),

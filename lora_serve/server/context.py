@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lora_serve.config import ServerConfig
-from lora_serve.server.admin.adapter_changes import AdapterChanges
+from lora_serve.server.adapter_names import AdapterNames
 from lora_serve.server.admin.adapter_spool import AdapterSpool
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import KeyRing
@@ -24,7 +24,7 @@ class ServerContext:
 
     chat_formats: how answers to chats are read. responses: those that are kept.
     adapter_bodies: reads bodies that hold adapters, whose files go to `spool`.
-    changes: the last ones of adapters.
+    names: what adapters' names stand for.
     chat_template: the text of --chat-template, or None for the tokenizer's own.
     """
 
@@ -39,7 +39,7 @@ class ServerContext:
     responses: StoredResponses
     adapter_bodies: BodyReader
     spool: AdapterSpool
-    changes: AdapterChanges
+    names: AdapterNames
     chat_template: str | None = None
 
     @property

@@ -30,6 +30,9 @@ class MemoryStore:
         self._num_reports = 0
         self._changed = threading.Condition()
 
+    def ping(self) -> None:
+        self._check()
+
     def snapshot(self) -> Snapshot:
         with self._locked():
             records = sorted(self._records.values(), key=lambda record: record.serial)

@@ -117,10 +117,18 @@ class AsyncEngine:
         )
 
     @classmethod
-    async def start(cls, config: EngineConfig, process: EngineProcess | None = None) -> AsyncEngine:
+    async def start(
+        cls,
+        config: EngineConfig,
+        process: EngineProcess | None = None,
+        *,
+        loads_modules: bool = True,
+    ) -> AsyncEngine:
         """Start an engine, load its model and the adapters of --lora-modules.
 
-        process: a spawned one that is the engine's now; else a new one.
+        Args:
+            process: a spawned one that is the engine's now; else a new one.
+            loads_modules: False where a catalog says what their names stand for.
 
         Raises:
             ConfigError: the model cannot be served as asked.
@@ -137,7 +145,7 @@ class AsyncEngine:
             pooling_defaults=parts.pooling_defaults,
         )
         try:
-            for name, path in config.lora.modules:
+            for name, path in config.lora.modules if loads_modules else ():
                 await engine.load_lora_adapter(name, path)
         except BaseException:
             await engine.shutdown()

@@ -11,9 +11,11 @@ import contextlib
 from dataclasses import dataclass
 
 from fastapi import APIRouter
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from lora_serve.catalog.rollout import Rollout
 from lora_serve.engine.frontend.base_model import other_base_model
 from lora_serve.errors import (
     AdapterError,
@@ -23,6 +25,8 @@ from lora_serve.errors import (
     LoraServeError,
 )
 from lora_serve.messages import AdapterInfo
+from lora_serve.server import adapter_names as names
+from lora_serve.server.adapter_names import no_bodies
 from lora_serve.server.admin.adapter_tensors import check_checksums, read_tensors
 from lora_serve.server.admin.answers import (
     AdapterChangeList,
@@ -41,6 +45,7 @@ from lora_serve.server.admin.protocol import (
     SageMakerAdapterBody,
     UnloadAdapterBody,
 )
+from lora_serve.server.admin.replicas import rollout_card
 from lora_serve.server.context import ServerContext
 from lora_serve.server.http.auth import caller_of
 from lora_serve.server.http.json_response import json_response
@@ -58,7 +63,7 @@ def adapters_router(context: ServerContext) -> APIRouter:
 
     @router.post("/v1/unload_lora_adapter")
     async def unload_lora_adapter(request: Request) -> Response:
-        return _removed(await _unload(context, request))
+        return _removed(*await _unload(context, request))
 
     @router.post("/load_lora_adapter")
     async def load_at_root(request: Request) -> Response:
@@ -86,7 +91,7 @@ def adapters_router(context: ServerContext) -> APIRouter:
 
     @router.delete("/adapters/{lora_name:path}")
     async def unload_for_sagemaker(request: Request, lora_name: str) -> Response:
-        return _removed(await _unload(context, request, lora_name))
+        return _removed(*await _unload(context, request, lora_name))
 
     _route_from_tensors(router, context)
     _route_lists(router, context)
@@ -113,15 +118,19 @@ def _route_lists(router: APIRouter, context: ServerContext) -> None:
     @router.get("/adapter_changes")
     async def list_changes(request: Request) -> Response:
         context.keys.require_admin(request, asked)
-        return json_response(AdapterChangeList(data=context.changes.newest_first()))
+        return json_response(AdapterChangeList(data=context.names.changes.newest_first()))
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What stands under a name after a load. is_unchanged: the same bytes stood there before."""
+    """What stands under a name after a load.
+
+    is_unchanged: the same bytes stood there before. rollout: where other servers follow.
+    """
 
     adapter: AdapterInfo
     is_unchanged: bool
+    rollout: Rollout | None = None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -130,7 +139,24 @@ class Loaded:
             "X-LoRA-Digest": self.adapter.digest,
             "X-LoRA-Generation": str(self.adapter.generation),
             "X-LoRA-Unchanged": str(self.is_unchanged).lower(),
+            **_rollout_headers(self.rollout),
         }
+
+
+def _rollout_headers(rollout: Rollout | None) -> dict[str, str]:
+    if rollout is None:
+        return {}
+    how_far = "everywhere" if rollout.is_everywhere else "incomplete"
+    return {"X-LoRA-Serial": str(rollout.record.serial), "X-LoRA-Rollout": how_far}
+
+
+def _told(rollout: Rollout | None) -> str:
+    """A sentence for the text of an answer; nothing where no other server follows."""
+    if rollout is None:
+        return ""
+    if rollout.is_everywhere:
+        return f" It is everywhere ({len(rollout.replicas)} replicas)."
+    return f" Warning: it is {rollout}."
 
 
 def _added(context: ServerContext, loaded: Loaded, *, accepts_json: bool = False) -> Response:
@@ -140,6 +166,7 @@ def _added(context: ServerContext, loaded: Loaded, *, accepts_json: bool = False
     warning = other_base_model(context.engine.config.model, adapter)
     if warning is not None:
         told = f"{told} Warning: {warning}."
+    told += _told(loaded.rollout)
     if not accepts_json:
         return PlainTextResponse(told, headers=loaded.headers)
     answer = LoadedAdapter(
@@ -148,6 +175,7 @@ def _added(context: ServerContext, loaded: Loaded, *, accepts_json: bool = False
         digest=adapter.digest,
         generation=adapter.generation,
         unchanged=loaded.is_unchanged,
+        rollout=UNSET if loaded.rollout is None else rollout_card(loaded.rollout),
     )
     return json_response(answer, loaded.headers)
 
@@ -158,8 +186,9 @@ def _accepts_json(request: Request) -> bool:
     return "application/json" in kinds and "text/plain" not in kinds
 
 
-def _removed(name: str) -> Response:
-    return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+def _removed(name: str, rollout: Rollout | None) -> Response:
+    told = f"Success: LoRA adapter '{name}' removed successfully.{_told(rollout)}"
+    return PlainTextResponse(told, headers=_rollout_headers(rollout))
 
 
 async def _load_tensors(context: ServerContext, request: Request) -> Loaded:
@@ -167,11 +196,13 @@ async def _load_tensors(context: ServerContext, request: Request) -> Loaded:
 
     What was begun is ended, also if the caller is gone: its files are the server's own.
     """
-    with AdapterAudit("load", caller_of(request), context.changes) as audit:
+    with AdapterAudit("load", caller_of(request), context.names.changes) as audit:
         context.keys.require_admin(request)
         async with context.adapter_bodies.held(request, LoadTensorsBody) as body:
             audit.note_asked(body.lora_name)
             _require_enabled(context)
+            if context.names.is_shared:
+                raise no_bodies()
             _check_name(context, body.lora_name)
             await _note_before(audit, context, body.lora_name)
             adapter = await asyncio.shield(asyncio.create_task(_load_spooled(context, body, audit)))
@@ -219,22 +250,26 @@ async def _load(
     kind: type[LoadAdapterBody] | type[LoRASourceBody] | type[SageMakerAdapterBody],
 ) -> Loaded:
     """Load what a body of this kind asks for."""
-    with AdapterAudit("load", caller_of(request), context.changes) as audit:
+    caller = caller_of(request)
+    with AdapterAudit("load", caller, context.names.changes) as audit:
         context.keys.require_admin(request)
         wish = (await context.bodies.read(request, kind)).wish
         audit.note_asked(wish.lora_name, wish.lora_path)
         _require_enabled(context)
         _check_name_and_path(context, wish.lora_name, wish.lora_path)
         await _note_before(audit, context, wish.lora_name)
-        adapter = await _published(context, wish)
-        audit.note_after(adapter.digest)
+        loaded = await _published(context, wish, caller.shown)
+        audit.note_after(loaded.adapter.digest)
     await _remove_unused(context)
-    return Loaded(adapter, audit.is_unchanged)
+    return Loaded(loaded.adapter, audit.is_unchanged, loaded.rollout)
 
 
-async def _unload(context: ServerContext, request: Request, name: str | None = None) -> str:
-    """Unload the adapter of that name, or the one that the body names; return the name."""
-    with AdapterAudit("unload", caller_of(request), context.changes) as audit:
+async def _unload(
+    context: ServerContext, request: Request, name: str | None = None
+) -> tuple[str, Rollout | None]:
+    """Unload the adapter of that name, or the one that the body names; returns the name."""
+    caller = caller_of(request)
+    with AdapterAudit("unload", caller, context.names.changes) as audit:
         if name is not None:
             audit.note_asked(name)
         context.keys.require_admin(request)
@@ -247,9 +282,9 @@ async def _unload(context: ServerContext, request: Request, name: str | None = N
                 "'lora_name' needs to be provided to unload a LoRA adapter.", "lora_name"
             )
         await _note_before(audit, context, name)
-        await context.engine.unload_lora_adapter(name)
+        rollout = await context.names.unload(name, caller.shown)
     await _remove_unused(context)
-    return name
+    return name, rollout
 
 
 async def _paths(context: ServerContext) -> dict[str, str]:
@@ -262,12 +297,10 @@ async def _note_before(audit: AdapterAudit, context: ServerContext, name: str) -
             audit.note_before(adapter.digest, adapter.path)
 
 
-async def _published(context: ServerContext, wish: AdapterWish) -> AdapterInfo:
+async def _published(context: ServerContext, wish: AdapterWish, by: str) -> names.Loaded:
     name = wish.lora_name
     try:
-        return await context.engine.load_lora_adapter(
-            name, wish.lora_path, wish.load_inplace, pinned=wish.pinned, digest=wish.digest
-        )
+        return await context.names.load(wish, by)
     except HubNotAllowedError:
         raise
     except AdapterExistsError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 
 class Success(msgspec.Struct, frozen=True):
@@ -100,6 +101,54 @@ class ServerInfo(msgspec.Struct, frozen=True):
     vllm_config: ServerSettings | str
 
 
+class ReplicaState(msgspec.Struct, frozen=True):
+    """What a replica makes of a name. state: as docs/catalog.md lists them. detail: why."""
+
+    replica: str
+    address: str
+    state: str
+    detail: str = ""
+
+
+class RolloutCard(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the last change of a name came. replicas: all, in a list those that lack it.
+
+    serial, by, at, time: of the change. everywhere: whether all replicas have it, so that none
+    answers with an earlier version.
+    """
+
+    serial: int
+    by: str
+    at: str
+    time: float
+    everywhere: bool
+    num_replicas: int
+    replicas: list[ReplicaState]
+
+
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """A server of the catalog. serial: of the last change that it has told to know.
+
+    loading, failed: how many names it is still to change, and refuses. silent_seconds: since the
+    catalog heard from it.
+    """
+
+    id: str
+    address: str
+    serial: int
+    loading: int
+    failed: int
+    silent_seconds: float
+
+
+class ReplicaList(msgspec.Struct, frozen=True, kw_only=True):
+    """The servers of the catalog; none without one. this: the one that answers."""
+
+    object: str = "list"
+    data: list[Replica]
+    this: str | None = None
+
+
 class LoadedAdapters(msgspec.Struct, frozen=True):
     """loaded_adapters: all, each with its path."""
 
@@ -109,13 +158,17 @@ class LoadedAdapters(msgspec.Struct, frozen=True):
 
 
 class LoadedAdapter(msgspec.Struct, frozen=True, kw_only=True):
-    """message: vLLM's text. unchanged: the same bytes stood under the name before."""
+    """message: vLLM's text. unchanged: the same bytes stood under the name before.
+
+    rollout: how far it came, where there is a catalog.
+    """
 
     message: str
     lora_name: str
     digest: str
     generation: int
     unchanged: bool
+    rollout: RolloutCard | UnsetType = UNSET
 
 
 class LoRAStatus(msgspec.Struct, frozen=True):

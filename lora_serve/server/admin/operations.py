@@ -31,6 +31,7 @@ def operations_router(context: ServerContext, http_metrics: HTTPMetrics) -> APIR
     async def health() -> Response:
         context.drain.check()
         engine.check_health()
+        context.names.check_ready()
         return Response()
 
     async def is_running() -> Response:
@@ -64,7 +65,8 @@ def operations_router(context: ServerContext, http_metrics: HTTPMetrics) -> APIR
 
     @router.post("/reset_prefix_cache")
     async def reset_prefix_cache(request: Request) -> Response:
-        with CallAudit("cache reset", caller_of(request)) as audit:
+        caller = caller_of(request)
+        with CallAudit("cache reset", caller) as audit:
             context.keys.require_admin(request)
             body = await context.bodies.read(request, ResetPrefixCacheBody, optional=True)
             query = Query(request, "lora_name", *ALWAYS_RESET)
@@ -73,7 +75,7 @@ def operations_router(context: ServerContext, http_metrics: HTTPMetrics) -> APIR
             query.check_body("lora_name", body.lora_name)
             lora_name = body.lora_name or query.text("lora_name")
             audit.note(lora_name=lora_name or "all")
-            is_whole = await engine.reset_prefix_cache(lora_name or EVERYTHING)
+            is_whole = await context.names.reset(lora_name or EVERYTHING, caller.shown)
         return json_response(Success(is_whole))
 
     return router

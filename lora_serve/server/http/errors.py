@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lora_serve.errors import (
     AdapterError,
     AdapterUnavailableError,
+    CatalogUnavailableError,
     EngineDeadError,
     ForbiddenError,
     GrammarUnavailableError,
@@ -73,6 +74,7 @@ STATUS_AND_TYPE: dict[type[BaseException], tuple[int, str]] = {
     NotFoundError: (404, "NotFoundError"),
     AdapterError: (400, "InvalidUserInput"),
     AdapterUnavailableError: (503, "ServiceUnavailableError"),
+    CatalogUnavailableError: (503, "ServiceUnavailableError"),
     UnauthorizedError: (401, "UnauthorizedError"),
     ForbiddenError: (403, "ForbiddenError"),
     OverloadedError: (503, "ServiceUnavailableError"),
@@ -86,6 +88,12 @@ STATUS_AND_TYPE: dict[type[BaseException], tuple[int, str]] = {
     SlowReaderError: (408, "RequestTimeoutError"),
 }
 
+WORTH_RETRYING = (
+    AdapterUnavailableError,
+    CatalogUnavailableError,
+    EngineDeadError,
+    GrammarUnavailableError,
+)
 FAULT_KEY = "fault"  # in a request's state
 HTTP_TYPES = {404: "NotFoundError", 405: "MethodNotAllowedError"}
 
@@ -158,7 +166,7 @@ def error_response(error: BaseException, scope: Scope | None = None) -> Response
     headers = {}
     if isinstance(error, OverloadedError):
         headers["Retry-After"] = str(error.retry_after_seconds)
-    elif isinstance(error, EngineDeadError | AdapterUnavailableError | GrammarUnavailableError):
+    elif isinstance(error, WORTH_RETRYING):
         headers["Retry-After"] = "1"
     elif isinstance(error, BodyTimeoutError):
         headers["Connection"] = "close"  # what follows would look like a new request

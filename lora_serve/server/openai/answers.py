@@ -9,6 +9,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from lora_serve.server.admin.answers import RolloutCard
+
 
 class ErrorDetail(msgspec.Struct, frozen=True):
     """param: the field at fault. code: the status."""
@@ -277,6 +279,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     created: seconds since 1970, when the server started or the adapter was loaded.
     root: where it came from. parent: the base model's name. digest: of the weights, in hex.
     quantization: how the base model's linear layers are kept, if not as they were loaded.
+    rollout: how far its last change came, for admins, where there is a catalog.
     """
 
     id: str
@@ -294,6 +297,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool | UnsetType = UNSET
     num_leases: int | UnsetType = UNSET
     num_bytes: int | UnsetType = UNSET
+    rollout: RolloutCard | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

@@ -75,7 +75,9 @@ async def answer_embeddings(
         msgspec.structs.replace(made, pooling=pooling)
         for made in scheduled_requests(context, request, body, target, prompts)
     ]
-    generation = Generation(engine, target, requests, record_of(request), FIELD_NAMES)
+    generation = Generation(
+        engine, target, requests, record_of(request), context.names, FIELD_NAMES
+    )
     return await respond_whole(request, generation, answer.whole)
 
 

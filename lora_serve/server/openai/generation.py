@@ -22,6 +22,7 @@ from lora_serve.errors import AdapterNotFoundError, InvalidRequestError
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.outputs import OutputDelta, RequestOutput, count_logprobs
 from lora_serve.sampling_params import SamplingParams
+from lora_serve.server.adapter_names import AdapterNames
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.field_names import field_names
@@ -82,6 +83,7 @@ class Generation:
         target: ModelTarget,
         requests: Sequence[GenerateRequest],
         record: RequestRecord,
+        names: AdapterNames,
         field_names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """record: takes in what is asked and answered.
@@ -91,6 +93,7 @@ class Generation:
         record.note_asked(target.shown, requests)
         self.record = record
         self._target = target
+        self._names = names
         self._field_names = field_names
         self._requests = requests
         self._first: PromptDelta | None = None
@@ -104,6 +107,7 @@ class Generation:
         """Wait until something is there to be sent. What is wrong with a request shows here."""
         try:
             with field_names(self._field_names):
+                await self._names.admit(self._target.lora_name)
                 self._first = await anext(self._deltas)
         except AdapterNotFoundError as error:
             raise as_asked_for(error, self._target) from error
@@ -206,8 +210,8 @@ def start_generation(
         for made in scheduled_requests(context, request, body, target, prompts)
     ]
     field = constraint_field(body)
-    names = {} if field is None else {"structured_outputs": field}
-    return Generation(context.engine, target, requests, record_of(request), names)
+    called = {} if field is None else {"structured_outputs": field}
+    return Generation(context.engine, target, requests, record_of(request), context.names, called)
 
 
 def scheduled_requests(

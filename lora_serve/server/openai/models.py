@@ -19,6 +19,8 @@ from lora_serve.config import EngineConfig
 from lora_serve.errors import ASK_FOR_BASE_MODEL, AdapterNotFoundError
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.messages import AdapterInfo
+from lora_serve.server.adapter_names import AdapterNames
+from lora_serve.server.admin.replicas import with_rollouts
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import caller_of
 from lora_serve.server.http.json_response import json_response
@@ -101,7 +103,9 @@ async def require_model(engine: Engine, models: ServedModels, model: str | None)
         raise models.unknown(target.shown, adapters)
 
 
-def models_router(engine: Engine, models: ServedModels, started_at: int) -> APIRouter:
+def models_router(
+    engine: Engine, models: ServedModels, started_at: int, names: AdapterNames
+) -> APIRouter:
     """Routes under /v1/models.
 
     started_at: seconds since 1970, shown as the base model's `created`.
@@ -120,7 +124,10 @@ def models_router(engine: Engine, models: ServedModels, started_at: int) -> APIR
 
     @router.get("/v1/models")
     async def list_models(request: Request) -> Response:
-        return json_response(ModelList(data=await cards(request)))
+        served = await cards(request)
+        if names.is_shared and caller_of(request).is_admin:
+            served = await with_rollouts(names, served)
+        return json_response(ModelList(data=served))
 
     @router.get("/v1/models/{model:path}")
     async def show_model(request: Request, model: str) -> Response:
@@ -129,6 +136,8 @@ def models_router(engine: Engine, models: ServedModels, started_at: int) -> APIR
         served = await cards(request)
         for card in served:
             if card.id == card_id:
+                if names.is_shared and caller_of(request).is_admin:
+                    (card,) = await with_rollouts(names, [card], is_whole=True)
                 return json_response(card)
         raise models.unknown(model, [card.id for card in served[len(models.names) :]])
 

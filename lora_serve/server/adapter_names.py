@@ -1,0 +1,313 @@
+"""What adapters' names stand for: on this server alone, or on all that share a catalog.
+
+The one place of the server through which names change and requests for them pass. Without a catalog
+that is the engine's own business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from lora_serve.catalog import plan
+from lora_serve.catalog.opening import open_store
+from lora_serve.catalog.records import Member, Record, Standing
+from lora_serve.catalog.replica import CatalogReplica
+from lora_serve.catalog.rollout import Rollout, rollout_of
+from lora_serve.config import CatalogConfig, ServerConfig
+from lora_serve.errors import (
+    AdapterError,
+    AdapterExistsError,
+    CatalogUnavailableError,
+    LoraServeError,
+    NotFoundError,
+)
+from lora_serve.identity import BASE_MODEL, EVERYTHING, Everything, NoAdapter
+from lora_serve.messages import AdapterInfo
+from lora_serve.server.admin.adapter_changes import AdapterChanges
+from lora_serve.server.admin.answers import AdapterChange
+from lora_serve.server.admin.protocol import AdapterWish
+from lora_serve.server.engine_api import Engine
+
+logger = logging.getLogger(__name__)
+
+START_SECONDS = 10.0  # for which a start waits for the catalog; then it goes on without
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What stands under a name after a load. rollout: how far it came, where there is a catalog."""
+
+    adapter: AdapterInfo
+    rollout: Rollout | None = None
+
+
+class AdapterNames(Protocol):
+    """`LocalNames` or `CataloguedNames`. by: who asks, as the log calls them."""
+
+    changes: AdapterChanges
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other servers follow."""
+
+    @property
+    def replica_id(self) -> str | None:
+        """What this server is called among them; None without a catalog."""
+
+    def check_ready(self) -> None:
+        """Raise CatalogUnavailableError until it is known which adapters there are."""
+
+    async def admit(self, name: str | NoAdapter) -> None:
+        """Wait until a request for this name may go to the engine.
+
+        Raises:
+            AdapterUnavailableError, CatalogUnavailableError: it may not, for now.
+        """
+
+    async def load(self, wish: AdapterWish, by: str) -> Loaded:
+        """Load an adapter, on all servers. Raises AdapterError, CatalogUnavailableError."""
+
+    async def unload(self, name: str, by: str) -> Rollout | None:
+        """Take a name away, on all servers. Raises AdapterError, CatalogUnavailableError."""
+
+    async def reset(self, name: str | Everything, by: str) -> bool:
+        """Forget KV: of a name on all servers, or everything on this one. Whether all is done."""
+
+    async def rollouts(self, names: Sequence[str]) -> dict[str, Rollout]:
+        """How far the last changes of these names came; nothing without a catalog.
+
+        Raises:
+            CatalogUnavailableError: the store cannot be asked.
+        """
+
+    async def standings(self) -> Sequence[Standing]:
+        """The servers of the catalog; none without one. Raises CatalogUnavailableError."""
+
+    async def forget(self, replica_id: str) -> None:
+        """Wait no longer for a server that is gone. Raises NotFoundError, InvalidRequestError."""
+
+
+class LocalNames:
+    """Names of this server alone."""
+
+    is_shared = False
+    replica_id = None
+
+    def __init__(self, engine: Engine) -> None:
+        self.changes = AdapterChanges()
+        self._engine = engine
+
+    def check_ready(self) -> None:
+        pass
+
+    async def admit(self, name: str | NoAdapter) -> None:
+        pass
+
+    async def load(self, wish: AdapterWish, by: str) -> Loaded:
+        return Loaded(
+            await self._engine.load_lora_adapter(
+                wish.lora_name,
+                wish.lora_path,
+                wish.load_inplace,
+                pinned=wish.pinned,
+                digest=wish.digest,
+            )
+        )
+
+    async def unload(self, name: str, by: str) -> Rollout | None:
+        await self._engine.unload_lora_adapter(name)
+        return None
+
+    async def reset(self, name: str | Everything, by: str) -> bool:
+        return await self._engine.reset_prefix_cache(name)
+
+    async def rollouts(self, names: Sequence[str]) -> dict[str, Rollout]:
+        return {}
+
+    async def standings(self) -> Sequence[Standing]:
+        return ()
+
+    async def forget(self, replica_id: str) -> None:
+        raise NotFoundError(
+            f"no replica '{replica_id}': this server was started without --lora-catalog",
+            "replica_id",
+        )
+
+
+class CataloguedNames:
+    """Names that a catalog holds. Changes go through it, also on this server."""
+
+    is_shared = True
+
+    def __init__(self, engine: Engine, config: CatalogConfig, member: Member) -> None:
+        """Raises ConfigError: there can be no such catalog here."""
+        self.changes = AdapterChanges()
+        self._engine = engine
+        self.replica_id = member.replica_id
+        self._rollout_seconds = config.lora_rollout_timeout
+        self.replica = CatalogReplica(open_store(config), engine, member, applied=self._applied)
+
+    def check_ready(self) -> None:
+        self.replica.check_ready()
+
+    async def admit(self, name: str | NoAdapter) -> None:
+        if name is not BASE_MODEL:
+            await self.replica.admit(name)
+
+    async def load(self, wish: AdapterWish, by: str) -> Loaded:
+        self.check_ready()
+        record, adapter = await self._write_load(wish, by)
+        adapter = replace(adapter, generation=record.generation, pinned=record.pinned)
+        return Loaded(adapter, await self._rolled_out(record))
+
+    async def _write_load(self, wish: AdapterWish, by: str) -> tuple[Record, AdapterInfo]:
+        """Read the adapter, so that nothing changes where it cannot be, and write its record."""
+        name = wish.lora_name
+        if not wish.load_inplace and (current := self.replica.view.record(name)) is not None:
+            plan.loading(current, load_inplace=False)(current)  # refuses before anything is read
+        adapter = await self._engine.examine_lora_adapter(name, wish.lora_path, wish.digest)
+        record = replace(
+            self._wish(name, by), digest=adapter.digest, source=wish.lora_path, pinned=wish.pinned
+        )
+        change = plan.loading(record, load_inplace=wish.load_inplace)
+        return await self.replica.change(name, change), adapter
+
+    async def unload(self, name: str, by: str) -> Rollout | None:
+        record = await self.replica.change(name, plan.unloading(self._wish(name, by)))
+        return await self._rolled_out(record)
+
+    async def reset(self, name: str | Everything, by: str) -> bool:
+        if name is EVERYTHING:
+            return await self._engine.reset_prefix_cache(name)
+        record = await self.replica.change(name, plan.resetting(self._wish(name, by)))
+        return (await self._rolled_out(record)).is_everywhere
+
+    async def rollouts(self, names: Sequence[str]) -> dict[str, Rollout]:
+        standings = await self.replica.standings()
+        records = {name: self.replica.view.record(name) for name in names}
+        return {n: rollout_of(one, standings) for n, one in records.items() if one is not None}
+
+    async def standings(self) -> Sequence[Standing]:
+        return await self.replica.standings()
+
+    async def forget(self, replica_id: str) -> None:
+        await self.replica.forget(replica_id)
+
+    async def load_modules(self, modules: Sequence[tuple[str, str]]) -> None:
+        """Load those of --lora-modules whose names stand for nothing yet; else the catalog's stay.
+
+        Raises:
+            AdapterError: one cannot be loaded. CatalogUnavailableError: the store was lost.
+        """
+        for name, path in modules:
+            known = self.replica.view.record(name)
+            if known is None:
+                with contextlib.suppress(AdapterExistsError):  # another server was first
+                    await self._write_load(AdapterWish(name, path), "--lora-modules")
+            elif known.source != path:
+                logger.warning(
+                    "--lora-modules %s=%s: the catalog has this name from %s, which stays; "
+                    "replace it with `lora-serve adapters replace`",
+                    name,
+                    path,
+                    known.source,
+                )
+
+    async def _rolled_out(self, record: Record) -> Rollout:
+        try:
+            return await self.replica.rolled_out(record, self._rollout_seconds)
+        except CatalogUnavailableError as error:
+            raise CatalogUnavailableError(
+                f"{error}; '{record.name}' was changed (serial {record.serial}), but which servers "
+                "have done so is not known: /v1/models tells when the catalog answers"
+            ) from error
+
+    def _wish(self, name: str, by: str) -> Record:
+        return Record(name=name, by=by, replica=self.replica.member.replica_id, time=time.time())
+
+    def _applied(self, record: Record, before: Record | None) -> None:
+        """Keep what others changed beside what was asked for here."""
+        if record.replica == self.replica.member.replica_id:
+            return
+        self.changes.add(
+            AdapterChange(
+                time=record.time,
+                change="unload" if record.is_unloaded else "load",
+                by=f"{record.by} at {record.replica}",
+                lora_name=record.name,
+                old_path=before.source if before else None,
+                old_digest=before.digest if before else None,
+                new_path=record.source or None,
+                new_digest=record.digest or None,
+                error=None,
+            )
+        )
+
+
+@asynccontextmanager
+async def opened_names(
+    engine: Engine, server: ServerConfig, config: CatalogConfig
+) -> AsyncIterator[AdapterNames]:
+    """Names for as long as the server runs. At the end this server signs off from its catalog.
+
+    Raises:
+        AdapterError: an adapter of --lora-modules cannot be loaded into the catalog.
+    """
+    if not config.lora_catalog:
+        yield LocalNames(engine)
+        return
+    names = CataloguedNames(engine, config, member_of(server, config))
+    async with names.replica.running():
+        loading = asyncio.create_task(_load_modules(names, engine.config.lora.modules))
+        try:
+            await asyncio.wait([loading], timeout=START_SECONDS)
+            if loading.done():
+                loading.result()
+            yield names
+        finally:
+            loading.cancel()
+
+
+async def _load_modules(names: CataloguedNames, modules: Sequence[tuple[str, str]]) -> None:
+    """Load them once the catalog answers. What is wrong with one then ends no server that runs."""
+    begin = time.monotonic()
+    while True:
+        try:
+            await names.replica.wait_until_ready()
+            return await names.load_modules(modules)
+        except CatalogUnavailableError as error:
+            logger.warning("--lora-modules: %s; trying again", error)
+            await asyncio.sleep(1)
+        except LoraServeError as error:
+            if time.monotonic() - begin < START_SECONDS:
+                raise
+            logger.error("--lora-modules: %s", error)
+            return None
+
+
+def member_of(server: ServerConfig, config: CatalogConfig) -> Member:
+    """This process, as others know it."""
+    place = server.uds or f"{socket.gethostname()}:{server.port}"
+    replica_id = config.lora_replica_id or place
+    scheme = "https" if server.ssl_certfile else "http"
+    address = config.lora_replica_address or f"{scheme}://{place}"
+    return Member(replica_id=replica_id, address=address, incarnation=uuid.uuid4().hex)
+
+
+def no_bodies() -> AdapterError:
+    """The refusal of an adapter that came in a body."""
+    return AdapterError(
+        "an adapter that comes in a body has files on this server alone, which others of its "
+        "--lora-catalog cannot read; write it to where all of them read, and load it from there"
+    )
