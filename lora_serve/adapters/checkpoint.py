@@ -17,17 +17,24 @@ from contextlib import ExitStack, contextmanager
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor
 from lora_serve.adapters.directory import AdapterDirectory, open_directory
-from lora_serve.adapters.findings import listed
+from lora_serve.adapters.findings import listed, shown
 from lora_serve.adapters.peft_config import LoRASettings, parse_settings
 from lora_serve.adapters.strict_json import parse_object
 from lora_serve.adapters.tensor_file import TensorFile, TensorSpec
-from lora_serve.errors import AdapterError, AdapterFormatError, AdapterNotFoundError
+from lora_serve.errors import (
+    AdapterChangedError,
+    AdapterError,
+    AdapterFormatError,
+    AdapterNotFoundError,
+)
 from lora_serve.identity import framed
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
+DIGEST_NAME = "adapter_digest.txt"  # the digest that the adapter must have, if it lies there
 _MODEL_CONFIG = "config.json"
 _PICKLES = ("adapter_model.bin", "adapter_model.pt")
+_MAX_DIGEST_BYTES = 256
 _MAX_CONFIG_BYTES = 4 * 2**20
 _SCHEME = b"lora-serve/adapter/1"
 
@@ -141,14 +148,31 @@ def _read(
             modules = _read_modules(file, settings, lora_modules, max_lora_rank, findings)
     if findings:
         raise AdapterFormatError(directory.path, findings)
+    found = digest(modules)
+    _check_sidecar(directory, found)
     return AdapterCheckpoint(
         path=directory.path,
-        digest=digest(modules),
+        digest=found,
         rank=max(module.rank for module in modules),
         num_bytes=sum(len(module.a.data) + len(module.b.data) for module in modules),
         base_model=settings.base_model,
         modules=modules,
     )
+
+
+def _check_sidecar(directory: AdapterDirectory, found: bytes) -> None:
+    """Raise AdapterChangedError if a file beside the weights names another digest."""
+    try:
+        with directory.open_file(DIGEST_NAME) as file:
+            wanted = file.read(_MAX_DIGEST_BYTES).decode("ascii", "replace").strip().lower()
+    except FileNotFoundError:
+        return
+    if wanted != found.hex():
+        raise AdapterChangedError(
+            f"{directory.path} has the digest {found.hex()}, and its {DIGEST_NAME} says "
+            f"{shown(wanted)}; restore the files, or write that file anew",
+            found_digest=found.hex(),
+        )
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
-from lora_serve.adapters.location import HubAdapter
+from lora_serve.adapters.location import RemoteAdapter
 from lora_serve.errors import AdapterUnavailableError
 from lora_serve.identity import AdapterRef
 from lora_serve.messages import LoadAdapter
@@ -40,7 +40,7 @@ class ReadTask:
     """
 
     job: LoadJob
-    place: str | HubAdapter
+    place: str | RemoteAdapter
     begin: float
     deadline: float = 0.0
     end_lock: threading.Lock = field(default_factory=threading.Lock)

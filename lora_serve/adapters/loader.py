@@ -10,6 +10,7 @@ effect in the order in which they came. All state belongs to the engine's thread
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import time
 from collections import deque
@@ -21,7 +22,8 @@ from typing import Protocol, TypeVar
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.checkpoint import read_adapter
 from lora_serve.adapters.lanes import MAX_HUNG_READS, NUM_READS, Lane, LoadJob, ReadTask
-from lora_serve.adapters.location import HubAdapter, download_from_hub, find_adapter
+from lora_serve.adapters.location import HubAdapter, RemoteAdapter, S3Adapter, find_adapter
+from lora_serve.adapters.remote import download, is_below
 from lora_serve.adapters.threads import AdapterThreads, LoaderThreads
 from lora_serve.config import LoRAConfig
 from lora_serve.errors import (
@@ -87,14 +89,14 @@ class AdapterSource:
     read: the checkpoint at a path, or what has to be downloaded first. download: its directory.
     """
 
-    read: Callable[[str], AdapterCheckpoint | HubAdapter]
-    download: Callable[[HubAdapter], str]
+    read: Callable[[str], AdapterCheckpoint | RemoteAdapter]
+    download: Callable[[RemoteAdapter], str]
 
-    def get(self, place: str | HubAdapter) -> AdapterCheckpoint | HubAdapter | str:
+    def get(self, place: str | RemoteAdapter) -> AdapterCheckpoint | RemoteAdapter | str:
         return self.read(place) if isinstance(place, str) else self.download(place)
 
 
-Outcome = AdapterCheckpoint | HubAdapter | str | LoraServeError
+Outcome = AdapterCheckpoint | RemoteAdapter | str | LoraServeError
 Got = TypeVar("Got")
 
 
@@ -107,8 +109,11 @@ def make_loader(
     """A loader of checkpoints that fit this model and these limits."""
     operators_own = {path for _, path in config.modules}
 
-    def read(path: str) -> AdapterCheckpoint | HubAdapter:
-        found = find_adapter(path, config.lora_allowed_roots)
+    def read(path: str) -> AdapterCheckpoint | RemoteAdapter:
+        if any(is_below(path, place) for place in config.resolver_buckets):
+            return S3Adapter(path)
+        roots = _roots_of(path, config)
+        found = find_adapter(path, roots)
         if isinstance(found, HubAdapter):
             if path not in operators_own and not config.lora_allow_hub:
                 raise HubNotAllowedError(
@@ -121,16 +126,19 @@ def make_loader(
             found,
             lora_modules=model.lora_modules,
             max_lora_rank=config.max_lora_rank,
-            allowed_roots=config.lora_allowed_roots,
+            allowed_roots=roots,
         )
 
-    source = AdapterSource(
-        read,
-        lambda adapter: download_from_hub(
-            adapter, config.lora_max_download_bytes, config.lora_hub_cache_bytes
-        ),
-    )
+    source = AdapterSource(read, lambda adapter: download(adapter, config))
     return AdapterLoader(config, source, prepare, notify, AdapterThreads())
+
+
+def _roots_of(path: str, config: LoRAConfig) -> tuple[str, ...]:
+    """Where all that is read of an adapter must lie: below what it was resolved from, if it was."""
+    own = (*config.resolver_directories, config.lora_s3_cache_path)
+    places = [os.path.abspath(os.path.expanduser(place)) for place in own]
+    below = tuple(place for place in places if is_below(os.path.abspath(path), place))
+    return below[:1] or config.lora_allowed_roots
 
 
 class AdapterLoader:

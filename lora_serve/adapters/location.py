@@ -31,6 +31,19 @@ class HubAdapter:
         return self.repo_id if self.revision is None else f"{self.repo_id}@{self.revision}"
 
 
+@dataclass(frozen=True, slots=True)
+class S3Adapter:
+    """A "directory" of a bucket, as s3://BUCKET/PATH."""
+
+    uri: str
+
+    def __str__(self) -> str:
+        return self.uri
+
+
+RemoteAdapter = HubAdapter | S3Adapter
+
+
 def download_from_hub(
     adapter: HubAdapter,
     max_bytes: int,
@@ -148,6 +161,11 @@ def _bytes_of_cached_adapters(cache_dir: str | None) -> int:
 def _seen_from(path: str) -> str:
     """Where a path that is not absolute begins, which callers elsewhere may not know."""
     return "" if path.startswith(("/", "~")) else "; it begins where the server was started"
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether this has a hub id's form: "organisation/name", or with "@revision" behind it."""
+    return _HUB_ID.fullmatch(text) is not None
 
 
 def find_adapter(path: str, allowed_roots: Sequence[str] = ()) -> str | HubAdapter:

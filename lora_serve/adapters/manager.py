@@ -280,7 +280,7 @@ def _examined(call: LoadAdapter, checkpoint: AdapterCheckpoint) -> AdapterInfo:
     """What the name would stand for, had it been loaded."""
     return AdapterInfo(
         name=call.lora_name,
-        path=call.lora_path,
+        path=checkpoint.path,
         digest=checkpoint.digest.hex(),
         generation=call.generation,
         rank=checkpoint.rank,

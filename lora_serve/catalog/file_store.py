@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -54,7 +55,11 @@ class FileStore:
         self._lock = threading.Lock()
         self._locks = {"changes": threading.Lock(), "reports": threading.Lock()}
         try:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                _check_owner(path, os.fstat(descriptor))
+            finally:
+                os.close(descriptor)
             self._calls = self._connect()
             self._watches = {name: self._connect() for name in self._locks}
             self._prepare()
@@ -238,6 +243,15 @@ class FileStore:
             yield
         except sqlite3.Error as error:
             raise CatalogUnavailableError(f"the catalog {self._path}: {error}") from error
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    """Raise ConfigError if others could say which adapters are served."""
+    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(
+            f"--lora-catalog {path}: others may write to it (mode "
+            f"{stat.S_IMODE(status.st_mode):04o}, uid {status.st_uid}); chown it, and chmod 600 it"
+        )
 
 
 _IDENTITY = {"application_id": APPLICATION_ID, "user_version": SCHEMA_VERSION}

@@ -117,6 +117,12 @@ class CatalogReplica:
         """
         await self._wait_until_current()
 
+    async def wait_until_known(self, record: Record) -> None:
+        """Wait until this replica has heard of a change that was made here."""
+        deadline = self._clock() + self._wait_seconds
+        while self.view.serial < record.serial:
+            await self._wait_for(record.name, deadline)
+
     async def admit(self, name: str) -> bool:
         """Wait until a request for this name may go to the engine; False if there is no such name.
 

@@ -12,6 +12,8 @@ ACTIONS = {
     "replace": "load an adapter in the place of another; requests that run end on the old one",
     "rollback": "load again what stood under a name before its last change",
     "unload": "take adapters away; requests that run end on them",
+    "replicas": "list the servers that share this one's catalog",
+    "forget": "wait no longer for servers that are gone for good",
     "verify": "read an adapter's directory as a server would, without one; exit code 1 if refused",
 }
 
@@ -29,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_remote_arguments(parser: argparse.ArgumentParser, action: str) -> None:
-    if action == "ls":
+    if action in ("ls", "replicas"):
         parser.add_argument("--json", action="store_true", help="for machines: digests whole")
     elif action in ("load", "replace"):
         parser.usage = f"lora-serve adapters {action} (NAME PATH | NAME=PATH ...) [options]"
@@ -42,7 +44,8 @@ def _add_remote_arguments(parser: argparse.ArgumentParser, action: str) -> None:
         )
         parser.add_argument("--pinned", action="store_true", help="never evict it from memory")
     else:
-        parser.add_argument("names", nargs="+", metavar="NAME", help="of an adapter")
+        what = "a server's id" if action == "forget" else "of an adapter"
+        parser.add_argument("names", nargs="+", metavar="NAME", help=what)
     add_server_arguments(parser, ADMIN_KEYS)
 
 

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from lora_serve.cli.parser import did_you_mean
 from lora_serve.cli.remote import Json, Remote, RemoteError, ServedModel, UnreachableError
@@ -43,12 +44,41 @@ def list_adapters(remote: Remote, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([one.facts for one in adapters], indent=1))
     elif adapters:
-        header = ("name", "digest", "gen", "rank", "size", "residency", "source")
-        rows = [tuple(map(escaped, _row(one))) for one in adapters]
-        print(_fitted(text_table(header, rows, words=(0, 1, 5, 6)), header[-1]))
+        header = ["name", "digest", "gen", "rank", "size", "residency", "source"]
+        rows = [[escaped(cell) for cell in _row(one)] for one in adapters]
+        if any("rollout" in one.facts for one in adapters):
+            header.insert(-1, "rolled out")
+            for row, one in zip(rows, adapters, strict=True):
+                row.insert(-1, escaped(_rolled_out(one)))
+        table = text_table(header, rows, words=(0, 1, *range(5, len(header))))
+        print(_fitted(table, header[-1]))
     else:
         print("no adapter is loaded")
     return 0
+
+
+def list_replicas(remote: Remote, args: argparse.Namespace) -> int:
+    try:
+        replicas: list[Json] = [dict(each) for each in remote.get("/v1/replicas").json()["data"]]
+        rows = [[escaped(cell) for cell in _replica_row(one)] for one in replicas]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnreachableError(f"{remote.url}/v1/replicas gives no list of servers") from error
+    if args.json:
+        print(json.dumps(replicas, indent=1))
+    elif replicas:
+        header = ("replica", "address", "serial", "loading", "failed", "heard from")
+        print(text_table(header, rows, words=(0, 1)))
+    else:
+        print("the server shares its adapters with no other: it has no --lora-catalog")
+    return 0
+
+
+def forget(remote: Remote, args: argparse.Namespace) -> int:
+    def act(name: str) -> str:
+        remote.delete(f"/v1/replicas/{quote(name, safe='')}")
+        return f"{name}: forgotten"
+
+    return _each(args.names, act)
 
 
 def load(remote: Remote, args: argparse.Namespace) -> int:
@@ -230,6 +260,25 @@ def _row(adapter: ServedModel) -> tuple[str, ...]:
     )
 
 
+def _rolled_out(adapter: ServedModel) -> str:
+    """Whether all servers have it, or how many."""
+    rollout = adapter.facts.get("rollout")
+    if not isinstance(rollout, dict):
+        return "–"
+    if rollout.get("everywhere"):
+        return "everywhere"
+    num, missing = rollout.get("num_replicas"), rollout.get("replicas")
+    if not (isinstance(num, int) and isinstance(missing, list)):
+        return "–"
+    return f"{num - len(missing)} of {num}"
+
+
+def _replica_row(replica: Json) -> tuple[str, ...]:
+    counts = (str(replica[name]) for name in ("serial", "loading", "failed"))
+    heard = f"{float(replica['silent_seconds']):.0f} s ago"
+    return str(replica["id"]), str(replica["address"]), *counts, heard
+
+
 def _fitted(table: str, last: str) -> str:
     """On a terminal, cut the last column from the left: the end of a path tells most."""
     if not sys.stdout.isatty():
@@ -250,4 +299,6 @@ ACTIONS: Mapping[str, Action] = {
     "replace": replace,
     "rollback": roll_back,
     "unload": unload,
+    "replicas": list_replicas,
+    "forget": forget,
 }

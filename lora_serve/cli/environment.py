@@ -16,6 +16,8 @@ from lora_serve.errors import ConfigError
 API_KEY_VARIABLES = ("LORA_SERVE_API_KEY", "VLLM_API_KEY")
 ADMIN_API_KEY_VARIABLE = "LORA_SERVE_ADMIN_API_KEY"
 RUNTIME_LORA_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+RESOLVER_DIRECTORY_VARIABLE = "VLLM_LORA_RESOLVER_CACHE_DIR"  # --lora-resolver dir:…
+PLUGINS_VARIABLE, RESOLVER_PLUGIN = "VLLM_PLUGINS", "lora_filesystem_resolver"
 TRACES_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 TRACES_PROTOCOL_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 READY_TIMEOUT_VARIABLE = "VLLM_ENGINE_READY_TIMEOUT_S"  # --engine-ready-timeout
@@ -29,7 +31,6 @@ def with_environment(config: ServerConfig, environ: Mapping[str, str]) -> Server
     """
     api = tuple(_secret(environ, name) for name in API_KEY_VARIABLES if name in environ)
     admin = (_secret(environ, ADMIN_API_KEY_VARIABLE),) if ADMIN_API_KEY_VARIABLE in environ else ()
-    allows = environ.get(RUNTIME_LORA_VARIABLE, "").strip().lower() in ("1", "true")
     return replace(
         config,
         otlp_traces_endpoint=config.otlp_traces_endpoint or environ.get(TRACES_VARIABLE) or None,
@@ -38,7 +39,7 @@ def with_environment(config: ServerConfig, environ: Mapping[str, str]) -> Server
         or None,
         api_key=(*config.api_key, *api),
         admin_api_key=(*config.admin_api_key, *admin),
-        allow_runtime_lora_updating=config.allow_runtime_lora_updating or allows,
+        allow_runtime_lora_updating=config.allow_runtime_lora_updating or _allows_updating(environ),
     )
 
 
@@ -48,10 +49,25 @@ def with_settings(args: argparse.Namespace, environ: Mapping[str, str]) -> argpa
     Raises:
         ConfigError: naming a variable whose value cannot be.
     """
-    if READY_TIMEOUT_VARIABLE not in environ or hasattr(args, "engine_ready_timeout"):
-        return args
-    seconds = _seconds(environ, READY_TIMEOUT_VARIABLE)
-    return argparse.Namespace(**vars(args), engine_ready_timeout=seconds)
+    settings: dict[str, object] = {}
+    if READY_TIMEOUT_VARIABLE in environ:
+        settings["engine_ready_timeout"] = _seconds(environ, READY_TIMEOUT_VARIABLE)
+    if "enable_lora" in args and _resolves_in_directory(environ):
+        settings["lora_resolver"] = (f"dir:{environ[RESOLVER_DIRECTORY_VARIABLE]}",)
+    return argparse.Namespace(**{**settings, **vars(args)})
+
+
+def _resolves_in_directory(environ: Mapping[str, str]) -> bool:
+    """Whether vLLM would look for adapters in its resolver's directory."""
+    plugins = environ.get(PLUGINS_VARIABLE)
+    is_chosen = plugins is None or RESOLVER_PLUGIN in [name.strip() for name in plugins.split(",")]
+    return (
+        is_chosen and bool(environ.get(RESOLVER_DIRECTORY_VARIABLE)) and _allows_updating(environ)
+    )
+
+
+def _allows_updating(environ: Mapping[str, str]) -> bool:
+    return environ.get(RUNTIME_LORA_VARIABLE, "").strip().lower() in ("1", "true")
 
 
 def _seconds(environ: Mapping[str, str], name: str) -> float:

@@ -112,6 +112,10 @@ class Remote:
         """Raises RemoteError, UnreachableError."""
         return self._asked("POST", path, body)
 
+    def delete(self, path: str) -> Reply:
+        """Raises RemoteError, UnreachableError."""
+        return self._asked("DELETE", path)
+
     def models(self) -> list[ServedModel]:
         """The model's names and then the adapters. Raises RemoteError, UnreachableError."""
         try:

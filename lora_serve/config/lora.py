@@ -9,6 +9,7 @@ from lora_serve.config.setting import read_quantities, require_at_least, setting
 from lora_serve.errors import ConfigError
 
 MAX_LORAS = 8
+DIRECTORY, HUB, S3 = "dir:", "hf", "s3://"  # how a place of --lora-resolver begins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,18 @@ class LoRAConfig:
     lora_download_timeout: float = setting(
         "Seconds that downloading an adapter may take.", 600.0, metavar="SECONDS"
     )
+    lora_resolver: tuple[str, ...] = setting(
+        "Load an adapter that is asked for and not loaded from one of these places, by its name: "
+        "dir:PATH for PATH/NAME, hf for the hub id NAME, s3://BUCKET/PREFIX for what lies below.",
+        (),
+        repeat="nargs",
+        metavar="PLACE",
+    )
+    lora_s3_cache_path: str = setting(
+        "Where adapters of S3 are kept on this disk.",
+        "~/.cache/lora-serve/s3",
+        metavar="DIR",
+    )
 
     def __post_init__(self) -> None:
         read_quantities(self)
@@ -96,6 +109,10 @@ class LoRAConfig:
                 raise ConfigError(f"--lora-modules names {name!r} {names.count(name)} times")
         if self.lora_modules and not self.enable_lora:
             raise ConfigError("--lora-modules needs --enable-lora")
+        if self.lora_resolver and not self.enable_lora:
+            raise ConfigError("--lora-resolver needs --enable-lora")
+        for place in self.lora_resolver:
+            _check_place(place, self.lora_allow_hub)
 
     @property
     def modules(self) -> list[tuple[str, str]]:
@@ -107,8 +124,34 @@ class LoRAConfig:
         return [_name_and_path(module) for module in self.lora_modules]
 
     @property
+    def resolver_directories(self) -> list[str]:
+        """The directories of --lora-resolver dir:PATH."""
+        return [place[len(DIRECTORY) :] for place in self.lora_resolver if _is_directory(place)]
+
+    @property
+    def resolver_buckets(self) -> list[str]:
+        """The places of --lora-resolver s3://BUCKET/PREFIX, without a slash at the end."""
+        return [place.rstrip("/") for place in self.lora_resolver if place.startswith(S3)]
+
+    @property
     def cpu_lora_limit(self) -> int:
         return self.max_cpu_loras if self.max_cpu_loras is not None else 8 * self.max_loras
+
+
+def _is_directory(place: str) -> bool:
+    return place.startswith(DIRECTORY)
+
+
+def _check_place(place: str, allows_hub: bool) -> None:
+    """Raise ConfigError unless it is a place that adapters can be resolved from."""
+    if place == HUB and not allows_hub:
+        raise ConfigError("--lora-resolver hf needs --lora-allow-hub")
+    is_bucket = place.startswith(S3) and bool(place.removeprefix(S3).strip("/"))
+    if place != HUB and place != DIRECTORY and not (_is_directory(place) or is_bucket):
+        place = place or "''"
+        raise ConfigError(f"--lora-resolver {place}: want dir:PATH, hf or s3://BUCKET/PREFIX")
+    if place == DIRECTORY:
+        raise ConfigError("--lora-resolver dir: names no directory; write dir:PATH")
 
 
 def _name_and_path(module: str) -> tuple[str, str]:

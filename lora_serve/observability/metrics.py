@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -100,6 +101,15 @@ COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class CatalogFigures:
+    """What a server makes of the adapter catalog. num_names: by their states here."""
+
+    is_up: bool
+    serial: int
+    num_names: Mapping[str, int]
+
+
 class EngineMetrics(Collector):
     """One engine's metrics. `observe` takes what every step sends; `render` answers a scrape."""
 
@@ -118,6 +128,7 @@ class EngineMetrics(Collector):
         self._num_stale_scrapes = 0
         self._num_restarts = 0
         self._refused: Mapping[str, int] = {}
+        self._catalog: Callable[[], CatalogFigures] | None = None
         self._finished = dict.fromkeys(FINISH_REASONS, 0)
         self._adapter_requests = AdapterCounter()
         self._adapter_queries = AdapterCounter()
@@ -155,6 +166,10 @@ class EngineMetrics(Collector):
     def watch_refusals(self, refused: Mapping[str, int]) -> None:
         """Show this count of refused requests, by the limit that they exceeded."""
         self._refused = refused
+
+    def watch_catalog(self, figures: Callable[[], CatalogFigures]) -> None:
+        """Show what this server makes of the adapter catalog."""
+        self._catalog = figures
 
     def render(self) -> bytes:
         """Write the metrics in Prometheus' text format."""
@@ -194,6 +209,8 @@ class EngineMetrics(Collector):
         yield self._cache_config_info()
         yield from self._adapter_counters()
         yield from self._adapter_gauges()
+        if self._catalog is not None:
+            yield from self._catalog_gauges(self._catalog())
         if self._stats.kv_tiers:
             yield from kv_tier_series(self._labels, self._stats.kv_tiers)
 
@@ -234,6 +251,24 @@ class EngineMetrics(Collector):
         )
         family.add_metric(tuple(labels.values()), time.time())
         return family
+
+    def _catalog_gauges(self, figures: CatalogFigures) -> Iterator[GaugeMetricFamily]:
+        yield self._gauge(
+            "lora_serve:catalog_is_up", "1 if the adapter catalog answers.", figures.is_up
+        )
+        yield self._gauge(
+            "lora_serve:catalog_serial",
+            "Serial of the last change of the adapter catalog that is known here.",
+            figures.serial,
+        )
+        names = GaugeMetricFamily(
+            "lora_serve:catalog_names",
+            "Names of the adapter catalog, by how they stand here.",
+            labels=(*self._labels, "state"),
+        )
+        for state, count in figures.num_names.items():
+            names.add_metric((*self._labels.values(), state), count)
+        yield names
 
     def _waiting_by_reason(self) -> GaugeMetricFamily:
         """Requests that wait for room, for KV that others compute or fetch, and for a grammar."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import re
 import socket
 import time
 import uuid
@@ -25,6 +27,7 @@ from lora_serve.catalog.records import Member, Record, Standing
 from lora_serve.catalog.replica import CatalogReplica
 from lora_serve.catalog.rollout import Rollout, rollout_of
 from lora_serve.config import CatalogConfig, ServerConfig
+from lora_serve.engine.frontend.resolver import AdapterResolver
 from lora_serve.errors import (
     AdapterError,
     AdapterExistsError,
@@ -34,6 +37,7 @@ from lora_serve.errors import (
 )
 from lora_serve.identity import BASE_MODEL, EVERYTHING, Everything, NoAdapter
 from lora_serve.messages import AdapterInfo
+from lora_serve.observability.metrics import CatalogFigures
 from lora_serve.server.admin.adapter_changes import AdapterChanges
 from lora_serve.server.admin.answers import AdapterChange
 from lora_serve.server.admin.protocol import AdapterWish
@@ -41,6 +45,7 @@ from lora_serve.server.engine_api import Engine
 
 logger = logging.getLogger(__name__)
 
+_SNAPSHOT = re.compile(r"/snapshots/([0-9a-f]{40})$")  # in the hub's cache
 START_SECONDS = 10.0  # for which a start waits for the catalog; then it goes on without
 
 
@@ -107,12 +112,14 @@ class LocalNames:
     def __init__(self, engine: Engine) -> None:
         self.changes = AdapterChanges()
         self._engine = engine
+        self._resolver = AdapterResolver(engine.config.lora, engine.load_lora_adapter)
 
     def check_ready(self) -> None:
         pass
 
     async def admit(self, name: str | NoAdapter) -> None:
-        pass
+        if name is not BASE_MODEL and self._engine.adapter(name) is None:
+            await self._resolver.resolve(name)  # of what is nowhere, the engine tells
 
     async def load(self, wish: AdapterWish, by: str) -> Loaded:
         return Loaded(
@@ -155,14 +162,19 @@ class CataloguedNames:
         self.changes = AdapterChanges()
         self._engine = engine
         self.replica_id = member.replica_id
+        self._resolver = AdapterResolver(engine.config.lora, self._load_resolved)
         self._rollout_seconds = config.lora_rollout_timeout
         self.replica = CatalogReplica(open_store(config), engine, member, applied=self._applied)
+
+        engine.metrics.watch_catalog(self._figures)
 
     def check_ready(self) -> None:
         self.replica.check_ready()
 
     async def admit(self, name: str | NoAdapter) -> None:
-        if name is not BASE_MODEL:
+        if name is BASE_MODEL or await self.replica.admit(name):
+            return
+        if await self._resolver.resolve(name):
             await self.replica.admit(name)
 
     async def load(self, wish: AdapterWish, by: str) -> Loaded:
@@ -178,10 +190,17 @@ class CataloguedNames:
             plan.loading(current, load_inplace=False)(current)  # refuses before anything is read
         adapter = await self._engine.examine_lora_adapter(name, wish.lora_path, wish.digest)
         record = replace(
-            self._wish(name, by), digest=adapter.digest, source=wish.lora_path, pinned=wish.pinned
+            self._wish(name, by),
+            digest=adapter.digest,
+            source=_source(wish.lora_path, adapter.path),
+            pinned=wish.pinned,
         )
         change = plan.loading(record, load_inplace=wish.load_inplace)
         return await self.replica.change(name, change), adapter
+
+    async def _load_resolved(self, name: str, source: str) -> None:
+        record, _ = await self._write_load(AdapterWish(name, source), "--lora-resolver")
+        await self.replica.wait_until_known(record)
 
     async def unload(self, name: str, by: str) -> Rollout | None:
         record = await self.replica.change(name, plan.unloading(self._wish(name, by)))
@@ -236,6 +255,15 @@ class CataloguedNames:
     def _wish(self, name: str, by: str) -> Record:
         return Record(name=name, by=by, replica=self.replica.member.replica_id, time=time.time())
 
+    def _figures(self) -> CatalogFigures:
+        report = self.replica.view.report()
+        counts = {
+            "ready": len(self.replica.view.ready()),
+            "loading": len(report.loading),
+            "failed": len(report.failed),
+        }
+        return CatalogFigures(self.replica.is_store_up, report.serial, counts)
+
     def _applied(self, record: Record, before: Record | None) -> None:
         """Keep what others changed beside what was asked for here."""
         if record.replica == self.replica.member.replica_id:
@@ -253,6 +281,13 @@ class CataloguedNames:
                 error=None,
             )
         )
+
+
+def _source(asked: str, found: str) -> str:
+    """What all servers are to read: of the hub the very revision that was found."""
+    revision = _SNAPSHOT.search(found)
+    is_hub = revision is not None and not os.path.isdir(os.path.expanduser(asked))
+    return f"{asked}@{revision[1]}" if is_hub and revision and "@" not in asked else asked
 
 
 @asynccontextmanager

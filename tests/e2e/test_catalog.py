@@ -74,7 +74,7 @@ class Fleet:
         return dict(card)
 
     def signal(self, on: str, number: signal.Signals) -> None:
-        """To the server's process; its engine goes on."""
+        """Signal the server, whose engine goes on."""
         os.kill(self.servers[on].pid, number)
 
 

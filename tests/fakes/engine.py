@@ -177,7 +177,9 @@ class FakeEngine:
         try:
             weights = (Path(path) / WEIGHTS).read_bytes()
         except OSError as error:
-            raise AdapterNotFoundError(f"No adapter found for {path}") from error
+            raise AdapterNotFoundError(
+                f"No adapter found for {path}: there is no such directory"
+            ) from error
         if weights.startswith(b"broken"):
             raise AdapterFormatError(path, ["rank 1024 is above 64", "use_dora is not supported"])
         found = hashlib.sha256(weights).hexdigest()

@@ -13,7 +13,7 @@ from random import Random
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.loader import AdapterLoader, AdapterSource, LoadResult
-from lora_serve.adapters.location import HubAdapter
+from lora_serve.adapters.location import HubAdapter, RemoteAdapter
 from lora_serve.adapters.threads import Work
 from lora_serve.config import LoRAConfig
 from lora_serve.engine.core.executor import Executor
@@ -97,9 +97,9 @@ class OracleLoader(AdapterLoader):
             return HubAdapter(path)
         return oracle_checkpoint(path, self._content(path))
 
-    def _download_file(self, adapter: HubAdapter) -> str:
-        path = f"/cache/{adapter.repo_id}"
-        self.files[path] = self._content(adapter.repo_id)
+    def _download_file(self, adapter: RemoteAdapter) -> str:
+        path = f"/cache/{adapter}"
+        self.files[path] = self._content(str(adapter))
         return path
 
     def _content(self, path: str) -> str:

@@ -1,0 +1,165 @@
+"""Adapters of S3, against a stand-in; and what is read below the places of --lora-resolver."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
+from lora_serve.adapters.checkpoint import DIGEST_NAME, read_adapter
+from lora_serve.adapters.lanes import LoadJob
+from lora_serve.adapters.loader import make_loader
+from lora_serve.adapters.location import S3Adapter
+from lora_serve.adapters.remote import download_from_s3, is_below
+from lora_serve.config import LoRAConfig
+from lora_serve.errors import (
+    AdapterChangedError,
+    AdapterError,
+    AdapterNotFoundError,
+    AdapterUnavailableError,
+    LoraServeError,
+)
+from lora_serve.messages import LoadAdapter
+from lora_serve.model_info import ModelInfo
+from tests.adapters.conftest import Shapes
+from tests.fakes.adapter_files import lora_tensors, write_adapter
+
+MANY = 2**30
+PATIENCE = 60
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[Any]:
+    """A bucket `adapters` of a server of the tests' own, which the environment names."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "AWS_ENDPOINT_URL_S3": f"http://{host}:{port}",
+            "AWS_ACCESS_KEY_ID": "tests",
+            "AWS_SECRET_ACCESS_KEY": "tests",
+            "AWS_REGION": "us-east-1",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }.items():
+            patch.setenv(name, value)
+        client = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL_S3"])
+        client.create_bucket(Bucket="adapters")
+        yield client
+        client.close()
+    server.stop()
+
+
+def put(s3: Any, key: str, directory: str) -> str:
+    """Lay an adapter's files into the bucket; its URI."""
+    for file in Path(directory).iterdir():
+        s3.put_object(Bucket="adapters", Key=f"{key}/{file.name}", Body=file.read_bytes())
+    return f"s3://adapters/{key}"
+
+
+def read(path: str, config: LoRAConfig, lora_modules: Shapes) -> AdapterCheckpoint | LoraServeError:
+    """What an engine's loader makes of a load from this path."""
+    notified = threading.Event()
+    model = ModelInfo.__new__(ModelInfo)
+    object.__setattr__(model, "lora_modules", lora_modules)
+    loader = make_loader(config, model, lambda checkpoint: None, notified.set)
+    try:
+        loader.submit(LoadJob(path, LoadAdapter(1, "name", path)))
+        while True:
+            if results := loader.take_results():
+                return results[0].outcome
+            assert notified.wait(PATIENCE), "the loader does not end"
+            notified.clear()
+    finally:
+        loader.close()
+
+
+def test_an_adapter_of_s3_is_loaded_from_below_its_prefix(
+    s3: Any, tmp_path: Path, lora_modules: Shapes
+) -> None:
+    local = write_adapter(tmp_path / "a", lora_tensors(lora_modules))
+    uri = put(s3, "tenants/org/a", local)
+    config = LoRAConfig(
+        enable_lora=True,
+        lora_resolver=("s3://adapters/tenants",),
+        lora_s3_cache_path=str(tmp_path / "cache"),
+        lora_allowed_roots=(str(tmp_path / "elsewhere"),),
+    )
+    found = read(uri, config, lora_modules)
+    assert isinstance(found, AdapterCheckpoint), found
+    wanted = read_adapter(local, lora_modules=lora_modules, max_lora_rank=64)
+    assert found.digest == wanted.digest
+    for other in ("s3://adapters/others/a", "s3://adapters/tenants/../others/a"):
+        assert isinstance(read(other, config, lora_modules), LoraServeError), other
+    missing = read("s3://adapters/tenants/none", config, lora_modules)
+    assert isinstance(missing, AdapterNotFoundError)
+
+
+def test_what_was_fetched_is_fetched_again_only_when_it_has_changed(
+    s3: Any, tmp_path: Path, lora_modules: Shapes
+) -> None:
+    cache = tmp_path / "cache"
+    adapter = S3Adapter(put(s3, "a", write_adapter(tmp_path / "a", lora_tensors(lora_modules))))
+    first = download_from_s3(adapter, cache, MANY, MANY)
+    kept = os.stat(first).st_ino
+    assert download_from_s3(adapter, cache, MANY, MANY) == first
+    assert os.stat(first).st_ino == kept
+    put(s3, "a", write_adapter(tmp_path / "b", lora_tensors(lora_modules, seed=1)))
+    second = download_from_s3(adapter, cache, MANY, MANY)
+    assert second != first
+    assert {path.name for path in cache.iterdir()} == {Path(first).name, Path(second).name}
+
+
+def test_an_adapter_that_is_too_large_is_not_fetched(
+    s3: Any, tmp_path: Path, lora_modules: Shapes
+) -> None:
+    adapter = S3Adapter(put(s3, "big", write_adapter(tmp_path / "a", lora_tensors(lora_modules))))
+    with pytest.raises(AdapterError, match="more than --lora-max-download-bytes 100"):
+        download_from_s3(adapter, tmp_path / "cache", 100, MANY)
+    with pytest.raises(AdapterError, match="of --lora-hub-cache-bytes 100"):
+        download_from_s3(adapter, tmp_path / "cache", MANY, 100)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_bucket_that_is_not_there_is_no_fault_of_the_adapter(s3: Any, tmp_path: Path) -> None:
+    with pytest.raises((AdapterUnavailableError, AdapterNotFoundError)):
+        download_from_s3(S3Adapter("s3://nowhere/a"), tmp_path, MANY, MANY)
+
+
+def test_what_is_resolved_in_a_directory_lies_below_it(
+    tmp_path: Path, lora_modules: Shapes
+) -> None:
+    outside = write_adapter(tmp_path / "outside", lora_tensors(lora_modules))
+    inside = write_adapter(tmp_path / "adapters" / "a", lora_tensors(lora_modules))
+    (tmp_path / "adapters" / "link").symlink_to(outside)
+    config = LoRAConfig(enable_lora=True, lora_resolver=(f"dir:{tmp_path}/adapters",))
+    assert isinstance(read(inside, config, lora_modules), AdapterCheckpoint)
+    refused = read(str(tmp_path / "adapters" / "link"), config, lora_modules)
+    assert isinstance(refused, AdapterError), refused
+    assert isinstance(read(outside, config, lora_modules), AdapterCheckpoint)  # an operator's
+
+
+def test_a_digest_beside_the_weights_must_be_theirs(tmp_path: Path, lora_modules: Shapes) -> None:
+    path = write_adapter(tmp_path / "a", lora_tensors(lora_modules))
+    found = read_adapter(path, lora_modules=lora_modules, max_lora_rank=64).digest.hex()
+    sidecar = Path(path) / DIGEST_NAME
+    sidecar.write_text(f"{found}\n")
+    read_adapter(path, lora_modules=lora_modules, max_lora_rank=64)
+    sidecar.write_text("ab" * 32)
+    with pytest.raises(AdapterChangedError, match=f"has the digest {found}, and its") as caught:
+        read_adapter(path, lora_modules=lora_modules, max_lora_rank=64)
+    assert caught.value.found_digest == found
+
+
+def test_what_lies_below_a_place() -> None:
+    assert is_below("s3://b/p/a", "s3://b/p")
+    assert is_below("/adapters/a", "/adapters/")
+    for other in ("s3://b/pa", "s3://b/p", "s3://b/p/../q", "/adaptersx/a"):
+        assert not is_below(other, "s3://b/p"), other

@@ -1,0 +1,196 @@
+"""Two servers in memory that share a catalog's file, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from lora_serve.config import CatalogConfig, EngineConfig, LoRAConfig, ModelConfig, ServerConfig
+from lora_serve.errors import AdapterNotFoundError, ConfigError
+from lora_serve.server.adapter_names import member_of, opened_names
+from lora_serve.server.app import create_app
+from tests.fakes.engine import FakeEngine, write_adapter
+
+PATIENCE = 60
+
+
+class Fleet:
+    """Servers by their ids, each with a client."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.catalog = tmp_path / "catalog"
+        self.engines: dict[str, FakeEngine] = {}
+        self._stack = AsyncExitStack()
+
+    async def start(self, name: str, **lora: Any) -> httpx.AsyncClient:
+        model = ModelConfig(model="/models/tiny", served_model_name=("base/model",))
+        engine = FakeEngine(EngineConfig(model=model, lora=LoRAConfig(enable_lora=True, **lora)))
+        config = CatalogConfig(lora_catalog=str(self.catalog), lora_replica_id=name)
+        names = await self._stack.enter_async_context(opened_names(engine, ServerConfig(), config))
+        self.engines[name] = engine
+        app = create_app(engine, ServerConfig(), names=names)
+        return await self._stack.enter_async_context(
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+        )
+
+    async def stop(self) -> None:
+        await self._stack.aclose()
+        self._stack = AsyncExitStack()
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
+    made = Fleet(tmp_path)
+    yield made
+    await made.stop()
+
+
+async def load(client: httpx.AsyncClient, name: str, path: str, **fields: object) -> httpx.Response:
+    body = {"lora_name": name, "lora_path": path, **fields}
+    response = await client.post("/v1/load_lora_adapter", json=body)
+    assert response.status_code == 200, response.text
+    return response
+
+
+async def said(client: httpx.AsyncClient, model: str) -> str:
+    body = {"model": model, "prompt": "hi", "max_tokens": 5}
+    response = await client.post("/v1/completions", json=body)
+    if response.status_code != 200:
+        return str(response.status_code)
+    return str(response.json()["choices"][0]["text"])
+
+
+async def until(is_true: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not is_true():
+            await asyncio.sleep(0.01)
+
+
+async def test_what_one_server_loads_replaces_and_unloads_the_other_does(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    one, two = await fleet.start("one"), await fleet.start("two")
+    loaded = await load(one, "tenant", write_adapter(tmp_path / "a", "ALPHA"))
+    assert loaded.headers["X-LoRA-Rollout"] == "everywhere"
+    assert (await said(one, "tenant"), await said(two, "tenant")) == ("ALPHA", "ALPHA")
+    path = write_adapter(tmp_path / "b", "BETA")
+    body = {"lora_name": "tenant", "lora_path": path, "load_inplace": True, "pinned": True}
+    accept = {"Accept": "application/json"}
+    replaced = (await two.post("/v1/load_lora_adapter", json=body, headers=accept)).json()
+    assert replaced["rollout"]["everywhere"] is True
+    assert {state["replica"] for state in replaced["rollout"]["replicas"]} == {"one", "two"}
+    assert (await said(one, "tenant"))[:4] == "BETA"
+    info = fleet.engines["one"].adapter("tenant")
+    assert info is not None
+    assert info.pinned
+    (change, *_) = (await one.get("/adapter_changes")).json()["data"]
+    assert change["by"].endswith(" at two")
+    assert (change["old_path"], change["new_path"]) == (str(tmp_path / "a"), path)
+    gone = await one.post("/v1/unload_lora_adapter", json={"lora_name": "tenant"})
+    assert gone.text.startswith("Success: LoRA adapter 'tenant' removed successfully. It is every")
+    assert (await said(one, "tenant"), await said(two, "tenant")) == ("404", "404")
+    again = await two.post("/v1/unload_lora_adapter", json={"lora_name": "tenant"})
+    assert again.status_code == 404
+
+
+async def test_a_name_that_is_taken_on_one_server_is_taken_on_the_other(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    one, two = await fleet.start("one"), await fleet.start("two")
+    path = write_adapter(tmp_path / "a", "ALPHA")
+    await load(one, "tenant", path)
+    body = {"lora_name": "tenant", "lora_path": path}
+    refused = await two.post("/v1/load_lora_adapter", json=body)
+    assert (refused.status_code, "already been loaded" in refused.text) == (400, True)
+
+
+async def test_a_reset_raises_the_generation_on_all(fleet: Fleet, tmp_path: Path) -> None:
+    one, two = await fleet.start("one"), await fleet.start("two")
+    await load(one, "tenant", write_adapter(tmp_path / "a", "ALPHA"))
+    reset = await two.post("/reset_prefix_cache", json={"lora_name": "tenant"})
+    assert reset.json() == {"success": True}
+    for client in (one, two):
+        assert (await client.get("/v1/models/tenant")).json()["generation"] == 1
+
+
+async def test_a_restart_has_what_was_loaded(fleet: Fleet, tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "a", "ALPHA")
+    await load(await fleet.start("one"), "tenant", path)
+    await fleet.stop()
+    again = await fleet.start("one", lora_modules=(f"tenant={path}", f"other={path}"))
+    assert (await said(again, "tenant"), await said(again, "other")) == ("ALPHA", "ALPHA")
+
+
+async def test_a_module_that_cannot_be_loaded_ends_the_start(fleet: Fleet, tmp_path: Path) -> None:
+    with pytest.raises(AdapterNotFoundError):
+        await fleet.start("one", lora_modules=(f"tenant={tmp_path}/nowhere",))
+
+
+async def test_what_one_server_resolves_the_other_has(fleet: Fleet, tmp_path: Path) -> None:
+    write_adapter(tmp_path / "adapters" / "tenant", "ALPHA")
+    resolver = {"lora_resolver": (f"dir:{tmp_path}/adapters",)}
+    one, two = await fleet.start("one", **resolver), await fleet.start("two", **resolver)
+    assert await asyncio.gather(*(said(one, "tenant") for _ in range(5))) == ["ALPHA"] * 5
+    await until(lambda: fleet.engines["two"].adapter("tenant"))
+    assert await said(two, "tenant") == "ALPHA"
+    assert await said(two, "nobody") == "404"
+
+
+async def test_without_a_catalog_a_resolver_loads_for_its_own_server(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "tenant", "ALPHA")
+    lora = LoRAConfig(enable_lora=True, lora_resolver=(f"dir:{tmp_path}",))
+    model = ModelConfig(model="/models/tiny", served_model_name=("base/model",))
+    app = create_app(FakeEngine(EngineConfig(model=model, lora=lora)), ServerConfig())
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        assert [await said(client, name) for name in ("tenant", "..", "no")] == [
+            "ALPHA", "404", "404",
+        ]  # fmt: skip
+
+
+async def test_servers_are_listed_and_the_dead_forgotten(fleet: Fleet) -> None:
+    one = await fleet.start("one")
+    await fleet.start("two")
+    listed = (await one.get("/v1/replicas")).json()
+    assert ([each["id"] for each in listed["data"]], listed["this"]) == (["one", "two"], "one")
+    alive = await one.delete("/v1/replicas/two")
+    assert (alive.status_code, "may still answer" in alive.text) == (400, True)
+    assert (await one.delete("/v1/replicas/three")).status_code == 404
+
+
+async def test_the_metrics_tell_how_names_stand(fleet: Fleet, tmp_path: Path) -> None:
+    one = await fleet.start("one")
+    await load(one, "tenant", write_adapter(tmp_path / "a", "ALPHA"))
+    page = (await one.get("/metrics")).text
+    lines = {line.rpartition(" ")[0]: line.rpartition(" ")[2] for line in page.splitlines()}
+    labels = 'engine="0",model_name="base/model"'
+    assert lines[f"lora_serve:catalog_is_up{{{labels}}}"] == "1.0"
+    for state, count in (("ready", "1.0"), ("loading", "0.0"), ("failed", "0.0")):
+        assert lines[f'lora_serve:catalog_names{{{labels},state="{state}"}}'] == count
+
+
+async def test_adapters_in_bodies_are_refused(fleet: Fleet) -> None:
+    one = await fleet.start("one")
+    body = {"lora_name": "a", "config_dict": {}, "serialized_named_tensors": ["AAAA"]}
+    refused = await one.post("/load_lora_adapter_from_tensors", json=body)
+    assert (refused.status_code, "load it from there" in refused.text) == (400, True)
+
+
+def test_a_server_is_called_by_its_machine_and_port() -> None:
+    member = member_of(ServerConfig(port=8123), CatalogConfig(lora_catalog="/c"))
+    assert member.replica_id.endswith(":8123")
+    assert member.address == f"http://{member.replica_id}"
+    named = CatalogConfig(lora_replica_id="a", lora_replica_address="https://a.example")
+    assert member_of(ServerConfig(), named).address == "https://a.example"
+
+
+@pytest.mark.parametrize("where", ["http://redis:1", "s3://bucket"])
+def test_a_catalog_of_an_unknown_kind_is_refused(where: str) -> None:
+    with pytest.raises(ConfigError, match="want a path, or a URL of redis://"):
+        CatalogConfig(lora_catalog=where)
