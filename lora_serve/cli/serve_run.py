@@ -66,7 +66,7 @@ def run_serve(args: argparse.Namespace) -> int:
             logger.info(
                 "lora-serve %s: to serve %s on %s", __version__, engine.model.model, address
             )
-            asyncio.run(_serve(engine, server, catalog, listeners, process))
+            asyncio.run(_serve(engine, server, listeners, process, catalog))
     return 0
 
 
@@ -197,9 +197,9 @@ def _import_server() -> None:
 async def _serve(
     config: EngineConfig,
     server: ServerConfig,
-    catalog: CatalogConfig,
     listeners: Listeners,
     process: EngineProcess,
+    catalog: CatalogConfig,
 ) -> None:
     from lora_serve.engine.frontend.async_engine import AsyncEngine  # slow to import
     from lora_serve.server.adapter_names import opened_names

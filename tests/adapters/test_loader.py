@@ -213,7 +213,7 @@ def test_the_hub_is_asked_for_what_the_operator_named_or_allowed(
         return str(tmp_path)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lora_serve.adapters.loader.download_from_hub", download)
+    monkeypatch.setattr("lora_serve.adapters.remote.download_from_hub", download)
     config = LoRAConfig(
         enable_lora=True, lora_max_download_bytes=7, lora_hub_cache_bytes=9, **flags
     )

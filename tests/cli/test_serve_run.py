@@ -59,8 +59,9 @@ def test_full_collections_do_not_walk_over_what_the_start_left(
     """They would hold the event loop, and with it /health, for 0.2 s of CPU time."""
     frozen: list[int] = []
 
-    async def note(*_: object) -> None:
+    async def note(*_: object, **__: object) -> FakeEngine:
         frozen.append(gc.get_freeze_count())
+        return FakeEngine()
 
     monkeypatch.setattr(AsyncEngine, "start", note)
     monkeypatch.setattr(app, "run_server", note)
