@@ -15,7 +15,9 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements" / "cpu.lock"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = ("redis", "xgrammar", "bench", "cuda", "docs", "deploy", "otel", "s3", "test", "dev")
+EXTRAS = (
+    *("redis", "s3", "xgrammar", "bench", "cuda", "docs", "deploy", "fleet", "otel", "test", "dev"),
+)
 REQUIRED = [
     Requirement(text)
     for group in (PROJECT["dependencies"], *(PROJECT["optional-dependencies"][e] for e in EXTRAS))

@@ -54,6 +54,11 @@ def run_serve(args: argparse.Namespace) -> int:
         logger.info("%s", line)
     _warn_of_idle_flags(args, engine)
     if fleet.replicas is not None:
+        if catalog.lora_catalog:
+            raise ConfigError(
+                "--lora-catalog is for servers that are started each by itself; leave it out with "
+                "--replicas"
+            )
         return _run_replicas(engine, server, fleet)
     with ExitStack() as stack:
         # It imports what engines need while the checks import what they need: seconds, each.
@@ -78,7 +83,7 @@ def _run_replicas(engine: EngineConfig, server: ServerConfig, fleet: FleetConfig
         with closing(EngineProcess()) as process:  # each replica has one of its own
             process.spawn()
             import_transformers()
-            engine, listeners = _checked(engine, server, stack, process)
+            engine, listeners = _checked(engine, server, CatalogConfig(), stack, process)
         logger.info(
             "lora-serve %s: to serve %d replicas of %s",
             __version__,

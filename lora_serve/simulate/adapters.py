@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.loader import AdapterLoader, AdapterSource
-from lora_serve.adapters.location import HubAdapter
+from lora_serve.adapters.location import RemoteAdapter
 from lora_serve.adapters.threads import Work
 from lora_serve.config import LoRAConfig
 from lora_serve.identity import AdapterRef, NoAdapter
@@ -90,5 +90,5 @@ def make_loader(
     return AdapterLoader(config, source, lambda checkpoint: None, notify, threads, clock)
 
 
-def _download(adapter: HubAdapter) -> str:
+def _download(adapter: RemoteAdapter) -> str:
     raise NotImplementedError("no adapter of a simulation lies on the hub")

@@ -20,12 +20,13 @@ import pytest
 from lora_serve.cli import serve_run
 from lora_serve.cli.arguments import add_config_arguments, engine_config
 from lora_serve.cli.parser import OneLineParser
-from lora_serve.config import EngineConfig, LoRAConfig, ServerConfig
+from lora_serve.config import CatalogConfig, EngineConfig, LoRAConfig, ServerConfig
 from lora_serve.demo.model import DemoPaths
 from lora_serve.engine.frontend.async_engine import AsyncEngine
 from lora_serve.engine.frontend.engine_process import EngineProcess
 from lora_serve.server import app
 from lora_serve.server.http.listener import Listeners
+from tests.fakes.engine import FakeEngine
 
 COMMAND = [sys.executable, "-m", "lora_serve.cli.main", "serve"]
 
@@ -68,7 +69,9 @@ def test_full_collections_do_not_walk_over_what_the_start_left(
     try:
         with contextlib.closing(Listeners(socket.socket())) as listeners:
             asyncio.run(
-                serve_run._serve(EngineConfig(), ServerConfig(), listeners, EngineProcess())
+                serve_run._serve(
+                    EngineConfig(), ServerConfig(), listeners, EngineProcess(), CatalogConfig()
+                )
             )
     finally:
         gc.unfreeze()
