@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from lora_serve.catalog import file_store
+from lora_serve.catalog.file_store import FileStore
+from lora_serve.catalog.records import Record
+from lora_serve.errors import CatalogUnavailableError, ConfigError
+
+A = Record(name="a", digest="aa", source="/a")
+
+
+def test_the_file_is_its_users_alone_and_outlives_its_store(tmp_path: Path) -> None:
+    path = tmp_path / "catalog"
+    store = FileStore(path)
+    written = store.put(A, 0)
+    store.close()
+    assert path.stat().st_mode & 0o777 == 0o600
+    again = FileStore(path)
+    assert again.snapshot().records == (written,)
+    again.close()
+
+
+def test_a_file_that_is_no_catalog_is_refused(tmp_path: Path) -> None:
+    text, other, open_to_all = (tmp_path / name for name in ("text", "other", "open"))
+    text.write_text("no database " * 100)
+    text.chmod(0o600)
+    database = sqlite3.connect(other)
+    database.execute("CREATE TABLE mine (id)")
+    database.close()
+    other.chmod(0o600)
+    FileStore(open_to_all).close()
+    open_to_all.chmod(0o666)
+    for path, told in (
+        (text, "file is not a database"),
+        (other, "is a database, but no catalog of this version"),
+        (open_to_all, "others may write to it"),
+        (tmp_path / "nowhere" / "catalog", "No such file or directory"),
+        (tmp_path, "Is a directory"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            FileStore(path)
+
+
+def test_who_is_far_behind_finds_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_store, "MAX_CHANGES", 3)
+    store = FileStore(tmp_path / "catalog")
+    for number in range(5):
+        assert store.put(Record(name=f"n{number}", digest="aa", source="/a"), 0) is not None
+    changes = store.changes(0, 0)
+    assert [change.serial for change in changes] == [3, 4, 5]
+    assert changes[0].previous == 2
+    store.close()
+
+
+def test_a_file_that_is_locked_for_long_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_store, "BUSY_SECONDS", 0.01)
+    store = FileStore(tmp_path / "catalog")
+    other = sqlite3.connect(tmp_path / "catalog", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(CatalogUnavailableError, match="database is locked"):
+        store.put(A, 0)
+    other.execute("ROLLBACK")
+    other.close()
+    assert store.put(A, 0) is not None
+    store.close()

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from lora_serve.catalog.records import Member, Record, Report, Snapshot
+from lora_serve.catalog.redis_store import RedisStore
+from lora_serve.errors import CatalogUnavailableError, ConfigError
+from tests.fakes.redis_server import RedisServer
+
+ONE = Member(replica_id="one", address="http://one", incarnation="1")
+A = Record(name="a", digest="aa", source="/a")
+B = Record(name="b", digest="bb", source="/b")
+
+
+@pytest.fixture
+def pair(catalog_redis: RedisServer) -> Iterator[tuple[RedisStore, RedisStore]]:
+    with catalog_redis.client() as client:
+        client.flushall()
+    stores = RedisStore(catalog_redis.url, "tests"), RedisStore(catalog_redis.url, "tests")
+    for store in stores:
+        store.restore(Snapshot())
+    yield stores
+    for store in stores:
+        store.close()
+
+
+def restarted(server: RedisServer) -> None:
+    """Kill it: it keeps nothing."""
+    server.kill()
+    server.start()
+
+
+def test_a_server_that_lost_all_takes_no_changes_until_it_was_told_what_it_had(
+    pair: tuple[RedisStore, RedisStore], catalog_redis: RedisServer
+) -> None:
+    one, two = pair
+    one.join(ONE)
+    written = one.put(A, 0)
+    assert written is not None
+    known = one.snapshot()
+    restarted(catalog_redis)
+    for ask in (
+        lambda: two.put(B, 0),
+        lambda: two.renew(ONE, Report()),
+        two.snapshot,
+        lambda: two.get("a"),
+        lambda: two.changes(0, 0.01),
+    ):
+        with pytest.raises(CatalogUnavailableError):
+            ask()
+    one.restore(known)
+    two.restore(Snapshot())
+    restored = two.snapshot()
+    assert (restored.records, restored.members) == (known.records, known.members)
+    assert restored.serial > known.serial
+    again = two.put(B, 0)
+    assert again is not None
+    assert again.serial > restored.serial
+
+
+def test_the_replica_that_knows_most_restores_even_if_it_comes_second(
+    pair: tuple[RedisStore, RedisStore], catalog_redis: RedisServer
+) -> None:
+    one, two = pair
+    one.join(ONE)
+    one.put(A, 0)
+    short = two.snapshot()
+    one.put(B, 0)
+    long = one.snapshot()
+    restarted(catalog_redis)
+    two.restore(short)
+    (adopted,) = two.snapshot().records
+    assert adopted.name == "a"
+    seen = two.snapshot().serial
+    one.restore(long)
+    assert one.snapshot().records == long.records
+    (change,) = two.changes(seen, 5)
+    assert change.previous != seen, "what was restored must be read as a whole"
+
+
+def test_what_was_changed_since_is_not_taken_back(
+    pair: tuple[RedisStore, RedisStore], catalog_redis: RedisServer
+) -> None:
+    one, two = pair
+    short = two.snapshot()
+    one.put(A, 0)
+    long = one.snapshot()
+    restarted(catalog_redis)
+    two.restore(short)
+    changed = two.put(B, 0)
+    assert changed is not None
+    one.restore(long)
+    assert one.snapshot().records == (changed,)
+    assert one.snapshot().serial > long.serial, "no serial of before may be above one of now"
+
+
+def test_a_full_server_says_so_and_keeps_what_it_has(
+    pair: tuple[RedisStore, RedisStore], catalog_redis: RedisServer
+) -> None:
+    one, _ = pair
+    written = one.put(A, 0)
+    with catalog_redis.client() as client:
+        client.config_set("maxmemory", 1)
+        try:
+            with pytest.raises(CatalogUnavailableError, match="maxmemory"):
+                one.put(B, 0)
+        finally:
+            client.config_set("maxmemory", 0)
+    assert one.snapshot().records == (written,)
+
+
+def test_what_is_no_catalogs_is_an_error_of_the_store(
+    pair: tuple[RedisStore, RedisStore], catalog_redis: RedisServer
+) -> None:
+    one, _ = pair
+    one.put(A, 0)
+    with catalog_redis.client() as client:
+        client.hset("lora-serve:catalog:1:{tests}:names", "a", b"7 {not json")
+        with pytest.raises(CatalogUnavailableError, match="the catalog at redis://"):
+            one.snapshot()
+        client.set("lora-serve:catalog:1:{tests}:names", b"a text")
+        with pytest.raises(CatalogUnavailableError):
+            one.get("a")
+
+
+def test_catalogs_of_two_names_do_not_meet(
+    pair: tuple[RedisStore, RedisStore], catalog_redis: RedisServer
+) -> None:
+    other = RedisStore(catalog_redis.url, "others")
+    other.restore(Snapshot())
+    pair[0].put(A, 0)
+    assert other.snapshot().records == ()
+    other.close()
+
+
+def test_no_message_has_the_password() -> None:
+    store = RedisStore("redis://:secret@127.0.0.1:1/0", "tests", timeout_seconds=1)
+    with pytest.raises(CatalogUnavailableError) as caught:
+        store.ping()
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ConfigError, match="--lora-catalog-password-file"):
+        RedisStore("redis://:secret@127.0.0.1:1/0", "tests", "another")
