@@ -115,7 +115,7 @@ def make_loader(
         roots = _roots_of(path, config)
         found = find_adapter(path, roots)
         if isinstance(found, HubAdapter):
-            if path not in operators_own and not config.lora_allow_hub:
+            if not {path, path.partition("@")[0]} & operators_own and not config.lora_allow_hub:
                 raise HubNotAllowedError(
                     f"No adapter found for {path}: there is no such directory, and the hub is only "
                     "asked where the server was started with --lora-allow-hub",

@@ -63,15 +63,20 @@ class EngineWork:
         self._told = told
         self._works: set[asyncio.Task[None]] = set()
         self._num_failures: dict[str, int] = {}
+        self._is_closed = False
 
     def more(self) -> None:
         """Begin what there is to do, as far as it may be under way at once."""
+        if self._is_closed:
+            return
         for work in self._view.take_work(NUM_WORKS):
             task = asyncio.create_task(self._do(work), name="catalog-work")
             self._works.add(task)
             task.add_done_callback(self._works.discard)
 
     async def close(self) -> None:
+        """Leave what is under way to the engine, and begin nothing more."""
+        self._is_closed = True
         works = [*self._works]
         for task in works:
             task.cancel()

@@ -205,8 +205,6 @@ class CatalogReplica:
             except CatalogUnavailableError as error:
                 raise CatalogUnavailableError(f"{error}; nothing was changed anywhere") from error
             planned = plan(current)
-            if current is not None and planned.stands_for_the_same(current):
-                return current
             expected = 0 if current is None else current.serial
             try:
                 written: Record | None = await self._ask(self._store.put, planned, expected)

@@ -118,7 +118,7 @@ def roll_back(remote: Remote, args: argparse.Namespace) -> int:
         before = _version_before(changes, name)
         path, digest = before["old_path"], before["old_digest"]
         try:
-            _load(remote, name, path, load_inplace=True, digest=digest)
+            told = _load(remote, name, path, load_inplace=True, digest=digest)
         except RemoteError as error:
             if error.param != "digest":
                 raise
@@ -127,15 +127,15 @@ def roll_back(remote: Remote, args: argparse.Namespace) -> int:
                 f"put that version's files back, or load what is there now: lora-serve adapters "
                 f"replace {name} {path}"
             ) from error
-        return f"{name}: {_change(old, _adapter(remote, name))}, from {path}"
+        return f"{name}: {_change(old, _adapter(remote, name))}, from {path}{_warning(told)}"
 
     return _each(args.names, act)
 
 
 def unload(remote: Remote, args: argparse.Namespace) -> int:
     def act(name: str) -> str:
-        remote.post("/v1/unload_lora_adapter", {"lora_name": name})
-        return f"{name}: unloaded"
+        told = remote.post("/v1/unload_lora_adapter", {"lora_name": name}).text
+        return f"{name}: unloaded{_warning(told)}"
 
     return _each(args.names, act)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 from pathlib import Path
 
 import pytest
 
+from lora_serve.cli.adapters_actions import list_adapters
 from lora_serve.cli.main import main
-from lora_serve.cli.remote import Remote, UnreachableError
+from lora_serve.cli.remote import Remote, ServedModel, UnreachableError
 from tests.cli.conftest import FakeServer
 from tests.fakes.adapter_files import lora_tensors, write_adapter
 from tests.fakes.engine import write_adapter as write_fake_adapter
@@ -62,6 +64,39 @@ def test_adapters_are_loaded_listed_replaced_and_unloaded(shell: Shell, tmp_path
     assert code == 1
     assert told.startswith("x: unloaded\ny: unloaded\nnosuch: refused: ")
     assert shell("ls") == (0, "no adapter is loaded\n")
+
+
+def test_a_server_without_a_catalog_has_no_replicas(shell: Shell) -> None:
+    code, told = shell("replicas")
+    assert (code, told) == (
+        0, "the server shares its adapters with no other: it has no --lora-catalog\n",
+    )  # fmt: skip
+    code, told = shell("forget", "one:8000")
+    assert code == 1
+    assert told.startswith("one:8000: refused: no replica 'one:8000'")
+
+
+@pytest.mark.parametrize(
+    ("rollout", "shown"),
+    [
+        ({"everywhere": True, "num_replicas": 3, "replicas": []}, "everywhere"),
+        ({"everywhere": False, "num_replicas": 3, "replicas": [{}]}, "2 of 3"),
+        ({"everywhere": False}, "–"),
+        ("a text", "–"),
+    ],
+)
+def test_a_roll_out_is_listed_beside_its_adapter(
+    rollout: object, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Listing:
+        def models(self) -> list[ServedModel]:
+            facts = {"id": "tenant", "parent": "base", "root": "/a", "rollout": rollout}
+            return [ServedModel("tenant", facts)]
+
+    list_adapters(Listing(), argparse.Namespace(json=False))  # type: ignore[arg-type]
+    header, row = capsys.readouterr().out.splitlines()
+    assert header[header.index("rolled out") :].split() == ["rolled", "out", "source"]
+    assert row[header.index("rolled out") :].startswith(shown)
 
 
 def test_on_a_terminal_the_end_of_a_long_path_is_listed(

@@ -55,6 +55,34 @@ def test_vllms_variable_bounds_the_start_where_no_flag_does(
     assert config.limits.engine_ready_timeout == seconds
 
 
+@pytest.mark.parametrize(
+    ("given", "environ", "resolver"),
+    [
+        ({"enable_lora": True}, {}, ("dir:/adapters",)),
+        (
+            {"enable_lora": True},
+            {"VLLM_PLUGINS": "x, lora_filesystem_resolver"},
+            ("dir:/adapters",),
+        ),
+        ({"enable_lora": True}, {"VLLM_PLUGINS": ""}, ()),
+        ({"enable_lora": True}, {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "0"}, ()),
+        ({"enable_lora": True}, {"VLLM_LORA_RESOLVER_CACHE_DIR": ""}, ()),
+        ({"enable_lora": True, "lora_resolver": ("dir:/own",)}, {}, ("dir:/own",)),
+        ({}, {}, ()),
+    ],
+)
+def test_vllms_variables_name_a_directory_to_resolve_adapters_in(
+    given: dict[str, object], environ: dict[str, str], resolver: tuple[str, ...]
+) -> None:
+    environ = {
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "true",
+        "VLLM_LORA_RESOLVER_CACHE_DIR": "/adapters",
+        **environ,
+    }
+    config = engine_config(with_settings(argparse.Namespace(**given), environ))
+    assert config.lora.lora_resolver == resolver
+
+
 @pytest.mark.parametrize("value", ["", "soon", "-1", "nan", "inf"])
 def test_a_start_is_not_bounded_by_what_is_no_number_of_seconds(value: str) -> None:
     told = f"VLLM_ENGINE_READY_TIMEOUT_S is '{value}', and no number of seconds"

@@ -164,9 +164,9 @@ def _added(context: ServerContext, loaded: Loaded, *, accepts_json: bool = False
     adapter = loaded.adapter
     told = f"Success: LoRA adapter '{adapter.name}' added successfully."
     warning = other_base_model(context.engine.config.model, adapter)
+    told += _told(loaded.rollout)
     if warning is not None:
         told = f"{told} Warning: {warning}."
-    told += _told(loaded.rollout)
     if not accepts_json:
         return PlainTextResponse(told, headers=loaded.headers)
     answer = LoadedAdapter(
