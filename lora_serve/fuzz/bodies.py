@@ -51,6 +51,8 @@ def _generation(ask: Ask, hidden_size: int) -> Json:
     fields |= {"return_token_ids": True, "stream": ask.is_streamed}
     if ask.is_streamed:
         fields["stream_options"] = {"include_usage": True}
+    if ask.kv_transfer:
+        fields["kv_transfer_params"] = {ask.kv_transfer: True}
     num_top = ask.params.logprobs
     match ask.prompt:
         case Tokens(token_ids):

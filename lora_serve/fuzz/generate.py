@@ -53,6 +53,8 @@ LOGPROBS_MODE_SHARE = 0.5  # of the traces
 CONCURRENT_CALLS_SHARE = 0.05  # of a trace's events
 PAUSES_SHARE = 0.02  # of a trace's events
 EMBEDDINGS_SHARE = 0.15  # of the requests
+KV_TRANSFERS_SHARE = 0.2  # of the requests, where other servers could find KV
+SHARED_TIERS = frozenset({"disk", "redis"})
 RESERVED_TOKENS = 3  # the first ids are often special
 PERSON = {
     "type": "object",
@@ -134,7 +136,10 @@ def _all_flags(
     mode_rng = Random(f"logprobs mode {seed}")
     mode = mode_rng.choice(LOGPROBS_MODES) if mode_rng.random() < LOGPROBS_MODE_SHARE else ""
     shares = ("--fair-share", "key") if Random(f"fair share {seed}").random() < 0.2 else ()
-    return (*_flags(rng, tiers), *pooler, *shares, *(("--logprobs-mode", mode) if mode else ()))
+    is_producer = not SHARED_TIERS.isdisjoint(tiers) and Random(f"KV role {seed}").random() < 0.2
+    role = ("--kv-role", "kv_producer") if is_producer else ()
+    later = (*pooler, *shares, *role, *(("--logprobs-mode", mode) if mode else ()))
+    return (*_flags(rng, tiers), *later)
 
 
 class _Writer:
@@ -161,6 +166,8 @@ class _Writer:
         self._pooling_rng = Random(f"pooling {seed}")
         self._talks = TalkWriter(seed)
         self._key_rng = Random(f"API keys {seed}")
+        self._transfer_rng = Random(f"KV transfers {seed}")
+        self._is_shared = not SHARED_TIERS.isdisjoint(tiers)
         self._pooling_type = pooling_type
         self._constrained_share = self._grammar_rng.choice((0.0, 0.3))
         self._scope = scope
@@ -260,10 +267,18 @@ class _Writer:
             leaves_after_tokens=rng.randrange(12) if leaves_early else None,
             leaves_after_ms=rng.choice((1, 5, 20, 100)) if leaves_anyhow else None,
             wait_ms=self._wait_ms(),
+            kv_transfer=self._kv_transfer(),
         )
         if self._wants_embedding(prompt):
             return self._embedding(ask)
         return self._talks.draw(ask) if self._scope.has_chat else ask
+
+    def _kv_transfer(self) -> Literal["", "do_remote_decode", "do_remote_prefill"]:
+        """What is asked of KV that other servers may find, in every fifth request."""
+        rng = self._transfer_rng
+        if not self._is_shared or rng.random() >= KV_TRANSFERS_SHARE:
+            return ""
+        return rng.choice(("do_remote_decode", "do_remote_prefill"))
 
     def _api_key(self) -> int:
         is_other = self._key_rng.random() < OTHER_KEY_SHARE

@@ -91,6 +91,7 @@ def _simpler_events(event: Event) -> Iterator[Event]:
         ("api_key", 0),
         ("cache_salt", ""),
         ("talk", None),
+        ("kv_transfer", ""),
         ("priority", 0),
     ):
         if getattr(event, name) != plain:

@@ -68,6 +68,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
     leaves_after_tokens: the client hangs up once so many have been streamed; leaves_after_ms: or
         after so long, whether anything has come or not. On routes that tell no tokens while they
         stream, events count as tokens.
+    kv_transfer: what it asks of its KV on another server's account, "" for nothing.
     """
 
     prompt: Prompt
@@ -82,6 +83,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
     wait_ms: int = 0
     pooling: PoolingParams | None = None
     talk: Talk | None = None
+    kv_transfer: Literal["", "do_remote_decode", "do_remote_prefill"] = ""
 
     @property
     def adapter(self) -> str | NoAdapter:
