@@ -1,4 +1,4 @@
-"""What probes work with: speakers, prompts, cold answers to compare with, and verdicts.
+"""What probes work with: a server, cold answers to compare with, and verdicts.
 
 A cold answer is what the server says where nothing can come from its cache (`ColdWay`): of an
 adapter under a name and a path of its own, which no probe uses otherwise.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar
 
 from lora_serve.check.adapters import Workspace
@@ -24,6 +22,7 @@ from lora_serve.check.probe import (
 )
 from lora_serve.check.server import Server, ServerFaultError, Stream
 from lora_serve.check.shown import shown
+from lora_serve.check.subjects import AskedModel, Prompt, Settings, Version
 from lora_serve.demo.corpus import long_prompt
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -31,54 +30,6 @@ MAX_TOKENS = 16
 SHOWN_TOKENS = 16
 
 Value = TypeVar("Value")
-
-
-@dataclass(frozen=True, slots=True)
-class Speaker:
-    """Who answers, as requests ask for it: the base model, or an adapter."""
-
-    model: str
-    fields: Mapping[str, object] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Embeds:
-    """A prompt of embeddings. payload: base64, as bodies have it."""
-
-    payload: str
-
-
-Prompt = str | Embeds
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """The bytes of one adapter. directory: None if it is served already; then `speaker` is it."""
-
-    label: str
-    directory: Path | None
-    speaker: Speaker | None = None
-
-    @property
-    def files(self) -> Path:
-        assert self.directory is not None, "probes that load need LOADS"
-        return self.directory
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What the user chose. adapters: directories. served: what the server serves already.
-
-    model_path: of the base model, for the shapes of adapters to make up.
-    """
-
-    tolerance: float = 0.0
-    adapters: tuple[Path, ...] = ()
-    served: tuple[Speaker, ...] = ()
-    model_path: str = ""
-    num_prompt_tokens: int = 400
-    num_pressing: int = 24
-    nonce: str
 
 
 class Lab:
@@ -91,11 +42,11 @@ class Lab:
         self.facts = facts
         self.settings = settings
         self.workspace = workspace
-        self.base = Speaker(facts.model)
+        self.base = AskedModel(facts.model)
         self.pair: tuple[Version, Version] | None = None  # set when two have been found
         self._number = 0
         self._loaded: set[str] = set()
-        self._references: dict[str, Speaker] = {}
+        self._references: dict[str, AskedModel] = {}
         self._lacks: dict[Need, str] = {}
         self._hits: list[Answer] = []
 
@@ -106,7 +57,7 @@ class Lab:
         lines = self.facts.lines_for(num_tokens) if num_tokens else self.facts.lines
         return long_prompt(lines, f"{self._unique()} is the number of this archive.")
 
-    def body(self, speaker: Speaker, prompt: Prompt, **more: object) -> JsonObject:
+    def body(self, speaker: AskedModel, prompt: Prompt, **more: object) -> JsonObject:
         return {
             "model": speaker.model,
             **_prompt_field(prompt),
@@ -117,17 +68,17 @@ class Lab:
             **more,
         }
 
-    async def ask(self, speaker: Speaker, prompt: Prompt, **more: object) -> Answer:
+    async def ask(self, speaker: AskedModel, prompt: Prompt, **more: object) -> Answer:
         answer = await self.server.complete(self.body(speaker, prompt, **more))
         self._hits.append(answer)
         return answer
 
     async def ask_at_once(
-        self, asked: Sequence[tuple[Speaker, Prompt]], **more: object
+        self, asked: Sequence[tuple[AskedModel, Prompt]], **more: object
     ) -> list[Answer]:
         return await at_once(self.ask(speaker, prompt, **more) for speaker, prompt in asked)
 
-    def stream(self, speaker: Speaker, prompt: Prompt, **more: object) -> Stream:
+    def stream(self, speaker: AskedModel, prompt: Prompt, **more: object) -> Stream:
         return self.server.stream(self.body(speaker, prompt, **more))
 
     async def cold(self, who: Version | None, prompt: Prompt, **more: object) -> Answer:
@@ -135,7 +86,7 @@ class Lab:
         speaker = self.base if who is None else await self.reference(who)
         return await self.ask_cold(speaker, prompt, **more)
 
-    async def ask_cold(self, speaker: Speaker, prompt: Prompt, **more: object) -> Answer:
+    async def ask_cold(self, speaker: AskedModel, prompt: Prompt, **more: object) -> Answer:
         """Raises ProbeFailedError where the answer came from the cache all the same."""
         fields = await self.cold_fields()
         answer = await self.server.complete({**self.body(speaker, prompt, **more), **fields})
@@ -162,10 +113,10 @@ class Lab:
 
     # ── adapters ────────────────────────────────────────────────────────────────────────────
 
-    def new_speaker(self) -> Speaker:
-        return Speaker(f"check-{self._unique()}")
+    def new_speaker(self) -> AskedModel:
+        return AskedModel(f"check-{self._unique()}")
 
-    async def load(self, speaker: Speaker, path: str, *, in_place: bool = False) -> None:
+    async def load(self, speaker: AskedModel, path: str, *, in_place: bool = False) -> None:
         body: JsonObject = {"lora_name": speaker.model, "lora_path": path}
         if in_place:
             body["load_inplace"] = True
@@ -177,17 +128,19 @@ class Lab:
                 raise NotSupportedError(f"it does not load in place: {error}") from error
             raise
 
-    async def unload(self, speaker: Speaker) -> None:
+    async def unload(self, speaker: AskedModel) -> None:
         await self.server.call("POST", UNLOAD, {"lora_name": speaker.model}, is_admin=True)
         self._loaded.discard(speaker.model)
 
-    async def load_new(self, version: Version, speaker: Speaker, *, in_place: bool = False) -> str:
+    async def load_new(
+        self, version: Version, speaker: AskedModel, *, in_place: bool = False
+    ) -> str:
         """Load it from a path that nothing was loaded from before; returns the path."""
         path = self.workspace.put(version.files, self.workspace.new_place())
         await self.load(speaker, path, in_place=in_place)
         return path
 
-    async def speaker_of(self, version: Version) -> Speaker:
+    async def speaker_of(self, version: Version) -> AskedModel:
         """Who answers as this version, for probes that change nothing."""
         if version.speaker is not None:
             return version.speaker
@@ -195,7 +148,7 @@ class Lab:
         await self.load_new(version, speaker)
         return speaker
 
-    async def reference(self, version: Version) -> Speaker:
+    async def reference(self, version: Version) -> AskedModel:
         """Who gives cold answers of the version, and no others."""
         if version.speaker is not None:
             return version.speaker

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from lora_serve.check.adapters import ModelShape, write_adapter
 from lora_serve.check.answers import distance
-from lora_serve.check.lab import LOAD, Lab, Speaker, Version
+from lora_serve.check.lab import LOAD, Lab
 from lora_serve.check.probe import Need, NotSupportedError
 from lora_serve.check.server import ServerFaultError
+from lora_serve.check.subjects import AskedModel, Version
 from lora_serve.errors import ConfigError
 
 Pair = tuple[Version, Version]
@@ -41,7 +42,7 @@ async def _find(lab: Lab) -> Pair:
     status = await lab.server.status_of("POST", LOAD, {})
     if settings.served or status in NO_ROUTE:
         lab.lack(Need.LOADS, _no_loads(status))
-        served = settings.served or tuple(map(Speaker, lab.facts.adapters))
+        served = settings.served or tuple(map(AskedModel, lab.facts.adapters))
         if len(served) < 2:
             raise NotSupportedError(_no_loads(status))
         return await _distinct(lab, (Version("A", None, served[0]), Version("B", None, served[1])))

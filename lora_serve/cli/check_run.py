@@ -14,10 +14,11 @@ from lora_serve.check.adapters import Workspace
 from lora_serve.check.catalog import chosen
 from lora_serve.check.facts import discover
 from lora_serve.check.files import save_json, save_junit
-from lora_serve.check.lab import Lab, Settings, Speaker
+from lora_serve.check.lab import Lab
 from lora_serve.check.report import Report, listing
 from lora_serve.check.runner import exit_code, run
 from lora_serve.check.server import Server, Target
+from lora_serve.check.subjects import AskedModel, Settings
 from lora_serve.cli.server_arguments import ADMIN_KEYS, chosen_key, key_in_file
 from lora_serve.errors import ConfigError
 
@@ -100,7 +101,7 @@ def _settings(args: argparse.Namespace) -> Settings:
     )
 
 
-def _speaker(text: str) -> Speaker:
+def _speaker(text: str) -> AskedModel:
     """NAME, or NAME=JSON with the fields that ask for the adapter; NAME may be the model's."""
     name, _, fields = text.partition("=")
     try:
@@ -109,7 +110,7 @@ def _speaker(text: str) -> Speaker:
         raise ConfigError(f"--served-adapter {text}: no JSON after the =: {error}") from error
     if not name or not isinstance(more, dict):
         raise ConfigError(f"--served-adapter {text}: want NAME or NAME=JSON, a JSON object")
-    return Speaker(name, more)
+    return AskedModel(name, more)
 
 
 def _wants_colours() -> bool:

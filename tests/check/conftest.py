@@ -11,8 +11,9 @@ import pytest
 
 from lora_serve.check.adapters import Workspace
 from lora_serve.check.facts import discover
-from lora_serve.check.lab import Lab, Settings
+from lora_serve.check.lab import Lab
 from lora_serve.check.server import Server, Target
+from lora_serve.check.subjects import Settings
 from tests.fakes.cached_server import CachedServer
 from tests.fakes.http_server import listening
 

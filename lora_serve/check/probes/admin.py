@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from random import Random
 
-from lora_serve.check.lab import LOAD, UNLOAD, Lab, Speaker, at_once
+from lora_serve.check.lab import LOAD, UNLOAD, Lab, at_once
 from lora_serve.check.probe import JsonObject, Need, Probe, ProbeFailedError, Violation
 from lora_serve.check.server import COMPLETIONS, ServerFaultError
+from lora_serve.check.subjects import AskedModel
 
 NUM_TURNS = 6
 CALLS_AT_ONCE = 6
@@ -42,7 +43,7 @@ async def _races(lab: Lab) -> str:
 
 
 def _a_call(
-    lab: Lab, rng: Random, speaker: Speaker, paths: list[str], prompt: str
+    lab: Lab, rng: Random, speaker: AskedModel, paths: list[str], prompt: str
 ) -> tuple[str, JsonObject]:
     name: JsonObject = {"lora_name": speaker.model}
     load: JsonObject = {**name, "lora_path": rng.choice(paths)}
@@ -83,7 +84,7 @@ async def _broken(lab: Lab) -> str:
     return f"HTTP {status}"
 
 
-async def _load_status(lab: Lab, speaker: Speaker, path: str) -> int:
+async def _load_status(lab: Lab, speaker: AskedModel, path: str) -> int:
     body: JsonObject = {"lora_name": speaker.model, "lora_path": path, "load_inplace": True}
     return await lab.server.status_of("POST", LOAD, body)
 

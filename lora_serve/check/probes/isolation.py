@@ -9,9 +9,10 @@ from pathlib import Path
 
 from lora_serve.check.adapters import ModelShape
 from lora_serve.check.answers import Answer
-from lora_serve.check.lab import Embeds, Lab, Speaker
+from lora_serve.check.lab import Lab
 from lora_serve.check.probe import Need, NotSupportedError, Probe, ProbeFailedError, Violation
 from lora_serve.check.server import ServerFaultError
+from lora_serve.check.subjects import AskedModel, Embeds
 from lora_serve.errors import ConfigError
 
 NUM_ROWS = 300  # of embeddings: some blocks of a cache
@@ -29,7 +30,7 @@ async def _adapter_and_base(lab: Lab) -> str:
     return await _in_turn(lab, {"the base model": lab.base, "adapter A": await lab.speaker_of(a)})
 
 
-async def _in_turn(lab: Lab, speakers: Mapping[str, Speaker]) -> str:
+async def _in_turn(lab: Lab, speakers: Mapping[str, AskedModel]) -> str:
     """All ask one prompt in turn, in both orders; each must answer as it does alone."""
     for order in (list(speakers), list(speakers)[::-1]):
         prompt = lab.prompt()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from lora_serve.check.answers import Answer
-from lora_serve.check.lab import Lab, Speaker, Version
+from lora_serve.check.lab import Lab
 from lora_serve.check.probe import Need, NotSupportedError, Probe
+from lora_serve.check.subjects import AskedModel, Version
 
 STALE = "After B was loaded under A's name, the name did not answer as B does."
 
@@ -24,14 +25,14 @@ async def truths(lab: Lab) -> tuple[Version, Version, Truths]:
     return a, b, Truths(prompt, await lab.cold(a, prompt), await lab.cold(b, prompt))
 
 
-async def warm(lab: Lab, speaker: Speaker, truth: Truths) -> None:
+async def warm(lab: Lab, speaker: AskedModel, truth: Truths) -> None:
     """Ask twice as version A, so that its KV is cached."""
     for _ in range(2):
         got = await lab.ask(speaker, truth.prompt)
         lab.must_equal(got, truth.a, "A newly loaded adapter did not answer as it does.")
 
 
-async def expect_b(lab: Lab, speaker: Speaker, truth: Truths, what: str = STALE) -> None:
+async def expect_b(lab: Lab, speaker: AskedModel, truth: Truths, what: str = STALE) -> None:
     """Ask twice as version B: the second request may find what the first one cached."""
     for _ in range(2):
         got = await lab.ask(speaker, truth.prompt)
@@ -93,7 +94,7 @@ async def _roll_back(lab: Lab) -> str:
     return lab.hits()
 
 
-async def _expect_a_again(lab: Lab, speaker: Speaker, truth: Truths) -> None:
+async def _expect_a_again(lab: Lab, speaker: AskedModel, truth: Truths) -> None:
     for _ in range(2):
         got = await lab.ask(speaker, truth.prompt)
         what = "After A was loaded again over B, the name did not answer as A does."

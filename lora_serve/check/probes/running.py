@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from lora_serve.check.answers import Answer
-from lora_serve.check.lab import Lab, Speaker, Version
+from lora_serve.check.lab import Lab
 from lora_serve.check.probe import Need, NotSupportedError, Probe, ProbeFailedError, Violation
 from lora_serve.check.server import ServerFaultError
+from lora_serve.check.subjects import AskedModel, Version
 
 LONG = (96, 384)  # tokens of an answer that is to run while something happens
 BEGUN = 3  # pieces after which a request counts as running
@@ -18,13 +19,13 @@ NUM_LEAVING = 6
 LEAVE_AFTER = ((0.001, 0), (0.005, 0), (0.02, 0), (0.1, 0), (0.0, 1), (0.0, 3))
 SETTLE_SECONDS = 0.05
 
-Change = Callable[[Speaker], Awaitable[None]]
+Change = Callable[[AskedModel], Awaitable[None]]
 
 
 async def _replace_while_running(lab: Lab) -> str:
     a, b = await lab.versions()
 
-    async def change(speaker: Speaker) -> None:
+    async def change(speaker: AskedModel) -> None:
         await lab.load_new(b, speaker, in_place=True)
 
     return await _change_while_running(lab, a, b, change)
