@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
+from lora_serve.cli.arguments import catalog_config
 from lora_serve.cli.parser import OneLineParser
 from lora_serve.cli.serve import add_arguments
 from lora_serve.cli.serve_run import configs, with_demo_model
@@ -41,10 +42,12 @@ def app(args: dict[str, object]) -> Application:
         from lora_serve.fleet.deployments import application
     except ImportError as error:
         raise ConfigError(f"no Ray Serve ({error}): pip install 'lora-serve[fleet]'") from error
-    engine, server, fleet = configs(parsed(args))
+    flags = parsed(args)
+    engine, server, fleet = configs(flags)
     if not engine.model.model:
         engine = with_demo_model(engine)
-    return application(engine, server, replace(fleet, replicas=fleet.replicas or DEFAULT_REPLICAS))
+    fleet = replace(fleet, replicas=fleet.replicas or DEFAULT_REPLICAS)
+    return application(engine, server, fleet, catalog_config(flags))
 
 
 def parsed(args: Mapping[str, object]) -> argparse.Namespace:

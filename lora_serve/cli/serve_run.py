@@ -54,12 +54,7 @@ def run_serve(args: argparse.Namespace) -> int:
         logger.info("%s", line)
     _warn_of_idle_flags(args, engine)
     if fleet.replicas is not None:
-        if catalog.lora_catalog:
-            raise ConfigError(
-                "--lora-catalog is for servers that are started each by itself; leave it out with "
-                "--replicas"
-            )
-        return _run_replicas(engine, server, fleet)
+        return _run_replicas(engine, server, fleet, catalog)
     with ExitStack() as stack:
         # It imports what engines need while the checks import what they need: seconds, each.
         process = stack.enter_context(closing(EngineProcess()))
@@ -75,7 +70,9 @@ def run_serve(args: argparse.Namespace) -> int:
     return 0
 
 
-def _run_replicas(engine: EngineConfig, server: ServerConfig, fleet: FleetConfig) -> int:
+def _run_replicas(
+    engine: EngineConfig, server: ServerConfig, fleet: FleetConfig, catalog: CatalogConfig
+) -> int:
     from lora_serve.fleet.local import check_fleet, serve_replicas  # slow to import
 
     check_fleet(engine, server)
@@ -83,14 +80,14 @@ def _run_replicas(engine: EngineConfig, server: ServerConfig, fleet: FleetConfig
         with closing(EngineProcess()) as process:  # each replica has one of its own
             process.spawn()
             import_transformers()
-            engine, listeners = _checked(engine, server, CatalogConfig(), stack, process)
+            engine, listeners = _checked(engine, server, catalog, stack, process)
         logger.info(
             "lora-serve %s: to serve %d replicas of %s",
             __version__,
             fleet.min_replicas,
             engine.model.model,
         )
-        serve_replicas(engine, server, fleet, listeners)
+        serve_replicas(engine, server, fleet, catalog, listeners)
     return 0
 
 

@@ -6,15 +6,18 @@ What is sent to a replica comes back as `Fleet` of `ingress.py` says; Ray's own 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
+import ray
 from ray import serve
 from ray.exceptions import RayActorError, WorkerCrashedError
 from ray.serve.exceptions import DeploymentUnavailableError, ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
+from ray.serve.request_router import ReplicaID
 from starlette.types import ASGIApp
 
-from lora_serve.config import EngineConfig, FleetConfig, ServerConfig
+from lora_serve.config import CatalogConfig, EngineConfig, FleetConfig, ServerConfig
 from lora_serve.fleet.ingress import ingress_app
 from lora_serve.fleet.messages import AnswerHead, ReplicaLostError, RequestHead, WholeAnswer
 from lora_serve.fleet.replica import Replica
@@ -24,6 +27,7 @@ from lora_serve.observability.log import set_up_logging
 APPLICATION = "lora-serve"
 REPLICA, INGRESS = "replica", "ingress"
 ROUTER = "lora_serve.fleet.request_router.FleetRequestRouter"
+NAMESPACE = "serve"  # in which Ray Serve names its replicas' actors
 REPORT_SECONDS = 1.0
 # Replicas bound and refuse what they are sent as one server does; Ray Serve is to pass on all.
 MAX_ONGOING = 100_000
@@ -43,11 +47,13 @@ class FleetReplica:
     """Ray Serve's side of a `Replica`."""
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
-        self, engine: EngineConfig, server: ServerConfig
+        self, engine: EngineConfig, server: ServerConfig, catalog: CatalogConfig
     ) -> None:
         set_up_logging(engine.log, "replica")
-        replica_id = serve.get_replica_context().replica_id.unique_id
-        self._replica = await Replica.start(replica_id, engine, server)
+        replica_id = serve.get_replica_context().replica_id
+        name = f"{_cluster()}/{replica_id.to_full_id_str()}"
+        catalog = replace(catalog, lora_replica_id=name)
+        self._replica = await Replica.start(replica_id.unique_id, engine, server, catalog, is_gone)
 
     async def answer(
         self, routing: RoutingRequest, head: RequestHead, body: bytes
@@ -74,10 +80,14 @@ class FleetIngress:
     """Ray Serve's side of an ingress."""
 
     def __init__(
-        self, replicas: DeploymentHandle[Any], engine: EngineConfig, server: ServerConfig
+        self,
+        replicas: DeploymentHandle[Any],
+        engine: EngineConfig,
+        server: ServerConfig,
+        has_catalog: bool,
     ) -> None:
         set_up_logging(engine.log, "ingress")
-        self._app = ingress_app(RayFleet(replicas), engine, server)
+        self._app = ingress_app(RayFleet(replicas), engine, server, has_catalog=has_catalog)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._app
@@ -125,8 +135,32 @@ class RayFleet:
         return whole
 
 
+def is_gone(replica: str) -> bool:
+    """Whether a replica, as the catalog calls it, was one of this cluster's and has ended.
+
+    Ray gives a name back when the process that had it is known to be dead.
+    """
+    cluster, _, actor = replica.partition("/")
+    if cluster != _cluster() or not ReplicaID.is_full_id_str(actor):
+        return False
+    try:
+        ray.get_actor(actor, namespace=NAMESPACE)
+    except ValueError:
+        return True
+    return False
+
+
+def _cluster() -> str:
+    return str(ray.get_runtime_context().gcs_address)
+
+
 def replicas_of(
-    engine: EngineConfig, server: ServerConfig, fleet: FleetConfig, *, is_alone: bool
+    engine: EngineConfig,
+    server: ServerConfig,
+    fleet: FleetConfig,
+    catalog: CatalogConfig,
+    *,
+    is_alone: bool,
 ) -> serve.Application:
     """The replicas. is_alone: one process alone will send them requests."""
     options: dict[str, Any] = {"num_replicas": fleet.min_replicas}
@@ -149,18 +183,19 @@ def replicas_of(
         **_endings(server),
         **options,
     )
-    return deployment.bind(engine, server)  # type: ignore[no-any-return]
+    return deployment.bind(engine, server, catalog)  # type: ignore[no-any-return]
 
 
 def application(
-    engine: EngineConfig, server: ServerConfig, fleet: FleetConfig
+    engine: EngineConfig, server: ServerConfig, fleet: FleetConfig, catalog: CatalogConfig
 ) -> serve.Application:
     """Replicas behind ingresses that Ray Serve's HTTP proxies reach."""
     ingress = _deployment(serve.ingress()(FleetIngress)).options(
         name=INGRESS, num_replicas=fleet.num_ingresses, **_endings(server)
     )
-    replicas = replicas_of(engine, server, fleet, is_alone=fleet.num_ingresses == 1)
-    return ingress.bind(replicas, engine, server)  # type: ignore[no-any-return]
+    replicas = replicas_of(engine, server, fleet, catalog, is_alone=fleet.num_ingresses == 1)
+    has_catalog = bool(catalog.lora_catalog) or not (fleet.scales or fleet.min_replicas > 1)
+    return ingress.bind(replicas, engine, server, has_catalog)  # type: ignore[no-any-return]
 
 
 def _endings(server: ServerConfig) -> dict[str, Any]:

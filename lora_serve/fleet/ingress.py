@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lora_serve.config import EngineConfig, ServerConfig
-from lora_serve.errors import EngineDeadError, LoraServeError, UnauthorizedError
+from lora_serve.errors import AdapterError, EngineDeadError, LoraServeError, UnauthorizedError
 from lora_serve.fleet import spread
 from lora_serve.fleet.messages import AnswerHead, ReplicaLostError, RequestHead, WholeAnswer
 from lora_serve.fleet.reading import RequestReader
@@ -83,8 +83,7 @@ def ingress_app(
     """The ASGI application of an ingress.
 
     Args:
-        has_catalog: what changes adapters on one replica changes them on all. Without, all are
-            asked to.
+        has_catalog: what changes adapters on one replica changes them on all. Without, none may.
 
     Raises:
         ConfigError: a key file cannot be read.
@@ -149,6 +148,11 @@ class Ingress:
 
     async def _answer(self, answer: _Answer, head: RequestHead, body: bytes, tenant: str) -> None:
         how = spread.spread_of(head.method, head.path, has_catalog=self._has_catalog)
+        if how is Spread.REFUSED:
+            raise AdapterError(
+                "adapters of several replicas are changed through a catalog, and these have none; "
+                "start them with lora_catalog"
+            )
         if how is not Spread.ONE:
             await answer.send_whole(await self._ask_all(how, head, body))
             return
@@ -227,7 +231,6 @@ _MERGES: dict[Spread, Callable[[Sequence[WholeAnswer]], WholeAnswer]] = {
     Spread.SUM: spread.summed,
     Spread.PAGE: spread.one_page,
     Spread.FINDER: spread.found,
-    Spread.SAME: spread.same,
 }
 _HEADERS_OF_BODIES = (b"content-length", b"content-type", b"transfer-encoding")
 ADAPTER_BODY_PATHS = frozenset({"/load_lora_adapter_from_tensors"})

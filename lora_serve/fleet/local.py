@@ -10,16 +10,19 @@ import asyncio
 import contextlib
 import logging
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from lora_serve.config import EngineConfig, FleetConfig, ServerConfig
+from lora_serve.config import CatalogConfig, EngineConfig, FleetConfig, ServerConfig
 from lora_serve.errors import ConfigError
 from lora_serve.fleet.ingress import ingress_app
 from lora_serve.ops.cpu.threads import default_num_threads
+from lora_serve.private_directory import PrivateDirectory
 from lora_serve.server.app import SignalledServer, http_config, warn_of_open_server
 from lora_serve.server.http.auth import KeyRing
 from lora_serve.server.http.connections import Connections
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from lora_serve.fleet.deployments import RayFleet
 
 OBJECT_STORE_BYTES = 128 * 2**20  # for bodies on their way; those below 100 KB need none
+_PREFIX = "lora-serve-fleet-"
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_SERVE_LOG_TO_STDERR": "0"}
 
 
@@ -56,19 +60,40 @@ def check_fleet(engine: EngineConfig, server: ServerConfig) -> None:
 
 
 def serve_replicas(
-    engine: EngineConfig, server: ServerConfig, fleet: FleetConfig, listeners: Listeners
+    engine: EngineConfig,
+    server: ServerConfig,
+    fleet: FleetConfig,
+    catalog: CatalogConfig,
+    listeners: Listeners,
 ) -> None:
     """Serve until SIGTERM or SIGINT, as `run_server` does.
+
+    Without a --lora-catalog the replicas have one of their own, which ends with them.
 
     Raises:
         ConfigError: the replicas cannot be started.
     """
-    with local_replicas(shared_out(engine, fleet), server, fleet) as replicas:
+    engine = shared_out(engine, fleet)
+    with (
+        _own_unless_named(catalog, engine) as catalog,
+        local_replicas(engine, server, fleet, catalog) as replicas,
+    ):
         asyncio.run(_serve(replicas, engine, server, listeners))
 
 
 @contextlib.contextmanager
-def local_replicas(engine: EngineConfig, server: ServerConfig, fleet: FleetConfig) -> Iterator[Any]:
+def _own_unless_named(catalog: CatalogConfig, engine: EngineConfig) -> Iterator[CatalogConfig]:
+    if catalog.lora_catalog or not engine.lora.enable_lora:
+        yield catalog
+        return
+    with contextlib.closing(PrivateDirectory(_PREFIX, Path(tempfile.gettempdir()))) as directory:
+        yield replace(catalog, lora_catalog=str(directory.path / "catalog"))
+
+
+@contextlib.contextmanager
+def local_replicas(
+    engine: EngineConfig, server: ServerConfig, fleet: FleetConfig, catalog: CatalogConfig
+) -> Iterator[Any]:
     """A Ray of one's own with these replicas, which all run; the handle that asks them."""
     os.environ.update(_QUIET)
     import ray
@@ -86,7 +111,7 @@ def local_replicas(engine: EngineConfig, server: ServerConfig, fleet: FleetConfi
             logging_level=logging.WARNING,
         )
         serve.start(proxy_location="Disabled")
-        application = replicas_of(engine, server, fleet, is_alone=True)
+        application = replicas_of(engine, server, fleet, catalog, is_alone=True)
         yield serve.run(application, name=APPLICATION, route_prefix=None)
     finally:
         with contextlib.suppress(Exception):  # what is left of it ends with the next line
@@ -111,7 +136,7 @@ async def _serve(
     fleet, drain = RayFleet(replicas), Drain()
     keys = _KeysOfAll(server, fleet)
     connections = Connections(server, AutoHTTPProtocol)
-    app = Draining(ingress_app(fleet, engine, server, keys), drain, STATE_PATHS)
+    app = Draining(ingress_app(fleet, engine, server, keys, has_catalog=True), drain, STATE_PATHS)
     shutdown = ServerShutdown(_NoEngine(), drain, connections, server.drain_timeout)
     warn_of_open_server(server)
     with contextlib.closing(listeners):

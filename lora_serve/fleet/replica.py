@@ -6,14 +6,15 @@ Knows no Ray, and listens on no port.
 from __future__ import annotations
 
 import gc
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, closing
 
 from starlette.types import ASGIApp
 
-from lora_serve.config import EngineConfig, ServerConfig
+from lora_serve.config import CatalogConfig, EngineConfig, ServerConfig
 from lora_serve.errors import EngineDeadError
 from lora_serve.fleet.asgi_call import answer_of, whole_answer
+from lora_serve.fleet.lost_replicas import lost_ones_forgotten
 from lora_serve.fleet.messages import AnswerHead, RequestHead, WholeAnswer
 from lora_serve.fleet.reports import Reporter, Stats
 from lora_serve.server.admin.adapter_spool import AdapterSpool, reading_spool
@@ -39,10 +40,26 @@ class Replica:
         self._parts = AsyncExitStack()
 
     @classmethod
-    async def start(cls, replica_id: str, config: EngineConfig, server: ServerConfig) -> Replica:
-        """Load the model. Raises ConfigError if it cannot be served as asked."""
+    async def start(
+        cls,
+        replica_id: str,
+        config: EngineConfig,
+        server: ServerConfig,
+        catalog: CatalogConfig,
+        is_gone: Callable[[str], bool],
+    ) -> Replica:
+        """Load the model.
+
+        Args:
+            is_gone: whether a replica, as the catalog calls it, has ended for good; may block.
+
+        Raises:
+            ConfigError: the model cannot be served as asked.
+            AdapterError: one of --lora-modules cannot be loaded.
+        """
         import_transformers()
         from lora_serve.engine.frontend.async_engine import AsyncEngine
+        from lora_serve.server.adapter_names import opened_names
         from lora_serve.server.app import create_app
 
         async with AsyncExitStack() as parts:
@@ -50,11 +67,15 @@ class Replica:
             tracing, keys = open_tracing(server), KeyRing(server)
             if tracing is not None:
                 parts.callback(tracing.close)
-            engine = await AsyncEngine.start(reading_spool(config, spool))
+            engine = await AsyncEngine.start(
+                reading_spool(config, spool), loads_modules=not catalog.lora_catalog
+            )
             parts.push_async_callback(engine.shutdown)
+            names = await parts.enter_async_context(opened_names(engine, server, catalog))
+            await parts.enter_async_context(lost_ones_forgotten(names, is_gone))
             await parts.enter_async_context(bounded_warnings())
             await parts.enter_async_context(throughput_lines(engine, config.log))
-            app = create_app(engine, server, keys=keys, spool=spool, tracing=tracing)
+            app = create_app(engine, server, keys=keys, spool=spool, tracing=tracing, names=names)
             gc.collect()
             gc.freeze()  # as for one server: a full collection would hold the event loop
             replica = cls(replica_id, engine, app, keys)

@@ -22,15 +22,15 @@ class Spread(Enum):
     """How an answer comes about.
 
     ONE: one replica's. SUM: all replicas', added up. PAGE: all replicas' metrics on one page.
-    FINDER: of the replica that knows what is asked for; the others have not found it. SAME: all
-    replicas do it, and one of them tells of it.
+    FINDER: of the replica that knows what is asked for; the others have not found it. REFUSED:
+    one replica would do what all must, and no catalog tells the others.
     """
 
     ONE = "one"
     SUM = "sum"
     PAGE = "page"
     FINDER = "finder"
-    SAME = "same"
+    REFUSED = "refused"
 
 
 ASKED_OF_ALL: Mapping[str, Spread] = {
@@ -55,7 +55,7 @@ CHANGES_ADAPTERS = frozenset(
 def spread_of(method: str, path: str, *, has_catalog: bool) -> Spread:
     """has_catalog: adapters that one replica changes are changed on all."""
     if not has_catalog and method not in ("GET", "HEAD") and changes_adapters(path):
-        return Spread.SAME
+        return Spread.REFUSED
     if path.startswith(RESPONSES_PREFIX):
         return Spread.FINDER
     return ASKED_OF_ALL.get(path, Spread.ONE)
@@ -76,11 +76,6 @@ def changes_adapters(path: str) -> bool:
 def found(answers: Sequence[WholeAnswer]) -> WholeAnswer:
     """The answer of the replica that has found it, or else that nobody has."""
     return min(answers, key=lambda answer: answer.head.status == 404)
-
-
-def same(answers: Sequence[WholeAnswer]) -> WholeAnswer:
-    """The first answer, or that of a replica which could not do it."""
-    return max(answers, key=lambda answer: answer.head.status)
 
 
 def summed(answers: Sequence[WholeAnswer]) -> WholeAnswer:

@@ -34,7 +34,8 @@ def test_the_application_of_the_file_can_be_built(monkeypatch: pytest.MonkeyPatc
     built = app(arguments)
     ingress = built._bound_deployment
     assert ingress.num_replicas == 2
-    replicas, _, server = ingress.init_args
+    replicas, _, server, has_catalog = ingress.init_args
+    assert not has_catalog, "the file names none, so its replicas refuse to change adapters"
     assert server.api_key == ("key",)
     scaling = replicas._bound_deployment._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas) == (2, 4)

@@ -170,24 +170,6 @@ async def test_what_is_refused_is_refused_in_the_same_words(
             assert both[0].json() == both[1].json()
 
 
-async def test_an_adapter_that_was_replaced_once_is_replaced_on_both(
-    http: httpx.AsyncClient, demo_paths: DemoPaths
-) -> None:
-    requests = [Prompted("moved", random_ids(f"moved {i}", 60), 24) for i in range(24)]
-    answers = {}
-    for name, path in (("alpha", demo_paths.alpha), ("beta", demo_paths.beta)):
-        body = {"lora_name": "moved", "lora_path": str(path), "load_inplace": True}
-        answer = await http.post("/v1/load_lora_adapter", json=body)
-        assert answer.status_code == 200, answer.text
-        before = await counts(http, "vllm:request_success_total")
-        answers[name] = await asyncio.gather(*(whole(http, request) for request in requests))
-        after = await counts(http, "vllm:request_success_total")
-        assert all(after[replica] > before[replica] for replica in after), "both have answered"
-        (digests,) = {frozenset(a.fingerprints) for a in answers[name]}
-        assert len(digests) == 1
-    assert answers["alpha"][0].fingerprints != answers["beta"][0].fingerprints
-
-
 async def test_a_client_that_leaves_ends_its_request_on_the_replica(
     http: httpx.AsyncClient,
 ) -> None:
@@ -231,6 +213,30 @@ async def test_kill_9_costs_the_streams_that_have_begun_and_no_other_request(
         "another one in its place",
         PATIENCE_SECONDS,
     )
+
+
+async def test_an_adapter_that_was_replaced_once_is_replaced_on_both(
+    http: httpx.AsyncClient, demo_paths: DemoPaths
+) -> None:
+    requests = [Prompted("moved", random_ids(f"moved {i}", 60), 24) for i in range(24)]
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len((await http.get("/v1/replicas")).json()["data"]) != 2:
+            await asyncio.sleep(0.5)  # one that was killed is waited for no longer
+    answers = {}
+    for name, path in (("alpha", demo_paths.alpha), ("beta", demo_paths.beta)):
+        body = {"lora_name": "moved", "lora_path": str(path), "load_inplace": True}
+        answer = await http.post("/v1/load_lora_adapter", json=body)
+        assert answer.status_code == 200, answer.text
+        assert "It is everywhere (2 replicas)" in answer.text, "no dead replica is waited for"
+        before = await counts(http, "vllm:request_success_total")
+        answers[name] = await asyncio.gather(*(whole(http, request) for request in requests))
+        after = await counts(http, "vllm:request_success_total")
+        assert all(after[replica] > before.get(replica, 0) for replica in after), (
+            "both have answered"
+        )
+        (digests,) = {frozenset(a.fingerprints) for a in answers[name]}
+        assert len(digests) == 1
+    assert answers["alpha"][0].fingerprints != answers["beta"][0].fingerprints
 
 
 async def test_an_end_lets_streams_end_and_leaves_no_process(

@@ -1,0 +1,60 @@
+"""Replicas that have ended without signing off from the catalog: nobody is to wait for them.
+
+Every replica looks for the others that are silent. What has become of them is told by who runs
+them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from lora_serve.catalog.rollout import LEASE_SECONDS
+from lora_serve.errors import LoraServeError
+from lora_serve.server.adapter_names import AdapterNames
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+
+
+@asynccontextmanager
+async def lost_ones_forgotten(
+    names: AdapterNames, is_gone: Callable[[str], bool], look_seconds: float = LOOK_SECONDS
+) -> AsyncIterator[None]:
+    """Have replicas forgotten once they are gone, as long as this lasts.
+
+    Args:
+        is_gone: by the name that the catalog has; may block.
+    """
+    if not names.is_shared:
+        yield
+        return
+    task = asyncio.create_task(_keep_looking(names, is_gone, look_seconds), name="lost-replicas")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def _keep_looking(
+    names: AdapterNames, is_gone: Callable[[str], bool], look_seconds: float
+) -> None:
+    while True:
+        await asyncio.sleep(look_seconds)
+        with contextlib.suppress(LoraServeError):  # no store now, or another one was first
+            await _look(names, is_gone)
+
+
+async def _look(names: AdapterNames, is_gone: Callable[[str], bool]) -> None:
+    for standing in await names.standings():
+        replica_id = standing.member.replica_id
+        if standing.silent_seconds <= LEASE_SECONDS or replica_id == names.replica_id:
+            continue
+        if await asyncio.to_thread(is_gone, replica_id):
+            logger.info("replica %s has ended, and is waited for no longer", replica_id)
+            await names.forget(replica_id)
