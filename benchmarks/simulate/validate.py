@@ -220,8 +220,10 @@ def main() -> None:
     busy = busy_cores(3.0)
     print(f"others keep {busy:.2f} cores busy", file=sys.stderr)
     if not args.cost.exists():
+        name = "Qwen2.5-0.5B's shape" if args.checkpoint else "the demo's model"
         fit = ["--output", str(args.cost), "--seconds", str(args.fit_seconds), "--serve-args"]
-        assert lora_serve(["simulate", "fit", str(model), *fit, *LORA_FLAGS]) == 0
+        words = [*fit, *LORA_FLAGS, "--served-model-name", name]
+        assert lora_serve(["simulate", "fit", str(model), *words]) == 0
     costs = load_costs(args.cost)
     shape = (
         WorkloadSpec(input_tokens=96, output_tokens=16, length_spread=0.5)

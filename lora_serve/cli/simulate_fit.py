@@ -39,7 +39,7 @@ def run_fit(args: argparse.Namespace) -> int:
         raise ConfigError(f"--output {args.output}: there is no directory {args.output.parent}")
     words = ([args.model] if args.model else []) + args.serve_args
     config = _config(words)
-    name = args.model or "demo"
+    name = (*config.model.served_model_name, Path(config.model.model).name)[0]
     with _adapters(config) as paths:
         costs, model = _steps(config, name, paths, args.seconds)
     costs = asyncio.run(_serving(costs, config, model.vocab_size, args.serve_args))
