@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from textwrap import fill
 
 import msgspec
 
@@ -262,12 +263,14 @@ def draw(found: Found, folder: Path) -> None:
 
 def markdown(lab: Lab, found: Found, cost_file: str) -> str:
     machine, costs = lab.costs.machine, lab.costs
-    head = (
-        f"Simulated with the costs in `{cost_file}`: {costs.model}, fitted on\n{machine.cpu},\n"
-        f"{machine.num_cores} cores, at a load average of {machine.load_average:g}. "
-        f"Goodput counts requests within\n{lab.limits}: "
-        f"{LIMITS_TIMES[0]:g} and {LIMITS_TIMES[1]:g} times what a lone request takes.\n"
-        f"One replica answers {lab.peak:.2f} requests a second in a closed loop of 8."
+    head = fill(
+        f"Simulated with `{cost_file}`: {costs.model}, of {machine.cpu}, {machine.num_cores} "
+        f"cores, load average {machine.load_average:g}. Within limits are requests with "
+        f"{lab.limits}, {LIMITS_TIMES[0]:g} and {LIMITS_TIMES[1]:g} times what a lone request "
+        f"takes. One replica answers {lab.peak:.1f} requests a second in a closed loop of 8. "
+        "Times are in milliseconds of virtual time.",
+        100,
+        break_on_hyphens=False,
     )
     header = ("adapters", "policy", "within limits", "TTFT p50", "TTFT p99", "cached", "loads")
     parts = [
@@ -304,7 +307,7 @@ def markdown(lab: Lab, found: Found, cost_file: str) -> str:
         ),
         "### What a simulation takes",
         _table(
-            ("requests", "events", "steps", "seconds of CPU", "of them for 1,000 requests"),
+            ("requests", "events", "steps", "seconds of CPU", "milliseconds of it a request"),
             [
                 (f"{one.num_requests:,}", f"{one.num_events:,}", f"{one.num_steps:,}",
                  f"{one.cpu_seconds:.0f}", f"{1e3 * one.cpu_seconds / one.num_requests:.2f}")
