@@ -139,7 +139,7 @@ def run_pytest(
     variables: Mapping[str, str],
     report: Path,
     patience_seconds: float,
-    grace_seconds: float = 60.0,
+    grace_seconds: float = 120.0,
 ) -> bool:
     """Write pytest's report, and its output beside it; False if it was ended before its last test.
 
@@ -154,6 +154,7 @@ def run_pytest(
             env={**os.environ, **variables},
             stdout=log,
             stderr=subprocess.STDOUT,
+            preexec_fn=_take_interrupts,
         )
         for number, seconds in ((signal.SIGINT, patience_seconds), (signal.SIGKILL, grace_seconds)):
             try:
@@ -164,6 +165,11 @@ def run_pytest(
                 return number == signal.SIGINT
         process.wait()
         return False
+
+
+def _take_interrupts() -> None:
+    """What a shell starts in the background ignores them, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def report_path(file: str, reports: Path) -> Path:

@@ -21,6 +21,6 @@ def field_names(names: Mapping[str, str]) -> Iterator[None]:
         field = error.param or ""
         if field not in names:
             raise
-        name = rf"\b{re.escape(field)}\b"
+        name = rf"\b{re.escape(field)}\b(?!')"  # "the prompt's length" is prose
         message = re.sub(name, lambda _: names[field], str(error), count=1)
         raise type(error)(message, names[field]) from error

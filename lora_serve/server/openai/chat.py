@@ -62,8 +62,10 @@ def chat_router(context: ServerContext) -> APIRouter:
 
 
 async def answer_chat(context: ServerContext, request: Request, body: ChatBody) -> Response:
-    is_new = body.max_completion_tokens is not None
-    with field_names({"max_tokens": "max_completion_tokens"} if is_new else {}):
+    names = {"prompt": "messages"}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    with field_names(names):
         return await _answer(context, request, body)
 
 

@@ -209,8 +209,8 @@ def start_generation(
         )
         for made in scheduled_requests(context, request, body, target, prompts)
     ]
-    field = constraint_field(body)
-    called = {} if field is None else {"structured_outputs": field}
+    # Without a field of its own, a body's constraint comes of the tools that must be called.
+    called = {"structured_outputs": constraint_field(body) or "tools"}
     return Generation(context.engine, target, requests, record_of(request), context.names, called)
 
 

@@ -30,6 +30,7 @@ OWN_FIELDS = {
 SAME_FIELDS = shared_fields(ResponseBody, ChatBody, but=OWN_FIELDS)
 OTHER_NAMES = {  # of a chat's fields
     "messages": "input",
+    "prompt": "input",
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
 }

@@ -1,5 +1,9 @@
 import os
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,14 +56,32 @@ def test_that_hangs(server):
 """
 
 
-def test_what_was_tested_before_a_test_hung_is_kept_and_its_server_ended(tmp_path: Path) -> None:
+@pytest.fixture
+def in_background() -> Iterator[None]:
+    """Interrupts are ignored, as a shell has it for what it starts in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("in_background")
+def test_what_was_tested_before_a_test_hung_is_kept_and_its_server_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "test_hangs.py").write_text(HANGS)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_hangs.py"]
     report, pid = tmp_path / "report.xml", tmp_path / "pid"
-    patience = 4.0
-    while not pid.exists():  # on a busy machine it may have been ended before it began
-        assert not run_pytest(command, tmp_path, {}, report, patience, grace_seconds=60)
-        patience *= 2
+    wait = subprocess.Popen.wait
+
+    def wait_for_the_hang(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if timeout != 0.0:
+            return wait(process, timeout)
+        while not pid.exists() and process.poll() is None:
+            time.sleep(0.05)
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait_for_the_hang)
+    assert not run_pytest(command, tmp_path, {}, report, patience_seconds=0.0)
     assert [result.name for result in read_report(FILE, report)] == ["test_quick"]
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)

@@ -96,6 +96,16 @@ async def test_a_limit_out_of_range_is_refused_by_the_name_that_was_sent(
     assert f"{name} " in error["message"]
 
 
+async def test_a_conversation_that_is_too_long_is_told_of_its_messages(
+    client: httpx.AsyncClient,
+) -> None:
+    long = [{"role": "user", "content": "x" * 600}]
+    chat_error = error_of(await client.post(URL, json={"messages": long, "max_tokens": 1}), 400)
+    assert chat_error["param"] == "messages"
+    told = await client.post("/v1/responses", json={"input": long, "max_output_tokens": 1})
+    assert error_of(told, 400)["param"] == "input"
+
+
 async def test_a_stream_begins_with_the_role_and_ends_with_the_reason(
     client: httpx.AsyncClient,
 ) -> None:

@@ -142,3 +142,38 @@ async def test_what_the_grammars_refuse_is_named_by_the_bodys_field(
     error = response.json()["error"]
     assert error["param"] == "guided_regex"
     assert error["message"].startswith("guided_regex: no grammar can be made of it")
+
+
+SCHEMA_OF_F = {"type": "object", "properties": {}}
+FORCED = {  # the same call, forced in each API's words
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA_OF_F}}],
+        "tool_choice": "required",
+    },
+    "/v1/responses": {
+        "input": "hi",
+        "tools": [{"type": "function", "name": "f", "parameters": SCHEMA_OF_F}],
+        "tool_choice": "required",
+    },
+    "/v1/messages": {
+        "model": "base/model",
+        "max_tokens": 8,
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [{"name": "f", "input_schema": SCHEMA_OF_F}],
+        "tool_choice": {"type": "any"},
+    },
+}
+
+
+@pytest.mark.parametrize("path", FORCED)
+async def test_what_the_grammars_refuse_of_forced_calls_is_told_of_the_tools(
+    path: str, engine: FakeEngine, client: httpx.AsyncClient
+) -> None:
+    message = "structured_outputs: no grammar can be made of it: too odd; simplify it"
+    engine.error = InvalidRequestError(message, "structured_outputs")
+    response = await client.post(path, json=FORCED[path])
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["message"].startswith("tools: no grammar can be made of it")
+    assert error.get("param", "tools") == "tools"

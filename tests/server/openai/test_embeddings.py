@@ -162,7 +162,7 @@ async def test_salts_priorities_and_groups_reach_the_engine(tmp_path: Path) -> N
         ({"input": ["a", []]}, "input 1 is empty", "input"),
         ({"input": "", "add_special_tokens": False}, "input 0 is empty", "input"),
         ({"input": [260]}, "out of vocabulary", "input"),
-        ({"input": "a" * 600}, "the input's length is 601, but the model's context", "input"),
+        ({"input": "a" * 600}, "the prompt's length is 601, but the model's context", "input"),
         ({"input": ["a"] * 2049}, "at most 2048", "input"),
         ({"input": {"a": 1}}, "must be a text", "input"),
         ({"input": "a", "dimensions": 9}, "[1, 8]", "dimensions"),
