@@ -8,7 +8,6 @@ from pathlib import Path
 from lora_serve.catalog.base import CatalogStore
 from lora_serve.config import CatalogConfig
 from lora_serve.errors import CatalogUnavailableError, ConfigError
-from lora_serve.kv_tiers.secret_files import redis_password
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +31,8 @@ def open_store(config: CatalogConfig) -> CatalogStore:
         raise ConfigError(
             "--lora-catalog needs Redis's client library: pip install 'lora-serve[redis]'"
         ) from error
+    from lora_serve.kv_tiers.secret_files import redis_password
+
     password = redis_password(
         config.lora_catalog_password_file, "--lora-catalog-password-file", PASSWORD_VARIABLE
     )

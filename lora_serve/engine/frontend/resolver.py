@@ -15,7 +15,6 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from lora_serve.adapters.location import is_hub_id
 from lora_serve.config import LoRAConfig
 from lora_serve.config.lora import DIRECTORY, HUB
 from lora_serve.errors import (
@@ -122,6 +121,8 @@ def sources_of(name: str, config: LoRAConfig) -> list[str]:
     sources = []
     for place in config.lora_resolver:
         if place == HUB:
+            from lora_serve.adapters.location import is_hub_id  # the engine's; not for others
+
             sources += [name] if is_hub_id(name) else []
         elif is_path and place.startswith(DIRECTORY):
             directory = os.path.expanduser(place.removeprefix(DIRECTORY))
