@@ -80,7 +80,7 @@ docs: install  ## the documentation as a site, in site/
 	@echo 'open site/index.html'
 
 test: install redis-server chromium lint sanitize  ## lint, kernels under sanitizers, the whole suite; what CI runs
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 # What a change breaks first: 75 s of processor time when mypy's cache is warm, so under a minute on
 # two idle cores. These folders start no server and load no model; the explorations of all states
@@ -88,7 +88,7 @@ test: install redis-server chromium lint sanitize  ## lint, kernels under saniti
 CHECKED := $(addprefix tests/,adapters bench config docs kv kv_tiers layers observability scheduler \
   text test_identity.py)
 check: install lint  ## lint and the fast tests, in under a minute
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder \
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder \
 	  --ignore-glob='*liveness*' $(CHECKED)
 
 # The kernels on every path of this CPU, watched for memory errors and undefined behaviour.

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from lora_serve.text.tokenizer import Tokenizer
 from tests.fakes.peft_adapters import save_adapters
@@ -34,13 +35,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests stay together, with its fixtures; the folder with servers starts first."""
+    """The folder with servers starts first: it takes longest."""
     items.sort(key=lambda item: WITH_SERVERS not in item.path.parts)
     for item in items:
-        has_servers = WITH_SERVERS in item.path.parts
-        item.add_marker(pytest.mark.xdist_group(WITH_SERVERS if has_servers else str(item.path)))
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(SOAK_SECONDS))
+
+
+class ByFile(LoadScopeScheduling):
+    """A file's tests stay together, with its fixtures; so do all files with servers."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return WITH_SERVERS if WITH_SERVERS in Path(path).parts else path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
+    return ByFile(config, log)
 
 
 def pytest_collection_finish() -> None:
