@@ -14,7 +14,14 @@ from lora_serve.config import KVTierConfig
 from lora_serve.fuzz.oracle.executor import oracle_model
 from lora_serve.identity import BlockHash, BlockHasher, CacheNamespace
 from lora_serve.kv.tiered_connector import GIVE_UP_FACTOR, TieredConnector, tier_namespaces
-from lora_serve.kv_tiers.base import Cause, Drop, FetchResult, TierNamespace, TierStats
+from lora_serve.kv_tiers.base import (
+    Cause,
+    Drop,
+    FetchResult,
+    TierNamespace,
+    TierStats,
+    TierWatcher,
+)
 from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.scheduler.request import Request
 
@@ -45,6 +52,9 @@ class SmallStore:
 
     def clock(self) -> float:
         return self.now
+
+    def watch(self, watcher: TierWatcher) -> None:
+        """Nothing is saved, so there is nothing to tell of."""
 
     # ── what the world does ─────────────────────────────────────────────────────────────────
 
