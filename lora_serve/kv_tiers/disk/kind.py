@@ -22,7 +22,12 @@ def _open(config: KVTierConfig, keys: MacKeys) -> Tier:
     from lora_serve.kv_tiers.disk.tier import DiskTier  # imports numpy; not for `lora-serve kv`
 
     assert config.kv_disk_path, "a disk tier is named"
-    return DiskTier(Path(config.kv_disk_path), config.kv_disk_bytes, keys=keys)
+    return DiskTier(
+        Path(config.kv_disk_path),
+        config.kv_disk_bytes,
+        keys=keys,
+        follows_others=config.kv_role == "kv_consumer",  # which comes right behind a producer
+    )
 
 
 def _inspect(place: InspectedPlace) -> Inspection | None:

@@ -44,11 +44,13 @@ class DiskScan:
         index: DiskIndex,
         refuse: Callable[[bytes, str, Cause], None],
         poll_seconds: float,
+        look_again_seconds: float = LOOK_AGAIN_SECONDS,
     ) -> None:
         self._directory = directory
         self._index = index
         self._refuse = refuse
         self._poll_seconds = poll_seconds
+        self._look_again_seconds = look_again_seconds
         self._lock = threading.Lock()  # one look at a time
         self._seen: dict[bytes, int] = {}  # root: its directory's st_mtime_ns when looked into
         self._looked: dict[bytes, float] = {}
@@ -72,7 +74,7 @@ class DiskScan:
         Waits for the thread if it is looking, and then takes what it found.
         """
         now = time.monotonic()
-        if root in self._seen and now - self._looked.get(root, 0.0) < LOOK_AGAIN_SECONDS:
+        if root in self._seen and now - self._looked.get(root, 0.0) < self._look_again_seconds:
             return False
         self._looked[root] = now
         self._look(root)

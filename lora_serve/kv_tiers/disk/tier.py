@@ -40,7 +40,7 @@ from lora_serve.kv_tiers.disk.group_file import (
     write_group,
 )
 from lora_serve.kv_tiers.disk.index import DiskIndex, Group, Run
-from lora_serve.kv_tiers.disk.scan import DiskScan
+from lora_serve.kv_tiers.disk.scan import LOOK_AGAIN_SECONDS, DiskScan
 from lora_serve.kv_tiers.disk.staging import Staged
 from lora_serve.kv_tiers.mac import MacKeys
 from lora_serve.kv_tiers.read_buffers import ReadBuffers
@@ -65,11 +65,14 @@ class DiskTier:
         *,
         keys: MacKeys = NO_KEYS,
         poll_seconds: float = 0.5,
+        follows_others: bool = False,
         write: Callable[[int, TierNamespace, Sequence[Record]], int] = write_group,
     ) -> None:
         """Raises ConfigError if `path` cannot be a directory of ours alone (ownership.py).
 
-        keys: whose records are accepted. `write` has write_group's contract.
+        keys: whose records are accepted. follows_others: look for what is not known each time that
+        it is asked for, as another process may have saved it just now. `write` has write_group's
+        contract.
         """
         self.name = "disk"
         self.traits = TierTraits()
@@ -85,7 +88,11 @@ class DiskTier:
         self._reserved_elsewhere: dict[Place, int] = {}  # when this process last looked
         self._count_lock = threading.Lock()
         self._watcher: TierWatcher | None = None
-        self._scan = DiskScan(self._directory, self._index, self._quarantine_file, poll_seconds)
+        self._follows_others = follows_others
+        look_again_seconds = 0.0 if follows_others else LOOK_AGAIN_SECONDS
+        self._scan = DiskScan(
+            self._directory, self._index, self._quarantine_file, poll_seconds, look_again_seconds
+        )
 
     def watch(self, watcher: TierWatcher) -> None:
         self._watcher = watcher
@@ -101,7 +108,8 @@ class DiskTier:
         return self._index.holds(block_hash)
 
     def may_hold(self, namespace: TierNamespace, block_hash: BlockHash) -> bool:
-        return self._index.holds(block_hash) or self._scan.may_find(namespace.root)
+        may_find = self._follows_others or self._scan.may_find(namespace.root)
+        return may_find or self._index.holds(block_hash)
 
     def load(self, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> Loaded:
         most = max(LOAD_BYTES // record_bytes(namespace), 1)

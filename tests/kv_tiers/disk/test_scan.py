@@ -141,3 +141,18 @@ def test_an_announced_file_that_cannot_be_read_for_a_moment_is_found_later(
     scan.look_everywhere()
     scan.close()
     assert num_found(index) == 24
+
+
+def test_a_tier_that_follows_others_finds_what_they_saved_just_now(tmp_path: Path) -> None:
+    writer = DiskTier(tmp_path, 2**20, poll_seconds=1000)
+    reader = DiskTier(tmp_path, 2**20, poll_seconds=1000, follows_others=True)
+    reader.wait_until_indexed()
+    for text in ("first", "second"):
+        hashes = chain(NS, text, 3)
+        assert reader.may_hold(NS, hashes[0])
+        assert not reader.load(NS, hashes).records
+        writer.save(NS, records(NS, hashes))
+        assert reader.may_hold(NS, hashes[0])
+        assert len(reader.load(NS, hashes).records) == 3
+    for tier in (writer, reader):
+        tier.close()
