@@ -190,7 +190,7 @@ async def test_kill_9_costs_the_streams_that_have_begun_and_no_other_request(
             await asyncio.sleep(0.5)  # both are there, and are known to be
     requests = requests_for("killed", 8, 100)
     alone = await asyncio.gather(*(whole(http, request) for request in requests))
-    longest = [replace(request, max_tokens=1500) for request in requests]
+    longest = [replace(request, max_tokens=4000) for request in requests]
     streams = [Stream(http, each) for each in longest]
     await until_begun(*streams)
     answers = [asyncio.create_task(whole(http, each)) for each in requests]
@@ -218,7 +218,7 @@ async def test_kill_9_costs_the_streams_that_have_begun_and_no_other_request(
 async def test_an_adapter_that_was_replaced_once_is_replaced_on_both(
     http: httpx.AsyncClient, demo_paths: DemoPaths
 ) -> None:
-    requests = [Prompted("moved", random_ids(f"moved {i}", 60), 24) for i in range(24)]
+    requests = [Prompted("moved", random_ids(f"moved {i}", 60), 200) for i in range(24)]
     async with asyncio.timeout(PATIENCE_SECONDS):
         while len((await http.get("/v1/replicas")).json()["data"]) != 2:
             await asyncio.sleep(0.5)  # one that was killed is waited for no longer
