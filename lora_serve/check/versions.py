@@ -19,6 +19,7 @@ Pair = tuple[Version, Version]
 
 GAINS = (2.0, 8.0, 32.0)
 LEAST_DISTANCE = 0.5  # of two versions' logprobs, so that no rounding is taken for another version
+MOST_PROMPTS = 4  # asked of two versions before they are taken for alike
 NO_ROUTE = (0, 401, 403, 404, 405, 501)
 NAMES = ("the base model", "adapter A", "adapter B")
 
@@ -79,20 +80,28 @@ async def _made_up(lab: Lab) -> Pair:
 
 
 async def _distinct(lab: Lab, pair: Pair) -> Pair:
-    """The pair, if it and the base model give three different answers to one prompt."""
-    prompt, answers = lab.prompt(), []
-    for who in (None, *pair):
-        speaker = lab.base if who is None else await lab.reference(who)
-        body = {**lab.body(speaker, prompt), **await lab.cold_fields()}
-        answers.append(await lab.server.complete(body))
+    """The pair, if it and the base model give three different answers to one of some prompts.
+
+    One prompt is not enough: two versions may part at a token that both held for as likely.
+    """
     least = max(LEAST_DISTANCE, 10 * lab.settings.tolerance)
-    for one, other in ((0, 1), (0, 2), (1, 2)):
-        if distance(answers[one], answers[other]) < least:
-            raise NotSupportedError(
-                f"{NAMES[one]} and {NAMES[other]} answer too much alike for a wrong answer to "
-                "show; is the adapter applied? Else give stronger ones (--adapter)"
-            )
-    return pair
+    for _ in range(MOST_PROMPTS):
+        prompt, answers = lab.prompt(), []
+        for who in (None, *pair):
+            speaker = lab.base if who is None else await lab.reference(who)
+            body = {**lab.body(speaker, prompt), **await lab.cold_fields()}
+            answers.append(await lab.server.complete(body))
+        alike = [
+            f"{NAMES[one]} and {NAMES[other]}"
+            for one, other in ((0, 1), (0, 2), (1, 2))
+            if distance(answers[one], answers[other]) < least
+        ]
+        if not alike:
+            return pair
+    raise NotSupportedError(
+        f"{alike[0]} answer too much alike for a wrong answer to show; is the adapter applied? "
+        "Else give stronger ones (--adapter)"
+    )
 
 
 def _no_loads(status: int) -> str:
