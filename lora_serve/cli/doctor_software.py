@@ -29,6 +29,8 @@ EXTRAS: Mapping[str, tuple[str, str]] = {  # by package: the extra, and what it 
     "triton": ("cuda", "NVIDIA GPUs"),
     "matplotlib": ("bench", "lora-serve bench --plot"),
     "opentelemetry-sdk": ("otel", "--otlp-traces-endpoint"),
+    "obstore": ("s3", "--lora-resolver s3://"),
+    "ray": ("fleet", "--replicas"),
 }
 
 

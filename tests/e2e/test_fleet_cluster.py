@@ -23,6 +23,8 @@ from tests.e2e.test_trace import random_ids
 
 pytest.importorskip("ray.serve", reason="NO CLUSTER TESTED: Ray Serve is missing (extra fleet)")
 
+pytestmark = pytest.mark.slow  # a Ray with proxies takes minutes to start on two cores
+
 FILE = Path(__file__).parents[2] / "deploy/ray/serve.yaml"
 SERVE = "import sys; from ray.serve.scripts import cli; cli(sys.argv[1:])"
 PATIENCE_SECONDS = 240
