@@ -6,9 +6,9 @@ found lie in a tier that other servers look into. How long that is waited for is
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
 
 from lora_serve.identity import BlockHash
 from lora_serve.kv.tier_copies import MEMORY_TIERS
@@ -39,9 +39,9 @@ class Handover:
 class Handovers:
     """A `TierWatcher`. `notify` is called from the tiers' threads while something is awaited."""
 
-    def __init__(self, notify: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, notify: Callable[[], None]) -> None:
         self._notify = notify
-        self._reports: SimpleQueue[Sequence[BlockHash]] = SimpleQueue()
+        self._reports: deque[Sequence[BlockHash]] = deque()  # one end each for two threads
         self._handovers: dict[str, Handover] = {}
         self._awaited: dict[BlockHash, dict[str, None]] = {}  # by which requests
 
@@ -52,7 +52,7 @@ class Handovers:
 
     def held(self, tier: str, hashes: Sequence[BlockHash]) -> None:
         if tier not in MEMORY_TIERS and self._handovers:
-            self._reports.put(tuple(hashes))
+            self._reports.append(tuple(hashes))
             self._notify()
 
     def removed(self, tier: str, hashes: Sequence[BlockHash]) -> None:
@@ -85,12 +85,8 @@ class Handovers:
             self._forget(block_hash, request_id)
 
     def _take_in(self) -> None:
-        while True:
-            try:
-                hashes = self._reports.get_nowait()
-            except Empty:
-                return
-            for block_hash in hashes:
+        while self._reports:
+            for block_hash in self._reports.popleft():
                 for request_id in self._awaited.pop(block_hash, ()):
                     self._handovers[request_id].missing.discard(block_hash)
 

@@ -85,6 +85,10 @@ class TierStore(Protocol):
         """Save what waits, within bounds, and end all threads."""
 
 
+def _tell_no_one() -> None:
+    """Take the word that a fetch has come, and wake nobody. It has a name so that it can be pickled."""
+
+
 class TieredConnector(KVConnector[R]):
     """Over a store. `clock` is time.monotonic's, which the store's deadlines follow, too.
 
@@ -100,7 +104,7 @@ class TieredConnector(KVConnector[R]):
         block_bytes: int,
         clock: Callable[[], float],
         max_fetched_bytes: int = MAX_FETCHED_BYTES,
-        notify: Callable[[], None] = lambda: None,
+        notify: Callable[[], None] = _tell_no_one,
     ) -> None:
         self._deadline_seconds = config.kv_load_deadline_ms / 1e3
         self._must_fail = config.kv_load_failure_policy == "fail"
