@@ -86,7 +86,7 @@ class TierStore(Protocol):
 
 
 def _tell_no_one() -> None:
-    """Take the word that a fetch has come, and wake nobody. It has a name so that it can be pickled."""
+    """Wake nobody when a fetch has come. Small worlds are pickled, which lambdas cannot be."""
 
 
 class TieredConnector(KVConnector[R]):
