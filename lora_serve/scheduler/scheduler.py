@@ -16,6 +16,7 @@ from lora_serve.identity import BASE_MODEL, EVERYTHING, AdapterRef, Everything
 from lora_serve.kv.connector import KVConnector
 from lora_serve.kv.manager import CacheHit, KVCacheManager
 from lora_serve.kv_tiers.forgetting import Forgetting
+from lora_serve.scheduler.awaited_masks import AwaitedMasks
 from lora_serve.scheduler.chunk import scheduled_chunk
 from lora_serve.scheduler.in_flight import ScheduledPair, StepsInFlight
 from lora_serve.scheduler.lora_slots import AdapterMemory, LoRASlots
@@ -47,9 +48,9 @@ class Scheduler:
         self._memory = adapter_memory
         self._requests: dict[str, Request] = {}
         self._running = RunningRequests()
-        self._num_awaiting_mask = 0  # of those in _requests, by their status
         slots: Slots = {}
         self._queue = WaitingQueue(slots, FairShares() if config.fair_share != "none" else None)
+        self._masks = AwaitedMasks(self._queue)
         self._slots = LoRASlots(max_loras, slots, self._queue, adapter_memory)
         self._shared = SharedKV(kv, connector)
         self._in_flight = StepsInFlight()
@@ -75,7 +76,7 @@ class Scheduler:
 
     @property
     def num_awaiting_mask(self) -> int:
-        return self._num_awaiting_mask
+        return self._masks.num_waiting
 
     @property
     def has_requests(self) -> bool:
@@ -111,7 +112,7 @@ class Scheduler:
         assert request.request_id not in self._requests, f"{request.request_id} is here already"
         self._requests[request.request_id] = request
         if request.has_grammar:
-            self._await_mask(request)
+            self._masks.wait(request)
         else:
             self._queue.add(request)
 
@@ -124,18 +125,7 @@ class Scheduler:
 
     def mask_came(self, request: Request, bitmask: bytes) -> None:
         """The grammar has said what may follow the tokens that the request has now."""
-        request.next_mask = bitmask
-        if request.status is RequestStatus.AWAITING_MASK:
-            self._num_awaiting_mask -= 1
-            request.status = RequestStatus.WAITING
-            if request.num_preemptions:
-                self._queue.push(request)
-            else:
-                self._queue.add(request)
-
-    def _await_mask(self, request: Request) -> None:
-        self._num_awaiting_mask += 1
-        request.status = RequestStatus.AWAITING_MASK
+        self._masks.came(request, bitmask)
 
     def pause(self, *, drains: bool) -> None:
         """Plan no more steps for requests, or with `drains` only for those that have begun."""
@@ -323,7 +313,7 @@ class Scheduler:
         self._stop_running(victim)
         victim.start_over()
         if victim.has_grammar and victim.next_mask is None:
-            self._await_mask(victim)
+            self._masks.wait(victim)
         else:
             victim.status = RequestStatus.WAITING
             self._queue.push(victim)
@@ -384,7 +374,7 @@ class Scheduler:
         self._shared.forget(request)
         self._pause.forget(request)
         was_queued = request.status is RequestStatus.WAITING
-        self._num_awaiting_mask -= request.status is RequestStatus.AWAITING_MASK
+        self._masks.forget(request)
         request.status = RequestStatus.FINISHED
         if was_queued:
             self._queue.note_gone(request)
@@ -399,10 +389,8 @@ class Scheduler:
         self._connector.check_invariants()
         self._pause.check_invariants()
         self._running.check_invariants()
+        self._masks.check_invariants(self._requests.values())
         self._in_flight.check_invariants(list(self._running))
-        statuses = [request.status for request in self._requests.values()]
-        num_awaiting_mask = statuses.count(RequestStatus.AWAITING_MASK)
-        assert self._num_awaiting_mask == num_awaiting_mask, "a mask is not awaited as counted"
         for request in self._running:
             self._kv.check_tables(request, request.num_computed_tokens, request.num_planned_tokens)
         for request in self._requests.values():
