@@ -73,6 +73,7 @@ from lora_serve.server.openai.embeddings import embeddings_router
 from lora_serve.server.openai.inputs import Inputs
 from lora_serve.server.openai.models import ServedModels, models_router
 from lora_serve.server.openai.render import render_router
+from lora_serve.server.openai.text_work import TextWork
 from lora_serve.server.openai.tokens import tokens_router
 from lora_serve.server.openapi_document import openapi_document
 from lora_serve.server.responses.router import responses_router
@@ -137,6 +138,7 @@ def _context(
 ) -> ServerContext:
     """What the routes share; reads the chat template."""
     template = read_template(config.chat_template)
+    texts = TextWork()
     return ServerContext(
         engine=engine,
         config=config,
@@ -147,7 +149,8 @@ def _context(
         adapter_bodies=_adapter_bodies(config),
         spool=spool,
         names=names,
-        inputs=Inputs(engine),
+        texts=texts,
+        inputs=Inputs(engine, texts),
         chat_formats=ChatFormats(config, engine.tokenizer, template),
         responses=StoredResponses(
             config.max_stored_responses,

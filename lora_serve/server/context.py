@@ -15,6 +15,7 @@ from lora_serve.server.http.drain import Drain
 from lora_serve.server.openai.chat_formats import ChatFormats
 from lora_serve.server.openai.inputs import Inputs
 from lora_serve.server.openai.models import ServedModels
+from lora_serve.server.openai.text_work import TextWork
 from lora_serve.server.responses.store import StoredResponses
 
 
@@ -22,6 +23,7 @@ from lora_serve.server.responses.store import StoredResponses
 class ServerContext:
     """What routes are made with.
 
+    texts: where work on texts is done.
     chat_formats: how answers to chats are read. responses: those that are kept.
     adapter_bodies: reads bodies that hold adapters, whose files go to `spool`.
     names: what adapters' names stand for.
@@ -34,6 +36,7 @@ class ServerContext:
     keys: KeyRing
     drain: Drain
     bodies: BodyReader
+    texts: TextWork
     inputs: Inputs
     chat_formats: ChatFormats
     responses: StoredResponses

@@ -22,7 +22,7 @@ from lora_serve.server.openai.protocol import (
     ConversationBody,
     EmbeddingBody,
 )
-from lora_serve.server.openai.text_work import MAX_LONG_CHARS_AT_ONCE, TextWork
+from lora_serve.server.openai.text_work import TextWork
 
 MAX_CHOICES = 4096
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -83,11 +83,9 @@ class Inputs:
     A `share` is whose request it is: an API key's, or "" for all callers without one.
     """
 
-    def __init__(
-        self, engine: Engine, max_long_chars_at_once: int = MAX_LONG_CHARS_AT_ONCE
-    ) -> None:
+    def __init__(self, engine: Engine, texts: TextWork) -> None:
         self._engine = engine
-        self._texts = TextWork(max_long_chars_at_once)
+        self._texts = texts
         self._max_token_chars: int | None = None  # until the first text
 
     async def from_completion(
@@ -104,7 +102,7 @@ class Inputs:
         add_special_tokens = body.add_special_tokens is not False
         max_model_len = self._engine.model_info.max_model_len
         inputs = [
-            Input(await _embeds_prompt(self._engine, payload, max_model_len))
+            Input(await self._embeds_prompt(share, payload, max_model_len))
             for payload in body.prompt_embeds
         ]
         inputs += await self._from_list(share, body.prompt, add_special_tokens, "prompt")
@@ -178,7 +176,7 @@ class Inputs:
             OverloadedError: others' texts take too long.
         """
         _check_ending(body)
-        rows = await self._rows(messages, takes_embeds=takes_embeds)
+        rows = await self._rows(share, messages, takes_embeds=takes_embeds)
         # No text that a client sends can hold these: they are drawn when it has been read.
         marks = [f"embeds{secrets.token_hex(16)}n{index}end" for index in range(len(rows))]
         limit = await self._max_chars()
@@ -224,7 +222,7 @@ class Inputs:
         return await self._texts.run(share, num_chars, render)
 
     async def _rows(
-        self, messages: Sequence[ChatMessage], *, takes_embeds: bool
+        self, share: str, messages: Sequence[ChatMessage], *, takes_embeds: bool
     ) -> list[EmbedsPrompt]:
         """The embeddings of all messages, in their order, no more than the context holds."""
         payloads = [payload for message in messages for payload in message.embeds]
@@ -238,9 +236,20 @@ class Inputs:
         rows: list[EmbedsPrompt] = []
         room = self._engine.model_info.max_model_len
         for payload in payloads:
-            rows.append(await _embeds_prompt(self._engine, payload, room))
+            rows.append(await self._embeds_prompt(share, payload, room))
             room -= rows[-1].num_tokens
         return rows
+
+    async def _embeds_prompt(self, share: str, payload: str, max_tokens: int) -> EmbedsPrompt:
+        info = self._engine.model_info
+        decode = partial(
+            decode_prompt_embeds,
+            payload,
+            hidden_size=info.hidden_size,
+            dtype=info.dtype,
+            max_tokens=max_tokens,
+        )
+        return await self._texts.run(share, len(payload), decode)
 
     async def _max_chars(self) -> int:
         """How long a text may be that can fit, however it is tokenized."""
@@ -354,14 +363,3 @@ def _check_embeds(engine: Engine, body: CompletionBody) -> None:
         raise InvalidRequestError(
             "prompt_logprobs is not compatible with prompt embeds.", "prompt_logprobs"
         )
-
-
-async def _embeds_prompt(engine: Engine, payload: str, max_tokens: int) -> EmbedsPrompt:
-    info = engine.model_info
-    return await asyncio.to_thread(
-        decode_prompt_embeds,
-        payload,
-        hidden_size=info.hidden_size,
-        dtype=info.dtype,
-        max_tokens=max_tokens,
-    )

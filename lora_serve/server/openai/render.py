@@ -5,7 +5,6 @@ Bodies are those of the routes that generate, and are checked as there; nothing 
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 
@@ -18,6 +17,7 @@ from lora_serve.errors import InvalidRequestError
 from lora_serve.prompts import TokensPrompt
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.context import ServerContext
+from lora_serve.server.http.auth import share_of
 from lora_serve.server.http.json_response import json_response
 from lora_serve.server.openai.answers import RenderedPrompt
 from lora_serve.server.openai.chat_plan import plan_chat
@@ -26,6 +26,7 @@ from lora_serve.server.openai.generation import AnswerPrefix, response_id
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.models import require_model
 from lora_serve.server.openai.protocol import ChatBody, CompletionBody, GenerationBody
+from lora_serve.server.openai.text_work import TOKEN_CHARS
 from lora_serve.structured_outputs import StructuredOutput
 
 MAX_PARAMS_BYTES = 16 * 2**20  # in one answer
@@ -56,7 +57,8 @@ def render_router(context: ServerContext) -> APIRouter:
                 ]
             )
 
-        return await asyncio.to_thread(rendered)
+        num_tokens = sum(item.num_tokens for item in inputs)
+        return await context.texts.run(share_of(request), num_tokens * TOKEN_CHARS, rendered)
 
     @router.post("/v1/chat/completions/render")
     async def render_chat(request: Request) -> Response:
@@ -75,7 +77,8 @@ def render_router(context: ServerContext) -> APIRouter:
             plain = _plain(params)
             return json_response(_rendered(context, body, request_id, plan.item, plain))
 
-        return await asyncio.to_thread(rendered)
+        num_chars = plan.item.num_tokens * TOKEN_CHARS
+        return await context.texts.run(share_of(request), num_chars, rendered)
 
     return router
 

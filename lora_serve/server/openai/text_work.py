@@ -1,4 +1,4 @@
-"""How much text is rendered and tokenized at once, in which threads, and whose turn it is.
+"""How much text is read, rendered and tokenized at once, in which threads, and whose turn it is.
 
 Texts of one kind share a room by API key: the key that holds least goes first. Short and long texts
 are apart, so that no short one stands in a queue behind long ones.
@@ -19,6 +19,7 @@ SMALL_TEXT_CHARS = 2**16
 THREADS = 4  # for short texts, and as many for long ones
 # As many as the threads work on: what stands before another key's text is soon done.
 MAX_SHORT_CHARS_AT_ONCE = THREADS * SMALL_TEXT_CHARS
+TOKEN_CHARS = 4  # that a token counts as where its text is not known yet
 LEAST_CHARS = 2**10  # that a text counts as: to hand it to a thread takes time, too
 SHORT_WAIT_SECONDS = 60.0  # they may wait: what memory they take, their bodies bound already
 
@@ -34,6 +35,8 @@ class TextWork:
 
     async def run(self, share: str, num_chars: int, call: Callable[[], Result]) -> Result:
         """What `call` makes of a text of so many characters, in a thread.
+
+        Embeddings in base64 and the ids of /detokenize count as texts, too.
 
         Raises:
             OverloadedError: others' texts take too long.
@@ -51,7 +54,7 @@ class _Kind:
             Shares(Holding),
             max_chars_at_once,
             what="characters of text",
-            work="tokenized at once",
+            work="worked on at once",
             wait_seconds=wait_seconds,
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from functools import partial
 
@@ -18,6 +17,7 @@ from lora_serve.server.openai.answers import AddedToken, Detokenized, Tokenized,
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.models import require_model
 from lora_serve.server.openai.protocol import DetokenizeBody, TokenizeBody
+from lora_serve.server.openai.text_work import TOKEN_CHARS
 
 PURPOSES = ("bos", "eos", "pad", "unk")
 
@@ -32,16 +32,20 @@ def tokens_router(context: ServerContext) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         body = await context.bodies.read(request, TokenizeBody)
         await require_model(engine, context.models, body.model)
-        token_ids = (await _tokenize_input(context, share_of(request), body)).token_ids
+        share = share_of(request)
+        token_ids = (await _tokenize_input(context, share, body)).token_ids
         told = partial(_tokenized, context, token_ids, tells_texts=bool(body.return_token_strs))
-        return await asyncio.to_thread(told) if body.return_token_strs else told()
+        if not body.return_token_strs:
+            return told()
+        return await context.texts.run(share, len(token_ids) * TOKEN_CHARS, told)
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         body = await context.bodies.read(request, DetokenizeBody)
         await require_model(engine, context.models, body.model)
         _check_tokens(body.tokens, engine.model_info.vocab_size)
-        return await asyncio.to_thread(_detokenized, context, body.tokens)
+        told = partial(_detokenized, context, body.tokens)
+        return await context.texts.run(share_of(request), len(body.tokens) * TOKEN_CHARS, told)
 
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> Response:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import httpx
 import pytest
@@ -14,7 +15,7 @@ from lora_serve.errors import PromptTooLongError
 from lora_serve.server.app import create_app
 from lora_serve.server.openai import text_work
 from lora_serve.server.openai.inputs import Inputs
-from lora_serve.server.openai.text_work import SMALL_TEXT_CHARS, THREADS
+from lora_serve.server.openai.text_work import SMALL_TEXT_CHARS, THREADS, TOKEN_CHARS, TextWork
 from tests.fakes.engine import FakeEngine
 from tests.fakes.tokenizer import ByteTokenizer
 from tests.server.clients import client_for, error_of, eventually
@@ -76,7 +77,7 @@ def engine_with(tokenizer: ByteTokenizer, max_model_len: int = 200_000) -> FakeE
 
 async def test_long_texts_are_tokenized_within_a_bound_and_short_ones_beside_it() -> None:
     tokenizer = SlowTokenizer()
-    inputs = Inputs(engine_with(tokenizer), max_long_chars_at_once=200_000)
+    inputs = Inputs(engine_with(tokenizer), TextWork(200_000))
     long = [asyncio.create_task(inputs.from_text("", "x" * 100_000)) for _ in range(5)]
     await asyncio.wait_for(inputs.from_text("", "short"), 60)
     tokenizer.may_encode.release(len(long))
@@ -107,7 +108,7 @@ async def test_a_keys_text_waits_for_none_of_another_key_that_sends_many(
             group.create_task(tokenize(client, "greedy", 2_000_000))
         await eventually(lambda: tokenizer.num_chars >= 4_000_000, seconds=60)
         group.create_task(tokenize(client, "modest", 2_000_001))
-        await asyncio.sleep(0.1)
+        await eventually(lambda: tokenizer.num_brought == 7, seconds=60)
         await tokenize(client, "modest", 5)
         tokenizer.may_encode.release()  # one of the two that are being worked on ends
         await eventually(lambda: 2_000_001 in tokenizer.begun, seconds=60)
@@ -131,7 +132,7 @@ class HeldTokenizer(ByteTokenizer):
 
 async def test_a_keys_short_text_waits_for_few_of_another_key_that_sends_many() -> None:
     tokenizer = HeldTokenizer()
-    inputs = Inputs(engine_with(tokenizer))
+    inputs = Inputs(engine_with(tokenizer), TextWork())
     many = [
         asyncio.create_task(inputs.from_text("greedy", "g" * SMALL_TEXT_CHARS)) for _ in range(40)
     ]
@@ -143,9 +144,51 @@ async def test_a_keys_short_text_waits_for_few_of_another_key_that_sends_many() 
     assert tokenizer.begun.index("m") <= 2 * THREADS
 
 
+class HeldDecoder(ByteTokenizer):
+    """Decodes a list for each time that it may; begun: the first ids of those that it got."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_decode = threading.Semaphore(0)
+        self.begun: list[int] = []
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        self.begun.append(token_ids[0])
+        assert self.may_decode.acquire(timeout=60)
+        return "text"
+
+
+async def test_a_keys_ids_wait_for_few_of_another_key_that_sends_many() -> None:
+    tokenizer = HeldDecoder()
+    app = create_app(engine_with(tokenizer), ServerConfig(api_key=("greedy", "modest")))
+
+    async def detokenize(client: httpx.AsyncClient, key: str, token_id: int) -> None:
+        headers = {"Authorization": f"Bearer {key}"}
+        body = {"tokens": [token_id] * (SMALL_TEXT_CHARS // TOKEN_CHARS)}
+        answer = await client.post("/detokenize", json=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+
+    async with (
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://localhost"
+        ) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        for _ in range(20):
+            group.create_task(detokenize(client, "greedy", 7))
+        await eventually(lambda: len(tokenizer.begun) == THREADS, seconds=60)
+        group.create_task(detokenize(client, "modest", 8))
+        while 8 not in tokenizer.begun:  # the first to begin, if it has come by then
+            tokenizer.may_decode.release()
+            with contextlib.suppress(TimeoutError):
+                await eventually(lambda: 8 in tokenizer.begun, seconds=1)
+        tokenizer.may_decode.release(21)
+    assert tokenizer.begun.index(8) < 15
+
+
 async def test_a_text_holds_its_room_until_its_thread_ends_whoever_has_left() -> None:
     tokenizer = HeldTokenizer()
-    inputs = Inputs(engine_with(tokenizer), max_long_chars_at_once=100_000)
+    inputs = Inputs(engine_with(tokenizer), TextWork(100_000))
     left = asyncio.create_task(inputs.from_text("", "l" * 100_000))
     await eventually(lambda: tokenizer.begun == ["l"])
     left.cancel()
@@ -163,7 +206,7 @@ async def test_a_text_holds_its_room_until_its_thread_ends_whoever_has_left() ->
 async def test_a_text_may_be_as_long_as_the_longest_token_allows() -> None:
     engine = engine_with(ByteTokenizer(), max_model_len=10)
     most = 10 * engine.tokenizer.max_token_chars
-    inputs = Inputs(engine)
+    inputs = Inputs(engine, TextWork())
     await inputs.from_text("", "x" * most)
     with pytest.raises(PromptTooLongError, match=f"{most + 1} characters, more than the {most}"):
         await inputs.from_text("", "x" * (most + 1))
