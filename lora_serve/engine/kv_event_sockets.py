@@ -7,7 +7,7 @@ import zmq
 from lora_serve.config import KVEventsConfig
 from lora_serve.errors import ConfigError
 
-MOST_REQUEST_BYTES = 1024  # of one that asks for what it has missed
+MOST_REQUEST_BYTES = 1024  # of one that subscribes, or asks for what it has missed
 
 
 class EventSockets:
@@ -16,8 +16,11 @@ class EventSockets:
     def __init__(self, config: KVEventsConfig) -> None:
         """Raises ConfigError, naming the endpoint that cannot be had."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.publisher = self._context.socket(zmq.PUB)
+        # An XPUB is told of each consumer that subscribes, also of one that comes back.
+        self.publisher = self._context.socket(zmq.XPUB)
         self.publisher.set_hwm(config.kv_events_hwm)
+        self.publisher.set(zmq.XPUB_VERBOSE, 1)
+        self.publisher.set(zmq.MAXMSGSIZE, MOST_REQUEST_BYTES)
         self.replay = self._context.socket(zmq.ROUTER)
         self.replay.set(zmq.SNDHWM, config.kv_events_buffer_steps + 1)
         self.replay.set(zmq.MAXMSGSIZE, MOST_REQUEST_BYTES)

@@ -2,7 +2,9 @@
 
 Each message is `topic, number, payload`. A number that is missing was lost: by the network, by a
 consumer too slow for `hwm`, or here, where too many waited. A ROUTER gives what is still kept from
-a number on, as `topic, number, payload`, and `"", -1, ""` at the end.
+a number on, as `topic, number, payload`, and `"", -1, ""` at the end. Whenever a consumer
+subscribes an empty batch is published: by its number one that comes back finds out at once what it
+has missed, or that another process counts from 0, however long nothing else happens.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ logger = logging.getLogger(__name__)
 Encode = Callable[[float, Sequence[KVEvent]], bytes]
 
 BUFFER_BYTES = 256 * 2**20  # of messages that may be asked for again
-REPLAY_SECONDS = 0.1  # how often a thread without events looks for those that ask
+LOOK_SECONDS = 0.1  # how often a thread without events looks for consumers that ask or subscribe
 CLOSE_SECONDS = 1.0
+MOST_AT_ONCE = 1000  # messages of subscribers between two batches
+SUBSCRIBES = b"\x01"
 END = (-1).to_bytes(8, "big", signed=True)
 
 _Batch = tuple[int, float, Sequence[KVEvent]]
@@ -45,6 +49,7 @@ class EventPublisher:
         self._most_kept = config.kv_events_buffer_steps
         self._num_kept_bytes = 0
         self._batches: queue.Queue[_Batch | None] = queue.Queue(config.kv_events_max_queue_size)
+        self._numbering = threading.Lock()  # batches are queued in the order of their numbers
         self._thread: threading.Thread | None = None
         self.num_batches = 0
         self.num_lost = 0
@@ -62,14 +67,15 @@ class EventPublisher:
 
     def publish(self, events: Sequence[KVEvent]) -> bool:
         """Hand on a batch that nobody changes any more; False if there is no room for it."""
-        batch = self.num_batches, time.time(), events
-        self.num_batches += 1
-        try:
-            self._batches.put_nowait(batch)
-        except queue.Full:
-            self.num_lost += 1
-            return False
-        return True
+        with self._numbering:
+            batch = self.num_batches, time.time(), events
+            self.num_batches += 1
+            try:
+                self._batches.put_nowait(batch)
+            except queue.Full:
+                self.num_lost += 1
+                return False
+            return True
 
     def close(self) -> None:
         """Send what waits, if that is soon done."""
@@ -83,12 +89,12 @@ class EventPublisher:
             self._sockets.close(CLOSE_SECONDS)
 
     def _run(self, encode: Encode) -> None:
-        timeout = REPLAY_SECONDS if self._answers_replays else None
         while True:
+            self._greet_subscribers()
             if self._answers_replays:
                 self._answer_replays()
             try:
-                batch = self._batches.get(timeout=timeout)
+                batch = self._batches.get(timeout=LOOK_SECONDS)
             except queue.Empty:
                 continue
             if batch is None:
@@ -107,6 +113,16 @@ class EventPublisher:
         while len(self._kept) > self._most_kept or self._num_kept_bytes > BUFFER_BYTES:
             self._num_kept_bytes -= len(self._kept.popleft()[1])
         self._sockets.publisher.send_multipart((self._topic, head, payload))
+
+    def _greet_subscribers(self) -> None:
+        """One empty batch for all that came since the last look: they cannot make more of them."""
+        has_come = False
+        for _ in range(MOST_AT_ONCE):
+            if not self._sockets.publisher.poll(0):
+                break
+            has_come |= self._sockets.publisher.recv()[:1] == SUBSCRIBES
+        if has_come:
+            self.publish(())
 
     def _answer_replays(self) -> None:
         while self._sockets.replay.poll(0):

@@ -87,15 +87,11 @@ def a_block(number: int) -> BlockStored:
 def subscribed(
     consumers: Consumers,
     settings: KVEventsConfig,
-    publisher: EventPublisher,
     loses: Callable[[int], bool] = lambda number: False,
 ) -> Subscriber:
-    """A consumer that has begun to hear; what it missed before is replayed with what follows."""
+    """A consumer that has begun to hear: nothing is published for it but the empty batch."""
     subscriber = consumers.subscriber(settings, loses)
-    deadline = time.monotonic() + PATIENCE
-    while not subscriber.read(0.05):
-        assert time.monotonic() < deadline, "a consumer heard nothing"
-        publisher.publish([AllBlocksCleared()])
+    assert subscriber.read(PATIENCE), "a consumer heard nothing"
     return subscriber
 
 
@@ -106,14 +102,45 @@ def read_until(subscriber: Subscriber, number: int) -> None:
         subscriber.read(1.0)
 
 
+def test_a_consumer_that_comes_late_has_what_it_missed_though_nothing_happens(
+    tmp_path: Path, consumers: Consumers
+) -> None:
+    settings = config(tmp_path)
+    publisher = started(settings)
+    try:
+        publisher.publish([a_block(7)])
+        late = subscribed(consumers, settings)
+        assert late.num_replays == 1
+        assert late.indexer.num_blocks == 1
+    finally:
+        publisher.close()
+
+
+def test_a_consumer_hears_of_a_new_process_though_nothing_happens(
+    tmp_path: Path, consumers: Consumers
+) -> None:
+    settings = config(tmp_path)
+    first = started(settings)
+    subscriber = subscribed(consumers, settings)
+    for number in range(3):
+        first.publish([a_block(number)])
+    read_until(subscriber, first.num_batches)
+    first.close()
+    second = started(settings)
+    try:
+        assert subscriber.read(PATIENCE), "the consumer heard nothing of a new process"
+        assert subscriber.num_restarts == 1
+        assert subscriber.indexer.num_blocks == 0
+    finally:
+        second.close()
+
+
 def test_what_was_lost_comes_by_a_replay(tmp_path: Path, consumers: Consumers) -> None:
     settings = config(tmp_path)
     publisher = started(settings)
     try:
         rng = Random(1)
-        lossy = subscribed(
-            consumers, settings, publisher, lambda number: number < 49 and rng.random() < 0.3
-        )
+        lossy = subscribed(consumers, settings, lambda number: number < 49 and rng.random() < 0.3)
         for number in range(51):
             publisher.publish([a_block(number)])
         read_until(lossy, publisher.num_batches)
@@ -129,7 +156,7 @@ def test_the_replay_keeps_the_latest_messages_by_number_and_by_bytes(
     settings = config(tmp_path, kv_events_buffer_steps=5)
     publisher = started(settings)
     try:
-        subscriber = subscribed(consumers, settings, publisher)
+        subscriber = subscribed(consumers, settings)
         for number in range(20):
             publisher.publish([a_block(number)])
         read_until(subscriber, publisher.num_batches)
@@ -153,7 +180,7 @@ def test_malformed_requests_for_a_replay_are_ignored(tmp_path: Path, consumers: 
             dealer = consumers.socket(zmq.DEALER)
             dealer.connect(f"ipc://{tmp_path}/replay")
             dealer.send_multipart(frames)
-        subscribed(consumers, settings, publisher)
+        subscribed(consumers, settings)
         late = consumers.subscriber(settings)
         late.replay(0)
         assert late.payloads
@@ -199,7 +226,7 @@ def test_an_event_that_cannot_be_written_is_a_missing_number(
     settings = config(tmp_path, kv_events_replay_endpoint=None)
     publisher = started(settings)
     try:
-        subscriber = subscribed(consumers, settings, publisher)
+        subscriber = subscribed(consumers, settings)
         publisher.publish([replace(a_block(0), group=9)])  # of which the model has none
         publisher.publish([a_block(1)])
         read_until(subscriber, publisher.num_batches)

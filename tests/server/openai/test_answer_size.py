@@ -77,13 +77,14 @@ async def test_the_whole_vocabulary_counts_as_many_as_it_has_wherever_it_is_aske
     whole_vocabulary: httpx.AsyncClient, name: str
 ) -> None:
     params = {"max_tokens": 450, "n": 64, name: -1}
-    for url, body in (
-        ("/inference/v1/generate", {"token_ids": [97] * 60, "sampling_params": params}),
-        (COMPLETIONS, {"prompt": [97] * 60, **params}),
-        (f"{COMPLETIONS}/render", {"prompt": [97] * 60, **params}),
+    nested = {"token_ids": [97] * 60, "sampling_params": params}
+    for url, body, field in (
+        ("/inference/v1/generate", nested, "sampling_params.n"),
+        (COMPLETIONS, {"prompt": [97] * 60, **params}, "n"),
+        (f"{COMPLETIONS}/render", {"prompt": [97] * 60, **params}, "n"),
     ):
         error = error_of(await whole_vocabulary.post(url, json=body), 400)
-        assert error["param"] == "n", url
+        assert error["param"] == field, url
         assert f"{name} {VOCAB_SIZE}" in str(error["message"])
 
 
