@@ -322,6 +322,20 @@ class Backend {
     submit<ElementwiseCall>(kernels_.soft_cap, {Dtype(dtype), pointer(x), size, cap});
   }
 
+  void gelu_tanh(int dtype, Address x, size_t size) {
+    submit<ElementwiseCall>(kernels_.gelu_tanh, {Dtype(dtype), pointer(x), size, 0.0f});
+  }
+
+  void add(int dtype, Address x, Address residual, size_t size) {
+    submit<AddCall>(kernels_.add, {Dtype(dtype), pointer(x), pointer(residual), size});
+  }
+
+  void layer_norm(int dtype, Address x, Address weight, Address bias, Address y, size_t rows,
+                  size_t width, float eps) {
+    submit<LayerNormCall>(kernels_.layer_norm, {Dtype(dtype), pointer(x), pointer(weight),
+                                                pointer(bias), pointer(y), rows, width, eps});
+  }
+
   void rotary_and_write_kv(int dtype, Address q, size_t q_stride, Address k, size_t k_stride,
                            Address v, size_t v_stride, Address cos_sin, Address positions,
                            Address slots, Address cache, size_t block_size, size_t num_kv_heads,
@@ -477,6 +491,9 @@ NB_MODULE(_cpu, m) {
       .def("gelu_tanh_and_mul", &Backend::gelu_tanh_and_mul)
       .def("scale", &Backend::scale)
       .def("soft_cap", &Backend::soft_cap)
+      .def("gelu_tanh", &Backend::gelu_tanh)
+      .def("add", &Backend::add)
+      .def("layer_norm", &Backend::layer_norm)
       .def("rotary_and_write_kv", &Backend::rotary_and_write_kv)
       .def("attention", &Backend::attention)
       .def("sample", &Backend::sample)

@@ -105,7 +105,27 @@ struct NormCall {
   float eps;
 };
 
-// x[i] = f(x[i], factor).
+// y[n] = (x[n] - mean(x[n])) / sqrt(variance(x[n]) + eps) * weight + bias.   x, y (rows, width),
+// contiguous; weight (width), bias (width) or null.
+struct LayerNormCall {
+  Dtype dtype;
+  const void* x;
+  const void* weight;
+  const void* bias;
+  void* y;
+  size_t rows, width;
+  float eps;
+};
+
+// residual[i] += x[i].
+struct AddCall {
+  Dtype dtype;
+  const void* x;
+  void* residual;
+  size_t size;
+};
+
+// x[i] = f(x[i], factor); gelu_tanh looks at no factor.
 struct ElementwiseCall {
   Dtype dtype;
   void* x;
@@ -172,6 +192,9 @@ struct Kernels {
   void (*gelu_tanh_and_mul)(const ActivationCall&, Workers&);
   void (*scale)(const ElementwiseCall&, Workers&);
   void (*soft_cap)(const ElementwiseCall&, Workers&);
+  void (*gelu_tanh)(const ElementwiseCall&, Workers&);
+  void (*add)(const AddCall&, Workers&);
+  void (*layer_norm)(const LayerNormCall&, Workers&);
   void (*rotary_and_write_kv)(const RotaryCall&, Workers&);
   void (*attention)(const AttentionCall&, Workers&);
   void (*sample)(const SampleCall&, Workers&);

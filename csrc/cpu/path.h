@@ -13,6 +13,7 @@
 #include "elementwise.h"
 #include "integer_linear.h"
 #include "kernels.h"
+#include "layer_norm.h"
 #include "linear.h"
 #include "lora.h"
 #include "machine_limits.h"
@@ -44,6 +45,9 @@ LORA_SERVE_BY_DTYPE(silu_and_mul, ActivationCall)
 LORA_SERVE_BY_DTYPE(gelu_tanh_and_mul, ActivationCall)
 LORA_SERVE_BY_DTYPE(scale, ElementwiseCall)
 LORA_SERVE_BY_DTYPE(soft_cap, ElementwiseCall)
+LORA_SERVE_BY_DTYPE(gelu_tanh, ElementwiseCall)
+LORA_SERVE_BY_DTYPE(add, AddCall)
+LORA_SERVE_BY_DTYPE(layer_norm, LayerNormCall)
 LORA_SERVE_BY_DTYPE(rotary_and_write_kv, RotaryCall)
 LORA_SERVE_BY_DTYPE(attention, AttentionCall)
 LORA_SERVE_BY_DTYPE(sample, SampleCall)
@@ -86,6 +90,9 @@ static constexpr Kernels table(const char* path) {
           gelu_tanh_and_mul,
           scale,
           soft_cap,
+          gelu_tanh,
+          add,
+          layer_norm,
           rotary_and_write_kv,
           attention,
           sample,

@@ -108,6 +108,49 @@ struct Change {
 
 constexpr float kFactor = 0.7f;
 
+// With a bias and without.
+void test_layer_norm(const Kernels& kernels, Dtype dtype, size_t width) {
+  const Case c{&kernels, dtype, "layer norm of width " + std::to_string(width)};
+  Workers three(3), one(1);
+  const Array x = Array::random(dtype, kRows * width, 1);
+  const Array weight = Array::random(dtype, width, 2), bias = Array::random(dtype, width, 3);
+  for (const void* added : {static_cast<const void*>(bias.data()), static_cast<const void*>(nullptr)}) {
+    const Array y = Array::nans(dtype, x.size());
+    kernels.layer_norm({dtype, x.data(), weight.data(), added, y.data(), kRows, width, 1e-3f},
+                       three);
+    std::vector<double> exact;
+    for (size_t t = 0; t < kRows; ++t) {
+      double mean = 0, variance = 0;
+      const double size = static_cast<double>(width);
+      for (size_t d = 0; d < width; ++d) mean += x[t * width + d] / size;
+      for (size_t d = 0; d < width; ++d) variance += std::pow(x[t * width + d] - mean, 2) / size;
+      for (size_t d = 0; d < width; ++d) {
+        const double normed = (x[t * width + d] - mean) / std::sqrt(variance + 1e-3);
+        exact.push_back(normed * weight[d] + (added == nullptr ? 0.0 : bias[d]));
+      }
+    }
+    expect_close(c, y, exact);
+    const Array alone = Array::nans(dtype, x.size());
+    for (size_t t = 0; t < kRows; ++t) {
+      kernels.layer_norm(
+          {dtype, x.at(t * width), weight.data(), added, alone.at(t * width), 1, width, 1e-3f},
+          one);
+    }
+    expect_same_bits(c, alone, y, "a row is normed by itself");
+  }
+}
+
+void test_add(const Kernels& kernels, Dtype dtype, size_t width) {
+  const Case c{&kernels, dtype, "add of width " + std::to_string(width)};
+  Workers three(3);
+  const Array x = Array::random(dtype, kRows * width, 1);
+  const Array residual = Array::random(dtype, kRows * width, 2);
+  Array sums(dtype, x.size());
+  for (size_t i = 0; i < x.size(); ++i) sums.set(i, x[i] + residual[i]);
+  kernels.add({dtype, x.data(), residual.data(), x.size()}, three);
+  expect_same_bits(c, residual, sums, "the residual is the rounded sum");
+}
+
 void test_change(const Kernels& kernels, Dtype dtype, const Change& change, size_t width) {
   const Case c{&kernels, dtype, change.name + (" of width " + std::to_string(width))};
   Workers three(3), one(1);
@@ -141,6 +184,9 @@ void test_rowwise(const Kernels& kernels, Dtype dtype) {
                 {"soft cap", kernels.soft_cap,
                  [](double x) { return kFactor * std::tanh(x / kFactor); }},
                 width);
+    test_change(kernels, dtype, {"plain gelu", kernels.gelu_tanh, gelu_tanh}, width);
+    test_layer_norm(kernels, dtype, width);
+    test_add(kernels, dtype, width);
   }
 }
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from lora_serve.layers.batch import ForwardBatch, OutputRows
 from lora_serve.layers.linear import Linear
-from lora_serve.layers.norm import RMSNorm
 from lora_serve.ops.contract import Ops
 
 
@@ -30,7 +30,8 @@ class HeadLayout:
 class Attention:
     """One layer's attention.
 
-    layer: its number, by which it finds its part of a batch. q_norm, k_norm: per head, or None.
+    layer: its number, by which it finds its part of a batch. q_norm, k_norm: of q (T, Hq, D) and of
+    k (T, Hkv, D), or None.
     cos_sin: (P, D), float32, from `rotary_table`. scale: of the products q k. sliding_window: query
     p sees (p - sliding_window, p]; None: all of [0, p]. softcap: as
     Ops.paged_attention has it.
@@ -44,8 +45,8 @@ class Attention:
         layer: int,
         qkv: Linear,
         output: Linear,
-        q_norm: RMSNorm | None,
-        k_norm: RMSNorm | None,
+        q_norm: Callable[[Tensor], Tensor] | None,
+        k_norm: Callable[[Tensor], Tensor] | None,
         cos_sin: Tensor,
         scale: float,
         sliding_window: int | None,

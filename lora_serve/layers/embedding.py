@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor, where
+import math
+
+from torch import Tensor, dtype, float16, where
 
 from lora_serve.layers.batch import ForwardBatch
 from lora_serve.ops.contract import Ops
@@ -27,21 +29,37 @@ class Embedding:
 class LMHead:
     """weight: (V, H). No adapter changes it.
 
-    soft_cap: as RowwiseKernels.soft_cap takes it; None for plain logits.
+    soft_cap: as RowwiseKernels.soft_cap takes it; None for plain logits. scale: of the logits,
+        above 0; None for none. They are scaled first.
     screened_argmax: finds the largest logits without computing all; None where that is not wanted,
-        or where they are capped: capping can make two of them equal, and then the first counts.
+        or where what is done to them can make two of them equal, since then the first counts.
     """
 
-    def __init__(self, ops: Ops, weight: Tensor, soft_cap: float | None = None) -> None:
+    def __init__(
+        self,
+        ops: Ops,
+        weight: Tensor,
+        soft_cap: float | None = None,
+        scale: float | None = None,
+    ) -> None:
         self._ops = ops
         self._soft_cap = soft_cap
+        self._scale = scale
         self._packed = ops.linears.pack_linear(weight, None)
-        pack_screen = ops.pack_screen if soft_cap is None else None
+        keeps_order = soft_cap is None and (scale is None or _is_exact(scale, weight.dtype))
+        pack_screen = ops.pack_screen if keeps_order else None
         self.screened_argmax = None if pack_screen is None else pack_screen(weight, self._packed)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden: (N, H) -> logits (N, V), in the model's dtype."""
         logits = self._ops.linears.linear(hidden, self._packed)
+        if self._scale is not None:
+            logits = self._ops.rowwise.scale(logits, self._scale)
         if self._soft_cap is None:
             return logits
         return self._ops.rowwise.soft_cap(logits, self._soft_cap)
+
+
+def _is_exact(scale: float, of: dtype) -> bool:
+    """Whether no two numbers become one: a power of two, in a type of many exponents."""
+    return math.frexp(scale)[0] == 0.5 and of != float16

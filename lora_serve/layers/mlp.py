@@ -1,4 +1,4 @@
-"""The gated MLP."""
+"""The MLPs: gated and plain."""
 
 from __future__ import annotations
 
@@ -25,3 +25,18 @@ class GatedMLP:
 
     def __call__(self, x: Tensor, rows: ForwardBatch | OutputRows) -> Tensor:
         return self._down(self._act_and_mul(self._gate_up(x, rows)), rows)
+
+
+class PlainMLP:
+    """down(act(up x)).
+
+    act: of (T, I), may work in place, such as Ops.gelu_tanh.
+    """
+
+    def __init__(self, up: Linear, act: Callable[[Tensor], Tensor], down: Linear) -> None:
+        self._up = up
+        self._act = act
+        self._down = down
+
+    def __call__(self, x: Tensor, rows: ForwardBatch | OutputRows) -> Tensor:
+        return self._down(self._act(self._up(x, rows)), rows)

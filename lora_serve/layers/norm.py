@@ -1,13 +1,27 @@
-"""Root-mean-square norms, alone and fused with the residual's addition."""
+"""Norms, alone and together with the residual's addition."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 from torch import Tensor
 
 from lora_serve.ops.contract import Ops
 
 
+class Norm(Protocol):
+    """What stands before a part of a layer."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise over the last dimension of (T, H)."""
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Add x to `residual` in place; return the norm of the sum. Both (T, H)."""
+
+
 class RMSNorm:
+    """Root-mean-square norm. weight: (H)."""
+
     def __init__(self, ops: Ops, weight: Tensor, eps: float) -> None:
         self._ops = ops
         self._weight = weight
@@ -18,5 +32,44 @@ class RMSNorm:
         return self._ops.rowwise.rms_norm(x, self._weight, self._eps)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Add x to `residual` in place; return the norm of the sum. Both (T, H)."""
         return self._ops.rowwise.add_rms_norm(x, residual, self._weight, self._eps)
+
+
+class LayerNorm:
+    """weight, bias: (H); bias may be None."""
+
+    def __init__(self, ops: Ops, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+        self._ops = ops
+        self._weight = weight
+        self._bias = bias
+        self._eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._ops.rowwise.layer_norm(x, self._weight, self._bias, self._eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self(self._ops.rowwise.add(x, residual))
+
+
+class NoNorm:
+    """Stands where a family has no norm. What it returns is what it was given, no copy."""
+
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self._ops.rowwise.add(x, residual)
+
+
+class RMSNormOfAllHeads:
+    """One root-mean-square norm over all heads of a token. weight: (heads * D)."""
+
+    def __init__(self, ops: Ops, weight: Tensor, eps: float) -> None:
+        self._norm = RMSNorm(ops, weight, eps)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: (T, heads, D), a token's heads side by side -> the same, contiguous."""
+        return self._norm(x.view(x.shape[0], 1, -1)).view(x.shape)

@@ -55,9 +55,65 @@ class RopeSpec:
     scaling: LinearScaling | Llama3Scaling | YarnScaling | None = None
 
 
-def rotary_table(rope: RopeSpec, head_size: int, num_positions: int) -> Tensor:
-    """(num_positions, head_size), float32: row p is cos(p f) for each f, then sin(p f)."""
-    exponents = torch.arange(0, head_size, 2, dtype=torch.float64) / head_size
+@dataclass(frozen=True, slots=True)
+class HeadOrder:
+    """The order in which the outputs of heads are computed, where it is not the checkpoint's.
+
+    Kernels turn the halves of a head together. Where a family turns neighbours, or the first
+    channels alone, q and k get another order of channels, alike, so that their product stays.
+
+    channels: channel i of a head is the checkpoint's channels[i]. num_heads: the first so many
+        heads of a fused q k v.
+    """
+
+    channels: tuple[int, ...]
+    num_heads: int
+
+    def reorder(self, rows: Tensor, start: int = 0) -> Tensor:
+        """Bring `rows` (N, ...), for the outputs from `start` on, into that order."""
+        size = len(self.channels)
+        num_ordered = max(0, min(self.num_heads * size - start, len(rows)))
+        heads = rows[:num_ordered].unflatten(0, (-1, size))[:, list(self.channels)]
+        return torch.cat((heads.flatten(0, 1), rows[num_ordered:]))
+
+
+def paired_channels(head_size: int, rotary_size: int, *, interleaved: bool) -> tuple[int, ...]:
+    """Channels of a head such that i turns with i + head_size / 2, for HeadOrder.
+
+    Args:
+        head_size: channels of a head.
+        rotary_size: so many of them, the first, turn.
+        interleaved: whether neighbours turn together, or i and i + rotary_size / 2.
+    """
+    turning = range(rotary_size)
+    first = turning[::2] if interleaved else turning[: rotary_size // 2]
+    second = turning[1::2] if interleaved else turning[rotary_size // 2 :]
+    middle = (rotary_size + head_size) // 2
+    return (*first, *range(rotary_size, middle), *second, *range(middle, head_size))
+
+
+def rotary_table(
+    rope: RopeSpec | None, head_size: int, num_positions: int, rotary_size: int | None = None
+) -> Tensor:
+    """(num_positions, head_size), float32: row p is cos(p f) for each f, then sin(p f).
+
+    rope: None turns nothing. rotary_size: so many channels turn, the first of either half of a
+    head; None: all.
+    """
+    turning = 0 if rope is None else rotary_size or head_size
+    table = torch.zeros(num_positions, head_size)
+    cosines, sines = table.chunk(2, dim=-1)
+    cosines.fill_(1.0)
+    if rope is not None:
+        angles, amplitude = _angles(rope, turning, num_positions)
+        cosines[:, : turning // 2] = angles.cos().mul_(amplitude)
+        sines[:, : turning // 2] = angles.sin().mul_(amplitude)
+    return table
+
+
+def _angles(rope: RopeSpec, rotary_size: int, num_positions: int) -> tuple[Tensor, float]:
+    """Angles (num_positions, rotary_size / 2), float64, and what multiplies their cos and sin."""
+    exponents = torch.arange(0, rotary_size, 2, dtype=torch.float64) / rotary_size
     frequencies = rope.theta**-exponents
     match rope.scaling:
         case LinearScaling(factor):
@@ -69,8 +125,7 @@ def rotary_table(rope: RopeSpec, head_size: int, num_positions: int) -> Tensor:
     positions = torch.arange(num_positions, dtype=torch.float32)
     angles = (positions[:, None] * frequencies.to(torch.float32)).to(torch.float64)
     amplitude = rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling) else 1.0
-    table = torch.cat((angles.cos(), angles.sin()), dim=-1) * amplitude
-    return table.to(torch.float32)
+    return angles, amplitude
 
 
 def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:

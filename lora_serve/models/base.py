@@ -15,6 +15,7 @@ from typing import Protocol
 from torch import Tensor
 
 from lora_serve.layers.batch import ForwardBatch
+from lora_serve.layers.rotary import HeadOrder
 from lora_serve.ops.contract import Ops, ScreenedArgmax
 
 
@@ -37,12 +38,15 @@ class LinearLayout:
     index: its number among all linear layers of the model, which finds an adapter's deltas.
     projections: (name, out_features) in that order; adapters change projections by these names,
         such as "model.layers.0.self_attn.q_proj".
+    head_order: of the outputs, which are computed in another order than the checkpoint's; None: in
+        the checkpoint's.
     """
 
     index: int
     projections: tuple[tuple[str, int], ...]
     in_features: int
     has_bias: bool
+    head_order: HeadOrder | None = None
 
 
 class Weights(Protocol):

@@ -57,3 +57,9 @@ def check_heads(settings: Settings, shape: DecoderShape) -> None:
 def attention_bias(settings: Settings) -> bool:
     """Whether all four linear layers of attention have a bias, or none."""
     return settings.flag("attention_bias", False)
+
+
+def factor(settings: Settings, key: str, default: float = 1.0) -> float | None:
+    """What something is multiplied by, above 0; None for 1."""
+    value = settings.number(key, default)
+    return None if value == 1.0 else value

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lora_serve.layers.batch import ForwardBatch, OutputRows
 from lora_serve.layers.embedding import Embedding, LMHead
-from lora_serve.layers.norm import RMSNorm
+from lora_serve.layers.norm import Norm
 from lora_serve.ops.contract import ScreenedArgmax
 
 
@@ -19,7 +19,7 @@ class DecoderLayer(Protocol):
     input_norm: applied before it, together with the addition that the layer before left open.
     """
 
-    input_norm: RMSNorm
+    input_norm: Norm
 
     def __call__(
         self,
@@ -42,7 +42,7 @@ class Decoder:
         self,
         embedding: Embedding,
         layers: Sequence[DecoderLayer],
-        final_norm: RMSNorm,
+        final_norm: Norm,
         lm_head: LMHead,
     ) -> None:
         self._embedding = embedding

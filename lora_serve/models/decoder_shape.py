@@ -5,7 +5,7 @@ The families name their tensors alike, as transformers does; norms are the famil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lora_serve.layers.attention import HeadLayout
 from lora_serve.layers.linear import Linear
+from lora_serve.layers.rotary import HeadOrder
 from lora_serve.models.base import KVSpec, LinearLayout, Weights
 from lora_serve.ops.contract import Ops
 
@@ -27,16 +28,31 @@ class LayerLinears:
 
     qkv: LinearLayout
     output: LinearLayout
-    gate_up: LinearLayout
-    down: LinearLayout
+    mlp_in: LinearLayout
+    mlp_out: LinearLayout
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectionNames:
+    """What the linear layers are called within a decoder layer.
+
+    qkv, mlp_in: those whose outputs lie side by side in one linear layer. A checkpoint may have
+    them as one tensor already, which then is one projection, to adapters too.
+    """
+
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    output: str = "self_attn.o_proj"
+    mlp_in: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    mlp_out: str = "mlp.down_proj"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
-    """The sizes of a decoder of self-attention and gated MLPs.
+    """The sizes of a decoder of self-attention and MLPs.
 
-    qkv_bias, output_bias: whether q k v, and o, have a bias. windows: of each layer, as KVSpec has
-    them. max_positions, dtype: as ModelSpec has them.
+    qkv_bias, output_bias, mlp_bias: whether q k v, o, and the MLP's layers have a bias. windows: of
+    each layer, as KVSpec has them. max_positions, dtype: as ModelSpec has them. is_gated: whether
+    the MLP has a gate.
     """
 
     architecture: str
@@ -52,6 +68,14 @@ class DecoderShape:
     tie_word_embeddings: bool
     max_positions: int
     dtype: str | None
+    projections: ProjectionNames = ProjectionNames()
+    mlp_bias: bool = False
+    is_gated: bool = True
+
+    @property
+    def head_order(self) -> HeadOrder | None:
+        """The order in which q and k are computed, as LinearLayout has it."""
+        return None
 
     @property
     def prefix(self) -> str:
@@ -78,23 +102,34 @@ class DecoderShape:
     def linears(self) -> tuple[LinearLayout, ...]:
         layers = map(self.layer_linears, range(self.num_layers))
         return tuple(
-            linear for each in layers for linear in (each.qkv, each.output, each.gate_up, each.down)
+            linear
+            for each in layers
+            for linear in (each.qkv, each.output, each.mlp_in, each.mlp_out)
         )
 
     def layer_linears(self, layer: int) -> LayerLinears:
-        prefix = self.named_layer(layer)
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         q_size, kv_size = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
-        qkv = tuple((f"{attention}.{p}_proj", q_size if p == "q" else kv_size) for p in "qkv")
-        output = ((f"{attention}.o_proj", self.hidden_size),)
-        gate_up = tuple((f"{mlp}.{p}_proj", self.intermediate_size) for p in ("gate", "up"))
-        down = ((f"{mlp}.down_proj", self.hidden_size),)
+        mlp_sizes = (self.intermediate_size,) * (2 if self.is_gated else 1)
+        names, hidden = self.projections, self.hidden_size
+        qkv = self._named_sizes(layer, names.qkv, (q_size, kv_size, kv_size))
+        output = self._named_sizes(layer, (names.output,), (hidden,))
+        mlp_in = self._named_sizes(layer, names.mlp_in, mlp_sizes)
+        mlp_out = self._named_sizes(layer, (names.mlp_out,), (hidden,))
         return LayerLinears(
-            qkv=LinearLayout(4 * layer, qkv, self.hidden_size, self.qkv_bias),
+            qkv=LinearLayout(4 * layer, qkv, hidden, self.qkv_bias, self.head_order),
             output=LinearLayout(4 * layer + 1, output, q_size, self.output_bias),
-            gate_up=LinearLayout(4 * layer + 2, gate_up, self.hidden_size, False),
-            down=LinearLayout(4 * layer + 3, down, self.intermediate_size, False),
+            mlp_in=LinearLayout(4 * layer + 2, mlp_in, hidden, self.mlp_bias),
+            mlp_out=LinearLayout(4 * layer + 3, mlp_out, self.intermediate_size, self.mlp_bias),
         )
+
+    def _named_sizes(
+        self, layer: int, names: Sequence[str], sizes: Sequence[int]
+    ) -> tuple[tuple[str, int], ...]:
+        """Projections of a layer; one name for several sizes is that of all together."""
+        if len(names) == 1:
+            sizes = (sum(sizes),)
+        prefix = self.named_layer(layer)
+        return tuple((f"{prefix}.{name}", size) for name, size in zip(names, sizes, strict=True))
 
     def shapes_with_norms(
         self, norms: Callable[[int], Mapping[str, int]]
@@ -127,7 +162,8 @@ class DecoderShape:
 def build_linear(layout: LinearLayout, weights: Weights, ops: Ops) -> Linear:
     def fused(kind: str) -> Tensor:
         parts = [weights.take(f"{name}.{kind}") for name, _ in layout.projections]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        rows = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return rows if layout.head_order is None else layout.head_order.reorder(rows)
 
     bias = fused("bias") if layout.has_bias else None
     return Linear(ops, fused("weight"), bias, layout.index)

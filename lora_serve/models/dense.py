@@ -1,20 +1,23 @@
-"""The dense decoder: pre-norm attention and gated MLP, for the families whose data flow that is."""
+"""The dense decoder: attention and an MLP in each layer, for the families whose data flow that is.
+
+Families differ in where norms stand, in what is scaled, and in which channels of heads turn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from lora_serve.layers.attention import Attention
-from lora_serve.layers.batch import ForwardBatch, OutputRows
 from lora_serve.layers.embedding import Embedding, LMHead
-from lora_serve.layers.mlp import GatedMLP
-from lora_serve.layers.norm import RMSNorm
-from lora_serve.layers.rotary import RopeSpec, rotary_table
+from lora_serve.layers.mlp import GatedMLP, PlainMLP
+from lora_serve.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm, RMSNormOfAllHeads
+from lora_serve.layers.rotary import HeadOrder, RopeSpec, paired_channels, rotary_table
 from lora_serve.models.base import Weights
-from lora_serve.models.decoder import Decoder
+from lora_serve.models.decoder import Decoder, DecoderLayer
+from lora_serve.models.decoder_layers import LayerNorms, ParallelLayer, SequentialLayer
 from lora_serve.models.decoder_shape import (
     EMBEDDING,
     FINAL_NORM,
@@ -32,113 +35,197 @@ _FACTS = (
     *("num_kv_heads", "head_size", "rms_norm_eps", "rope", "max_positions", "qkv_bias"),
     *("output_bias", "qk_norm", "tie_word_embeddings", "sliding_window", "dtype"),
 )
+_FINAL_BIAS = "norm.bias"
+
+
+@dataclass(frozen=True, slots=True)
+class NormNames:
+    """What the norms around a layer's two parts are called in it; None: there is none."""
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
+
+    def present(self) -> tuple[str, ...]:
+        each = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
+        return tuple(name for name in each if name is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseSpec(DecoderShape):
     """The facts in which dense families differ.
 
-    qk_norm: RMS norm of each head's q and k before rotation.
+    rms_norm_eps: of all norms. qk_norm: RMS norm of each head's q and k before rotation.
+    qk_norm_of_all_heads: one over all heads of q, and one over those of k, instead.
+    layer_norm, norm_bias: whether norms are layer norms, and have a bias.
+    is_parallel: whether both parts of a layer read its one norm.
+    rope, windowed_rope: of layers without and with a window; None: those with one have the same.
+    unrotated: layers whose q and k are not rotated.
+    rotary_size: so many channels of a head turn, the first; None: all. is_interleaved: whether
+        neighbouring channels turn together, or those of two halves.
+    embedding_scale, residual_scale, logit_scale: of the embedding's rows, of what a layer's parts
+        add, and of logits; None for none. attention_scale: of the products q k; None: one over the
+        root of head_size.
+    activation: silu or gelu_tanh.
     """
 
     rms_norm_eps: float
     rope: RopeSpec
     qk_norm: bool
+    qk_norm_of_all_heads: bool = False
+    norms: NormNames = NormNames()
+    layer_norm: bool = False
+    norm_bias: bool = False
+    is_parallel: bool = False
+    windowed_rope: RopeSpec | None = None
+    unrotated: tuple[int, ...] = ()
+    rotary_size: int | None = None
+    is_interleaved: bool = False
+    embedding_scale: float | None = None
+    attention_scale: float | None = None
+    residual_scale: float | None = None
+    logit_scale: float | None = None
+    activation: str = "silu"
 
     @property
     def sliding_window(self) -> int | tuple[int | None, ...] | None:
         """The window of all layers, or the windows of each where they differ."""
         return self.windows[0] if len(set(self.windows)) == 1 else self.windows
 
+    @property
+    def head_order(self) -> HeadOrder | None:
+        if self.rotary_size is None and not self.is_interleaved:
+            return None
+        channels = paired_channels(
+            self.head_size, self.rotary_size or self.head_size, interleaved=self.is_interleaved
+        )
+        return HeadOrder(channels, self.num_heads + self.num_kv_heads)
+
     def facts(self) -> str:
         return facts_text(self, "DecoderSpec", _FACTS)
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        return self.shapes_with_norms(self._norms)
+        shapes = self.shapes_with_norms(self._norms)
+        if self.norm_bias:
+            shapes[self.named(_FINAL_BIAS)] = (self.hidden_size,)
+        return shapes
 
     def _norms(self, layer: int) -> dict[str, int]:
-        names = _NormNames.of(self.named_layer(layer))
-        norms = dict.fromkeys((names.input, names.post_attention), self.hidden_size)
-        return norms | (dict.fromkeys((names.q, names.k), self.head_size) if self.qk_norm else {})
+        kinds = ("weight", "bias") if self.norm_bias else ("weight",)
+        prefix = self.named_layer(layer)
+        norms = {
+            f"{prefix}.{name}.{kind}": self.hidden_size
+            for name in self.norms.present()
+            for kind in kinds
+        }
+        if self.qk_norm or self.qk_norm_of_all_heads:
+            counts = {"q": self.num_heads, "k": self.num_kv_heads}
+            for name, count in counts.items():
+                heads = count if self.qk_norm_of_all_heads else 1
+                norms[f"{prefix}.self_attn.{name}_norm.weight"] = heads * self.head_size
+        return norms
 
     def rotary_tables(self) -> tuple[Tensor, ...]:
-        return (rotary_table(self.rope, self.head_size, self.max_positions),)
+        return tuple(
+            rotary_table(rope, self.head_size, self.max_positions, self.rotary_size)
+            for rope in self._ropes()
+        )
 
     def build(self, weights: Weights, ops: Ops, rotary_tables: Sequence[Tensor]) -> Decoder:
+        tables = dict(zip(self._ropes(), rotary_tables, strict=True))
         embedding = weights.take(self.named(EMBEDDING))
-        (cos_sin,) = rotary_tables
         layers = [
-            _build_layer(self, layer, weights, ops, cos_sin) for layer in range(self.num_layers)
+            _LayerBuilder(self, layer, weights, ops).build(tables[self._rope_of(layer)])
+            for layer in range(self.num_layers)
         ]
         lm_head = embedding if self.tie_word_embeddings else weights.take(LM_HEAD)
         return Decoder(
-            Embedding(ops, embedding),
+            Embedding(ops, embedding, self.embedding_scale),
             layers,
-            RMSNorm(ops, weights.take(self.named(FINAL_NORM)), self.rms_norm_eps),
-            LMHead(ops, lm_head),
+            _norm(self, self.named(FINAL_NORM).removesuffix(".weight"), weights, ops),
+            LMHead(ops, lm_head, scale=self.logit_scale),
         )
 
+    def _ropes(self) -> tuple[RopeSpec | None, ...]:
+        """Each that some layer has, once; None where a layer is not rotated."""
+        return tuple(dict.fromkeys(map(self._rope_of, range(self.num_layers))))
 
-@dataclass(frozen=True, slots=True)
-class _NormNames:
-    """The norms of one layer; q and k are there if the spec has qk_norm."""
+    def _rope_of(self, layer: int) -> RopeSpec | None:
+        if layer in self.unrotated:
+            return None
+        return self.rope if self.windows[layer] is None else self.windowed_rope or self.rope
 
-    input: str
-    post_attention: str
-    q: str
-    k: str
 
-    @classmethod
-    def of(cls, prefix: str) -> _NormNames:
-        return cls(
-            input=f"{prefix}.input_layernorm.weight",
-            post_attention=f"{prefix}.post_attention_layernorm.weight",
-            q=f"{prefix}.self_attn.q_norm.weight",
-            k=f"{prefix}.self_attn.k_norm.weight",
+class _LayerBuilder:
+    """Takes the weights of one layer."""
+
+    def __init__(self, spec: DenseSpec, layer: int, weights: Weights, ops: Ops) -> None:
+        self._spec = spec
+        self._layer = layer
+        self._weights = weights
+        self._ops = ops
+
+    def build(self, cos_sin: Tensor) -> DecoderLayer:
+        spec, names, ops = self._spec, self._spec.norms, self._ops
+        attention = self._attention(cos_sin)
+        mlp = self._mlp()
+        before = self._norm(names.before_attention) or NoNorm(ops)
+        if spec.is_parallel:
+            return ParallelLayer(ops, attention, mlp, before)
+        norms = LayerNorms(
+            before_attention=before,
+            after_attention=self._norm(names.after_attention),
+            before_mlp=self._norm(names.before_mlp) or NoNorm(ops),
+            after_mlp=self._norm(names.after_mlp),
+        )
+        return SequentialLayer(ops, attention, mlp, norms, spec.residual_scale)
+
+    def _attention(self, cos_sin: Tensor) -> Attention:
+        spec, linears = self._spec, self._spec.layer_linears(self._layer)
+        scale = spec.attention_scale
+        return Attention(
+            self._ops,
+            spec.heads,
+            layer=self._layer,
+            qkv=build_linear(linears.qkv, self._weights, self._ops),
+            output=build_linear(linears.output, self._weights, self._ops),
+            q_norm=self._head_norm("q"),
+            k_norm=self._head_norm("k"),
+            cos_sin=cos_sin,
+            scale=spec.head_size**-0.5 if scale is None else scale,
+            sliding_window=spec.windows[self._layer],
         )
 
+    def _mlp(self) -> GatedMLP | PlainMLP:
+        linears, rowwise = self._spec.layer_linears(self._layer), self._ops.rowwise
+        into = build_linear(linears.mlp_in, self._weights, self._ops)
+        out = build_linear(linears.mlp_out, self._weights, self._ops)
+        if not self._spec.is_gated:
+            return PlainMLP(into, rowwise.gelu_tanh, out)
+        gates = {"silu": rowwise.silu_and_mul, "gelu_tanh": rowwise.gelu_tanh_and_mul}
+        return GatedMLP(into, gates[self._spec.activation], out)
 
-class DenseLayer:
-    def __init__(
-        self, attention: Attention, mlp: GatedMLP, input_norm: RMSNorm, post_attention_norm: RMSNorm
-    ) -> None:
-        self._attention = attention
-        self._mlp = mlp
-        self._post_attention_norm = post_attention_norm
-        self.input_norm = input_norm
+    def _norm(self, name: str | None) -> Norm | None:
+        if name is None:
+            return None
+        named = f"{self._spec.named_layer(self._layer)}.{name}"
+        return _norm(self._spec, named, self._weights, self._ops)
 
-    def __call__(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        batch: ForwardBatch,
-        kv_cache: Tensor,
-        outputs: OutputRows | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Do what `DecoderLayer` says."""
-        attended, residual, rows = self._attention(x, residual, batch, kv_cache, outputs)
-        return self._mlp(self._post_attention_norm.add(attended, residual), rows), residual
+    def _head_norm(self, projection: str) -> Callable[[Tensor], Tensor] | None:
+        spec = self._spec
+        if not (spec.qk_norm or spec.qk_norm_of_all_heads):
+            return None
+        name = f"{spec.named_layer(self._layer)}.self_attn.{projection}_norm.weight"
+        weight = self._weights.take(name)
+        if spec.qk_norm_of_all_heads:
+            return RMSNormOfAllHeads(self._ops, weight, spec.rms_norm_eps)
+        return RMSNorm(self._ops, weight, spec.rms_norm_eps)
 
 
-def _build_layer(
-    spec: DenseSpec, layer: int, weights: Weights, ops: Ops, cos_sin: Tensor
-) -> DenseLayer:
-    def norm(name: str) -> RMSNorm:
-        return RMSNorm(ops, weights.take(name), spec.rms_norm_eps)
-
-    linears, norms = spec.layer_linears(layer), _NormNames.of(spec.named_layer(layer))
-    attention = Attention(
-        ops,
-        spec.heads,
-        layer=layer,
-        qkv=build_linear(linears.qkv, weights, ops),
-        output=build_linear(linears.output, weights, ops),
-        q_norm=norm(norms.q) if spec.qk_norm else None,
-        k_norm=norm(norms.k) if spec.qk_norm else None,
-        cos_sin=cos_sin,
-        scale=spec.head_size**-0.5,
-        sliding_window=spec.windows[layer],
-    )
-    gate_up = build_linear(linears.gate_up, weights, ops)
-    mlp = GatedMLP(gate_up, ops.rowwise.silu_and_mul, build_linear(linears.down, weights, ops))
-    return DenseLayer(attention, mlp, norm(norms.input), norm(norms.post_attention))
+def _norm(spec: DenseSpec, name: str, weights: Weights, ops: Ops) -> Norm:
+    weight = weights.take(f"{name}.weight")
+    if not spec.layer_norm:
+        return RMSNorm(ops, weight, spec.rms_norm_eps)
+    bias = weights.take(f"{name}.bias") if spec.norm_bias else None
+    return LayerNorm(ops, weight, bias, spec.rms_norm_eps)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from lora_serve.layers.attention import Attention
-from lora_serve.layers.batch import ForwardBatch, OutputRows
 from lora_serve.layers.embedding import Embedding, LMHead
 from lora_serve.layers.mlp import GatedMLP
 from lora_serve.layers.norm import RMSNorm
@@ -32,6 +31,7 @@ from lora_serve.models.common_config import (
     windows_of,
 )
 from lora_serve.models.decoder import Decoder
+from lora_serve.models.decoder_layers import LayerNorms, SequentialLayer
 from lora_serve.models.decoder_shape import (
     EMBEDDING,
     FINAL_NORM,
@@ -40,7 +40,7 @@ from lora_serve.models.decoder_shape import (
     build_linear,
 )
 from lora_serve.models.facts import facts_text
-from lora_serve.models.rope import read_rope, read_scaling
+from lora_serve.models.rope import read_rope, read_ropes_by_kind, refuse_partial
 from lora_serve.models.settings import Settings
 from lora_serve.ops.contract import Ops
 
@@ -53,7 +53,7 @@ _VISION = tuple(
     for part in ("vision_tower", "multi_modal_projector")
 )
 
-# In the order in which GemmaLayer takes them.
+# In the order in which LayerNorms takes them.
 _LAYER_NORMS = (
     "input_layernorm",
     "post_attention_layernorm",
@@ -133,42 +133,9 @@ class GemmaSpec(DecoderShape):
         return self.rope if self.windows[layer] is None else self.windowed_rope
 
 
-class GemmaLayer:
-    """Both parts are normed on their way in and on their way out."""
-
-    def __init__(
-        self,
-        attention: Attention,
-        mlp: GatedMLP,
-        input_norm: RMSNorm,
-        post_attention_norm: RMSNorm,
-        pre_mlp_norm: RMSNorm,
-        post_mlp_norm: RMSNorm,
-    ) -> None:
-        self._attention = attention
-        self._mlp = mlp
-        self._post_attention_norm = post_attention_norm
-        self._pre_mlp_norm = pre_mlp_norm
-        self._post_mlp_norm = post_mlp_norm
-        self.input_norm = input_norm
-
-    def __call__(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        batch: ForwardBatch,
-        kv_cache: Tensor,
-        outputs: OutputRows | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Do what `DecoderLayer` says."""
-        attended, residual, rows = self._attention(x, residual, batch, kv_cache, outputs)
-        normed = self._pre_mlp_norm.add(self._post_attention_norm(attended), residual)
-        return self._post_mlp_norm(self._mlp(normed, rows)), residual
-
-
 def _build_layer(
     spec: GemmaSpec, layer: int, weights: Weights, ops: Ops, cos_sin: Tensor
-) -> GemmaLayer:
+) -> SequentialLayer:
     linears = spec.layer_linears(layer)
 
     def norm(name: str) -> RMSNorm:
@@ -188,9 +155,10 @@ def _build_layer(
         sliding_window=spec.windows[layer],
         softcap=spec.attention_softcap,
     )
-    gate_up = build_linear(linears.gate_up, weights, ops)
-    mlp = GatedMLP(gate_up, ops.rowwise.gelu_tanh_and_mul, build_linear(linears.down, weights, ops))
-    return GemmaLayer(attention, mlp, *map(norm, _LAYER_NORMS))
+    mlp_in = build_linear(linears.mlp_in, weights, ops)
+    mlp_out = build_linear(linears.mlp_out, weights, ops)
+    mlp = GatedMLP(mlp_in, ops.rowwise.gelu_tanh_and_mul, mlp_out)
+    return SequentialLayer(ops, attention, mlp, LayerNorms(*map(norm, _LAYER_NORMS)))
 
 
 def _norm(ops: Ops, weight: Tensor, eps: float) -> RMSNorm:
@@ -208,6 +176,7 @@ def _embedding_scale(hidden_size: int, dtype: torch.dtype) -> float:
 def read_gemma2(settings: Settings, architecture: str) -> GemmaSpec:
     """The facts of a Gemma 2; faults are among the findings of `settings`."""
     max_positions = settings.integer("max_position_embeddings", 8192)
+    refuse_partial(settings)
     rope, _ = read_rope(settings, max_positions)
     return _read(
         settings,
@@ -230,7 +199,14 @@ def read_gemma3(settings: Settings, architecture: str) -> GemmaSpec:
     if settings.get("attn_logit_softcapping") is not None:
         settings.refuse("attn_logit_softcapping is not supported in Gemma 3")
     period = settings.integer("sliding_window_pattern", 6)
-    rope, windowed_rope = _read_gemma3_ropes(settings, max_positions)
+    refuse_partial(settings)
+    rope, windowed_rope = read_ropes_by_kind(
+        settings,
+        max_positions,
+        default_theta=1_000_000.0,
+        windowed_key="rope_local_base_freq",
+        default_windowed_theta=10_000.0,
+    )
     return _read(
         settings,
         architecture,
@@ -253,26 +229,6 @@ def read_gemma3_multimodal(settings: Settings, architecture: str) -> GemmaSpec:
         spec,
         dtype=stored_dtype(settings) or spec.dtype,
         tie_word_embeddings=settings.flag("tie_word_embeddings", True),
-    )
-
-
-def _read_gemma3_ropes(settings: Settings, max_positions: int) -> tuple[RopeSpec, RopeSpec]:
-    """Those of layers without and with a window: by layer type, or in the older keys."""
-    base, windowed_base = 1_000_000.0, 10_000.0
-    if settings.get("rope_parameters") is None:
-        theta = settings.number("rope_theta", base)
-        scaling = settings.part("rope_scaling")
-        rope = read_scaling(scaling, "rope_scaling", theta, max_positions)
-        return rope, RopeSpec(settings.number("rope_local_base_freq", windowed_base))
-    parameters = settings.part("rope_parameters")
-    if "rope_type" in parameters or "rope_theta" in parameters:
-        settings.refuse(f"rope_parameters must be given for {FULL} and {SLIDING} apart")
-    full, windowed = parameters.part(FULL), parameters.part(SLIDING)
-    return (
-        read_scaling(full, FULL, full.number("rope_theta", base), max_positions),
-        read_scaling(
-            windowed, SLIDING, windowed.number("rope_theta", windowed_base), max_positions
-        ),
     )
 
 

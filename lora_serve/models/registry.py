@@ -6,23 +6,40 @@ from collections.abc import Callable, Mapping
 
 from lora_serve.errors import ConfigError
 from lora_serve.models.base import ModelSpec
+from lora_serve.models.cohere import read_cohere, read_cohere2
 from lora_serve.models.common_config import refuse_quantised
 from lora_serve.models.gemma import read_gemma2, read_gemma3, read_gemma3_multimodal
+from lora_serve.models.glm import read_glm, read_glm4
+from lora_serve.models.granite import read_granite
 from lora_serve.models.llama import read_llama
 from lora_serve.models.mistral import read_mistral
+from lora_serve.models.olmo import read_olmo2, read_olmo3
+from lora_serve.models.phi import read_phi3
 from lora_serve.models.qwen import read_qwen2, read_qwen3
 from lora_serve.models.settings import Settings
+from lora_serve.models.smollm import read_smollm3
+from lora_serve.models.starcoder import read_starcoder2
 
 SpecReader = Callable[[Settings, str], ModelSpec]
 
 ARCHITECTURES: Mapping[str, SpecReader] = {
+    "Cohere2ForCausalLM": read_cohere2,
+    "CohereForCausalLM": read_cohere,
     "Gemma2ForCausalLM": read_gemma2,
     "Gemma3ForCausalLM": read_gemma3,
     "Gemma3ForConditionalGeneration": read_gemma3_multimodal,
+    "Glm4ForCausalLM": read_glm4,
+    "GlmForCausalLM": read_glm,
+    "GraniteForCausalLM": read_granite,
     "LlamaForCausalLM": read_llama,
     "MistralForCausalLM": read_mistral,
+    "Olmo2ForCausalLM": read_olmo2,
+    "Olmo3ForCausalLM": read_olmo3,
+    "Phi3ForCausalLM": read_phi3,
     "Qwen2ForCausalLM": read_qwen2,
     "Qwen3ForCausalLM": read_qwen3,
+    "SmolLM3ForCausalLM": read_smollm3,
+    "Starcoder2ForCausalLM": read_starcoder2,
 }
 
 

@@ -9,24 +9,84 @@ from __future__ import annotations
 import math
 
 from lora_serve.layers.rotary import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+from lora_serve.models.common_config import FULL, SLIDING
 from lora_serve.models.settings import Settings
 
+_PARTIAL = "partial_rotary_factor"
 KINDS = ("default", "linear", "llama3", "yarn")
 
 
-def read_rope(settings: Settings, max_position_embeddings: int) -> tuple[RopeSpec, int]:
+def read_rope(
+    settings: Settings, max_position_embeddings: int, default_theta: float = 10000.0
+) -> tuple[RopeSpec, int]:
     """The rotary facts, and how many positions the model has with its scaling."""
-    key = "rope_parameters" if settings.get("rope_parameters") else "rope_scaling"
+    key = _rope_key(settings)
     rope = settings.part(key)
-    theta = settings.number("rope_theta", rope.number("rope_theta", 10000.0))
-    _refuse_partial(settings)
+    theta = settings.number("rope_theta", rope.number("rope_theta", default_theta))
     spec = read_scaling(rope, key, theta, max_position_embeddings)
     return spec, _stretched(spec, max_position_embeddings)
 
 
+def _rope_key(settings: Settings) -> str:
+    return "rope_parameters" if settings.get("rope_parameters") else "rope_scaling"
+
+
+def read_rotary_size(settings: Settings, head_size: int, default_share: float = 1.0) -> int:
+    """How many channels of a head turn, the first: `partial_rotary_factor` of them."""
+    rope = settings.get(_rope_key(settings))
+    stated = rope.get(_PARTIAL) if isinstance(rope, dict) else None
+    part = Settings(
+        {_PARTIAL: stated if settings.get(_PARTIAL) is None else settings.get(_PARTIAL)}
+    )
+    part.findings = settings.findings
+    share = part.number(_PARTIAL, default_share)
+    size = int(head_size * share)
+    if share > 1 or size % 2 or not size:
+        settings.refuse(f"{_PARTIAL} {share} of heads of {head_size} is no even number of channels")
+        return head_size
+    return size
+
+
+def refuse_partial(settings: Settings) -> None:
+    """For families whose heads turn as a whole."""
+    for each in (settings, settings.part(_rope_key(settings))):
+        if each.number(_PARTIAL, 1.0) != 1.0:
+            settings.refuse(f"{_PARTIAL} other than 1 is not supported")
+
+
+def read_ropes_by_kind(
+    settings: Settings,
+    max_positions: int,
+    *,
+    default_theta: float,
+    windowed_key: str,
+    default_windowed_theta: float,
+) -> tuple[RopeSpec, RopeSpec]:
+    """Those of layers without and with a window: by layer type, or in older keys.
+
+    Older configs scale layers without a window alone. windowed_key: names the others' base there.
+    """
+    if settings.get("rope_parameters") is None:
+        theta = settings.number("rope_theta", default_theta)
+        rope = read_scaling(settings.part("rope_scaling"), "rope_scaling", theta, max_positions)
+        return rope, RopeSpec(settings.number(windowed_key, default_windowed_theta))
+    parameters = settings.part("rope_parameters")
+    if "rope_type" in parameters or "rope_theta" in parameters:
+        settings.refuse(f"rope_parameters must be given for {FULL} and {SLIDING} apart")
+    full, windowed = parameters.part(FULL), parameters.part(SLIDING)
+    return (
+        read_scaling(full, FULL, full.number("rope_theta", default_theta), max_positions),
+        read_scaling(
+            windowed,
+            SLIDING,
+            windowed.number("rope_theta", default_windowed_theta),
+            max_positions,
+        ),
+    )
+
+
 def read_scaling(rope: Settings, key: str, theta: float, max_position_embeddings: int) -> RopeSpec:
     """The rotary facts in the object `rope`, which the config has below `key`."""
-    _refuse_partial(rope)
     match rope.text("rope_type", rope.text("type", "default")):
         case "default":
             return RopeSpec(theta)
@@ -39,11 +99,6 @@ def read_scaling(rope: Settings, key: str, theta: float, max_position_embeddings
         case kind:
             rope.refuse(f"{key} of type {kind!r} is not supported; {', '.join(KINDS)} are")
             return RopeSpec(theta)
-
-
-def _refuse_partial(settings: Settings) -> None:
-    if settings.number("partial_rotary_factor", 1.0) != 1.0:
-        settings.refuse("partial_rotary_factor other than 1 is not supported")
 
 
 def _stretched(rope: RopeSpec, max_position_embeddings: int) -> int:

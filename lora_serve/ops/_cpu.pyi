@@ -158,6 +158,20 @@ class Backend:
     def gelu_tanh_and_mul(self, dtype: int, x: int, y: int, rows: int, width: int, /) -> None: ...
     def scale(self, dtype: int, x: int, size: int, factor: float, /) -> None: ...
     def soft_cap(self, dtype: int, x: int, size: int, cap: float, /) -> None: ...
+    def gelu_tanh(self, dtype: int, x: int, size: int, /) -> None: ...
+    def add(self, dtype: int, x: int, residual: int, size: int, /) -> None: ...
+    def layer_norm(
+        self,
+        dtype: int,
+        x: int,
+        weight: int,
+        bias: int,
+        y: int,
+        rows: int,
+        width: int,
+        eps: float,
+        /,
+    ) -> None: ...
     def rotary_and_write_kv(
         self,
         dtype: int,

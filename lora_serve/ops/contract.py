@@ -65,6 +65,24 @@ class RowwiseKernels(Protocol):
         residual: contiguous.
         """
 
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, /) -> Tensor:
+        """Give (x - mean) / sqrt(variance + eps) * weight + bias, both over the last dimension.
+
+        Args:
+            x: (T, H), contiguous.
+            weight, bias: (H), of x's dtype, contiguous.
+            eps: added to the variance, the mean of (x - mean)^2.
+
+        Returns:
+            (T, H), contiguous, newly allocated.
+        """
+
+    def add(self, x: Tensor, residual: Tensor, /) -> Tensor:
+        """Add x (T, H) to residual (T, H), contiguous, in place, rounded once; return residual."""
+
+    def scale(self, x: Tensor, factor: float, /) -> Tensor:
+        """Multiply x, contiguous, by factor in place, rounded once; return it."""
+
     def silu_and_mul(self, x: Tensor, /) -> Tensor:
         """Give silu(x[:, :I]) * x[:, I:] of x (T, 2 I): (T, I), where silu(g) = g / (1 + e^-g)."""
 
@@ -73,6 +91,9 @@ class RowwiseKernels(Protocol):
 
         gelu(g) = g / 2 * (1 + tanh(sqrt(2 / pi) * (g + 0.044715 g^3)))
         """
+
+    def gelu_tanh(self, x: Tensor, /) -> Tensor:
+        """Make gelu(x), as `gelu_tanh_and_mul` has it, of x (T, I), contiguous, in place."""
 
     def soft_cap(self, logits: Tensor, cap: float, /) -> Tensor:
         """Make cap * tanh(logits / cap) of logits (N, V), contiguous, in place; return them.

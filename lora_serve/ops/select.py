@@ -32,7 +32,10 @@ logger = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
 
-ROWWISE_OPS = ("embed", "rms_norm", "add_rms_norm", "silu_and_mul", "gelu_tanh_and_mul", "soft_cap")
+ROWWISE_OPS = (
+    *("embed", "rms_norm", "add_rms_norm", "layer_norm", "add", "scale"),
+    *("silu_and_mul", "gelu_tanh_and_mul", "gelu_tanh", "soft_cap"),
+)
 # What `--override-op` names, and the fields of `Ops` that it swaps together.
 OP_GROUPS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(ROWWISE_OPS, ("rowwise",)),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor
+from lora_serve.layers.rotary import HeadOrder
 from lora_serve.models.base import LinearLayout
 from lora_serve.ops.contract import LoRAPart, Ops, PackedAdapter
 from lora_serve.worker.device import Device
@@ -53,7 +54,7 @@ class AdapterWeights:
             parts, out_start = [], 0
             for name, out_features in linear.projections:
                 if name in modules:
-                    parts.append(self._part(modules.pop(name), out_start))
+                    parts.append(self._part(modules.pop(name), out_start, linear.head_order))
                 out_start += out_features
             linears.append(parts)
         assert not modules, f"{checkpoint.path} was verified, yet changes {sorted(modules)}"
@@ -81,8 +82,10 @@ class AdapterWeights:
                 del self._prepared[digest]
         return packed
 
-    def _part(self, module: LoRAModule, out_start: int) -> LoRAPart:
+    def _part(self, module: LoRAModule, out_start: int, order: HeadOrder | None) -> LoRAPart:
         a, b = self._tensor(module.a), self._tensor(module.b)
+        if order is not None:
+            b = order.reorder(b, out_start)
         return LoRAPart(a, b, module.scale, out_start)
 
     def _tensor(self, raw: RawTensor) -> Tensor:

@@ -62,11 +62,24 @@ class HostedOps:
         residual.copy_(there)
         return normed.cpu()
 
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        there = None if bias is None else self._up(bias)
+        return self._ops.rowwise.layer_norm(self._up(x), self._up(weight), there, eps).cpu()
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return residual.copy_(self._ops.rowwise.add(self._up(x), self._up(residual).clone()))
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        return x.copy_(self._ops.rowwise.scale(self._up(x).clone(), factor))
+
     def silu_and_mul(self, x: Tensor) -> Tensor:
         return self._ops.rowwise.silu_and_mul(self._up(x)).cpu()
 
     def gelu_tanh_and_mul(self, x: Tensor) -> Tensor:
         return self._ops.rowwise.gelu_tanh_and_mul(self._up(x)).cpu()
+
+    def gelu_tanh(self, x: Tensor) -> Tensor:
+        return x.copy_(self._ops.rowwise.gelu_tanh(self._up(x).clone()))
 
     def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
         return logits.copy_(self._ops.rowwise.soft_cap(self._up(logits).clone(), cap))

@@ -14,7 +14,10 @@ from lora_serve.adapters.checkpoint import read_adapter
 from lora_serve.models.base import ModelSpec, lora_modules
 from tests.fakes.tiny_models import ALL_MODELS
 
-ALL_PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+ALL_PROJECTIONS = [
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    *("qkv_proj", "gate_up_proj", "c_fc", "c_proj"),  # as some families have them
+]
 
 
 def make_peft(family: str, seed: int, **settings: Any) -> PeftModel:

@@ -8,20 +8,40 @@ from typing import Any
 
 import torch
 from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
+    GlmConfig,
+    GlmForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
 )
 
 VOCAB_SIZE = 128
@@ -61,7 +81,7 @@ class TinyModel:
     def make(self) -> PreTrainedModel:
         """Weights large enough that every layer, norm and bias shows in the logits."""
         config = self.config_class(**{**SIZES, **self.options})
-        config.eos_token_id = config.bos_token_id = None
+        config.eos_token_id = config.bos_token_id = config.pad_token_id = None
         model = self.model_class(config).eval()
         generator = torch.Generator().manual_seed(7)
         with torch.no_grad():
@@ -105,7 +125,38 @@ GEMMA_MODELS = {
         GEMMA | {"layer_types": LAYER_TYPES, "rope_parameters": GEMMA3_ROPE},
     ),
 }
-TINY_MODELS = DENSE_MODELS | GEMMA_MODELS
+# Other facts of the dense decoder, each of which shows in two layers.
+TWO_LAYERS = {"num_hidden_layers": 2}
+WINDOW_FIRST = {"layer_types": LAYER_TYPES[1:], "sliding_window": 20} | TWO_LAYERS
+OLMO3_ROPE = {
+    "full_attention": YARN_ROPE,
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+}
+GRANITE = {
+    "embedding_multiplier": 3.5,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 3.0,
+}
+SMALL_MODELS = {
+    "smollm3": TinyModel(SmolLM3Config, SmolLM3ForCausalLM, {"no_rope_layers": [1, 0, 1]}),
+    "granite": TinyModel(GraniteConfig, GraniteForCausalLM, GRANITE | TWO_LAYERS),
+    "olmo2": TinyModel(Olmo2Config, Olmo2ForCausalLM, TWO_LAYERS),
+    "olmo3": TinyModel(
+        Olmo3Config, Olmo3ForCausalLM, WINDOW_FIRST | {"rope_parameters": OLMO3_ROPE}
+    ),
+    "phi3": TinyModel(
+        Phi3Config, Phi3ForCausalLM, {"partial_rotary_factor": 0.75, "sliding_window": 20}
+    ),
+    "glm": TinyModel(GlmConfig, GlmForCausalLM, {"head_dim": 16} | TWO_LAYERS),
+    "glm4": TinyModel(Glm4Config, Glm4ForCausalLM, {"head_dim": 16} | TWO_LAYERS),
+    "cohere": TinyModel(CohereConfig, CohereForCausalLM, {"logit_scale": 0.3} | TWO_LAYERS),
+    "cohere2": TinyModel(Cohere2Config, Cohere2ForCausalLM, WINDOW_FIRST),
+    "starcoder2": TinyModel(
+        Starcoder2Config, Starcoder2ForCausalLM, {"sliding_window": 20} | TWO_LAYERS
+    ),
+}
+TINY_MODELS = DENSE_MODELS | GEMMA_MODELS | SMALL_MODELS
 
 
 # For kernels that take a second a layer.

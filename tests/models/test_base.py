@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace as replace_fields
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,25 @@ from lora_serve.ops.contract import Ops
 from lora_serve.ops.select import available_ops
 from tests.fakes.asked import sampling, scoring
 from tests.fakes.bare_model import SAMPLE, BareModel, Prompt
-from tests.fakes.tiny_models import TINY_MODELS, VOCAB_SIZE
+from tests.fakes.tiny_models import SMALL_MODELS, TINY_MODELS, VOCAB_SIZE
 
 FAMILIES = pytest.mark.parametrize("family", TINY_MODELS)
 BACKENDS = pytest.mark.parametrize("ops", available_ops().values(), ids=lambda ops: ops.name)
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+RECORDING_BACKENDS = pytest.mark.parametrize(
+    "ops", [ops for ops in available_ops().values() if ops.record], ids=lambda ops: ops.name
+)
+ALL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
+# Kernels know no family: other facts of one data flow are tried in one type.
+FAMILIES_IN_DTYPES = pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        (family, dtype)
+        for family in TINY_MODELS
+        for dtype in ((torch.bfloat16,) if family in SMALL_MODELS else ALL_DTYPES)
+    ],
+    ids=str,
+)
 
 Build = Callable[[str, Ops, torch.dtype], BareModel]
 
@@ -84,9 +99,8 @@ def test_greedy_tokens_are_those_of_transformers(
     assert request.token_ids == expected.tolist()
 
 
-@FAMILIES
+@FAMILIES_IN_DTYPES
 @BACKENDS
-@DTYPES
 def test_chunks_prefixes_and_decode_give_the_bits_of_one_cold_prefill(
     build: Build, family: str, ops: Ops, dtype: torch.dtype
 ) -> None:
@@ -113,9 +127,8 @@ def test_a_long_prompt_has_the_same_bits_in_any_chunks(
         assert torch.equal(prompt.alone(model, chunk), whole), f"chunks of {chunk}"
 
 
-@FAMILIES
+@FAMILIES_IN_DTYPES
 @BACKENDS
-@DTYPES
 def test_other_requests_in_the_batch_change_no_bit(
     build: Build, family: str, ops: Ops, dtype: torch.dtype
 ) -> None:
@@ -143,9 +156,8 @@ def test_other_requests_in_the_batch_change_no_bit(
     assert torch.equal(mixed[4], alone[3])
 
 
-@FAMILIES
+@FAMILIES_IN_DTYPES
 @BACKENDS
-@DTYPES
 def test_rows_that_are_not_asked_for_change_no_bit_of_the_others(
     build: Build, family: str, ops: Ops, dtype: torch.dtype
 ) -> None:
@@ -171,3 +183,20 @@ def test_rows_that_are_not_asked_for_change_no_bit_of_the_others(
     model.poison()
     model.asked_logits([silent.chunk(0, 60)])  # not one row is asked for
     assert torch.equal(model.step([silent.chunk(60, 70)])[0], alone[silent][60:])
+
+
+@FAMILIES
+@RECORDING_BACKENDS
+def test_a_decode_step_can_be_recorded(build: Build, family: str, ops: Ops) -> None:
+    """Else steps run kernel by kernel, and what Python costs shows."""
+    assert ops.record is not None
+    model = build(family, ops, torch.bfloat16)
+    prompt = Prompt(tokens(30), range(2))
+    model.step([prompt.chunk(0, 29)])
+    rows = model.builder.lay_out([prompt.chunk(29, 30)], model.adapters.__getitem__)
+    batch = replace_fields(model.builder.to_device(rows), outputs=None)
+    with torch.inference_mode():
+        expected = model.model.forward(batch, model.kv_caches).clone()
+        recorded = ops.record(lambda: model.model.forward(batch, model.kv_caches))
+        recorded.replay()
+    assert torch.equal(recorded.output, expected)

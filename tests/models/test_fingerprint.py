@@ -81,6 +81,16 @@ PINNED_FACTS = {  # the beginning of their SHA-256
     "mistral": "6687927109d50c96",
     "gemma2": "ea818b8c70d05056",
     "gemma3": "e355196e59b469c3",
+    "smollm3": "0629a636c37c90c3",
+    "granite": "6ef3be3e663e168b",
+    "olmo2": "b57edfaf1a98ed3b",
+    "olmo3": "eaf5cc93f7af1f54",
+    "phi3": "156d2a6c3f2bb06b",
+    "glm": "e2086f652a12a863",
+    "glm4": "f1d99fcb1fe017bb",
+    "cohere": "f37f387c7e0d73ec",
+    "cohere2": "f2c54007a585d68b",
+    "starcoder2": "149f889bc9a45b92",
 }
 
 
@@ -96,12 +106,12 @@ def test_the_facts_of_each_family_stay_the_same_text(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewDense(DenseSpec):
-    logit_scale: float = 1.0
+    blend: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewGemma(GemmaSpec):
-    logit_scale: float = 1.0
+    blend: float = 1.0
 
 
 @pytest.mark.parametrize(("family", "new"), [("qwen2", NewDense), ("gemma2", NewGemma)])
@@ -111,8 +121,8 @@ def test_a_fact_that_is_added_is_written_only_where_a_model_differs_from_its_def
     spec = load_spec(directories[family])
     same = new(**{each.name: getattr(spec, each.name) for each in fields(spec)})
     assert same.facts() == spec.facts()
-    other = replace(same, logit_scale=0.5)
-    assert other.facts() == f"{spec.facts()[:-1]}, logit_scale=0.5)"
+    other = replace(same, blend=0.5)
+    assert other.facts() == f"{spec.facts()[:-1]}, blend=0.5)"
 
 
 def test_a_fact_that_is_added_to_the_rotary_scaling_is_written_likewise() -> None:

@@ -56,6 +56,13 @@ def exact_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
 
 
+def exact_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    wide = x.double()
+    centred = wide - wide.mean(-1, keepdim=True)
+    normed = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+    return normed if bias is None else normed + bias.double()
+
+
 def exact_silu_and_mul(x: Tensor) -> Tensor:
     gate, up = x.double().chunk(2, dim=-1)
     return torch.nn.functional.silu(gate) * up

@@ -7,6 +7,7 @@ from lora_serve.ops.contract import Ops
 from tests.ops.cases import (
     assert_close,
     exact_gelu_tanh_and_mul,
+    exact_layer_norm,
     exact_rms_norm,
     exact_silu_and_mul,
     exact_soft_cap,
@@ -47,6 +48,44 @@ def test_add_rms_norm_adds_in_place_and_norms_the_sum(
     normed = ops.rowwise.add_rms_norm(x, residual, weight, 1e-5)
     assert torch.equal(residual, total)
     assert_close(normed, exact_rms_norm(total, weight, 1e-5), dtype)
+
+
+@pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_layer_norm_centres_rows_and_divides_by_their_deviation(
+    ops: Ops, dtype: torch.dtype, width: int, with_bias: bool
+) -> None:
+    """Far from 0, where a variance taken from the mean of squares would cancel."""
+    x = normal(11, width, dtype=dtype) + 3
+    weight = normal(width, dtype=dtype, seed=1)
+    bias = normal(width, dtype=dtype, seed=2) if with_bias else None
+    got = ops.rowwise.layer_norm(x, weight, bias, 0.1)
+    assert_close(got, exact_layer_norm(x, weight, bias, 0.1), dtype)
+    alone = [ops.rowwise.layer_norm(row[None].clone(), weight, bias, 0.1) for row in x]
+    assert torch.equal(got, torch.cat(alone))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_add_and_scale_round_once_in_place(ops: Ops, dtype: torch.dtype, width: int) -> None:
+    x, residual = normal(11, width, dtype=dtype), normal(11, width, dtype=dtype, seed=1)
+    total = (x.double() + residual.double()).to(dtype)
+    assert ops.rowwise.add(x, residual) is residual
+    assert torch.equal(residual, total)
+    factor = torch.tensor(0.22).item()  # a float32 number
+    scaled = (x.double() * factor).to(dtype)
+    assert ops.rowwise.scale(x, factor) is x
+    assert torch.equal(x, scaled)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_gelu_tanh_works_in_place(ops: Ops, dtype: torch.dtype, width: int) -> None:
+    x = normal(11, width, dtype=dtype) * 4
+    ones = torch.cat((x, torch.ones_like(x)), dim=-1)
+    gated = ops.rowwise.gelu_tanh_and_mul(ones)
+    alone = torch.cat([ops.rowwise.gelu_tanh(row[None].clone()) for row in x])
+    assert ops.rowwise.gelu_tanh(x) is x
+    assert torch.equal(x, gated)
+    assert torch.equal(x, alone)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

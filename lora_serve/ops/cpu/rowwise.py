@@ -74,6 +74,37 @@ class CpuRowwise:
         )
         return y
 
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        x = x.contiguous()
+        rows, width = x.shape
+        y = self._recorder.new(rows, width, dtype=x.dtype)
+        for each in (weight, bias):
+            assert each is None or (each.dtype == x.dtype and each.shape == x.shape[1:])
+        self._native.layer_norm(
+            DTYPE_CODES[x.dtype],
+            x.data_ptr(),
+            weight.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            y.data_ptr(),
+            rows,
+            width,
+            eps,
+        )
+        return y
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        x = x.contiguous()
+        assert residual.is_contiguous(), "add works in place: residual must be contiguous"
+        assert (x.shape, x.dtype) == (residual.shape, residual.dtype), "x is not like residual"
+        code = DTYPE_CODES[x.dtype]
+        self._native.add(code, x.data_ptr(), residual.data_ptr(), x.numel())
+        return residual
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        assert x.is_contiguous(), "scale works in place: x must be contiguous"
+        self._native.scale(DTYPE_CODES[x.dtype], x.data_ptr(), x.numel(), factor)
+        return x
+
     def silu_and_mul(self, x: Tensor) -> Tensor:
         x = x.contiguous()
         rows, width = x.shape
@@ -90,6 +121,11 @@ class CpuRowwise:
         code = DTYPE_CODES[x.dtype]
         self._native.gelu_tanh_and_mul(code, x.data_ptr(), y.data_ptr(), rows, width // 2)
         return y
+
+    def gelu_tanh(self, x: Tensor) -> Tensor:
+        assert x.is_contiguous(), "gelu_tanh works in place: x must be contiguous"
+        self._native.gelu_tanh(DTYPE_CODES[x.dtype], x.data_ptr(), x.numel())
+        return x
 
     def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
         assert logits.is_contiguous(), "soft_cap works in place: logits must be contiguous"

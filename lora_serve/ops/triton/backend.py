@@ -37,7 +37,16 @@ from lora_serve.ops.triton.lora_plan import (
     pack_adapter,
     plan_lora,
 )
-from lora_serve.ops.triton.rowwise import change_launch, gate_launch, norm_launch
+from lora_serve.ops.triton.rowwise import (
+    CAP,
+    GELU,
+    SCALE,
+    add_launch,
+    change_launch,
+    gate_launch,
+    layer_norm_launch,
+    norm_launch,
+)
 
 # Raised whenever any kernel's results may change in a bit.
 NUMERICS_VERSION = 2
@@ -82,7 +91,7 @@ class TritonKernels:
     def embed(self, weight: Tensor, input_ids: Tensor, scale: float | None) -> Tensor:
         rows = weight[input_ids]
         if scale is not None:
-            self._run(change_launch(rows, scale, self._machine, caps=False))
+            self.scale(rows, scale)
         return rows
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
@@ -123,6 +132,22 @@ class TritonKernels:
         self._run(norm_launch(x, residual, weight, y, eps, self._machine))
         return y
 
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        self._run(layer_norm_launch(x, weight, bias, y, eps, self._machine))
+        return y
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        assert residual.is_contiguous(), "add works in place: residual must be contiguous"
+        self._run(add_launch(x.contiguous(), residual, self._machine))
+        return residual
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        assert x.is_contiguous(), "scale works in place: x must be contiguous"
+        self._run(change_launch(x, SCALE, factor, self._machine))
+        return x
+
     def silu_and_mul(self, x: Tensor) -> Tensor:
         return self._gate(x, is_gelu=False)
 
@@ -135,10 +160,15 @@ class TritonKernels:
         self._run(gate_launch(x, y, self._machine, is_gelu=is_gelu))
         return y
 
+    def gelu_tanh(self, x: Tensor) -> Tensor:
+        assert x.is_contiguous(), "gelu_tanh works in place: x must be contiguous"
+        self._run(change_launch(x, GELU, 1.0, self._machine))
+        return x
+
     def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
         assert logits.is_contiguous(), "soft_cap works in place: logits must be contiguous"
         assert cap > 0, f"logits capped at {cap}"
-        self._run(change_launch(logits, cap, self._machine, caps=True))
+        self._run(change_launch(logits, CAP, cap, self._machine))
         return logits
 
     def new_kv_cache(

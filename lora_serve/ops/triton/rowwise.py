@@ -17,6 +17,9 @@ from lora_serve.ops.triton.overlap import wait_for_earlier_kernels
 MAX_WIDTH = 32768
 ACTIVATION_BLOCK = 1024
 
+# What change_kernel makes of each element.
+SCALE, CAP, GELU = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
 
 @kernel()
 def norm_kernel(
@@ -53,6 +56,59 @@ def norm_kernel(
 
 
 @kernel()
+def layer_norm_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    y_ptr,
+    num_rows,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    # y = c / sqrt(mean(c^2) + eps) * weight + bias, where c = x - mean(x)
+    # x, y (num_rows, WIDTH); one program per ROWS rows
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    mask = (row < num_rows) & (column < WIDTH)
+    offsets = row.to(tl.int64) * WIDTH + column
+    weight = tl.load(weight_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    wait_for_earlier_kernels(OVERLAPS)
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    mean = tl.sum(x, axis=1) / WIDTH
+    x = tl.where(mask, x - mean[:, None], 0.0)
+    variance = tl.sum(x * x, axis=1) / WIDTH
+    scale = 1.0 / tl.sqrt_rn(variance + eps)
+    y = x * scale[:, None] * weight
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    tl.store(y_ptr + offsets, rounded(y, y_ptr.dtype.element_ty), mask)
+
+
+@kernel()
+def add_kernel(x_ptr, residual_ptr, size, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
+    # residual (size) += x
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    wait_for_earlier_kernels(OVERLAPS)
+    x = tl.load(x_ptr + index, mask=index < size, other=0.0).to(tl.float32)
+    x += tl.load(residual_ptr + index, mask=index < size, other=0.0).to(tl.float32)
+    tl.store(residual_ptr + index, rounded(x, residual_ptr.dtype.element_ty), mask=index < size)
+
+
+@triton.jit
+def activated(gate, IS_GELU: tl.constexpr):
+    # silu(g) = g / (1 + e^-g); gelu(g) = g / 2 (1 + tanh u) = g / (1 + e^-2u)
+    exponent = -gate
+    if IS_GELU:
+        # u = sqrt(2 / pi) (g + 0.044715 g^3)
+        exponent = -1.5957691216057308 * (gate * tl.fma(gate * gate, 0.044715, 1.0))
+    return gate / (1.0 + tl.exp(exponent))
+
+
+@kernel()
 def gate_kernel(
     x_ptr,
     y_ptr,
@@ -64,7 +120,6 @@ def gate_kernel(
     OVERLAPS: tl.constexpr,
 ):
     # y (num_rows, WIDTH) = f(x[:, :WIDTH]) * x[:, WIDTH:], f silu, or gelu with tanh
-    # silu(g) = g / (1 + e^-g); gelu(g) = g / 2 (1 + tanh u) = g / (1 + e^-2u)
     # programs (rows, blocks of columns)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -72,11 +127,7 @@ def gate_kernel(
     wait_for_earlier_kernels(OVERLAPS)
     gate = tl.load(x_ptr + row * 2 * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * 2 * WIDTH + WIDTH + column, mask=mask, other=0.0).to(tl.float32)
-    exponent = -gate
-    if IS_GELU:
-        # u = sqrt(2 / pi) (g + 0.044715 g^3)
-        exponent = -1.5957691216057308 * (gate * tl.fma(gate * gate, 0.044715, 1.0))
-    y = gate / (1.0 + tl.exp(exponent)) * up
+    y = activated(gate, IS_GELU) * up
     tl.store(y_ptr + row * WIDTH + column, rounded(y, y_ptr.dtype.element_ty), mask=mask)
 
 
@@ -86,16 +137,20 @@ def change_kernel(
     size,
     factor,
     BLOCK: tl.constexpr,
-    CAPS: tl.constexpr,
+    CHANGE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    # x (size) = factor * x; or, CAPS, factor * tanh(x / factor)
+    # x (size) = factor * x for SCALE, factor * tanh(x / factor) for CAP, gelu(x) for GELU
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     wait_for_earlier_kernels(OVERLAPS)
     x = tl.load(x_ptr + index, mask=index < size, other=0.0).to(tl.float32)
-    if CAPS:
-        x = hyperbolic_tangent(x / factor)
-    tl.store(x_ptr + index, rounded(x * factor, x_ptr.dtype.element_ty), mask=index < size)
+    if CHANGE == GELU:
+        x = activated(x, True)
+    elif CHANGE == CAP:
+        x = hyperbolic_tangent(x / factor) * factor
+    else:
+        x = x * factor
+    tl.store(x_ptr + index, rounded(x, x_ptr.dtype.element_ty), mask=index < size)
 
 
 def norm_launch(
@@ -134,6 +189,48 @@ def norm_launch(
     )
 
 
+def layer_norm_launch(
+    x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, eps: float, machine: Machine
+) -> Launch:
+    """x, y: (T, H), contiguous."""
+    num_rows, width = x.shape
+    assert width <= MAX_WIDTH, f"rows of {width} elements; these kernels take {MAX_WIDTH}"
+    block = triton.next_power_of_2(width)
+    rows = max(1, machine.row_elements // block)
+    return Launch(
+        layer_norm_kernel,
+        (triton.cdiv(num_rows, rows),),
+        {
+            "x_ptr": x,
+            "weight_ptr": weight,
+            "bias_ptr": weight if bias is None else bias,
+            "y_ptr": y,
+            "num_rows": num_rows,
+            "eps": eps,
+        },
+        {
+            "WIDTH": width,
+            "BLOCK": block,
+            "ROWS": rows,
+            "HAS_BIAS": bias is not None,
+            "OVERLAPS": machine.overlaps_launches,
+        },
+        num_warps=min(16, max(2, block // 512)),
+    )
+
+
+def add_launch(x: Tensor, residual: Tensor, machine: Machine) -> Launch:
+    """x, residual: of one shape, contiguous; residual is changed in place."""
+    block = machine.row_elements
+    return Launch(
+        add_kernel,
+        (triton.cdiv(x.numel(), block),),
+        {"x_ptr": x, "residual_ptr": residual, "size": x.numel()},
+        {"BLOCK": block, "OVERLAPS": machine.overlaps_launches},
+        num_warps=4,
+    )
+
+
 def gate_launch(x: Tensor, y: Tensor, machine: Machine, *, is_gelu: bool) -> Launch:
     """x: (T, 2 I), y: (T, I), contiguous."""
     num_rows, width = y.shape
@@ -154,13 +251,13 @@ def gate_launch(x: Tensor, y: Tensor, machine: Machine, *, is_gelu: bool) -> Lau
     )
 
 
-def change_launch(x: Tensor, factor: float, machine: Machine, *, caps: bool) -> Launch:
-    """x: contiguous, changed in place."""
+def change_launch(x: Tensor, change: tl.constexpr, factor: float, machine: Machine) -> Launch:
+    """x: contiguous, changed in place. change: SCALE, CAP or GELU, which looks at no factor."""
     block = machine.row_elements
     return Launch(
         change_kernel,
         (triton.cdiv(x.numel(), block),),
         {"x_ptr": x, "size": x.numel(), "factor": factor},
-        {"BLOCK": block, "CAPS": caps, "OVERLAPS": machine.overlaps_launches},
+        {"BLOCK": block, "CHANGE": change.value, "OVERLAPS": machine.overlaps_launches},
         num_warps=4,
     )

@@ -1,0 +1,161 @@
+"""What the configs of dense families say, and that each of their facts shows in the logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lora_serve.errors import ConfigError
+from lora_serve.layers.rotary import HeadOrder, RopeSpec, YarnScaling, paired_channels
+from lora_serve.models.dense import DenseSpec
+from lora_serve.ops.reference import REFERENCE
+from tests.fakes.bare_model import BareModel, Prompt
+from tests.fakes.tiny_models import VOCAB_SIZE
+from tests.models.configs import read
+
+TOKENS = [(7 * i) % VOCAB_SIZE for i in range(90)]
+
+
+def read_as(family: str, **changes: Any) -> DenseSpec:
+    return read(architectures=[f"{family}ForCausalLM"], **changes)
+
+
+def test_smollm_3_does_not_rotate_every_fourth_layer_or_those_that_it_names() -> None:
+    assert read_as("SmolLM3", num_hidden_layers=9).unrotated == (3, 7)
+    assert read_as("SmolLM3", no_rope_layers=[0, 1, 0]).unrotated == (0,)
+    assert read_as("SmolLM3").rope == RopeSpec(2e6)
+    windows = {"use_sliding_window": True, "sliding_window": 512, "num_hidden_layers": 4}
+    assert read_as("SmolLM3", **windows).windows == (None, None, None, 512)
+
+
+def test_a_silent_granite_scales_nothing() -> None:
+    spec = read_as("Granite")
+    assert spec == replace(read(), architecture="GraniteForCausalLM", attention_scale=1.0)
+    assert read_as("Granite", logits_scaling=8).logit_scale == 0.125
+
+
+def test_olmo_3_has_windows_and_two_rotary_bases_in_either_spelling() -> None:
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256}
+    older = read_as("Olmo3", num_hidden_layers=4, rope_scaling=yarn, sliding_window=512)
+    assert older.windows == (512, 512, 512, None)
+    assert isinstance(older.rope.scaling, YarnScaling)
+    assert older.windowed_rope == RopeSpec(5e5)
+    assert older.max_positions == 2048
+    kinds = {
+        "full_attention": {**yarn, "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+    }
+    newer = read_as("Olmo3", num_hidden_layers=4, rope_parameters=kinds, sliding_window=512)
+    assert newer == older
+
+
+def test_part_of_a_head_turns_in_either_spelling() -> None:
+    assert read_as("Phi3").rotary_size is None
+    assert read_as("Phi3", partial_rotary_factor=0.75).rotary_size == 12
+    assert read_as("Phi3", rope_parameters={"partial_rotary_factor": 0.75}).rotary_size == 12
+    assert read_as("Glm4", head_dim=16).rotary_size == 8
+
+
+def test_adapters_change_the_projections_that_a_checkpoint_has() -> None:
+    phi, starcoder = read_as("Phi3").layer_linears(1), read_as("Starcoder2").layer_linears(0)
+    assert phi.qkv.projections == (("model.layers.1.self_attn.qkv_proj", 192),)
+    assert phi.mlp_in.projections == (("model.layers.1.mlp.gate_up_proj", 192),)
+    assert starcoder.mlp_in.projections == (("model.layers.0.mlp.c_fc", 96),)
+    assert starcoder.mlp_in.has_bias
+
+
+def test_command_r7b_rotates_layers_with_a_window_alone() -> None:
+    spec = read_as("Cohere2", num_hidden_layers=5, sliding_window=512)
+    assert spec.windows == (512, 512, 512, None, 512)
+    assert spec.unrotated == (3,)
+    assert (spec.logit_scale, spec.tie_word_embeddings) == (0.0625, True)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "told"),
+    [
+        (
+            "SmolLM3",
+            {"no_rope_layers": [1]},
+            "no_rope_layers must be a 0 or 1 for each of",
+        ),
+        ("Granite", {"residual_multiplier": 0}, "residual_multiplier must be a positive number"),
+        ("Olmo2", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; silu is"),
+        ("Olmo3", {"rope_parameters": {"rope_theta": 1e4}}, "for full_attention and sliding_atten"),
+        ("Phi3", {"partial_rotary_factor": 0.2}, "0.2 of heads of 16 is no even number of"),
+        ("Phi3", {"partial_rotary_factor": 2}, "2.0 of heads of 16 is no even number of channels"),
+        ("Cohere", {"use_qk_norm": True}, "use_qk_norm is not supported"),
+        ("Starcoder2", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; gelu_pytorch"),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused(
+    family: str, changes: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        read_as(family, **changes)
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("smollm3", {"unrotated": ()}),
+        ("granite", {"embedding_scale": None}),
+        ("granite", {"attention_scale": None}),
+        ("granite", {"residual_scale": None}),
+        ("granite", {"logit_scale": None}),
+        ("olmo3", {"windowed_rope": None}),
+        ("olmo3", {"windows": (None, None)}),
+        ("phi3", {"rotary_size": None}),
+        ("glm", {"is_interleaved": False}),
+        ("cohere", {"layer_norm": False}),
+        ("cohere", {"is_interleaved": False}),
+        ("cohere2", {"unrotated": ()}),
+        ("starcoder2", {"windows": (None, None)}),
+    ],
+)
+def test_every_fact_shows_in_the_logits(
+    directories: dict[str, Path], family: str, changes: dict[str, Any]
+) -> None:
+    """So that the comparison with transformers would tell if one were not heeded."""
+    prompt = Prompt(TOKENS[:40], range(6))
+    with_it = BareModel(directories[family], REFERENCE, torch.float32)
+    without = BareModel(
+        directories[family],
+        REFERENCE,
+        torch.float32,
+        change_spec=lambda spec: replace(spec, **changes),
+    )
+    assert (prompt.alone(with_it) - prompt.alone(without)).abs().max() > 1e-2
+
+
+def test_logits_are_screened_where_their_scale_keeps_them_apart(
+    directories: dict[str, Path],
+) -> None:
+    ops = replace(REFERENCE, pack_screen=lambda weight, packed: lambda hidden, _: [0] * len(hidden))
+
+    def is_screened(scale: float, dtype: torch.dtype) -> bool:
+        model = BareModel(
+            directories["cohere"], ops, dtype, change_spec=lambda s: replace(s, logit_scale=scale)
+        ).model
+        return model.screened_argmax is not None
+
+    assert is_screened(0.0625, torch.bfloat16)
+    assert not is_screened(0.0625, torch.float16)  # small ones have no bits to lose
+    assert not is_screened(0.3, torch.bfloat16)
+
+
+def test_channels_that_turn_together_are_brought_half_a_head_apart() -> None:
+    assert paired_channels(8, 8, interleaved=False) == tuple(range(8))
+    assert paired_channels(8, 8, interleaved=True) == (0, 2, 4, 6, 1, 3, 5, 7)
+    assert paired_channels(8, 4, interleaved=False) == (0, 1, 4, 5, 2, 3, 6, 7)
+    assert paired_channels(8, 4, interleaved=True) == (0, 2, 4, 5, 1, 3, 6, 7)
+    order = HeadOrder((1, 0), num_heads=2)
+    rows = torch.arange(6)[:, None]
+    assert order.reorder(rows).flatten().tolist() == [1, 0, 3, 2, 4, 5]
+    assert order.reorder(rows[2:], 2).flatten().tolist() == [3, 2, 4, 5]
+    assert order.reorder(rows[4:], 4).flatten().tolist() == [4, 5]
