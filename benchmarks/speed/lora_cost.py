@@ -157,7 +157,7 @@ class Subject:
 
 def _random_model(spec: ModelSpec, ops: Ops) -> Model:
     weights = WeightReader(RandomWeights(spec.tensor_shapes(), 0, DTYPE), DTYPE)
-    return spec.build(weights, ops, spec.rotary_tables())
+    return spec.build(weights, ops, spec.rotary_tables(spec.max_positions))
 
 
 def _outputs(linear: LinearLayout) -> int:

@@ -48,11 +48,34 @@ class YarnScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """Each frequency divided by a factor of its own; short ones up to the original context.
+
+    attention_factor: multiplies cos and sin.
+    """
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+    attention_factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicScaling:
+    """A base that grows with the context beyond the original one."""
+
+    factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, slots=True)
 class RopeSpec:
     """theta: the base. scaling: None for the plain table."""
 
     theta: float = 10000.0
-    scaling: LinearScaling | Llama3Scaling | YarnScaling | None = None
+    scaling: (
+        LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | DynamicScaling | None
+    ) = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,28 +116,39 @@ def paired_channels(head_size: int, rotary_size: int, *, interleaved: bool) -> t
 
 
 def rotary_table(
-    rope: RopeSpec | None, head_size: int, num_positions: int, rotary_size: int | None = None
+    rope: RopeSpec | None,
+    head_size: int,
+    num_positions: int,
+    rotary_size: int | None = None,
+    context_len: int | None = None,
 ) -> Tensor:
     """(num_positions, head_size), float32: row p is cos(p f) for each f, then sin(p f).
 
-    rope: None turns nothing. rotary_size: so many channels turn, the first of either half of a
-    head; None: all.
+    Args:
+        rope: None turns nothing.
+        head_size: channels of a head.
+        num_positions: rows of the table.
+        rotary_size: so many channels turn, the first of either half of a head; None: all.
+        context_len: the longest context, which some scalings heed; None: num_positions.
     """
     turning = 0 if rope is None else rotary_size or head_size
     table = torch.zeros(num_positions, head_size)
     cosines, sines = table.chunk(2, dim=-1)
     cosines.fill_(1.0)
     if rope is not None:
-        angles, amplitude = _angles(rope, turning, num_positions)
+        angles, amplitude = _angles(rope, turning, num_positions, context_len or num_positions)
         cosines[:, : turning // 2] = angles.cos().mul_(amplitude)
         sines[:, : turning // 2] = angles.sin().mul_(amplitude)
     return table
 
 
-def _angles(rope: RopeSpec, rotary_size: int, num_positions: int) -> tuple[Tensor, float]:
+def _angles(
+    rope: RopeSpec, rotary_size: int, num_positions: int, context_len: int
+) -> tuple[Tensor, float]:
     """Angles (num_positions, rotary_size / 2), float64, and what multiplies their cos and sin."""
     exponents = torch.arange(0, rotary_size, 2, dtype=torch.float64) / rotary_size
     frequencies = rope.theta**-exponents
+    amplitude = 1.0
     match rope.scaling:
         case LinearScaling(factor):
             frequencies /= factor
@@ -122,9 +156,16 @@ def _angles(rope: RopeSpec, rotary_size: int, num_positions: int) -> tuple[Tenso
             frequencies = _llama3(frequencies, rope.scaling)
         case YarnScaling():
             frequencies = _yarn(frequencies, rope.theta, rope.scaling)
+            amplitude = rope.scaling.attention_factor
+        case LongRopeScaling(short, long, original, amplitude):
+            factors = long if context_len > original else short
+            frequencies /= torch.tensor(factors, dtype=torch.float64)
+        case DynamicScaling(factor, original):
+            growth = factor * max(context_len, original) / original - (factor - 1)
+            theta = rope.theta * growth ** (rotary_size / (rotary_size - 2))
+            frequencies = theta**-exponents
     positions = torch.arange(num_positions, dtype=torch.float32)
     angles = (positions[:, None] * frequencies.to(torch.float32)).to(torch.float64)
-    amplitude = rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling) else 1.0
     return angles, amplitude
 
 

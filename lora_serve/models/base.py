@@ -111,8 +111,11 @@ class ModelSpec(Protocol):
     def tensor_name(self, stored: str) -> str | None:
         """The name in `tensor_shapes` of what a checkpoint stores as `stored`; None: not read."""
 
-    def rotary_tables(self) -> Sequence[Tensor]:
-        """The tables that `build` takes, computed on the CPU: (max_positions, D), float32."""
+    def rotary_tables(self, context_len: int) -> Sequence[Tensor]:
+        """The tables that `build` takes, computed on the CPU: (max_positions, D), float32.
+
+        context_len: the longest context that is served, which some scalings heed.
+        """
 
     def build(self, weights: Weights, ops: Ops, rotary_tables: Sequence[Tensor]) -> Model:
         """Read the model layer by layer, so that unpacked weights of one layer at most are alive.

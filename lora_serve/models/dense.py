@@ -126,9 +126,9 @@ class DenseSpec(DecoderShape):
                 norms[f"{prefix}.self_attn.{name}_norm.weight"] = heads * self.head_size
         return norms
 
-    def rotary_tables(self) -> tuple[Tensor, ...]:
+    def rotary_tables(self, context_len: int) -> tuple[Tensor, ...]:
         return tuple(
-            rotary_table(rope, self.head_size, self.max_positions, self.rotary_size)
+            rotary_table(rope, self.head_size, self.max_positions, self.rotary_size, context_len)
             for rope in self._ropes()
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lora_serve.layers.rotary import RopeSpec
 from lora_serve.models.common_config import check_heads, stored_dtype
 from lora_serve.models.dense import DenseSpec
-from lora_serve.models.rope import read_rope, read_rotary_size, refuse_partial
+from lora_serve.models.rope import check_factors, read_rope, read_rotary_size, refuse_partial
 from lora_serve.models.settings import Settings
 
 _ACTIVATIONS = {"silu": ("silu", "swish"), "gelu_tanh": ("gelu_pytorch_tanh", "gelu_new")}
@@ -82,6 +82,8 @@ def read_dense(
         activation=activation,
     )
     check_heads(settings, spec)
+    for each in {*ropes}:
+        check_factors(settings, each, rotary_size)
     return spec
 
 

@@ -40,7 +40,7 @@ from lora_serve.models.decoder_shape import (
     build_linear,
 )
 from lora_serve.models.facts import facts_text
-from lora_serve.models.rope import read_rope, read_ropes_by_kind, refuse_partial
+from lora_serve.models.rope import check_factors, read_rope, read_ropes_by_kind, refuse_partial
 from lora_serve.models.settings import Settings
 from lora_serve.ops.contract import Ops
 
@@ -99,9 +99,10 @@ class GemmaSpec(DecoderShape):
             name = name.replace("language_model.lm_head.", "lm_head.", 1)
         return DecoderShape.tensor_name(self, name)
 
-    def rotary_tables(self) -> tuple[Tensor, ...]:
+    def rotary_tables(self, context_len: int) -> tuple[Tensor, ...]:
         return tuple(
-            rotary_table(rope, self.head_size, self.max_positions) for rope in self._ropes()
+            rotary_table(rope, self.head_size, self.max_positions, context_len=context_len)
+            for rope in self._ropes()
         )
 
     def build(self, weights: Weights, ops: Ops, rotary_tables: Sequence[Tensor]) -> Decoder:
@@ -273,6 +274,8 @@ def _read(
         qk_norm=qk_norm,
     )
     check_heads(settings, spec)
+    for each in {rope, windowed_rope}:
+        check_factors(settings, each, spec.head_size)
     return spec
 
 

@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import math
 
-from lora_serve.layers.rotary import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+from lora_serve.layers.rotary import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeSpec,
+    YarnScaling,
+)
 from lora_serve.models.common_config import FULL, SLIDING
 from lora_serve.models.settings import Settings
 
 _PARTIAL = "partial_rotary_factor"
-KINDS = ("default", "linear", "llama3", "yarn")
+KINDS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
 
 
 def read_rope(
@@ -23,7 +30,7 @@ def read_rope(
     key = _rope_key(settings)
     rope = settings.part(key)
     theta = settings.number("rope_theta", rope.number("rope_theta", default_theta))
-    spec = read_scaling(rope, key, theta, max_position_embeddings)
+    spec = read_scaling(rope, key, theta, max_position_embeddings, settings)
     return spec, _stretched(spec, max_position_embeddings)
 
 
@@ -48,7 +55,7 @@ def read_rotary_size(settings: Settings, head_size: int, default_share: float = 
 
 
 def refuse_partial(settings: Settings) -> None:
-    """For families whose heads turn as a whole."""
+    """Refuse heads that turn in part, where a family's turn as a whole."""
     for each in (settings, settings.part(_rope_key(settings))):
         if each.number(_PARTIAL, 1.0) != 1.0:
             settings.refuse(f"{_PARTIAL} other than 1 is not supported")
@@ -85,8 +92,17 @@ def read_ropes_by_kind(
     )
 
 
-def read_scaling(rope: Settings, key: str, theta: float, max_position_embeddings: int) -> RopeSpec:
-    """The rotary facts in the object `rope`, which the config has below `key`."""
+def read_scaling(
+    rope: Settings,
+    key: str,
+    theta: float,
+    max_position_embeddings: int,
+    around: Settings | None = None,
+) -> RopeSpec:
+    """The rotary facts in the object `rope`, which the config has below `key`.
+
+    around: the config, which may have the original context beside it.
+    """
     match rope.text("rope_type", rope.text("type", "default")):
         case "default":
             return RopeSpec(theta)
@@ -96,14 +112,29 @@ def read_scaling(rope: Settings, key: str, theta: float, max_position_embeddings
             return RopeSpec(theta, _llama3(rope))
         case "yarn":
             return RopeSpec(theta, _yarn(rope, max_position_embeddings))
+        case "longrope" | "su":
+            return RopeSpec(theta, _longrope(rope, max_position_embeddings, around or rope))
+        case "dynamic":
+            return RopeSpec(theta, DynamicScaling(rope.number("factor"), max_position_embeddings))
         case kind:
             rope.refuse(f"{key} of type {kind!r} is not supported; {', '.join(KINDS)} are")
             return RopeSpec(theta)
 
 
+def check_factors(settings: Settings, rope: RopeSpec, rotary_size: int) -> None:
+    """See that there is a factor of LongRoPE for each pair of channels that turn."""
+    if isinstance(rope.scaling, LongRopeScaling):
+        for key in ("short_factor", "long_factor"):
+            count = len(getattr(rope.scaling, key))
+            if count != rotary_size // 2:
+                settings.refuse(f"{key} has {count} numbers; {rotary_size // 2} are needed")
+    if isinstance(rope.scaling, DynamicScaling) and rotary_size == 2:
+        settings.refuse("rope of type 'dynamic' needs more than two channels that turn")
+
+
 def _stretched(rope: RopeSpec, max_position_embeddings: int) -> int:
     match rope.scaling:
-        case LinearScaling(factor):
+        case LinearScaling(factor) | DynamicScaling(factor):
             return int(max_position_embeddings * factor)
         case YarnScaling() as yarn:
             stretched = int(yarn.original_max_position_embeddings * yarn.factor)
@@ -118,6 +149,20 @@ def _llama3(rope: Settings) -> Llama3Scaling:
         low_freq_factor=rope.number("low_freq_factor"),
         high_freq_factor=rope.number("high_freq_factor"),
         original_max_position_embeddings=rope.integer("original_max_position_embeddings"),
+    )
+
+
+def _longrope(rope: Settings, max_position_embeddings: int, around: Settings) -> LongRopeScaling:
+    key = "original_max_position_embeddings"
+    stated = around if rope.get(key) is None and around.get(key) is not None else rope
+    original = stated.integer(key, max_position_embeddings, least=2)  # its logarithm divides
+    factor = rope.number("factor", max_position_embeddings / original)
+    amplitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return LongRopeScaling(
+        short_factor=rope.numbers("short_factor"),
+        long_factor=rope.numbers("long_factor"),
+        original_max_position_embeddings=original,
+        attention_factor=rope.number("attention_factor", amplitude),
     )
 
 

@@ -7,6 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TypeGuard
+
+
+def _is_positive(value: object) -> TypeGuard[int | float]:
+    """Whether it is a number above 0 and finite."""
+    return isinstance(value, int | float) and value is not True and 0 < value < math.inf
 
 
 class Settings:
@@ -49,7 +55,7 @@ class Settings:
     def number(self, key: str, default: float | None = None) -> float:
         """A positive, finite number."""
         value = self._required(key, default)
-        if isinstance(value, int | float) and value is not True and 0 < value < math.inf:
+        if _is_positive(value):
             return float(value)
         if value is not None:
             self.refuse(f"{key} must be a positive number, is {value!r}")
@@ -59,6 +65,15 @@ class Settings:
         """A positive, finite number, or None where the key is null or has no default."""
         is_none = self.is_null(key) or (key not in self and default is None)
         return None if is_none else self.number(key, default)
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of positive, finite numbers."""
+        values = self._required(key, None)
+        if isinstance(values, list) and all(map(_is_positive, values)):
+            return tuple(map(float, values))
+        if values is not None:
+            self.refuse(f"{key} must be a list of positive numbers, is {str(values)[:80]}")
+        return ()
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._required(key, default)

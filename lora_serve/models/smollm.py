@@ -45,7 +45,7 @@ def _unrotated(settings: Settings) -> tuple[int, ...]:
 
 
 def _windows(settings: Settings, unrotated: tuple[int, ...]) -> tuple[int | None, ...]:
-    """With use_sliding_window, those of layers that are not rotated, if nothing else is said."""
+    """Each layer's: with use_sliding_window, unrotated ones have one, if nothing else is said."""
     layers = range(settings.integer("num_hidden_layers"))
     if settings.get("sliding_window") is None or not settings.flag("use_sliding_window", False):
         return (None,) * len(layers)

@@ -65,7 +65,7 @@ def load_model(config: ModelConfig, device: Device, block_size: int) -> LoadedMo
     num_bytes = num_parameters(spec) * dtype.itemsize
     with Progress("weights read and packed", num_bytes) as progress:
         weights = WeightReader(source, dtype, on_device, progress.note)
-        tables = spec.rotary_tables()
+        tables = spec.rotary_tables(longest)
         model = spec.build(weights, ops, [table.to(on_device) for table in tables])
     fingerprint = model_fingerprint(
         spec, dtype, weights.digest(), tables, machine_numerics(ops), block_size

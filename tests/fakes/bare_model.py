@@ -45,7 +45,8 @@ class BareModel:
         self.spec = change_spec(load_spec(directory))
         source = open_weights(directory, self.spec, "safetensors", 0, dtype)
         weights = WeightReader(source, dtype, device.torch_device)
-        tables = [table.to(device.torch_device) for table in self.spec.rotary_tables()]
+        tables = self.spec.rotary_tables(self.spec.max_positions)
+        tables = [table.to(device.torch_device) for table in tables]
         self.model = self.spec.build(weights, ops, tables)
         self.adapters = AdapterWeights(self.spec.linears(), ops, device, dtype)
         self.kv_caches = allocate_kv_caches(

@@ -132,6 +132,14 @@ OLMO3_ROPE = {
     "full_attention": YARN_ROPE,
     "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
 }
+LONGROPE = {  # over a context that all prompts exceed
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 16,
+    "short_factor": [1.0] * 6,
+    "long_factor": [1.0, 1.2, 1.5, 2.0, 3.0, 4.0],
+}
 GRANITE = {
     "embedding_multiplier": 3.5,
     "attention_multiplier": 0.2,
@@ -147,6 +155,11 @@ SMALL_MODELS = {
     ),
     "phi3": TinyModel(
         Phi3Config, Phi3ForCausalLM, {"partial_rotary_factor": 0.75, "sliding_window": 20}
+    ),
+    "phi4": TinyModel(
+        Phi3Config,
+        Phi3ForCausalLM,
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16} | TWO_LAYERS,
     ),
     "glm": TinyModel(GlmConfig, GlmForCausalLM, {"head_dim": 16} | TWO_LAYERS),
     "glm4": TinyModel(Glm4Config, Glm4ForCausalLM, {"head_dim": 16} | TWO_LAYERS),

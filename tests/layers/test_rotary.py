@@ -8,8 +8,10 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from lora_serve.layers.rotary import (
+    DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     RopeSpec,
     YarnScaling,
     rotary_table,
@@ -66,6 +68,44 @@ def test_the_table_is_that_of_transformers(parameters: dict[str, Any], rope: Rop
     # At position 8000 the last bit of a frequency moves an angle by 5e-4.
     torch.testing.assert_close(table[positions], expected, rtol=0, atol=1e-3)
     torch.testing.assert_close(table[positions[:30]], expected[:30], rtol=0, atol=2e-5)
+
+
+SHORT = tuple(1 + 0.01 * i for i in range(HEAD_SIZE // 2))
+LONG = tuple(1 + 0.5 * i for i in range(HEAD_SIZE // 2))
+LONGROPE = LongRopeScaling(SHORT, LONG, 512, attention_factor=1.2)
+LONGROPE_PARAMETERS = {
+    "rope_type": "longrope",
+    "original_max_position_embeddings": 512,
+    "short_factor": list(SHORT),
+    "long_factor": list(LONG),
+    "attention_factor": 1.2,
+}
+
+
+@pytest.mark.parametrize("context_len", [400, 512, 513, 1800])
+@pytest.mark.parametrize(
+    ("parameters", "rope"),
+    [
+        (LONGROPE_PARAMETERS, RopeSpec(scaling=LONGROPE)),
+        ({"rope_type": "dynamic", "factor": 3.0}, RopeSpec(scaling=DynamicScaling(3.0, 512))),
+    ],
+    ids=["longrope", "dynamic"],
+)
+def test_the_table_is_that_of_transformers_for_a_context_of_that_length(
+    parameters: dict[str, Any], rope: RopeSpec, context_len: int
+) -> None:
+    config = LlamaConfig(
+        hidden_size=4 * HEAD_SIZE,
+        num_attention_heads=4,
+        max_position_embeddings=512,
+        rope_parameters={"rope_theta": 10000.0, **parameters},
+    )
+    positions = torch.arange(context_len)
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None])
+    half = HEAD_SIZE // 2
+    expected = torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=-1)
+    table = rotary_table(rope, HEAD_SIZE, 2000, context_len=context_len)
+    torch.testing.assert_close(table[:context_len], expected, rtol=0, atol=3e-4)
 
 
 def test_more_positions_change_none_before() -> None:

@@ -76,8 +76,16 @@ def test_scaling_adds_positions_beyond_those_trained() -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of"),
         ({"head_dim": 15}, "head_dim 15 is odd"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "type 'dynamic' is not supported"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "type 'longrope' is not supported"),
+        ({"rope_scaling": {"type": "other", "factor": 2.0}}, "type 'other' is not supported"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "short_factor is missing; long_factor is"),
+        (
+            {"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": ["1"]}},
+            "long_factor must be a list of positive numbers, is ['1']; short_factor has 1 numbers",
+        ),
+        (
+            {"rope_scaling": {"type": "su", "original_max_position_embeddings": 1}},
+            "original_max_position_embeddings must be",
+        ),
         ({"rope_scaling": {"rope_type": "llama3"}}, "low_freq_factor is missing"),
         ({"rope_scaling": {"rope_type": "yarn", "mscale": 1.0}}, "yarn with mscale"),
         ({"rope_scaling": "linear"}, "rope_scaling must be an object, is 'linear'"),

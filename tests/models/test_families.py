@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from lora_serve.errors import ConfigError
-from lora_serve.layers.rotary import HeadOrder, RopeSpec, YarnScaling, paired_channels
+from lora_serve.layers.rotary import (
+    HeadOrder,
+    LongRopeScaling,
+    RopeSpec,
+    YarnScaling,
+    paired_channels,
+)
 from lora_serve.models.dense import DenseSpec
 from lora_serve.ops.reference import REFERENCE
 from tests.fakes.bare_model import BareModel, Prompt
@@ -58,6 +64,27 @@ def test_part_of_a_head_turns_in_either_spelling() -> None:
     assert read_as("Phi3", partial_rotary_factor=0.75).rotary_size == 12
     assert read_as("Phi3", rope_parameters={"partial_rotary_factor": 0.75}).rotary_size == 12
     assert read_as("Glm4", head_dim=16).rotary_size == 8
+
+
+def test_phis_original_context_may_stand_beside_the_scaling() -> None:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    older = read_as(
+        "Phi3", original_max_position_embeddings=512, rope_scaling={"type": "su", **factors}
+    )
+    newer = read_as(
+        "Phi3",
+        rope_parameters={
+            "rope_type": "longrope",
+            "original_max_position_embeddings": 512,
+            **factors,
+        },
+    )
+    assert older == newer
+    assert isinstance(older.rope.scaling, LongRopeScaling)
+    assert older.rope.scaling.attention_factor == pytest.approx((1 + 2 / 9) ** 0.5)
+    assert older.max_positions == 2048
+    short, long = (older.rotary_tables(length)[0] for length in (512, 2048))
+    assert not torch.equal(short, long)
 
 
 def test_adapters_change_the_projections_that_a_checkpoint_has() -> None:

@@ -86,6 +86,7 @@ PINNED_FACTS = {  # the beginning of their SHA-256
     "olmo2": "b57edfaf1a98ed3b",
     "olmo3": "eaf5cc93f7af1f54",
     "phi3": "156d2a6c3f2bb06b",
+    "phi4": "10834c5def43f9a9",
     "glm": "e2086f652a12a863",
     "glm4": "f1d99fcb1fe017bb",
     "cohere": "f37f387c7e0d73ec",

@@ -111,8 +111,8 @@ def test_gemma_3_has_two_rotary_bases_in_either_spelling(keys: dict[str, Any]) -
         (GEMMA3, {"rope_parameters": {"rope_theta": 1e4}}, "for full_attention and sliding_att"),
         (
             GEMMA3,
-            {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}},
-            "full_attention of type 'dynamic' is not supported",
+            {"rope_parameters": {"full_attention": {"rope_type": "other"}}},
+            "full_attention of type 'other' is not supported",
         ),
     ],
 )

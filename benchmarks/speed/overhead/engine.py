@@ -125,7 +125,7 @@ class TimedExecutor:
         sampler: Any = select_sampler(ops)
         device: Any = CpuDevice()
         weights = WeightReader(RandomWeights(spec.tensor_shapes(), 0, DTYPE), DTYPE)
-        model: Any = spec.build(weights, ops, spec.rotary_tables())
+        model: Any = spec.build(weights, ops, spec.rotary_tables(spec.max_positions))
         argmax = model.screened_argmax
         screening: Any = None if argmax is None else LMHeadScreening(argmax)
         group_of = [0] * len(spec.kv_specs())
