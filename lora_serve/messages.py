@@ -384,6 +384,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     device: str = ""
     num_threads: int = 0
     num_parameters: int = 0
+    weights: str = ""
     error: ErrorInfo | None = None
 
 

@@ -18,6 +18,7 @@ class ModelInfo:
         its bytes depend on; two engines can exchange records only if both are equal.
     is_asynchronous: whether a step runs while its caller goes on.
     architecture, device, num_threads, num_parameters: for people, and for /server_info.
+    weights: in which format they were stored; for people.
     """
 
     fingerprint: bytes
@@ -36,3 +37,4 @@ class ModelInfo:
     device: str = ""
     num_threads: int = 0
     num_parameters: int = 0
+    weights: str = ""

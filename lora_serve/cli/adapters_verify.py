@@ -38,10 +38,10 @@ def run_verify(args: argparse.Namespace) -> int:
 def shapes_of(model: str) -> Shapes:
     """(out_features, in_features) of what adapters may change. Raises ConfigError."""
     from lora_serve.models.base import lora_modules  # imports torch
-    from lora_serve.models.source import load_spec, model_directory
+    from lora_serve.models.source import load_spec, model_path
 
     prepare_hub([model], None)
-    directory = model_directory(model, None, "auto", with_weights=False)
+    directory = model_path(model, None, "auto", with_weights=False)
     return lora_modules(load_spec(directory, "auto").linears())
 
 

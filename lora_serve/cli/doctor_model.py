@@ -14,8 +14,9 @@ from lora_serve.config import CacheConfig
 from lora_serve.config.model import AUTO
 from lora_serve.errors import ConfigError
 from lora_serve.models.base import ModelSpec, num_parameters
+from lora_serve.models.checkpoints.choose import format_of
 from lora_serve.models.choices import dtype_name
-from lora_serve.models.source import load_spec, model_directory
+from lora_serve.models.source import load_spec, model_path
 from lora_serve.observability.sizes import shown_bytes, shown_count
 from lora_serve.worker.memory import CPU_DEFAULT_BYTES
 
@@ -28,18 +29,21 @@ def model_findings(model: str) -> list[Finding]:
     """Findings for `lora-serve serve MODEL` on the CPU, with all settings as they are."""
     try:
         prepare_hub([model], None)
-        spec = load_spec(model_directory(model, None, AUTO, with_weights=False))
+        path = model_path(model, None, AUTO, with_weights=False)
+        spec = load_spec(path)
         value_bytes = VALUE_BYTES[dtype_name(AUTO, spec)]
     except ConfigError as error:
         return [Finding("model", str(error), Level.ERROR, "see docs/models.md for what is served")]
-    return [*_weights(model, spec, value_bytes), *_kv(spec, value_bytes)]
+    told = f"{model}: {spec.architecture} from {format_of(path, AUTO).name}"
+    return [*_weights(told, spec, value_bytes), *_kv(spec, value_bytes)]
 
 
 def _weights(model: str, spec: ModelSpec, value_bytes: int) -> Iterator[Finding]:
+    """model: as it is told."""
     count = num_parameters(spec)
     size = count * value_bytes
     told = (
-        f"{model}: {spec.architecture}, {shown_count(count)} parameters, "
+        f"{model}, {shown_count(count)} parameters, "
         f"{dtype_name(AUTO, spec)}; weights {shown_bytes(size)}"
     )
     free = available_bytes()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lora_serve.errors import ConfigError
+from lora_serve.gguf.location import hub_parts
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ def prepare_hub(models: Sequence[str], revision: str | None) -> None:
     from huggingface_hub import try_to_load_from_cache
 
     for model in hub_ids:
+        if hub_parts(model):  # which file is meant is known when the repository is looked into
+            continue
         if not isinstance(try_to_load_from_cache(model, "config.json", revision=revision), str):
             raise ConfigError(
                 f"model {model!r} is not a directory here, and the hub at {endpoint} cannot be "
@@ -52,8 +55,8 @@ def prepare_hub(models: Sequence[str], revision: str | None) -> None:
 
 
 def is_hub_id(model: str) -> bool:
-    """Whether this is "organisation/name", and no directory here."""
-    is_path = model.startswith((".", "/", "~")) or Path(model).is_dir()
+    """Whether this is "organisation/name", and nothing here."""
+    is_path = model.startswith((".", "/", "~")) or Path(model).exists()
     return model.count("/") == 1 and not is_path
 
 

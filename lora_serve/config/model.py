@@ -12,7 +12,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4")
 SCREENS = ("auto", "on", "off")
 # Each is a module of lora_serve/models/checkpoints.
-CHECKPOINT_FORMATS = ("safetensors",)
+CHECKPOINT_FORMATS = ("safetensors", "gguf")
 AUTO, RANDOM_WEIGHTS = "auto", "dummy"
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 
@@ -21,7 +21,9 @@ LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed
 class ModelConfig:
     """Which model, in which arithmetic."""
 
-    model: str = setting("Directory or hub id of the model; the demo's own if left out.", "")
+    model: str = setting(
+        "Directory, hub id or GGUF file of the model; the demo's own if left out.", ""
+    )
     tokenizer: str | None = setting(
         "Directory or hub id of the tokenizer, if it is not the model's.", None, metavar="MODEL"
     )

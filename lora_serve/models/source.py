@@ -1,4 +1,4 @@
-"""Finds the directory on this machine that a user's model name means, and its config."""
+"""Finds the directory or file on this machine that a user's model name means, and its config."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import json
 import shlex
 from pathlib import Path
 
-from lora_serve.config.model import AUTO
+from lora_serve.config.model import AUTO, RANDOM_WEIGHTS
 from lora_serve.errors import ConfigError
+from lora_serve.gguf.location import SUFFIX, gguf_file
 from lora_serve.models.base import ModelSpec
-from lora_serve.models.checkpoints.choose import format_of, formats_for
+from lora_serve.models.checkpoints.choose import format_named, format_of, formats_for
 from lora_serve.models.registry import read_spec
 
 _CONFIG_FILES = ("*.json",)
 ADAPTER_CONFIG = "adapter_config.json"
-GGUF = ".gguf"
-MAX_SHOWN_CHARS = 200
+GGUF_FORMAT = "gguf"
+MAX_SHOWN_CHARS, MAX_SHOWN_FILES = 200, 8
 
 
-def model_directory(
+def model_path(
     model: str, revision: str | None, load_format: str = AUTO, *, with_weights: bool
 ) -> Path:
-    """The directory `model`, or the local snapshot of the hub repository of that name.
+    """The directory or GGUF file `model`, or what was fetched of the hub under that name.
 
     with_weights: whether the files of the weights are wanted too, in the formats that load_format
     allows.
@@ -33,8 +34,9 @@ def model_directory(
     if model and directory.is_dir():
         _check_holds_model(directory)
         return directory
-    if directory.is_file():
-        raise ConfigError(_told_of_file(directory))
+    if file := gguf_file(model, revision):
+        _check_is_gguf(file, load_format)
+        return file
     if not model or model.count("/") != 1 or model.startswith((".", "/", "~")):
         raise ConfigError(
             f"model {model!r} is neither a directory nor a hub id such as org/name"
@@ -67,18 +69,22 @@ def _check_holds_model(directory: Path) -> None:
             f"model {directory}: this is a LoRA adapter, not a model; serve its base with it: "
             f"lora-serve serve {base} --enable-lora --lora-modules NAME={directory}"
         )
-    if any(directory.glob(f"*{GGUF}")):
-        raise ConfigError(_told_of_file(next(directory.glob(f"*{GGUF}"))))
-
-
-def _told_of_file(file: Path) -> str:
-    if file.suffix.lower() == GGUF:
-        return (
-            f"model {file}: GGUF files are not supported; name the directory, or the hub id, of "
-            "the model that it was made from, with config.json and safetensors; --quantization "
-            "int4 makes that smaller, too"
+    if files := sorted(directory.glob(f"*{SUFFIX}")):
+        raise ConfigError(
+            f"model {directory}: this directory holds GGUF files and no config.json; name one of "
+            f"them: {', '.join(str(file) for file in files[:MAX_SHOWN_FILES])}"
         )
-    return f"model {file}: this is a file; name the directory that holds config.json and weights"
+
+
+def _check_is_gguf(file: Path, load_format: str) -> None:
+    """Raise ConfigError for a file that is no model, or is not of the format that is asked for."""
+    if not format_named(GGUF_FORMAT).recognises(file) and file.suffix.lower() != SUFFIX:
+        raise ConfigError(
+            f"model {file}: this is a file, and none of GGUF; name the directory that holds "
+            "config.json and weights"
+        )
+    if load_format not in (AUTO, GGUF_FORMAT, RANDOM_WEIGHTS):
+        raise ConfigError(f"model {file}: this is a GGUF file, not --load-format {load_format}")
 
 
 def _base_of(adapter_config: Path) -> str | None:
@@ -91,10 +97,11 @@ def _base_of(adapter_config: Path) -> str | None:
 
 
 def load_spec(directory: Path, load_format: str = AUTO) -> ModelSpec:
-    """The model that the directory's config describes.
+    """The model that a directory's config describes, or a file's header.
 
     Raises:
         ConfigError: when it is missing, broken, or describes what is not supported.
     """
     form = format_of(directory, load_format)
-    return read_spec(form.config(directory), str(directory / "config.json"))
+    config = form.config(directory)
+    return read_spec(config, str(directory if directory.is_file() else directory / "config.json"))

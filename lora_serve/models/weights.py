@@ -31,6 +31,10 @@ _RANDOM_POOL = 1_048_583  # values; a prime, so that no two rows of a weight are
 class TensorSource(Protocol):
     """The tensors of one model, by the names of `ModelSpec.tensor_shapes`."""
 
+    @property
+    def described(self) -> str:
+        """The format and the types in it, for people."""
+
     def read(self, name: str) -> Tensor:
         """A tensor of any float dtype, which the caller may keep and change."""
 
@@ -48,6 +52,7 @@ class Checkpoint:
         self, directory: Path, form: CheckpointFormat, name_of: Callable[[str], str | None]
     ) -> None:
         self._directory = directory
+        self._format = form.name
         self._dtypes = form.dtypes
         self._source = form.open(directory)
         self._stored = {
@@ -56,6 +61,10 @@ class Checkpoint:
             if (name := name_of(stored)) is not None and not stored.endswith(_BUFFER)
         }
         self._read_ahead = ReadAhead(())
+
+    @property
+    def described(self) -> str:
+        return f"{self._format} ({', '.join(sorted({t.dtype for _, t in self._stored.values()}))})"
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse a checkpoint that does not hold exactly `shapes`, naming what differs."""
@@ -108,6 +117,10 @@ class RandomWeights:
         generator = torch.Generator().manual_seed(seed)
         self._pool = torch.randn(_RANDOM_POOL, generator=generator).to(device)
         self._dtype = dtype
+
+    @property
+    def described(self) -> str:
+        return "random numbers"
 
     def read(self, name: str) -> Tensor:
         shape = self._shapes[name]

@@ -46,7 +46,7 @@ def _model(config: EngineConfig, engine: EngineReady) -> str:
     )
     return (
         f"{names}: {engine.architecture}, {shown_count(engine.num_parameters)} parameters, "
-        f"{engine.dtype}{quantization}"
+        f"{engine.dtype} from {engine.weights}{quantization}"
     )
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lora_serve.gguf.header import read_header
+from lora_serve.gguf.location import gguf_file
 from lora_serve.text.generation_config import read_model_json
 from lora_serve.text.model_files import model_file
 
 
 def chat_templates(source: str, revision: str | None) -> str:
-    """All templates of a directory or hub repository, one behind the other; "" if it has none.
+    """All templates of a directory, repository or GGUF file, one behind the other; "" without any.
 
     For questions of what no template holds: which one is used is the tokenizer's to say.
     """
+    file = gguf_file(source, revision)
+    if file is not None:
+        return "\n".join(_texts(read_header(file).metadata.get("tokenizer.chat_template")))
     found: list[str] = []
     for name in ("tokenizer_config.json", "chat_template.json"):
         found += _texts(read_model_json(source, revision, name).get("chat_template"))

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lora_serve.gguf.location import hub_parts
+
 
 def model_file(source: str, revision: str | None, filename: str) -> Path | None:
     """A file of a model directory or hub repository; None if it has none, or cannot be asked."""
     directory = Path(source).expanduser()
+    if directory.is_file() or hub_parts(source):  # a GGUF file has all in itself
+        return None
     if directory.is_dir():
         path = directory / filename
         return path if path.is_file() else None

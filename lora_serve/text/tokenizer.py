@@ -15,7 +15,10 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFas
 
 from lora_serve.chat.template import render_chat
 from lora_serve.errors import ConfigError, InvalidRequestError
+from lora_serve.gguf.location import gguf_file
 from lora_serve.text.generation_config import end_token_ids, read_model_json, sampling_defaults
+from lora_serve.text.gguf_tokenizer import gguf_tokenizer
+from lora_serve.text.gguf_vocabulary import GgufVocabulary
 from lora_serve.text.token_bytes import token_bytes
 from lora_serve.text.tokenizer_files import check_tokenizer_directory
 
@@ -37,7 +40,7 @@ class Tokenizer:
         """Load everything.
 
         Args:
-            source: a directory or a hub id.
+            source: a directory, a hub id, or a GGUF file as `gguf_file` finds it.
             revision: branch, tag or commit of a hub repository.
             model: where generation_config.json and config.json lie, if not at `source`.
 
@@ -49,8 +52,7 @@ class Tokenizer:
         self._backend = self._hf.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
-        generation = read_model_json(model or source, revision, "generation_config.json")
-        config = read_model_json(model or source, revision, "config.json")
+        generation, config = _model_settings(model or source, revision)
         own = {"eos_token_id": self._hf.eos_token_id}
         self.eos_token_ids = tuple(end_token_ids((own, generation, config)))
         self.generation_defaults: Mapping[str, float] = MappingProxyType(
@@ -214,6 +216,17 @@ class Tokenizer:
         return token_bytes(self.token_piece(token_id), self.token_text(token_id))
 
 
+def _model_settings(
+    source: str, revision: str | None
+) -> tuple[dict[str, object], dict[str, object]]:
+    """What the model's generation_config.json says, and its config.json."""
+    file = gguf_file(source, revision)
+    if file is not None:
+        return {"eos_token_id": GgufVocabulary(file).end_token_ids()}, {}
+    generation = read_model_json(source, revision, "generation_config.json")
+    return generation, read_model_json(source, revision, "config.json")
+
+
 def _plain_config(source: str, revision: str | None) -> PreTrainedConfig | None:
     """The model's config by which to choose the tokenizer's class; None: AutoTokenizer reads it.
 
@@ -228,6 +241,9 @@ def _plain_config(source: str, revision: str | None) -> PreTrainedConfig | None:
 
 
 def _load(source: str, revision: str | None) -> PreTrainedTokenizerFast:
+    file = gguf_file(source, revision)
+    if file is not None:
+        return gguf_tokenizer(file)
     check_tokenizer_directory(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(

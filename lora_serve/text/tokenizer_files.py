@@ -1,10 +1,12 @@
-"""Whether a directory can hold a tokenizer: a look at its names, without any tokenizer library."""
+"""Whether a directory or file can hold a tokenizer: a look without any tokenizer library."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from lora_serve.errors import ConfigError
+from lora_serve.gguf.location import gguf_file
+from lora_serve.text.gguf_vocabulary import GgufVocabulary
 
 # Without one of these there is nothing by which text could be split.
 _PATTERNS = ("tokenizer.json", "tokenizer.model", "vocab.*", "*.spm", "*spiece*.model",
@@ -23,12 +25,16 @@ def check_tokenizer_directory(source: str) -> None:
         )
 
 
-def check_tokenizer_files(source: str) -> None:
-    """Refuse what check_tokenizer_directory refuses, and a directory without a tokenizer's files.
+def check_tokenizer_files(source: str, revision: str | None = None) -> None:
+    """Refuse what check_tokenizer_directory refuses, and a place without a tokenizer.
 
     Raises:
         ConfigError: naming the directory.
     """
+    file = gguf_file(source, revision)
+    if file is not None:
+        GgufVocabulary(file)
+        return
     check_tokenizer_directory(source)
     directory = Path(source).expanduser()
     if not directory.is_dir():

@@ -12,7 +12,7 @@ from lora_serve.config.model import RANDOM_WEIGHTS
 from lora_serve.models.base import Model, ModelSpec, num_parameters
 from lora_serve.models.choices import dtype_name, max_model_len
 from lora_serve.models.fingerprint import model_fingerprint
-from lora_serve.models.source import load_spec, model_directory
+from lora_serve.models.source import load_spec, model_path
 from lora_serve.models.weights import WeightReader, open_weights
 from lora_serve.observability.progress import Progress
 from lora_serve.ops.contract import Ops
@@ -30,7 +30,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """screening: of the LM head, where it is screened. fingerprint: as in step.ModelInfo."""
+    """screening: of the LM head, where it is screened. fingerprint: as in step.ModelInfo.
+
+    weights: their format, for people.
+    """
 
     device: Device
     ops: Ops
@@ -41,6 +44,7 @@ class LoadedModel:
     sampler: Sampler
     screening: LMHeadScreening | None
     fingerprint: bytes
+    weights: str
 
 
 def load_model(config: ModelConfig, device: Device, block_size: int) -> LoadedModel:
@@ -51,7 +55,7 @@ def load_model(config: ModelConfig, device: Device, block_size: int) -> LoadedMo
     """
     on_device = device.torch_device
     ops = _chosen_ops(config, on_device)  # first: what it refuses needs no download
-    directory = model_directory(
+    directory = model_path(
         config.model,
         config.revision,
         config.load_format,
@@ -81,6 +85,7 @@ def load_model(config: ModelConfig, device: Device, block_size: int) -> LoadedMo
         sampler=select_sampler(ops, LogprobsMode.named(config.logprobs_mode)),
         screening=None if argmax is None else LMHeadScreening(argmax),
         fingerprint=fingerprint,
+        weights=source.described,
     )
 
 

@@ -124,6 +124,7 @@ class Worker:
             device=device.name,
             num_threads=torch.get_num_threads(),
             num_parameters=num_parameters(model.spec),
+            weights=model.weights,
         )
 
     @torch.inference_mode()

@@ -6,22 +6,22 @@ from pathlib import Path
 import pytest
 
 from lora_serve.errors import ConfigError
-from lora_serve.models.source import load_spec, model_directory
+from lora_serve.models.source import load_spec, model_path
 
 
 def test_a_directory_is_itself(tmp_path: Path) -> None:
-    assert model_directory(str(tmp_path), None, with_weights=True) == tmp_path
+    assert model_path(str(tmp_path), None, with_weights=True) == tmp_path
 
 
 @pytest.mark.parametrize("model", ["", "./nowhere", "/nowhere/at/all", "name", "a/b/c"])
 def test_what_is_neither_a_directory_nor_a_hub_id_is_refused(model: str) -> None:
     with pytest.raises(ConfigError, match="neither a directory nor a hub id"):
-        model_directory(model, None, with_weights=True)
+        model_path(model, None, with_weights=True)
 
 
 def test_a_hub_id_that_is_none_is_refused_with_the_hubs_reason() -> None:
     with pytest.raises(ConfigError, match="could not be fetched from the hub"):
-        model_directory("not valid/a b", None, with_weights=False)
+        model_path("not valid/a b", None, with_weights=False)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_path_that_is_not_there_is_told_in_full(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as refused:
-        model_directory("./nosuch", None, with_weights=False)
+        model_path("./nosuch", None, with_weights=False)
     assert f"there is no {tmp_path / 'nosuch'}, see that it is spelled right" in str(refused.value)
 
 
@@ -51,7 +51,7 @@ def test_an_adapter_is_no_model_and_its_base_is_named(tmp_path: Path) -> None:
     config = {"base_model_name_or_path": "org/base"}
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError) as refused:
-        model_directory(str(tmp_path), None, with_weights=False)
+        model_path(str(tmp_path), None, with_weights=False)
     command = f"lora-serve serve org/base --enable-lora --lora-modules NAME={tmp_path}"
     assert "this is a LoRA adapter, not a model" in str(refused.value)
     assert str(refused.value).endswith(command)
@@ -61,17 +61,16 @@ def test_an_adapter_is_no_model_and_its_base_is_named(tmp_path: Path) -> None:
 def test_a_broken_adapter_is_no_model_either(tmp_path: Path, config: str) -> None:
     (tmp_path / "adapter_config.json").write_text(config)
     with pytest.raises(ConfigError, match="lora-serve serve ITS_BASE_MODEL --enable-lora"):
-        model_directory(str(tmp_path), None, with_weights=False)
+        model_path(str(tmp_path), None, with_weights=False)
 
 
-@pytest.mark.parametrize("named", ["model.gguf", ""])
-def test_a_gguf_file_or_a_directory_of_them_is_told(tmp_path: Path, named: str) -> None:
+def test_a_directory_of_gguf_files_is_told_to_be_one(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ConfigError, match=r"model\.gguf: GGUF files are not supported; name the"):
-        model_directory(str(tmp_path / named), None, with_weights=False)
+    with pytest.raises(ConfigError, match=r"name one of them: /.*model\.gguf$"):
+        model_path(str(tmp_path), None, with_weights=False)
 
 
 def test_another_file_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ConfigError, match="this is a file; name the directory that holds config"):
-        model_directory(str(tmp_path / "model.safetensors"), None, with_weights=False)
+    with pytest.raises(ConfigError, match="this is a file, and none of GGUF; name the directory"):
+        model_path(str(tmp_path / "model.safetensors"), None, with_weights=False)

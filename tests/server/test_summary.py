@@ -21,6 +21,7 @@ READY = EngineReady(
     device="cpu",
     num_threads=2,
     num_parameters=134_515_008,
+    weights="GGUF (Q4_1, F32)",
 )
 ENGINE = EngineConfig(
     model=ModelConfig(model="/models/a", served_model_name=("a", "b"), quantization="int8"),
@@ -32,7 +33,8 @@ ENGINE = EngineConfig(
 def test_each_subject_is_told_with_its_numbers() -> None:
     summary = start_summary(ENGINE, ServerConfig(), READY)
     assert summary["model"] == (
-        "a, b: LlamaForCausalLM, 135 M parameters, bfloat16, linear layers in int8"
+        "a, b: LlamaForCausalLM, 135 M parameters, bfloat16 from GGUF (Q4_1, F32), linear layers "
+        "in int8"
     )
     assert summary["runs on"] == "cpu, 2 threads, kernels cpu-avx2-3"
     assert summary["KV cache"].startswith(

@@ -45,4 +45,5 @@ def engine_ready(model: ModelInfo, needs: KVNeeds) -> EngineReady:
         device=model.device,
         num_threads=model.num_threads,
         num_parameters=model.num_parameters,
+        weights=model.weights,
     )

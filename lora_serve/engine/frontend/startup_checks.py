@@ -25,6 +25,7 @@ from lora_serve.errors import (
     ConfigError,
     LoraServeError,
 )
+from lora_serve.gguf.location import names_gguf
 from lora_serve.kv_tiers.opening import check_tiers
 from lora_serve.structured_output.backend import require_installed
 from lora_serve.text.tokenizer_files import check_tokenizer_files
@@ -75,11 +76,9 @@ def _check_model(config: ModelConfig) -> Mapping[str, tuple[int, int]]:
     """The shapes of the modules that adapters may change, if the model's config can be served."""
     from lora_serve.models.base import lora_modules  # imports torch
     from lora_serve.models.choices import dtype_name, max_model_len
-    from lora_serve.models.source import load_spec, model_directory
+    from lora_serve.models.source import load_spec, model_path
 
-    directory = model_directory(
-        config.model, config.revision, config.load_format, with_weights=False
-    )
+    directory = model_path(config.model, config.revision, config.load_format, with_weights=False)
     spec = load_spec(directory, config.load_format)
     refusals = Refusals()
     with refusals.noted():
@@ -93,11 +92,12 @@ def _check_model(config: ModelConfig) -> Mapping[str, tuple[int, int]]:
 
 
 def _check_tokenizer(config: ModelConfig) -> None:
+    is_directory = (Path(config.model).expanduser() / "config.json").is_file()
     if config.tokenizer is not None:
-        check_tokenizer_files(config.tokenizer)
-    elif (Path(config.model).expanduser() / "config.json").is_file():
+        check_tokenizer_files(config.tokenizer, config.revision)
+    elif is_directory or names_gguf(config.model):
         # Else the model is on the hub, or is refused for what it is: no second line for that.
-        check_tokenizer_files(config.model)
+        check_tokenizer_files(config.model, config.revision)
 
 
 def _check_dimensions(dimensions: int | None, hidden_size: int) -> None:

@@ -41,7 +41,14 @@ class StoredTensors(Protocol):
 
 
 class CheckpointFormat(Protocol):
-    """A format. It refuses with a ConfigError that names the file and the remedy."""
+    """A format. It refuses with a ConfigError that names the file and the remedy.
+
+    directory: where a checkpoint lies; of a format that has one file, that file.
+    """
+
+    @property
+    def name(self) -> str:
+        """As people call it."""
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Which format a directory's checkpoint has."""
+"""Which format a checkpoint has."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ def formats_for(load_format: str) -> tuple[CheckpointFormat, ...]:
 
 
 def format_of(directory: Path, load_format: str) -> CheckpointFormat:
-    """The format of the directory: the first, whose errors say what is missing, if none fits."""
+    """The format of it: the first, whose errors say what is missing, if none fits."""
     formats = formats_for(load_format)
+    if directory.is_file():  # also one that is broken, and says so when it is read
+        return format_named("gguf")
     return next((each for each in formats if each.recognises(directory)), formats[0])

@@ -18,6 +18,7 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
 class Safetensors:
+    name = "safetensors"
     files = ("*.safetensors",)
     dtypes = ("F32", "BF16", "F16")
 

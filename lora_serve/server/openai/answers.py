@@ -278,6 +278,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
     created: seconds since 1970, when the server started or the adapter was loaded.
     root: where it came from. parent: the base model's name. digest: of the weights, in hex.
+    weights: the format in which the base model's are stored.
     quantization: how the base model's linear layers are kept, if not as they were loaded.
     rollout: how far its last change came, for admins, where there is a catalog.
     """
@@ -289,6 +290,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     parent: str | None = None
     max_model_len: int
+    weights: str | UnsetType = UNSET
     quantization: str | UnsetType = UNSET
     digest: str | UnsetType = UNSET
     generation: int | UnsetType = UNSET

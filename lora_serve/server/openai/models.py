@@ -157,6 +157,7 @@ def _base_card(engine: Engine, name: str, started_at: int) -> ModelCard:
         created=started_at,
         root=engine.config.model.model,
         max_model_len=engine.model_info.max_model_len,
+        weights=engine.model_info.weights or UNSET,
         quantization=engine.config.model.quantization or UNSET,
     )
 

@@ -1,0 +1,1 @@
+"""GGUF files: what their headers say, and which file a model's name means. Reads no tensor."""

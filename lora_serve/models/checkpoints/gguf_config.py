@@ -1,0 +1,257 @@
+"""What a GGUF file's metadata says of its model, in the words of a config.json.
+
+The families' readers take it from there. What would be computed wrongly, and no config.json could
+say, is refused here, all of it at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from lora_serve.errors import ConfigError
+from lora_serve.gguf.header import GgufHeader, Value
+from lora_serve.models.checkpoints.gguf_families import FAMILIES, GgufFamily
+from lora_serve.models.common_config import FULL, SLIDING
+
+ROPE_FREQS = "rope_freqs.weight"
+_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+
+# Behind the architecture's name; those without a value are required.
+_KEYS: Mapping[str, str] = MappingProxyType(
+    {
+        "max_position_embeddings": "context_length",
+        "hidden_size": "embedding_length",
+        "num_hidden_layers": "block_count",
+        "intermediate_size": "feed_forward_length",
+        "num_attention_heads": "attention.head_count",
+        "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    }
+)
+_OPTIONAL_KEYS: Mapping[str, str] = MappingProxyType(
+    {
+        "num_key_value_heads": "attention.head_count_kv",
+        "head_dim": "attention.key_length",
+        "rope_theta": "rope.freq_base",
+    }
+)
+_GEMMA_KEYS: Mapping[str, str] = MappingProxyType(
+    {
+        "sliding_window": "attention.sliding_window",
+        "rope_local_base_freq": "rope.freq_base_swa",
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+    }
+)
+_YARN_KEYS: Mapping[str, str] = MappingProxyType(
+    {
+        "original_max_position_embeddings": "rope.scaling.original_context_length",
+        "attention_factor": "rope.scaling.attn_factor",
+        "beta_fast": "rope.scaling.yarn_beta_fast",
+        "beta_slow": "rope.scaling.yarn_beta_slow",
+    }
+)
+# What changes a model's arithmetic, with the value that does not.
+_OTHER_ARITHMETIC: Mapping[str, object] = MappingProxyType(
+    {
+        "expert_count": 0,
+        "attention.causal": True,
+        "attention.scale": None,
+        "attention.clamp_kqv": 0,
+        "attention.max_alibi_bias": 0,
+        "attention.temperature_length": None,
+        "embedding_scale": 1,
+        "logit_scale": 1,
+        "residual_scale": 1,
+        "use_parallel_residual": False,
+        "rope.dimension_sections": None,
+        "rope.scaling.yarn_log_multiplier": None,
+        "rope.scaling.yarn_ext_factor": None,
+    }
+)
+# llama.cpp knows by the number of layers which Gemmas take the scale of attention from the hidden
+# size; a file does not say.
+_GEMMA_27B_LAYERS: Mapping[str, int] = MappingProxyType({"gemma2": 46, "gemma3": 62})
+
+
+def config_of(header: GgufHeader, readable_types: tuple[str, ...]) -> dict[str, object]:
+    """The config.json that the model would have.
+
+    readable_types: what tensors may be of.
+
+    Raises:
+        ConfigError: listing everything that is not supported.
+    """
+    findings = [*_file_findings(header), *_type_findings(header, readable_types)]
+    architecture = header.metadata.get("general.architecture")
+    family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
+    if family is None:
+        findings.append(
+            f"the architecture {str(architecture)[:80]!r} is not supported in GGUF files; "
+            f"supported are {', '.join(FAMILIES)}"
+        )
+    else:
+        findings += _metadata_findings(header, str(architecture))
+    if findings or family is None:
+        raise ConfigError(f"{header.path}: " + "; ".join(findings))
+    return _config(header, str(architecture), family)
+
+
+def _file_findings(header: GgufHeader) -> list[str]:
+    findings = []
+    kind, parts = header.metadata.get("general.type", "model"), header.metadata.get("split.count")
+    if kind != "model":
+        findings.append(f"the file holds no model but a {str(kind)[:80]!r}")
+    if isinstance(parts, int) and parts > 1:
+        findings.append(
+            f"the model is split into {parts} files; join them with llama-gguf-split --merge"
+        )
+    return findings
+
+
+def _type_findings(header: GgufHeader, readable_types: tuple[str, ...]) -> list[str]:
+    counts = Counter(entry.type_name for entry in header.tensors.values())
+    return [
+        f"{count} tensors are of the type {name}, which is not supported; supported are "
+        f"{', '.join(readable_types)}: take the file of another quantisation"
+        for name, count in sorted(counts.items())
+        if name not in readable_types
+    ]
+
+
+def _metadata_findings(header: GgufHeader, architecture: str) -> list[str]:
+    metadata, tensors = header.metadata, header.tensors
+    keys = [f"{architecture}.{key}" for key in _KEYS.values()]
+    findings = [f"{key} is missing from the metadata" for key in keys if key not in metadata]
+    findings += [
+        f"{architecture}.{key} of {value!r:.80} is not supported"
+        for key, plain in _OTHER_ARITHMETIC.items()
+        if (value := metadata.get(f"{architecture}.{key}")) is not None and value != plain
+    ]
+    findings += [
+        f"{key} must be one whole number, is {value!r:.80}"
+        for key in (f"{architecture}.attention.head_count{suffix}" for suffix in ("", "_kv"))
+        if not isinstance(value := metadata.get(key, 1), int) or value < 1
+    ]
+    if _EMBEDDING not in tensors or len(tensors[_EMBEDDING].shape) != 2:
+        findings.append(f"{_EMBEDDING}, a matrix, is missing")
+    key_size, value_size = (
+        metadata.get(f"{architecture}.attention.{kind}_length") for kind in ("key", "value")
+    )
+    if key_size != value_size:
+        findings.append(f"keys of size {key_size} and values of size {value_size} are not equal")
+    return findings
+
+
+def _config(header: GgufHeader, architecture: str, family: GgufFamily) -> dict[str, object]:
+    """Of metadata that has been checked."""
+
+    def stated(keys: Mapping[str, str]) -> dict[str, object]:
+        return {
+            name: _plain(header.metadata[f"{architecture}.{key}"])
+            for name, key in keys.items()
+            if f"{architecture}.{key}" in header.metadata
+        }
+
+    config: dict[str, object] = {
+        "architectures": [family.architecture],
+        "vocab_size": header.tensors[_EMBEDDING].shape[0],
+        "tie_word_embeddings": _HEAD not in header.tensors,
+        "torch_dtype": _dtype(header, family),
+        **stated(_KEYS),
+        **stated(_OPTIONAL_KEYS),
+    }
+    head_size = config.setdefault("head_dim", _head_size(config))
+    rotated = header.metadata.get(f"{architecture}.rope.dimension_count", head_size)
+    if rotated != head_size:
+        config["partial_rotary_factor"] = _ratio(rotated, head_size)
+    if scaling := _rope_scaling(header, architecture, head_size, stated(_YARN_KEYS)):
+        config["rope_scaling"] = scaling
+    if family.is_gemma:
+        config |= stated(_GEMMA_KEYS) | _gemma(header, architecture, config)
+    elif "blk.0.attn_q.bias" in header.tensors:
+        config["attention_bias"] = True
+    return config
+
+
+def _plain(value: Value) -> Value:
+    """A float32 as its shortest decimal: 9.99999974e-06 is 1e-05, as the model's authors wrote."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def _head_size(config: Mapping[str, object]) -> object:
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+        return hidden // heads
+    return None  # its reader refuses the two
+
+
+def _ratio(part: object, whole: object) -> object:
+    if isinstance(part, int) and isinstance(whole, int) and whole > 0:
+        return part / whole
+    return part
+
+
+def _dtype(header: GgufHeader, family: GgufFamily) -> str:
+    """What to compute in: the matrices' own type, else bfloat16, which quantised ones fit into."""
+    types = {entry.type_name for entry in header.tensors.values() if len(entry.shape) > 1}
+    if types == {"F32"}:
+        return "float32"
+    # Gemma's activations go beyond what float16 can hold.
+    return "float16" if types == {"F16"} and not family.is_gemma else "bfloat16"
+
+
+def _rope_scaling(
+    header: GgufHeader, architecture: str, head_size: object, yarn: Mapping[str, object]
+) -> dict[str, object]:
+    kind = header.metadata.get(f"{architecture}.rope.scaling.type", "none")
+    factor = header.metadata.get(
+        f"{architecture}.rope.scaling.factor",
+        header.metadata.get(f"{architecture}.rope.scale_linear"),
+    )
+    if ROPE_FREQS in header.tensors and isinstance(head_size, int):
+        factors = _factors(header, head_size // 2)
+        equal = {"short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
+        return {"rope_type": "longrope", **equal}
+    if kind == "none":
+        return {}
+    scaling: dict[str, object] = {"rope_type": kind}
+    if factor is not None:
+        scaling["factor"] = _plain(factor)
+    return scaling | dict(yarn) if kind == "yarn" else scaling
+
+
+def _factors(header: GgufHeader, num_frequencies: int) -> list[float]:
+    """By which each rotary frequency is divided."""
+    entry = header.tensors[ROPE_FREQS]
+    if entry.type_name != "F32" or entry.shape != (num_frequencies,):
+        raise ConfigError(
+            f"{header.path}: {ROPE_FREQS} must be {num_frequencies} numbers of F32, is "
+            f"{entry.type_name} of shape {entry.shape}"
+        )
+    with header.path.open("rb") as file:
+        file.seek(entry.begin)
+        values: list[float] = np.frombuffer(file.read(4 * num_frequencies), "<f4").tolist()
+    return values
+
+
+def _gemma(
+    header: GgufHeader, architecture: str, config: Mapping[str, object]
+) -> dict[str, object]:
+    """Which layers have the window, and the size that the scale of attention is made of."""
+    layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
+    is_27b = layers == _GEMMA_27B_LAYERS[architecture]
+    size = _ratio(config["hidden_size"], heads) if is_27b else config["head_dim"]
+    found: dict[str, object] = {"query_pre_attn_scalar": size}
+    pattern = header.metadata.get(f"{architecture}.attention.sliding_window_pattern")
+    window = header.metadata.get(f"{architecture}.attention.sliding_window")
+    if isinstance(pattern, list):
+        found["layer_types"] = [SLIDING if is_windowed else FULL for is_windowed in pattern]
+    elif architecture == "gemma3" and not window and isinstance(layers, int):
+        found |= {"layer_types": [FULL] * min(layers, len(header.tensors)), "sliding_window": 1}
+    elif pattern is not None:
+        found["sliding_window_pattern"] = pattern
+    return found

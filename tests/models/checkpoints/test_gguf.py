@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as GgmlType
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from lora_serve.config.model import AUTO
+from lora_serve.errors import ConfigError
+from lora_serve.gguf.types import TENSOR_TYPES
+from lora_serve.layers.rotary import LongRopeScaling
+from lora_serve.models.checkpoints.ggml_blocks import DEQUANTIZERS
+from lora_serve.models.checkpoints.gguf import FORMAT
+from lora_serve.models.dense import DenseSpec
+from lora_serve.models.gemma import GemmaSpec
+from lora_serve.models.source import load_spec, model_path
+from lora_serve.models.weights import open_weights
+from tests.fakes.gguf_files import save_gguf
+from tests.fakes.tiny_models import GEMMA, TINY_MODELS, TinyModel
+
+FAMILIES = ("llama", "llama-bias-yarn", "qwen2", "qwen3", "gemma2", "gemma3")
+MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+SUPPORTED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "F32")
+WIDE = TinyModel(
+    LlamaConfig,
+    LlamaForCausalLM,
+    {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2},
+)
+
+
+def tiny(name: str) -> PreTrainedModel:
+    return TINY_MODELS[name].make()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_familys_file_gives_what_its_checkpoint_does(
+    name: str, tiny_models: dict[str, PreTrainedModel], directories: dict[str, Path], tmp_path: Path
+) -> None:
+    model = tiny_models[name]
+    path = save_gguf(model, tmp_path / "model.gguf")
+    spec, expected = load_spec(path), load_spec(directories[name])
+    if name == "llama":
+        (table,), (saved_table,) = spec.rotary_tables(8), expected.rotary_tables(8)
+        torch.testing.assert_close(table, saved_table, atol=1e-4, rtol=0)
+        assert isinstance(spec, DenseSpec)
+        assert isinstance(expected, DenseSpec)
+        assert isinstance(spec.rope.scaling, LongRopeScaling)
+        expected = replace(expected, rope=spec.rope)
+    if isinstance(expected, GemmaSpec):
+        # A file does not say of what size attention's scale is made; llama.cpp knows the models'.
+        expected = replace(expected, attention_scale=GEMMA["head_dim"] ** -0.5)
+        if name == "gemma2":
+            assert isinstance(spec, GemmaSpec)
+            assert spec.rope == spec.windowed_rope
+    assert spec == expected
+    source, stored = open_weights(path, spec, AUTO, 0, torch.float32), model.state_dict()
+    for tensor in spec.tensor_shapes():
+        # 1 was added to Gemma's norms, and their last bits went with it.
+        is_rounded = name.startswith("gemma") and "norm" in tensor
+        tolerance = {"atol": 2e-7, "rtol": 0.0} if is_rounded else {"atol": 0.0, "rtol": 0.0}
+        torch.testing.assert_close(source.read(tensor), stored[tensor], **tolerance)
+
+
+@pytest.mark.parametrize("name", DEQUANTIZERS)
+def test_blocks_are_dequantised_to_the_bit_as_by_the_formats_own_package(name: str) -> None:
+    num_bytes = {each.name: each.num_bytes for each in TENSOR_TYPES.values()}[name]
+    blocks = np.random.default_rng(5).integers(0, 256, (3000, num_bytes), np.uint8)
+    with np.errstate(invalid="ignore"):  # random scales are also infinities and NaNs
+        expected = gguf.quants.dequantize(blocks, GgmlType[name])
+        found = DEQUANTIZERS[name](blocks)
+    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
+def test_the_table_of_types_is_the_formats() -> None:
+    known = {
+        kind.value: (kind.name, *gguf.GGML_QUANT_SIZES[kind])
+        for kind in GgmlType
+        if kind in gguf.GGML_QUANT_SIZES
+    }
+    ours = {key: (each.name, each.values, each.num_bytes) for key, each in TENSOR_TYPES.items()}
+    assert {key: known[key] for key in ours if key in known} == {
+        key: each for key, each in ours.items() if key in known
+    }
+    assert set(SUPPORTED) == set(FORMAT.dtypes)
+
+
+def test_a_file_of_every_type_is_read_as_its_own_package_reads_it(tmp_path: Path) -> None:
+    def type_of(name: str) -> GgmlType:
+        *_, layer, matrix, _ = ("0", *name.split("."))
+        if matrix not in MATRICES:
+            return GgmlType.Q6_K
+        return GgmlType[SUPPORTED[(MATRICES.index(matrix) + 4 * int(layer)) % len(SUPPORTED)]]
+
+    path = save_gguf(WIDE.make(), tmp_path / "m.gguf", type_of)
+    spec = load_spec(path)
+    assert spec.dtype == "bfloat16"
+    source = open_weights(path, spec, AUTO, 0, torch.float32)
+    assert source.described == f"GGUF ({', '.join(sorted(SUPPORTED))})"
+    for tensor in gguf.GGUFReader(path).tensors:
+        name = FORMAT.open(path).family.tensor_name(tensor.name)
+        expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(
+            *reversed(tensor.shape.tolist())
+        )
+        read = source.read(name).float().numpy()
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = 4 if "q_proj" in name else 2
+            # Row 2 i + h of a head is row i of its half h.
+            rows = expected.reshape(heads, -1, 2, expected.shape[-1])
+            expected = rows.transpose(0, 2, 1, 3).reshape(expected.shape)
+        np.testing.assert_array_equal(read, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "family", "dtype"),
+    [
+        (GgmlType.F32, "qwen2", "float32"),
+        (GgmlType.F16, "qwen2", "float16"),
+        (GgmlType.F16, "gemma2", "bfloat16"),
+        (GgmlType.BF16, "qwen2", "bfloat16"),
+        (GgmlType.Q8_0, "qwen2", "bfloat16"),
+    ],
+)
+def test_a_model_computes_in_its_matrices_type_or_in_bfloat16(
+    kind: GgmlType, family: str, dtype: str, tmp_path: Path
+) -> None:
+    path = save_gguf(tiny(family), tmp_path / "m.gguf", lambda name: kind)
+    assert load_spec(path).dtype == dtype
+
+
+def test_everything_that_is_not_supported_is_told_at_once(tmp_path: Path) -> None:
+    path = save_gguf(
+        WIDE.make(),
+        tmp_path / "m.gguf",
+        lambda name: GgmlType.IQ4_NL if "ffn" in name else GgmlType.Q3_K,
+        **{"expert_count": 8, "attention.key_length": 33},
+    )
+    with pytest.raises(ConfigError) as refused:
+        load_spec(path)
+    told = str(refused.value)
+    assert told.startswith(f"{path}: 6 tensors are of the type IQ4_NL, which is not supported")
+    assert "10 tensors are of the type Q3_K" in told
+    assert "llama.expert_count of 8 is not supported" in told
+    assert "keys of size 33 and values of size 64 are not equal" in told
+
+
+def test_an_architecture_is_refused_by_its_name(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "mamba")
+    writer.add_type("adapter")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ConfigError, match=r"no model but a 'adapter'.*'mamba' is not supported in"):
+        load_spec(tmp_path / "m.gguf")
+
+
+def test_missing_metadata_is_named_as_the_file_has_it(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen2")
+    writer.add_block_count(1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(
+        ConfigError, match=r"qwen2\.context_length is missing.*token_embd\.weight, a"
+    ):
+        load_spec(tmp_path / "m.gguf")
+
+
+def test_missing_and_foreign_tensors_are_named(tmp_path: Path) -> None:
+    model = tiny("qwen2")
+    path = save_gguf(model, tmp_path / "m.gguf")
+    renamed = path.read_bytes().replace(b"blk.1.attn_q.weight", b"blk.1.attn_z.weight")
+    path.write_bytes(renamed)
+    with pytest.raises(ConfigError) as refused:
+        open_weights(path, load_spec(path), AUTO, 0, torch.float32)
+    assert "model.layers.1.self_attn.q_proj.weight is missing" in str(refused.value)
+    assert "blk.1.attn_z.weight is unexpected" in str(refused.value)
+
+
+@pytest.mark.parametrize("factor", [0.0, float("nan"), float("inf"), -1.0])
+def test_factors_of_frequencies_must_be_positive(factor: float, tmp_path: Path) -> None:
+    path = save_gguf(tiny("llama"), tmp_path / "m.gguf")
+    tensors = {each.name: each for each in gguf.GGUFReader(path).tensors}
+    begin = int(tensors["rope_freqs.weight"].data_offset)
+    content = bytearray(path.read_bytes())
+    content[begin : begin + 4] = np.float32(factor).tobytes()
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="short_factor must be a list of positive numbers"):
+        load_spec(path)
+
+
+def test_a_file_that_shrinks_while_it_is_open_is_an_error(tmp_path: Path) -> None:
+    path = save_gguf(tiny("qwen2"), tmp_path / "m.gguf", lambda name: GgmlType.Q8_0)
+    source = FORMAT.open(path)
+    with path.open("r+b") as file:
+        file.truncate(5000)
+    with pytest.raises(ConfigError, match="became shorter while it was read"):
+        source.read("model.layers.2.mlp.down_proj.weight")
+
+
+def test_a_gguf_file_is_no_other_format(tmp_path: Path) -> None:
+    path = save_gguf(tiny("qwen2"), tmp_path / "m.gguf")
+    with pytest.raises(ConfigError, match="a GGUF file, not --load-format safetensors"):
+        model_path(str(path), None, "safetensors", with_weights=True)
+    assert model_path(str(path), None, "dummy", with_weights=False) == path

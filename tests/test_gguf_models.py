@@ -1,0 +1,85 @@
+"""A GGUF file served: its answers are those of the same weights in safetensors, bit for bit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as GgmlType
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lora_serve.config import EngineConfig, ModelConfig
+from lora_serve.config.model import AUTO
+from lora_serve.engine.frontend.startup_checks import check_startup
+from lora_serve.errors import ConfigError
+from lora_serve.llm import LLM
+from lora_serve.models.source import load_spec
+from lora_serve.models.weights import open_weights
+from lora_serve.sampling_params import SamplingParams
+from tests.fakes.gguf_files import save_gguf
+
+PROMPTS = ["hello", "The quick brown fox", "a b c d e f g"]
+PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=12, logprobs=3, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def file(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The served model with its tokenizer, in 8 bits."""
+    model = AutoModelForCausalLM.from_pretrained(model_path)
+    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    return save_gguf(model, path, lambda name: GgmlType.Q8_0, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def dequantised(file: Path, model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same weights, in safetensors."""
+    directory = tmp_path_factory.mktemp("dequantised") / "model"
+    shutil.copytree(model_path, directory)
+    spec = load_spec(file)
+    source = open_weights(file, spec, AUTO, 0, torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.bfloat16)
+    weights = {name: source.read(name).bfloat16() for name in spec.tensor_shapes()}
+    model.load_state_dict(weights | {"lm_head.weight": weights["model.embed_tokens.weight"]})
+    model.save_pretrained(directory)
+    return directory
+
+
+def test_answers_are_those_of_the_dequantised_weights(
+    file: Path, dequantised: Path, adapter_paths: list[Path]
+) -> None:
+    answers, fingerprints = [], []
+    for model in (file, dequantised):
+        llm = LLM(str(model), enable_lora=True)
+        llm.load_lora_adapter("a", str(adapter_paths[0]))
+        outputs = [
+            output
+            for name in (None, "a")
+            for output in llm.generate(PROMPTS, PARAMS, lora_name=name)
+        ]
+        answers.append([(each.outputs[0].token_ids, each.outputs[0].logprobs) for each in outputs])
+        fingerprints.append(llm.model_info.fingerprint)
+        assert llm.model_info.dtype == "bfloat16"
+        llm.close()
+    assert answers[0] == answers[1]
+    assert fingerprints[0] == fingerprints[1]
+    assert len({str(answer) for answer in answers[0]}) == 2 * len(PROMPTS)
+
+
+def test_a_chat_is_written_by_the_files_own_template(file: Path) -> None:
+    llm = LLM(str(file))
+    (output,) = llm.chat([[{"role": "user", "content": "hi"}]], SamplingParams(max_tokens=1))
+    assert llm.tokenizer.decode(output.prompt_token_ids) == "user: hi\nassistant: "
+    assert llm.model_info.weights == "GGUF (F32, Q8_0)"
+    llm.close()
+
+
+def test_a_file_is_refused_for_its_model_and_its_tokenizer_at_once(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF\3\0\0\0" + bytes(16))
+    with pytest.raises(ConfigError) as refused:
+        check_startup(EngineConfig(model=ModelConfig(model=str(tmp_path / "m.gguf"))))
+    model, tokenizer = str(refused.value).splitlines()
+    assert "the architecture 'None' is not supported in GGUF files" in model
+    assert "its tokenizer cannot be used: its kind is 'none'" in tokenizer
