@@ -88,7 +88,8 @@ def _q4_k(blocks: Bytes) -> Floats:
 def _q5_k(blocks: Bytes) -> Floats:
     codes = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
     shifts = np.arange(8, dtype=np.uint8)[:, None]  # the i-th 32 values have bit i of all 32 bytes
-    return _of_32_values(blocks, codes | (blocks[:, None, 16:48] >> shifts & 1) * _SIXTEEN)
+    high = blocks[:, None, 16:48] >> shifts & np.uint8(1)
+    return _of_32_values(blocks, codes | high * _SIXTEEN)
 
 
 def _q6_k(blocks: Bytes) -> Floats:
