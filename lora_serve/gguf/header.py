@@ -222,7 +222,7 @@ class _Reader:
         return name, tuple(reversed(sizes)), self.number("<I"), self.number("<Q")
 
     def _strings(self, length: int) -> list[Scalar]:
-        """As `string` reads them, without its calls: vocabularies have a quarter million."""
+        """Read what `string` reads, without its calls: vocabularies have a quarter million."""
         read, unpack = self._file.read, struct.Struct("<Q").unpack
         position, limit, texts = self.position, self._limit, list[Scalar]()
         for _ in range(length):

@@ -79,7 +79,7 @@ SPLITS: Mapping[str, Split] = MappingProxyType(
 
 
 class GgufVocabulary:
-    """Of a file's metadata.
+    """A vocabulary, as a file's metadata has it.
 
     model: "gpt2" for merges of bytes, "llama" for SentencePiece. kinds: of each token, as the
     format numbers them.
@@ -116,7 +116,7 @@ class GgufVocabulary:
 
     @property
     def split(self) -> Split:
-        """Of a vocabulary of bytes."""
+        """How a vocabulary of bytes splits texts."""
         return SPLITS[str(self._get("pre", "none"))]
 
     def of_kind(self, kind: int) -> list[str]:

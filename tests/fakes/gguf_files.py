@@ -89,7 +89,7 @@ def random_blocks(shape: tuple[int, ...], kind: GgmlType) -> NDArray[np.uint8]:
 
 
 def converted(name: str, tensor: Tensor, config: Any) -> Tensor:
-    """As the converter stores it: Llama's q and k reordered, Gemma's norms with 1 added."""
+    """The tensor as converters store it: Llama's q and k reordered, Gemma's norms with 1 added."""
     model_type = config.model_type
     if model_type.startswith("gemma") and name.endswith("norm.weight"):
         return tensor + 1

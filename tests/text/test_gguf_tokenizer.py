@@ -45,7 +45,7 @@ def write_byte_level(path: Path, split: str = "gpt-2", **options: Any) -> Path:
 
 
 def write_sentence_piece(path: Path, tokenizer: PreTrainedTokenizerFast, **options: Any) -> Path:
-    """With scores in place of merges, as files have them: a token's is its place."""
+    """Write it with scores in place of merges, as files have them: a token's is its place."""
     model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     vocabulary = sorted(model["vocab"].items(), key=lambda item: item[1])
     kinds = gguf.TokenType

@@ -48,7 +48,7 @@ class CheckpointFormat(Protocol):
 
     @property
     def name(self) -> str:
-        """As people call it."""
+        """What people call it."""
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -147,7 +147,7 @@ def _metadata_findings(header: GgufHeader, architecture: str) -> list[str]:
 
 
 def _config(header: GgufHeader, architecture: str, family: GgufFamily) -> dict[str, object]:
-    """Of metadata that has been checked."""
+    """What metadata that has been checked says."""
 
     def stated(keys: Mapping[str, str]) -> dict[str, object]:
         return {
@@ -225,7 +225,7 @@ def _rope_scaling(
 
 
 def _factors(header: GgufHeader, num_frequencies: int) -> list[float]:
-    """By which each rotary frequency is divided."""
+    """The numbers by which rotary frequencies are divided."""
     entry = header.tensors[ROPE_FREQS]
     if entry.type_name != "F32" or entry.shape != (num_frequencies,):
         raise ConfigError(
