@@ -60,12 +60,9 @@ def run_serve(args: argparse.Namespace) -> int:
         process = stack.enter_context(closing(EngineProcess()))
         with _interrupted_once():
             process.spawn()
+            _say_what_is_to_be_served(engine, server)
             import_transformers()
             engine, listeners = _checked(engine, server, catalog, stack, process)
-            address = server.uds or f"{server.host}:{server.port}"
-            logger.info(
-                "lora-serve %s: to serve %s on %s", __version__, engine.model.model, address
-            )
             asyncio.run(_serve(engine, server, listeners, process, catalog))
     return 0
 
@@ -79,16 +76,18 @@ def _run_replicas(
     with ExitStack() as stack, _interrupted_once():
         with closing(EngineProcess()) as process:  # each replica has one of its own
             process.spawn()
+            _say_what_is_to_be_served(engine, server, f"{fleet.min_replicas} replicas of ")
             import_transformers()
             engine, listeners = _checked(engine, server, catalog, stack, process)
-        logger.info(
-            "lora-serve %s: to serve %d replicas of %s",
-            __version__,
-            fleet.min_replicas,
-            engine.model.model,
-        )
         serve_replicas(engine, server, fleet, catalog, listeners)
     return 0
+
+
+def _say_what_is_to_be_served(engine: EngineConfig, server: ServerConfig, what: str = "") -> None:
+    """Before anything that takes seconds."""
+    model = engine.model.model or f"{DEMO_MODEL_NAME}, trained here"
+    address = server.uds or f"{server.host}:{server.port}"
+    logger.info("lora-serve %s: to serve %s%s on %s", __version__, what, model, address)
 
 
 def _warn_of_idle_flags(args: argparse.Namespace, engine: EngineConfig) -> None:
