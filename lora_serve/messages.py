@@ -215,6 +215,7 @@ class EngineOutput(msgspec.Struct, frozen=True):
     pooled: of a request with `pooling`, what `pooling.embedding` takes; in its last output.
     scheduled_time: when it first had a part in a step, on the monotonic clock.
     num_stored_tokens: of the prompt, those that other servers find; None where that is not asked.
+    num_accepted_drafts, num_rejected_drafts: that the step verified.
     """
 
     request_id: str
@@ -229,6 +230,8 @@ class EngineOutput(msgspec.Struct, frozen=True):
     adapter: AdapterRef | NoAdapter = BASE_MODEL
     scheduled_time: float = 0.0
     num_stored_tokens: int | None = None
+    num_accepted_drafts: int = 0
+    num_rejected_drafts: int = 0
     error: ErrorInfo | None = None
 
 
@@ -286,6 +289,7 @@ class EngineStats(msgspec.Struct, frozen=True):
 
     external_cache_queries, _hits: prompt tokens that the device cache did not have and the KV
     tiers were asked for, and gave. num_late_fetches: fetches that ended at their deadline.
+    num_drafts, …: as of SchedulerTotals.
     num_kv_event_batches: messages to consumers of KV events; those for which there was no room,
     num_lost_kv_event_batches, among them.
     """
@@ -303,6 +307,10 @@ class EngineStats(msgspec.Struct, frozen=True):
     num_steps: int = 0
     num_computed_tokens: int = 0
     num_generated_tokens: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_by_position: tuple[int, ...] = ()
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     external_cache_queries: int = 0

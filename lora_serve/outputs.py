@@ -33,6 +33,8 @@ class OutputDelta:
         beyond the device cache, which is "device", and empty if there are none.
     prompt_logprobs: of the prompt tokens asked for, from the second on; on the first delta only.
     embedding: what was asked for instead of an answer, little-endian float32.
+    num_accepted_drafts, num_rejected_drafts: guesses of tokens that were verified since the delta
+        before.
     times: on the choice's last delta. num_stored_tokens: of the prompt, those that other servers
         find, on the last delta where that was asked for.
     """
@@ -50,6 +52,8 @@ class OutputDelta:
     embedding: bytes = b""
     times: AnswerTimes | None = None
     num_stored_tokens: int | None = None
+    num_accepted_drafts: int = 0
+    num_rejected_drafts: int = 0
 
     @property
     def num_logprobs(self) -> int:
@@ -102,6 +106,7 @@ class RequestOutput:
 
     adapter: the version that answered, None for the base model, as in `LLM`'s arguments.
     embedding: little-endian float32; b"" where an answer was asked for.
+    num_accepted_drafts, num_rejected_drafts: of all choices.
     times: of the choice that ended last, once all have. num_stored_tokens: as of `OutputDelta`.
     """
 
@@ -115,6 +120,8 @@ class RequestOutput:
     embedding: bytes = b""
     times: AnswerTimes | None = None
     num_stored_tokens: int | None = None
+    num_accepted_drafts: int = 0
+    num_rejected_drafts: int = 0
     outputs: list[CompletionOutput] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -134,5 +141,7 @@ class RequestOutput:
         self.embedding += delta.embedding
         self.adapter = None if delta.adapter is BASE_MODEL else delta.adapter
         self.times = delta.times or self.times
+        self.num_accepted_drafts += delta.num_accepted_drafts
+        self.num_rejected_drafts += delta.num_rejected_drafts
         if delta.num_stored_tokens is not None:
             self.num_stored_tokens = delta.num_stored_tokens

@@ -1,31 +1,45 @@
 """The random lives of tests/test_traces.py where requests' steps verify drafts of their answers.
 
-Some drafts are right, some wrong from one on. Each mutant breaks one rule of verifying.
+Some drafts are right, some wrong from one on; others come from the drafters that users may ask for.
+Each mutant breaks one rule of verifying, or of who is offered what.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from lora_serve.fuzz.oracle import executor
+from lora_serve.config import SpeculativeConfig
+from lora_serve.fuzz.oracle import executor, traces
 from lora_serve.fuzz.oracle.executor import VOCAB_SIZE
 from lora_serve.fuzz.oracle.expected import TraceResult
 from lora_serve.fuzz.oracle.traces import OracleTrace
-from lora_serve.scheduler import progress
+from lora_serve.identity import BASE_MODEL
+from lora_serve.scheduler import chunk, drafting, progress
 from lora_serve.scheduler.progress import take_in
 from lora_serve.scheduler.request import Request
-from lora_serve.step import RequestStepOutput, ScheduledRequest
-from tests.fakes.drafting import DraftCounts, drafting, some_drafts
+from lora_serve.speculation.base import Origin
+from lora_serve.step import RequestStepOutput, SampleInput, ScheduledRequest
+from tests.fakes.drafting import DraftCounts, some_drafts
+from tests.fakes.drafting import drafting as made_up_drafts
 
 NUM_TRACES = 40
+SAMPLE_INPUT = chunk._sample_input
 
 OVERLAPS = pytest.mark.parametrize(
     "async_scheduling", [False, True], ids=["one by one", "overlapped"]
 )
+
+
+def speculation(config: SpeculativeConfig) -> AbstractContextManager[object]:
+    """Traces that are made meanwhile speculate so."""
+    return mock.patch.object(traces, "drawn_speculation", return_value=config)
 
 
 def run_trace(seed: int, **settings: Any) -> tuple[TraceResult, DraftCounts]:
@@ -36,7 +50,7 @@ def run_trace(seed: int, **settings: Any) -> tuple[TraceResult, DraftCounts]:
         answer = trace.expected[request.request_id].answer[request.num_output_tokens :]
         return some_drafts(answer, VOCAB_SIZE, rng)
 
-    with drafting(drafts) as counts:
+    with made_up_drafts(drafts) as counts, speculation(SpeculativeConfig()):
         trace = OracleTrace(seed, **settings)
         return trace.run(), counts
 
@@ -54,9 +68,9 @@ def test_every_answer_of_every_drafted_trace_is_the_lone_answer(async_scheduling
     assert num_preemptions > NUM_TRACES
     assert num_hit_tokens > 100 * NUM_TRACES
     # Where steps overlap, most last tokens are pending, and have no drafts behind them. Every fifth
-    # request wants an embedding, which draws nothing.
+    # request wants an embedding, which draws nothing. Drafts get what others leave of the budget.
     assert num_accepted > (20 if async_scheduling else 120) * NUM_TRACES
-    assert num_rejected > (20 if async_scheduling else 120) * NUM_TRACES
+    assert num_rejected > (20 if async_scheduling else 80) * NUM_TRACES
 
 
 def is_caught(num_traces: int = 40) -> bool:
@@ -93,20 +107,20 @@ TakenIn = tuple[tuple[int, ...], str | None, int | None]
 
 
 def offers_what_rejected_drafts_wrote(
-    request: Request, chunk: ScheduledRequest, result: RequestStepOutput
+    request: Request, scheduled: ScheduledRequest, result: RequestStepOutput
 ) -> TakenIn:
     """Counts the last token as computed, where a draft stood in its place."""
-    taken_in = take_in(request, chunk, result)
-    if chunk.asked.num_drafts:
-        request.num_computed_tokens = min(chunk.end, request.num_tokens)
+    taken_in = take_in(request, scheduled, result)
+    if scheduled.asked.num_drafts:
+        request.num_computed_tokens = min(scheduled.end, request.num_tokens)
         request.num_planned_tokens = request.num_computed_tokens
     return taken_in
 
 
 def goes_on_behind_the_end(
-    request: Request, chunk: ScheduledRequest, result: RequestStepOutput
+    request: Request, scheduled: ScheduledRequest, result: RequestStepOutput
 ) -> TakenIn:
-    _, finish_reason, stop_token_id = take_in(request, chunk, result)
+    _, finish_reason, stop_token_id = take_in(request, scheduled, result)
     return result.token_ids, finish_reason, stop_token_id
 
 
@@ -119,3 +133,64 @@ def test_drafted_traces_catch_a_scheduler_that(
 ) -> None:
     monkeypatch.setattr(progress, "take_in", mutant)
     assert is_caught()
+
+
+def forgets_the_drafts_before(
+    request: Request, position: int, drafts: Sequence[int] = ()
+) -> SampleInput:
+    """Bans what bad words ban behind the last token that is known."""
+    return SAMPLE_INPUT(request, position)
+
+
+def test_drafted_traces_catch_rows_that_are_sampled_as_if_no_draft_were_before_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chunk, "_sample_input", forgets_the_drafts_before)
+    assert is_caught()
+
+
+# ── what the drafters offer ──────────────────────────────────────────────────────────────────
+
+
+def suffix_trace(seed: int) -> OracleTrace:
+    """A trace where past answers are drafts."""
+    speculative = SpeculativeConfig(
+        speculative_method="suffix", speculative_suffix_decoding_max_spec_factor=4.0
+    )
+    with speculation(speculative):
+        return OracleTrace(seed)
+
+
+def test_what_others_were_told_is_no_draft() -> None:
+    num_accepted = 0
+    for seed in range(NUM_TRACES):
+        trace = suffix_trace(seed)
+        assert trace.run().wrong == [], f"seed {seed}"
+        num_accepted += trace.engine.core.scheduler.totals.num_accepted_tokens
+    assert num_accepted > 10 * NUM_TRACES
+
+
+def run_suffix_traces() -> None:
+    for seed in range(NUM_TRACES):
+        suffix_trace(seed).run()
+
+
+def of_any_tenant(request: Request) -> Origin:
+    return Origin(request.namespace)
+
+
+def of_any_salt(request: Request) -> Origin:
+    return Origin(replace(request.namespace, cache_salt=""), request.tenant)
+
+
+def of_any_version(request: Request) -> Origin:
+    return Origin(replace(request.namespace, adapter=BASE_MODEL), request.tenant)
+
+
+@pytest.mark.parametrize("mutant", [of_any_tenant, of_any_salt, of_any_version])
+def test_drafted_traces_catch_a_drafter_that_offers_answers(
+    mutant: Callable[[Request], Origin], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafting, "_origin", mutant)
+    with pytest.raises(AssertionError, match="none of its own"):
+        run_suffix_traces()

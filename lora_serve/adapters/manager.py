@@ -61,9 +61,9 @@ class AdapterManager:
     def watch_names(self, changed: Callable[[str, AdapterRef | None], None]) -> None:
         """Tell `changed` which version a name stands for, None if it was unloaded, at each change.
 
-        Nobody else is told earlier.
+        Nobody else is told earlier, but for those who asked earlier.
         """
-        self._registry.changed = changed
+        self._registry.watchers.append(changed)
 
     # ── names ───────────────────────────────────────────────────────────────────────────────
 

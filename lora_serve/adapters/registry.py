@@ -46,7 +46,7 @@ class AdapterRegistry:
         self._versions: dict[AdapterRef, _Version] = {}
         self._uses: dict[bytes, DigestUse] = {}
         self._generations: dict[str, int] = {}  # only names that were ever invalidated
-        self.changed: Callable[[str, AdapterRef | None], None] | None = None  # told name, version
+        self.watchers: list[Callable[[str, AdapterRef | None], None]] = []  # told name, version
 
     # ── names ───────────────────────────────────────────────────────────────────────────────
 
@@ -202,8 +202,8 @@ class AdapterRegistry:
             del self._current[name]
         else:
             self._current[name] = ref
-        if self.changed is not None:
-            self.changed(name, ref)
+        for changed in self.watchers:
+            changed(name, ref)
 
     def _make_current(self, ref: AdapterRef, facts: AdapterCheckpoint) -> None:
         use = self._uses.setdefault(ref.digest, DigestUse())

@@ -21,6 +21,7 @@ from lora_serve.config import (
     ModelConfig,
     SchedulerConfig,
     ServerConfig,
+    SpeculativeConfig,
     StructuredOutputsConfig,
 )
 from lora_serve.config.quantities import READERS, shown_size
@@ -39,6 +40,7 @@ GROUPS: tuple[tuple[str, type], ...] = (
     ("KV tiers", KVTierConfig),
     ("KV events", KVEventsConfig),
     ("structured outputs", StructuredOutputsConfig),
+    ("speculation", SpeculativeConfig),
     ("limits", LimitsConfig),
     ("server", ServerConfig),
     ("fleet", FleetConfig),
@@ -53,6 +55,7 @@ ENGINE_PARTS: Mapping[str, type[Any]] = {
     "kv_tiers": KVTierConfig,
     "kv_events": KVEventsConfig,
     "structured_outputs": StructuredOutputsConfig,
+    "speculative": SpeculativeConfig,
     "log": LogConfig,
 }
 POSITIONAL = {"model"}

@@ -17,6 +17,7 @@ from lora_serve.config.lora import LoRAConfig
 from lora_serve.config.model import ModelConfig
 from lora_serve.config.scheduler import SchedulerConfig
 from lora_serve.config.server import ServerConfig
+from lora_serve.config.speculative import SpeculativeConfig
 from lora_serve.config.structured_outputs import StructuredOutputsConfig
 
 __all__ = [
@@ -32,5 +33,6 @@ __all__ = [
     "ModelConfig",
     "SchedulerConfig",
     "ServerConfig",
+    "SpeculativeConfig",
     "StructuredOutputsConfig",
 ]

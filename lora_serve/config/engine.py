@@ -12,6 +12,7 @@ from lora_serve.config.log import LogConfig
 from lora_serve.config.lora import LoRAConfig
 from lora_serve.config.model import ModelConfig
 from lora_serve.config.scheduler import SchedulerConfig
+from lora_serve.config.speculative import SpeculativeConfig
 from lora_serve.config.structured_outputs import StructuredOutputsConfig
 from lora_serve.errors import ConfigError
 
@@ -28,6 +29,7 @@ class EngineConfig:
     kv_tiers: KVTierConfig = field(default_factory=KVTierConfig)
     kv_events: KVEventsConfig = field(default_factory=KVEventsConfig)
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:

@@ -156,8 +156,11 @@ class KVCacheManager:
         holder.num_committed_blocks = hit.num_blocks
         return True
 
-    def extend(self, holder: BlockHolder, num_tokens: int) -> bool:
-        """Grow a request's tables to hold `num_tokens`; False, and no change, without room."""
+    def extend(self, holder: BlockHolder, num_tokens: int, num_spared: int = 0) -> bool:
+        """Grow a request's tables to hold `num_tokens`; False, and no change, without room.
+
+        num_spared: blocks that must be free afterwards, if any are taken.
+        """
         num_blocks = -(-num_tokens // self.block_size)
         short = None
         for table in holder.block_tables:  # most often each is long enough
@@ -166,12 +169,19 @@ class KVCacheManager:
                 break
         if short is None:
             return True
-        if sum(num_blocks - len(block_ids) for block_ids in short) > self.pool.num_free:
+        if (
+            sum(num_blocks - len(block_ids) for block_ids in short)
+            > self.pool.num_free - num_spared
+        ):
             return False
         for block_ids in short:
             num_new = num_blocks - len(block_ids)
             block_ids.extend(self.pool.take().block_id for _ in range(num_new))
         return True
+
+    def capacity(self, holder: BlockHolder) -> int:
+        """How many tokens its tables hold as they are."""
+        return self.block_size * min(len(table.block_ids) for table in holder.block_tables)
 
     def most_tokens(self, holder: BlockHolder) -> int:
         """How many tokens its tables may hold until more of them are computed.

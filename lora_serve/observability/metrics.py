@@ -101,6 +101,19 @@ COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
 }
 
 
+DRAFT_COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
+    "vllm:spec_decode_num_drafts": ("Drafts verified.", lambda s: s.num_drafts),
+    "vllm:spec_decode_num_draft_tokens": (
+        "Draft tokens verified.",
+        lambda s: s.num_draft_tokens,
+    ),
+    "vllm:spec_decode_num_accepted_tokens": (
+        "Draft tokens that were drawn, too.",
+        lambda s: s.num_accepted_tokens,
+    ),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class CatalogFigures:
     """What a server makes of the adapter catalog. num_names: by their states here."""
@@ -181,6 +194,7 @@ class EngineMetrics(Collector):
             yield self._gauge(name, help, read(self._stats))
         for name, (help, read) in COUNTERS.items():
             yield self._counter(name, help, [({}, read(self._stats))])
+        yield from self._draft_counters()
         yield self._counter(
             "vllm:prompt_tokens", "Prompt tokens of finished requests.", [({}, self._prompt_tokens)]
         )
@@ -213,6 +227,23 @@ class EngineMetrics(Collector):
             yield from self._catalog_gauges(self._catalog())
         if self._stats.kv_tiers:
             yield from kv_tier_series(self._labels, self._stats.kv_tiers)
+
+    def _draft_counters(self) -> Iterator[CounterMetricFamily]:
+        """What became of drafts, where there may be any."""
+        if not self._config.speculative.is_enabled:
+            return
+        for name, (help, read) in DRAFT_COUNTERS.items():
+            yield self._counter(name, help, [({}, read(self._stats))])
+        num_positions = self._config.speculative.speculative_num_speculative_tokens
+        counts = self._stats.num_accepted_by_position
+        yield self._counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted, by their place in their draft.",
+            [
+                ({"position": str(i)}, counts[i] if i < len(counts) else 0)
+                for i in range(num_positions)
+            ],
+        )
 
     def _observe_finished(self, times: RequestTimes) -> None:
         self._histograms.observe_finished(times)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from lora_serve.scheduler.request import Request
@@ -13,6 +15,8 @@ class RequestProgress(msgspec.Struct, frozen=True, gc=False):
     """What there is to tell of a request.
 
     pooled: what `pooling.embedding` takes. finish_reason: set with a request's last progress.
+    num_accepted_drafts, num_rejected_drafts: that the step verified. What was drawn behind the end
+        of the answer counts as rejected.
     """
 
     request: Request
@@ -22,6 +26,8 @@ class RequestProgress(msgspec.Struct, frozen=True, gc=False):
     pooled: bytes = b""
     finish_reason: str | None = None
     stop_token_id: int | None = None
+    num_accepted_drafts: int = 0
+    num_rejected_drafts: int = 0
 
 
 def progress_of(
@@ -29,6 +35,7 @@ def progress_of(
 ) -> RequestProgress:
     """Write down on the request what its part of a step came to, and what there is to tell."""
     new_token_ids, finish_reason, stop_token_id = take_in(request, chunk, result)
+    num_accepted = num_accepted_drafts(chunk, new_token_ids) if chunk.asked.num_drafts else 0
     return RequestProgress(
         request,
         new_token_ids,
@@ -37,7 +44,15 @@ def progress_of(
         (request.hidden_sums or result.pooled) if finish_reason is not None else b"",
         finish_reason,
         stop_token_id,
+        num_accepted,
+        chunk.asked.num_drafts - num_accepted,
     )
+
+
+def num_accepted_drafts(chunk: ScheduledRequest, new_token_ids: Sequence[int]) -> int:
+    """How many of a chunk's drafts are tokens of the answer."""
+    pairs = zip(chunk.draft_token_ids, new_token_ids, strict=False)
+    return sum(draft == token_id for draft, token_id in pairs)
 
 
 def take_in(

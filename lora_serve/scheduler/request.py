@@ -20,6 +20,7 @@ from lora_serve.pooling import PoolingParams, sums_added
 from lora_serve.prompts import EmbeddedPrompt, EmbedsPrompt, TokensPrompt
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.scheduler.bad_words import BadWords
+from lora_serve.scheduler.drafted import DraftedRequest
 from lora_serve.scheduler.seen import TokenCounts
 
 SortKey = tuple[int, int]  # (priority, order of arrival): smaller goes first
@@ -58,7 +59,8 @@ class Request:
     num_found_blocks: blocks that had not to be computed after the last admission.
     block_hashes: of all full blocks.
     share: at whose cost it is served, where shares are fair.
-    do_remote_decode: as of `GenerateRequest`.
+    tenant, do_remote_decode: as of `GenerateRequest`.
+    drafted: what drafts the tokens that follow; None where nothing does.
     counts: what penalties ask; None without any.
     allowed: what the client allows, as SampleInput.bitmask has it; None for all.
     grammar_start: the first place in token_ids that the grammar holds; None while the model
@@ -88,6 +90,7 @@ class Request:
     prompt_embeds: EmbeddedPrompt | None = None
     embeds_digests: tuple[bytes, ...] = ()
     share: str = ""
+    tenant: str = ""
     do_remote_decode: bool = False
     pooling: PoolingParams | None = None
     hidden_sums: bytes = b""
@@ -116,6 +119,7 @@ class Request:
     next_mask: bytes | None = None
     bad_words: BadWords | None = None
     end_token_ids: array[int] = field(init=False)
+    drafted: DraftedRequest | None = None
 
     def __post_init__(self) -> None:
         reasoning = self.params.reasoning
@@ -328,6 +332,7 @@ def request_from_message(
         prompt_embeds=embeds,
         embeds_digests=message.embeds_digests,
         share=share,
+        tenant=message.request.tenant,
         do_remote_decode=message.request.do_remote_decode,
         pooling=message.request.pooling,
         allowed=message.rules.allowed,

@@ -18,6 +18,7 @@ from lora_serve.kv.manager import CacheHit, KVCacheManager
 from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.scheduler.awaited_masks import AwaitedMasks
 from lora_serve.scheduler.chunk import scheduled_chunk
+from lora_serve.scheduler.drafting import Drafting
 from lora_serve.scheduler.in_flight import ScheduledPair, StepsInFlight
 from lora_serve.scheduler.lora_slots import AdapterMemory, LoRASlots
 from lora_serve.scheduler.pause import Pause, PauseState
@@ -41,10 +42,13 @@ class Scheduler:
         kv: KVCacheManager,
         adapter_memory: AdapterMemory,
         connector: KVConnector[Request],
+        drafting: Drafting | None = None,
     ) -> None:
+        """drafting: None where nothing is drafted."""
         self._config = config
         self._kv = kv
         self._connector = connector
+        self._drafting = drafting
         self._memory = adapter_memory
         self._requests: dict[str, Request] = {}
         self._running = RunningRequests()
@@ -164,6 +168,8 @@ class Scheduler:
         Returns what tells when the tiers have forgotten it for good.
         """
         self._kv.reset(lora_name)
+        if self._drafting is not None:
+            self._drafting.reset(lora_name)
         waiting, forgetting = self._connector.reset(lora_name)
         self._wake(waiting)
         for request in self._running:
@@ -192,7 +198,9 @@ class Scheduler:
                 self._preempt(victim)
         budget, is_short = self._schedule_running(budget)
         if not is_short:  # do not admit a request that this step would have to preempt
-            self._schedule_waiting(budget)
+            budget = self._schedule_waiting(budget)
+            if self._drafting is not None:
+                self._drafting.add(self._planned, budget, len(self._running))
         moves = self._connector.plan()
         step_id = self._in_flight.begin(self._planned)
         chunks = tuple(chunk for _, chunk in self._planned)
@@ -250,12 +258,13 @@ class Scheduler:
             if self._kv.extend(request, num_tokens):
                 return True
 
-    def _schedule_waiting(self, budget: int) -> None:
+    def _schedule_waiting(self, budget: int) -> int:
+        """What is left of the budget."""
         max_looks = 2 * self._config.max_num_seqs  # a crowd is deferred over several steps
         while budget > 0 and len(self._running) < self._config.max_num_seqs and max_looks:
             request = self._queue.peek(self._slots.is_free)
             if request is None:
-                return
+                return budget
             if self._pause.holds(request):
                 self._hold(request)
                 continue
@@ -269,8 +278,9 @@ class Scheduler:
                 continue
             num_found = self._shared.num_found(request, found)
             if not self._kv.admit(request, found, num_found, request.num_tokens):
-                return
+                return budget
             budget -= self._admit(request, found, budget)
+        return budget
 
     def _hold(self, request: Request) -> None:
         """Take a request out of the way of those that have begun."""
@@ -351,10 +361,12 @@ class Scheduler:
     def _progress(
         self, request: Request, chunk: ScheduledRequest, result: RequestStepOutput
     ) -> RequestProgress:
-        self.totals.num_computed_tokens += chunk.num_tokens
         progress = progress_of(request, chunk, result)
+        self.totals.num_computed_tokens += chunk.num_tokens - progress.num_rejected_drafts
         num_new = len(progress.new_token_ids)
         self.totals.num_generated_tokens += num_new
+        if self._drafting is not None and chunk.asked.num_drafts:
+            self._drafting.verified(progress, self.totals)
         if request.num_output_tokens % request.block_size < num_new:  # in lumps, it is cheaper
             self._queue.charge_answer(request, num_new)
         if written := self._kv.commit(request, request.num_computed_tokens):
@@ -371,6 +383,8 @@ class Scheduler:
         has_run = request.has_begun
         if request.status is RequestStatus.RUNNING:
             self._stop_running(request)
+        if self._drafting is not None:
+            self._drafting.ended(request)
         self._shared.forget(request)
         self._pause.forget(request)
         was_queued = request.status is RequestStatus.WAITING

@@ -39,6 +39,8 @@ class Throughput:
         computed = stats.num_computed_tokens - last.num_computed_tokens
         generated = stats.num_generated_tokens - last.num_generated_tokens
         queried = stats.prefix_cache_queries - last.prefix_cache_queries
+        drafted = stats.num_draft_tokens - last.num_draft_tokens
+        accepted = stats.num_accepted_tokens - last.num_accepted_tokens
         hits = stats.prefix_cache_hits - last.prefix_cache_hits
         if not (computed or stats.num_running or stats.num_waiting):
             return None
@@ -50,19 +52,21 @@ class Throughput:
             "preemptions": stats.num_preemptions - last.num_preemptions,
             "kv_cache_usage": round(stats.kv_cache_usage, 4),
             "prefix_cache_hit_rate": round(hits / queried, 4) if queried else None,
+            "draft_acceptance_rate": round(accepted / drafted, 4) if drafted else None,
         }
 
 
 def shown(fields: Fields) -> str:
     """The line for readers, in vLLM's words."""
-    hit_rate = fields["prefix_cache_hit_rate"]
+    hit_rate, acceptance = fields["prefix_cache_hit_rate"], fields["draft_acceptance_rate"]
+    drafts = "" if acceptance is None else f", Avg Draft acceptance rate: {acceptance:.1%}"
     preemptions = f"Preemptions: {fields['preemptions']}, " if fields["preemptions"] else ""
     return (
         f"Avg prompt throughput: {fields['prompt_throughput']} tokens/s, "
         f"Avg generation throughput: {fields['generation_throughput']} tokens/s, "
         f"Running: {fields['running']} reqs, Waiting: {fields['waiting']} reqs, {preemptions}"
         f"KV cache usage: {fields['kv_cache_usage']:.1%}, "
-        f"Prefix cache hit rate: {'none asked' if hit_rate is None else f'{hit_rate:.1%}'}"
+        f"Prefix cache hit rate: {'none asked' if hit_rate is None else f'{hit_rate:.1%}'}{drafts}"
     )
 
 

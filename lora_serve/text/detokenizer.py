@@ -45,6 +45,8 @@ class IncrementalDetokenizer:
         )
         self._stops = StopStrings(stop, include_stop_str_in_output)
         self._min_tokens = min_tokens
+        # Up to the one that completed the stop string; None without, or if the answer's end did.
+        self.num_tokens_to_stop: int | None = None
         self._num_tokens = 0
 
     @property
@@ -53,11 +55,18 @@ class IncrementalDetokenizer:
         return self._stops.matched
 
     def append(self, token_ids: Sequence[int], finished: bool) -> str:
-        """The text that these tokens add. With `finished`, all that was held back comes too."""
+        """The text that these tokens add. With `finished`, all that was held back comes too.
+
+        Tokens behind the one that completes a stop string are not looked at.
+        """
         shown = []
         for token_id in token_ids:
+            if self.stop_string is not None:
+                break
             self._num_tokens += 1
             shown.append(self._push(self._window.push(token_id)))
+            if self.stop_string is not None:
+                self.num_tokens_to_stop = self._num_tokens
         if finished:
             shown.append(self._push(self._window.flush()))
             shown.append(self._stops.flush())

@@ -22,7 +22,10 @@ MOST_SCORED_ENTRIES = 2**19
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """What bounds a step. max_logprobs: -1 for the whole vocabulary. num_groups: of KV layers."""
+    """What bounds a step. max_logprobs: -1 for the whole vocabulary. num_groups: of KV layers.
+
+    max_draft_rows: that steps with drafts sample, of all requests together; 0 without any.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -31,6 +34,7 @@ class StepLimits:
     vocab_size: int
     block_size: int
     num_groups: int = 1
+    max_draft_rows: int = 0
 
     @property
     def num_top(self) -> int:
@@ -63,8 +67,8 @@ def largest_steps(
 ) -> list[tuple[ScheduledRequest, ...]]:
     """Steps of three kinds, all requests with the adapter.
 
-    Prompts that fill the token budget; max_num_seqs requests decoding at the last position; and
-    one of them alone, for kernels of few rows.
+    Prompts that fill the token budget; max_num_seqs requests decoding at the last position; one of
+    them alone, for kernels of few rows; and one with as many drafts as there may be.
     """
     num_tokens, longest = limits.max_num_batched_tokens, limits.max_model_len
     num_requests = min(limits.max_num_seqs, num_tokens)
@@ -76,7 +80,12 @@ def largest_steps(
     decodes = tuple(
         _request(i, longest - 1, 1, limits, sample, adapter) for i in range(num_requests)
     )
-    return [prompts, decodes, decodes[:1]]
+    steps = [prompts, decodes, decodes[:1]]
+    num_rows = min(limits.max_draft_rows, num_tokens, longest)
+    if num_rows > 1:
+        drafted = _request(0, longest - num_rows, num_rows, limits, sample, adapter, num_rows)
+        steps.append((drafted,))
+    return steps
 
 
 def largest_sample(limits: StepLimits) -> SampleInput:
@@ -110,6 +119,7 @@ def _request(
     limits: StepLimits,
     sample: SampleInput,
     adapter: AdapterRef | NoAdapter,
+    num_samples: int = 1,
 ) -> ScheduledRequest:
     num_blocks = -(-(start + num_tokens) // limits.block_size)
     num_scored = min(
@@ -122,7 +132,7 @@ def _request(
         token_ids=[0] * num_tokens,
         block_tables=[[0] * num_blocks] * limits.num_groups,
         asked=AskedOutputs(
-            (sample,),
+            (sample,) * num_samples,
             PromptScoring([0] * num_scored, limits.num_top) if index == 0 else None,
             num_pooled=1,
             sums_hidden=index == 0,

@@ -57,7 +57,7 @@ class SubmittedStep:
 class Worker:
     """`load` comes first. `prepare_adapter` may run in another thread than all the rest.
 
-    device: opened as the model's config says if left out.
+    device: opened as the model's config says if left out. max_draft_rows: as of StepLimits.
     """
 
     def __init__(
@@ -68,12 +68,14 @@ class Worker:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         device: Device | None = None,
+        max_draft_rows: int = 0,
     ) -> None:
         self._config = model
         self._cache = cache
         self._lora = lora
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_draft_rows = max_draft_rows
         self._given_device = device
         self._device: Device
         self._adapters: AdapterWeights
@@ -255,6 +257,7 @@ class Worker:
             vocab_size=model.spec.vocab_size,
             block_size=self._cache.block_size,
             num_groups=len(layout.groups),
+            max_draft_rows=self._max_draft_rows,
         )
 
     @contextmanager

@@ -1,23 +1,24 @@
-"""A scheduler that plans drafts, wherever they come from, for workers to verify."""
+"""Engines whose steps verify drafts that tests make up, through the engine's own `Drafting`."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from lora_serve.config import SchedulerConfig
 from lora_serve.engine.core import core
-from lora_serve.scheduler.chunk import scheduled_chunk
+from lora_serve.scheduler.drafted import DraftedRequest
+from lora_serve.scheduler.drafting import Drafting
 from lora_serve.scheduler.progress import RequestProgress
 from lora_serve.scheduler.request import Request
-from lora_serve.scheduler.scheduler import Scheduler
-from lora_serve.step import RequestStepOutput, ScheduledRequest
+from lora_serve.scheduler.totals import SchedulerTotals
+from lora_serve.speculation.ngram import NgramDrafter
+from lora_serve.speculation.pace import DraftPace
 
-Drafter = Callable[[Request], Sequence[int]]
+MadeUpDrafts = Callable[[Request], Sequence[int]]
 
 
 @dataclass
@@ -26,51 +27,49 @@ class DraftCounts:
     num_rejected: int = 0
 
 
-class DraftingScheduler(Scheduler):
-    """Plans at most half of each step's tokens as ever, which leaves the other half to drafts."""
+class SteadyPace(DraftPace):
+    """Drafts as much, whatever becomes of it."""
 
-    def __init__(
-        self, drafter: Drafter, counts: DraftCounts, config: SchedulerConfig, *parts: Any
-    ) -> None:
-        self._drafter = drafter
-        self._counts = counts
-        self._most_drafts = config.max_num_batched_tokens // 2
-        num_batched = config.max_num_batched_tokens - self._most_drafts
-        super().__init__(replace(config, max_num_batched_tokens=num_batched), *parts)
+    def verified(self, num_drafts: int, num_accepted: int, num_output_tokens: int) -> None:
+        pass
 
-    def _plan(self, request: Request, num_tokens: int) -> None:
-        drafts = self._drafts(request, num_tokens)
-        self._planned.append((request, scheduled_chunk(request, num_tokens, drafts)))
 
-    def _drafts(self, request: Request, num_tokens: int) -> tuple[int, ...]:
-        end = request.num_planned_tokens + num_tokens
-        if end != request.num_tokens or request.num_pending_tokens or not request.max_tokens:
-            return ()
-        if request.has_grammar:  # a draft would need a mask for each of its rows
-            return ()
-        num_free = self._most_drafts - sum(chunk.asked.num_drafts for _, chunk in self._planned)
-        drafts = tuple(self._drafter(request))[:num_free]
-        return drafts if self._kv.extend(request, end + len(drafts)) else ()
+class MadeUpDrafter:
+    """Drafts for one request what `drafts` says."""
 
-    def _progress(
-        self, request: Request, chunk: ScheduledRequest, result: RequestStepOutput
-    ) -> RequestProgress:
-        if chunk.asked.num_drafts:
-            num_accepted = len(result.token_ids) - 1
-            self._counts.num_accepted += num_accepted
-            self._counts.num_rejected += chunk.asked.num_drafts - num_accepted
-        return super()._progress(request, chunk, result)
+    def __init__(self, drafts: MadeUpDrafts, request: Request) -> None:
+        self._drafts = drafts
+        self._request = request
+
+    def take_in(self, token_ids: Sequence[int], most: int) -> int:
+        return 0
+
+    def draft(self, most: int) -> Sequence[int]:
+        return self._drafts(self._request)[:most]
 
 
 @contextmanager
-def drafting(drafter: Drafter) -> Iterator[DraftCounts]:
-    """Engines that are made meanwhile verify what the drafter says."""
+def drafting(drafts: MadeUpDrafts) -> Iterator[DraftCounts]:
+    """Engines that are made meanwhile verify these drafts."""
     counts = DraftCounts()
 
-    def make(config: SchedulerConfig, *parts: Any) -> DraftingScheduler:
-        return DraftingScheduler(drafter, counts, config, *parts)
+    class MadeUpDrafting(Drafting):
+        def _begin(self, request: Request) -> DraftedRequest:
+            drafter = MadeUpDrafter(drafts, request)
+            return DraftedRequest(drafter, SteadyPace(8))
 
-    with mock.patch.object(core, "Scheduler", make):
+        def verified(self, progress: RequestProgress, totals: SchedulerTotals) -> None:
+            super().verified(progress, totals)
+            counts.num_accepted += progress.num_accepted_drafts
+            counts.num_rejected += progress.num_rejected_drafts
+
+    def make_drafter(config: Any) -> NgramDrafter:
+        return NgramDrafter(1, 1)
+
+    with (
+        mock.patch.object(core, "Drafting", MadeUpDrafting),
+        mock.patch.object(core, "make_drafter", make_drafter),
+    ):
         yield counts
 
 

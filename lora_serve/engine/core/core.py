@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from lora_serve.adapters.loader import make_loader
 from lora_serve.adapters.manager import AdapterManager
-from lora_serve.config import EngineConfig
+from lora_serve.config import EngineConfig, SpeculativeConfig
 from lora_serve.engine.core.admin import AdminCalls
 from lora_serve.engine.core.executor import Executor
 from lora_serve.engine.core.grammars import POLL_SECONDS, RequestGrammars, make_grammar_service
@@ -54,9 +54,11 @@ from lora_serve.messages import (
     RestoreAdapters,
 )
 from lora_serve.model_info import ModelInfo
+from lora_serve.scheduler.drafting import Drafting
 from lora_serve.scheduler.progress import RequestProgress
 from lora_serve.scheduler.request import Request, RequestStatus, request_from_message
 from lora_serve.scheduler.scheduler import Scheduler
+from lora_serve.speculation.methods import make_drafter
 from lora_serve.step import SchedulerOutput
 from lora_serve.structured_output.service import GrammarService
 
@@ -92,7 +94,10 @@ class EngineCore:
         self._in_flight: deque[SchedulerOutput] = deque()
         self._outbox = OutputBuffer()
         self.adapters = adapters
-        self.scheduler = Scheduler(config.scheduler, config.lora.max_loras, kv, adapters, connector)
+        drafting = self._drafting(config.speculative)
+        self.scheduler = Scheduler(
+            config.scheduler, config.lora.max_loras, kv, adapters, connector, drafting
+        )
         self._admin = AdminCalls(adapters, self.scheduler, connector, stale_versions, self._outbox)
         self._grammars = RequestGrammars(grammars, self.scheduler)
         deadline_ms = config.kv_tiers.expanded().kv_save_deadline_ms
@@ -143,6 +148,15 @@ class EngineCore:
             make_grammar_service(config, model),
             None if publisher is None else make_events(config, model, publisher, notify),
         )
+
+    def _drafting(self, config: SpeculativeConfig) -> Drafting | None:
+        """What drafts, if anything does."""
+        drafter = make_drafter(config)
+        if drafter is None:
+            return None
+        drafting = Drafting(config, drafter, self._kv, self.adapters.current)
+        self.adapters.watch_names(drafting.name_stands_for)
+        return drafting
 
     @property
     def has_requests(self) -> bool:
@@ -303,10 +317,11 @@ class EngineCore:
         now = self._clock()
         all_progress = self.scheduler.update_from_output(output)
         self._grammars.advance(all_progress)  # they go on while the rest is done
-        num_first = 0  # tokens behind a prompt, which no row of this step is for
+        num_tokens = step.num_tokens
         for progress in all_progress:
-            num_first += self._tell(progress, now)
-        self._outbox.count_step(step.num_tokens + num_first)
+            num_tokens += self._tell(progress, now)  # no row is for the token behind a prompt
+            num_tokens -= progress.num_rejected_drafts
+        self._outbox.count_step(num_tokens)
         return len(step.requests)
 
     def _note_first_scheduled(self, step: SchedulerOutput) -> None:
@@ -388,6 +403,10 @@ class EngineCore:
             num_steps=totals.num_steps,
             num_computed_tokens=totals.num_computed_tokens,
             num_generated_tokens=totals.num_generated_tokens,
+            num_drafts=totals.num_drafts,
+            num_draft_tokens=totals.num_draft_tokens,
+            num_accepted_tokens=totals.num_accepted_tokens,
+            num_accepted_by_position=tuple(totals.num_accepted_by_position),
             prefix_cache_queries=totals.prefix_cache_queries,
             prefix_cache_hits=totals.prefix_cache_hits,
             external_cache_queries=totals.external_cache_queries,

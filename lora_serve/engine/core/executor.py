@@ -43,4 +43,5 @@ def make_executor(config: EngineConfig) -> Executor:
         config.lora,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_draft_rows=config.speculative.max_draft_rows,
     )

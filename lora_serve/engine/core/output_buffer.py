@@ -63,6 +63,8 @@ def progress_output(progress: RequestProgress) -> EngineOutput:
         num_cached_by_tier=request.num_cached_by_tier,
         adapter=request.namespace.adapter,
         scheduled_time=request.scheduled_time,
+        num_accepted_drafts=progress.num_accepted_drafts,
+        num_rejected_drafts=progress.num_rejected_drafts,
     )
 
 

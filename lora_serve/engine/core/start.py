@@ -9,9 +9,15 @@ from lora_serve.model_info import ModelInfo
 
 
 def num_steps_ahead(config: EngineConfig, model: ModelInfo) -> int:
-    """How many steps may be planned before the oldest one is reported."""
+    """How many steps may be planned before the oldest one is reported.
+
+    Drafts stand behind known tokens, so steps do not overlap where there are any, unless it is
+    asked for.
+    """
     is_overlapped = config.scheduler.async_scheduling
-    return int(model.is_asynchronous if is_overlapped is None else is_overlapped)
+    if is_overlapped is None:
+        is_overlapped = model.is_asynchronous and not config.speculative.is_enabled
+    return int(is_overlapped)
 
 
 def most_tokens_in_flight(config: EngineConfig, model: ModelInfo) -> int:

@@ -27,6 +27,7 @@ class ChoiceState:
         self._arrival = message.arrival_time
         self._pooling, self._num_prompt_tokens = request.pooling, request.prompt.num_tokens
         self._first_token: float | None = None
+        self._num_tokens = 0  # before the last output
         self._detokenizer = IncrementalDetokenizer(
             tokenizer,
             stop=params.stop,
@@ -56,14 +57,19 @@ class ChoiceState:
         text = self._detokenizer.append(shown, finished=output.finish_reason is not None)
         finish_reason, stop_reason = output.finish_reason, output.stop_token_id
         stop_string = self._detokenizer.stop_string
+        # One step may draw tokens behind the one that completes a stop string.
+        end, num_to_stop = None, self._detokenizer.num_tokens_to_stop
+        if num_to_stop is not None:
+            end = num_to_stop - self._num_tokens
+        self._num_tokens += len(output.new_token_ids)
         self.is_finished = finish_reason is not None or stop_string is not None
         if self._first_token is None:
             self._first_token = time.monotonic()
         return OutputDelta(
             index=self.index,
             text=text,
-            token_ids=output.new_token_ids,
-            logprobs=output.logprobs,
+            token_ids=output.new_token_ids[:end],
+            logprobs=output.logprobs[:end],
             finish_reason="stop" if stop_string is not None else finish_reason,
             stop_reason=stop_string if stop_string is not None else stop_reason,
             num_cached_tokens=output.num_cached_tokens,
@@ -73,6 +79,8 @@ class ChoiceState:
             embedding=b"" if self._pooling is None else self._embedding(self._pooling, output),
             times=self._times(output) if self.is_finished else None,
             num_stored_tokens=output.num_stored_tokens,
+            num_accepted_drafts=output.num_accepted_drafts,
+            num_rejected_drafts=output.num_rejected_drafts,
         )
 
     def _embedding(self, pooling: PoolingParams, output: EngineOutput) -> bytes:

@@ -13,11 +13,13 @@ from lora_serve.config import (
     KVTierConfig,
     LoRAConfig,
     SchedulerConfig,
+    SpeculativeConfig,
 )
 from lora_serve.engine.core.core import EngineCore
 from lora_serve.engine.core.kv_events import KVEvents
 from lora_serve.engine.core.kv_tiers import StaleVersions
 from lora_serve.engine.core.start import most_tokens_in_flight
+from lora_serve.fuzz.oracle.drafts import DraftWatch
 from lora_serve.fuzz.oracle.executor import (
     EOS,
     ONE_GROUP,
@@ -106,6 +108,7 @@ class OracleEngine:
     recorder_class: type[KVEventRecorder] = KVEventRecorder
     event_rng: Random = field(default_factory=lambda: Random(0))
     loses_events: float = 0.0
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
 
     def __post_init__(self) -> None:
         config = self._config()
@@ -143,6 +146,8 @@ class OracleEngine:
             self.events,
             self.clock,
         )
+        self.drafts = DraftWatch() if self.speculative.is_enabled else None
+        self._num_watched = 0  # of the executor's steps
         self.outputs: dict[str, list[EngineOutput]] = {}
         self.calls: dict[int, CallReply] = {}
         self._num_calls = 0
@@ -167,6 +172,7 @@ class OracleEngine:
                 lora_reload_timeout=READ_SECONDS,
                 lora_download_timeout=READ_SECONDS,
             ),
+            speculative=self.speculative,
         )
 
     def _connector(self, model: ModelInfo, hasher: BlockHasher) -> KVConnector[Request]:
@@ -243,6 +249,8 @@ class OracleEngine:
         )
         digests = embeds_digests(request.prompt, BLOCK_SIZE)
         message = EngineRequest(request, (EOS,), digests, rules=rules)
+        if self.drafts is not None:
+            self.drafts.added(request_id, prompt, salt, tenant)
         self.core.handle(message)
         self._sort_replies()
 
@@ -264,6 +272,9 @@ class OracleEngine:
         has_run = self.core.step()
         self.core.check_invariants()
         self._check_events()
+        if self.drafts is not None:
+            self.drafts.check(self.executor.steps[self._num_watched :])
+            self._num_watched = len(self.executor.steps)
         self._sort_replies()
         return has_run
 
@@ -294,6 +305,8 @@ class OracleEngine:
             if isinstance(reply, StepOutputs):
                 for output in reply.outputs:
                     self.outputs.setdefault(output.request_id, []).append(output)
+                    if self.drafts is not None:
+                        self.drafts.answered(output)
             elif isinstance(reply, CallReply):
                 self.calls[reply.call_id] = reply
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lora_serve.fuzz.oracle.drafts import Asked, Repeats, drawn_speculation
 from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, ROW_BYTES, OracleEngine
 from lora_serve.fuzz.oracle.executor import (
     EOS,
@@ -104,6 +105,7 @@ class OracleTrace:
             "executor_class": executor_class,
             "async_scheduling": async_scheduling,
             "grammars_class": grammars_class,
+            "speculative": drawn_speculation(random.Random(f"speculation {seed}")),
         }
         if recorder_class is not None:
             self.settings |= self._event_settings(recorder_class, random.Random(f"events {seed}"))
@@ -114,6 +116,7 @@ class OracleTrace:
         self.versions: dict[str, str] = {}  # name -> content, as far as calls were answered
         self.pending: dict[int, PendingLoad] = {}
         self.result = TraceResult()
+        self.repeats = Repeats(random.Random(f"repeats {seed}"), self.settings["speculative"])
         self.pauses = RandomPauses(random.Random(f"pauses {seed}"))
 
     def run(self, num_operations: int = 60) -> TraceResult:
@@ -201,6 +204,10 @@ class OracleTrace:
     def _add(self, namespace: tuple[str | NoAdapter, str] | None = None) -> None:
         rng, request_id = self.rng, f"r{len(self.expected)}"
         name, salt = namespace or self._namespace()
+        tenant = self.other_rng.choice(("", "x", "y"))
+        repeated = None if namespace else self.repeats.take([BASE_MODEL, *self.versions])
+        if repeated is not None:
+            name, salt, tenant = repeated.name, repeated.salt, repeated.tenant
         digest = b"" if name is BASE_MODEL else _digest(self.versions[name])
         rows: list[bytes] = []
         if rng.random() < 0.2:
@@ -209,6 +216,10 @@ class OracleTrace:
             prompt = [0] * len(rows)
         else:
             prompt = self._prompt()
+        if repeated is not None:
+            prompt, rows = repeated.prompt, []
+        elif not rows:
+            self.repeats.note(Asked(name, salt, tenant, prompt))
         max_tokens = rng.randrange(1, 60)
         num_groups = len(self.settings["groups"])
         pooling, rules, reasoning = self._pooling(), NO_RULES, None
@@ -242,7 +253,7 @@ class OracleTrace:
             ),
             salt=salt,
             priority=rng.randrange(3),
-            tenant=self.other_rng.choice(("", "x", "y")),
+            tenant=tenant,
             embeds_rows=rows,
             pooling=pooling,
             rules=rules,

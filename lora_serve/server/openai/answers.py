@@ -51,7 +51,11 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
-    reasoning_tokens: int
+    """The tokens that were guessed and verified are told where there are any."""
+
+    reasoning_tokens: int | UnsetType = UNSET
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.outputs import AnswerTimes, OutputDelta, RequestOutput
@@ -47,10 +47,12 @@ class UsageCounter:
         self._num_output_tokens = 0
         self._tells_reasoning = tells_reasoning
         self._num_reasoning_tokens = 0
+        self._num_accepted_drafts = self._num_rejected_drafts = 0
         self._adapters: dict[AdapterRef | NoAdapter, None] = {}  # in the order of their appearance
 
     def add(self, prompt_index: int, delta: OutputDelta) -> None:
         self._num_output_tokens += len(delta.token_ids)
+        self._note_drafts(delta)
         if delta.times is not None:
             self._times.append(delta.times)
         self.note_prompt(prompt_index, delta)
@@ -68,11 +70,16 @@ class UsageCounter:
 
     def add_output(self, prompt_index: int, output: RequestOutput) -> None:
         self._num_output_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+        self._note_drafts(output)
         if output.times is not None:
             self._times += [output.times] * len(output.outputs)
         self._num_cached_tokens[prompt_index] = output.num_cached_tokens
         self._num_cached_by_tier[prompt_index] = output.num_cached_by_tier
         self._adapters.setdefault(output.adapter or BASE_MODEL)
+
+    def _note_drafts(self, answer: OutputDelta | RequestOutput) -> None:
+        self._num_accepted_drafts += answer.num_accepted_drafts
+        self._num_rejected_drafts += answer.num_rejected_drafts
 
     @property
     def fingerprint(self) -> str:
@@ -98,11 +105,18 @@ class UsageCounter:
             prompt_tokens_details=PromptTokensDetails(
                 sum(self._num_cached_tokens), _sums(self._num_cached_by_tier)
             ),
-            completion_tokens_details=(
-                CompletionTokensDetails(self._num_reasoning_tokens)
-                if self._tells_reasoning
-                else UNSET
-            ),
+            completion_tokens_details=self._details,
+        )
+
+    @property
+    def _details(self) -> CompletionTokensDetails | UnsetType:
+        has_drafts = bool(self._num_accepted_drafts or self._num_rejected_drafts)
+        if not (self._tells_reasoning or has_drafts):
+            return UNSET
+        return CompletionTokensDetails(
+            self._num_reasoning_tokens if self._tells_reasoning else UNSET,
+            self._num_accepted_drafts if has_drafts else UNSET,
+            self._num_rejected_drafts if has_drafts else UNSET,
         )
 
 

@@ -236,6 +236,7 @@ def _arguments(text: str) -> PastArguments:
 def _usage(usage: Usage) -> ResponseUsage:
     cached, details = usage.prompt_tokens_details, usage.completion_tokens_details
     assert details is not UNSET, "a response's usage tells how many tokens were reasoning"
+    assert details.reasoning_tokens is not UNSET, "a response's usage tells how many were reasoning"
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(

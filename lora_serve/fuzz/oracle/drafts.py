@@ -1,0 +1,112 @@
+"""Speculation in the oracle's traces, and whose text a draft comes from.
+
+No answer tells of a foreign draft, which changes nothing but times. The oracle draws its tokens
+from so many that two which follow each other hardly ever do so in another text. So a draft whose
+pairs neither its request nor the answers of its origin have is somebody else's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from lora_serve.config import SpeculativeConfig
+from lora_serve.identity import AdapterRef, NoAdapter
+from lora_serve.messages import EngineOutput
+from lora_serve.step import ScheduledRequest, SchedulerOutput
+
+MOST_REPEATABLE = 4
+
+Pair = tuple[int, int]
+WhoseText = tuple[AdapterRef | NoAdapter, str, str]  # the version, salt and tenant
+
+
+def drawn_speculation(rng: random.Random) -> SpeculativeConfig:
+    """Nothing is drafted in every third trace."""
+    return SpeculativeConfig(
+        speculative_method=rng.choice((None, "ngram", "suffix")),
+        speculative_num_speculative_tokens=rng.choice((1, 3, 8)),
+        speculative_max_step_rows=rng.choice((4, 16, 64)),
+        speculative_prompt_lookup_min=1,
+        speculative_suffix_decoding_max_spec_factor=rng.choice((1.0, 4.0)),
+        speculative_suffix_decoding_max_cached_tokens=rng.choice((200, 10_000)),
+    )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request asked that another may ask again."""
+
+    name: str | NoAdapter
+    salt: str
+    tenant: str
+    prompt: list[int]
+
+
+class Repeats:
+    """The same prompts again, where past answers are drafts: without them hardly one is right."""
+
+    def __init__(self, rng: random.Random, speculative: SpeculativeConfig) -> None:
+        self._rng = rng
+        self._is_on = speculative.speculative_method == "suffix"
+        self._asked: deque[Asked] = deque(maxlen=MOST_REPEATABLE)
+
+    def note(self, asked: Asked) -> None:
+        self._asked.append(asked)
+
+    def take(self, names: Collection[str | NoAdapter]) -> Asked | None:
+        """What is to be asked again, if anything is; of one of these names.
+
+        Now and then somebody else asks it, and must not be offered what the first was told.
+        """
+        if not self._is_on or self._rng.random() < 0.3:
+            return None
+        known = [asked for asked in self._asked if asked.name in names]
+        if not known:
+            return None
+        asked = self._rng.choice(known)
+        if self._rng.random() < 0.3:
+            salt, tenant = self._rng.choice((("", "x"), ("", "y"), ("salt", ""), ("", "")))
+            asked = replace(asked, salt=salt, tenant=tenant)
+        return asked
+
+
+class DraftWatch:
+    """The texts of one engine's requests, as its callers know them."""
+
+    def __init__(self) -> None:
+        self.num_drafts = 0
+        self._prompts: dict[str, Sequence[int]] = {}
+        self._answers: defaultdict[str, list[int]] = defaultdict(list)
+        self._askers: dict[str, tuple[str, str]] = {}  # salt and tenant
+        self._answered: defaultdict[WhoseText, set[Pair]] = defaultdict(set)
+
+    def added(self, request_id: str, prompt: Sequence[int], salt: str, tenant: str) -> None:
+        self._prompts[request_id] = prompt
+        self._askers[request_id] = salt, tenant
+
+    def answered(self, output: EngineOutput) -> None:
+        """Note the tokens that a request got."""
+        answer = self._answers[output.request_id]
+        pairs = pairwise((*answer[-1:], *output.new_token_ids))
+        self._answered[output.adapter, *self._askers[output.request_id]].update(pairs)
+        answer += output.new_token_ids
+
+    def check(self, steps: Iterable[SchedulerOutput]) -> None:
+        """Assert that drafts come from where they may."""
+        for step in steps:
+            for chunk in step.requests:
+                if chunk.asked.num_drafts:
+                    self._check(chunk)
+
+    def _check(self, chunk: ScheduledRequest) -> None:
+        self.num_drafts += chunk.asked.num_drafts
+        name = chunk.request_id
+        pairs = set(pairwise(chunk.token_ids[-chunk.asked.num_drafts - 1 :]))
+        others = pairs - self._answered[chunk.adapter, *self._askers[name]]
+        if others:
+            others -= set(pairwise((*self._prompts[name], *self._answers[name])))
+        assert not others, f"{name} was offered drafts that are none of its own: {others}"

@@ -1,0 +1,131 @@
+"""Adds drafts to a planned step, and learns what became of them. Decides nothing of an answer.
+
+Drafts get what is left when all else is planned: tokens of the budget, rows, and blocks that are
+free beyond one for each running request. No request is preempted, and none waits, for a draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lora_serve.config import SpeculativeConfig
+from lora_serve.identity import BASE_MODEL, AdapterRef, Everything
+from lora_serve.kv.manager import KVCacheManager
+from lora_serve.scheduler.chunk import scheduled_chunk
+from lora_serve.scheduler.drafted import DraftedRequest
+from lora_serve.scheduler.in_flight import ScheduledPair
+from lora_serve.scheduler.progress import RequestProgress
+from lora_serve.scheduler.request import Request
+from lora_serve.scheduler.totals import SchedulerTotals
+from lora_serve.speculation.base import Drafter, Origin
+from lora_serve.speculation.pace import DraftPace
+from lora_serve.step import ScheduledRequest
+
+_TOKENS_TAKEN_IN = 256  # of one request in a step, at least: below half a millisecond
+
+CurrentVersion = Callable[[str], AdapterRef | None]
+
+
+class Drafting:
+    """Drafts of all requests. current: which version an adapter's name stands for."""
+
+    def __init__(
+        self,
+        config: SpeculativeConfig,
+        drafter: Drafter,
+        kv: KVCacheManager,
+        current: CurrentVersion,
+    ) -> None:
+        self._most = config.speculative_num_speculative_tokens
+        self._max_rows = config.speculative_max_step_rows
+        self._drafter = drafter
+        self._kv = kv
+        self._current = current
+
+    def add(self, planned: list[ScheduledPair], budget: int, num_running: int) -> None:
+        """Put drafts behind the last tokens of planned chunks. budget: tokens that are left."""
+        self._drafter.work()
+        num_sampling = sum(bool(chunk.asked.samples) for _, chunk in planned)
+        num_rows = min(budget, self._max_rows - num_sampling)
+        for index, (request, chunk) in enumerate(planned):
+            if not _may_draft(request):
+                continue
+            num_wanted = self._num_wanted(request, chunk, -(-num_rows // max(1, num_sampling)))
+            num_sampling -= bool(chunk.asked.samples)
+            if chunk.asked.samples and not num_wanted:
+                continue  # what its drafter has not taken in, it takes in when it next drafts
+            drafted = request.drafted = request.drafted or self._begin(request)
+            drafted.drafter.take_in(request.token_ids, max(_TOKENS_TAKEN_IN, chunk.num_tokens))
+            if num_wanted:
+                drafts = self._drafts(request, chunk, drafted, num_wanted, num_running)
+                if drafts:
+                    planned[index] = request, scheduled_chunk(request, chunk.num_tokens, drafts)
+                    num_rows -= len(drafts)
+
+    def verified(self, progress: RequestProgress, totals: SchedulerTotals) -> None:
+        """Take in what became of a request's drafts."""
+        request, num_accepted = progress.request, progress.num_accepted_drafts
+        num_drafts = num_accepted + progress.num_rejected_drafts
+        assert request.drafted is not None, f"{request.request_id} verified what it did not draft"
+        request.drafted.pace.verified(num_drafts, num_accepted, request.num_output_tokens)
+        totals.count_drafts(num_drafts, num_accepted)
+
+    def ended(self, request: Request) -> None:
+        """Learn from the answer of a request that has ended, if its version is still asked for."""
+        adapter = request.namespace.adapter
+        if adapter is BASE_MODEL or self._current(adapter.name) == adapter:
+            self._drafter.learn(_origin(request), request.token_ids[request.num_prompt_tokens :])
+
+    def reset(self, lora_name: str | Everything) -> None:
+        """Forget EVERYTHING of past answers, or those of a name."""
+        self._drafter.forget(lora_name)
+
+    def name_stands_for(self, name: str, ref: AdapterRef | None) -> None:
+        """Forget the answers of versions that a name no longer stands for."""
+        self._drafter.forget(name, ref)
+
+    def _begin(self, request: Request) -> DraftedRequest:
+        origin = _origin(request)
+        drafter = self._drafter.begin(origin, request.num_prompt_tokens)
+        return DraftedRequest(drafter, DraftPace(self._most))
+
+    def _num_wanted(self, request: Request, chunk: ScheduledRequest, num_rows: int) -> int:
+        """How many drafts the chunk may have, blocks apart."""
+        if not chunk.asked.samples or chunk.token_from is not None or num_rows <= 0:
+            return 0
+        num_left = request.max_tokens - request.num_output_tokens - 1
+        drafted, most = request.drafted, min(num_rows, num_left)
+        num_wanted = (
+            self._most if drafted is None else drafted.pace.num_wanted(request.num_output_tokens)
+        )
+        return max(0, min(most, num_wanted))
+
+    def _drafts(
+        self,
+        request: Request,
+        chunk: ScheduledRequest,
+        drafted: DraftedRequest,
+        num_wanted: int,
+        num_running: int,
+    ) -> tuple[int, ...]:
+        """Those that there are blocks for."""
+        drafts = tuple(drafted.drafter.draft(num_wanted))
+        if self._kv.has_windows:
+            drafts = drafts[: max(0, self._kv.most_tokens(request) - chunk.end)]
+        num_spared = num_running * len(request.block_tables)
+        if drafts and not self._kv.extend(request, chunk.end + len(drafts), num_spared):
+            drafts = drafts[: self._kv.capacity(request) - chunk.end]
+        return drafts
+
+
+def _may_draft(request: Request) -> bool:
+    """Whether drafts can be verified.
+
+    With a grammar each row would need a mask of its own. What prompt embeddings stand for is no
+    text to find a token in.
+    """
+    return request.max_tokens > 1 and not request.has_grammar and request.prompt_embeds is None
+
+
+def _origin(request: Request) -> Origin:
+    return Origin(request.namespace, request.tenant)

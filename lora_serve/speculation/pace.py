@@ -1,0 +1,37 @@
+"""How many drafts a request's next step verifies, by how many were accepted lately.
+
+A row that verifies a draft costs time, whether or not the draft is right. So all right drafts
+double the number, a wrong one brings it down to what was right, and where none is right the request
+drafts nothing for a while, each time for twice as long.
+"""
+
+from __future__ import annotations
+
+_MOST_SKIPPED = 128  # tokens between two tries
+
+
+class DraftPace:
+    """A request's own. most: drafts a step."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._wanted = most
+        self._num_failures = 0
+        self._rests_until = 0  # tokens of the answer
+
+    def num_wanted(self, num_output_tokens: int) -> int:
+        """How many drafts may be tried behind so many tokens of the answer."""
+        return 0 if num_output_tokens < self._rests_until else self._wanted
+
+    def verified(self, num_drafts: int, num_accepted: int, num_output_tokens: int) -> None:
+        """Take in what became of drafts; num_output_tokens: with the tokens that were drawn."""
+        if num_accepted == num_drafts:
+            self._wanted = min(self._most, max(self._wanted, 2 * num_drafts))
+            self._num_failures = 0
+        elif num_accepted:
+            self._wanted = min(self._most, num_accepted + 1)
+            self._num_failures = 0
+        else:
+            self._wanted = max(1, self._wanted // 2)
+            self._num_failures += 1
+            self._rests_until = num_output_tokens + min(2**self._num_failures, _MOST_SKIPPED)
