@@ -96,8 +96,7 @@ class AskedOutputs(msgspec.Struct, frozen=True, gc=False):
     """What is asked of a chunk's rows: of a chunk in the middle of a prompt, nothing.
 
     samples: a token of each of the last rows, in their order. The chunk's tokens behind the first
-        of these rows are drafts: guesses of what the rows before them sample. Nothing drafts
-        yet: only tests make steps with drafts.
+        of these rows are drafts: guesses of what the rows before them sample.
     scoring: prompt logprobs, of rows from its first_row on.
     num_pooled: the final hidden state of so many of the last rows.
     sums_hidden: the sums of the final hidden states of all rows.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from lora_serve.errors import ConfigError
 
@@ -13,7 +15,8 @@ def take_in_json(config: Any, text_field: str, prefix: str) -> None:
     """Set what a config's JSON says, as if flags had said it, and forget the JSON.
 
     Args:
-        text_field: the field that holds the JSON, or None; its flag has its name.
+        text_field: the field that holds the JSON, as text or as the mapping that it stands for, or
+            None; its flag has its name.
         prefix: what the fields' names begin with and the JSON's do not.
 
     Raises:
@@ -22,13 +25,17 @@ def take_in_json(config: Any, text_field: str, prefix: str) -> None:
     text, flag = getattr(config, text_field), f"--{text_field.replace('_', '-')}"
     if text is None:
         return
-    own = {each.name.removeprefix(prefix): each for each in fields(config)}
-    del own[text_field.removeprefix(prefix)]
+    own = {
+        each.name.removeprefix(prefix): each
+        for each in fields(config)
+        if each.name.startswith(prefix) and each.name != text_field
+    }
+    hints = get_type_hints(type(config))
     for name, value in read_json(text, flag).items():
         if name not in own:
             raise ConfigError(f"{flag}: no setting {name}; have {', '.join(own)}")
         default = own[name].default
-        kind = str if default is None else type(default)
+        kind = _kind(hints[own[name].name])
         if type(value) is int and kind is float:
             value = float(value)
         if type(value) is not kind and not (value is None and default is None):
@@ -40,8 +47,17 @@ def take_in_json(config: Any, text_field: str, prefix: str) -> None:
     object.__setattr__(config, text_field, None)
 
 
-def read_json(text: str, flag: str) -> dict[str, object]:
-    """The object that a flag's text is. Raises ConfigError, naming the flag."""
+def _kind(hint: Any) -> type:
+    """The type of a setting that may be None."""
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+    kind: type = kinds[0] if kinds else hint
+    return kind
+
+
+def read_json(text: str | Mapping[str, object], flag: str) -> Mapping[str, object]:
+    """The object that a flag's text is, or stands for. Raises ConfigError, naming the flag."""
+    if isinstance(text, Mapping):
+        return text
     try:
         given = json.loads(text)
     except ValueError as error:

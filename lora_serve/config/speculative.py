@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
-from lora_serve.config.json_settings import take_in_json
-from lora_serve.config.setting import require_at_least, require_choices, setting
+from lora_serve.config.json_settings import read_json, take_in_json
+from lora_serve.config.setting import require_choices, setting
 from lora_serve.errors import ConfigError
 
 METHODS = ("ngram", "suffix")
 _FLAG = "speculative-config"
+_PREFIX = "speculative_"
+_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "num_speculative_tokens": (1, 256),
+    "max_step_rows": (2, 1024),
+    "prompt_lookup_min": (1, 64),
+    "prompt_lookup_max": (1, 64),
+    "suffix_decoding_max_tree_depth": (1, 1024),
+    "suffix_decoding_max_spec_factor": (0.1, 100),
+    "suffix_decoding_max_cached_tokens": (0, 2**31),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
     """How tokens are drafted that steps then verify. Answers are the same, to the bit."""
 
+    speculation: str | None = setting(
+        "Whether tokens are drafted: auto drafts by suffixes unless --speculative-config names a "
+        "method; off drafts nothing, even if it does.",
+        None,
+        choices=("auto", "off"),
+    )
     speculative_method: str | None = setting(
-        "Draft what an answer may go on with: by the request's own text (ngram), or also by past "
-        "answers of the same adapter version, salt and API key (suffix); nothing if left out.",
+        "Draft how an answer may go on: by the request's own text (ngram), or also by past answers "
+        "of the same adapter version, cache salt and API key (suffix). Nothing is drafted if left "
+        "out.",
         None,
         choices=METHODS,
         flag=f"{_FLAG}.method",
@@ -29,35 +47,38 @@ class SpeculativeConfig:
         flag=f"{_FLAG}.num-speculative-tokens",
     )
     speculative_max_step_rows: int = setting(
-        "Rows that a step's requests sample up to which drafts are added; the step is not filled "
-        "beyond them.",
+        "A step gets drafts until it samples so many rows, those of all requests together.",
         16,
         flag=f"{_FLAG}.max-step-rows",
     )
-    speculative_prompt_lookup_min: int = setting(
-        "ngram: fewest tokens that must have stood before.",
-        2,
+    speculative_prompt_lookup_min: int | None = setting(
+        "ngram: the fewest last tokens that must have stood before; 2, or prompt-lookup-max if "
+        "that is less.",
+        None,
         flag=f"{_FLAG}.prompt-lookup-min",
     )
-    speculative_prompt_lookup_max: int = setting(
-        "ngram: most tokens that are looked up.", 5, flag=f"{_FLAG}.prompt-lookup-max"
+    speculative_prompt_lookup_max: int | None = setting(
+        "ngram: the most last tokens that are looked up; 5, or prompt-lookup-min if that is more.",
+        None,
+        flag=f"{_FLAG}.prompt-lookup-max",
     )
     speculative_suffix_decoding_max_tree_depth: int = setting(
-        "suffix: longest end of the text that counts.",
+        "suffix: a match of more tokens counts as one of so many.",
         24,
         flag=f"{_FLAG}.suffix-decoding-max-tree-depth",
     )
     speculative_suffix_decoding_max_spec_factor: float = setting(
-        "suffix: tokens that are drafted for each token of the end that stood before.",
+        "suffix: how many tokens are drafted for each token that matches.",
         1.0,
         flag=f"{_FLAG}.suffix-decoding-max-spec-factor",
     )
     speculative_suffix_decoding_max_cached_tokens: int = setting(
-        "suffix: tokens of past answers that are kept, of all requests; 250 bytes each, about.",
+        "suffix: how many tokens of past answers are kept, of all requests together; about 250 "
+        "bytes each.",
         131_072,
         flag=f"{_FLAG}.suffix-decoding-max-cached-tokens",
     )
-    speculative_config: str | None = setting(
+    speculative_config: str | Mapping[str, object] | None = setting(
         "The settings above as JSON in vLLM's form, such as "
         '{"method": "suffix", "num_speculative_tokens": 8}.',
         None,
@@ -65,29 +86,61 @@ class SpeculativeConfig:
     )
 
     def __post_init__(self) -> None:
-        take_in_json(self, "speculative_config", "speculative_")
+        if self.speculative_config is not None:
+            _refuse_draft_models(self.speculative_config)
+        take_in_json(self, "speculative_config", _PREFIX)
         require_choices(self)
-        num_tokens = self.speculative_num_speculative_tokens
-        require_at_least(1, f"--{_FLAG}.num-speculative-tokens", num_tokens)
-        require_at_least(2, f"--{_FLAG}.max-step-rows", self.speculative_max_step_rows)
-        low, high = self.speculative_prompt_lookup_min, self.speculative_prompt_lookup_max
-        require_at_least(1, f"--{_FLAG}.prompt-lookup-min", low)
-        depth = self.speculative_suffix_decoding_max_tree_depth
-        require_at_least(1, f"--{_FLAG}.suffix-decoding-max-tree-depth", depth)
-        factor = self.speculative_suffix_decoding_max_spec_factor
-        require_at_least(0, f"--{_FLAG}.suffix-decoding-max-spec-factor", factor)
-        num_cached = self.speculative_suffix_decoding_max_cached_tokens
-        require_at_least(0, f"--{_FLAG}.suffix-decoding-max-cached-tokens", num_cached)
+        for name, (low, high) in _BOUNDS.items():
+            value = getattr(self, _PREFIX + name)
+            if value is not None and not low <= value <= high:
+                flag = f"--{_FLAG}.{name.replace('_', '-')}"
+                raise ConfigError(f"{flag} {value} must be from {low} to {high}")
+        low, high = self.ngram_sizes
         if high < low:
             raise ConfigError(
                 f"--{_FLAG}: prompt_lookup_max {high} must be at least prompt_lookup_min {low}"
             )
+        given = [
+            each.name.removeprefix(_PREFIX)
+            for each in fields(self)
+            if each.name.startswith(_PREFIX) and getattr(self, each.name) != each.default
+        ]
+        if given and self.speculation is None and self.method is None:
+            raise ConfigError(
+                f"--{_FLAG}: {', '.join(given)} without a method drafts nothing; set method to "
+                f"one of {', '.join(METHODS)}"
+            )
+
+    @property
+    def method(self) -> str | None:
+        """What drafts; None where nothing does."""
+        if self.speculation == "off":
+            return None
+        return self.speculative_method or ("suffix" if self.speculation == "auto" else None)
+
+    @property
+    def ngram_sizes(self) -> tuple[int, int]:
+        """The fewest and the most tokens that n-gram lookup looks up."""
+        low, high = self.speculative_prompt_lookup_min, self.speculative_prompt_lookup_max
+        if low is None:
+            low = 2 if high is None else min(2, high)
+        return low, max(5, low) if high is None else high
 
     @property
     def is_enabled(self) -> bool:
-        return self.speculative_method is not None
+        return self.method is not None
 
     @property
     def max_draft_rows(self) -> int:
         """Rows that a step with drafts samples, at most; 0 where nothing drafts."""
         return self.speculative_max_step_rows if self.is_enabled else 0
+
+
+def _refuse_draft_models(given: str | Mapping[str, object]) -> None:
+    """Say of vLLM's other methods what there is in their place."""
+    settings = read_json(given, f"--{_FLAG}")
+    method = settings.get("method", "draft_model" if "model" in settings else None)
+    if method is not None and method not in METHODS:
+        raise ConfigError(
+            f"--{_FLAG}: no method {method!r}; have {', '.join(METHODS)}, which need no draft model"
+        )

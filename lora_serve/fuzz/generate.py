@@ -139,7 +139,22 @@ def _all_flags(
     is_producer = not SHARED_TIERS.isdisjoint(tiers) and Random(f"KV role {seed}").random() < 0.2
     role = ("--kv-role", "kv_producer") if is_producer else ()
     later = (*pooler, *shares, *role, *(("--logprobs-mode", mode) if mode else ()))
-    return (*_flags(rng, tiers), *later)
+    return (*_flags(rng, tiers), *later, *_speculation(Random(f"speculation {seed}")))
+
+
+def _speculation(rng: Random) -> tuple[str, ...]:
+    """What drafts, in two of three traces."""
+    method = rng.choice(("", "ngram", "suffix"))
+    if not method:
+        return ()
+    settings = {
+        "method": method,
+        "num_speculative_tokens": rng.choice((1, 3, 8)),
+        "max_step_rows": rng.choice((4, 16, 64)),
+    }
+    if method == "ngram":
+        settings["prompt_lookup_min"] = 1
+    return ("--speculative-config", json.dumps(settings))
 
 
 class _Writer:

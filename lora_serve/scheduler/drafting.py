@@ -22,12 +22,17 @@ from lora_serve.speculation.pace import DraftPace
 from lora_serve.step import ScheduledRequest
 
 _TOKENS_TAKEN_IN = 256  # of one request in a step, at least: below half a millisecond
+_DRAFTERS_A_ROW = 2
 
 CurrentVersion = Callable[[str], AdapterRef | None]
 
 
 class Drafting:
-    """Drafts of all requests. current: which version an adapter's name stands for."""
+    """Drafts of all requests. current: which version an adapter's name stands for.
+
+    A request's drafter holds its tokens, so there are at most twice as many of them as a step with
+    drafts has rows. Requests that run beside them draft once one of those has ended.
+    """
 
     def __init__(
         self,
@@ -41,6 +46,7 @@ class Drafting:
         self._drafter = drafter
         self._kv = kv
         self._current = current
+        self._num_drafters = 0
 
     def add(self, planned: list[ScheduledPair], budget: int, num_running: int) -> None:
         """Put drafts behind the last tokens of planned chunks. budget: tokens that are left."""
@@ -48,19 +54,21 @@ class Drafting:
         num_sampling = sum(bool(chunk.asked.samples) for _, chunk in planned)
         num_rows = min(budget, self._max_rows - num_sampling)
         for index, (request, chunk) in enumerate(planned):
-            if not _may_draft(request):
+            num_wanted = 0
+            if chunk.asked.samples:
+                num_wanted = self._num_wanted(request, chunk, -(-num_rows // num_sampling))
+                num_sampling -= 1  # what this one leaves of its share is for the others
+                if not num_wanted:
+                    continue  # its drafter takes in later what it has not yet
+            if not _may_draft(request) or not self._has_drafter(request):
                 continue
-            num_wanted = self._num_wanted(request, chunk, -(-num_rows // max(1, num_sampling)))
-            num_sampling -= bool(chunk.asked.samples)
-            if chunk.asked.samples and not num_wanted:
-                continue  # what its drafter has not taken in, it takes in when it next drafts
-            drafted = request.drafted = request.drafted or self._begin(request)
-            drafted.drafter.take_in(request.token_ids, max(_TOKENS_TAKEN_IN, chunk.num_tokens))
-            if num_wanted:
-                drafts = self._drafts(request, chunk, drafted, num_wanted, num_running)
-                if drafts:
-                    planned[index] = request, scheduled_chunk(request, chunk.num_tokens, drafts)
-                    num_rows -= len(drafts)
+            assert request.drafted is not None, f"{request.request_id} has a drafter"
+            drafter = request.drafted.drafter
+            drafter.take_in(request.token_ids, max(_TOKENS_TAKEN_IN, chunk.num_tokens))
+            if num_wanted and (drafts := tuple(drafter.draft(num_wanted))):
+                drafts = self._with_room(request, chunk, drafts, num_running)
+                planned[index] = request, scheduled_chunk(request, chunk.num_tokens, drafts)
+                num_rows -= len(drafts)
 
     def verified(self, progress: RequestProgress, totals: SchedulerTotals) -> None:
         """Take in what became of a request's drafts."""
@@ -72,6 +80,9 @@ class Drafting:
 
     def ended(self, request: Request) -> None:
         """Learn from the answer of a request that has ended, if its version is still asked for."""
+        if request.drafted is not None:
+            request.drafted = None
+            self._num_drafters -= 1
         adapter = request.namespace.adapter
         if adapter is BASE_MODEL or self._current(adapter.name) == adapter:
             self._drafter.learn(_origin(request), request.token_ids[request.num_prompt_tokens :])
@@ -84,37 +95,40 @@ class Drafting:
         """Forget the answers of versions that a name no longer stands for."""
         self._drafter.forget(name, ref)
 
+    def _has_drafter(self, request: Request) -> bool:
+        """Whether the request has a drafter, or could be given one."""
+        if request.drafted is None and self._num_drafters < _DRAFTERS_A_ROW * self._max_rows:
+            self._num_drafters += 1
+            request.drafted = self._begin(request)
+        return request.drafted is not None
+
     def _begin(self, request: Request) -> DraftedRequest:
-        origin = _origin(request)
-        drafter = self._drafter.begin(origin, request.num_prompt_tokens)
+        drafter = self._drafter.begin(_origin(request), request.num_prompt_tokens)
         return DraftedRequest(drafter, DraftPace(self._most))
 
     def _num_wanted(self, request: Request, chunk: ScheduledRequest, num_rows: int) -> int:
         """How many drafts the chunk may have, blocks apart."""
-        if not chunk.asked.samples or chunk.token_from is not None or num_rows <= 0:
+        if chunk.token_from is not None or num_rows <= 0:
             return 0
+        num_wanted = self._most
+        if request.drafted is not None:
+            num_wanted = request.drafted.pace.num_wanted(request.num_output_tokens)
         num_left = request.max_tokens - request.num_output_tokens - 1
-        drafted, most = request.drafted, min(num_rows, num_left)
-        num_wanted = (
-            self._most if drafted is None else drafted.pace.num_wanted(request.num_output_tokens)
-        )
-        return max(0, min(most, num_wanted))
+        return max(0, min(num_wanted, num_rows, num_left))
 
-    def _drafts(
+    def _with_room(
         self,
         request: Request,
         chunk: ScheduledRequest,
-        drafted: DraftedRequest,
-        num_wanted: int,
+        drafts: tuple[int, ...],
         num_running: int,
     ) -> tuple[int, ...]:
-        """Those that there are blocks for."""
-        drafts = tuple(drafted.drafter.draft(num_wanted))
+        """The first of the drafts, as many as there are blocks for."""
         if self._kv.has_windows:
             drafts = drafts[: max(0, self._kv.most_tokens(request) - chunk.end)]
         num_spared = num_running * len(request.block_tables)
         if drafts and not self._kv.extend(request, chunk.end + len(drafts), num_spared):
-            drafts = drafts[: self._kv.capacity(request) - chunk.end]
+            drafts = drafts[: max(0, self._kv.capacity(request) - chunk.end)]
         return drafts
 
 

@@ -27,6 +27,8 @@ def start_summary(config: EngineConfig, server: ServerConfig, engine: EngineRead
         "limits": _limits(config),
         "access": _access(server),
     }
+    if config.speculative.is_enabled:
+        summary["drafts"] = _drafts(config)
     if pages := _pages(server):
         summary["pages"] = pages
     return summary
@@ -37,6 +39,14 @@ def tell_summary(summary: Summary) -> None:
     lines = [f"{name:{NAME_WIDTH}}{text}" for name, text in summary.items()]
     fields = {name.lower().replace(" ", "_"): text for name, text in summary.items()}
     logger.info("the server's settings\n  %s", "\n  ".join(lines), extra=with_fields(**fields))
+
+
+def _drafts(config: EngineConfig) -> str:
+    speculative = config.speculative
+    return (
+        f"by {speculative.method}, up to {speculative.speculative_num_speculative_tokens} tokens "
+        f"of a request; a step with drafts has at most {speculative.max_draft_rows} rows"
+    )
 
 
 def _model(config: EngineConfig, engine: EngineReady) -> str:

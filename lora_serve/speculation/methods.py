@@ -11,7 +11,7 @@ from lora_serve.speculation.suffix import SuffixDrafter
 
 
 def _ngram(config: SpeculativeConfig) -> Drafter:
-    return NgramDrafter(config.speculative_prompt_lookup_min, config.speculative_prompt_lookup_max)
+    return NgramDrafter(*config.ngram_sizes)
 
 
 def _suffix(config: SpeculativeConfig) -> Drafter:
@@ -30,5 +30,5 @@ DRAFTERS: Mapping[str, Callable[[SpeculativeConfig], Drafter]] = {
 
 def make_drafter(config: SpeculativeConfig) -> Drafter | None:
     """The drafter that the config names; None where nothing is to be drafted."""
-    method = config.speculative_method
+    method = config.method
     return None if method is None else DRAFTERS[method](config)

@@ -55,15 +55,19 @@ def graph_sizes(max_num_seqs: int, max_num_batched_tokens: int, most_rows: int) 
     )
 
 
-def exact_sizes(max_num_seqs: int, most_rows: int) -> GraphSizes:
+def exact_sizes(max_num_seqs: int, most_rows: int, max_draft_rows: int = 0) -> GraphSizes:
     """All, where recording costs little and a row of padding costs as much as any other.
+
+    max_draft_rows: of steps that verify drafts. Prompts' steps are not recorded beyond that: few of
+    them have the same number of rows.
 
     Beyond them a step's kernels take so long that what is between them does not count. There are so
     many that a start would take seconds for them, and so cheap that a step does not notice one: 20
     to 30 ms for 24 layers.
     """
     most = min(max_num_seqs, most_rows, _MOST_EXACT_ROWS)
-    return GraphSizes(tuple(range(1, most + 1)), on_use=True)
+    most_mixed = min(max_draft_rows, most_rows, _MOST_EXACT_ROWS)
+    return GraphSizes(tuple(range(1, most + 1)), mixed=tuple(range(2, most_mixed + 1)), on_use=True)
 
 
 def _ending_with(most: int, sizes: Sequence[int]) -> tuple[int, ...]:

@@ -212,7 +212,7 @@ class Worker:
     def _graph_sizes(self, ops: Ops) -> GraphSizes:
         most_rows = self._config.max_cudagraph_capture_size
         if ops.record is not None:
-            return exact_sizes(self._max_num_seqs, most_rows)
+            return exact_sizes(self._max_num_seqs, most_rows, self._max_draft_rows)
         return graph_sizes(self._max_num_seqs, self._max_num_batched_tokens, most_rows)
 
     def _cpu_room(self, model: LoadedModel, layout: KVLayout, block_bytes: int) -> Room:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from lora_serve.config import EngineConfig, LoRAConfig, ModelConfig
+from lora_serve.config import EngineConfig, LoRAConfig, ModelConfig, SpeculativeConfig
 from lora_serve.identity import BASE_MODEL, NoAdapter
 from lora_serve.messages import (
     AdapterInfo,
@@ -283,3 +283,21 @@ def test_two_engines_fit_in_one_process() -> None:
     one.observe(StepOutputs(outputs=(), stats=EngineStats(num_running=1)))
     assert samples(one)["vllm:num_requests_running", ()] == 1
     assert samples(other)["vllm:num_requests_running", ()] == 0
+
+
+def test_drafts_are_counted_by_their_places_where_there_may_be_any() -> None:
+    speculative = SpeculativeConfig(
+        speculative_method="suffix", speculative_num_speculative_tokens=3
+    )
+    metrics = EngineMetrics("tiny", EngineConfig(speculative=speculative))
+    stats = EngineStats(
+        num_drafts=5, num_draft_tokens=9, num_accepted_tokens=4, num_accepted_by_position=(3, 1)
+    )
+    metrics.observe(StepOutputs(outputs=(), stats=stats))
+    found = samples(metrics)
+    assert found["vllm:spec_decode_num_drafts_total", ()] == 5
+    assert found["vllm:spec_decode_num_draft_tokens_total", ()] == 9
+    assert found["vllm:spec_decode_num_accepted_tokens_total", ()] == 4
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert [found[name, (("position", str(i)),)] for i in range(3)] == [3, 1, 0]
+    assert not any("spec_decode" in name for name, _ in samples(EngineMetrics("tiny")))

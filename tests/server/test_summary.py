@@ -2,10 +2,18 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 
-from lora_serve.config import CacheConfig, EngineConfig, LoRAConfig, ModelConfig, ServerConfig
+from lora_serve.config import (
+    CacheConfig,
+    EngineConfig,
+    LoRAConfig,
+    ModelConfig,
+    ServerConfig,
+    SpeculativeConfig,
+)
 from lora_serve.messages import EngineReady
 from lora_serve.observability.log import JsonFormatter
 from lora_serve.server.summary import start_summary, tell_summary
@@ -80,3 +88,11 @@ def test_programs_read_a_value_for_each_subject(caplog: pytest.LogCaptureFixture
     line = json.loads(JsonFormatter("server").format(record))
     assert line["runs_on"] == "cpu, 2 threads, kernels cpu-avx2-3"
     assert "\n  model     a, b:" in line["message"]
+
+
+def test_what_drafts_is_told_if_anything_does() -> None:
+    assert "drafts" not in start_summary(ENGINE, ServerConfig(), READY)
+    drafting = replace(ENGINE, speculative=SpeculativeConfig(speculation="auto"))
+    assert start_summary(drafting, ServerConfig(), READY)["drafts"] == (
+        "by suffix, up to 8 tokens of a request; a step with drafts has at most 16 rows"
+    )

@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 import pytest
+from msgspec.structs import replace
 
 from lora_serve.config import LogConfig
 from lora_serve.errors import EngineDeadError
@@ -56,6 +57,7 @@ def test_figures_are_of_the_time_since_the_last_look() -> None:
         "preemptions": 2,
         "kv_cache_usage": 0.125,
         "prefix_cache_hit_rate": 0.75,
+        "draft_acceptance_rate": None,
     }
     assert shown(fields) == (
         "Avg prompt throughput: 40.0 tokens/s, Avg generation throughput: 10.0 tokens/s, "
@@ -100,3 +102,10 @@ async def test_the_lines_can_be_turned_off(caplog: pytest.LogCaptureFixture) -> 
     async with throughput_lines(engine, config):
         await asyncio.sleep(0.25)
     assert not caplog.records
+
+
+def test_the_share_of_drafts_that_were_accepted_is_told_where_there_were_any() -> None:
+    drafted = replace(LATER, num_draft_tokens=8, num_accepted_tokens=6)
+    fields = Throughput(EARLIER, 0.0).fields(drafted, 10.0)
+    assert fields is not None
+    assert shown(fields).endswith("Avg Draft acceptance rate: 75.0%")

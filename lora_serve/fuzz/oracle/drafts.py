@@ -51,7 +51,7 @@ class Repeats:
 
     def __init__(self, rng: random.Random, speculative: SpeculativeConfig) -> None:
         self._rng = rng
-        self._is_on = speculative.speculative_method == "suffix"
+        self._is_on = speculative.method == "suffix"
         self._asked: deque[Asked] = deque(maxlen=MOST_REPEATABLE)
 
     def note(self, asked: Asked) -> None:

@@ -56,7 +56,7 @@ def plan_attention(
 def new_attention_plan(
     num_rows: int, max_blocks: int, block_size: int, is_decode: bool
 ) -> AttentionStep:
-    assert is_decode, "steps with prompts are not recorded here"
+    """Filled alike, whether or not every request has one row."""
     return plan_attention(
         torch.arange(num_rows + 1, dtype=torch.int32),
         torch.zeros(num_rows, dtype=torch.int32),
@@ -70,7 +70,11 @@ def fill_attention_plan(
 ) -> None:
     starts, lens, tables = plan.tensors
     requests, blocks = block_tables.shape
-    assert torch.equal(query_start_loc, starts[: requests + 1]), "a request of several rows"
+    num_rows, padded = int(query_start_loc[-1]), len(lens)
+    starts[:requests] = query_start_loc[:-1]
+    # Behind them one row of padding each, and none when all rows are had.
+    torch.arange(num_rows, num_rows + padded - requests + 1, out=starts[requests:])
+    starts[requests:].clamp_(max=padded)
     lens.zero_()[:requests] = seq_lens
     tables[:requests, :blocks] = block_tables
 

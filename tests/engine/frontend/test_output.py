@@ -90,3 +90,19 @@ def test_a_request_without_an_embedding_fails_and_says_why() -> None:
     pooled = array("f", (math.nan, 1.0)).tobytes()
     (broken,) = embedded(EngineOutput("r", pooled=pooled, finish_reason="stop"))
     assert isinstance(broken, RequestFailedError)
+
+
+def test_tokens_that_a_step_drew_behind_a_stop_string_are_not_told() -> None:
+    processor = OutputProcessor(ByteTokenizer())
+    params = SamplingParams(stop=("no",), seed=0, logprobs=0)
+    processor.add(replace(REQUEST, request=replace(REQUEST.request, params=params)))
+    logprobs = tuple(TokenLogprobs(token_id, -1.0, 1) for token_id in b"n, nothing")
+    processor.process(EngineOutput("r", tuple(b"n,"), logprobs=logprobs[:2]))
+    delta, must_abort = processor.process(
+        EngineOutput("r", tuple(b" nothing"), logprobs=logprobs[2:], num_accepted_drafts=7)
+    )
+    assert isinstance(delta, OutputDelta)
+    assert must_abort
+    assert (delta.text, bytes(delta.token_ids)) == (" ", b" no")
+    assert [one.token_id for one in delta.logprobs] == list(b" no")
+    assert (delta.finish_reason, delta.num_accepted_drafts) == ("stop", 7)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import msgspec
+from msgspec import UNSET
+
 from lora_serve.identity import AdapterRef
 from lora_serve.outputs import OutputDelta
 from lora_serve.prompts import TokensPrompt
@@ -36,3 +39,15 @@ def test_cached_tokens_are_summed_by_tier_where_there_are_tiers() -> None:
     usage.add(1, OutputDelta(0, num_cached_tokens=1, num_cached_by_tier={"device": 1, "disk": 0}))
     details = usage.usage.prompt_tokens_details
     assert details.cached_tokens_by_tier == {"device": 1, "disk": 2}
+
+
+def test_verified_drafts_are_told_where_there_were_any() -> None:
+    usage = UsageCounter(b"", INPUTS)
+    usage.add(0, OutputDelta(0, token_ids=(1,)))
+    assert usage.usage.completion_tokens_details is UNSET
+    usage.add(0, OutputDelta(0, token_ids=(1, 2, 3), num_accepted_drafts=2, num_rejected_drafts=3))
+    usage.add(1, OutputDelta(0, token_ids=(1,), num_rejected_drafts=1))
+    assert msgspec.to_builtins(usage.usage.completion_tokens_details) == {
+        "accepted_prediction_tokens": 2,
+        "rejected_prediction_tokens": 4,
+    }

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lora_serve.config import SpeculativeConfig
+from lora_serve.errors import ConfigError
+
+
+def test_settings_as_json_or_as_a_mapping_are_those_of_the_flags() -> None:
+    given = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
+    by_flags = SpeculativeConfig(
+        speculative_method="ngram",
+        speculative_num_speculative_tokens=4,
+        speculative_prompt_lookup_max=3,
+    )
+    assert SpeculativeConfig(speculative_config=json.dumps(given)) == by_flags
+    assert SpeculativeConfig(speculative_config=given) == by_flags
+    assert by_flags.method == "ngram"
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"method": "draft_model", "model": "x"}, "no method 'draft_model'; have ngram, suffix"),
+        ({"method": "eagle3"}, "no method 'eagle3'; have ngram, suffix, which need no draft model"),
+        ({"model": "x", "num_speculative_tokens": 3}, "no method 'draft_model'; have"),
+        ({"method": "ngram", "draft_tensor_parallel_size": 1}, "no setting draft_tensor_parallel"),
+        ({"num_speculative_tokens": 3}, "num_speculative_tokens without a method drafts nothing"),
+        ({"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 2}, "must be at least"),
+        ({"method": "ngram", "prompt_lookup_max": "3"}, "prompt_lookup_max '3' must be a int"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "tokens 0 must be from 1 to 256"),
+        ({"method": "suffix", "suffix_decoding_max_spec_factor": 1e999}, "inf must be from"),
+        ({"method": "suffix", "speculation": "off"}, "no setting speculation"),
+    ],
+)
+def test_what_drafts_nothing_here_is_refused(given: dict[str, object], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        SpeculativeConfig(speculative_config=given)
+
+
+def test_speculation_can_be_left_to_the_server_or_switched_off() -> None:
+    assert SpeculativeConfig().method is None
+    assert SpeculativeConfig(speculation="auto").method == "suffix"
+    ngram = {"method": "ngram"}
+    assert SpeculativeConfig(speculation="auto", speculative_config=ngram).method == "ngram"
+    off = SpeculativeConfig(speculation="off", speculative_config=ngram)
+    assert (off.method, off.is_enabled, off.max_draft_rows) == (None, False, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "sizes"),
+    [
+        ({}, (2, 5)),
+        ({"prompt_lookup_max": 1}, (1, 1)),
+        ({"prompt_lookup_max": 4}, (2, 4)),
+        ({"prompt_lookup_min": 7}, (7, 7)),
+        ({"prompt_lookup_min": 3, "prompt_lookup_max": 3}, (3, 3)),
+    ],
+)
+def test_one_size_of_ngrams_is_enough(given: dict[str, int], sizes: tuple[int, int]) -> None:
+    config = SpeculativeConfig(speculative_config={"method": "ngram", **given})
+    assert config.ngram_sizes == sizes

@@ -1,0 +1,94 @@
+"""Whom drafts are given, and how many: what is left of a step, and no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lora_serve.config import SpeculativeConfig
+from lora_serve.fuzz.oracle.engine import OracleEngine
+from lora_serve.fuzz.oracle.executor import lone_answer
+from lora_serve.messages import AbortRequests
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.step import SchedulerOutput
+from tests.fakes.drafting import drafting
+
+PROMPT = [10 + i % 40 for i in range(90)]
+
+
+def engine(max_step_rows: int = 16, **settings: Any) -> OracleEngine:
+    """Drafts past answers. max_step_rows: as of SpeculativeConfig."""
+    speculative = SpeculativeConfig(
+        speculative_method="suffix",
+        speculative_max_step_rows=max_step_rows,
+        speculative_suffix_decoding_max_spec_factor=8.0,
+    )
+    return OracleEngine(speculative=speculative, **settings)
+
+
+def num_drafts(step: SchedulerOutput) -> list[int]:
+    return [chunk.asked.num_drafts for chunk in step.requests]
+
+
+def answered_before(engine: OracleEngine, max_tokens: int = 40) -> OracleEngine:
+    """The same engine, where the prompt's answer can be drafted."""
+    engine.add("before", PROMPT, max_tokens=max_tokens)
+    engine.run()
+    engine.executor.steps.clear()
+    engine._num_watched = 0
+    return engine
+
+
+def test_an_answer_that_was_given_before_takes_fewer_steps() -> None:
+    repeated = answered_before(engine())
+    repeated.add("again", PROMPT, max_tokens=40)
+    repeated.run()
+    assert repeated.tokens("again") == repeated.tokens("before") == lone_answer(PROMPT, b"", 40)
+    assert len(repeated.executor.steps) < 12
+
+
+def test_a_step_gets_drafts_until_it_samples_so_many_rows() -> None:
+    crowded = answered_before(engine(max_step_rows=6, max_num_seqs=8))
+    for index in range(4):
+        crowded.add(f"r{index}", PROMPT, max_tokens=40)
+    crowded.run()
+    most = [len(step.requests) + sum(num_drafts(step)) for step in crowded.executor.steps]
+    assert max(rows for rows in most if rows < 60) == 6
+    assert all(crowded.tokens(f"r{i}") == lone_answer(PROMPT, b"", 40) for i in range(4))
+
+
+def test_rows_that_one_request_leaves_are_given_to_others() -> None:
+    shared = answered_before(engine(max_step_rows=8, max_num_seqs=8))
+    shared.add("unknown", [500 + i for i in range(20)], max_tokens=40)
+    shared.add("known", PROMPT, max_tokens=40)
+    shared.run()
+    assert [0, 6] in [num_drafts(step) for step in shared.executor.steps]
+
+
+def test_drafts_take_no_block_that_a_running_request_needs_next() -> None:
+    """There are as many blocks as the two need; drafts behind the first want one more."""
+    stopping = SamplingParams(max_tokens=30, seed=1, stop_token_ids=lone_answer(PROMPT, b"", 4)[3:])
+    with drafting(lambda request: [7] * 8) as counts:  # wrong ones
+        tight = OracleEngine(num_blocks=12, max_num_seqs=2)
+    tight.add("first", PROMPT, params=stopping)
+    tight.add("second", PROMPT[10:], max_tokens=10)
+    tight.run()
+    assert counts.num_rejected > 0
+    assert tight.core.scheduler.totals.num_preemptions == 0
+    assert tight.tokens("second") == lone_answer(PROMPT[10:], b"", 10)
+
+
+def test_only_so_many_requests_have_drafters_at_once() -> None:
+    many = engine(max_step_rows=2, max_num_seqs=16, num_blocks=200, max_num_batched_tokens=24)
+    for index in range(8):
+        many.add(f"r{index}", [*range(100 * index, 100 * index + 50)], max_tokens=60)
+    owner = many.core.scheduler._drafting
+    assert owner is not None
+    most = 0
+    for number in range(2000):
+        if not many.step():
+            break
+        most = max(most, owner._num_drafters)
+        if number == 30:
+            many.core.handle(AbortRequests(("r0", "r1")))
+    assert most == 4
+    assert owner._num_drafters == 0
