@@ -1,4 +1,4 @@
-"""A GGUF file served: its answers are those of the same weights in safetensors, bit for bit."""
+"""A GGUF file served: from its floats, from the codes that it holds, and quantised once more."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from lora_serve.errors import ConfigError
 from lora_serve.llm import LLM
 from lora_serve.models.source import load_spec
 from lora_serve.models.weights import open_weights
+from lora_serve.outputs import CompletionOutput
 from lora_serve.sampling_params import SamplingParams
 from tests.fakes.gguf_files import save_gguf
 
@@ -40,39 +41,62 @@ def dequantised(file: Path, model_path: Path, tmp_path_factory: pytest.TempPathF
     shutil.copytree(model_path, directory)
     spec = load_spec(file)
     source = open_weights(file, spec, AUTO, 0, torch.float32)
-    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.bfloat16)
-    weights = {name: source.read(name).bfloat16() for name in spec.tensor_shapes()}
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    weights = {name: source.read(name) for name in spec.tensor_shapes()}
     model.load_state_dict(weights | {"lm_head.weight": weights["model.embed_tokens.weight"]})
     model.save_pretrained(directory)
     return directory
 
 
-def test_answers_are_those_of_the_dequantised_weights(
+Answers = list[tuple[list[int], list[dict[int, float]]]]
+
+
+def answers_of(model: Path, adapter: Path, **settings: str) -> Answers:
+    """Tokens and logprobs of base and adapter: all prompts at once, then each alone, as equal."""
+    llm = LLM(str(model), enable_lora=True, **settings)
+    llm.load_lora_adapter("a", str(adapter))
+    outputs = [
+        each for name in (None, "a") for each in llm.generate(PROMPTS, PARAMS, lora_name=name)
+    ]
+    alone = [
+        llm.generate([each], PARAMS, lora_name=name)[0] for name in (None, "a") for each in PROMPTS
+    ]
+    llm.close()
+    both = [
+        [(each.outputs[0].token_ids, logprobs_of(each.outputs[0])) for each in some]
+        for some in (outputs, alone)
+    ]
+    assert both[0] == both[1]
+    assert len({str(answer) for answer in both[0]}) == 2 * len(PROMPTS)
+    return both[0]
+
+
+def logprobs_of(output: CompletionOutput) -> list[dict[int, float]]:
+    return [{each.token_id: each.logprob, **dict(each.top)} for each in output.logprobs]
+
+
+def test_quantised_again_it_answers_as_its_dequantised_weights_do_to_the_bit(
     file: Path, dequantised: Path, adapter_paths: list[Path]
 ) -> None:
-    answers, fingerprints = [], []
-    for model in (file, dequantised):
-        llm = LLM(str(model), enable_lora=True)
-        llm.load_lora_adapter("a", str(adapter_paths[0]))
-        outputs = [
-            output
-            for name in (None, "a")
-            for output in llm.generate(PROMPTS, PARAMS, lora_name=name)
-        ]
-        answers.append([(each.outputs[0].token_ids, each.outputs[0].logprobs) for each in outputs])
-        fingerprints.append(llm.model_info.fingerprint)
-        assert llm.model_info.dtype == "bfloat16"
-        llm.close()
-    assert answers[0] == answers[1]
-    assert fingerprints[0] == fingerprints[1]
-    assert len({str(answer) for answer in answers[0]}) == 2 * len(PROMPTS)
+    settings = {"dtype": "bfloat16", "quantization": "int8"}
+    ours, expected = (answers_of(m, adapter_paths[0], **settings) for m in (file, dequantised))
+    assert ours == expected
+
+
+def test_from_its_codes_it_answers_as_its_dequantised_weights_do(
+    file: Path, dequantised: Path, adapter_paths: list[Path]
+) -> None:
+    ours, expected = (answers_of(m, adapter_paths[0], dtype="float32") for m in (file, dequantised))
+    for (tokens, logprobs), (same_tokens, same_logprobs) in zip(ours, expected, strict=True):
+        assert tokens == same_tokens
+        assert logprobs == [pytest.approx(step, abs=1e-4) for step in same_logprobs]
 
 
 def test_a_chat_is_written_by_the_files_own_template(file: Path) -> None:
     llm = LLM(str(file))
     (output,) = llm.chat([[{"role": "user", "content": "hi"}]], SamplingParams(max_tokens=1))
     assert llm.tokenizer.decode(output.prompt_token_ids) == "user: hi\nassistant: "
-    assert llm.model_info.weights == "GGUF (F32, Q8_0)"
+    assert llm.model_info.weights == "GGUF (F32, Q8_0), codes kept of Q8_0"
     llm.close()
 
 

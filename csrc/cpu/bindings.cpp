@@ -244,6 +244,21 @@ class Backend {
     return packed;
   }
 
+  std::unique_ptr<PackedQuantized> pack_codes(Address codes, Address scales, Address offsets,
+                                              int bits, size_t group, size_t out_features,
+                                              size_t in_features) {
+    if ((bits != 8 && bits != 4) || group % kLanes != 0 || group > kMaxGroup || group == 0) {
+      throw std::invalid_argument("no kernels for this many bits, or groups of this size");
+    }
+    const Scales kind = offsets == 0 ? Scales::kFloat : Scales::kFloatWithOffset;
+    const QuantizedShape shape{bits, group, out_features, in_features, kind};
+    auto packed = std::make_unique<PackedQuantized>(shape);
+    kernels_.pack_codes({pointer_to<int8_t>(codes), pointer_to<float>(scales),
+                         pointer_to<float>(offsets), shape, packed->words()},
+                        workers());
+    return packed;
+  }
+
   void quantized_linear(int dtype, Address x, const PackedQuantized& packed, Address bias,
                         Address y, size_t rows, bool quantize_activations) {
     const QuantizedShape& shape = packed.weight().shape;
@@ -482,6 +497,7 @@ NB_MODULE(_cpu, m) {
       .def("pack_weight", &Backend::pack_weight)
       .def("linear", &Backend::linear)
       .def("pack_quantized", &Backend::pack_quantized)
+      .def("pack_codes", &Backend::pack_codes)
       .def("quantized_linear", &Backend::quantized_linear)
       .def("pack_screen", &Backend::pack_screen)
       .def("greedy", &Backend::greedy)

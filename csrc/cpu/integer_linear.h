@@ -66,7 +66,7 @@ static __attribute__((noinline)) void integer_rows(const IntegerProduct& product
     multiply_bytes<Codes>(product, row, g, words_of_group<Codes>(shape, g), view, acc);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      const F32x16 scale = load(view.scales[v] + g * kLanes);
+      const F32x16 scale = view.scale(v, g);
 #pragma GCC unroll 2
       for (int r = 0; r < kRows; ++r) {
         const float row_scale = product.rows.scales[(row + r) * product.rows.groups + g];
@@ -90,7 +90,7 @@ static __attribute__((noinline)) void add_integer_group(const IntegerProduct& pr
   multiply_bytes<Codes>(product, row, g, words_of_group<Codes>(product.weight.shape, g), view, acc);
 #pragma GCC unroll 16
   for (int v = 0; v < kVectors; ++v) {
-    const F32x16 scale = load(view.scales[v] + g * kLanes);
+    const F32x16 scale = view.scale(v, g);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       float* sum = sums + (r * kVectors + v) * kLanes;

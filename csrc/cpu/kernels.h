@@ -41,6 +41,16 @@ struct QuantizeCall {
   uint32_t* packed;  // shape.packed_words()
 };
 
+// Codes (out, in), contiguous, in the range of quantized_weight.h, and the numbers of their groups,
+// (out, groups): scales, and offsets or null, as shape.scales says.
+struct PackCodesCall {
+  const int8_t* codes;
+  const float* scales;
+  const float* offsets;
+  QuantizedShape shape;
+  uint32_t* packed;  // shape.packed_words()
+};
+
 // An LM head's copy in bytes, see screening.h. Norms are those of whole panels' rows, rounded up.
 struct Screen {
   QuantizedWeight codes;      // of 8 bits
@@ -183,6 +193,7 @@ struct Kernels {
   const char* path;
   void (*linear)(const LinearCall&, Workers&);
   void (*quantize)(const QuantizeCall&, Workers&);
+  void (*pack_codes)(const PackCodesCall&, Workers&);
   void (*quantized_linear)(const QuantizedLinearCall&, Workers&);
   void (*screen_norms)(const ScreenNormsCall&, Workers&);
   void (*greedy)(const GreedyCall&, Workers&);

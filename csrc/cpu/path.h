@@ -81,6 +81,7 @@ static constexpr Kernels table(const char* path) {
   return {path,
           linear,
           quantize,
+          pack_codes,
           quantized_linear,
           screen_norms,
           greedy,

@@ -120,4 +120,36 @@ static void quantize_of(const QuantizeCall& call, Workers& workers) {
                 [&](size_t panel, int) { quantize_panel<T>(call, panel); });
 }
 
+static inline void pack_codes_panel(const PackCodesCall& call, size_t panel) {
+  const QuantizedShape& shape = call.shape;
+  const size_t words_per_group = shape.group / shape.per_word(), width = shape.in_features;
+  const size_t groups = shape.groups(), stride = shape.group_words();
+  uint32_t* numbers_at = call.packed + panel * shape.panel_words();
+  float* numbers = reinterpret_cast<float*>(numbers_at);
+  uint32_t* words = numbers_at + shape.scale_words();
+  for (size_t g = 0; g < groups; ++g, words += words_per_group * kLanes) {
+    const size_t begin = g * shape.group;
+    const size_t count = begin + shape.group < width ? shape.group : width - begin;
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const size_t row = panel * kLanes + lane;
+      const bool is_row = row < shape.out_features;
+      numbers[g * stride + lane] = is_row ? call.scales[row * groups + g] : 0.0f;
+      if (shape.has_offsets()) {
+        numbers[g * stride + kLanes + lane] = is_row ? call.offsets[row * groups + g] : 0.0f;
+      }
+      int8_t bytes[kMaxGroup];
+      std::memset(bytes, byte_offset(shape.bits), sizeof bytes);
+      for (size_t k = 0; is_row && k < count; ++k) {
+        bytes[k] = static_cast<int8_t>(call.codes[row * width + begin + k] + byte_offset(shape.bits));
+      }
+      pack_bytes(bytes, ceil_div(count, shape.per_word()), shape.bits, words + lane);
+    }
+  }
+}
+
+static void pack_codes(const PackCodesCall& call, Workers& workers) {
+  for_each_task(workers.team(true), call.shape.panels(),
+                [&](size_t panel, int) { pack_codes_panel(call, panel); });
+}
+
 }  // namespace lora_serve::LORA_SERVE_PATH

@@ -1,8 +1,10 @@
 // y[t][n] = bias[n] + sum over groups g of scale[n][g] * sum over k in g of x[t][k] * code[n][k]
+//                                         + offset[n][g] * sum over k in g of x[t][k]
 //
-// T rows of full precision, codes and scales as in quantized_weight.h. Codes become words of the
-// type that the path multiplies (codes.h), exactly. A group is summed in float over ascending k
-// from 0; groups are added by fma over ascending g from 0. Nothing depends on T.
+// T rows of full precision, codes, scales and offsets as in quantized_weight.h. Codes become words
+// of the type that the path multiplies (codes.h), exactly. A group is summed in float over ascending
+// k from 0; groups are added by fma over ascending g from 0, first the scale's product, then the
+// offset's. Nothing depends on T.
 
 #pragma once
 
@@ -37,17 +39,32 @@ constexpr size_t kCodeWordsAhead = 128;
 template <int kVectors>
 struct CodeView {
   const uint32_t* codes[kVectors];
-  const Bfloat16* scales[kVectors];
+  const uint32_t* numbers[kVectors];
+  bool has_halves;      // scales of two bytes
+  size_t group_words;   // of scales and offsets
   size_t num_words;     // of each panel
   size_t to_following;  // from the end of a panel's codes to the codes that are due then
 
   CodeView(const QuantizedWeight& weight, size_t panel)
-      : num_words(weight.shape.words()),
+      : has_halves(weight.shape.scales == Scales::kBfloat16),
+        group_words(weight.shape.group_words()),
+        num_words(weight.shape.words()),
         to_following(kVectors * weight.shape.panel_words() - num_words * kLanes) {
     for (int v = 0; v < kVectors; ++v) {
       codes[v] = weight.codes(panel + v);
-      scales[v] = weight.scales(panel + v);
+      numbers[v] = weight.numbers(panel + v);
     }
+  }
+
+  F32x16 scale(int v, size_t g) const {
+    const uint32_t* at = numbers[v] + g * group_words;
+    return has_halves ? load(reinterpret_cast<const Bfloat16*>(at))
+                      : load(reinterpret_cast<const float*>(at));
+  }
+
+  // Where the weight has offsets.
+  F32x16 offset(int v, size_t g) const {
+    return load(reinterpret_cast<const float*>(numbers[v] + g * group_words + kLanes));
   }
 
   // Asks memory for what is due some time after word w. It may lie behind the end of what there is.
@@ -66,17 +83,58 @@ SIMD_INLINE Range words_of_group(const QuantizedShape& shape, size_t g) {
   return {g * each, (g + 1) * each < all ? (g + 1) * each : all};
 }
 
+// What offsets are multiplied with: the sum of each group of each row.
+struct RowSums {
+  const float* data;  // (rows, groups); null where a weight has no offsets
+  size_t groups;
+
+  RowSums from(size_t row) const { return {data == nullptr ? data : data + row * groups, groups}; }
+  F32x16 of(size_t row, size_t g) const { return broadcast(data[row * groups + g]); }
+};
+
+template <class T>
+static RowSums sum_groups(const T* x, size_t rows, const QuantizedShape& shape, float* to,
+                          Team team) {
+  const size_t width = shape.in_features, groups = shape.groups();
+  const size_t num_tasks = team.num_threads == 1 ? 1 : rows;
+  for_each_task(team, num_tasks, [&](size_t task, int) {
+    const Range part = part_of(rows, num_tasks, task);
+    for (size_t r = part.begin; r < part.end; ++r) {
+      for (size_t g = 0; g < groups; ++g) {
+        const size_t begin = g * shape.group;
+        F32x16 sum = zero();
+        for_each_vector(begin + shape.group < width ? shape.group : width - begin,
+                        [&](size_t k, auto n) {
+                          sum = add(sum, load_lanes(x + r * width + begin + k, n));
+                        });
+        to[r * groups + g] = reduce_add(sum);
+      }
+    }
+  });
+  return {to, groups};
+}
+
 // sums (kRows, kVectors, 16).
 template <int kRows, int kVectors>
-SIMD_INLINE void add_group(const CodeView<kVectors>& view, size_t g,
+SIMD_INLINE void add_group(const CodeView<kVectors>& view, size_t g, const RowSums& rows,
                            const F32x16 (&acc)[kRows][kVectors], float* sums) {
 #pragma GCC unroll 16
   for (int v = 0; v < kVectors; ++v) {
-    const F32x16 scale = load(view.scales[v] + g * kLanes);
+    const F32x16 scale = view.scale(v, g);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       float* sum = sums + (r * kVectors + v) * kLanes;
       store(sum, fma(scale, acc[r][v], load(sum)));
+    }
+  }
+  if (rows.data == nullptr) return;
+#pragma GCC unroll 16
+  for (int v = 0; v < kVectors; ++v) {
+    const F32x16 offset = view.offset(v, g);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      float* sum = sums + (r * kVectors + v) * kLanes;
+      store(sum, fma(offset, rows.of(r, g), load(sum)));
     }
   }
 }
@@ -86,7 +144,8 @@ SIMD_INLINE void add_group(const CodeView<kVectors>& view, size_t g,
 template <class Codes, class Dot, int kRows, int kVectors>
 static __attribute__((noinline)) void multiply_codes(const typename Dot::Left* left, size_t stride,
                                                      const QuantizedShape& shape,
-                                                     const CodeView<kVectors>& view, float* sums) {
+                                                     const CodeView<kVectors>& view,
+                                                     const RowSums& rows, float* sums) {
   using Word = typename Dot::Word;
   F32x16 total[kRows][kVectors];
   clear(total);
@@ -112,9 +171,16 @@ static __attribute__((noinline)) void multiply_codes(const typename Dot::Left* l
     }
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      const F32x16 scale = load(view.scales[v] + g * kLanes);
+      const F32x16 scale = view.scale(v, g);
 #pragma GCC unroll 2
       for (int r = 0; r < kRows; ++r) total[r][v] = fma(scale, acc[r][v], total[r][v]);
+    }
+    if (rows.data == nullptr) continue;
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const F32x16 offset = view.offset(v, g);
+#pragma GCC unroll 2
+      for (int r = 0; r < kRows; ++r) total[r][v] = fma(offset, rows.of(r, g), total[r][v]);
     }
   }
 #pragma GCC unroll 2
@@ -127,6 +193,7 @@ static __attribute__((noinline)) void multiply_codes(const typename Dot::Left* l
 template <class Dot>
 struct QuantizedProduct {
   LeftRows<Dot> left;
+  RowSums sums;
   const QuantizedWeight& weight;
   uint32_t* decoded;  // kMaxVectors panels of words for each thread
 };
@@ -160,13 +227,13 @@ static __attribute__((noinline)) void multiply_decoded(const typename Dot::Left*
                                                        size_t stride, const uint32_t* decoded,
                                                        size_t num_words,
                                                        const CodeView<kVectors>& view, size_t g,
-                                                       float* sums) {
+                                                       const RowSums& rows, float* sums) {
   RightView<kVectors> right{{}, kVectors * kLanes};
   for (int v = 0; v < kVectors; ++v) right.vectors[v] = decoded + v * kLanes;
   F32x16 acc[kRows][kVectors];
   clear(acc);
   multiply<Dot>(left, stride, right, num_words, FetchNothing{}, acc);
-  add_group(view, g, acc, sums);
+  add_group(view, g, rows, acc, sums);
 }
 
 // Rows that share one decoding of their panels, and whose sums are kept meanwhile.
@@ -192,7 +259,8 @@ static void multiply_blocks(const QuantizedProduct<Dot>& product, Range rows,
         multiply_decoded<Dot, decltype(num_rows)::value>(
             left + words.begin * Codes::kPerWord, product.left.stride,
             decoded + (is_one_block ? 0 : words.begin * kDecodedLanes),
-            (words.end - words.begin) * Decoded<Codes, Word>::kWords, view, g, to);
+            (words.end - words.begin) * Decoded<Codes, Word>::kWords, view, g,
+            product.sums.from(block.begin), to);
       }
     });
   });
@@ -211,7 +279,7 @@ static void multiply_panels(const QuantizedProduct<Dot>& product, Range rows, si
       with_count<kFewRows>(count, [&](auto num_rows) {
         multiply_codes<Codes, Dot, decltype(num_rows)::value>(
             product.left.data + block.begin * product.left.stride, product.left.stride, shape, view,
-            sums);
+            product.sums.from(block.begin), sums);
       });
     } else if constexpr (kVectors <= kMaxVectors) {
       std::memset(sums, 0, count * kVectors * kLanes * sizeof(float));
@@ -277,10 +345,13 @@ static void quantized_linear_by(const QuantizedLinearCall& call, Workers& worker
   const size_t panel_bytes = decoded_panel_words<Codes, Dot>(shape) * sizeof(uint32_t);
   const size_t decoded_size =
       linear.rows <= kFewRows ? 0 : team.num_threads * kMaxVectors * panel_bytes;
-  char* memory = static_cast<char*>(workers.scratch.take(left_size + decoded_size));
+  const size_t sums_size = shape.has_offsets() ? linear.rows * shape.groups() * sizeof(float) : 0;
+  char* memory = static_cast<char*>(workers.scratch.take(left_size + decoded_size + sums_size));
+  const T* x = static_cast<const T*>(linear.x);
+  float* sums_at = reinterpret_cast<float*>(memory + left_size + decoded_size);
   const QuantizedProduct<Dot> product{
-      left_rows<Dot>(static_cast<const T*>(linear.x), linear.rows, linear.in_features, width,
-                     memory, team),
+      left_rows<Dot>(x, linear.rows, linear.in_features, width, memory, team),
+      shape.has_offsets() ? sum_groups(x, linear.rows, shape, sums_at, team) : RowSums{nullptr, 0},
       call.weight, reinterpret_cast<uint32_t*>(memory + left_size)};
   const auto finish = [&](size_t row, size_t panel, const float* sums) {
     finish_linear<T>(linear, row, panel, sums);

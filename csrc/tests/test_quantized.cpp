@@ -103,6 +103,50 @@ void test_shape(const Kernels& kernels, Dtype dtype, int bits, bool activations,
   expect_same_bits(c, alone, y, "a row alone has the same bits");
 }
 
+// Codes, scales and offsets that a checkpoint has.
+void test_codes(const Kernels& kernels, Dtype dtype, int bits, Scales scales_kind, const Shape& s) {
+  const QuantizedShape shape{bits, s.group, s.out_features, s.in_features, scales_kind};
+  const Case c{&kernels, dtype,
+               std::to_string(bits) + " bits as stored, " + std::to_string(s.rows) + " x " +
+                   std::to_string(s.in_features) + " -> " + std::to_string(s.out_features)};
+  Workers three(3), one(1);
+  std::vector<int8_t> codes(s.out_features * s.in_features);
+  const int most = bits == 8 ? 127 : 7, num_codes = bits == 8 ? 255 : 16;
+  for (size_t i = 0; i < codes.size(); ++i) {
+    codes[i] = static_cast<int8_t>(most - static_cast<int>(i * 7 % num_codes));
+  }
+  std::vector<float> scales, offsets;
+  for (size_t i = 0; i < s.out_features * shape.groups(); ++i) {
+    scales.push_back(static_cast<float>(i % 11) * 0.003f - 0.01f);
+    offsets.push_back(static_cast<float>(i % 7) * 0.05f - 0.1f);
+  }
+  std::vector<double> weights;
+  for (size_t i = 0; i < codes.size(); ++i) {
+    const size_t g = i / s.in_features * shape.groups() + i % s.in_features / s.group;
+    weights.push_back(static_cast<double>(scales[g]) * codes[i] +
+                      (shape.has_offsets() ? offsets[g] : 0.0f));
+  }
+  const WordBuffer words = allocate_words(shape.packed_words());
+  kernels.pack_codes({codes.data(), scales.data(), shape.has_offsets() ? offsets.data() : nullptr,
+                      shape, words.get()},
+                     three);
+  const Array x = Array::random(dtype, s.rows * s.in_features, 1);
+  const Array bias = Array::random(dtype, s.out_features, 3);
+  const Array y = Array::nans(dtype, s.rows * s.out_features), alone = Array::nans(dtype, y.size());
+  const auto run = [&](size_t first, size_t rows, Workers& workers, const Array& to) {
+    kernels.quantized_linear(
+        {{dtype, x.at(first * s.in_features), nullptr, bias.data(), to.at(first * s.out_features),
+          rows, s.in_features, s.out_features},
+         {shape, words.get()},
+         false},
+        workers);
+  };
+  run(0, s.rows, three, y);
+  expect_close(c, y, exact(x, weights, bias, s));
+  for (size_t t = 0; t < s.rows; ++t) run(t, 1, one, alone);
+  expect_same_bits(c, alone, y, "a row alone has the same bits");
+}
+
 }  // namespace
 
 void test_quantized(const Kernels& kernels, Dtype dtype) {
@@ -110,6 +154,9 @@ void test_quantized(const Kernels& kernels, Dtype dtype) {
     for (const int bits : {8, 4}) {
       for (const bool activations : {false, true}) {
         test_shape(kernels, dtype, bits, activations, shape);
+      }
+      for (const Scales scales : {Scales::kFloat, Scales::kFloatWithOffset}) {
+        test_codes(kernels, dtype, bits, scales, shape);
       }
     }
   }

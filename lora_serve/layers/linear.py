@@ -10,17 +10,25 @@ from torch import Tensor
 
 from lora_serve.layers.batch import ForwardBatch, OutputRows
 from lora_serve.ops.contract import Ops
+from lora_serve.ops.quantization import QuantizedWeight
 
 
 class Linear:
     """y = x W^T + bias + each row's own low-rank delta.
 
-    index: number of this layer among all linear layers of the model, which finds its deltas.
+    weight: codes only where `ops` packs them. index: number of this layer among all linear layers
+    of the model, which finds its deltas.
     """
 
-    def __init__(self, ops: Ops, weight: Tensor, bias: Tensor | None, index: int) -> None:
+    def __init__(
+        self, ops: Ops, weight: Tensor | QuantizedWeight, bias: Tensor | None, index: int
+    ) -> None:
         self._ops = ops
-        self._packed = ops.linears.pack_linear(weight, bias)
+        if isinstance(weight, QuantizedWeight):
+            assert ops.pack_codes is not None, f"{ops.name} has no kernels for codes"
+            self._packed = ops.pack_codes(weight, bias)
+        else:
+            self._packed = ops.linears.pack_linear(weight, bias)
         self._index = index
 
     def __call__(self, x: Tensor, rows: ForwardBatch | OutputRows) -> Tensor:

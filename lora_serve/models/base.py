@@ -17,6 +17,7 @@ from torch import Tensor
 from lora_serve.layers.batch import ForwardBatch
 from lora_serve.layers.rotary import HeadOrder
 from lora_serve.ops.contract import Ops, ScreenedArgmax
+from lora_serve.ops.quantization import QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,9 @@ class Weights(Protocol):
 
     def take(self, name: str) -> Tensor:
         """The tensor, in the model's dtype on its device. Each is taken once."""
+
+    def take_matrix(self, name: str) -> Tensor | QuantizedWeight:
+        """A linear layer's weight: the codes that the checkpoint stores, or what `take` gives."""
 
 
 class Model(Protocol):

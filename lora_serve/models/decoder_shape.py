@@ -16,6 +16,7 @@ from lora_serve.layers.linear import Linear
 from lora_serve.layers.rotary import HeadOrder
 from lora_serve.models.base import KVSpec, LinearLayout, Weights
 from lora_serve.ops.contract import Ops
+from lora_serve.ops.quantization import QuantizedWeight, stacked
 
 EMBEDDING = "embed_tokens.weight"
 FINAL_NORM = "norm.weight"
@@ -160,10 +161,23 @@ class DecoderShape:
 
 
 def build_linear(layout: LinearLayout, weights: Weights, ops: Ops) -> Linear:
-    def fused(kind: str) -> Tensor:
-        parts = [weights.take(f"{name}.{kind}") for name, _ in layout.projections]
-        rows = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return rows if layout.head_order is None else layout.head_order.reorder(rows)
+    names = [name for name, _ in layout.projections]
+    weight = _fused([weights.take_matrix(f"{name}.weight") for name in names])
+    bias = torch.cat([weights.take(f"{name}.bias") for name in names]) if layout.has_bias else None
+    if layout.head_order is not None:
+        order = layout.head_order.reorder
+        weight = weight.with_rows(order) if isinstance(weight, QuantizedWeight) else order(weight)
+        bias = None if bias is None else order(bias)
+    return Linear(ops, weight, bias, layout.index)
 
-    bias = fused("bias") if layout.has_bias else None
-    return Linear(ops, fused("weight"), bias, layout.index)
+
+def _fused(parts: Sequence[Tensor | QuantizedWeight]) -> Tensor | QuantizedWeight:
+    """One matrix with the rows of all: codes where all are."""
+    if len(parts) == 1:
+        return parts[0]
+    codes = [part for part in parts if isinstance(part, QuantizedWeight)]
+    floats = [part for part in parts if isinstance(part, Tensor)]
+    if not floats:
+        return stacked(codes)
+    dtype = floats[0].dtype
+    return torch.cat([p if isinstance(p, Tensor) else p.dequantized().to(dtype) for p in parts])

@@ -6,6 +6,7 @@ copied out of the file, so that a file that changes later changes nothing here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -18,9 +19,10 @@ from lora_serve.config.model import RANDOM_WEIGHTS
 from lora_serve.errors import ConfigError
 from lora_serve.identity import framed
 from lora_serve.models.base import ModelSpec
-from lora_serve.models.checkpoints.base import CheckpointFormat
+from lora_serve.models.checkpoints.base import CheckpointFormat, StoredTensor
 from lora_serve.models.checkpoints.choose import format_of
 from lora_serve.models.readahead import ReadAhead
+from lora_serve.ops.quantization import QuantizedWeight
 
 MOST_FINDINGS = 8  # named in an error; a wrong checkpoint has hundreds
 _CPU = torch.device("cpu")
@@ -37,6 +39,9 @@ class TensorSource(Protocol):
 
     def read(self, name: str) -> Tensor:
         """A tensor of any float dtype, which the caller may keep and change."""
+
+    def read_codes(self, name: str) -> QuantizedWeight | None:
+        """A matrix as the codes that it is stored as, where kernels could take them; else None."""
 
 
 class Checkpoint:
@@ -88,8 +93,18 @@ class Checkpoint:
     def read(self, name: str) -> Tensor:
         stored, tensor = self._stored[name]
         read = self._source.read(stored)
-        self._read_ahead.note_read(sum(r.end - r.begin for r in tensor.ranges))
+        self._note_read(tensor)
         return read
+
+    def read_codes(self, name: str) -> QuantizedWeight | None:
+        stored, tensor = self._stored[name]
+        codes = self._source.read_codes(stored)
+        if codes is not None:
+            self._note_read(tensor)
+        return codes
+
+    def _note_read(self, tensor: StoredTensor) -> None:
+        self._read_ahead.note_read(sum(r.end - r.begin for r in tensor.ranges))
 
     def _check_tensor(self, name: str, shape: tuple[int, ...]) -> str:
         _, stored = self._stored[name]
@@ -131,6 +146,9 @@ class RandomWeights:
         size = torch.Size(shape).numel()
         return pool.repeat(-(-size // _RANDOM_POOL))[:size].view(shape).clone()
 
+    def read_codes(self, name: str) -> QuantizedWeight | None:
+        return None
+
 
 def open_weights(
     directory: Path,
@@ -161,6 +179,13 @@ def bytes_digest(tensor: Tensor) -> bytes:
     return xxhash.xxh3_128_digest(tensor.cpu().flatten().view(torch.uint8).numpy().data)
 
 
+def _digest(tensor: Tensor) -> bytes:
+    """Digest a tensor's dtype, shape and bytes."""
+    return framed(
+        str(tensor.dtype).encode(), repr(tuple(tensor.shape)).encode(), bytes_digest(tensor)
+    )
+
+
 class WeightReader:
     """Gives each tensor in the model's dtype on its device, once, and remembers what it gave."""
 
@@ -170,9 +195,21 @@ class WeightReader:
         dtype: torch.dtype,
         device: torch.device = _CPU,
         note: Callable[[int], object] | None = None,
+        *,
+        keeps_codes: bool = False,
     ) -> None:
-        """note: told the bytes of each tensor that is taken."""
+        """Read from `source`.
+
+        Args:
+            source: gives the tensors.
+            dtype: of the model.
+            device: where tensors are wanted.
+            note: told the bytes of each tensor that is taken, as large as it is in `dtype`.
+            keeps_codes: whether kernels take the codes that matrices are stored as.
+        """
+        self.kept: Counter[str] = Counter()  # matrices whose codes were taken, by their format
         self._source = source
+        self._keeps_codes = keeps_codes
         self._dtype = dtype
         self._device = device
         self._note = note
@@ -180,14 +217,26 @@ class WeightReader:
 
     def take(self, name: str) -> Tensor:
         tensor = self._source.read(name).to(self._dtype).contiguous()
-        self._digests[name] = framed(
-            str(tensor.dtype).encode(),
-            repr(tuple(tensor.shape)).encode(),
-            bytes_digest(tensor),
-        )
+        self._digests[name] = _digest(tensor)
         if self._note is not None:
             self._note(tensor.nbytes)
         return tensor.to(self._device)
+
+    def take_matrix(self, name: str) -> Tensor | QuantizedWeight:
+        weight = self._source.read_codes(name) if self._keeps_codes else None
+        if weight is None:
+            return self.take(name)
+        form = weight.format
+        self._digests[name] = framed(
+            repr((form.bits, form.group)).encode(),
+            _digest(weight.codes),
+            _digest(weight.scales),
+            b"" if weight.offsets is None else _digest(weight.offsets),
+        )
+        self.kept[form.name] += 1
+        if self._note is not None:
+            self._note(weight.codes.numel() * self._dtype.itemsize)
+        return weight
 
     def digest(self) -> bytes:
         """Over names, dtypes, shapes and bytes of all tensors given so far."""

@@ -104,6 +104,17 @@ class Backend:
         in_features: int,
         /,
     ) -> PackedQuantized: ...
+    def pack_codes(
+        self,
+        codes: int,
+        scales: int,
+        offsets: int,
+        bits: int,
+        group: int,
+        out_features: int,
+        in_features: int,
+        /,
+    ) -> PackedQuantized: ...
     def quantized_linear(
         self,
         dtype: int,

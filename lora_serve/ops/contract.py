@@ -18,7 +18,7 @@ from typing import NewType, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
-from lora_serve.ops.quantization import CodeFormat
+from lora_serve.ops.quantization import CodeFormat, QuantizedWeight
 
 # What a backend makes for itself and only it looks into. A backend's own modules name their own
 # types, and mypy holds its kernels to them; to layers and the worker they are these.
@@ -123,6 +123,16 @@ class PackQuantized(Protocol[LinearOutT]):
         quantize_activations: bool,
         /,
     ) -> LinearOutT: ...
+
+
+class PackCodes(Protocol[LinearOutT]):
+    """Packs a weight (out, in) that is codes already; scales and offsets are in float32.
+
+    Groups are 16, 32, 64, 128 or 256 codes. An output element is the sum over groups, in ascending
+    order, of scale * (codes . x) + offset * (sum of x).
+    """
+
+    def __call__(self, weight: QuantizedWeight, bias: Tensor | None, /) -> LinearOutT: ...
 
 
 class ScreenedArgmax(Protocol):
@@ -330,7 +340,7 @@ class Ops:
         bit; part of the model fingerprint.
     device: where the tensors of all calls live, except those that plans are made of: these are
         CPU tensors, and the backend brings to the device what its kernels need of them.
-    pack_quantized, pack_screen: for `linears`; None where there are no such kernels.
+    pack_quantized, pack_codes, pack_screen: for `linears`; None where there are no such kernels.
     graph_plans: None where nothing is ever captured. record: for a backend that notes its own
         calls, of decodes alone; None where the device records.
     runtime: for kernels of the backend outside these groups.
@@ -344,6 +354,7 @@ class Ops:
     adapters: LoRAKernels[PackedAdapter, LoRAPlan]
     attention: AttentionKernels[AttentionPlan]
     pack_quantized: PackQuantized[PackedLinear] | None
+    pack_codes: PackCodes[PackedLinear] | None
     pack_screen: PackScreen[PackedLinear] | None
     graph_plans: StepPlans | None
     record: Record | None
@@ -362,6 +373,7 @@ class Ops:
         attention: AttentionKernels[AttentionPlanT],
         runtime: Runtime,
         pack_quantized: PackQuantized[LinearT] | None = None,
+        pack_codes: PackCodes[LinearT] | None = None,
         pack_screen: PackScreen[LinearT] | None = None,
         graph_plans: GraphPlans[AdapterT, LoRAPlanT, AttentionPlanT] | None = None,
         record: Record | None = None,
@@ -376,6 +388,7 @@ class Ops:
             adapters=cast(LoRAKernels[PackedAdapter, LoRAPlan], adapters),
             attention=cast(AttentionKernels[AttentionPlan], attention),
             pack_quantized=cast(PackQuantized[PackedLinear] | None, pack_quantized),
+            pack_codes=cast(PackCodes[PackedLinear] | None, pack_codes),
             pack_screen=cast(PackScreen[PackedLinear] | None, pack_screen),
             graph_plans=cast(StepPlans | None, graph_plans),
             record=record,

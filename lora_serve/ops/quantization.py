@@ -1,15 +1,18 @@
 """Weights as small whole numbers, and a scale for each group of them along a row.
 
-    weight[n][k] ~ scale[n][k // G] * code[n][k]
+    weight[n][k] ~ scale[n][k // G] * code[n][k] + offset[n][k // G]
 
-The one rule: which codes and scales a weight has is said here, by elementwise torch, so that every
-backend serves the same quantised weights. Knows nothing of how a backend keeps or multiplies them,
-nor of how it finds the same numbers faster.
+Weights that are quantised here have no offsets. Those that a checkpoint stores as codes keep its
+codes, scales and offsets. The one rule: which codes and scales a weight has is said here, by
+elementwise torch, so that every backend serves the same quantised weights. Knows nothing of how a
+backend keeps or multiplies them, nor of how it finds the same numbers faster.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,7 +23,7 @@ WEIGHTS_AT_ONCE = 1 << 18  # temporaries of 1 MB stay in a cache, and are not ne
 
 @dataclass(frozen=True, slots=True)
 class CodeFormat:
-    """Codes of `bits` in [least, most]; `group` of them share a scale, in bfloat16."""
+    """Codes of `bits` in [least, most]; `group` of them share a scale."""
 
     name: str
     bits: int
@@ -38,16 +41,61 @@ FORMATS = {code_format.name: code_format for code_format in (INT8, INT4)}
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """codes: (N, K), int8. scales: (N, ceil(K / group)), bfloat16; an int4 one may be negative."""
+    """A weight as codes.
+
+    codes: (N, K), int8. scales: (N, ceil(K / group)), bfloat16 where `quantize` chose them, else
+    float32; any may be negative. offsets: of scales' shape, float32; None: all are 0.
+    """
 
     format: CodeFormat
     codes: Tensor
     scales: Tensor
+    offsets: Tensor | None = None
 
     def dequantized(self) -> Tensor:
-        """(N, K), float32, exactly: a code and a scale have at most 8 significant bits each."""
-        scales = self.scales.to(torch.float32).repeat_interleave(self.format.group, dim=1)
-        return self.codes.to(torch.float32) * scales[:, : self.codes.shape[1]]
+        """(N, K), float32; exact without offsets and with scales in bfloat16."""
+        values = self.codes.to(torch.float32) * self._of_values(self.scales)
+        return values if self.offsets is None else values + self._of_values(self.offsets)
+
+    def with_rows(self, change: Callable[[Tensor], Tensor]) -> QuantizedWeight:
+        """The weight whose rows `change` has reordered or chosen; it is asked for each tensor."""
+        offsets = None if self.offsets is None else change(self.offsets)
+        return replace(self, codes=change(self.codes), scales=change(self.scales), offsets=offsets)
+
+    def in_format(self, code_format: CodeFormat, *, has_offsets: bool) -> QuantizedWeight:
+        """The same weight in wider codes, or in groups that are a part of this one's."""
+        times = self.format.group // code_format.group
+        groups = -(-self.codes.shape[1] // code_format.group)
+        scales = self.scales.repeat_interleave(times, dim=1)[:, :groups]
+        offsets = torch.zeros_like(scales) if has_offsets else None
+        if self.offsets is not None:
+            offsets = self.offsets.repeat_interleave(times, dim=1)[:, :groups]
+        return QuantizedWeight(code_format, self.codes, scales, offsets)
+
+    def _of_values(self, numbers: Tensor) -> Tensor:
+        wide = numbers.to(torch.float32).repeat_interleave(self.format.group, dim=1)
+        return wide[:, : self.codes.shape[1]]
+
+
+def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """One weight with the rows of all of them, in a format that holds each exactly."""
+    formats = [weight.format for weight in weights]
+    shared = CodeFormat(
+        name="+".join(dict.fromkeys(each.name for each in formats)),
+        bits=max(each.bits for each in formats),
+        group=math.gcd(*(each.group for each in formats)),
+        least=min(each.least for each in formats),
+        most=max(each.most for each in formats),
+    )
+    has_offsets = any(weight.offsets is not None for weight in weights)
+    alike = [weight.in_format(shared, has_offsets=has_offsets) for weight in weights]
+    offsets = [weight.offsets for weight in alike if weight.offsets is not None]
+    return QuantizedWeight(
+        shared,
+        torch.cat([weight.codes for weight in alike]),
+        torch.cat([weight.scales for weight in alike]),
+        torch.cat(offsets) if has_offsets else None,
+    )
 
 
 def quantize(weight: Tensor, code_format: CodeFormat) -> QuantizedWeight:

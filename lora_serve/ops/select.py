@@ -39,7 +39,7 @@ ROWWISE_OPS = (
 # What `--override-op` names, and the fields of `Ops` that it swaps together.
 OP_GROUPS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(ROWWISE_OPS, ("rowwise",)),
-    "linear": ("linears", "pack_quantized", "pack_screen"),
+    "linear": ("linears", "pack_quantized", "pack_codes", "pack_screen"),
     "lora": ("adapters",),
     "paged_attention": ("attention",),
     "sampling": ("runtime",),  # lora_serve.sampling.select finds the kernels by it
@@ -189,7 +189,7 @@ def quantize_linears(ops: Ops, quantization: Quantization) -> Ops:
         )
     linears = _QuantizedLinears(ops.linears, ops.pack_quantized, quantization)
     numerics = f"{ops.numerics},{quantization}"
-    return replace(ops, numerics=numerics, linears=linears, pack_screen=None)
+    return replace(ops, numerics=numerics, linears=linears, pack_codes=None, pack_screen=None)
 
 
 def machine_numerics(ops: Ops) -> str:

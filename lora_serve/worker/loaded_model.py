@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from lora_serve.models.base import Model, ModelSpec, num_parameters
 from lora_serve.models.choices import dtype_name, max_model_len
 from lora_serve.models.fingerprint import model_fingerprint
 from lora_serve.models.source import load_spec, model_path
-from lora_serve.models.weights import WeightReader, open_weights
+from lora_serve.models.weights import TensorSource, WeightReader, open_weights
 from lora_serve.observability.progress import Progress
 from lora_serve.ops.contract import Ops
 from lora_serve.ops.quantization import FORMATS, Quantization
@@ -68,7 +69,9 @@ def load_model(config: ModelConfig, device: Device, block_size: int) -> LoadedMo
     source = open_weights(directory, spec, config.load_format, config.seed, dtype, on_device)
     num_bytes = num_parameters(spec) * dtype.itemsize
     with Progress("weights read and packed", num_bytes) as progress:
-        weights = WeightReader(source, dtype, on_device, progress.note)
+        weights = WeightReader(
+            source, dtype, on_device, progress.note, keeps_codes=ops.pack_codes is not None
+        )
         tables = spec.rotary_tables(longest)
         model = spec.build(weights, ops, [table.to(on_device) for table in tables])
     fingerprint = model_fingerprint(
@@ -85,8 +88,17 @@ def load_model(config: ModelConfig, device: Device, block_size: int) -> LoadedMo
         sampler=select_sampler(ops, LogprobsMode.named(config.logprobs_mode)),
         screening=None if argmax is None else LMHeadScreening(argmax),
         fingerprint=fingerprint,
-        weights=source.described,
+        weights=_described(source, weights.kept),
     )
+
+
+def _described(source: TensorSource, kept: Mapping[str, int]) -> str:
+    """The format of the weights, and which of them stay the codes that they were stored as."""
+    if not kept:
+        return source.described
+    counts = ", ".join(f"{count} matrices of {name}" for name, count in sorted(kept.items()))
+    logger.info("%s: codes are kept of %s; the others are floats", source.described, counts)
+    return f"{source.described}, codes kept of {', '.join(sorted(kept))}"
 
 
 def _chosen_ops(config: ModelConfig, device: torch.device) -> Ops:

@@ -12,7 +12,9 @@ from lora_serve.ops.quantization import (
     WEIGHTS_AT_ONCE,
     CodeFormat,
     Quantization,
+    QuantizedWeight,
     quantize,
+    stacked,
 )
 from lora_serve.ops.reference import REFERENCE
 from lora_serve.ops.select import quantize_linears
@@ -65,6 +67,25 @@ def test_rows_are_quantised_by_themselves(code_format: CodeFormat) -> None:
     last = quantize(weight[-5:], code_format)
     assert torch.equal(whole.codes[-5:], last.codes)
     assert torch.equal(whole.scales[-5:], last.scales)
+
+
+def test_weights_of_several_formats_are_stacked_into_one_that_holds_each() -> None:
+    narrow, wide = CodeFormat("a", 4, 32, -8, 7), CodeFormat("b", 8, 16, -127, 127)
+    generator = torch.Generator().manual_seed(1)
+
+    def weight(form: CodeFormat, rows: int, has_offsets: bool) -> QuantizedWeight:
+        codes = torch.randint(form.least, form.most, (rows, 96), generator=generator)
+        numbers = torch.randn(2, rows, 96 // form.group, generator=generator)
+        offsets = numbers[1] if has_offsets else None
+        return QuantizedWeight(form, codes.to(torch.int8), numbers[0], offsets)
+
+    parts = [weight(narrow, 3, True), weight(wide, 2, False), weight(narrow, 1, False)]
+    both = stacked(parts)
+    assert (both.format.name, both.format.bits, both.format.group) == ("a+b", 8, 16)
+    expected = torch.cat([part.dequantized() for part in parts])
+    assert torch.equal(both.dequantized(), expected)
+    assert torch.equal(both.with_rows(lambda rows: rows.flip(0)).dequantized(), expected.flip(0))
+    assert stacked(parts[2:]).offsets is None
 
 
 def test_how_linear_layers_are_computed_is_part_of_the_numerics() -> None:

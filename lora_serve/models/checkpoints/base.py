@@ -14,6 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from lora_serve.models.readahead import FileRange
+from lora_serve.ops.quantization import QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,12 @@ class StoredTensors(Protocol):
 
     def read(self, name: str) -> Tensor:
         """A tensor of any float dtype on the CPU, in memory of its own."""
+
+    def read_codes(self, name: str) -> QuantizedWeight | None:
+        """A matrix as the codes that it is stored as, where `PackCodes` could take them.
+
+        None for floats, and for codes of another kind, which `read` dequantises.
+        """
 
 
 class CheckpointFormat(Protocol):

@@ -1,7 +1,7 @@
 """GGUF: llama.cpp's files, one of which is a model with its tokenizer.
 
-Quantised tensors are dequantised as they are read, a few rows at a time: exactly as the format
-defines them, in float32. Nothing of a file is executed.
+Quantised tensors are dequantised as they are read, exactly as the format defines them, in float32;
+or given as the codes that they are. Both some blocks at a time. Nothing of a file is executed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +20,11 @@ from lora_serve.errors import ConfigError
 from lora_serve.gguf.header import MAGIC, TensorEntry, read_header
 from lora_serve.gguf.types import TENSOR_TYPES
 from lora_serve.models.checkpoints.base import StoredTensor
-from lora_serve.models.checkpoints.ggml_blocks import DEQUANTIZERS, Bytes, Floats
+from lora_serve.models.checkpoints.ggml_blocks import BLOCK_TYPES, Bytes
 from lora_serve.models.checkpoints.gguf_config import ROPE_FREQS, config_of
 from lora_serve.models.checkpoints.gguf_families import FAMILIES
 from lora_serve.models.readahead import FileRange
+from lora_serve.ops.quantization import QuantizedWeight
 
 VALUES_AT_ONCE = 1 << 16  # temporaries stay in a core's cache; 1 << 20 took twice the time
 _FLOATS: Mapping[str, torch.dtype] = {
@@ -37,7 +38,7 @@ _TYPES = {each.name: each for each in TENSOR_TYPES.values()}
 class Gguf:
     name = "GGUF"
     files = ()  # of the hub's repositories a file is fetched by its name alone
-    dtypes = (*_FLOATS, *DEQUANTIZERS)
+    dtypes = (*_FLOATS, *BLOCK_TYPES)
 
     def recognises(self, directory: Path) -> bool:
         """Whether it is one file, and of this format."""
@@ -98,24 +99,62 @@ class OpenGguf:
         entry = self._entries[name]
         dtype = _FLOATS.get(entry.type_name)
         if dtype is None:
-            tensor = self._dequantized(entry, DEQUANTIZERS[entry.type_name])
+            tensor = self._dequantized(entry)
         else:
             tensor = torch.empty(entry.shape, dtype=dtype)
             self._fill(entry.begin, tensor.view(-1).view(torch.uint8).numpy())
         return self.family.restored(name, tensor, *self._heads)
 
-    def _dequantized(self, entry: TensorEntry, dequantize: Callable[[Bytes], Floats]) -> Tensor:
-        block = _TYPES[entry.type_name]
-        values = np.empty((math.prod(entry.shape) // block.values, block.values), dtype=np.float32)
-        at_once = max(1, VALUES_AT_ONCE // block.values)
-        raw = np.empty((min(at_once, len(values)), block.num_bytes), dtype=np.uint8)
-        for begin in range(0, len(values), at_once):
-            part = values[begin : begin + at_once]
-            blocks = raw[: len(part)]
-            self._fill(entry.begin + begin * block.num_bytes, blocks.reshape(-1))
+    def read_codes(self, name: str) -> QuantizedWeight | None:
+        entry = self._entries[name]
+        block_type = BLOCK_TYPES.get(entry.type_name)
+        if block_type is None or len(entry.shape) != 2:
+            return None
+        form, (rows, width) = block_type.form, entry.shape
+        groups = rows * width // form.group
+        codes = np.empty((groups, form.group), dtype=np.int8)
+        scales, offsets = np.empty(groups, dtype=np.float32), np.zeros(groups, dtype=np.float32)
+        has_offsets, begin = False, 0
+        for blocks in self._blocks(entry):
+            with np.errstate(invalid="ignore", over="ignore"):
+                kept = block_type.kept(blocks)
+            part = slice(begin, begin + kept.scales.size)
+            codes[part] = kept.codes.reshape(-1, form.group)
+            scales[part] = kept.scales.reshape(-1)
+            if kept.offsets is not None:
+                offsets[part], has_offsets = kept.offsets.reshape(-1), True
+            begin = part.stop
+        if codes.min() < form.least:  # Q8_0 could hold -128, which no program writes
+            return None
+        per_row = (rows, -1)
+        weight = QuantizedWeight(
+            form,
+            torch.from_numpy(codes.reshape(per_row)),
+            torch.from_numpy(scales.reshape(per_row)),
+            torch.from_numpy(offsets.reshape(per_row)) if has_offsets else None,
+        )
+        return weight.with_rows(lambda part: self.family.restored(name, part, *self._heads))
+
+    def _dequantized(self, entry: TensorEntry) -> Tensor:
+        block_type, begin = BLOCK_TYPES[entry.type_name], 0
+        values = np.empty(math.prod(entry.shape), dtype=np.float32)
+        for blocks in self._blocks(entry):
             with np.errstate(invalid="ignore"):  # a file may hold infinities and NaNs
-                part[:] = dequantize(blocks)
+                part = block_type.apart(blocks).dequantized().reshape(-1)
+            values[begin : begin + len(part)] = part
+            begin += len(part)
         return torch.from_numpy(values.reshape(entry.shape))
+
+    def _blocks(self, entry: TensorEntry) -> Iterator[Bytes]:
+        """(N, bytes of a block), some at a time, in memory that the next ones overwrite."""
+        block = _TYPES[entry.type_name]
+        num_blocks = math.prod(entry.shape) // block.values
+        at_once = max(1, VALUES_AT_ONCE // block.values)
+        raw = np.empty((min(at_once, num_blocks), block.num_bytes), dtype=np.uint8)
+        for begin in range(0, num_blocks, at_once):
+            blocks = raw[: num_blocks - begin]
+            self._fill(entry.begin + begin * block.num_bytes, blocks.reshape(-1))
+            yield blocks
 
     def _fill(self, begin: int, buffer: Bytes) -> None:
         """The file's bytes from `begin` on, as many as there is room for."""

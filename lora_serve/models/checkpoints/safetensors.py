@@ -13,6 +13,7 @@ from lora_serve.errors import ConfigError
 from lora_serve.models.checkpoints.base import StoredTensor
 from lora_serve.models.checkpoints.config_json import read_config_json
 from lora_serve.models.readahead import FileRange
+from lora_serve.ops.quantization import QuantizedWeight
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -49,6 +50,9 @@ class OpenSafetensors:
     def read(self, name: str) -> Tensor:
         tensor: Tensor = self._files[name].get_tensor(name).clone()  # it is a part of the file
         return tensor
+
+    def read_codes(self, name: str) -> QuantizedWeight | None:
+        return None
 
     def _stored(self, name: str) -> StoredTensor:
         header = self._files[name].get_slice(name)

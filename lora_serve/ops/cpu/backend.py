@@ -50,6 +50,7 @@ class CpuKernels:
             rowwise=CpuRowwise(self.native, self._recorder),
             linears=linears,
             pack_quantized=linears.pack_quantized,
+            pack_codes=linears.pack_codes,
             pack_screen=linears.pack_screen if self.native.path in SCREENING_PATHS else None,
             adapters=CpuLoRA(self.native),
             attention=CpuAttention(self.native, self._recorder),

@@ -15,15 +15,16 @@ from lora_serve.ops.cpu.weights import (
     PackedLinear,
     QuantizedLinear,
     dtype_code,
+    pack_codes,
     pack_linear,
     pack_quantized,
     pack_screen,
 )
-from lora_serve.ops.quantization import CodeFormat
+from lora_serve.ops.quantization import CodeFormat, QuantizedWeight
 
 
 class CpuLinears:
-    """`LinearKernels` on one path, with `pack_quantized` and `pack_screen`."""
+    """`LinearKernels` on one path, with `pack_quantized`, `pack_codes` and `pack_screen`."""
 
     def __init__(self, native: Backend, recorder: Recorder) -> None:
         self._native = native
@@ -40,6 +41,9 @@ class CpuLinears:
         quantize_activations: bool,
     ) -> Packed:
         return pack_quantized(self._native, weight, code_format, bias, quantize_activations)
+
+    def pack_codes(self, weight: QuantizedWeight, bias: Tensor | None) -> Packed:
+        return pack_codes(self._native, weight, bias)
 
     def linear(self, x: Tensor, packed: Packed) -> Tensor:
         if isinstance(packed, QuantizedLinear):

@@ -11,7 +11,7 @@ from torch import Tensor
 from lora_serve.errors import ConfigError
 from lora_serve.ops._cpu import Backend, LoraAdapter, PackedQuantized, PackedScreen, PackedWeight
 from lora_serve.ops.contract import LoRAPart
-from lora_serve.ops.quantization import INT8, CodeFormat
+from lora_serve.ops.quantization import INT8, CodeFormat, QuantizedWeight
 
 # csrc/cpu/dtype.h
 DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -85,8 +85,36 @@ def pack_quantized(
         out_features,
         in_features,
     )
+    return _quantized_linear(packed, weight.shape, bias, quantize_activations)
+
+
+def pack_codes(native: Backend, weight: QuantizedWeight, bias: Tensor | None) -> QuantizedLinear:
+    """Copies codes, scales and offsets into the kernels' order; the source is not kept."""
+    codes, scales = weight.codes.contiguous(), weight.scales.to(torch.float32).contiguous()
+    offsets = None if weight.offsets is None else weight.offsets.to(torch.float32).contiguous()
+    out_features, in_features = codes.shape
+    groups = (out_features, -(-in_features // weight.format.group))
+    assert codes.dtype == torch.int8
+    assert scales.shape == groups, f"scales {tuple(scales.shape)}, not {groups}"
+    assert offsets is None or offsets.shape == groups, "offsets are not as many as scales"
+    packed = native.pack_codes(
+        codes.data_ptr(),
+        scales.data_ptr(),
+        0 if offsets is None else offsets.data_ptr(),
+        weight.format.bits,
+        weight.format.group,
+        out_features,
+        in_features,
+    )
+    return _quantized_linear(packed, codes.shape, bias, quantize_activations=False)
+
+
+def _quantized_linear(
+    packed: PackedQuantized, shape: torch.Size, bias: Tensor | None, quantize_activations: bool
+) -> QuantizedLinear:
     bias = None if bias is None else bias.detach().contiguous()
     bias_address = 0 if bias is None else bias.data_ptr()
+    out_features, in_features = shape
     return QuantizedLinear(
         packed, bias, bias_address, quantize_activations, in_features, out_features
     )

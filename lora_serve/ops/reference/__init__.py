@@ -22,6 +22,7 @@ REFERENCE = Ops.of_one_backend(
     rowwise=rowwise,
     linears=linear,
     pack_quantized=linear.pack_quantized,
+    pack_codes=linear.pack_codes,
     adapters=lora,
     attention=attention,
     runtime=Runtime("reference"),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lora_serve.ops.quantization import CodeFormat, quantize
+from lora_serve.ops.quantization import CodeFormat, QuantizedWeight, quantize
 from lora_serve.ops.reference.arithmetic import PANEL_COLUMNS, product, rows_may_share_a_tile
 
 MOST = torch.tensor(127.0)  # a tensor: torch takes a number's quotient by the reciprocal
@@ -62,6 +62,10 @@ def pack_quantized(
         None if bias is None else bias.to(torch.float32),
         code_format.group,
     )
+
+
+def pack_codes(weight: QuantizedWeight, bias: Tensor | None) -> Packed:
+    return pack_linear(weight.dequantized(), bias)
 
 
 def linear(x: Tensor, packed: Packed) -> Tensor:

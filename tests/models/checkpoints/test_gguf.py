@@ -14,7 +14,7 @@ from lora_serve.config.model import AUTO
 from lora_serve.errors import ConfigError
 from lora_serve.gguf.types import TENSOR_TYPES
 from lora_serve.layers.rotary import LongRopeScaling
-from lora_serve.models.checkpoints.ggml_blocks import DEQUANTIZERS
+from lora_serve.models.checkpoints.ggml_blocks import BLOCK_TYPES
 from lora_serve.models.checkpoints.gguf import FORMAT
 from lora_serve.models.dense import DenseSpec
 from lora_serve.models.gemma import GemmaSpec
@@ -66,14 +66,45 @@ def test_a_familys_file_gives_what_its_checkpoint_does(
         torch.testing.assert_close(source.read(tensor), stored[tensor], **tolerance)
 
 
-@pytest.mark.parametrize("name", DEQUANTIZERS)
+@pytest.mark.parametrize("name", BLOCK_TYPES)
 def test_blocks_are_dequantised_to_the_bit_as_by_the_formats_own_package(name: str) -> None:
     num_bytes = {each.name: each.num_bytes for each in TENSOR_TYPES.values()}[name]
     blocks = np.random.default_rng(5).integers(0, 256, (3000, num_bytes), np.uint8)
     with np.errstate(invalid="ignore"):  # random scales are also infinities and NaNs
         expected = gguf.quants.dequantize(blocks, GgmlType[name])
-        found = DEQUANTIZERS[name](blocks)
+        found = BLOCK_TYPES[name].apart(blocks).dequantized()
     np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("name", BLOCK_TYPES)
+def test_the_codes_that_are_kept_are_the_dequantised_weights(name: str, tmp_path: Path) -> None:
+    """To the float32 to which an offset is rounded; q's rows in the family's order."""
+    path = save_gguf(WIDE.make(), tmp_path / "m.gguf", lambda _: GgmlType[name])
+    source = FORMAT.open(path)
+    for tensor in ("self_attn.q_proj", "mlp.down_proj"):
+        codes = source.read_codes(f"model.layers.1.{tensor}.weight")
+        assert codes is not None
+        form = codes.format
+        assert (form.name, form.bits) == (name, 4 if name.startswith("Q4") else 8)
+        assert form.least <= int(codes.codes.min())
+        assert int(codes.codes.max()) <= form.most
+        expected = source.read(f"model.layers.1.{tensor}.weight")
+        atol = 0.0 if codes.offsets is None else 1e-6 * float(expected.abs().max())
+        torch.testing.assert_close(codes.dequantized(), expected, atol=atol, rtol=0)
+    assert source.read_codes("model.norm.weight") is None
+
+
+def test_a_code_that_kernels_cannot_take_is_dequantised(tmp_path: Path) -> None:
+    """Q8_0 could hold -128, though no program writes it."""
+    path = save_gguf(tiny("qwen2"), tmp_path / "m.gguf", lambda name: GgmlType.Q8_0)
+    name = "blk.1.ffn_down.weight"
+    begin = next(int(t.data_offset) for t in gguf.GGUFReader(path).tensors if t.name == name)
+    content = bytearray(path.read_bytes())
+    content[begin + 2] = 0x80
+    path.write_bytes(content)
+    source = FORMAT.open(path)
+    assert source.read_codes("model.layers.1.mlp.down_proj.weight") is None
+    assert source.read_codes("model.layers.0.mlp.down_proj.weight") is not None
 
 
 def test_the_table_of_types_is_the_formats() -> None:

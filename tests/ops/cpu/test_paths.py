@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.ops.contract import LoRAPart, Ops, PackedLinear
-from lora_serve.ops.quantization import INT4, INT8, CodeFormat, quantize
+from lora_serve.ops.quantization import INT4, INT8, CodeFormat, QuantizedWeight, quantize
 from lora_serve.ops.reference import REFERENCE
 from tests.ops.cases import (
     PagedCase,
@@ -85,6 +85,28 @@ def pack(
 ) -> PackedLinear:
     assert ops.pack_quantized is not None, "the native kernels and the reference have it"
     return ops.pack_quantized(weight, code_format, bias, activations)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 300])
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 128), (8, 16), (8, 32)])
+@pytest.mark.parametrize("has_offsets", [False, True], ids=["scales", "offsets"])
+def test_codes_as_a_checkpoint_has_them(
+    by_threads: list[Ops], dtype: torch.dtype, bits: int, group: int, has_offsets: bool, rows: int
+) -> None:
+    x, bias = normal(rows, 394, dtype=dtype), normal(1003, dtype=dtype, seed=2)
+    most = 2 ** (bits - 1) - 1
+    form = CodeFormat("stored", bits, group, least=-most - (bits == 4), most=most)
+    random = torch.Generator().manual_seed(bits + group)
+    codes = torch.randint(form.least, most + 1, (1003, 394), generator=random, dtype=torch.int8)
+    groups = -(-394 // group)
+    scales = normal(1003, groups, dtype=torch.float32, seed=3) / most
+    offsets = normal(1003, groups, dtype=torch.float32, seed=4) / 3
+    weight = QuantizedWeight(form, codes, scales, offsets if has_offsets else None)
+    packs = [ops.pack_codes for ops in by_threads]
+    packed = [pack(weight, bias) for pack in packs if pack is not None]
+    y = same_on_all([ops.linears.linear(x, p) for ops, p in zip(by_threads, packed, strict=True)])
+    assert_close(y, exact_linear(x, weight.dequantized(), bias), dtype)
+    assert torch.equal(by_threads[2].linears.linear(x[-1:].clone(), packed[2]), y[-1:])
 
 
 @pytest.mark.parametrize("width", [1, 31, 394, 512])
