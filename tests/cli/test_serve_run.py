@@ -20,7 +20,7 @@ import pytest
 from lora_serve.cli import serve_run
 from lora_serve.cli.arguments import add_config_arguments, engine_config
 from lora_serve.cli.parser import OneLineParser
-from lora_serve.config import CatalogConfig, EngineConfig, LoRAConfig, ServerConfig
+from lora_serve.config import CatalogConfig, EngineConfig, LoRAConfig, ModelConfig, ServerConfig
 from lora_serve.demo.model import DemoPaths
 from lora_serve.engine.frontend.async_engine import AsyncEngine
 from lora_serve.engine.frontend.engine_process import EngineProcess
@@ -132,6 +132,16 @@ def test_the_demos_adapters_are_allowed_beside_the_operators_own(
     assert lora.lora_allowed_roots == ("/srv/adapters", str(tmp_path / "a"))
     anywhere = LoRAConfig(enable_lora=True)
     assert serve_run.with_demo_model(EngineConfig(lora=anywhere)).lora.lora_allowed_roots == ()
+
+
+def test_smollm2_is_served_from_the_file_that_was_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("lora_serve.demo.smollm2.ensure_smollm2", lambda _: tmp_path / "a.gguf")
+    model = serve_run.with_smollm2(EngineConfig(model=ModelConfig(model="smollm2"))).model
+    assert (model.model, model.served_model_name) == (str(tmp_path / "a.gguf"), ("smollm2",))
+    named = ModelConfig(model="smollm2", served_model_name=("mine",))
+    assert serve_run.with_smollm2(EngineConfig(model=named)).model.served_model_name == ("mine",)
 
 
 def test_every_group_of_settings_that_cannot_be_is_told() -> None:

@@ -1,0 +1,122 @@
+"""Measures GGUF files beside llama.cpp: `python -m benchmarks.speed.gguf`, on a quiet machine.
+
+Both engines serve the same file, of Qwen2.5-0.5B's shape, and take turns. Load is the time from
+the start of a process until it answers, of a file that was read before: the best of some starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from benchmarks.common.facts import write_facts
+from benchmarks.common.make_checkpoint import QWEN_0_5B, ensure_checkpoint
+from benchmarks.peers.__main__ import CACHE, PATIENCE_SECONDS
+from benchmarks.peers.environment import Environment, ensure_environment
+from benchmarks.peers.llama_cpp import QUANTIZATIONS, LlamaCpp
+from benchmarks.peers.measurements import Turns
+from benchmarks.peers.ours import LoraServe
+from benchmarks.peers.peer import MODEL_NAME, Deployment, Launch
+from benchmarks.peers.phases import PHASES
+from lora_serve.bench.client import Endpoint
+from lora_serve.bench.http_stream import Origin
+from lora_serve.bench.server import running_server
+from lora_serve.demo.server_process import free_port
+
+KINDS = {kind: quantization for quantization, kind in QUANTIZATIONS.items()}
+MEASUREMENTS = tuple(each for round_ in PHASES[0].rounds[:3] for each in round_)
+OURS, THEIRS = LoraServe.name, LlamaCpp.name
+Figures = dict[str, dict[str, float]]  # by row, by engine
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """One file of llama.cpp's making. deployment: of llama.cpp, which names the file."""
+
+    environment: Environment
+    deployment: Deployment
+
+    def launch(self, engine: str, port: int) -> Launch:
+        theirs = LlamaCpp().launch(self.environment, self.deployment, port)
+        if engine == THEIRS:
+            return theirs
+        file = Path(theirs.command[theirs.command.index("--model") + 1])
+        ours = replace(self.deployment, checkpoint=file, quantization="")
+        return LoraServe().launch(self.environment, ours, port)
+
+    async def serve(self, stack: AsyncExitStack, engine: str) -> Endpoint:
+        """Start the engine, until the stack ends; it answers when this returns."""
+        port = free_port()
+        url, log = f"http://127.0.0.1:{port}", self.environment.root / f"gguf-{engine}.log"
+        launch = self.launch(engine, port)
+        variables = {**os.environ, **launch.variables}
+        await stack.enter_async_context(
+            running_server(launch.command, url, log, variables, launch.ready_path, PATIENCE_SECONDS)
+        )
+        return Endpoint(Origin.parse(url), MODEL_NAME)
+
+    async def loads(self, num_starts: int) -> dict[str, float]:
+        """Seconds until each engine answers."""
+        best: dict[str, float] = {}
+        for _ in range(num_starts):
+            for engine in (OURS, THEIRS):
+                start = time.monotonic()
+                async with AsyncExitStack() as stack:
+                    await self.serve(stack, engine)
+                    seconds = time.monotonic() - start
+                best[engine] = min(best.get(engine, seconds), seconds)
+        return best
+
+    async def figures(self) -> Figures:
+        """What the measurements give, while both servers run."""
+        found: Figures = {}
+        async with AsyncExitStack() as stack:
+            endpoints = {engine: await self.serve(stack, engine) for engine in (OURS, THEIRS)}
+            for measurement in MEASUREMENTS:
+                turns = {name: Turns(each, measurement) for name, each in endpoints.items()}
+                while waiting := [each for each in turns.values() if not each.is_done]:
+                    for each in waiting:
+                        await each.take()
+                for engine, each in turns.items():
+                    for key, figure in each.figures().items():
+                        found.setdefault(key, {})[engine] = figure.value
+        return found
+
+
+async def contest(environment: Environment, deployment: Deployment, num_starts: int) -> Figures:
+    LlamaCpp().prepare(environment, deployment)
+    one = Contest(environment, deployment)
+    return {"load": await one.loads(num_starts), **await one.figures()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["Q4_K_M", "Q8_0"])
+    parser.add_argument("--starts", type=int, default=4)
+    parser.add_argument("--out", type=Path, help="where to write the JSON")
+    args = parser.parse_args()
+    environments = Path(os.environ.get("LORA_SERVE_PEERS") or CACHE / "peers")
+    environment = Environment(environments / THEIRS)
+    ensure_environment(environment.root, LlamaCpp.recipe, LlamaCpp().install)
+    checkpoint = ensure_checkpoint(CACHE / "bench" / "model", QWEN_0_5B)
+    figures: dict[str, Figures] = {}
+    for kind in args.kinds:
+        threads = torch.get_num_threads()
+        deployment = Deployment(
+            checkpoint=checkpoint, quantization=KINDS[kind], num_threads=threads
+        )
+        figures[kind] = asyncio.run(contest(environment, deployment, args.starts))
+        for row, by_engine in figures[kind].items():
+            print(kind, row, {engine: round(value, 4) for engine, value in by_engine.items()})
+    write_facts(args.out, figures=figures)
+
+
+if __name__ == "__main__":
+    main()
