@@ -78,7 +78,7 @@ def test_blocks_are_dequantised_to_the_bit_as_by_the_formats_own_package(name: s
 
 @pytest.mark.parametrize("name", BLOCK_TYPES)
 def test_the_codes_that_are_kept_are_the_dequantised_weights(name: str, tmp_path: Path) -> None:
-    """To the float32 to which an offset is rounded; q's rows in the family's order."""
+    """They are, to the float32 to which an offset is rounded; q's rows in the family's order."""
     path = save_gguf(WIDE.make(), tmp_path / "m.gguf", lambda _: GgmlType[name])
     source = FORMAT.open(path)
     for tensor in ("self_attn.q_proj", "mlp.down_proj"):
