@@ -26,7 +26,10 @@ _ONE_PROCESS = "a model is computed by one process"
 _BOTH = "every model generates text and gives embeddings"
 
 INERT_FLAGS = (
-    InertFlag(("--enable-chunked-prefill",), "prompts are always computed in chunks"),
+    InertFlag(
+        ("--enable-chunked-prefill", "--no-enable-chunked-prefill"),
+        "prompts are always computed in chunks",
+    ),
     InertFlag(("--trust-remote-code",), "no code of a model is run, with this flag or without"),
     InertFlag(("--tensor-parallel-size", "-tp"), _ONE_PROCESS, ("1",)),
     InertFlag(("--pipeline-parallel-size", "-pp"), _ONE_PROCESS, ("1",)),
@@ -56,6 +59,14 @@ INERT_FLAGS = (
     InertFlag(("--enable-server-load-tracking",), "GET /load always answers"),
     InertFlag(("--enable-scale-out",), "the server always allows it"),
     InertFlag(("--enable-log-requests",), "requests are logged, without --disable-log-requests"),
+    InertFlag(
+        ("--disable-access-log-for-endpoints",),
+        "requests that generate have a line of the log, no others",
+        None,
+    ),
+    InertFlag(
+        ("--enable-ssl-refresh",), "new connections get the certificate that then lies there"
+    ),
     InertFlag(("--uvicorn-log-level",), "--log-level holds for all lines", None),
     InertFlag(("--disable-frontend-multiprocessing",), "the engine is always a process of its own"),
     InertFlag(("--h11-max-incomplete-event-size",), "heads have bounds of their own", None),

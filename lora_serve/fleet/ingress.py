@@ -25,8 +25,9 @@ from lora_serve.fleet.messages import AnswerHead, ReplicaLostError, RequestHead,
 from lora_serve.fleet.reading import RequestReader
 from lora_serve.fleet.routing import RoutingRequest
 from lora_serve.fleet.spread import Spread
-from lora_serve.server.anthropic.errors import anthropic_shape, stream_form
+from lora_serve.server.anthropic.errors import stream_form
 from lora_serve.server.anthropic.messages import MESSAGES_PATH
+from lora_serve.server.error_shapes import ERROR_SHAPES
 from lora_serve.server.http.auth import KeyRing
 from lora_serve.server.http.body import BodyLimit, BodyReader
 from lora_serve.server.http.cors import CrossOrigin
@@ -89,7 +90,7 @@ def ingress_app(
         ConfigError: a key file cannot be read.
     """
     app: ASGIApp = Ingress(fleet, engine, server, keys or KeyRing(server), has_catalog)
-    app = ErrorShapes(ErrorBoundary(app), {MESSAGES_PATH: anthropic_shape})
+    app = ErrorShapes(ErrorBoundary(app), ERROR_SHAPES)
     app = RequestIds(app)
     return RootPath(app, server.root_path) if server.root_path else app
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.metrics_core import Metric
 
 from lora_serve.messages import RequestTimes
 
@@ -24,6 +25,7 @@ PHASE_SECONDS = (
     *(60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 STEP_TOKENS = (1.0, *(float(2**power) for power in range(3, 15)))
+OLD_TOKEN_INTERVAL = "vllm:time_per_output_token_seconds"
 PREEMPTIONS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 
 
@@ -45,19 +47,22 @@ class RequestHistograms:
     def __init__(
         self, registry: CollectorRegistry, labels: dict[str, str], max_model_len: int
     ) -> None:
-        def histogram(name: str, help: str, buckets: Sequence[float]) -> Histogram:
-            family = Histogram(
+        def family(name: str, help: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(
                 f"vllm:{name}", help, tuple(labels), registry=registry, buckets=buckets
             )
-            return family.labels(*labels.values())
+
+        def histogram(name: str, help: str, buckets: Sequence[float]) -> Histogram:
+            return family(name, help, buckets).labels(*labels.values())
 
         sizes = token_count_buckets(max_model_len)
         self._first_token = histogram(
             "time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN_SECONDS
         )
-        self._token_interval = histogram(
+        self._token_intervals = family(
             "inter_token_latency_seconds", "Between a request's tokens.", TOKEN_INTERVAL_SECONDS
         )
+        self._token_interval = self._token_intervals.labels(*labels.values())
         self._per_token = histogram(
             "request_time_per_output_token_seconds",
             "A request's mean time between tokens.",
@@ -90,6 +95,16 @@ class RequestHistograms:
             "Prompt tokens computed and tokens generated in a step.",
             STEP_TOKENS,
         )
+
+    def token_intervals_by_old_name(self) -> Metric:
+        """The time between tokens under the name that vLLM gave it before."""
+        (now,) = self._token_intervals.collect()
+        old = Metric(OLD_TOKEN_INTERVAL, now.documentation, now.type)
+        for sample in now.samples:
+            old.samples.append(
+                sample._replace(name=OLD_TOKEN_INTERVAL + sample.name[len(now.name) :])
+            )
+        return old
 
     def observe_step(self, num_tokens: int) -> None:
         self._step_tokens.observe(num_tokens)

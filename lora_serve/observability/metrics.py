@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -227,6 +228,16 @@ class EngineMetrics(Collector):
             yield from self._catalog_gauges(self._catalog())
         if self._stats.kv_tiers:
             yield from kv_tier_series(self._labels, self._stats.kv_tiers)
+        yield from self._old_names()
+
+    def _old_names(self) -> Iterator[Metric]:
+        """Series again under the names that vLLM gave them before, which gateways still read."""
+        kv_cache = GAUGES["vllm:kv_cache_usage_perc"]
+        yield self._gauge("vllm:gpu_cache_usage_perc", kv_cache[0], kv_cache[1](self._stats))
+        for name in ("prefix_cache_queries", "prefix_cache_hits"):
+            help, read = COUNTERS[f"vllm:{name}"]
+            yield self._counter(f"vllm:gpu_{name}", help, [({}, read(self._stats))])
+        yield self._histograms.token_intervals_by_old_name()
 
     def _draft_counters(self) -> Iterator[CounterMetricFamily]:
         """What became of drafts, where there may be any."""
@@ -271,14 +282,21 @@ class EngineMetrics(Collector):
         return family
 
     def _lora_requests_info(self) -> GaugeMetricFamily:
-        """Which adapters run and wait, in the form that routers read: the newest time counts."""
+        """Which adapters could run in the next step, and which wait; the newest time counts.
+
+        Gateways send a request where its adapter is named, and else where fewer than `max_lora`
+        are. So all adapters on the device are named, those in the running batch first.
+        """
+        on_device = [adapter.name for adapter in self._adapters if adapter.is_resident]
         labels = {
-            "max_lora": str(self._config.lora.max_loras),
-            "running_lora_adapters": ",".join(self._stats.running_adapters[:MAX_SERIES]),
-            "waiting_lora_adapters": ",".join(self._stats.waiting_adapters[:MAX_SERIES]),
+            "max_lora": str(self._config.lora.cpu_lora_limit),
+            "running_lora_adapters": _name_list((*self._stats.running_adapters, *on_device)),
+            "waiting_lora_adapters": _name_list(self._stats.waiting_adapters),
         }
         family = GaugeMetricFamily(
-            "vllm:lora_requests_info", "Adapters in use, with the time.", labels=tuple(labels)
+            "vllm:lora_requests_info",
+            "Adapters on the device and adapters that wait, with the time.",
+            labels=tuple(labels),
         )
         family.add_metric(tuple(labels.values()), time.time())
         return family
@@ -373,3 +391,9 @@ class EngineMetrics(Collector):
             size.add_metric((*own, OTHER), sum(adapter.num_bytes for adapter in rest))
         yield resident
         yield size
+
+
+def _name_list(names: Iterable[str]) -> str:
+    """At most MAX_SERIES names with commas between; one that has a comma would be read as two."""
+    told = dict.fromkeys(name for name in names if "," not in name)
+    return ",".join(islice(told, MAX_SERIES))

@@ -37,11 +37,11 @@ from lora_serve.server.admin.pauses import pauses_router
 from lora_serve.server.admin.replicas import replicas_router
 from lora_serve.server.admin.requests import requests_router
 from lora_serve.server.admin.server_info import server_info_router
-from lora_serve.server.anthropic.errors import anthropic_shape
-from lora_serve.server.anthropic.messages import MESSAGES_PATH, messages_router
+from lora_serve.server.anthropic.messages import messages_router
 from lora_serve.server.api_page.router import api_page_router
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Engine
+from lora_serve.server.error_shapes import ERROR_SHAPES
 from lora_serve.server.http import second_port
 from lora_serve.server.http.acceptor import AcceptingServer
 from lora_serve.server.http.access_log import AccessLog
@@ -219,7 +219,7 @@ def _add_middleware(
     app.add_middleware(CrossOrigin, config=config, hosts=hosts)
     app.add_middleware(HostCheck, hosts=hosts)
     app.add_middleware(ErrorBoundary)
-    app.add_middleware(ErrorShapes, shapes={MESSAGES_PATH: anthropic_shape})
+    app.add_middleware(ErrorShapes, shapes=ERROR_SHAPES)
     app.add_middleware(RequestIds)
     app.add_middleware(
         Instrumentation,

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lora_serve.config import ServerConfig
 from lora_serve.server.anthropic.messages import MESSAGES_PATH
 from lora_serve.server.app import create_app
+from lora_serve.server.error_shapes import LOAD_PATH, UNLOAD_PATH
 from tests.fakes.engine import FakeEngine, fake_config
 from tests.hostile.harness import run_long, run_quick
 from tests.hostile.mutations import harmed, json_texts
@@ -47,7 +48,8 @@ def check_answer(url: str, response: httpx.Response) -> None:
         assert set(body) == {"type", "error", "request_id"}
         assert set(error) == {"type", "message"}
     else:
-        assert set(body) == {"error"}
+        is_of_adapters = url in (LOAD_PATH, UNLOAD_PATH)
+        assert body == {"error": error, **({"object": "error", **error} if is_of_adapters else {})}
         assert set(error) == {"message", "type", "param", "code"}
         assert error["code"] == response.status_code
     assert 0 < len(error["message"]) < 3000

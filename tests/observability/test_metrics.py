@@ -191,8 +191,49 @@ def test_adapters_in_use_are_one_series_and_not_one_for_each_combination() -> No
         metrics.observe(StepOutputs(outputs=(), stats=stats))
     labels = [dict(key[1]) for key in samples(metrics) if key[0] == "vllm:lora_requests_info"]
     assert labels == [
-        {"max_lora": "3", "running_lora_adapters": "a,b", "waiting_lora_adapters": "c"}
+        {"max_lora": "24", "running_lora_adapters": "a,b", "waiting_lora_adapters": "c"}
     ]
+
+
+def test_adapters_on_the_device_are_named_though_no_request_of_theirs_runs() -> None:
+    config = EngineConfig(lora=LoRAConfig(enable_lora=True, max_loras=1, max_cpu_loras=5))
+    metrics = EngineMetrics("tiny", config)
+    names = ("idle", "of,two", "evicted", "runs")
+    metrics.observe_adapters(
+        [
+            AdapterInfo(name, "/a", "ab" * 32, 0, 8, 10, residency, False, 0, 1.0)
+            for name in names
+            for residency in ("evicted" if name == "evicted" else "resident",)
+        ]
+    )
+    stats = EngineStats(running_adapters=("runs",), waiting_adapters=("of,two", "c"))
+    metrics.observe(StepOutputs(outputs=(), stats=stats))
+    (labels,) = [dict(key[1]) for key in samples(metrics) if key[0] == "vllm:lora_requests_info"]
+    assert labels == {
+        "max_lora": "5",
+        "running_lora_adapters": "runs,idle",
+        "waiting_lora_adapters": "c",
+    }
+
+
+def test_series_are_found_by_the_names_that_vllm_had_for_them_too() -> None:
+    metrics = EngineMetrics("tiny")
+    stats = EngineStats(kv_cache_usage=0.25, prefix_cache_queries=8, prefix_cache_hits=6)
+    metrics.observe(StepOutputs(outputs=(), stats=stats))
+    metrics._histograms.observe_token_interval(0.03)
+    found = samples(metrics)
+    for old, now in (
+        ("gpu_cache_usage_perc", "kv_cache_usage_perc"),
+        ("gpu_prefix_cache_queries_total", "prefix_cache_queries_total"),
+        ("gpu_prefix_cache_hits_total", "prefix_cache_hits_total"),
+        ("time_per_output_token_seconds_sum", "inter_token_latency_seconds_sum"),
+        ("time_per_output_token_seconds_count", "inter_token_latency_seconds_count"),
+    ):
+        assert found[f"vllm:{old}", ()] == found[f"vllm:{now}", ()] > 0
+    buckets = [key for key in found if key[0] == "vllm:time_per_output_token_seconds_bucket"]
+    assert sum(found[key] for key in buckets) == sum(
+        found["vllm:inter_token_latency_seconds_bucket", labels] for _, labels in buckets
+    )
 
 
 def test_residency_is_shown_for_registered_adapters_only() -> None:

@@ -16,6 +16,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from lora_serve.config import ServerConfig
 from lora_serve.server.app import create_app, http_config
 from lora_serve.server.engine_api import Engine
+from lora_serve.server.error_shapes import LOAD_PATH, UNLOAD_PATH
 from lora_serve.server.http.acceptor import AcceptingServer
 from lora_serve.server.http.connections import Connections
 from tests.fakes.engine import FakeEngine
@@ -71,8 +72,11 @@ def error_of(response: httpx.Response, status: int) -> Json:
         assert body["request_id"] == response.headers["request-id"]
         assert set(body["error"]) == {"type", "message"}
         return body["error"]
-    assert set(body) == {"error"}
     error = body["error"]
+    also = {}
+    if response.request.url.path in (LOAD_PATH, UNLOAD_PATH):
+        also = {"object": "error", **error}
+    assert body == {"error": error, **also}
     assert set(error) == {"message", "type", "param", "code"}
     assert error["code"] == status
     return error

@@ -34,6 +34,7 @@ from lora_serve.server.admin.protocol import (
 )
 from lora_serve.server.admin.query import FLAGS
 from lora_serve.server.admin.server_info import FORMATS
+from lora_serve.server.openai.answers import AdapterErrorAnswer
 from lora_serve.server.operation import PLAIN_TEXT, Access, Operation, QueryParameter
 
 OPERATIONS = (
@@ -47,6 +48,7 @@ OPERATIONS = (
         body=LoadAdapterBody,
         example={"lora_name": "tenant-a", "lora_path": "/adapters/a"},
         names_model=True,
+        error=AdapterErrorAnswer,
     ),
     Operation(
         method="post",
@@ -57,6 +59,7 @@ OPERATIONS = (
         body=UnloadAdapterBody,
         example={"lora_name": "tenant-a"},
         names_model=True,
+        error=AdapterErrorAnswer,
     ),
     Operation(
         method="post",

@@ -18,6 +18,7 @@ from collections.abc import Callable
 import uvicorn
 
 from lora_serve.server.http.connections import GuardedConnection
+from lora_serve.server.http.tls import FreshTLS
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +36,9 @@ class AcceptingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
+        tls = FreshTLS(self.config)
         self.servers: list[Acceptor] = [  # type: ignore[assignment]  # it only closes them
-            Acceptor(listener, self._make_connection, self.config.ssl) for listener in sockets or ()
+            Acceptor(listener, self._make_connection, tls) for listener in sockets or ()
         ]
 
     def _make_connection(self) -> GuardedConnection:
@@ -56,7 +58,7 @@ class Acceptor:
         self,
         listener: socket.socket,
         make_connection: Callable[[], GuardedConnection],
-        tls: ssl.SSLContext | None,
+        tls: FreshTLS,
     ) -> None:
         listener.setblocking(False)
         self._loop = asyncio.get_running_loop()
@@ -97,21 +99,24 @@ class Acceptor:
     def _take(self, accepted: socket.socket) -> None:
         accepted.setblocking(False)
         connection = self._make_connection()
-        if not connection.admit(accepted, can_tell=self._tls is None):
+        tls = self._tls.context()
+        if not connection.admit(accepted, can_tell=tls is None):
             accepted.close()
             return
-        task = self._loop.create_task(self._open(connection, accepted))
+        task = self._loop.create_task(self._open(connection, accepted, tls))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    async def _open(self, connection: GuardedConnection, accepted: socket.socket) -> None:
+    async def _open(
+        self, connection: GuardedConnection, accepted: socket.socket, tls: ssl.SSLContext | None
+    ) -> None:
         """Give the connection its transport, behind a handshake if there is one."""
         try:
             await self._loop.connect_accepted_socket(
                 lambda: connection,
                 accepted,
-                ssl=self._tls,
-                ssl_handshake_timeout=(connection.head_timeout or None) if self._tls else None,
+                ssl=tls,
+                ssl_handshake_timeout=(connection.head_timeout or None) if tls else None,
             )
         except OSError as error:  # TLS's errors, and its timeout, are such
             logger.debug("a connection has not come about: %s", error)

@@ -121,15 +121,20 @@ class ErrorShape(Protocol):
     def __call__(self, fault: Fault, request_id: str) -> bytes: ...
 
 
-def common_shape(fault: Fault, request_id: str) -> bytes:
-    """OpenAI's, which has no place for the id."""
-    error = {
+def error_detail(fault: Fault) -> dict[str, str | int | None]:
+    """The fields of an error as OpenAI names them."""
+    return {
         "message": fault.message,
         "type": fault.kind,
         "param": fault.param,
         "code": fault.status,
     }
-    return json.dumps({"error": error}).encode()  # ASCII, so lone surrogates of a path pass too
+
+
+def common_shape(fault: Fault, request_id: str) -> bytes:
+    """OpenAI's, which has no place for the id."""
+    detail = error_detail(fault)
+    return json.dumps({"error": detail}).encode()  # ASCII, so lone surrogates of a path pass too
 
 
 class ErrorShapes:

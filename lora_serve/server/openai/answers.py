@@ -27,6 +27,17 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
+class AdapterErrorAnswer(msgspec.Struct, frozen=True):
+    """The same of /v1/load_lora_adapter and its counterpart, with the fields as vLLM had them."""
+
+    error: ErrorDetail
+    object: str
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
 class KVTransferParams(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer to `do_remote_decode` says, to be sent to the server that decodes.
 

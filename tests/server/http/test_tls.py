@@ -11,6 +11,7 @@ import trustme
 
 from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError
+from lora_serve.server.http import tls
 from lora_serve.server.http.listener import check_tls
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import eventually, serving
@@ -63,6 +64,35 @@ async def test_with_ca_certs_a_client_needs_a_certificate_of_theirs(
                 else:
                     with pytest.raises(httpx.TransportError):
                         await client.get(f"{url}/health")
+
+
+async def test_new_connections_get_a_renewed_certificate_and_never_half_of_one(
+    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "SECONDS_BETWEEN_LOOKS", 0.0)
+    config = tls_config(tmp_path)
+    renewed = OTHER_CA.issue_cert("127.0.0.1")
+
+    async def is_trusted(ca: trustme.CA) -> bool:
+        async with httpx.AsyncClient(verify=trusting_context(ca)) as client:
+            try:
+                return (await client.get(f"{url}/health")).status_code == 200
+            except httpx.ConnectError:
+                return False
+
+    async with (
+        serving(engine, config) as url,
+        httpx.AsyncClient(verify=trusting_context()) as kept,
+    ):
+        assert (await kept.get(f"{url}/health")).status_code == 200
+        renewed.private_key_pem.write_to_path(tmp_path / "key.pem")
+        assert await is_trusted(CA), "the certificate of that key is not there yet"
+        (tmp_path / "chain.pem").write_bytes(
+            b"".join(blob.bytes() for blob in renewed.cert_chain_pems)
+        )
+        assert await is_trusted(OTHER_CA)
+        assert not await is_trusted(CA)
+        assert (await kept.get(f"{url}/health")).status_code == 200
 
 
 @pytest.mark.parametrize(
