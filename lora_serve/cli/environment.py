@@ -17,7 +17,9 @@ API_KEY_VARIABLES = ("LORA_SERVE_API_KEY", "VLLM_API_KEY")
 ADMIN_API_KEY_VARIABLE = "LORA_SERVE_ADMIN_API_KEY"
 RUNTIME_LORA_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 RESOLVER_DIRECTORY_VARIABLE = "VLLM_LORA_RESOLVER_CACHE_DIR"  # --lora-resolver dir:…
-PLUGINS_VARIABLE, RESOLVER_PLUGIN = "VLLM_PLUGINS", "lora_filesystem_resolver"
+RESOLVER_REPOS_VARIABLE = "VLLM_LORA_RESOLVER_HF_REPO_LIST"
+PLUGINS_VARIABLE = "VLLM_PLUGINS"
+DIRECTORY_PLUGIN, HUB_PLUGIN = "lora_filesystem_resolver", "lora_hf_hub_resolver"
 TRACES_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 TRACES_PROTOCOL_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 READY_TIMEOUT_VARIABLE = "VLLM_ENGINE_READY_TIMEOUT_S"  # --engine-ready-timeout
@@ -52,18 +54,24 @@ def with_settings(args: argparse.Namespace, environ: Mapping[str, str]) -> argpa
     settings: dict[str, object] = {}
     if READY_TIMEOUT_VARIABLE in environ:
         settings["engine_ready_timeout"] = _seconds(environ, READY_TIMEOUT_VARIABLE)
-    if "enable_lora" in args and _resolves_in_directory(environ):
-        settings["lora_resolver"] = (f"dir:{environ[RESOLVER_DIRECTORY_VARIABLE]}",)
+    if "enable_lora" in args and "lora_resolver" not in args:
+        if _resolves(environ, HUB_PLUGIN, RESOLVER_REPOS_VARIABLE):
+            raise ConfigError(
+                f"{RESOLVER_REPOS_VARIABLE}={environ[RESOLVER_REPOS_VARIABLE]} is vLLM's way to "
+                "name adapters inside repositories of the hub, which this server does not have; "
+                "unset it. --lora-resolver hf --lora-allow-hub loads adapters that are "
+                "repositories of their own, dir:PATH those that were downloaded"
+            )
+        if _resolves(environ, DIRECTORY_PLUGIN, RESOLVER_DIRECTORY_VARIABLE):
+            settings["lora_resolver"] = (f"dir:{environ[RESOLVER_DIRECTORY_VARIABLE]}",)
     return argparse.Namespace(**{**settings, **vars(args)})
 
 
-def _resolves_in_directory(environ: Mapping[str, str]) -> bool:
-    """Whether vLLM would look for adapters in its resolver's directory."""
+def _resolves(environ: Mapping[str, str], plugin: str, variable: str) -> bool:
+    """Whether this plugin of vLLM's would look for adapters where this variable says."""
     plugins = environ.get(PLUGINS_VARIABLE)
-    is_chosen = plugins is None or RESOLVER_PLUGIN in [name.strip() for name in plugins.split(",")]
-    return (
-        is_chosen and bool(environ.get(RESOLVER_DIRECTORY_VARIABLE)) and _allows_updating(environ)
-    )
+    is_chosen = plugins is None or plugin in [name.strip() for name in plugins.split(",")]
+    return is_chosen and bool(environ.get(variable)) and _allows_updating(environ)
 
 
 def _allows_updating(environ: Mapping[str, str]) -> bool:

@@ -83,6 +83,22 @@ def test_vllms_variables_name_a_directory_to_resolve_adapters_in(
     assert config.lora.lora_resolver == resolver
 
 
+def test_vllms_list_of_repositories_is_refused_where_vllm_would_heed_it() -> None:
+    environ = {
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_LORA_RESOLVER_HF_REPO_LIST": "org/repo,org/other",
+        "VLLM_LORA_RESOLVER_CACHE_DIR": "/adapters",
+    }
+    given = {"enable_lora": True}
+    with pytest.raises(ConfigError, match=r"org/repo,org/other .* --lora-resolver hf"):
+        with_settings(argparse.Namespace(**given), environ)
+    chosen = environ | {"VLLM_PLUGINS": "lora_filesystem_resolver"}
+    assert "lora_resolver" in with_settings(argparse.Namespace(**given), chosen)
+    with_settings(argparse.Namespace(**given, lora_resolver=("hf",)), environ)
+    with_settings(argparse.Namespace(), environ)
+    with_settings(argparse.Namespace(**given), environ | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "0"})
+
+
 @pytest.mark.parametrize("value", ["", "soon", "-1", "nan", "inf"])
 def test_a_start_is_not_bounded_by_what_is_no_number_of_seconds(value: str) -> None:
     told = f"VLLM_ENGINE_READY_TIMEOUT_S is '{value}', and no number of seconds"
