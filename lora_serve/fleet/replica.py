@@ -17,6 +17,7 @@ from lora_serve.fleet.asgi_call import answer_of, whole_answer
 from lora_serve.fleet.lost_replicas import lost_ones_forgotten
 from lora_serve.fleet.messages import AnswerHead, RequestHead, WholeAnswer
 from lora_serve.fleet.reports import Reporter, Stats
+from lora_serve.server.adapter_names import AdapterNames, opened_names
 from lora_serve.server.admin.adapter_spool import AdapterSpool, reading_spool
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import KeyRing
@@ -30,13 +31,18 @@ class Replica:
     """Made by `start`; `close` ends it."""
 
     def __init__(
-        self, replica_id: str, engine: Engine, app: ASGIApp, keys: KeyRing | None = None
+        self,
+        replica_id: str,
+        engine: Engine,
+        app: ASGIApp,
+        names: AdapterNames,
+        keys: KeyRing | None = None,
     ) -> None:
         self._replica_id = replica_id
         self._engine = engine
         self._app = app
         self._keys = keys
-        self._reporter = Reporter(engine)
+        self._reporter = Reporter(engine, lambda: names.unable)
         self._parts = AsyncExitStack()
 
     @classmethod
@@ -59,7 +65,6 @@ class Replica:
         """
         import_transformers()
         from lora_serve.engine.frontend.async_engine import AsyncEngine
-        from lora_serve.server.adapter_names import opened_names
         from lora_serve.server.app import create_app
 
         async with AsyncExitStack() as parts:
@@ -78,7 +83,7 @@ class Replica:
             app = create_app(engine, server, keys=keys, spool=spool, tracing=tracing, names=names)
             gc.collect()
             gc.freeze()  # as for one server: a full collection would hold the event loop
-            replica = cls(replica_id, engine, app, keys)
+            replica = cls(replica_id, engine, app, names, keys)
             replica._parts = parts.pop_all()
             return replica
         raise AssertionError("it returns, or raises what is wrong")

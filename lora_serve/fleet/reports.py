@@ -1,13 +1,15 @@
 """What a replica reports to routers, as Ray Serve carries it: plain JSON values.
 
-A report is as large as what the replica holds in memory, and never as large as all adapters.
+A report is as large as what the replica holds in memory and, up to a bound, what it cannot have; it
+is never as large as all adapters.
 """
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from itertools import islice
 from typing import TypedDict
 
 from lora_serve.errors import LoraServeError
@@ -16,13 +18,18 @@ from lora_serve.server.engine_api import Engine
 
 MAX_LISTING_SHARE = 0.01  # of the time, for the listing of adapters: there may be many
 MAX_NAMES = 2**16
+MAX_UNABLE = 2**12  # names of a report; requests for others are sent here, and refused
 
 
 class Stats(TypedDict, total=False):
-    """versions: of the adapters in memory, by name. on_device: those that a step holds."""
+    """versions: of the adapters in memory, by name. on_device: those that a step holds.
+
+    unable: names that the replica refuses, because it cannot have what they stand for.
+    """
 
     versions: dict[str, str]
     on_device: list[str]
+    unable: list[str]
     num_running: int
     num_waiting: int
     is_draining: bool
@@ -35,6 +42,7 @@ def report_of(stats: Mapping[str, object]) -> ReplicaReport:
     return ReplicaReport(
         on_device=on_device,
         in_memory=frozenset(known.get("versions", ())) - on_device,
+        unable=frozenset(known.get("unable", ())),
         num_running=known.get("num_running", 0),
         num_waiting=known.get("num_waiting", 0),
         is_draining=known.get("is_draining", False),
@@ -42,10 +50,16 @@ def report_of(stats: Mapping[str, object]) -> ReplicaReport:
 
 
 class Reporter:
-    """Makes the reports of one replica."""
+    """Makes the reports of one replica. unable: the names that it refuses, as they are now."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        unable: Callable[[], Collection[str]] = tuple,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._engine = engine
+        self._unable = unable
         self._clock = clock
         self._versions: dict[str, str] = {}
         self._next_listing = 0.0
@@ -61,6 +75,7 @@ class Reporter:
         return {
             "versions": self._versions,
             "on_device": [*now.running_adapters],
+            "unable": [*islice(self._unable(), MAX_UNABLE)],
             "num_running": now.num_running,
             "num_waiting": now.num_waiting,
         }

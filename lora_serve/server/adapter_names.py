@@ -14,7 +14,7 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -70,6 +70,10 @@ class AdapterNames(Protocol):
     def replica_id(self) -> str | None:
         """What this server is called among them; None without a catalog."""
 
+    @property
+    def unable(self) -> Collection[str]:
+        """Names that this server refuses, because it cannot have what the catalog says of them."""
+
     def check_ready(self) -> None:
         """Raise CatalogUnavailableError until it is known which adapters there are."""
 
@@ -108,6 +112,7 @@ class LocalNames:
 
     is_shared = False
     replica_id = None
+    unable: Collection[str] = ()
 
     def __init__(self, engine: Engine) -> None:
         self.changes = AdapterChanges()
@@ -167,6 +172,10 @@ class CataloguedNames:
         self.replica = CatalogReplica(open_store(config), engine, member, applied=self._applied)
 
         engine.metrics.watch_catalog(self._figures)
+
+    @property
+    def unable(self) -> Collection[str]:
+        return self.replica.view.failed.keys()
 
     def check_ready(self) -> None:
         self.replica.check_ready()

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from lora_serve.fleet.replicas import Standing
-from lora_serve.fleet.reports import Reporter, Versions, report_of
+from lora_serve.fleet.reports import MAX_UNABLE, Reporter, Versions, report_of
 from tests.fakes.engine import FakeEngine, write_adapter
 
 
@@ -20,6 +20,17 @@ async def test_a_report_tells_of_adapters_and_load_and_is_plain_json(tmp_path: P
     assert report_of({}).standing("a") is Standing.KNOWN  # it has not reported yet
 
 
+async def test_a_report_tells_which_names_the_replica_refuses_up_to_a_bound() -> None:
+    unable = ["lost"]
+    reporter = Reporter(FakeEngine(), lambda: unable)
+    assert report_of(await reporter.stats()).standing("lost") is Standing.UNABLE
+    unable[:] = [f"lost{i}" for i in range(MAX_UNABLE + 1)]
+    report = report_of(await reporter.stats())
+    assert report.standing("lost") is Standing.KNOWN
+    assert report.standing("lost0") is Standing.UNABLE
+    assert len(report.unable) == MAX_UNABLE
+
+
 async def test_a_replica_without_an_engine_takes_no_requests() -> None:
     engine = FakeEngine()
     engine.is_alive = False
@@ -29,7 +40,7 @@ async def test_a_replica_without_an_engine_takes_no_requests() -> None:
 async def test_many_adapters_are_listed_for_a_small_share_of_the_time(tmp_path: Path) -> None:
     engine = FakeEngine()
     times = iter([0.0, 0.5, 49.0, 51.0, 51.1])  # a listing that takes half a second
-    reporter = Reporter(engine, lambda: next(times))
+    reporter = Reporter(engine, clock=lambda: next(times))
     await reporter.stats()
     await engine.load_lora_adapter("a", write_adapter(tmp_path / "a", "weights"))
     assert (await reporter.stats())["versions"] == {}

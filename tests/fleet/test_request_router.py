@@ -51,6 +51,18 @@ async def test_a_replica_is_chosen_by_what_it_reported(monkeypatch: pytest.Monke
     assert await chosen(router, replicas, RoutingRequest("a")) == ["r0"]
 
 
+async def test_a_replica_that_cannot_have_an_adapter_is_asked_only_if_none_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replicas = [running("r0", versions={"a": "1"}, unable=["a"]), running("r1")]
+    router = router_of(monkeypatch, *replicas)
+    assert await chosen(router, replicas, RoutingRequest("a")) == ["r1"]
+    assert len(await chosen(router, replicas, RoutingRequest("b"))) == 2
+    replicas[1] = running("r1", unable=["a"])
+    router.update_replicas(replicas)
+    assert len(await chosen(router, replicas, RoutingRequest("a"))) == 2, "one says why it cannot"
+
+
 async def test_a_new_version_ends_the_credit_of_old_prefixes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

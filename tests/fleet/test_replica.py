@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from lora_serve.config import CatalogConfig, ServerConfig
+from lora_serve.errors import AdapterNotFoundError
+from lora_serve.fleet.replica import Replica
+from lora_serve.server.adapter_names import opened_names
+from lora_serve.server.admin.protocol import AdapterWish
+from lora_serve.server.app import create_app
+from tests.fakes.engine import FakeEngine, write_adapter
+
+PATIENCE_SECONDS = 60
+
+
+class Blind(FakeEngine):
+    """An engine that no adapter's files can be read by."""
+
+    async def load_lora_adapter(self, name: str, path: str, *_: object, **__: object) -> object:  # type: ignore[override]
+        raise AdapterNotFoundError(f"No adapter found for {path}")
+
+
+async def test_a_replica_reports_the_names_that_it_cannot_have(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+
+        async def replica(name: str, engine: FakeEngine) -> Replica:
+            config = CatalogConfig(lora_catalog=str(tmp_path / "catalog"), lora_replica_id=name)
+            names = await stack.enter_async_context(opened_names(engine, ServerConfig(), config))
+            if name == "sees":
+                wish = AdapterWish("a", write_adapter(tmp_path / "a", "weights"))
+                await names.load(wish, "operator")
+            return Replica(name, engine, create_app(engine, ServerConfig(), names=names), names)
+
+        sees, blind = await replica("sees", FakeEngine()), await replica("blind", Blind())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while (await blind.stats())["unable"] != ["a"]:
+                await asyncio.sleep(0.02)
+        assert (await sees.stats())["unable"] == []
