@@ -67,6 +67,7 @@ def _table(totals: OracleTotals, seconds: float) -> str:
         ("preemptions", f"{totals.num_preemptions:,}"),
         ("adapter evictions", f"{totals.num_evictions:,}"),
         ("engine restarts", f"{totals.num_restarts:,}"),
+        ("KV events read", f"{totals.num_events:,}"),
         ("refused, as they had to be", f"{totals.num_refused:,}"),
         ("seconds", f"{seconds:,.0f}"),
         ("wrong traces", f"{len(totals.failures):,}"),

@@ -1,7 +1,8 @@
 """Runs many oracle traces on all cores. A trace follows from its seed alone.
 
 Even seeds are lives of one engine, odd ones lives of several over KV tiers that fail; in half of
-each, steps overlap. Counts in the order of the seeds, so that a call repeated gives the same.
+each, steps overlap, and in half of each of these an indexer reads the engine's KV events. Counts in
+the order of the seeds, so that a call repeated gives the same.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import msgspec
 from lora_serve.fuzz.oracle.expected import TraceResult
 from lora_serve.fuzz.oracle.tiered_traces import TieredResult, TieredTrace
 from lora_serve.fuzz.oracle.traces import OracleTrace
+from lora_serve.kv.event_recorder import KVEventRecorder
 
 NUM_OPERATIONS = 60
 NUM_TIERED_OPERATIONS = 200
@@ -36,7 +38,10 @@ class OracleFailure(msgspec.Struct, frozen=True):
 
 
 class OracleTotals(msgspec.Struct):
-    """The sums over traces. refused: for adapters whose files had changed, and failing tiers."""
+    """The sums over traces. refused: for adapters whose files had changed, and failing tiers.
+
+    events: of KV, that an indexer has read.
+    """
 
     first_seed: int = 0
     num_traces: int = 0
@@ -47,6 +52,7 @@ class OracleTotals(msgspec.Struct):
     num_evictions: int = 0
     num_restarts: int = 0
     num_refused: int = 0
+    num_events: int = 0
     failures: list[OracleFailure] = []
 
     def add(self, other: OracleTotals) -> None:
@@ -56,10 +62,9 @@ class OracleTotals(msgspec.Struct):
 
 
 def make_trace(seed: int) -> OracleTrace:
-    overlaps = seed % 4 >= 2
-    if seed % 2:
-        return TieredTrace(seed, async_scheduling=overlaps)
-    return OracleTrace(seed, async_scheduling=overlaps)
+    trace = TieredTrace if seed % 2 else OracleTrace
+    recorder = KVEventRecorder if seed % 8 >= 4 else None
+    return trace(seed, async_scheduling=seed % 4 >= 2, recorder_class=recorder)
 
 
 def default_num_operations(seed: int) -> int:
@@ -118,6 +123,7 @@ def _fault(seed: int, num_operations: int, make: MakeTrace, totals: OracleTotals
         where = traceback.extract_tb(error.__traceback__)[-1]
         return f"{where.name}: {type(error).__name__}: {str(error) or where.line}"
     _count(result, totals)
+    totals.num_events += trace.num_events
     return f"{', '.join(result.wrong)} answered something else" if result.wrong else ""
 
 

@@ -119,6 +119,12 @@ class OracleTrace:
         self.repeats = Repeats(random.Random(f"repeats {seed}"), self.settings["speculative"])
         self.pauses = RandomPauses(random.Random(f"pauses {seed}"))
 
+    @property
+    def num_events(self) -> int:
+        """The KV events that the indexer has read, of all kinds."""
+        indexer: OracleIndexer | None = self.settings.get("indexer")
+        return 0 if indexer is None else indexer.num_events.total()
+
     def run(self, num_operations: int = 60) -> TraceResult:
         for name in NAMES[:2]:
             self._load(name, inplace=False)
