@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
+from urllib.parse import urlsplit
 
 from lora_serve.cli.arguments import catalog_config
 from lora_serve.cli.parser import OneLineParser
@@ -25,6 +26,15 @@ ELSEWHERE = {  # what an address is for is Ray Serve's business
     "ssl_keyfile": "http_options.ssl_keyfile",
     "ssl_certfile": "http_options.ssl_certfile",
     "ssl_ca_certs": "http_options.ssl_ca_certs",
+}
+# Ray shows an application's arguments to all who may look, and keeps them in its files.
+KEYS = {
+    "api_key": "api_key_file, or the variable LORA_SERVE_API_KEY",
+    "admin_api_key": "admin_api_key_file, or the variable LORA_SERVE_ADMIN_API_KEY",
+}
+PASSWORDS = {
+    "lora_catalog": "lora_catalog_password_file",
+    "kv_redis_url": "kv_redis_password_file",
 }
 
 
@@ -70,6 +80,12 @@ def _words(parser: argparse.ArgumentParser, name: str, value: object) -> Sequenc
     """An argument as words of a command line."""
     if (known := name.replace("-", "_")) in ELSEWHERE:
         raise ConfigError(f"{name} is not the application's; use {ELSEWHERE[known]} of Ray Serve")
+    if known in KEYS:
+        raise ConfigError(f"{name} would be shown by Ray's dashboard; use {KEYS[known]}")
+    if known in PASSWORDS and urlsplit(str(value)).password:
+        raise ConfigError(
+            f"{name} has a password, which Ray's dashboard would show; use {PASSWORDS[known]}"
+        )
     flag = parser._option_string_actions.get(f"--{name}")
     if flag is not None and flag.nargs == 0:
         text = str(value).lower()

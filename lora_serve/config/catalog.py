@@ -20,6 +20,7 @@ class CatalogConfig:
         "a load on all.",
         None,
         metavar="PATH|URL",
+        is_secret=True,  # it may have a password
     )
     lora_catalog_name: str = setting(
         "Which catalog of that Redis it is: servers of another model have another one.",

@@ -32,6 +32,7 @@ class KVTierConfig:
         "Keep KV in this Redis or Valkey, which replicas share, as in redis://host:6379/0.",
         None,
         metavar="URL",
+        is_secret=True,  # it may have a password
     )
     kv_redis_password_file: str | None = setting(
         "A file with the password of --kv-redis-url, for the server's user alone to read; else "

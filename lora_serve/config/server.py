@@ -30,6 +30,7 @@ class ServerConfig:
         (),
         repeat="nargs",
         metavar="KEY",
+        is_secret=True,
     )
     api_key_file: str | None = setting(
         "File with such keys, one a line; read again on SIGHUP.", None, metavar="FILE"
@@ -40,6 +41,7 @@ class ServerConfig:
         (),
         repeat="nargs",
         metavar="KEY",
+        is_secret=True,
     )
     admin_api_key_file: str | None = setting(
         "File with such keys, one a line; read again on SIGHUP.", None, metavar="FILE"

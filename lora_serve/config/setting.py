@@ -9,16 +9,17 @@ from lora_serve.config.quantities import READERS
 from lora_serve.errors import ConfigError
 
 
-def setting(help: str, default: Any, **metadata: Any) -> Any:
+def setting(help: str, default: Any, *, is_secret: bool = False, **metadata: Any) -> Any:
     """A field with its flag's help; `metavar` and `repeat` go to the parser.
 
-    `flag` is the flag's name where it is not the field's.
+    `flag` is the flag's name where it is not the field's. Secrets are left out of reprs, because
+    libraries write these into logs and errors.
     `choices` are the values it may have besides a default of None. The parser lists them, and
     `require_choices` refuses others, from wherever they come. `spellings` are other words for some
     of them. `aliases` are further names of its flag. A number with a `quantity` may be a text that
     `quantities.py` reads, such as 16K or 8GiB, which `read_quantities` turns into the number.
     """
-    return field(default=default, metadata={"help": help, **metadata})
+    return field(default=default, repr=not is_secret, metadata={"help": help, **metadata})
 
 
 def flag_name(setting: Field[Any]) -> str:

@@ -23,6 +23,7 @@ from lora_serve.fleet.messages import AnswerHead, ReplicaLostError, RequestHead,
 from lora_serve.fleet.replica import Replica
 from lora_serve.fleet.routing import RoutingRequest
 from lora_serve.observability.log import set_up_logging
+from lora_serve.server.http.auth import KeyRing
 
 APPLICATION = "lora-serve"
 REPLICA, INGRESS = "replica", "ingress"
@@ -68,6 +69,10 @@ class FleetReplica:
     async def reload_keys(self) -> None:
         self._replica.reload_keys()
 
+    async def reconfigure(self, user_config: object) -> None:
+        """Ray Serve calls it when the deployment's user_config was changed."""
+        await self.reload_keys()
+
     async def record_routing_stats(self) -> dict[str, Any]:
         return {**await self._replica.stats()}
 
@@ -87,7 +92,13 @@ class FleetIngress:
         has_catalog: bool,
     ) -> None:
         set_up_logging(engine.log, "ingress")
-        self._app = ingress_app(RayFleet(replicas), engine, server, has_catalog=has_catalog)
+        self._keys = KeyRing(server)
+        fleet = RayFleet(replicas)
+        self._app = ingress_app(fleet, engine, server, self._keys, has_catalog=has_catalog)
+
+    def reconfigure(self, user_config: object) -> None:
+        """The same as of a replica."""
+        self._keys.reload_or_keep()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._app

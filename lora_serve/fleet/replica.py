@@ -36,7 +36,7 @@ class Replica:
         engine: Engine,
         app: ASGIApp,
         names: AdapterNames,
-        keys: KeyRing | None = None,
+        keys: KeyRing,
     ) -> None:
         self._replica_id = replica_id
         self._engine = engine
@@ -104,9 +104,8 @@ class Replica:
         return await self._reporter.stats()
 
     def reload_keys(self) -> None:
-        """Take the key files as they are now. Raises ConfigError if one cannot be read."""
-        if self._keys is not None:
-            self._keys.reload()
+        """Take the key files as they are now; the old keys stay where they cannot be read."""
+        self._keys.reload_or_keep()
 
     async def close(self) -> None:
         await self._parts.aclose()

@@ -27,7 +27,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from lora_serve import __version__
 from lora_serve.config import ServerConfig
-from lora_serve.errors import ConfigError, LoraServeError
+from lora_serve.errors import LoraServeError
 from lora_serve.server.adapter_names import AdapterNames, LocalNames
 from lora_serve.server.admin.adapter_spool import AdapterSpool
 from lora_serve.server.admin.adapters import adapters_router
@@ -353,20 +353,12 @@ class SignalledServer(AcceptingServer):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._shutdown.begin, self._exit)
-        loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
+        loop.add_signal_handler(signal.SIGHUP, self._keys.reload_or_keep)
         try:
             yield
         finally:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 loop.remove_signal_handler(number)
-
-    def _reload_keys(self) -> None:
-        try:
-            self._keys.reload()
-        except ConfigError as error:
-            logger.error("the API keys stay as they were: %s", error)
-        else:
-            logger.info("read again: %s", self._keys.describe())
 
     def _exit(self) -> None:
         self.should_exit = True

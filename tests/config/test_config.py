@@ -6,6 +6,7 @@ from dataclasses import Field, fields
 import pytest
 
 from lora_serve.config import (
+    CatalogConfig,
     EngineConfig,
     KVTierConfig,
     LimitsConfig,
@@ -140,3 +141,12 @@ def test_a_kv_transfer_config_that_cannot_be_is_refused(text: str, message: str)
 def test_a_policy_that_does_not_exist_is_refused_with_those_that_do() -> None:
     with pytest.raises(ConfigError, match="some must be one of all, prompt-only, after-n-hits"):
         KVTierConfig(kv_store_policy="some")
+
+
+def test_secrets_stand_in_no_repr() -> None:
+    configs = (
+        ServerConfig(api_key=("sesame",), admin_api_key=("sesame",)),
+        CatalogConfig(lora_catalog="redis://:sesame@host/0"),
+        KVTierConfig(kv_redis_url="redis://:sesame@host/0"),
+    )
+    assert "sesame" not in repr(configs)

@@ -27,16 +27,29 @@ pytest.importorskip("ray.serve", reason="NO FLEET TESTED: Ray Serve is missing (
 PATIENCE_SECONDS = 120
 REPLICA, ENGINE = b"ray::ServeReplica", b"spawn_main"
 NAMES = (MODEL_NAME, "alpha", "beta")
+ADMIN_KEY = "admin-of-two"
+
+
+@pytest.fixture(scope="module")
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("keys") / "admin"
+    file.write_text(ADMIN_KEY)
+    file.chmod(0o600)
+    return file
 
 
 @pytest.fixture(scope="module")
 def fleet(
-    demo_paths: DemoPaths, tmp_path_factory: pytest.TempPathFactory, start_server: StartServer
+    demo_paths: DemoPaths,
+    tmp_path_factory: pytest.TempPathFactory,
+    start_server: StartServer,
+    key_file: Path,
 ) -> Iterator[ServerProcess]:
     flags = (
         *server_flags(Server.CACHED),
         *("--lora-modules", f"alpha={demo_paths.alpha}", f"beta={demo_paths.beta}"),
         *("--replicas", "2", "--cpu-threads", "1", "--drain-timeout", "60"),
+        *("--admin-api-key-file", str(key_file)),
     )
     log = tmp_path_factory.mktemp("fleet") / "log"
     with start_server(demo_paths.model, log, *flags) as process:
@@ -47,7 +60,12 @@ def fleet(
 @pytest.fixture
 async def http(fleet: ServerProcess) -> AsyncIterator[httpx.AsyncClient]:
     async with client_for(fleet.base_url) as client:
+        client.headers.update(bearer(ADMIN_KEY))
         yield client
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -237,6 +255,27 @@ async def test_an_adapter_that_was_replaced_once_is_replaced_on_both(
         (digests,) = {frozenset(a.fingerprints) for a in answers[name]}
         assert len(digests) == 1
     assert answers["alpha"][0].fingerprints != answers["beta"][0].fingerprints
+
+
+async def test_sighup_gives_every_replica_the_keys_that_now_lie_in_the_file(
+    fleet: ServerProcess, http: httpx.AsyncClient, key_file: Path
+) -> None:
+    async def status(key: str) -> int:
+        """Of a call that all replicas answer: the worst of theirs."""
+        return (await http.post("/reset_prefix_cache", headers=bearer(key))).status_code
+
+    assert (await status(ADMIN_KEY), await status("admin-of-three")) == (200, 401)
+    key_file.write_text("admin-of-three")
+    os.kill(fleet.pid, signal.SIGHUP)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while await status("admin-of-three") != 200:
+            await asyncio.sleep(0.2)
+    assert await status(ADMIN_KEY) == 401
+    key_file.write_text(ADMIN_KEY)
+    os.kill(fleet.pid, signal.SIGHUP)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while await status(ADMIN_KEY) != 200:
+            await asyncio.sleep(0.2)
 
 
 async def test_an_end_lets_streams_end_and_leaves_no_process(

@@ -10,6 +10,7 @@ from lora_serve.fleet.replica import Replica
 from lora_serve.server.adapter_names import opened_names
 from lora_serve.server.admin.protocol import AdapterWish
 from lora_serve.server.app import create_app
+from lora_serve.server.http.auth import KeyRing
 from tests.fakes.engine import FakeEngine, write_adapter
 
 PATIENCE_SECONDS = 60
@@ -31,7 +32,9 @@ async def test_a_replica_reports_the_names_that_it_cannot_have(tmp_path: Path) -
             if name == "sees":
                 wish = AdapterWish("a", write_adapter(tmp_path / "a", "weights"))
                 await names.load(wish, "operator")
-            return Replica(name, engine, create_app(engine, ServerConfig(), names=names), names)
+            keys = KeyRing(ServerConfig())
+            app = create_app(engine, ServerConfig(), keys=keys, names=names)
+            return Replica(name, engine, app, names, keys)
 
         sees, blind = await replica("sees", FakeEngine()), await replica("blind", Blind())
         async with asyncio.timeout(PATIENCE_SECONDS):

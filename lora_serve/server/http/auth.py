@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
@@ -20,11 +21,13 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lora_serve.config import ServerConfig
-from lora_serve.errors import ForbiddenError, InvalidRequestError, UnauthorizedError
+from lora_serve.errors import ConfigError, ForbiddenError, InvalidRequestError, UnauthorizedError
 from lora_serve.identity import tenant_salt
 from lora_serve.server.http.errors import error_response
 from lora_serve.server.http.hosts import check_page_may_change
 from lora_serve.server.http.keys import read_keys, warn_of_open_files
+
+logger = logging.getLogger(__name__)
 
 KEY_HEADER = "x-api-key"
 METRICS_PATH = "/metrics"  # names adapters: open where there are no keys, or by choice
@@ -78,6 +81,15 @@ class KeyRing:
                 if key not in keys.admin
             ),
         ]
+
+    def reload_or_keep(self) -> None:
+        """The same, where errors go to the log."""
+        try:
+            self.reload()
+        except ConfigError as error:
+            logger.error("the API keys stay as they were: %s", error)
+        else:
+            logger.info("read again: %s", self.describe())
 
     def identify(self, headers: Headers) -> Caller:
         """Whose key these headers hold; of two known ones, that of Authorization.
