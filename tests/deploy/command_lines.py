@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,9 @@ from typing import Any
 import yaml
 
 from lora_serve.cli import serve
-from lora_serve.cli.arguments import engine_config, server_config
+from lora_serve.cli.arguments import catalog_config, engine_config, server_config
 from lora_serve.cli.parser import OneLineParser
-from lora_serve.config import EngineConfig, ServerConfig
+from lora_serve.config import CatalogConfig, EngineConfig, ServerConfig
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = DEPLOY / "systemd" / "lora-serve.service"
@@ -23,12 +24,21 @@ CHART = DEPLOY / "helm" / "lora-serve"
 
 def parsed(words: Sequence[str]) -> tuple[EngineConfig, ServerConfig]:
     """The settings of `lora-serve WORDS`; a flag that there is not ends the test."""
+    args = _arguments(words)
+    return engine_config(args), server_config(args)
+
+
+def catalog_of(words: Sequence[str]) -> CatalogConfig:
+    """The same of the catalog's settings."""
+    return catalog_config(_arguments(words))
+
+
+def _arguments(words: Sequence[str]) -> argparse.Namespace:
     command, *flags = words
     assert command == "serve"
     parser = OneLineParser()
     serve.add_arguments(parser)
-    args = parser.parse_args(flags)
-    return engine_config(args), server_config(args)
+    return parser.parse_args(flags)
 
 
 def unit_command() -> str:

@@ -10,7 +10,7 @@ import yaml
 
 from lora_serve import __version__
 from lora_serve.server.http.probes import LIVE_PATHS, READY_PATHS
-from tests.deploy.command_lines import CHART, parsed
+from tests.deploy.command_lines import CHART, catalog_of, parsed
 from tests.deploy.rendering import rendered
 
 if find_spec("helm_python") is None or find_spec("kubernetes_validate") is None:
@@ -31,6 +31,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a typo further in": ({**OPEN, "kv": {"disk": {"enable": True}}}, "enable"),
     "a text for a number": ({**OPEN, "replicas": "two"}, "replicas"),
     "a password in the URL": ({**OPEN, "kv": {"redis": {"url": "redis://:pw@cache"}}}, "url"),
+    "a catalog's password in the URL": ({**OPEN, "catalog": {"url": "redis://:pw@c"}}, "url"),
+    "a place that no adapter comes from": ({**OPEN, "adapters": {"resolver": ["/a"]}}, "resolver"),
+    "the hub, and adapters of a volume alone": (
+        {**OPEN, "adapters": {"resolver": ["hf"], "volume": {"emptyDir": {}}}},
+        "adapters.resolver has hf",
+    ),
     "signed KV without a secret": ({**OPEN, "kv": {"macKey": True}}, "kv.macKey"),
     "more replicas at least than at most": (
         {**OPEN, "autoscaling": {"enabled": True, "minReplicas": 9}},
@@ -46,6 +52,7 @@ def results() -> dict[str, dict[str, Any]]:
     more = {
         "slow": {**OPEN, "drain": {"delaySeconds": 20, "timeoutSeconds": 600}},
         "fixed": {**OPEN, "replicas": 3},
+        "hub": {**OPEN, "adapters": {"resolver": ["hf"]}, "catalog": {"url": "redis://c/0"}},
         "scaled": {**OPEN, "autoscaling": {"enabled": True}},
     }
     return rendered({**CASES, **refused, **more})
@@ -170,6 +177,27 @@ def test_paths_in_the_command_are_mounted(results: dict[str, dict[str, Any]]) ->
         *(module.partition("=")[2] for module in engine.lora.lora_modules),
     ):
         assert str(path).startswith(mounts), path
+
+
+def test_replicas_share_adapters_by_the_catalog_that_is_named(
+    results: dict[str, dict[str, Any]],
+) -> None:
+    (container,) = pod(documents(results, "full-values"))["containers"]
+    catalog = catalog_of(container["args"])
+    assert catalog.lora_catalog == "rediss://catalog:6379/0"
+    assert catalog.lora_catalog_name == "base"
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert str(catalog.lora_catalog_password_file).rpartition("/")[0] in mounts
+    engine, _ = parsed(container["args"])
+    assert engine.lora.lora_resolver == ("dir:/adapters", "s3://adapters/tenants")
+    assert not engine.lora.lora_allow_hub
+    (container,) = pod(documents(results, "hub"))["containers"]
+    engine, _ = parsed(container["args"])
+    assert (engine.lora.lora_resolver, engine.lora.lora_allow_hub) == (("hf",), True)
+    catalog = catalog_of(container["args"])
+    assert (catalog.lora_catalog, catalog.lora_catalog_password_file) == ("redis://c/0", None)
+    (container,) = pod(documents(results, "fixed"))["containers"]
+    assert catalog_of(container["args"]).lora_catalog is None
 
 
 def test_kv_that_is_to_last_makes_it_a_stateful_set_with_room_to_spare(

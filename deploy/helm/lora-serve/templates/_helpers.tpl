@@ -55,6 +55,26 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - {{ printf "%s=%s" $name $path | quote }}
 {{- end }}
 {{- end }}
+{{- with .Values.adapters.resolver }}
+- --lora-resolver
+{{- range . }}
+- {{ . | quote }}
+{{- end }}
+{{- if has "hf" . }}
+- --lora-allow-hub
+{{- end }}
+{{- end }}
+{{- with .Values.catalog }}
+{{- if .url }}
+- --lora-catalog={{ .url }}
+{{- with .name }}
+- {{ printf "--lora-catalog-name=%s" . | quote }}
+{{- end }}
+{{- if .existingSecret }}
+- --lora-catalog-password-file=/secrets/catalog/redis.key
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if not .Values.auth.open }}
 - --api-key-file=/secrets/auth/tenants.keys
 - --admin-api-key-file=/secrets/auth/admin.keys
