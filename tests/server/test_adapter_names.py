@@ -3,52 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from lora_serve.config import CatalogConfig, EngineConfig, LoRAConfig, ModelConfig, ServerConfig
 from lora_serve.errors import AdapterNotFoundError, ConfigError
-from lora_serve.server.adapter_names import member_of, opened_names
+from lora_serve.server.adapter_names import member_of
 from lora_serve.server.app import create_app
 from tests.fakes.engine import FakeEngine, write_adapter
+from tests.server.catalogued_servers import Fleet
 
 PATIENCE = 60
-
-
-class Fleet:
-    """Servers by their ids, each with a client."""
-
-    def __init__(self, tmp_path: Path) -> None:
-        self.catalog = tmp_path / "catalog"
-        self.engines: dict[str, FakeEngine] = {}
-        self._stack = AsyncExitStack()
-
-    async def start(self, name: str, **lora: Any) -> httpx.AsyncClient:
-        model = ModelConfig(model="/models/tiny", served_model_name=("base/model",))
-        engine = FakeEngine(EngineConfig(model=model, lora=LoRAConfig(enable_lora=True, **lora)))
-        config = CatalogConfig(lora_catalog=str(self.catalog), lora_replica_id=name)
-        names = await self._stack.enter_async_context(opened_names(engine, ServerConfig(), config))
-        self.engines[name] = engine
-        app = create_app(engine, ServerConfig(), names=names)
-        return await self._stack.enter_async_context(
-            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
-        )
-
-    async def stop(self) -> None:
-        await self._stack.aclose()
-        self._stack = AsyncExitStack()
-
-
-@pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
-    made = Fleet(tmp_path)
-    yield made
-    await made.stop()
 
 
 async def load(client: httpx.AsyncClient, name: str, path: str, **fields: object) -> httpx.Response:
