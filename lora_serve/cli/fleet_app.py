@@ -81,10 +81,10 @@ def _words(parser: argparse.ArgumentParser, name: str, value: object) -> Sequenc
     if (known := name.replace("-", "_")) in ELSEWHERE:
         raise ConfigError(f"{name} is not the application's; use {ELSEWHERE[known]} of Ray Serve")
     if known in KEYS:
-        raise ConfigError(f"{name} would be shown by Ray's dashboard; use {KEYS[known]}")
+        raise ConfigError(f"{known} would be shown by Ray's dashboard; use {KEYS[known]}")
     if known in PASSWORDS and urlsplit(str(value)).password:
         raise ConfigError(
-            f"{name} has a password, which Ray's dashboard would show; use {PASSWORDS[known]}"
+            f"{known} has a password, which Ray's dashboard would show; use {PASSWORDS[known]}"
         )
     flag = parser._option_string_actions.get(f"--{name}")
     if flag is not None and flag.nargs == 0:

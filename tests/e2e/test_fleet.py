@@ -261,7 +261,7 @@ async def test_sighup_gives_every_replica_the_keys_that_now_lie_in_the_file(
     fleet: ServerProcess, http: httpx.AsyncClient, key_file: Path
 ) -> None:
     async def status(key: str) -> int:
-        """Of a call that all replicas answer: the worst of theirs."""
+        """The worst of all replicas' answers to a call with this key."""
         return (await http.post("/reset_prefix_cache", headers=bearer(key))).status_code
 
     assert (await status(ADMIN_KEY), await status("admin-of-three")) == (200, 401)

@@ -10,8 +10,10 @@ from lora_serve.fleet.messages import AnswerHead, ReplicaLostError, RequestHead,
 from lora_serve.fleet.replica import Replica
 from lora_serve.fleet.reports import report_of
 from lora_serve.fleet.routing import POLICIES, Router, RoutingRequest
+from lora_serve.server.adapter_names import LocalNames
 from lora_serve.server.app import create_app
 from lora_serve.server.engine_api import Engine
+from lora_serve.server.http.auth import KeyRing
 
 
 class LocalFleet:
@@ -25,7 +27,7 @@ class LocalFleet:
     ) -> None:
         self.router = Router(POLICIES[policy], is_alone=True)
         self.replicas = {
-            f"r{number}": Replica(f"r{number}", engine, create_app(engine, server))
+            f"r{number}": _replica(f"r{number}", engine, server)
             for number, engine in enumerate(engines)
         }
         self.lost_after: dict[str, int] = {}
@@ -63,3 +65,8 @@ class LocalFleet:
         if not present:
             raise ReplicaLostError("no replica")
         return [await replica.answer_whole(head, body) for replica in present]
+
+
+def _replica(name: str, engine: Engine, server: ServerConfig) -> Replica:
+    names, keys = LocalNames(engine), KeyRing(server)
+    return Replica(name, engine, create_app(engine, server, keys=keys, names=names), names, keys)
