@@ -37,9 +37,10 @@ from lora_serve.messages import (
     StepOutputs,
 )
 from lora_serve.observability.metrics import EngineMetrics
-from lora_serve.server.app import create_app, http_config
+from lora_serve.server.app import create_app
 from lora_serve.server.http.acceptor import AcceptingServer
 from lora_serve.server.http.connections import Connections
+from lora_serve.server.http.serving import http_config
 from lora_serve.text.tokenizer import Tokenizer
 
 DEFAULT_MODEL = Path("~/.cache/lora-serve/bench/model").expanduser()

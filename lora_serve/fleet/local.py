@@ -23,11 +23,11 @@ from lora_serve.errors import ConfigError
 from lora_serve.fleet.ingress import ingress_app
 from lora_serve.ops.cpu.threads import default_num_threads
 from lora_serve.private_directory import PrivateDirectory
-from lora_serve.server.app import SignalledServer, http_config, warn_of_open_server
 from lora_serve.server.http.auth import KeyRing
 from lora_serve.server.http.connections import Connections
 from lora_serve.server.http.drain import Drain, Draining
 from lora_serve.server.http.listener import Listeners
+from lora_serve.server.http.serving import SignalledServer, http_config, warn_of_open_server
 from lora_serve.server.http.shutdown import ServerShutdown
 from lora_serve.server.routes import STATE_PATHS
 

@@ -1,4 +1,4 @@
-"""The application: its routes, what surrounds them, and how it is served until it is to stop.
+"""The application: its routes and what surrounds them; and the server that serves it.
 
 Owns no engine, but `run_server` shuts down the one it was given, because it alone can tell when the
 last answer has been sent.
@@ -9,20 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
-import ssl
-import sys
-import threading
 import time
-from collections.abc import Generator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
-import uvicorn
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from lora_serve import __version__
@@ -43,7 +36,6 @@ from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.error_shapes import ERROR_SHAPES
 from lora_serve.server.http import second_port
-from lora_serve.server.http.acceptor import AcceptingServer
 from lora_serve.server.http.access_log import AccessLog
 from lora_serve.server.http.auth import METRICS_PATH, Authentication, KeyRing
 from lora_serve.server.http.body import BodyLimit, BodyReader
@@ -59,11 +51,12 @@ from lora_serve.server.http.errors import (
 from lora_serve.server.http.hosts import AllowedHosts, HostCheck
 from lora_serve.server.http.including import include_router
 from lora_serve.server.http.instrumentation import Instrumentation
-from lora_serve.server.http.listener import Listeners, read_template, shown_address
+from lora_serve.server.http.listener import Listeners, read_template
 from lora_serve.server.http.repeated_warnings import bounded_warnings
 from lora_serve.server.http.request_ids import RequestIds
 from lora_serve.server.http.root_path import RootPath
-from lora_serve.server.http.shutdown import LAST_WORDS_SECONDS, ServerShutdown
+from lora_serve.server.http.serving import SignalledServer, http_config, warn_of_open_server
+from lora_serve.server.http.shutdown import ServerShutdown
 from lora_serve.server.inference.generate import generate_router
 from lora_serve.server.openai.chat import chat_router
 from lora_serve.server.openai.chat_batch import chat_batch_router
@@ -295,70 +288,3 @@ def _metrics_port(
         return contextlib.nullcontext()
     app = metrics_app(page, AllowedHosts(config, config.metrics_host))
     return second_port.serving(http_config(app, config, connections), listener)
-
-
-def http_config(app: ASGIApp, config: ServerConfig, connections: Connections) -> uvicorn.Config:
-    """How uvicorn serves the application: on connections that are watched."""
-    return uvicorn.Config(
-        app,
-        http=connections.protocol,  # type: ignore[arg-type]  # it calls what it is given
-        ws="none",
-        log_config=None,  # its lines are lines of the server's log
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        server_header=False,
-        timeout_keep_alive=config.http_timeout_keep_alive,
-        timeout_graceful_shutdown=LAST_WORDS_SECONDS,
-        ssl_keyfile=config.ssl_keyfile,
-        ssl_certfile=config.ssl_certfile,
-        ssl_ca_certs=config.ssl_ca_certs,
-        ssl_cert_reqs=ssl.CERT_REQUIRED if config.ssl_ca_certs else ssl.CERT_NONE,
-    )
-
-
-def warn_of_open_server(config: ServerConfig) -> None:
-    """Tell who may use a server that is reached from elsewhere, and asks for no key."""
-    if config.is_local or config.has_keys:
-        return
-    logger.warning(
-        "listening on %s without an API key: every client that reaches this address may use the "
-        "model%s; give --api-key, or listen on 127.0.0.1",
-        config.uds or config.host,
-        " and change its adapters" if config.allow_runtime_lora_updating else "",
-    )
-
-
-class SignalledServer(AcceptingServer):
-    """Says when it is ready, and leaves the process alive when it has stopped."""
-
-    def __init__(self, config: uvicorn.Config, shutdown: ServerShutdown, keys: KeyRing) -> None:
-        super().__init__(config)
-        self._shutdown = shutdown
-        self._keys = keys
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        assert sockets, "run_server gives the socket"
-        scheme = "https" if self.config.is_ssl else "http"
-        sys.stdout.write(f"lora-serve is ready on {shown_address(sockets[0], scheme)}\n")
-        sys.stdout.flush()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Unlike the base class, do not raise the signals again at the end: work remains."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._shutdown.begin, self._exit)
-        loop.add_signal_handler(signal.SIGHUP, self._keys.reload_or_keep)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                loop.remove_signal_handler(number)
-
-    def _exit(self) -> None:
-        self.should_exit = True

@@ -14,11 +14,12 @@ from starlette.routing import BaseRoute, Route
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from lora_serve.config import ServerConfig
-from lora_serve.server.app import create_app, http_config
+from lora_serve.server.app import create_app
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.error_shapes import LOAD_PATH, UNLOAD_PATH
 from lora_serve.server.http.acceptor import AcceptingServer
 from lora_serve.server.http.connections import Connections
+from lora_serve.server.http.serving import http_config
 from tests.fakes.engine import FakeEngine
 
 Json = dict[str, object]

@@ -12,9 +12,10 @@ import pytest
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from lora_serve.config import ServerConfig
-from lora_serve.server.app import create_app, http_config
+from lora_serve.server.app import create_app
 from lora_serve.server.http import acceptor
 from lora_serve.server.http.connections import Connections
+from lora_serve.server.http.serving import http_config
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import eventually
 from tests.server.http.test_connections import VERSION, answer_on
