@@ -17,6 +17,7 @@ from lora_serve.fuzz.trace import (
     Damage,
     Embeds,
     Event,
+    Kill,
     Load,
     Pause,
     Reset,
@@ -134,4 +135,6 @@ def _event_name(event: Event) -> str:
             return "pauses"
         case Damage():
             return "damages to disk"
-    return "kills"
+        case Kill():
+            return "kills"
+    raise AssertionError(f"no call: {event}")

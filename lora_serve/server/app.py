@@ -22,6 +22,7 @@ from lora_serve import __version__
 from lora_serve.config import ServerConfig
 from lora_serve.errors import LoraServeError
 from lora_serve.server.adapter_names import AdapterNames, LocalNames
+from lora_serve.server.admin.aborts import aborts_router
 from lora_serve.server.admin.adapter_spool import AdapterSpool
 from lora_serve.server.admin.adapters import adapters_router
 from lora_serve.server.admin.metrics import MetricsPage, metrics_app, metrics_router
@@ -184,6 +185,7 @@ def _include_routers(app: FastAPI, context: ServerContext, page: MetricsPage) ->
         replicas_router(context),
         operations_router(context, page.http),
         pauses_router(context),
+        aborts_router(context),
         requests_router(context),
         generate_router(context),
         sglang_router(context),

@@ -10,8 +10,11 @@ from pydantic import Field
 
 from lora_serve.errors import InvalidRequestError
 from lora_serve.messages import PauseMode
-from lora_serve.server.inference.protocol import RequestIds
 from lora_serve.server.openai.fields import Body, Ignored, JsonObject, Unsupported
+
+MAX_REQUEST_IDS = 4096
+AnyRequestId = Annotated[str, Field(min_length=1, max_length=512)]
+RequestIds = Annotated[list[AnyRequestId], Field(max_length=MAX_REQUEST_IDS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +160,9 @@ class AbortAnyBody(Body):
     """POST /abort_requests: without the field all that are being answered, of [] none."""
 
     request_ids: RequestIds | None = None
+
+
+class AbortRequestsBody(Body):
+    """POST /inference/v1/abort_requests."""
+
+    request_ids: RequestIds

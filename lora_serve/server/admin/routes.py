@@ -22,6 +22,7 @@ from lora_serve.server.admin.operations import ALWAYS_RESET
 from lora_serve.server.admin.pauses import PAUSE_MODES
 from lora_serve.server.admin.protocol import (
     AbortAnyBody,
+    AbortRequestsBody,
     LoadAdapterBody,
     LoadTensorsBody,
     LoRASourceBody,
@@ -232,6 +233,15 @@ OPERATIONS = (
         body=AbortAnyBody,
         example={"request_ids": ["cmpl-1"]},
         needs_body=False,
+    ),
+    Operation(
+        method="post",
+        path="/inference/v1/abort_requests",
+        summary="End requests of one's own by their ids",
+        access=Access.KEY,
+        answer=Aborted,
+        body=AbortRequestsBody,
+        example={"request_ids": ["cmpl-1"]},
     ),
     Operation(
         method="get",

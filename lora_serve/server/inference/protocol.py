@@ -20,10 +20,6 @@ from lora_serve.server.openai.kv_transfer import KVTransferField
 from lora_serve.server.openai.protocol import CompletionBody, ModelName, RequestId, StreamOptions
 from lora_serve.server.openai.sampling_fields import GenerationFields
 
-MAX_REQUEST_IDS = 4096
-AnyRequestId = Annotated[str, Field(min_length=1, max_length=512)]
-RequestIds = Annotated[list[AnyRequestId], Field(max_length=MAX_REQUEST_IDS)]
-
 
 def is_wanted(value: object) -> bool:
     """Whatever else than false clients send for other servers' sake asks for nothing."""
@@ -31,12 +27,6 @@ def is_wanted(value: object) -> bool:
 
 
 Detokenize = Annotated[bool, PlainValidator(is_wanted, object)]
-
-
-class AbortRequestsBody(Body):
-    """POST /inference/v1/abort_requests."""
-
-    request_ids: RequestIds
 
 
 class SamplingBody(GenerationFields):

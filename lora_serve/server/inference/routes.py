@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from lora_serve.server.admin.answers import Aborted
 from lora_serve.server.inference.answers import Generated
-from lora_serve.server.inference.protocol import AbortRequestsBody, GenerateBody
+from lora_serve.server.inference.protocol import GenerateBody
 from lora_serve.server.operation import Access, Operation
 
 OPERATIONS = (
@@ -19,14 +18,5 @@ OPERATIONS = (
         generates=True,
         streams=True,
         names_model=True,
-    ),
-    Operation(
-        method="post",
-        path="/inference/v1/abort_requests",
-        summary="End requests of one's own by their ids",
-        access=Access.KEY,
-        answer=Aborted,
-        body=AbortRequestsBody,
-        example={"request_ids": ["cmpl-1"]},
     ),
 )
