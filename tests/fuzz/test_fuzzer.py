@@ -153,9 +153,13 @@ def test_traces_draw_every_mode_of_logprobs_and_that_of_another_is_found(
     cold: ColdEngine, scope: Scope
 ) -> None:
     traces = [make_trace(seed, replace(scope, num_requests=10)) for seed in range(40)]
-    modes = [trace.flags[-1] for trace in traces if "--logprobs-mode" in trace.flags]
-    assert set(modes) == set(LOGPROBS_MODES)
-    trace = next(trace for trace in traces if trace.flags[-1] == "processed_logits")
+    modes = {
+        trace.flags[trace.flags.index("--logprobs-mode") + 1]
+        for trace in traces
+        if "--logprobs-mode" in trace.flags
+    }
+    assert modes == set(LOGPROBS_MODES)
+    trace = next(trace for trace in traces if "processed_logits" in trace.flags)
     assert Fuzzer(lone(cold, is_stale=False), cold, BLOCK_SIZE).check(trace).lines() == []
     other = Fuzzer(TellsOtherLogprobs(cold, cold.digests), cold, BLOCK_SIZE)
     assert any(": logprob 0 is" in line for line in other.check(trace).lines())

@@ -26,8 +26,11 @@ WhoseText = tuple[AdapterRef | NoAdapter, str, str]  # the version, salt and ten
 
 def drawn_speculation(rng: random.Random) -> SpeculativeConfig:
     """Nothing is drafted in every third trace."""
+    method = rng.choice((None, "ngram", "suffix"))
+    if method is None:
+        return SpeculativeConfig()
     return SpeculativeConfig(
-        speculative_method=rng.choice((None, "ngram", "suffix")),
+        speculative_method=method,
         speculative_num_speculative_tokens=rng.choice((1, 3, 8)),
         speculative_max_step_rows=rng.choice((4, 16, 64)),
         speculative_prompt_lookup_min=1,
