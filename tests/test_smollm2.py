@@ -82,6 +82,7 @@ def test_tensors_are_dequantised_to_the_bit(file: Path) -> None:
         np.testing.assert_array_equal(source.read(name).numpy(), expected)
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_transformers_on_the_dequantised_weights(
     llm: LLM, theirs: PreTrainedModel
 ) -> None:

@@ -12,7 +12,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4")
 SCREENS = ("auto", "on", "off")
 # Each is a module of lora_serve/models/checkpoints.
-CHECKPOINT_FORMATS = ("safetensors", "gguf")
+CHECKPOINT_FORMATS = ("safetensors", "gguf", "gptq", "awq", "compressed_tensors", "fp8")
 AUTO, RANDOM_WEIGHTS = "auto", "dummy"
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lora_serve.errors import ConfigError
 from lora_serve.models.checkpoints.base import StoredTensor
-from lora_serve.models.checkpoints.config_json import read_config_json
+from lora_serve.models.checkpoints.config_json import quantization_method, read_config_json
 from lora_serve.models.readahead import FileRange
 from lora_serve.ops.quantization import QuantizedWeight
 
@@ -24,7 +24,8 @@ class Safetensors:
     dtypes = ("F32", "BF16", "F16")
 
     def recognises(self, directory: Path) -> bool:
-        return (directory / INDEX).is_file() or (directory / SINGLE).is_file()
+        has_files = (directory / INDEX).is_file() or (directory / SINGLE).is_file()
+        return has_files and quantization_method(directory) is None
 
     def config(self, directory: Path) -> Mapping[str, object]:
         return read_config_json(directory)

@@ -17,6 +17,14 @@ from lora_serve.models.checkpoints.choose import format_named, format_of
 from lora_serve.models.source import load_spec
 from lora_serve.models.weights import Checkpoint, open_weights
 from tests.fakes.gguf_files import save_gguf
+from tests.fakes.quantized_checkpoints import (
+    Written,
+    awq,
+    compressed,
+    fp8,
+    gptq,
+    save_quantized,
+)
 from tests.fakes.tiny_models import save
 
 # Writes a model in a format, and says which floats it then stores: all, or what rounding left.
@@ -36,7 +44,18 @@ def as_gguf(model: PreTrainedModel, path: Path) -> Mapping[str, Tensor]:
     return model.state_dict()
 
 
-WRITERS: dict[str, Writer] = {"safetensors": as_safetensors, "gguf": as_gguf}
+def quantized(how: Written) -> Writer:
+    return lambda model, directory: save_quantized(model, directory, how)
+
+
+WRITERS: dict[str, Writer] = {
+    "safetensors": as_safetensors,
+    "gguf": as_gguf,
+    "gptq": quantized(gptq(4, 32)),
+    "awq": quantized(awq(32)),
+    "compressed_tensors": quantized(compressed("pack-quantized", 4, 32)),
+    "fp8": quantized(fp8(None)),
+}
 
 
 def files_of(checkpoint: Path) -> list[Path]:

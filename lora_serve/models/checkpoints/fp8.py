@@ -1,0 +1,75 @@
+"""FP8: checkpoints whose weights are float8 with a scale for each tensor, row or block.
+
+    weight[n][k] = weight_scale_inv[n // B][k // C] * q[n][k]        B, C: of weight_block_size
+    weight[n][k] = weight_scale[n] * q[n][k], or weight_scale * q[n][k]
+
+They are dequantised: there are no kernels for float8 on CPUs. Rounding of activations that a
+checkpoint asks for is left out.
+
+Source: huggingface.co/deepseek-ai/DeepSeek-V3, README_WEIGHTS.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lora_serve.models.checkpoints.quantized_safetensors import QuantizedSafetensors, Shapes
+from lora_serve.models.settings import Settings
+from lora_serve.ops.quantization import QuantizedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Packing:
+    """block: rows and inputs that share a scale; None: scales of rows or tensors."""
+
+    block: tuple[int, int] | None
+
+    def shapes(self, found: Shapes) -> tuple[tuple[int, int], Shapes]:
+        if len(found["weight"]) != 2:
+            raise ValueError(f"weight has shape {found['weight']}, not that of a matrix")
+        rows, width = found["weight"]
+        scale = found.get("weight_scale_inv", found.get("weight_scale"))
+        if scale is None:
+            raise ValueError("weight_scale or weight_scale_inv is missing")
+        if self.block is not None:
+            tall, wide = self.block
+            blocks = (-(-rows // tall), -(-width // wide))
+            return (rows, width), dict.fromkeys(("weight_scale_inv", "weight_scale"), blocks)
+        if scale not in ((), (1,), (rows,), (rows, 1)):
+            raise ValueError(f"its scale has shape {scale}, not one of a tensor or of {rows} rows")
+        return (rows, width), {}
+
+    def weight(self, parts: Mapping[str, Tensor]) -> QuantizedWeight | Tensor:
+        stored = parts["weight"].to(torch.float32)
+        rows, width = stored.shape
+        found = parts.get("weight_scale_inv")
+        scales = (parts["weight_scale"] if found is None else found).to(torch.float32)
+        if self.block is None:
+            return stored * scales.reshape(-1, 1)
+        tall, wide = self.block
+        wide_scales = scales.repeat_interleave(tall, dim=0).repeat_interleave(wide, dim=1)
+        return stored * wide_scales[:rows, :width]
+
+
+class Fp8:
+    method, name = "fp8", "FP8"
+    required: tuple[str, ...] = ("weight",)
+    optional: tuple[str, ...] = ("weight_scale", "weight_scale_inv", "input_scale")
+
+    def read(self, settings: Settings) -> Fp8Packing:
+        block = settings.get("weight_block_size")
+        if block is None:
+            return Fp8Packing(None)
+        if isinstance(block, list) and len(block) == 2:
+            tall, wide = block
+            if isinstance(tall, int) and isinstance(wide, int) and tall > 0 and wide > 0:
+                return Fp8Packing((tall, wide))
+        settings.refuse(f"weight_block_size must be two whole numbers, is {str(block)[:80]}")
+        return Fp8Packing(None)
+
+
+FORMAT = QuantizedSafetensors(Fp8())

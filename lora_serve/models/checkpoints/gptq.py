@@ -1,0 +1,101 @@
+"""GPTQ: checkpoints of AutoGPTQ and GPTQModel.
+
+    weight[n][k] = scales[g][n] * (q[k][n] - zeros[g][n])        g = g_idx[k]
+
+q is packed along k, zeros along n, the lowest bits first. Files of the first version have zeros
+that are one too small. Without act-order g is k // group, and the codes are kept.
+
+Source: github.com/AutoGPTQ/AutoGPTQ, auto_gptq/nn_modules/qlinear/qlinear_cuda.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lora_serve.models.checkpoints.quantized_safetensors import (
+    ROW_GROUP,
+    QuantizedSafetensors,
+    Shapes,
+    centred,
+    code_format,
+    for_groups,
+    unpacked,
+)
+from lora_serve.models.settings import Settings
+from lora_serve.ops.quantization import QuantizedWeight
+
+# What is added to stored zeros, by checkpoint_format.
+ZEROS_ADDED = {"gptq": 1, "gptq_v2": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class GptqPacking:
+    """group: 0 for one of a whole row."""
+
+    bits: int
+    group: int
+    zeros_added: int
+
+    def shapes(self, found: Shapes) -> tuple[tuple[int, int], Shapes]:
+        if len(found["qweight"]) != 2:
+            raise ValueError(f"qweight has shape {found['qweight']}, not that of a matrix")
+        words, rows = found["qweight"]
+        width = words * 32 // self.bits
+        groups = -(-width // (self.group or width))
+        parts = {
+            "scales": (groups, rows),
+            "qzeros": (groups, rows * self.bits // 32),
+            "g_idx": (width,),
+        }
+        return (rows, width), parts
+
+    def weight(self, parts: Mapping[str, Tensor]) -> QuantizedWeight | Tensor:
+        numbers = unpacked(parts["qweight"].t(), self.bits)
+        zeros = (unpacked(parts["qzeros"], self.bits) + self.zeros_added).t()
+        scales, of_input = parts["scales"].t(), parts.get("g_idx")
+        if of_input is None or self._is_in_order(of_input):
+            return self._codes(numbers, zeros, scales)
+        if int(of_input.min()) < 0 or int(of_input.max()) >= scales.shape[1]:
+            raise ValueError(f"g_idx names groups beyond the {scales.shape[1]} that there are")
+        at = of_input.long()
+        return (numbers - zeros[:, at]).to(torch.float32) * scales[:, at].to(torch.float32)
+
+    def _is_in_order(self, of_input: Tensor) -> bool:
+        width = len(of_input)
+        return torch.equal(of_input, torch.arange(width).to(of_input) // (self.group or width))
+
+    def _codes(self, numbers: Tensor, zeros: Tensor, scales: Tensor) -> QuantizedWeight:
+        if not self.group:
+            width = numbers.shape[1]
+            zeros, scales = for_groups(zeros, width), for_groups(scales, width)
+        form = code_format("GPTQ", self.bits, self.group or ROW_GROUP)
+        return centred(numbers, zeros, scales, form)
+
+
+class Gptq:
+    method, name = "gptq", "GPTQ"
+    required: tuple[str, ...] = ("qweight", "qzeros", "scales")
+    optional: tuple[str, ...] = ("g_idx",)
+
+    def read(self, settings: Settings) -> GptqPacking:
+        bits = settings.integer("bits")
+        if bits not in (4, 8):
+            settings.refuse(f"bits of {bits} are not supported; 4 and 8 are")
+        group = 0 if settings.get("group_size") == -1 else settings.integer("group_size")
+        version = settings.text("checkpoint_format", "gptq")
+        if version not in ZEROS_ADDED:
+            settings.refuse(
+                f"checkpoint_format {version!r} is not supported; {', '.join(ZEROS_ADDED)} are"
+            )
+        return GptqPacking(
+            bits if bits in (4, 8) else 4,
+            group,
+            ZEROS_ADDED.get(version, 1),
+        )
+
+
+FORMAT = QuantizedSafetensors(Gptq())

@@ -1,0 +1,215 @@
+"""Directories of safetensors whose linear layers are codes: what GPTQ, AWQ and others have alike.
+
+In such a checkpoint the weight of a layer is several tensors. Here they are one of the name that it
+would have without, so that the rest of the engine sees a checkpoint like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lora_serve.errors import ConfigError
+from lora_serve.models.checkpoints.base import StoredTensor, StoredTensors
+from lora_serve.models.checkpoints.config_json import quantization_method, read_config_json
+from lora_serve.models.checkpoints.safetensors import FORMAT as SAFETENSORS
+from lora_serve.models.settings import Settings
+from lora_serve.ops.quantization import CodeFormat, QuantizedWeight
+
+QUANTIZATION = "quantization_config"
+KEPT_GROUPS = (16, 32, 64, 128, 256)
+ROW_GROUP = 128  # so many codes of a row share what is one scale of all
+MOST_FINDINGS = 8
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Packing(Protocol):
+    """How one checkpoint's weights are packed, as its settings say."""
+
+    def shapes(self, found: Shapes) -> tuple[tuple[int, int], Shapes]:
+        """The weight's shape (out, in), and those that its tensors must have.
+
+        found: those that there are, by their part.
+        """
+
+    def weight(self, parts: Mapping[str, Tensor]) -> QuantizedWeight | Tensor:
+        """The weight as codes, or dequantised in float32 where codes cannot say it."""
+
+
+class Scheme(Protocol):
+    """A way to quantise. method: the quant_method of a config. name: what people call it.
+
+    required, optional: the parts of a weight, by the last words of their names.
+    """
+
+    method: str
+    name: str
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+
+    def read(self, settings: Settings) -> Packing:
+        """What `quantization_config` says; what cannot be read is refused in `settings`."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedSafetensors:
+    """A `CheckpointFormat` of one scheme."""
+
+    scheme: Scheme
+
+    @property
+    def name(self) -> str:
+        return self.scheme.name
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return SAFETENSORS.files
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return (*SAFETENSORS.dtypes, self.scheme.name)
+
+    def recognises(self, directory: Path) -> bool:
+        return quantization_method(directory) == self.scheme.method
+
+    def config(self, directory: Path) -> Mapping[str, object]:
+        config = read_config_json(directory)
+        self._packing(directory, config)
+        return {key: value for key, value in config.items() if key != QUANTIZATION}
+
+    def open(self, directory: Path) -> OpenQuantized:
+        packing = self._packing(directory, read_config_json(directory))
+        return OpenQuantized(directory, SAFETENSORS.open(directory), self.scheme, packing)
+
+    def _packing(self, directory: Path, config: Mapping[str, object]) -> Packing:
+        settings = Settings(config).part(QUANTIZATION)
+        packing = self.scheme.read(settings)
+        if settings.findings:
+            told = "; ".join(settings.findings)
+            raise ConfigError(f"{directory / 'config.json'}: {QUANTIZATION}: {told}")
+        return packing
+
+
+class OpenQuantized:
+    """The open files. Weights that lack a part, or whose parts do not fit each other, are refused.
+
+    Raises:
+        ConfigError: naming them.
+    """
+
+    def __init__(
+        self, directory: Path, plain: StoredTensors, scheme: Scheme, packing: Packing
+    ) -> None:
+        self._directory = directory
+        self._plain = plain
+        self._scheme = scheme
+        self._packing = packing
+        stored = plain.tensors()
+        self._parts = dict(_weights(stored, scheme))
+        taken = {name for parts in self._parts.values() for name in parts.values()}
+        self._tensors = {name: each for name, each in stored.items() if name not in taken}
+        findings: list[str] = []
+        for name, parts in self._parts.items():
+            found = {part: stored[tensor] for part, tensor in parts.items()}
+            try:
+                shape = self._checked_shape({part: each.shape for part, each in found.items()})
+            except ValueError as error:
+                findings.append(f"{name}: {error}")
+                continue
+            ranges = tuple(each for tensor in found.values() for each in tensor.ranges)
+            self._tensors[name] = StoredTensor(shape, scheme.name, True, ranges)
+        if findings:
+            more = f"; and {len(findings) - MOST_FINDINGS} more" * (len(findings) > MOST_FINDINGS)
+            raise ConfigError(f"{directory}: {'; '.join(findings[:MOST_FINDINGS])}{more}")
+
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        return self._tensors
+
+    def read(self, name: str) -> Tensor:
+        if name not in self._parts:
+            return self._plain.read(name)
+        weight = self._weight(name)
+        return weight.dequantized() if isinstance(weight, QuantizedWeight) else weight
+
+    def read_codes(self, name: str) -> QuantizedWeight | None:
+        weight = self._weight(name) if name in self._parts else None
+        if not isinstance(weight, QuantizedWeight) or weight.format.group not in KEPT_GROUPS:
+            return None
+        # A code of -128 has no place in kernels, whose codes are as many below 0 as above.
+        return None if int(weight.codes.min()) < weight.format.least else weight
+
+    def _weight(self, name: str) -> QuantizedWeight | Tensor:
+        parts = {part: self._plain.read(tensor) for part, tensor in self._parts[name].items()}
+        try:
+            return self._packing.weight(parts)
+        except ValueError as error:
+            raise ConfigError(f"{self._directory}: {name}: {error}") from error
+
+    def _checked_shape(self, found: Shapes) -> tuple[int, int]:
+        missing = [part for part in self._scheme.required if part not in found]
+        if missing:
+            raise ValueError(f"{', '.join(missing)} is missing")
+        shape, expected = self._packing.shapes(found)
+        for part, each in found.items():
+            if part in expected and each != expected[part]:
+                raise ValueError(f"{part} has shape {each}, not {expected[part]}")
+        return shape
+
+
+def _weights(
+    stored: Mapping[str, StoredTensor], scheme: Scheme
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """The name of each quantised weight, and its tensors' names by their part."""
+    parts = (*scheme.required, *scheme.optional)
+    layers: dict[str, dict[str, str]] = {}
+    for name in stored:
+        layer, _, part = name.rpartition(".")
+        if part in parts:
+            layers.setdefault(layer, {})[part] = name
+    for layer, found in layers.items():
+        if set(found) - {"weight"}:  # a weight without scales is one of floats
+            yield f"{layer}.weight", found
+
+
+def unpacked(words: Tensor, bits: int) -> Tensor:
+    """Whole numbers of 32 bits (..., N) -> the numbers in them (..., N * 32 / bits), lowest first.
+
+    Result: int16, from 0 on.
+    """
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    numbers = words.to(torch.int32)[..., None] >> shifts & (2**bits - 1)
+    return numbers.to(torch.int16).flatten(-2)
+
+
+def centred(
+    unsigned: Tensor, zeros: Tensor | None, scales: Tensor, form: CodeFormat
+) -> QuantizedWeight:
+    """The weight scale * (number - zero).
+
+    Args:
+        unsigned: (N, K), from 0 on.
+        zeros: (N, groups); None: half of what `form`'s bits can hold.
+        scales: (N, groups), any float type.
+        form: of the codes.
+    """
+    half = 2 ** (form.bits - 1)
+    scales = scales.to(torch.float32).contiguous()
+    offsets = None
+    if zeros is not None and bool((zeros != half).any()):
+        offsets = scales * (half - zeros.to(torch.float32))
+    return QuantizedWeight(form, (unsigned - half).to(torch.int8).contiguous(), scales, offsets)
+
+
+def code_format(name: str, bits: int, group: int) -> CodeFormat:
+    most = 2 ** (bits - 1) - 1
+    return CodeFormat(name, bits, group, least=-8 if bits == 4 else -most, most=most)
+
+
+def for_groups(numbers: Tensor, width: int) -> Tensor:
+    """(N, 1), of whole rows, -> (N, groups of ROW_GROUP)."""
+    return numbers.expand(-1, -(-width // ROW_GROUP))

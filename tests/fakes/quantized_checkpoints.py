@@ -1,0 +1,162 @@
+"""Writes checkpoints of GPTQ, AWQ, compressed-tensors and FP8, each as its format is defined.
+
+Codes, scales and zeros are random; what they stand for is computed in float64, whose results here
+are exact. Nothing of lora_serve is used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # of the nibbles of a word, lowest first
+Ints = NDArray[np.int64]
+# The parts of a weight of this shape, and the weight.
+MakeWeight = Callable[[int, int, np.random.Generator], tuple[dict[str, Tensor], Tensor]]
+
+
+@dataclass(frozen=True)
+class Written:
+    """settings: the quantization_config."""
+
+    settings: Mapping[str, Any]
+    make: MakeWeight
+
+
+def save_quantized(model: PreTrainedModel, directory: Path, how: Written) -> dict[str, Tensor]:
+    """Write the model with its layers' matrices made anew; all floats that it then has."""
+    directory.mkdir()
+    rng, stored, floats = np.random.default_rng(3), dict[str, Tensor](), dict[str, Tensor]()
+    for name, tensor in model.state_dict().items():
+        if name.endswith("_proj.weight"):
+            parts, floats[name] = how.make(*tensor.shape, rng)
+            layer = name.removesuffix(".weight")
+            stored |= {f"{layer}.{part}": each.contiguous() for part, each in parts.items()}
+        elif name != "lm_head.weight" or not model.config.tie_word_embeddings:
+            stored[name] = floats[name] = tensor.clone()
+    save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
+    config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
+    config["quantization_config"] = how.settings
+    (directory / "config.json").write_text(json.dumps(config))
+    return floats
+
+
+def packed(numbers: Ints, bits: int) -> Tensor:
+    """(R, N) -> (R, N * bits / 32), int32, the first number in the lowest bits."""
+    words = numbers.reshape(len(numbers), -1, 32 // bits).astype(np.uint64)
+    shifts = np.arange(0, 32, bits, dtype=np.uint64)
+    joined = (words << shifts).sum(axis=-1, dtype=np.uint64).astype(np.uint32)
+    return torch.from_numpy(joined.view(np.int32).copy())
+
+
+def random_scales(rng: np.random.Generator, *shape: int) -> tuple[Tensor, NDArray[np.float64]]:
+    scales = torch.from_numpy(rng.uniform(0.001, 0.01, shape)).half()
+    return scales, scales.double().numpy()
+
+
+def as_floats(values: NDArray[np.float64]) -> Tensor:
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def gptq(
+    bits: int,
+    group: int,
+    *,
+    version: str = "gptq",
+    act_order: bool = False,
+    symmetric: bool = False,
+) -> Written:
+    def make(rows: int, width: int, rng: np.random.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        groups = width // group
+        q = rng.integers(1, 2**bits, (width, rows))
+        zeros = rng.integers(1, 2**bits, (groups, rows))
+        if symmetric:
+            zeros[:] = 2 ** (bits - 1)
+        g_idx = np.arange(width) // group
+        if act_order:
+            g_idx = rng.permutation(g_idx)
+        scales, exact = random_scales(rng, groups, rows)
+        parts = {
+            "qweight": packed(q.T, bits).T,
+            "qzeros": packed(zeros - (version == "gptq"), bits),
+            "scales": scales,
+            "g_idx": torch.from_numpy(g_idx.astype(np.int32)),
+        }
+        return parts, as_floats((exact[g_idx] * (q - zeros[g_idx])).T)
+
+    settings = {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": act_order}
+    return Written({**settings, "checkpoint_format": version}, make)
+
+
+def awq(group: int) -> Written:
+    def make(rows: int, width: int, rng: np.random.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        groups = width // group
+        q, zeros = rng.integers(0, 16, (width, rows)), rng.integers(0, 16, (groups, rows))
+        scales, exact = random_scales(rng, groups, rows)
+
+        def ordered(numbers: Ints) -> Tensor:
+            eights = numbers.reshape(len(numbers), -1, 8)[:, :, AWQ_COLUMNS]
+            return packed(eights.reshape(numbers.shape), 4)
+
+        of_input = np.arange(width) // group
+        parts = {"qweight": ordered(q), "qzeros": ordered(zeros), "scales": scales}
+        return parts, as_floats((exact[of_input] * (q - zeros[of_input])).T)
+
+    return Written({"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm"}, make)
+
+
+def compressed(form: str, bits: int, group: int | None, *, symmetric: bool = True) -> Written:
+    """group: None for a scale of each row."""
+
+    def make(rows: int, width: int, rng: np.random.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        groups, half = (1 if group is None else width // group), 2 ** (bits - 1)
+        scales, exact = random_scales(rng, rows, groups)
+        of_input = np.arange(width) // (group or width)
+        if form == "float-quantized":
+            values = torch.from_numpy(rng.normal(0, 20, (rows, width))).to(torch.float8_e4m3fn)
+            weight = exact[:, of_input] * values.double().numpy()
+            return {"weight": values, "weight_scale": scales}, as_floats(weight)
+        q = rng.integers(1 - half, half, (rows, width))
+        zeros = np.zeros((rows, groups), np.int64)
+        parts = {"weight_scale": scales}
+        if form == "int-quantized":
+            parts["weight"] = torch.from_numpy(q.astype(np.int8))
+        else:
+            parts["weight_packed"] = packed(q + half, bits)
+            parts["weight_shape"] = torch.tensor([rows, width])
+            if not symmetric:
+                zeros = rng.integers(-half, half, (rows, groups))
+                parts["weight_zero_point"] = packed((zeros + half).T, bits).T
+        return parts, as_floats(exact[:, of_input] * (q - zeros[:, of_input]))
+
+    strategy = {"strategy": "channel"} if group is None else {"strategy": "group"}
+    weights = {"num_bits": bits, "type": "int", "group_size": group, **strategy}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    settings = {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
+    return Written(settings, make)
+
+
+def fp8(block: tuple[int, int] | None, scale_shape: tuple[int, ...] = ()) -> Written:
+    def make(rows: int, width: int, rng: np.random.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        values = torch.from_numpy(rng.normal(0, 20, (rows, width))).to(torch.float8_e4m3fn)
+        tall, wide = block or (rows, width)
+        shape = (-(-rows // tall), -(-width // wide)) if block else scale_shape
+        # Few bits, so that each product is exact.
+        scales = torch.from_numpy(np.asarray(rng.integers(1, 99, shape) / 1024)).float()
+        at = scales.double().numpy().reshape(-(-rows // tall), -(-width // wide))
+        weight = values.double().numpy() * at[np.arange(rows) // tall][:, np.arange(width) // wide]
+        part = "weight_scale_inv" if block else "weight_scale"
+        return {"weight": values, part: scales}, as_floats(weight)
+
+    settings: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    return Written(settings | ({"weight_block_size": list(block)} if block else {}), make)

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lora_serve.config.model import AUTO
+from lora_serve.errors import ConfigError
+from lora_serve.models.checkpoints.choose import format_of
+from lora_serve.models.source import load_spec
+from lora_serve.models.weights import open_weights
+from tests.fakes.quantized_checkpoints import (
+    Written,
+    awq,
+    compressed,
+    fp8,
+    gptq,
+    save_quantized,
+)
+
+# With the group of the codes that kernels get, if they are kept.
+KINDS: dict[str, tuple[Written, int | None]] = {
+    "gptq-4": (gptq(4, 32), 32),
+    "gptq-4-symmetric": (gptq(4, 16, symmetric=True), 16),
+    "gptq-8": (gptq(8, 32, symmetric=True), 32),
+    "gptq-v2": (gptq(4, 32, version="gptq_v2"), 32),
+    "gptq-act-order": (gptq(4, 32, act_order=True), None),
+    "gptq-groups-of-8": (gptq(4, 8), None),
+    "awq": (awq(32), 32),
+    "w4a16": (compressed("pack-quantized", 4, 32), 32),
+    "w4a16-zero-points": (compressed("pack-quantized", 4, 32, symmetric=False), 32),
+    "w8a16": (compressed("pack-quantized", 8, None), 128),
+    "w8a8": (compressed("int-quantized", 8, None), 128),
+    "compressed-fp8": (compressed("float-quantized", 8, None), None),
+    "fp8-blocks": (fp8((32, 16)), None),
+    "fp8-tensors": (fp8(None), None),
+}
+
+WITH_ZEROS = ("gptq-4", "gptq-v2", "awq", "w4a16-zero-points")
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def saved(
+    kind: str, tiny_models: dict[str, PreTrainedModel], tmp_path: Path
+) -> tuple[Path, Mapping[str, Tensor]]:
+    directory = tmp_path / "model"
+    return directory, save_quantized(tiny_models["qwen2"], directory, KINDS[kind][0])
+
+
+def test_weights_are_those_that_the_format_defines(
+    kind: str, saved: tuple[Path, Mapping[str, Tensor]]
+) -> None:
+    directory, expected = saved
+    spec, group = load_spec(directory), KINDS[kind][1]
+    source = open_weights(directory, spec, AUTO, 0, torch.float32)
+    for name in spec.tensor_shapes():
+        assert torch.equal(source.read(name), expected[name]), name
+        codes = source.read_codes(name)
+        assert (codes is not None) == (group is not None and name.endswith("_proj.weight"))
+        if codes is not None:
+            assert codes.format.group == group
+            assert int(codes.codes.min()) >= codes.format.least
+            assert torch.equal(codes.dequantized(), expected[name])
+            assert (codes.offsets is not None) == (kind in WITH_ZEROS)
+
+
+@pytest.mark.parametrize(
+    ("how", "settings", "told"),
+    [
+        (
+            gptq(4, 32),
+            {"bits": 3, "checkpoint_format": "marlin"},
+            "bits of 3 .*; checkpoint_format",
+        ),
+        (gptq(4, 32), {"group_size": "big"}, "group_size must be a whole number"),
+        (
+            awq(32),
+            {"version": "gemv", "bits": 8},
+            "bits of 8 are not supported; 4.*; version 'gemv",
+        ),
+        (compressed("pack-quantized", 4, 32), {"format": "marlin-24"}, "format 'marlin-24' is not"),
+        (compressed("pack-quantized", 4, 32), {"config_groups": {}}, "must be one group"),
+        (fp8(None), {"weight_block_size": [128]}, r"must be two whole numbers, is \[128\]"),
+        (awq(32), {"quant_method": "aqlm"}, "quantised checkpoints are not supported"),
+    ],
+)
+def test_settings_that_cannot_be_read_are_refused_together(
+    how: Written,
+    settings: dict[str, Any],
+    told: str,
+    tiny_models: dict[str, PreTrainedModel],
+    tmp_path: Path,
+) -> None:
+    directory = tmp_path / "model"
+    save_quantized(tiny_models["qwen2"], directory, how)
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] |= settings
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=told):
+        load_spec(directory)
+
+
+def test_weights_whose_parts_lack_or_do_not_fit_are_all_named(
+    tiny_models: dict[str, PreTrainedModel], tmp_path: Path
+) -> None:
+    directory = tmp_path / "model"
+    save_quantized(tiny_models["qwen2"], directory, gptq(4, 32))
+    tensors = load_file(directory / "model.safetensors")
+    first, second = "model.layers.0.mlp.up_proj", "model.layers.1.self_attn.q_proj"
+    del tensors[f"{first}.qzeros"]
+    tensors[f"{second}.scales"] = tensors[f"{second}.scales"][:, 1:].contiguous()
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(ConfigError) as refused:
+        format_of(directory, AUTO).open(directory)
+    assert f"{first}.weight: qzeros is missing" in str(refused.value)
+    assert f"{second}.weight: scales has shape (2, 63), not (2, 64)" in str(refused.value)
+
+
+def test_a_group_that_is_not_there_is_an_error(
+    tiny_models: dict[str, PreTrainedModel], tmp_path: Path
+) -> None:
+    directory = tmp_path / "model"
+    save_quantized(tiny_models["qwen2"], directory, gptq(4, 32, act_order=True))
+    tensors = load_file(directory / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj"
+    tensors[f"{name}.g_idx"][5] = 2
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(ConfigError, match=rf"{name}\.weight: g_idx names groups beyond the 2"):
+        format_of(directory, AUTO).open(directory).read(f"{name}.weight")
