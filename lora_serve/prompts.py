@@ -12,10 +12,20 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from lora_serve.errors import InvalidRequestError
 from lora_serve.identity import embeds_digest, placed_embeds_digest
 
 # Rows that follow each other: the position of the first, how many, and how many rows are before.
 Run = tuple[int, int, int]
+
+
+def verify_vocabulary(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Raise InvalidRequestError for an id that is no token of the model's."""
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        token_id = next(t for t in token_ids if not 0 <= t < vocab_size)
+        raise InvalidRequestError(
+            f"token id {token_id} is out of vocabulary: the model has {vocab_size} tokens", param
+        )
 
 
 class TokensPrompt(msgspec.Struct, frozen=True, tag="tokens"):

@@ -20,6 +20,7 @@ from benchmarks.compat.smollm2 import SHAPE, ensure_smollm2
 from benchmarks.compat.verdicts import verdict_of
 from benchmarks.compat.vllm_suite import (
     FILES,
+    OF_ANY_MODEL,
     SuiteResult,
     ensure_tests,
     install_test_packages,
@@ -30,6 +31,7 @@ from benchmarks.compat.vllm_suite import (
 )
 from benchmarks.peers.environment import Environment, ensure_environment
 from benchmarks.peers.vllm import VERSION, Vllm
+from lora_serve.demo.model import ensure_demo
 
 CACHE = Path.home() / ".cache" / "lora-serve"
 COLUMNS = ("passed", "differs", "not applicable", "failed", "error", "skipped")
@@ -124,12 +126,13 @@ def run_files(files: Sequence[str], args: argparse.Namespace) -> Iterator[list[S
     adapters = ensure_adapters(args.cache / "adapters", 1, AdapterShape(8), SHAPE)
     variables = {
         "COMPAT_COMMAND": our_command(args.cpu_threads),
-        "COMPAT_MODEL": str(model),
         "COMPAT_ADAPTER": str(next(iter(adapters.values()))),
     }
     source = ensure_tests(args.cache)
     for file in files:
-        yield run_file(file, source, environment, variables, args.cache, args.patience)
+        served = ensure_demo(print).model if file == OF_ANY_MODEL else model
+        of_file = {**variables, "COMPAT_MODEL": str(served)}
+        yield run_file(file, source, environment, of_file, args.cache, args.patience)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,6 @@ NOT_OURS = {  # and the number of their values
     "--seed": 1,
     "--gpu-memory-utilization": 1,
     "--load-format": 1,
-    "--runner": 1,
-    "--show-hidden-metrics-for-version": 1,
     "--structured-outputs-config.backend": 1,
 }
 SPELLED = {"--lora-module": "--lora-modules"}  # argparse takes beginnings of flags
@@ -85,7 +83,7 @@ def _without(arguments: list[str], flags: dict[str, int]) -> list[str]:
     for argument in arguments:
         if skipped:
             skipped -= 1
-        elif (flag := argument.partition("=")[0]) in flags:
+        elif (flag := argument.partition("=")[0].replace("_", "-")) in flags:
             skipped = 0 if "=" in argument else flags[flag]
         else:
             kept.append(argument)

@@ -40,7 +40,6 @@ ROOT = "asks for the hub id as the model's root, where the judged server was giv
 OWN_VERSION = "asks for vLLM's version"
 USAGE = "usage always has prompt_tokens_details"
 BAD_ADAPTERS = "an adapter that cannot be served is a 400 with every finding, in our words, no 500"
-KV_TRANSFER = "kv_transfer_params is taken and changes nothing"
 STRICT = "a string is no boolean, and a boolean is no number"
 UNKNOWN = "unknown fields are refused, unless --ignore-unknown-fields"
 BEAMS = "beam search is not offered"
@@ -72,6 +71,7 @@ STOPS_ACT = "stop strings act whatever detokenize says"
 ABORTS = "/abort_requests is there for admins, on every server"
 SESSIONS = "SageMaker's stateful sessions are not offered"
 OWN_CODE = "runs vLLM's own routes or scripts in the test's process, or in vLLM's server"
+INTERNLM = "InternLM's format of tool calls is not there"
 RUN_BATCH = "runs vLLM's own command run-batch"
 
 _CHAT, _COMPLETION = "chat_completion/test_chat.py", "completion/test_completion.py"
@@ -83,6 +83,7 @@ _BATCH = "test_batched_chat_completions.py"
 _BIAS, _REASONING = "test_chat_logit_bias_validation.py", "test_include_reasoning.py"
 _RESPONSES, _TOOLS = "responses/test_simple.py", "test_completion_with_function_calling.py"
 _METRICS = "instrumentator/test_metrics.py"
+_TOOL_CHATS = "tool_use/test_chat_completions.py"
 _EMBED, _TOKENS = "embed/test_online.py", "test_serving_tokens.py"
 VERDICTS = tuple(
     Verdict(file, name, kind, reason)
@@ -110,7 +111,6 @@ VERDICTS = tuple(
         (_REASONING, "test_include_reasoning_true", NOT_APPLICABLE, THINKS),
         (_REASONING, "test_reasoning_tokens_in_usage", NOT_APPLICABLE, THINKS),
         (_REASONING, "test_default_includes_reasoning", NOT_APPLICABLE, THINKS),
-        ("chat_completion/test_chat_completion.py", "test_kv_transfer", DIFFERS, KV_TRANSFER),
         (_COMPLETION, "test_single_completion", NOT_APPLICABLE, OTHER_MODEL),
         (_COMPLETION, "test_completion_streaming", NOT_APPLICABLE, OTHER_MODEL),
         (_COMPLETION, "test_batch_completions", DIFFERS, BEAMS),
@@ -175,6 +175,9 @@ VERDICTS = tuple(
         ("test_sagemaker_handler_overrides.py", "test_handler", NOT_APPLICABLE, OWN_CODE),
         ("test_sagemaker_handler_overrides.py", "test_env", NOT_APPLICABLE, OWN_CODE),
         ("test_sagemaker_middleware_integration.py", "test_", NOT_APPLICABLE, OWN_CODE),
+        (_TOOL_CHATS, "test_chat_completion_without_tools[internlm", DIFFERS, INTERNLM),
+        (_TOOL_CHATS, "test_chat_completion_with_tools[internlm", DIFFERS, INTERNLM),
+        (_TOOL_CHATS, "test_response_format_with_tool_choice_required[internlm", DIFFERS, INTERNLM),
         ("tool_use/test_tool_calls.py", "test_", NOT_APPLICABLE, OTHER_MODEL),
         ("tool_use/test_parallel_tool_calls.py", "test_", NOT_APPLICABLE, OTHER_MODEL),
         (_RESPONSES, "test_basic", NOT_APPLICABLE, OTHER_MODEL),

@@ -23,6 +23,8 @@ class InertFlag:
 
 
 _ONE_PROCESS = "a model is computed by one process"
+_KERNELS = "kernels are chosen for the machine"
+_TEXT = "models read text"
 _BOTH = "every model generates text and gives embeddings"
 
 INERT_FLAGS = (
@@ -71,10 +73,24 @@ INERT_FLAGS = (
     InertFlag(("--disable-frontend-multiprocessing",), "the engine is always a process of its own"),
     InertFlag(("--h11-max-incomplete-event-size",), "heads have bounds of their own", None),
     InertFlag(("--h11-max-header-count",), "heads have bounds of their own", None),
-    InertFlag(("--optimization-level", "-O"), "kernels are chosen for the machine", None),
-    InertFlag(("--compilation-config", "-cc"), "kernels are chosen for the machine", None),
-    InertFlag(("--limit-mm-per-prompt",), "models read text", None),
+    InertFlag(("--optimization-level", "-O"), _KERNELS, None),
+    InertFlag(("--compilation-config", "-cc"), _KERNELS, None),
+    InertFlag(("--attention-backend",), _KERNELS, None),
+    InertFlag(("--performance-mode",), _KERNELS, None),
+    InertFlag(("--max-seq-len-to-capture",), _KERNELS, None),
+    InertFlag(("--disable-cascade-attn",), _KERNELS),
+    InertFlag(("--limit-mm-per-prompt",), _TEXT, None),
+    InertFlag(("--mm-processor-cache-gb",), _TEXT, None),
+    InertFlag(("--skip-mm-profiling",), _TEXT),
+    InertFlag(("--allowed-local-media-path",), _TEXT, None),
     InertFlag(("--max-parallel-loading-workers",), "checkpoints are mapped, not read", None),
+    InertFlag(("--safetensors-load-strategy",), "checkpoints are mapped, not read", None),
+    InertFlag(("--ignore-patterns",), "only files that are read are downloaded", None),
+    InertFlag(("--enable-expert-parallel",), _ONE_PROCESS),
+    InertFlag(("--aggregate-engine-logging",), _ONE_PROCESS),
+    InertFlag(("--renderer-num-workers",), "texts are tokenized in threads", None),
+    InertFlag(("--enable-reasoning",), "--reasoning-parser alone says how"),
+    InertFlag(("--show-hidden-metrics-for-version",), "no metric is hidden", None),
 )
 
 
@@ -83,6 +99,13 @@ _TOKENIZER = (
 )
 NOT_OFFERED: Mapping[str, str] = MappingProxyType(
     {
+        "--config": "write its settings as flags",
+        "--download-dir": "HF_HOME says where downloads lie",
+        "--enable-sleep-mode": "a server gives its memory back when it ends",
+        "--exclude-tools-when-tool-choice-none": "leave tools out of such a request",
+        "--guided-decoding-backend": "--structured-outputs-config.backend names the library",
+        "--hf-token": "HF_TOKEN holds the token, which a flag would show to other processes",
+        "--no-enable-chunked-prefill": "prompts are computed in chunks, which changes no bit",
         "--return-sampling-mask": "ask for logprobs, under --logprobs-mode processed_logprobs",
         "--skip-tokenizer-init": _TOKENIZER,
         "--tokens-only": _TOKENIZER,

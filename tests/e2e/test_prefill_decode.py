@@ -119,7 +119,17 @@ def test_chats_and_token_ids_are_handed_over_too_and_a_consumer_hands_nothing_ov
         "sampling_params": {"max_tokens": 1},
         "kv_transfer_params": PREFILL,
     }
-    for route, body in (("/v1/chat/completions", chat), ("/inference/v1/generate", by_ids)):
+    response = {
+        "model": MODEL_NAME,
+        "input": "to be continued " * 12,
+        "max_output_tokens": 1,
+        "kv_transfer_params": PREFILL,
+    }
+    for route, body in (
+        ("/v1/chat/completions", chat),
+        ("/v1/responses", response),
+        ("/inference/v1/generate", by_ids),
+    ):
         answer = post(producer, route, body)
         assert answer.status_code == 200, answer.text
         assert answer.json()["kv_transfer_params"]["remote_num_tokens"] >= BLOCK_SIZE

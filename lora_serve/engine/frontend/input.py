@@ -13,7 +13,7 @@ from lora_serve.engine.frontend.bad_words import BadWordEncoder
 from lora_serve.errors import InvalidRequestError, PromptTooLongError
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.messages import EngineReady, EngineRequest, TokenRules
-from lora_serve.prompts import Prompt, embeds_digests
+from lora_serve.prompts import Prompt, embeds_digests, verify_vocabulary
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import leaves_any
 
@@ -58,18 +58,9 @@ class InputProcessor:
         )
 
     def _check_prompt(self, prompt: Prompt) -> None:
-        self._check_vocabulary(prompt.token_ids)
+        verify_vocabulary(prompt.token_ids, self.model.vocab_size, "prompt")
         if prompt.num_tokens == 0:
             raise InvalidRequestError("the prompt is empty; give at least one token", "prompt")
-
-    def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
-        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.model.vocab_size):
-            token_id = next(t for t in token_ids if not 0 <= t < self.model.vocab_size)
-            raise InvalidRequestError(
-                f"token id {token_id} is out of vocabulary: the model has {self.model.vocab_size} "
-                "tokens",
-                "prompt",
-            )
 
     def _resolve(self, params: SamplingParams, num_tokens: int) -> SamplingParams:
         """Fill what depends on the prompt, and the seed, once prompt and answer fit."""

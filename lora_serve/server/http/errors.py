@@ -215,13 +215,17 @@ async def answer_http_error(
 
 
 def _meant(path: str, paths: frozenset[str], elsewhere: Mapping[str, str]) -> str:
-    """A hint for clients whose base URL has /v1 not at all, or twice, or a slash behind it."""
+    """A hint for clients whose base URL has /v1 not at all, or twice, or that add a slash."""
     if path in elsewhere:
         return f" on this port; {elsewhere[path]} gives it one of its own"
     if path.rstrip("/") == "/v1":
         return ": it is a base URL, behind which clients put a route, as in /v1/models"
-    for near in (f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/")):
-        if near in paths and near != path:  # a path may be known, and switched off here
+    single = f"/{path.strip('/')}"
+    if single in paths and single != path:  # a path may be known, and switched off here
+        place = "beginning" if path.startswith("//") else "end"
+        return f"; there is {single}: leave out the slash at the {place}"
+    for near in (f"/v1{single}", single.removeprefix("/v1")):
+        if near in paths and near != path:
             return f"; there is {near}: set the client's base URL to end in /v1, without a slash"
     return ""
 

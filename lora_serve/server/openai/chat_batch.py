@@ -95,8 +95,10 @@ class BatchAnswer:
 
 def _check_offered(body: ChatBatchBody) -> None:
     """Raise InvalidRequestError for what one answer to several conversations has no place for."""
+    transfer = body.kv_transfer_params
     asked = {
         "stream": bool(body.stream),
+        "kv_transfer_params": transfer is not None and bool(transfer.prompt_token_ids),
         "tools": bool(body.tools),
         "n": body.n not in (None, 1),
         "prompt_logprobs": body.prompt_logprobs is not None,

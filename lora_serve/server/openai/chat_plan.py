@@ -76,14 +76,9 @@ async def plan_chat(
         needs_calls=context.config.enable_auto_tool_choice,
     )
     forced = forced_calls(body, form)
-    item = await context.inputs.from_chat(
-        share_of(request),
-        body.messages,
-        body,
-        chat_template=template,
-        truncation=truncation(body, engine.model_info.max_model_len, answer_tokens(body)),
-        takes_embeds=True,
-    )
+    if forced is not None:
+        body = body.model_copy(update={"response_format": None})
+    item = await _conversation(context, request, body, template)
     if not isinstance(item.prompt, TokensPrompt):
         _check_with_embeds(body)
     room = engine.model_info.max_model_len - item.num_tokens
@@ -105,6 +100,24 @@ async def plan_chat(
     in_pieces = bool(body.stream) and not tells_whole
     chat_size(body, params, stream=in_pieces).check(engine, [item], params)
     return ChatPlan(body, target, item, params, form)
+
+
+async def _conversation(
+    context: ServerContext, request: Request, body: ChatBody, template: str | None
+) -> Input:
+    """The messages as a prompt, which another server may have written already.
+
+    As in vLLM, they are written here all the same where they have embeddings, or are echoed.
+    """
+    share, inputs = share_of(request), context.inputs
+    cut = truncation(body, context.engine.model_info.max_model_len, answer_tokens(body))
+    transfer = body.kv_transfer_params
+    has_embeds = any(message.embeds for message in body.messages)
+    if transfer is not None and transfer.prompt_token_ids and not (has_embeds or body.echo):
+        return await inputs.from_written_chat(share, transfer.prompt_token_ids, cut)
+    return await inputs.from_chat(
+        share, body.messages, body, chat_template=template, truncation=cut, takes_embeds=True
+    )
 
 
 def _checked(engine: Engine, body: ChatBody, params: SamplingParams) -> SamplingParams:

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from lora_serve.errors import InvalidRequestError, PromptTooLongError
-from lora_serve.prompts import EmbedsPrompt, MixedPrompt, Prompt, TokensPrompt
+from lora_serve.prompts import (
+    EmbedsPrompt,
+    MixedPrompt,
+    Prompt,
+    TokensPrompt,
+    verify_vocabulary,
+)
 from lora_serve.server.engine_api import Engine, Tokenizer
 from lora_serve.server.openai.fields import MAX_PROMPTS, TextOrTokens
 from lora_serve.server.openai.prompt_embeds import decode_prompt_embeds
@@ -187,6 +193,21 @@ class Inputs:
         encode = partial(_encode_pieces, self._engine.tokenizer, pieces)
         token_ids = await self._texts.run(share, num_chars, encode)
         item = Input(_mixed(token_ids, rows), ending=pieces[-1][-ENDING_CHARS:])
+        return item if truncation is None else truncation.of(item)
+
+    async def from_written_chat(
+        self, share: str, token_ids: tuple[int, ...], truncation: Truncation | None
+    ) -> Input:
+        """A conversation that another server has written as these tokens.
+
+        Raises:
+            InvalidRequestError: one is no token of the model's.
+        """
+        verify_vocabulary(token_ids, self._engine.model_info.vocab_size, "kv_transfer_params")
+        last = token_ids[-ENDING_CHARS:]
+        decode = partial(self._engine.tokenizer.decode, last, skip_special_tokens=False)
+        ending = await self._texts.run(share, len(last), decode)
+        item = Input(TokensPrompt(token_ids), ending=ending[-ENDING_CHARS:])
         return item if truncation is None else truncation.of(item)
 
     async def _rendered(

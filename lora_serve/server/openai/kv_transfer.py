@@ -16,7 +16,7 @@ from lora_serve.config import KVTierConfig
 from lora_serve.errors import InvalidRequestError
 from lora_serve.outputs import RequestOutput
 from lora_serve.server.openai.answers import KVTransferParams
-from lora_serve.server.openai.fields import JsonObject
+from lora_serve.server.openai.fields import JsonObject, parse_tokens
 
 FIELD = "kv_transfer_params"
 
@@ -25,10 +25,19 @@ class KVTransfer(msgspec.Struct, frozen=True):
     """What a request asks for.
 
     do_remote_decode: its KV is for another server. do_remote_prefill: another has computed it.
+    prompt_token_ids: of a chat, as the other server wrote it; () if it is to be written here.
     """
 
     do_remote_decode: bool = False
     do_remote_prefill: bool = False
+    prompt_token_ids: tuple[int, ...] = ()
+
+    @property
+    def moves_kv(self) -> bool:
+        return self.do_remote_decode or self.do_remote_prefill
+
+
+FLAGS = ("do_remote_decode", "do_remote_prefill")
 
 
 def parse_kv_transfer(value: object) -> KVTransfer | None:
@@ -38,7 +47,7 @@ def parse_kv_transfer(value: object) -> KVTransfer | None:
     if not isinstance(value, dict):
         raise ValueError("must be an object")
     asked = {}
-    for name in KVTransfer.__struct_fields__:
+    for name in FLAGS:
         flag = value.get(name)
         if flag is not None and not isinstance(flag, bool):
             raise ValueError(f"has {name} {str(flag)[:80]!r}, which must be true or false")
@@ -47,7 +56,22 @@ def parse_kv_transfer(value: object) -> KVTransfer | None:
         raise ValueError(
             "asks for do_remote_decode and do_remote_prefill; a request is one of both"
         )
-    return KVTransfer(**asked) if any(asked.values()) else None
+    token_ids = _prompt_token_ids(value.get("prompt_token_ids"))
+    if not token_ids and not any(asked.values()):
+        return None
+    return KVTransfer(**asked, prompt_token_ids=token_ids)
+
+
+def _prompt_token_ids(value: object) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    try:
+        token_ids = parse_tokens(value)
+    except ValueError as error:
+        raise ValueError(f"has prompt_token_ids, which {error}") from None
+    if not token_ids:
+        raise ValueError("has no prompt_token_ids in their list; leave it out")
+    return token_ids
 
 
 KVTransferField = Annotated[KVTransfer | None, PlainValidator(parse_kv_transfer, JsonObject | None)]
@@ -59,7 +83,7 @@ def check_kv_transfer(asked: KVTransfer | None, config: KVTierConfig) -> None:
     Raises:
         InvalidRequestError: naming the flag that it lacks.
     """
-    if asked is None:
+    if asked is None or not asked.moves_kv:
         return
     if not config.is_shared:
         raise InvalidRequestError(

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lora_serve.errors import InvalidRequestError, NotFoundError
+from lora_serve.prompts import verify_vocabulary
 from lora_serve.server.context import ServerContext
 from lora_serve.server.http.auth import share_of
 from lora_serve.server.http.json_response import json_response
@@ -68,11 +69,7 @@ def _tokenized(context: ServerContext, token_ids: Sequence[int], *, tells_texts:
 
 
 def _check_tokens(token_ids: Sequence[int], vocab_size: int) -> None:
-    if (token_id := max(token_ids, default=0)) >= vocab_size:
-        raise InvalidRequestError(
-            f"token id {token_id} is out of vocabulary: the model has {vocab_size} tokens",
-            "tokens",
-        )
+    verify_vocabulary(token_ids, vocab_size, "tokens")
     if len(token_ids) > MAX_DETOKENIZED:
         raise InvalidRequestError(
             f"tokens has {len(token_ids)} ids, at most {MAX_DETOKENIZED} are allowed; send "

@@ -60,13 +60,15 @@ def _check_choice(choice: ToolChoice, tools: Collection[str]) -> None:
 def forced_calls(body: ChatBody, form: AnswerFormat) -> StructuredOutput | None:
     """The constraint of an answer that must call: a list of calls, or one tool's arguments.
 
+    A `response_format` is of a text, which such an answer has none of.
+
     Raises:
         InvalidRequestError: the schemas are too large, or the body constrains the answer itself.
     """
     if not form.is_forced:
         return None
     field = constraint_field(body)
-    if field is not None:
+    if field not in (None, "response_format"):
         raise InvalidRequestError(
             f"a tool_choice that forces a call and {field} exclude each other; give one of them",
             "tool_choice",

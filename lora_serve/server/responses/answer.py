@@ -33,6 +33,7 @@ from lora_serve.server.openai.generation import (
     PromptDelta,
     written,
 )
+from lora_serve.server.openai.kv_transfer import answered
 from lora_serve.server.openai.logprobs import chat_logprobs
 from lora_serve.server.openai.parameters import tokens_as_ids
 from lora_serve.server.openai.told_tokens import ToldTokens, token_kinds
@@ -115,7 +116,8 @@ class ResponseAnswer:
         (choice,) = output.outputs
         self._usage.add_output(0, output)
         self._take(choice.delta)
-        return self._end()
+        moved = answered(outputs, self._form.response_id)
+        return msgspec.structs.replace(self._end(), kv_transfer_params=moved or UNSET)
 
     async def events(self, deltas: AsyncIterator[PromptDelta]) -> AsyncIterator[bytes]:
         """Server-sent events, of which the last says how it ended, also with an error."""

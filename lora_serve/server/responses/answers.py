@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from lora_serve.server.openai.answers import TokenLogprob
+from lora_serve.server.openai.answers import KVTransferParams, TokenLogprob
 
 Json = dict[str, Any]
 
@@ -121,6 +121,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None
     system_fingerprint: str = ""
     token_ids: list[int] | UnsetType = UNSET
+    kv_transfer_params: KVTransferParams | UnsetType = UNSET
 
 
 class DeletedResponse(msgspec.Struct, frozen=True, kw_only=True):

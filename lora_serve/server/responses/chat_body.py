@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from lora_serve.errors import InvalidRequestError, PromptTooLongError
+from lora_serve.sampling_params import verify_num_logprobs
 from lora_serve.server.context import ServerContext
 from lora_serve.server.openai.chat_plan import ChatPlan, plan_chat
 from lora_serve.server.openai.fields import shared_fields
@@ -91,7 +92,10 @@ async def plan_response(
         OverloadedError: others' texts take too long.
     """
     conversation = conversation_of(items, can_be_cut=body.truncation == "auto")
-    max_prompt = context.engine.model_info.max_model_len - max(1, body.max_output_tokens or 1)
+    engine = context.engine
+    max_logprobs, vocab_size = engine.config.model.max_logprobs, engine.model_info.vocab_size
+    verify_num_logprobs("top_logprobs", body.top_logprobs, max_logprobs, vocab_size)  # shown or not
+    max_prompt = engine.model_info.max_model_len - max(1, body.max_output_tokens or 1)
     chat = chat_body(body)
 
     async def plan(index: int) -> ResponsePlan:

@@ -20,6 +20,7 @@ from lora_serve.server.openai.fields import (
     Unsupported,
     neutral_is,
 )
+from lora_serve.server.openai.kv_transfer import KVTransferField
 from lora_serve.server.openai.protocol import ModelName, ReasoningEffort, RequestId
 from lora_serve.server.openai.sampling_fields import SamplingFields
 from lora_serve.server.openai.tool_fields import (
@@ -210,9 +211,9 @@ class ResponseBody(SamplingFields):
     service_tier: Ignored = None
     prompt_cache_options: Ignored = None
     session_id: Ignored = None
-    kv_transfer_params: Ignored = None
 
     # vLLM's, as in chats.
+    kv_transfer_params: KVTransferField = None
     include_reasoning: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     cache_salt: CacheSalt = ""

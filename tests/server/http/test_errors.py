@@ -179,7 +179,7 @@ async def test_a_dead_engine_is_a_503_wherever_it_is_needed(
         ("/completions", "/v1/completions"),
         ("/models", "/v1/models"),
         ("/v1/v1/embeddings", "/v1/embeddings"),
-        ("/v1/completions/", "/v1/completions"),
+        ("/completions/", "/v1/completions"),
     ],
 )
 async def test_a_base_url_that_is_not_quite_right_is_told(
@@ -189,6 +189,23 @@ async def test_a_base_url_that_is_not_quite_right_is_told(
     assert error["message"] == (
         f"there is no route {path}; there is {near}: set the client's base URL to end in /v1, "
         "without a slash"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "near", "place"),
+    [
+        ("/v1/completions/", "/v1/completions", "end"),
+        ("/generate/", "/generate", "end"),
+        ("//v1/completions", "/v1/completions", "beginning"),
+    ],
+)
+async def test_a_slash_too_many_is_told(
+    path: str, near: str, place: str, client: httpx.AsyncClient
+) -> None:
+    error = error_of(await client.post(f"http://localhost{path}", json={}), 404)
+    assert error["message"] == (
+        f"there is no route {path}; there is {near}: leave out the slash at the {place}"
     )
 
 

@@ -237,6 +237,38 @@ async def test_an_answer_says_how_long_it_took_if_the_server_is_to_tell(
     assert not any("metrics" in chunk for chunk in chunks[:-1])
 
 
+async def test_a_conversation_that_another_server_wrote_is_continued_as_it_was_written(
+    engine: FakeEngine, client: httpx.AsyncClient
+) -> None:
+    """Disaggregated servers forward the prompt's tokens, so that it is tokenized once."""
+    await chat(client, messages=HELLO, max_tokens=2)
+    written = list(engine.seen[-1].prompt.token_ids)
+    other = [{"role": "user", "content": "something else"}]
+    given = {"kv_transfer_params": {"prompt_token_ids": written}}
+    answer = await chat(client, messages=other, max_tokens=2, return_token_ids=True, **given)
+    assert answer["prompt_token_ids"] == written
+    await chat(client, messages=other, max_tokens=2, echo=True, **given)
+    assert list(engine.seen[-1].prompt.token_ids) != written
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "words"),
+    [
+        ([], "leave it out"),
+        (["a"], "list of token ids"),
+        ([260], "out of vocabulary"),
+        ("a", "list"),
+    ],
+)
+async def test_tokens_of_another_server_are_checked(
+    client: httpx.AsyncClient, token_ids: object, words: str
+) -> None:
+    body = {"messages": HELLO, "kv_transfer_params": {"prompt_token_ids": token_ids}}
+    error = error_of(await client.post(URL, json=body), 400)
+    assert words in error["message"]
+    assert error["param"] == "kv_transfer_params"
+
+
 async def test_the_last_message_can_be_continued_and_echoed(
     engine: FakeEngine, client: httpx.AsyncClient
 ) -> None:

@@ -63,6 +63,7 @@ async def test_an_answer_that_is_begun_is_continued(client: httpx.AsyncClient) -
         ({"n": 2}, "n"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"kv_transfer_params": {"prompt_token_ids": [1]}}, "kv_transfer_params"),
         ({"logprobs": True, "top_logprobs": 20, "max_tokens": 100, "messages": [HI] * 1024}, None),
     ],
 )

@@ -240,6 +240,18 @@ async def test_required_is_a_list_of_calls_under_a_grammar(
     assert json.loads(narrow.text) == {**json.loads(wide.text), "maxItems": 1}
 
 
+async def test_a_format_of_texts_is_taken_beside_calls_that_are_forced(
+    model: ModelThatWrites, client: httpx.AsyncClient
+) -> None:
+    """Agents send both with every request; the answer has no text that the format would hold."""
+    model.text = f'[{{"name": "get_weather", "parameters": {ZURICH}}}]'
+    plain = await ask(client, tool_choice="required")
+    both = await ask(client, tool_choice="required", response_format={"type": "json_object"})
+    assert both["choices"] == plain["choices"]
+    first, second = (request.params.structured_outputs for request in model.seen)
+    assert first == second
+
+
 async def test_a_named_tools_arguments_are_the_answer(
     model: ModelThatWrites, client: httpx.AsyncClient
 ) -> None:
@@ -481,9 +493,9 @@ TOO_LARGE = {"type": "object", "description": "x" * 65_536}
             "fly, which is none of the tools",
         ),
         (
-            {"tool_choice": "required", "response_format": {"type": "json_object"}},
+            {"tool_choice": "required", "structured_outputs": {"json_object": True}},
             "tool_choice",
-            "response_format exclude each other",
+            "structured_outputs exclude each other",
         ),
         ({"tool_choice": "required", "tools": []}, "tool_choice", "needs tools"),
         (

@@ -346,6 +346,7 @@ WRONG = [
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "previous_response_id"),
     ({"input": [{"role": "wizard", "content": ""}]}, "input", "role"),
     ({"input": ""}, "input", "is empty"),
+    ({"top_logprobs": -2}, "top_logprobs", "got -2"),  # though none are shown
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "input_image"),
     ({"input": [{"role": "user", "content": "", "colour": 1}]}, "input", "colour"),
     (
