@@ -21,8 +21,9 @@ from pathlib import Path
 from benchmarks.peers.environment import Environment
 from benchmarks.peers.vllm import VERSION
 
+# pytest 9.2 lets nobody rename its tests, which schemathesis does.
 TEST_PACKAGES = (
-    "pytest", "pytest-asyncio", "tblib", "anthropic", "openai", "cloudpickle", "jsonschema",
+    "pytest<9.1", "pytest-asyncio", "tblib", "anthropic", "openai", "cloudpickle", "jsonschema",
     "requests", "httpx", "pillow", "regex", "schemathesis", "openai-harmony",
 )  # fmt: skip
 FILES = (
@@ -108,9 +109,10 @@ def _source_url() -> str:
 
 def install_test_packages(environment: Environment) -> None:
     mark = environment.root / "compat-installed"
-    if not mark.is_file():
+    recipe = " ".join(TEST_PACKAGES)
+    if not mark.is_file() or mark.read_text() != recipe:
         environment.pip(*TEST_PACKAGES)
-        mark.touch()
+        mark.write_text(recipe)
 
 
 def run_file(

@@ -180,15 +180,32 @@ class BodyReader:
     def _parse(self, data: bytes, model: type[BodyModel]) -> BodyModel:
         ignores = self._config.ignore_unknown_fields
         try:
-            return model.model_validate_json(
-                data,
-                extra="ignore" if ignores else "forbid",
-                context={IGNORES_UNKNOWN: ignores, TALLY: JsonTally()},
-            )
+            return _validated(data, model, ignores=ignores, drops=ignores)
         except ValidationError as error:
-            if error.error_count() > MAX_FAULTS:
-                raise InvalidRequestError(f"the body has {error.error_count()} faults") from None
-            raise _invalid(error.errors(include_url=False, include_context=False)) from None
+            faults = _faults(error)
+        if not faults:
+            try:
+                return _validated(data, model, ignores=False, drops=True)
+            except ValidationError as error:
+                faults = _faults(error)
+        raise _invalid(faults)
+
+
+def _validated(data: bytes, model: type[BodyModel], *, ignores: bool, drops: bool) -> BodyModel:
+    """ignores: whether parts of fields may hold unknown ones. drops: unknown fields, or refuse."""
+    return model.model_validate_json(
+        data,
+        extra="ignore" if drops else "forbid",
+        context={IGNORES_UNKNOWN: ignores, TALLY: JsonTally()},
+    )
+
+
+def _faults(error: ValidationError) -> list[ErrorDetails]:
+    """What is wrong; no unknown fields that are null, as some clients write all that they know."""
+    if error.error_count() > MAX_FAULTS:
+        raise InvalidRequestError(f"the body has {error.error_count()} faults") from None
+    faults = error.errors(include_url=False, include_context=False)
+    return [f for f in faults if f["type"] != "extra_forbidden" or f["input"] is not None]
 
 
 def _declared_bytes(request: Request) -> int | None:
@@ -264,10 +281,20 @@ def shown_value(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"a list of {len(value)}"
     if isinstance(value, dict):
-        return "an object"
+        return _cut(_beginning(value))
     if isinstance(value, str):
         value = value[: MAX_VALUE_CHARS + 1]  # it may be megabytes
     return _cut(json.dumps(value, ensure_ascii=False, default=repr))
+
+
+def _beginning(value: dict[str, object]) -> str:
+    """As JSON, without writing much more of it than is shown."""
+    text = ""
+    for piece in json.JSONEncoder(ensure_ascii=False, default=repr).iterencode(value):
+        text += piece[: MAX_VALUE_CHARS + 1]
+        if len(text) > MAX_VALUE_CHARS:
+            break
+    return text
 
 
 def _cut(text: str) -> str:

@@ -23,7 +23,16 @@ MAX_PROMPTS = 1024
 KEYS_NAMED = 4  # of the wrong ones, in an error
 MAX_TEMPLATE_KWARGS_CHARS = 64 * 2**10
 MAX_INPUTS = 2048  # of embeddings; as many as OpenAI takes
-PART_FIELDS = MappingProxyType({"text": "text", "prompt_embeds": "data"})
+PART_FIELDS = MappingProxyType(  # output_text and refusal: of answers that come back
+    {
+        "text": "text",
+        "input_text": "text",
+        "output_text": "text",
+        "refusal": "refusal",
+        "prompt_embeds": "data",
+    }
+)
+INERT_PART_FIELDS = frozenset({"cache_control"})
 MAX_NAME_CHARS = 256  # of a role or a speaker
 
 _NEUTRAL: tuple[object, ...] = (None, "", [], {}, "none", {"type": "text"})
@@ -224,6 +233,8 @@ def _text_or_tokens(item: object) -> TextOrTokens:
 
 def _part(part: object, takes_more: bool) -> str | EmbedsPart:
     """takes_more: fields beyond a part's own are left out of account."""
+    if isinstance(part, str):
+        return part
     kind = part.get("type") if isinstance(part, dict) else None
     if not (isinstance(kind, str) and kind in PART_FIELDS):
         raise ValueError(
@@ -234,10 +245,11 @@ def _part(part: object, takes_more: bool) -> str | EmbedsPart:
     value = part.get(name)
     if not isinstance(value, str):
         raise ValueError(f"has a {kind} part without a string in `{name}`")
-    unknown = sorted(part.keys() - {"type", name})
+    asking = {key for key, held in part.items() if held is not None}
+    unknown = sorted(asking - {"type", name} - INERT_PART_FIELDS)
     if unknown and not takes_more:
         raise ValueError(f"has a {kind} part with unknown fields {unknown[:5]}")
-    return value if kind == "text" else EmbedsPart(value)
+    return EmbedsPart(value) if kind == "prompt_embeds" else value
 
 
 def _float(bias: int | float, key: str) -> float:
@@ -292,6 +304,7 @@ CacheSalt = Annotated[
 NumLogprobs = Annotated[int | None, PlainValidator(parse_num_logprobs, Integer | bool | None)]
 Unsupported = Annotated[None, PlainValidator(refuse_unless_neutral, None)]
 UnsupportedFactor = Annotated[None, PlainValidator(neutral_is(1), Literal[1] | None)]
+UnsupportedCount = Annotated[None, PlainValidator(neutral_is(0), Literal[0] | None)]
 UnsupportedDtype = Annotated[None, PlainValidator(neutral_is("float32"), Literal["float32"] | None)]
 UnsupportedEndianness = Annotated[
     None, PlainValidator(neutral_is("native", "little"), Literal["native", "little"] | None)

@@ -103,6 +103,8 @@ class GenerationBody(GenerationFields, ScheduledBody):
     verbosity: Ignored = None
     session_id: Ignored = None
     guided_decoding_backend: Ignored = None
+    mm_payload: Ignored = None  # how images are told, which no body has
+    return_mm_kwargs: Ignored = None
 
     kv_transfer_params: KVTransferField = None
 
@@ -113,6 +115,10 @@ class GenerationBody(GenerationFields, ScheduledBody):
     stream_interval: UnsupportedFactor = None
     vllm_xargs: Unsupported = None
     guided_whitespace_pattern: Unsupported = None
+    return_token_offsets: Unsupported = None
+    return_prompt_text: Unsupported = None
+    ec_transfer_params: Unsupported = None
+    media_io_kwargs: Unsupported = None
 
 
 class CompletionBody(GenerationBody):
@@ -136,6 +142,7 @@ class ChatMessage(Body):
     function_call: Unsupported = None
     refusal: Ignored = None
     annotations: Ignored = None
+    cache_control: Ignored = None
     audio: Unsupported = None
 
     @property

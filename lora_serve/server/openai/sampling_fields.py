@@ -17,6 +17,7 @@ from lora_serve.server.openai.fields import (
     Texts,
     Tokens,
     Unsupported,
+    UnsupportedCount,
 )
 
 
@@ -46,6 +47,9 @@ class SamplingFields(Body):
     spaces_between_special_tokens: Ignored = None
 
     repetition_detection: Unsupported = None
+    thinking_token_budget: Unsupported = None
+    watermarking: Unsupported = None
+    routed_experts_prompt_start: UnsupportedCount = None
 
 
 class GenerationFields(SamplingFields):

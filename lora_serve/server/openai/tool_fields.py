@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
 from lora_serve.chat.history import PastArguments, PastCall
 from lora_serve.chat.tools import Tool, ToolChoice
 from lora_serve.server.http.json_shape import TALLY, JsonTally
-from lora_serve.server.openai.fields import Body, Ignored, JsonObject, Name, json_text
+from lora_serve.server.openai.fields import Body, Ignored, JsonObject, Name, Unsupported, json_text
 
 MAX_TOOLS = 128
 MAX_TOOL_BYTES = 64 * 2**10
@@ -48,8 +48,10 @@ def check_tool(tool: ToolBody) -> ToolBody:
 
 
 class ToolBody(Body):
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: FunctionBody
+    cache_control: Ignored = None
+    defer_loading: Unsupported = None
 
     @cached_property
     def num_bytes(self) -> int:

@@ -287,7 +287,7 @@ def _new_response(form: ResponseForm) -> Response:
                 "parameters": tool.parameters,
                 "strict": bool(tool.strict),
             }
-            for tool in body.tools
+            for tool in body.tools or ()
         ],
         top_logprobs=body.top_logprobs or 0,
         top_p=params.top_p,

@@ -42,7 +42,7 @@ def chat_body(body: ResponseBody) -> ChatBody:
     return ChatBody.model_construct(
         **{name: getattr(body, name) for name in SAME_FIELDS},
         messages=[],
-        tools=[tool.of_chat for tool in body.tools] or None,
+        tools=[tool.of_chat for tool in body.tools or ()] or None,
         max_completion_tokens=body.max_output_tokens,
         logprobs=body.shows_logprobs,
         top_logprobs=body.top_logprobs if body.shows_logprobs else None,

@@ -78,6 +78,13 @@ def check_functions(tools: list[FunctionTool]) -> list[FunctionTool]:
     return tools
 
 
+FunctionTools = Annotated[
+    list[Annotated[FunctionTool, AfterValidator(check_function)]],
+    Field(max_length=MAX_TOOLS, fail_fast=True),
+    AfterValidator(check_functions),
+]
+
+
 class ChosenTool(Body):
     type: Literal["function"]
     name: ToolName
@@ -177,11 +184,7 @@ class ResponseBody(SamplingFields):
     request_id: RequestId | None = None
     instructions: str | None = None
     previous_response_id: Label | None = None
-    tools: Annotated[
-        list[Annotated[FunctionTool, AfterValidator(check_function)]],
-        Field(max_length=MAX_TOOLS, fail_fast=True),
-        AfterValidator(check_functions),
-    ] = Field(default_factory=list)
+    tools: FunctionTools | None = None
     tool_choice: Annotated[
         ToolChoice | None,
         PlainValidator(

@@ -56,12 +56,18 @@ async def refused(client: httpx.AsyncClient, **body: object) -> dict:
         (
             "logit_bias",
             {"a": 1, "7": 1, "b": 1},
-            "logit_bias: has the keys 'a', 'b', which are no token ids, got an object",
+            "logit_bias: has the keys 'a', 'b', which are no token ids, "
+            'got {"a": 1, "7": 1, "b": 1}',
         ),
         (
             "logit_bias",
             {"5": "x"},
-            "logit_bias: has no number as the bias of token 5, got an object",
+            'logit_bias: has no number as the bias of token 5, got {"5": "x"}',
+        ),
+        (
+            "logit_bias",
+            {"5": {"x" * 2_000_000: None}},
+            'logit_bias: has no number as the bias of token 5, got {"5": {"' + "x" * 72 + "…",
         ),
         ("logit_bias", [1], "logit_bias: must be an object of token ids and their biases"),
         (

@@ -128,6 +128,26 @@ async def test_unknown_fields_are_all_named(client: httpx.AsyncClient, url: str)
     assert "--ignore-unknown-fields" in error["message"]
 
 
+@pytest.mark.parametrize("url", WITH_BODY)
+async def test_unknown_fields_that_are_null_ask_for_nothing(
+    client: httpx.AsyncClient, url: str
+) -> None:
+    nulls = {"new_field": None, "newer-field": None}
+    plain = await client.post(url, json={"temprature": 1})
+    both = await client.post(url, json={"temprature": 1, **nulls})
+    assert error_of(both, 400)["message"] == error_of(plain, 400)["message"]
+    assert "unknown field" not in (await client.post(url, json=nulls)).text
+
+
+async def test_a_null_hides_no_other_fault(client: httpx.AsyncClient) -> None:
+    """What is checked of a message as a whole is checked when its fields are known to be right."""
+    chat = {"messages": [{"role": "user", "content": None, "new_field": None}]}
+    error = error_of(await client.post("/v1/chat/completions", json=chat), 400)
+    assert "messages[0]: has no content" in error["message"]
+    whole = {"messages": [{"role": "user", "content": "hi", "new_field": None}], "newer": None}
+    assert (await client.post("/v1/chat/completions", json=whole)).status_code == 200
+
+
 async def test_a_bug_is_logged_and_kept_from_the_client(
     engine: FakeEngine, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:

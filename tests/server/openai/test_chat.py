@@ -170,15 +170,21 @@ async def test_prompt_logprobs_stand_beside_the_choices(client: httpx.AsyncClien
 
 
 async def test_text_parts_are_one_text(engine: FakeEngine, client: httpx.AsyncClient) -> None:
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    parts = [
+        {"type": "text", "text": "one", "cache_control": {"type": "ephemeral"}},
+        "two",
+        {"type": "input_text", "text": "three", "annotations": None},
+        {"type": "output_text", "text": "four"},
+        {"type": "refusal", "refusal": "five"},
+    ]
     await chat(client, messages=[{"role": "user", "content": parts}])
-    assert prompt_text(engine) == "<turn>user\none\ntwo<turn>assistant\n"
+    assert prompt_text(engine) == "<turn>user\none\ntwo\nthree\nfour\nfive<turn>assistant\n"
 
 
 async def test_unknown_fields_of_parts_are_ignored_with_those_of_bodies(
     engine: FakeEngine,
 ) -> None:
-    part = {"type": "text", "text": "one", "cache_control": {"type": "ephemeral"}}
+    part = {"type": "text", "text": "one", "unheard_of": {"type": "ephemeral"}}
     async with client_for(engine, ServerConfig(ignore_unknown_fields=True)) as client:
         await chat(client, messages=[{"role": "user", "content": [part]}], unheard_of=1)
         refused = {"messages": HELLO, "use_beam_search": True}
@@ -335,6 +341,11 @@ def test_a_template_file_that_is_not_there_stops_the_start(engine: FakeEngine) -
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "", "x": 1}]}]},
             "messages[0].content",
             "unknown fields ['x']",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "refusal", "text": "no"}]}]},
+            "messages[0].content",
+            "without a string in `refusal`",
         ),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "wizard"),
         ({"messages": [{"role": "user"}]}, "messages[0]", "has no content"),

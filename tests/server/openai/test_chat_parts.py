@@ -252,6 +252,15 @@ async def test_a_format_of_texts_is_taken_beside_calls_that_are_forced(
     assert first == second
 
 
+async def test_a_tool_is_a_function_though_it_does_not_say_so(
+    model: ModelThatWrites, client: httpx.AsyncClient
+) -> None:
+    model.text = f'[{{"name": "get_weather", "parameters": {ZURICH}}}]'
+    tools = [{"function": tool["function"], "cache_control": {}} for tool in TOOLS]
+    plain, bare = [await ask(client, tool_choice="required", tools=each) for each in (TOOLS, tools)]
+    assert bare["choices"] == plain["choices"]
+
+
 async def test_a_named_tools_arguments_are_the_answer(
     model: ModelThatWrites, client: httpx.AsyncClient
 ) -> None:

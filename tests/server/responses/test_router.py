@@ -18,6 +18,7 @@ from lora_serve.errors import EngineDeadError, InvalidRequestError, OverloadedEr
 from lora_serve.server.app import create_app
 from lora_serve.server.http.drain import Drain
 from lora_serve.server.responses.items import TextItem
+from lora_serve.server.responses.protocol import ResponseBody
 from lora_serve.server.responses.store import MAX_RUNNING
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import client_for, error_of, eventually, serving
@@ -323,6 +324,13 @@ async def test_what_was_asked_for_is_told_again(client: httpx.AsyncClient) -> No
     answer = await ask(client, **told, tools=TOOLS)
     assert {name: answer[name] for name in told} == told
     assert [tool["name"] for tool in answer["tools"]] == ["get_weather", "now"]
+
+
+async def test_fields_that_are_null_are_not_given(client: httpx.AsyncClient) -> None:
+    nulls = dict.fromkeys(ResponseBody.model_fields.keys() - {"input", "model"})
+    plain, same = await ask(client), await ask(client, **nulls)
+    assert same["tools"] == []
+    assert [item["content"] for item in same["output"]] == [i["content"] for i in plain["output"]]
 
 
 @pytest.mark.parametrize(
