@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import llguidance
 
 from lora_serve.errors import InvalidRequestError
 from lora_serve.structured_output.backend import Vocabulary, refusal
-from lora_serve.structured_output.structural_tag import Structure, parse_structural_tag
+from lora_serve.structured_output.structural_tag import parse_structural_tag
+from lora_serve.structured_output.tag_grammar import grammar_of
 from lora_serve.structured_outputs import StructuredOutput
 
 # Between two tokens of JSON. Without a bound weak models write blanks until their max_tokens.
-_WHITESPACE = r"[ \t\n\r]{1,32}"
+_DEFAULTS: Any = {"whitespace_pattern": r"[ \t\n\r]{1,32}"}
 # What one mask, or one automaton, may come to; beyond it the request is refused.
 _ANYTHING = "{}"  # as a schema
 _LIMITS: dict[str, Any] = {
@@ -87,12 +87,14 @@ class LLGuidanceBackend:
             case "grammar":
                 return _notated_grammar(text)
             case "structural_tag":
-                return _tag_grammar(text, self._is_special)
+                tag = parse_structural_tag(text)
+                return grammar_of(tag, self._special_id, {**_DEFAULTS, "lenient": False})
 
-    def _is_special(self, text: str) -> bool:
-        """Whether a text is one special token, which no other tokens make up."""
+    def _special_id(self, text: str) -> int | None:
+        """The id of a text that is one special token, which no other tokens make up."""
         token_ids = self._tokenizer.tokenize_str(text)
-        return len(token_ids) == 1 and self._tokenizer.is_special_token(token_ids[0])
+        is_special = len(token_ids) == 1 and self._tokenizer.is_special_token(token_ids[0])
+        return token_ids[0] if is_special else None
 
 
 def load(vocabulary: Vocabulary) -> LLGuidanceBackend:
@@ -105,7 +107,7 @@ def _json_grammar(schema: str, *, is_lenient: bool) -> str:
     try:
         return llguidance.LLMatcher.grammar_from_json_schema(
             schema,
-            defaults={"whitespace_pattern": _WHITESPACE},
+            defaults=_DEFAULTS,
             overrides={"lenient": is_lenient},
         )
     except ValueError as error:
@@ -117,40 +119,6 @@ def _notated_grammar(text: str) -> str:
         return llguidance.grammar_from("grammar", text)
     except ValueError as error:
         raise _refusal(str(error)) from error
-
-
-def _tag_grammar(text: str, is_special: Callable[[str], bool]) -> str:
-    """is_special: the library takes every <…> for a special token, or none of them.
-
-    Raises:
-        InvalidRequestError: it is no such tag, or some of its triggers <…> are special tokens.
-    """
-    given = parse_structural_tag(text)
-    tags = [_tag(structure, given.triggers) for structure in given.structures]
-    bracketed = {tag.trigger for tag in tags if tag.trigger[0] == "<" and tag.trigger[-1] == ">"}
-    special = set(filter(is_special, bracketed))
-    if special and special != bracketed:
-        raise refusal(
-            f"the trigger {min(special)} is a special token and {min(bracketed - special)} is none;"
-            " shorten the latter by its last character"
-        )
-    try:
-        grammar: str = llguidance.StructTag.to_grammar(tags, assume_special=bool(special))
-    except AssertionError as error:
-        raise refusal(f"the structural tag is not as it must be: {error}") from error
-    return grammar
-
-
-def _tag(structure: Structure, triggers: list[str]) -> llguidance.StructTag:
-    if structure.schema is False:
-        raise refusal(f"no text matches the schema false, behind {structure.begin[:80]!r}")
-    schema = structure.schema
-    return llguidance.StructTag(
-        trigger=structure.trigger(triggers),
-        begin=structure.begin,
-        grammar=_ANYTHING if schema is True else json.dumps(schema, ensure_ascii=False),
-        end=structure.end,
-    )
 
 
 def _require_sound(matcher: llguidance.LLMatcher) -> None:

@@ -14,13 +14,19 @@ import time
 from collections.abc import Iterator, Sequence
 from random import Random
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import xgrammar
 
 from lora_serve.errors import InvalidRequestError
 from lora_serve.structured_output.backend import Vocabulary, bitmask_of, refusal
-from lora_serve.structured_output.structural_tag import parse_structural_tag
+from lora_serve.structured_output.structural_tag import (
+    INERT_FIELDS,
+    JSONSchema,
+    Regex,
+    parse_structural_tag,
+)
 from lora_serve.structured_output.xgrammar_regex import whole
 from lora_serve.structured_output.xgrammar_schema import enforceable
 from lora_serve.structured_outputs import StructuredOutput
@@ -191,7 +197,12 @@ class XGrammarBackend:
                 _require_plain(text)
                 return compiler.compile_grammar(text)
             case "structural_tag":
-                return compiler.compile_structural_tag(_tags(text))
+                return compiler.compile_structural_tag(
+                    {
+                        "type": "structural_tag",
+                        "format": _enforceable(parse_structural_tag(text)),
+                    }
+                )
 
     def _json(self, schema: str) -> xgrammar.CompiledGrammar:
         return self._compiler.compile_json_schema(schema, max_whitespace_cnt=_MOST_WHITESPACE)
@@ -228,23 +239,21 @@ def _require_plain(grammar: str) -> None:
         raise refusal(f"{found[0]!r} is not of GBNF's notation")
 
 
-def _tags(text: str) -> dict[str, object]:
-    """The tags in the notation of xgrammar's own bodies."""
-    given = parse_structural_tag(text)
-    tags = [
-        {
-            "type": "tag",
-            "begin": structure.begin,
-            "content": {
+def _enforceable(form: object) -> object:
+    """A format in xgrammar's own notation, with what xgrammar can enforce of its schemas."""
+    match form:
+        case list():
+            return [_enforceable(each) for each in form]
+        case JSONSchema(schema):
+            return {
                 "type": "json_schema",
-                "json_schema": json.loads(
-                    enforceable(json.dumps(structure.schema), is_lenient=False)
-                ),
+                "json_schema": json.loads(enforceable(json.dumps(schema), is_lenient=False)),
                 "max_whitespace_cnt": _MOST_WHITESPACE,
-            },
-            "end": structure.end,
-        }
-        for structure in given.structures
-    ]
-    form = {"type": "triggered_tags", "triggers": given.triggers, "tags": tags}
-    return {"type": "structural_tag", "format": form}
+            }
+        case Regex(pattern):
+            return {"type": "regex", "pattern": whole(pattern)}
+        case msgspec.Struct():
+            names = (name for name in form.__struct_fields__ if name not in INERT_FIELDS)
+            kind = type(form).__struct_config__.tag
+            return {"type": kind, **{name: _enforceable(getattr(form, name)) for name in names}}
+    return form

@@ -24,17 +24,21 @@ def test_a_schema_that_cannot_be_read_is_refused_for_its_own_reason(
         _json_grammar(schema, is_lenient=False)
 
 
-@pytest.fixture(scope="module")
-def backend(tokenizer: Tokenizer) -> LLGuidanceBackend:
+def backend_of(tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]) -> LLGuidanceBackend:
     return LLGuidanceBackend(
         Vocabulary(
             tokenizer.to_json(),
             tokenizer.vocab_size,
-            tokenizer.eos_token_ids,
+            eos_token_ids,
             tokenizer.token_bytes,
             tokenizer.special_token_ids,
         )
     )
+
+
+@pytest.fixture(scope="module")
+def backend(tokenizer: Tokenizer) -> LLGuidanceBackend:
+    return backend_of(tokenizer, tokenizer.eos_token_ids)
 
 
 def takes(
@@ -76,11 +80,13 @@ def test_the_schema_true_is_matched_by_any_json(
     assert not takes(backend, tokenizer, anything, "no JSON")
 
 
-def test_special_tokens_and_texts_like_them_cannot_both_be_triggers(
-    backend: LLGuidanceBackend, tokenizer: Tokenizer
-) -> None:
-    special = tokenizer.token_text(min(tokenizer.special_token_ids))
-    structures = [{"begin": begin, "schema": {}, "end": "."} for begin in (special, "<a>")]
+def test_special_tokens_and_texts_like_them_can_both_be_triggers(tokenizer: Tokenizer) -> None:
+    special_id = min(tokenizer.special_token_ids)
+    special, backend = tokenizer.token_text(special_id), backend_of(tokenizer, (special_id - 1,))
+    integer = {"type": "integer"}
+    structures = [{"begin": b, "schema": integer, "end": "."} for b in (special, "<a>")]
     given = {"type": "structural_tag", "structures": structures, "triggers": [special, "<a>"]}
-    with pytest.raises(InvalidRequestError, match="<a> is none; shorten"):
-        backend.compile(StructuredOutput("structural_tag", json.dumps(given)))
+    constraint = StructuredOutput("structural_tag", json.dumps(given))
+    assert takes(backend, tokenizer, constraint, f"well {special}17. and <a>4. and {special}5")
+    for trigger in (special, "<a>"):
+        assert not takes(backend, tokenizer, constraint, f"well {trigger}no")

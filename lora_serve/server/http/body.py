@@ -288,7 +288,7 @@ def shown_value(value: object) -> str:
 
 
 def _beginning(value: dict[str, object]) -> str:
-    """As JSON, without writing much more of it than is shown."""
+    """Write it as JSON, hardly more of it than is shown."""
     text = ""
     for piece in json.JSONEncoder(ensure_ascii=False, default=repr).iterencode(value):
         text += piece[: MAX_VALUE_CHARS + 1]

@@ -124,6 +124,7 @@ class _JsonSchema(TypedDict):
 class _ResponseFormat(TypedDict):
     type: str
     json_schema: NotRequired[_JsonSchema]
+    format: NotRequired[dict[str, object]]
     structures: NotRequired[list[dict[str, object]]]
     triggers: NotRequired[list[str]]
 
