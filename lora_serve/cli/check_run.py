@@ -109,7 +109,7 @@ def _speaker(text: str) -> AskedModel:
     except ValueError as error:
         raise ConfigError(f"--served-adapter {text}: no JSON after the =: {error}") from error
     if not name or not isinstance(more, dict):
-        raise ConfigError(f"--served-adapter {text}: want NAME or NAME=JSON, a JSON object")
+        raise ConfigError(f"--served-adapter {text}: must be NAME or NAME=JSON, a JSON object")
     return AskedModel(name, more)
 
 

@@ -15,7 +15,7 @@ class CacheConfig:
 
     block_size: int = setting("Tokens in one KV block; a multiple of 16.", 16)
     gpu_memory_utilization: float = setting(
-        "Share of the device's free memory that weights, a step, adapters and KV may take.", 0.9
+        "Share of the device's free memory for weights, a step, adapters and KV.", 0.9
     )
     kv_cache_memory_bytes: int | None = setting(
         "Memory for the KV cache; on CPUs at most 4 GiB if left out.", None, quantity="bytes"
@@ -25,7 +25,7 @@ class CacheConfig:
     )
     enable_prefix_caching: bool = setting("Reuse KV of equal prompt prefixes.", True)
     prefix_caching_hash_algo: str = setting(
-        "Hash of block identity; xxh3_128 is faster, for servers with one trusted tenant.",
+        "Hash that identifies blocks; xxh3_128 is faster, for servers with one trusted tenant.",
         "sha256",
         choices=tuple(HASH_ALGOS),
     )

@@ -15,15 +15,15 @@ class CatalogConfig:
     """The adapter catalog. Without it each server knows its own adapters alone."""
 
     lora_catalog: str | None = setting(
-        "Keep what adapters' names stand for in this file, for the servers of this machine and "
-        "across restarts; or in this Redis or Valkey, for those of many. A load on one of them is "
-        "a load on all.",
+        "Keep what adapters' names stand for in this file, for all servers of this machine and "
+        "across restarts; or in this Redis or Valkey, for many machines. A load on one server is a "
+        "load on all.",
         None,
         metavar="PATH|URL",
         is_secret=True,  # it may have a password
     )
     lora_catalog_name: str = setting(
-        "Which catalog of that Redis it is: servers of another model have another one.",
+        "Name of the catalog in that Redis; servers of another model need another one.",
         "default",
         metavar="NAME",
     )
@@ -34,20 +34,20 @@ class CatalogConfig:
         metavar="FILE",
     )
     lora_replica_id: str | None = setting(
-        "What this server is called in the catalog; another one with its id takes its place. This "
+        "Name of this server in the catalog; a later server with the same id replaces it. This "
         "machine's name and the port if left out.",
         None,
         metavar="NAME",
     )
     lora_replica_address: str | None = setting(
-        "Where others reach this server, as the catalog tells them; http:// and the id if left "
-        "out.",
+        "Address at which others reach this server, shown in the catalog; http:// and the id if "
+        "left out.",
         None,
         metavar="URL",
     )
     lora_rollout_timeout: float = setting(
-        "Seconds for which a call that changes an adapter waits until all replicas have done so; "
-        "then it names those that have not.",
+        "Seconds that a call that changes an adapter waits for all replicas; then it names those "
+        "that have not made the change.",
         150.0,
         metavar="SECONDS",
     )
@@ -61,7 +61,7 @@ class CatalogConfig:
         where = self.lora_catalog or ""
         if "://" in where and not where.startswith(URL_SCHEMES):
             raise ConfigError(
-                f"--lora-catalog {where.partition('://')[0]}://…: want a path, or a URL of "
+                f"--lora-catalog {where.partition('://')[0]}://…: must be a path, or a URL of "
                 f"{', '.join(URL_SCHEMES)}"
             )
 

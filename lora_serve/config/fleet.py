@@ -13,27 +13,27 @@ class FleetConfig:
     """How many engines answer, and which of them gets a request."""
 
     replicas: int | None = setting(
-        "Engines that answer side by side on this machine, as replicas on Ray Serve; one without "
-        "Ray if left out. It needs the extra fleet.",
+        "Engines that run side by side on this machine, as replicas on Ray Serve; by default one, "
+        "without Ray. Needs the extra fleet.",
         None,
     )
     max_replicas: int | None = setting(
-        "Most replicas; between --replicas and this many run, by how many requests there are. "
-        "--replicas if left out.",
+        "Most replicas: depending on the load, between --replicas and this many run. --replicas if "
+        "left out.",
         None,
     )
     target_ongoing_requests: float = setting(
-        "Requests for each replica, running and waiting, above which one more is started.", 16.0
+        "Add a replica while each has more requests than this, running and waiting.", 16.0
     )
     routing_policy: str = setting(
-        "Which replica gets a request: one that holds its adapter and its prompt's beginning, "
-        "unless it has too much to do; or each in turn; or the one with the fewest requests.",
+        "Which replica gets a request: one that has its adapter and the beginning of its prompt, "
+        "unless it is too busy; each in turn; or the one with the fewest requests.",
         "affinity",
         choices=("affinity", "round-robin", "least-loaded"),
     )
     num_ingresses: int = setting(
-        "Processes on a Ray cluster that take requests and choose replicas for them; --replicas "
-        "does both in the server's own process.",
+        "Processes on a Ray cluster that accept requests and choose replicas; with --replicas, the "
+        "server's own process does both.",
         1,
     )
 

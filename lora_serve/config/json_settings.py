@@ -33,7 +33,7 @@ def take_in_json(config: Any, text_field: str, prefix: str) -> None:
     hints = get_type_hints(type(config))
     for name, value in read_json(text, flag).items():
         if name not in own:
-            raise ConfigError(f"{flag}: no setting {name}; have {', '.join(own)}")
+            raise ConfigError(f"{flag}: unknown setting {name}; known are {', '.join(own)}")
         default = own[name].default
         kind = _kind(hints[own[name].name])
         if type(value) is int and kind is float:
@@ -61,7 +61,7 @@ def read_json(text: str | Mapping[str, object], flag: str) -> Mapping[str, objec
     try:
         given = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{flag} {text[:80]!r} is no JSON: {error}") from error
+        raise ConfigError(f"{flag} {text[:80]!r} is not JSON: {error}") from error
     if not isinstance(given, dict):
         raise ConfigError(f"{flag} {text[:80]!r} must be a JSON object")
     return given

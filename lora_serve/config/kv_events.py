@@ -40,7 +40,7 @@ class KVEventsConfig:
         flag=f"{_FLAG}.replay-endpoint",
     )
     kv_events_buffer_steps: int = setting(
-        "Messages that are kept for that, 256 MiB of them at most.",
+        "Messages kept for the replay endpoint, at most 256 MiB.",
         10_000,
         flag=f"{_FLAG}.buffer-steps",
     )
@@ -50,7 +50,7 @@ class KVEventsConfig:
         flag=f"{_FLAG}.hwm",
     )
     kv_events_max_queue_size: int = setting(
-        "Messages that wait to be encoded; beyond it consumers are told everything anew.",
+        "Messages that wait to be encoded; with more, consumers are sent everything anew.",
         100_000,
         flag=f"{_FLAG}.max-queue-size",
     )
@@ -58,7 +58,7 @@ class KVEventsConfig:
         "Topic of all messages; llm-d reads kv@HOST:PORT@MODEL.", "", flag=f"{_FLAG}.topic"
     )
     kv_events_encoding: str = setting(
-        "How an event is written: map, by names, or array, by places, as vLLM did earlier.",
+        "How events are written: map, with names, or array, by position, as vLLM did earlier.",
         "map",
         choices=ENCODINGS,
         flag=f"{_FLAG}.encoding",

@@ -47,7 +47,8 @@ class KVTierConfig:
         metavar="FILE",
     )
     kv_store_policy: str = setting(
-        "Which KV goes to the tiers: all, only that of prompts, or what requests asked for again.",
+        "Which KV is stored in the tiers: all, only that of prompts, or what requests asked for "
+        "again.",
         "all",
         choices=KV_STORE_POLICIES,
     )
@@ -114,7 +115,9 @@ class KVTierConfig:
         settings = {f.name: f for f in fields(self) if f.name != "kv_transfer_config"}
         for name, value in given.items():
             if name not in settings:
-                raise ConfigError(f"--kv-transfer-config: no setting {name}; have {[*settings]}")
+                raise ConfigError(
+                    f"--kv-transfer-config: unknown setting {name}; known are {[*settings]}"
+                )
             kind = int if str(settings[name].type).startswith("int") else str
             is_size = type(value) is str and "quantity" in settings[name].metadata
             if type(value) is not kind and not is_size:
@@ -130,7 +133,7 @@ def _transfer_settings(text: str) -> dict[str, Any]:
         given = json.loads(text)
         settings = dict(given.pop("kv_connector_extra_config", {}))
     except (ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(f"--kv-transfer-config {text}: want a JSON object") from error
+        raise ConfigError(f"--kv-transfer-config {text}: must be a JSON object") from error
     if given.pop("kv_connector", KV_CONNECTOR) != KV_CONNECTOR:
         raise ConfigError(f'--kv-transfer-config: kv_connector must be "{KV_CONNECTOR}"')
     given.pop("engine_id", None)  # KV is found by what shaped it, whoever computed it

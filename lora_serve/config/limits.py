@@ -25,23 +25,22 @@ class LimitsConfig:
         quantity="count",
     )
     max_stream_backlog: int = setting(
-        "Pieces of a streamed answer that may wait for a slow reader; with more the answer is "
-        "given up.",
+        "Pieces of a streamed answer that may wait for a slow reader; with more, it is aborted.",
         4096,
     )
     restart_wait: float = setting(
-        "Seconds that a new request waits for an engine that is being started again before it gets "
-        "503; what a client's own retries would take.",
+        "Seconds that a new request waits for an engine that is being restarted, before it gets "
+        "503.",
         5.0,
     )
     engine_ready_timeout: float = setting(
-        "Seconds in which an engine process must have loaded its model; one that has not is ended. "
-        "0 for never. VLLM_ENGINE_READY_TIMEOUT_S in the environment says it where no flag does.",
+        "Seconds in which an engine process must load its model before it is killed; 0 for no "
+        "limit. Without the flag, VLLM_ENGINE_READY_TIMEOUT_S in the environment sets it.",
         600.0,
     )
     step_timeout: float = setting(
-        "Seconds without a finished step, while requests wait, after which /health fails, and an "
-        "engine that answers nothing either is ended and started again; 0 for never.",
+        "Seconds without a finished step, while requests wait, after which /health fails and an "
+        "engine that does not reply at all is killed and restarted; 0 for never.",
         120.0,
     )
 

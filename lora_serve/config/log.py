@@ -20,23 +20,21 @@ class LogConfig:
         spellings={level.upper(): level for level in LEVELS},
     )
     log_format: str = setting(
-        "Lines for readers, or a JSON object a line for programs.", "text", choices=("text", "json")
+        "Text lines for people, or one JSON object per line for programs.",
+        "text",
+        choices=("text", "json"),
     )
 
     disable_log_requests: bool = setting(
-        "Leave out the line that tells of each request that generates: who asked which adapter's "
-        "version, tokens, times and how it ended.",
+        "Leave out the line for each request that generates: key, adapter version, tokens, times "
+        "and how it ended.",
         False,
         aliases=("--no-enable-log-requests", "--disable-uvicorn-access-log"),
     )
-    log_prompts: bool = setting(
-        "Show prompts and answers in these lines, which hold none otherwise.", False
-    )
-    max_log_len: int = setting(
-        "Most characters that are shown of a prompt, and of an answer.", 1000
-    )
+    log_prompts: bool = setting("Show prompts and answers in these lines.", False)
+    max_log_len: int = setting("Most characters shown of a prompt, and of an answer.", 1000)
     disable_log_stats: bool = setting(
-        "Leave out the line of throughput that is written now and then while there is work.", False
+        "Leave out the line with throughput that is written regularly while there is work.", False
     )
     log_stats_interval: float = setting("Seconds between two of these lines.", 10.0)
 

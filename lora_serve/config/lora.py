@@ -23,7 +23,7 @@ class LoRAConfig:
         None,
     )
     max_cpu_loras: int | None = setting(
-        "Most adapters kept in memory; the rest is read again when needed. 8 x max-loras if left "
+        "Most adapters kept in memory; others are read again when needed. 8 x max-loras if left "
         "out.",
         None,
     )
@@ -49,8 +49,7 @@ class LoRAConfig:
         "Largest adapter that is downloaded.", 2 * 2**30, quantity="bytes"
     )
     lora_hub_cache_bytes: int = setting(
-        "Most room that adapters take in the hub's cache on this disk; with more, none is "
-        "downloaded.",
+        "Most disk space for adapters in the hub's cache; beyond it, none is downloaded.",
         64 * 2**30,
         quantity="bytes",
     )
@@ -68,14 +67,15 @@ class LoRAConfig:
         "Seconds that downloading an adapter may take.", 600.0, metavar="SECONDS"
     )
     lora_resolver: tuple[str, ...] = setting(
-        "Load an adapter that is asked for and not loaded from one of these places, by its name: "
-        "dir:PATH for PATH/NAME, hf for the hub id NAME, s3://BUCKET/PREFIX for what lies below.",
+        "When a request names an adapter that is not loaded, load it by its name from one of these "
+        "places: dir:PATH for PATH/NAME, hf for the hub id NAME, s3://BUCKET/PREFIX for "
+        "PREFIX/NAME.",
         (),
         repeat="nargs",
         metavar="PLACE",
     )
     lora_s3_cache_path: str = setting(
-        "Where adapters of S3 are kept on this disk.",
+        "Where adapters from S3 are kept on this disk.",
         "~/.cache/lora-serve/s3",
         metavar="DIR",
     )
@@ -149,7 +149,7 @@ def _check_place(place: str, allows_hub: bool) -> None:
     is_bucket = place.startswith(S3) and bool(place.removeprefix(S3).strip("/"))
     if place != HUB and place != DIRECTORY and not (_is_directory(place) or is_bucket):
         place = place or "''"
-        raise ConfigError(f"--lora-resolver {place}: want dir:PATH, hf or s3://BUCKET/PREFIX")
+        raise ConfigError(f"--lora-resolver {place}: must be dir:PATH, hf or s3://BUCKET/PREFIX")
     if place == DIRECTORY:
         raise ConfigError("--lora-resolver dir: names no directory; write dir:PATH")
 
@@ -163,5 +163,5 @@ def _name_and_path(module: str) -> tuple[str, str]:
         except (ValueError, KeyError):
             name = path = ""
     if not (name and path):
-        raise ConfigError(f'--lora-modules {module}: want NAME=PATH or {{"name": …, "path": …}}')
+        raise ConfigError(f'--lora-modules {module}: must be NAME=PATH or {{"name": …, "path": …}}')
     return name, path

@@ -55,13 +55,13 @@ class ModelConfig:
         False,
     )
     lm_head_screen: str = setting(
-        "Keep a copy of the LM head in 8 bits, by which greedy steps find out which few of its "
-        "rows to read; answers stay the same to the bit. auto: on CPUs that multiply bytes fast, "
-        "if it has 16 MiB or more.",
+        "Keep a copy of the LM head in 8 bits, which shows greedy steps the few rows that they "
+        "must read; answers stay the same to the bit. auto: on CPUs that multiply bytes fast, if "
+        "the copy has 16 MiB or more.",
         "auto",
         choices=SCREENS,
     )
-    seed: int = setting("Seed of what has none of its own, such as dummy weights.", 0)
+    seed: int = setting("Seed of whatever has no seed of its own, such as dummy weights.", 0)
     max_model_len: int | None = setting(
         "Longest prompt and answer together, in tokens (16384, 16K; 16k is 16000); the model's own "
         "limit if left out.",
@@ -69,8 +69,8 @@ class ModelConfig:
         quantity="count",
     )
     load_format: str = setting(
-        "Where weights come from: the checkpoint, in this format (auto: in the one it has), or "
-        "seeded random numbers (dummy).",
+        "Where weights come from: a checkpoint of this format (auto: whichever it has), or seeded "
+        "random numbers (dummy).",
         AUTO,
         choices=(AUTO, *CHECKPOINT_FORMATS, RANDOM_WEIGHTS),
     )
@@ -81,21 +81,21 @@ class ModelConfig:
         spellings={"vllm": "none"},
     )
     enforce_eager: bool = setting(
-        "Never record steps (on GPUs: CUDA graphs); run kernel by kernel.", False
+        "Never record steps (on GPUs: CUDA graphs); run kernels one by one.", False
     )
     max_cudagraph_capture_size: int = setting(
-        "Most tokens of a step that is recorded; larger ones run kernel by kernel. CPUs record "
-        "steps without prompts alone.",
+        "Most tokens of a step that is recorded; larger ones run kernels one by one. CPUs record "
+        "only steps without prompts.",
         512,
     )
     batch_invariant: bool = setting(
-        "On GPUs, sum in one order whatever the batch, so that answers are exact to the bit there, "
-        "too; CPUs always do.",
+        "On GPUs, sum in one order whatever the batch, so that answers are exact to the bit; CPUs "
+        "always do.",
         False,
     )
     overlap_launches: bool = setting(
-        "On GPUs that can (H100 and newer), let a kernel begin while the one before it ends; "
-        "answers are the same to the bit.",
+        "On GPUs that can (H100 and newer), start a kernel while the previous one ends; answers "
+        "are the same to the bit.",
         True,
     )
     enable_prompt_embeds: bool = setting(
@@ -112,18 +112,18 @@ class ModelConfig:
         aliases=("--override-pooler-config",),
     )
     max_logprobs: int = setting(
-        "Most alternatives a request may ask logprobs for; -1 for the whole vocabulary.", 20
+        "Most alternatives per token that a request may ask for; -1 for the whole vocabulary.", 20
     )
     logprobs_mode: str = setting(
-        "What is told as logprobs: log-probabilities or logits, raw, as the model gives them, or "
-        "processed, as tokens are drawn from: with penalties, biases, masks, temperature and "
-        "filters (-inf for what they leave out). Those of prompts are always raw.",
+        "What logprobs are: log-probabilities or logits, either raw, as the model gives them, or "
+        "processed, as tokens are drawn from them: after penalties, biases, masks, temperature and "
+        "filters (-inf for what these exclude). Those of prompts are always raw.",
         "raw_logprobs",
         choices=LOGPROBS_MODES,
     )
-    max_n: int = setting("Most choices a prompt may be answered with: a request's n.", 128)
+    max_n: int = setting("Most choices that one prompt may have: the largest n of a request.", 128)
     override_op: tuple[str, ...] = setting(
-        "Swap a kernel for another backend's, as in paged_attention=reference; repeatable.",
+        "Use another backend's kernel, as in paged_attention=reference; repeatable.",
         (),
         repeat="append",
         metavar="OP=BACKEND",
@@ -134,7 +134,7 @@ class ModelConfig:
         None,
     )
     pin_cpu_threads: bool = setting(
-        "Give each of these threads a core of its own, if they are as many as the cores.", True
+        "Give each of these threads its own core, if there are as many threads as cores.", True
     )
 
     def __post_init__(self) -> None:

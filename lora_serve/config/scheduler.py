@@ -24,14 +24,14 @@ class SchedulerConfig:
         choices=SCHEDULING_POLICIES,
     )
     fair_share: str = setting(
-        "Give adapters, or API keys, equal shares of the tokens computed while they wait for each "
-        "other, and let none fill a bounded queue alone; none serves in the order above alone.",
+        "Give adapters, or API keys, equal shares of the computed tokens while they compete, and "
+        "let none of them fill a bounded queue alone; none uses only the order above.",
         "none",
         choices=FAIR_SHARES,
     )
     async_scheduling: bool | None = setting(
-        "Plan and build a step while the one before it runs; on for GPUs and off for CPUs if left "
-        "out.",
+        "Plan and build a step while the previous one runs; by default on for GPUs and off for "
+        "CPUs.",
         None,
     )
     validate: bool = setting("Check the engine's invariants after every step (slow).", False)

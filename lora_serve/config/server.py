@@ -19,21 +19,21 @@ class ServerConfig:
     """The HTTP server."""
 
     host: str = setting(
-        "Address to listen on; the default is reached from this machine alone.",
+        "Address to listen on; the default can be reached only from this machine.",
         "127.0.0.1",
         metavar="ADDRESS",
     )
     port: int = setting("Port to listen on.", 8000)
     api_key: tuple[str, ...] = setting(
-        "Keys that may generate; open to all if left out. LORA_SERVE_API_KEY and VLLM_API_KEY are "
-        "added.",
+        "Keys that may generate; without any, everyone may. LORA_SERVE_API_KEY and VLLM_API_KEY "
+        "are added.",
         (),
         repeat="nargs",
         metavar="KEY",
         is_secret=True,
     )
     api_key_file: str | None = setting(
-        "File with such keys, one a line; read again on SIGHUP.", None, metavar="FILE"
+        "File with such keys, one per line; read again on SIGHUP.", None, metavar="FILE"
     )
     admin_api_key: tuple[str, ...] = setting(
         "Keys that may also change the server: load and unload adapters, reset caches. "
@@ -44,23 +44,23 @@ class ServerConfig:
         is_secret=True,
     )
     admin_api_key_file: str | None = setting(
-        "File with such keys, one a line; read again on SIGHUP.", None, metavar="FILE"
+        "File with such keys, one per line; read again on SIGHUP.", None, metavar="FILE"
     )
     allow_runtime_lora_updating: bool = setting(
-        "Let every caller who may generate change the server too, where there is no admin key. "
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 says the same.",
+        "If there is no admin key, let every caller who may generate also change the server. The "
+        "same as VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.",
         False,
     )
     allowed_hosts: tuple[str, ...] = setting(
-        "Hosts that requests may be addressed to and pages may come from. On a loopback address "
-        "loopback names if left out, elsewhere any.",
+        "Hosts that requests may be addressed to and pages may come from. By default the names of "
+        "loopback on a loopback address, and any elsewhere.",
         (),
         repeat="nargs",
         metavar="HOST",
     )
     allowed_origins: tuple[str, ...] = setting(
-        "Origins whose pages may send requests and read answers, or * for any; those of the hosts "
-        "above if left out, elsewhere than on a loopback address none.",
+        "Origins whose pages may send requests and read answers, or * for any. By default those of "
+        "the hosts above on a loopback address, and none elsewhere.",
         (),
         repeat="nargs",
         metavar="ORIGIN",
@@ -75,7 +75,7 @@ class ServerConfig:
         "Let pages of --allowed-origins send cookies and certificates along.", False
     )
     root_path: str = setting(
-        "Prefix of all paths that a proxy adds, as in /llm; requests come with it or without.",
+        "Prefix that a proxy adds to all paths, as in /llm; requests may have it or not.",
         "",
         metavar="PATH",
     )
@@ -83,8 +83,8 @@ class ServerConfig:
         "Listen on this Unix socket instead of --host and --port.", None, metavar="PATH"
     )
     http_timeout_keep_alive: int = setting(
-        "Seconds that a connection without a request is kept; more than a proxy before the server "
-        "keeps its own.",
+        "Seconds that an idle connection is kept; set it above the idle time of a proxy before the "
+        "server.",
         75,
     )
     disable_fastapi_docs: bool = setting("Serve neither /docs nor /openapi.json.", False)
@@ -99,18 +99,18 @@ class ServerConfig:
         metavar="FILE",
     )
     isolate_api_keys: bool | None = setting(
-        "Never share cached KV between API keys: how long an answer takes, and its cached_tokens, "
-        "tell what others sent. On if left out, where there are keys.",
+        "Never share cached KV between API keys, because the time of an answer and its "
+        "cached_tokens would show what others sent. On by default if there are keys.",
         None,
     )
     min_priority: int = setting(
-        "Lowest `priority`, served first, that a request without an admin key may ask for; 0 if "
-        "left out. A server on a loopback address without keys takes any.",
+        "Lowest `priority` (the first to be served) that a request without an admin key may have; "
+        "by default 0. A server on a loopback address without keys accepts any.",
         0,
     )
     metrics_need_key: bool = setting(
-        "Give /metrics, which names adapters, only to an admin key where there is one, else to any "
-        "key, where there are keys.",
+        "If there are keys, /metrics, which names adapters, needs an admin key, or any key if "
+        "there is no admin key.",
         True,
     )
     metrics_port: int | None = setting(
@@ -120,14 +120,14 @@ class ServerConfig:
         "Address to listen on for --metrics-port.", "127.0.0.1", metavar="ADDRESS"
     )
     otlp_traces_endpoint: str | None = setting(
-        "Where spans of requests are exported to, by OTLP; OTEL_EXPORTER_OTLP_TRACES_ENDPOINT says "
-        "the same. It needs the extra otel.",
+        "Send a span of each request to this OTLP endpoint, as OTEL_EXPORTER_OTLP_TRACES_ENDPOINT "
+        "does. Needs the extra otel.",
         None,
         metavar="URL",
     )
     otlp_traces_protocol: str | None = setting(
-        "How; if left out, gRPC for port 4317 or grpc:// and else HTTP. "
-        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL says the same.",
+        "Protocol of the traces, as in OTEL_EXPORTER_OTLP_TRACES_PROTOCOL; by default gRPC for "
+        "port 4317 or grpc://, otherwise HTTP.",
         None,
         choices=("grpc", "http/protobuf"),
     )
@@ -140,12 +140,12 @@ class ServerConfig:
         metavar="FILE",
     )
     trust_request_chat_template: bool = setting(
-        "Let requests bring a chat_template of their own; it is a program, run in a sandbox that "
-        "bounds what it writes, but not how long it runs.",
+        "Accept a chat_template in requests. It is a program, run in a sandbox that limits what it "
+        "writes, but not how long it runs.",
         False,
     )
     return_tokens_as_token_ids: bool = setting(
-        'Name tokens in logprobs "token_id:N" instead of by their text, unless a request says '
+        'Write tokens in logprobs as "token_id:N" instead of their text, unless a request says '
         "otherwise.",
         False,
     )
@@ -153,84 +153,85 @@ class ServerConfig:
         "Answer GET /tokenizer_info: the tokenizer's special tokens and the chat template.", False
     )
     enable_per_request_metrics: bool = setting(
-        "Tell with each answer how long it took: `metrics`, with the usage of a stream.", False
+        "Add `metrics` to each answer, or to the usage of a stream: how long it took.", False
     )
     enable_force_include_usage: bool = setting(
-        "Tell the usage in every chunk of a stream, as if stream_options asked for it.", False
+        "Send the usage in every chunk of a stream, as if stream_options asked for it.", False
     )
     tool_call_parser: str = setting(
-        "How tool calls are read: hermes, llama3_json, mistral, pythonic, …; by what the chat "
-        "template holds, or none.",
+        "Format of tool calls: hermes, llama3_json, mistral, pythonic, …; auto, by the chat "
+        "template; or none.",
         "auto",
         metavar="NAME",
     )
     enable_auto_tool_choice: bool = setting(
-        "Refuse to start unless it is known how tool calls are read. They are read without it, "
-        "too.",
+        "Refuse to start if the format of tool calls is not known. Calls are read without this "
+        "flag, too.",
         False,
     )
     reasoning_parser: str = setting(
-        "How reasoning is told from the answer: qwen3, deepseek_r1, mistral, granite; by what the "
-        "chat template holds, or none.",
+        "Format of reasoning: qwen3, deepseek_r1, mistral, granite; auto, by the chat template; or "
+        "none.",
         "auto",
         metavar="NAME",
     )
     max_stored_responses: int = setting(
-        "Most answers of /v1/responses that are kept for previous_response_id and GET; 0 for none.",
+        "Most responses of /v1/responses that are kept for previous_response_id and GET; 0 for "
+        "none.",
         1024,
     )
     max_stored_response_bytes: int = setting(
-        "Most memory for them, with the conversations that they continue.",
+        "Most memory for kept responses, with the conversations that they continue.",
         64 * 2**20,
         quantity="bytes",
     )
-    stored_response_seconds: float = setting("Seconds for which one is kept.", 3600.0)
+    stored_response_seconds: float = setting("Seconds for which a response is kept.", 3600.0)
     max_body_bytes: int = setting("Largest request body accepted.", 4 * 2**20, quantity="bytes")
     max_embeds_body_bytes: int = setting(
-        "The same for a body with prompt_embeds, where --enable-prompt-embeds allows them.",
+        "Largest request body with prompt_embeds, if --enable-prompt-embeds allows them.",
         64 * 2**20,
         quantity="bytes",
     )
     max_lora_body_bytes: int = setting(
-        "The same for a body of /load_lora_adapter_from_tensors, and for all of these at once.",
+        "Largest request body of /load_lora_adapter_from_tensors, and of all of these at once.",
         64 * 2**20,
         quantity="bytes",
     )
     max_lora_spool_bytes: int = setting(
-        "Most room for files of adapters that came in such bodies, below TMPDIR.",
+        "Most disk space for adapters that came in such bodies, below TMPDIR.",
         16 * 2**30,
         quantity="bytes",
     )
     max_total_body_bytes: int = setting(
-        "Most bytes of request bodies that are read and parsed at once, as far as they have come. "
-        "Of those above it the slowest get 408; one above 64 KiB waits for room for 5 s and then "
-        "gets 503. A larger one is read alone.",
+        "Most memory for request bodies that are being received and parsed. Beyond it, the slowest "
+        "get 408, and one above 64 KiB waits for room for 5 s and then gets 503. A body that is "
+        "larger alone is read alone.",
         64 * 2**20,
         quantity="bytes",
     )
     max_connections: int = setting(
-        "Most connections open at once, as far as the system's limit of open files allows; a "
-        "further one takes the place of one without a request, or gets 503.",
+        "Most connections open at once, as far as the system's limit on open files allows; a "
+        "further one replaces an idle one, or gets 503.",
         16384,
     )
     max_connections_per_address: int = setting(
-        "Most connections from one client address (of IPv6, from one /64 network); a further one "
-        "gets 503. 0 for any number, as behind a proxy, from whose address all clients come.",
+        "Most connections from one client address (with IPv6, from one /64 network); a further one "
+        "gets 503. 0 for any number: behind a proxy, all clients have its address.",
         0,
     )
     request_head_timeout: float = setting(
-        "Seconds in which a connection must have sent a whole request's head; 0 for any.", 10.0
+        "Seconds in which a connection must send the whole head of a request; 0 for no limit.", 10.0
     )
     request_body_timeout: float = setting(
-        "Seconds in which a request's body must have been sent; 0 for any.", 60.0
+        "Seconds in which a request's body must be sent; 0 for no limit.", 60.0
     )
     response_read_timeout: float = setting(
-        "Seconds in which a client must take some of the answer that waits for it; 0 for any. Only "
-        "Linux can tell.",
+        "Seconds in which a client must read some of the answer that waits for it; 0 for no limit. "
+        "Works only on Linux.",
         60.0,
     )
     drain_timeout: float = setting(
-        "Seconds that answers may still take after SIGTERM before they are ended.",
+        "Seconds that answers have to finish after SIGTERM before they are cut off.",
         30.0,
         aliases=("--shutdown-timeout",),
     )

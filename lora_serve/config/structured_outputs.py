@@ -29,7 +29,7 @@ class StructuredOutputsConfig:
     )
 
     structured_outputs_enable_in_reasoning: bool = setting(
-        "Hold the reasoning of chats to the grammar, too, instead of what follows it alone.",
+        "Make the reasoning of chats follow the grammar, too, not only what comes after it.",
         False,
         flag="structured-outputs-config.enable-in-reasoning",
     )

@@ -80,7 +80,7 @@ def _check_is_gguf(file: Path, load_format: str) -> None:
     """Raise ConfigError for a file that is no model, or is not of the format that is asked for."""
     if not format_named(GGUF_FORMAT).recognises(file) and file.suffix.lower() != SUFFIX:
         raise ConfigError(
-            f"model {file}: this is a file, and none of GGUF; name the directory that holds "
+            f"model {file}: this is a file, but not GGUF; name the directory that holds "
             "config.json and weights"
         )
     if load_format not in (AUTO, GGUF_FORMAT, RANDOM_WEIGHTS):

@@ -116,7 +116,8 @@ def overridden_group(override: str) -> str:
     group = override.partition("=")[0]
     if group not in (*OP_GROUPS, "all"):
         raise ConfigError(
-            f"--override-op {override}: no op {group!r}; have {sorted(OP_GROUPS)} and 'all'"
+            f"--override-op {override}: unknown op {group!r}; known are {sorted(OP_GROUPS)} "
+            "and 'all'"
         )
     return group
 
@@ -132,7 +133,8 @@ def override_ops(ops: Ops, overrides: Sequence[str], backends: dict[str, Ops]) -
         group, backend = overridden_group(override), override.partition("=")[2]
         if backend not in backends:
             raise ConfigError(
-                f"--override-op {override}: no backend {backend!r}; have {sorted(backends)}"
+                f"--override-op {override}: backend {backend!r} is not available; these are: "
+                f"{sorted(backends)}"
                 + (" (triton needs --device cuda or TRITON_INTERPRET=1)" * (backend == "triton"))
             )
         source = backends[backend]

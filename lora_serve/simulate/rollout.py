@@ -41,7 +41,7 @@ class RollOut(msgspec.Struct, frozen=True):
         except ValueError:
             at_seconds = -1.0
         if not name or not 0 <= at_seconds < float("inf"):
-            raise ConfigError(f"--roll-out {text}: want NAME@SECONDS, such as adapter-0@30")
+            raise ConfigError(f"--roll-out {text}: must be NAME@SECONDS, such as adapter-0@30")
         return cls(name, at_seconds)
 
 

@@ -55,7 +55,7 @@ def enforceable(text: str, *, is_lenient: bool) -> str:
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise refusal(f"the schema is no JSON: {error}") from error
+        raise refusal(f"the schema is not JSON: {error}") from error
     reduction = _Reduction(document)
     schema = reduction.run()
     if reduction.left_out and not is_lenient:

@@ -53,7 +53,7 @@ def read_json_file(source: str, revision: str | None, filename: str) -> object:
     try:
         content: object = json.loads(path.read_bytes())
     except ValueError as error:
-        raise ConfigError(f"{path} is no JSON: {error}") from error
+        raise ConfigError(f"{path} is not JSON: {error}") from error
     return content
 
 

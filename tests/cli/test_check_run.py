@@ -109,7 +109,7 @@ def test_the_probes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         ("http://host --timeout 0", "--timeout 0 must be above 0"),
         ("http://host --prompt-tokens 0", "must be at least 1"),
         ("http://host --served-adapter a={ --served-adapter b", "no JSON after the ="),
-        ("http://host --served-adapter a=5 --served-adapter b", "want NAME or NAME=JSON"),
+        ("http://host --served-adapter a=5 --served-adapter b", "must be NAME or NAME=JSON"),
         ("http://host --api-key-file /nowhere", "--api-key-file /nowhere"),
         ("http://host --cacert /nowhere", "--cacert /nowhere"),
         ("http://host --workspace /nowhere/at/all", "--workspace /nowhere/at/all"),

@@ -123,11 +123,11 @@ def test_kv_transfer_config_says_what_the_flags_say() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1]", "want a JSON object"),
+        ("[1]", "must be a JSON object"),
         ('{"kv_connector": "LMCacheConnectorV1"}', 'kv_connector must be "TieredConnector"'),
         ('{"kv_role": "kv_reader"}', "--kv-role kv_reader must be one of kv_both, kv_producer"),
         ('{"kv_save_deadline_ms": 0}', "--kv-save-deadline-ms 0 must be at least 1"),
-        ('{"kv_port": 1}', "no setting kv_port; have"),
+        ('{"kv_port": 1}', "unknown setting kv_port; known are"),
         ('{"kv_ram_bytes": "lots"}', "--kv-ram-bytes: 'lots' is no number of bytes"),
         ('{"kv_ram_bytes": 0}', "--kv-ram-bytes 0 must be at least 1"),
         ('{"kv_load_deadline_ms": 7}', "kv_load_deadline_ms is given as a flag, too"),

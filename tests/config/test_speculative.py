@@ -26,13 +26,16 @@ def test_settings_as_json_or_as_a_mapping_are_those_of_the_flags() -> None:
         ({"method": "draft_model", "model": "x"}, "no method 'draft_model'; have ngram, suffix"),
         ({"method": "eagle3"}, "no method 'eagle3'; have ngram, suffix, which need no draft model"),
         ({"model": "x", "num_speculative_tokens": 3}, "no method 'draft_model'; have"),
-        ({"method": "ngram", "draft_tensor_parallel_size": 1}, "no setting draft_tensor_parallel"),
+        (
+            {"method": "ngram", "draft_tensor_parallel_size": 1},
+            "unknown setting draft_tensor_parallel",
+        ),
         ({"num_speculative_tokens": 3}, "num_speculative_tokens without a method drafts nothing"),
         ({"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 2}, "must be at least"),
         ({"method": "ngram", "prompt_lookup_max": "3"}, "prompt_lookup_max '3' must be a int"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "tokens 0 must be from 1 to 256"),
         ({"method": "suffix", "suffix_decoding_max_spec_factor": 1e999}, "inf must be from"),
-        ({"method": "suffix", "speculation": "off"}, "no setting speculation"),
+        ({"method": "suffix", "speculation": "off"}, "unknown setting speculation"),
     ],
 )
 def test_what_drafts_nothing_here_is_refused(given: dict[str, object], reason: str) -> None:

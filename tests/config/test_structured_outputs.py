@@ -18,10 +18,10 @@ def test_settings_as_json_are_those_of_the_flags() -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[]", "must be a JSON object"),
-        ('{"engine": 1}', "no setting engine; have backend, compile_timeout"),
-        ('{"config": "{}"}', "no setting config"),
+        ('{"engine": 1}', "unknown setting engine; known are backend, compile_timeout"),
+        ('{"config": "{}"}', "unknown setting config"),
         ('{"backend": 1}', "backend 1 must be a str, as 'auto'"),
         ('{"backend": "outlines"}', "backend outlines must be one of auto, llguidance, xgrammar"),
         ('{"compile_timeout": 0}', "compile-timeout 0.0 must be above 0"),

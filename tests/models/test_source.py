@@ -72,5 +72,5 @@ def test_a_directory_of_gguf_files_is_told_to_be_one(tmp_path: Path) -> None:
 
 def test_another_file_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ConfigError, match="this is a file, and none of GGUF; name the directory"):
+    with pytest.raises(ConfigError, match="this is a file, but not GGUF; name the directory"):
         model_path(str(tmp_path / "model.safetensors"), None, with_weights=False)

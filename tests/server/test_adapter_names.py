@@ -160,5 +160,5 @@ def test_a_server_is_called_by_its_machine_and_port() -> None:
 
 @pytest.mark.parametrize("where", ["http://redis:1", "s3://bucket"])
 def test_a_catalog_of_an_unknown_kind_is_refused(where: str) -> None:
-    with pytest.raises(ConfigError, match="want a path, or a URL of redis://"):
+    with pytest.raises(ConfigError, match="must be a path, or a URL of redis://"):
         CatalogConfig(lora_catalog=where)

@@ -51,7 +51,7 @@ def test_ends_and_defaults_come_from_the_model_if_it_lies_elsewhere(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[]", "must hold a JSON object, not a list"),
         ('{"top_p": "much"}', "top_p must be a number, got 'much'"),
         ('{"top_k": true}', "top_k must be a number, got True"),

@@ -111,7 +111,7 @@ def _constraint(given: Mapping[Kind, object]) -> StructuredOutput:
 
 def _refuse_unknown(value: Mapping[str, object], known: set[str]) -> None:
     if unknown := sorted(value.keys() - known):
-        raise ValueError(f"has unknown fields {unknown[:5]}; have {sorted(known)}")
+        raise ValueError(f"has unknown fields {unknown[:5]}; known are {sorted(known)}")
 
 
 class _JsonSchema(TypedDict):

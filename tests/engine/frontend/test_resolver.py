@@ -133,10 +133,10 @@ async def test_only_so_many_names_are_looked_for_at_once(monkeypatch: pytest.Mon
     ("place", "told"),
     [
         ("hf", "needs --lora-allow-hub"),
-        ("/adapters", "want dir:PATH, hf or s3://BUCKET/PREFIX"),
-        ("s3://", "want dir:PATH"),
+        ("/adapters", "must be dir:PATH, hf or s3://BUCKET/PREFIX"),
+        ("s3://", "must be dir:PATH"),
         ("dir:", "names no directory"),
-        ("", "want dir:PATH"),
+        ("", "must be dir:PATH"),
     ],
 )
 def test_a_place_that_is_none_is_refused(place: str, told: str) -> None:
