@@ -204,7 +204,7 @@ async def _load_tensors(context: ServerContext, request: Request) -> Loaded:
             if context.names.is_shared:
                 raise no_bodies()
             _check_name(context, body.lora_name)
-            await _note_before(audit, context, body.lora_name)
+            _note_before(audit, context, body.lora_name)
             adapter = await asyncio.shield(asyncio.create_task(_load_spooled(context, body, audit)))
         audit.note_after(adapter.digest)
     return Loaded(adapter, audit.is_unchanged)
@@ -257,7 +257,7 @@ async def _load(
         audit.note_asked(wish.lora_name, wish.lora_path)
         _require_enabled(context)
         _check_name_and_path(context, wish.lora_name, wish.lora_path)
-        await _note_before(audit, context, wish.lora_name)
+        _note_before(audit, context, wish.lora_name)
         loaded = await _published(context, wish, caller.shown)
         audit.note_after(loaded.adapter.digest)
     await _remove_unused(context)
@@ -281,7 +281,7 @@ async def _unload(
             raise AdapterError(
                 "'lora_name' needs to be provided to unload a LoRA adapter.", "lora_name"
             )
-        await _note_before(audit, context, name)
+        _note_before(audit, context, name)
         rollout = await context.names.unload(name, caller.shown)
     await _remove_unused(context)
     return name, rollout
@@ -291,10 +291,10 @@ async def _paths(context: ServerContext) -> dict[str, str]:
     return {adapter.name: adapter.path for adapter in await context.engine.list_adapters()}
 
 
-async def _note_before(audit: AdapterAudit, context: ServerContext, name: str) -> None:
-    for adapter in await context.engine.list_adapters():
-        if adapter.name == name:
-            audit.note_before(adapter.digest, adapter.path)
+def _note_before(audit: AdapterAudit, context: ServerContext, name: str) -> None:
+    adapter = context.engine.adapter(name)
+    if adapter is not None:
+        audit.note_before(adapter.digest, adapter.path)
 
 
 async def _published(context: ServerContext, wish: AdapterWish, by: str) -> names.Loaded:

@@ -46,6 +46,23 @@ def digest_of(path: str) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
+async def test_a_change_asks_the_engine_for_no_list_of_all_adapters(
+    tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be thousands, and a trainer makes such a call at each of its steps."""
+    engine = FakeEngine()
+
+    async def list_all() -> None:
+        raise AssertionError("all adapters were listed")
+
+    monkeypatch.setattr(engine, "list_adapters", list_all)
+    path = write_adapter(tmp_path / "a", "ALPHA")
+    async with client_for(engine) as client:
+        await call(client, LOAD, lora_name="x", lora_path=path)
+        await call(client, UNLOAD, lora_name="x")
+    assert [line.rpartition(", ")[2] for line in told] == ["done", "done"]
+
+
 async def test_every_change_is_one_line_with_both_digests(tmp_path: Path, told: list[str]) -> None:
     a = write_adapter(tmp_path / "a", "ALPHA")
     b = write_adapter(tmp_path / "b", "BETA")
