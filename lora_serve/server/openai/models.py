@@ -98,8 +98,8 @@ async def require_model(engine: Engine, models: ServedModels, model: str | None)
     target = models.resolve(model)
     if target.lora_name is BASE_MODEL:
         return
-    adapters = [adapter.name for adapter in await engine.list_adapters()]
-    if target.lora_name not in adapters:
+    if engine.adapter(target.lora_name) is None:
+        adapters = [adapter.name for adapter in await engine.list_adapters()]
         raise models.unknown(target.shown, adapters)
 
 

@@ -94,3 +94,19 @@ async def test_without_the_flag_nothing_of_the_tokenizer_is_shown(
 ) -> None:
     words = "--enable-tokenizer-info-endpoint"
     assert words in error_of(await client.get("/tokenizer_info"), 404)["message"]
+
+
+async def test_an_adapters_name_is_looked_up_without_a_list_of_all_adapters(
+    engine: FakeEngine,
+    client: httpx.AsyncClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await engine.load_lora_adapter("tenant", write_adapter(tmp_path, "ALPHA"))
+
+    async def list_all() -> None:
+        raise AssertionError("all adapters were listed")
+
+    monkeypatch.setattr(engine, "list_adapters", list_all)
+    answer = await client.post("/tokenize", json={"model": "tenant", "prompt": "hi"})
+    assert answer.status_code == 200
