@@ -105,7 +105,6 @@ NOT_OFFERED: Mapping[str, str] = MappingProxyType(
         "--exclude-tools-when-tool-choice-none": "leave tools out of such a request",
         "--guided-decoding-backend": "--structured-outputs-config.backend names the library",
         "--hf-token": "HF_TOKEN holds the token, which a flag would show to other processes",
-        "--no-enable-chunked-prefill": "prompts are computed in chunks, which changes no bit",
         "--return-sampling-mask": "ask for logprobs, under --logprobs-mode processed_logprobs",
         "--skip-tokenizer-init": _TOKENIZER,
         "--tokens-only": _TOKENIZER,
