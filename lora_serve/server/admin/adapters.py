@@ -25,8 +25,7 @@ from lora_serve.errors import (
     LoraServeError,
 )
 from lora_serve.messages import AdapterInfo
-from lora_serve.server import adapter_names as names
-from lora_serve.server.adapter_names import no_bodies
+from lora_serve.server.adapter_names import Loaded, no_bodies
 from lora_serve.server.admin.adapter_tensors import check_checksums, read_tensors
 from lora_serve.server.admin.answers import (
     AdapterChangeList,
@@ -122,7 +121,7 @@ def _route_lists(router: APIRouter, context: ServerContext) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadOutcome:
     """What stands under a name after a load.
 
     is_unchanged: the same bytes stood there before. rollout: where other servers follow.
@@ -159,7 +158,7 @@ def _told(rollout: Rollout | None) -> str:
     return f" Warning: it is {rollout}."
 
 
-def _added(context: ServerContext, loaded: Loaded, *, accepts_json: bool = False) -> Response:
+def _added(context: ServerContext, loaded: LoadOutcome, *, accepts_json: bool = False) -> Response:
     """A text, as vLLM has it; or JSON with what the headers say, for callers who accept that."""
     adapter = loaded.adapter
     told = f"Success: LoRA adapter '{adapter.name}' added successfully."
@@ -191,7 +190,7 @@ def _removed(name: str, rollout: Rollout | None) -> Response:
     return PlainTextResponse(told, headers=_rollout_headers(rollout))
 
 
-async def _load_tensors(context: ServerContext, request: Request) -> Loaded:
+async def _load_tensors(context: ServerContext, request: Request) -> LoadOutcome:
     """Load the adapter that the body holds.
 
     What was begun is ended, also if the caller is gone: its files are the server's own.
@@ -207,7 +206,7 @@ async def _load_tensors(context: ServerContext, request: Request) -> Loaded:
             _note_before(audit, context, body.lora_name)
             adapter = await asyncio.shield(asyncio.create_task(_load_spooled(context, body, audit)))
         audit.note_after(adapter.digest)
-    return Loaded(adapter, audit.is_unchanged)
+    return LoadOutcome(adapter, audit.is_unchanged)
 
 
 async def _load_spooled(
@@ -248,7 +247,7 @@ async def _load(
     context: ServerContext,
     request: Request,
     kind: type[LoadAdapterBody] | type[LoRASourceBody] | type[SageMakerAdapterBody],
-) -> Loaded:
+) -> LoadOutcome:
     """Load what a body of this kind asks for."""
     caller = caller_of(request)
     with AdapterAudit("load", caller, context.names.changes) as audit:
@@ -261,7 +260,7 @@ async def _load(
         loaded = await _published(context, wish, caller.shown)
         audit.note_after(loaded.adapter.digest)
     await _remove_unused(context)
-    return Loaded(loaded.adapter, audit.is_unchanged, loaded.rollout)
+    return LoadOutcome(loaded.adapter, audit.is_unchanged, loaded.rollout)
 
 
 async def _unload(
@@ -297,7 +296,7 @@ def _note_before(audit: AdapterAudit, context: ServerContext, name: str) -> None
         audit.note_before(adapter.digest, adapter.path)
 
 
-async def _published(context: ServerContext, wish: AdapterWish, by: str) -> names.Loaded:
+async def _published(context: ServerContext, wish: AdapterWish, by: str) -> Loaded:
     name = wish.lora_name
     try:
         return await context.names.load(wish, by)
