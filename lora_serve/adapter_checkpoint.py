@@ -31,7 +31,11 @@ class LoRAModule:
 
 @dataclass(frozen=True, slots=True)
 class AdapterCheckpoint:
-    """One adapter, verified: `digest` is over the bytes that `modules` hold."""
+    """One adapter, verified: `digest` is over all that shapes its delta, and where it begins.
+
+    invocation_tokens: it acts from where these last begin in a prompt; from the first token on if
+        there are none.
+    """
 
     path: str
     digest: bytes
@@ -39,3 +43,4 @@ class AdapterCheckpoint:
     num_bytes: int
     base_model: str
     modules: tuple[LoRAModule, ...]
+    invocation_tokens: tuple[int, ...] = ()

@@ -1,7 +1,11 @@
 """What a KV block is found by: everything that shaped it, and nothing else.
 
     root(namespace) = H("lora-serve/kv/1", model fingerprint, lora_name, digest, generation, salt)
-    h[i]            = H(h[i-1], token ids of block i, digest of its embedding rows, extra)
+    h[i]            = H(h[i-1], token ids of block i, digest of its embedding rows, activation)
+
+Where an adapter acts from a later position s on, the blocks before that of s are the base model's:
+their chain begins at its root, and `activation` of the block that s is in says which adapter it is,
+and s; it is empty of any other.
 
 H hashes length-framed fields, so ("ab", "c") and ("a", "bc") differ, and takes no random seed, so
 it is equal in every process. One chain serves the device cache and every tier.
@@ -60,6 +64,27 @@ class CacheNamespace:
     adapter: AdapterRef | NoAdapter = BASE_MODEL
     cache_salt: str = ""
 
+    @property
+    def lora_name(self) -> str | NoAdapter:
+        return self.adapter if self.adapter is BASE_MODEL else self.adapter.name
+
+    @property
+    def of_base_model(self) -> CacheNamespace:
+        """That of the base model's requests with the same salt."""
+        return CacheNamespace(self.model_fingerprint, BASE_MODEL, self.cache_salt)
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """An adapter begins to act at `start`, which is not 0. namespace: of what is computed then."""
+
+    namespace: CacheNamespace
+    start: int
+
+    @property
+    def framed(self) -> bytes:
+        return framed(str(self.start).encode(), *_adapter_fields(self.namespace.adapter))
+
 
 def framed(*fields: bytes) -> bytes:
     """Join fields so that no two different tuples give the same bytes."""
@@ -84,22 +109,16 @@ class BlockHasher:
         self._hash = HASH_ALGOS[algo]
 
     def root(self, namespace: CacheNamespace) -> BlockHash:
-        adapter = namespace.adapter
-        fields: tuple[bytes, ...] = (b"base",)
-        if adapter is not BASE_MODEL:
-            generation = str(adapter.generation).encode()
-            fields = (b"adapter", adapter.name.encode(), adapter.digest, generation)
         salt = _salt_bytes(namespace.cache_salt)
-        return BlockHash(
-            self._hash(framed(_SCHEME, namespace.model_fingerprint, framed(*fields), salt))
-        )
+        adapter = framed(*_adapter_fields(namespace.adapter))
+        return BlockHash(self._hash(framed(_SCHEME, namespace.model_fingerprint, adapter, salt)))
 
     def extend(
         self,
         parent: BlockHash,
         token_ids: Sequence[int],
         embeds_digest: bytes = b"",
-        extra: bytes = b"",
+        activation: Activation | None = None,
     ) -> BlockHash:
         """Hash of the block after `parent`.
 
@@ -107,10 +126,11 @@ class BlockHasher:
             parent: hash of the block before, or the root.
             token_ids: the block's tokens; 0 where an embedding row stands instead.
             embeds_digest: digest of the block's embedding rows, empty if it has none.
-            extra: what else shaped the block; empty if nothing did.
+            activation: of the adapter that begins to act in the block, if one does.
         """
         tokens = array("q", token_ids).tobytes()
-        return BlockHash(self._hash(framed(parent, tokens, embeds_digest, extra)))
+        begins = b"" if activation is None else activation.framed
+        return BlockHash(self._hash(framed(parent, tokens, embeds_digest, begins)))
 
 
 def embeds_digest(rows: bytes | memoryview) -> bytes:
@@ -136,6 +156,12 @@ def tenant_salt(api_key: str, cache_salt: str) -> str:
     """Mix a tenant's own salt with the one a client asked for: it adds to it, never replaces it."""
     fields = framed(b"tenant", api_key.encode(), _salt_bytes(cache_salt))
     return hashlib.sha256(fields).hexdigest()
+
+
+def _adapter_fields(adapter: AdapterRef | NoAdapter) -> tuple[bytes, ...]:
+    if adapter is BASE_MODEL:
+        return (b"base",)
+    return (b"adapter", adapter.name.encode(), adapter.digest, str(adapter.generation).encode())
 
 
 def _salt_bytes(cache_salt: str) -> bytes:

@@ -136,6 +136,7 @@ class AdapterInfo(msgspec.Struct, frozen=True):
     """A registered adapter as `/v1/models` shows it. residency: "resident" or "evicted".
 
     base_model: what its config says it was trained on; "" if it says nothing.
+    invocation_tokens: as of `AdapterCheckpoint`.
     """
 
     name: str
@@ -149,6 +150,7 @@ class AdapterInfo(msgspec.Struct, frozen=True):
     num_leases: int
     created: float
     base_model: str = ""
+    invocation_tokens: tuple[int, ...] = ()
 
     @property
     def is_resident(self) -> bool:

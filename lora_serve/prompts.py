@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
@@ -104,6 +105,7 @@ class PlacedRows(msgspec.Struct, frozen=True, gc=False):
     data: bytes
 
 
+_ROW = -1  # stands for an embedding row where tokens are looked for
 NO_ROWS = PlacedRows((), b"")
 
 
@@ -125,6 +127,21 @@ def rows_between(prompt: EmbeddedPrompt, start: int, end: int) -> PlacedRows:
             offset = (before + begin - position) * row_bytes
             pieces.append(prompt.data[offset : offset + (stop - begin) * row_bytes])
     return PlacedRows(tuple(runs), b"".join(pieces))
+
+
+def last_occurrence(prompt: Prompt, token_ids: Sequence[int]) -> int | None:
+    """Where these tokens begin in the prompt for the last time; None if they do not stand there."""
+    places = array("i", prompt.token_ids)
+    if not isinstance(prompt, TokensPrompt):
+        for position, count, _ in prompt.runs if places else ():
+            places[position : position + count] = array("i", [_ROW]) * count
+    pattern, text = array("i", token_ids).tobytes(), places.tobytes()
+    end = len(text)
+    while (found := text.rfind(pattern, 0, end)) >= 0:
+        if found % places.itemsize == 0:
+            return found // places.itemsize
+        end = found + len(pattern) - 1  # it began in the middle of a token
+    return None
 
 
 def embeds_digests(prompt: Prompt, block_size: int) -> tuple[bytes, ...]:

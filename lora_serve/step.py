@@ -136,8 +136,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
         values each.
     token_from: set where the only token is pending, drawn and not known yet: the step before this
         one draws it for the request at this index there. `asked` does not count it.
-    adapter_start: the adapter acts from this position on; rows before it are the base model's. It
-        is always 0 as yet, since the identity of blocks does not say where an adapter begins.
+    adapter_start: the adapter acts from this position on; rows before it are the base model's.
     """
 
     request_id: str

@@ -10,6 +10,7 @@ import pytest
 from lora_serve.identity import (
     BASE_MODEL,
     HASH_ALGOS,
+    Activation,
     AdapterRef,
     BlockHash,
     BlockHasher,
@@ -61,6 +62,9 @@ def test_framing_keeps_neighbouring_fields_apart() -> None:
     assert framed(b"", b"a") != framed(b"a", b"")
 
 
+OTHER_VERSION = replace(SPACE, adapter=replace(REF, generation=7))
+
+
 def test_each_field_of_a_block_makes_another_hash() -> None:
     hasher = BlockHasher()
     parent = hasher.root(SPACE)
@@ -70,7 +74,9 @@ def test_each_field_of_a_block_makes_another_hash() -> None:
         hasher.extend(parent, [1, 2, 4]),
         hasher.extend(parent, [1, 2]),
         hasher.extend(parent, [1, 2, 3], embeds_digest=b"e"),
-        hasher.extend(parent, [1, 2, 3], extra=b"e"),
+        hasher.extend(parent, [1, 2, 3], activation=Activation(SPACE, 5)),
+        hasher.extend(parent, [1, 2, 3], activation=Activation(SPACE, 6)),
+        hasher.extend(parent, [1, 2, 3], activation=Activation(OTHER_VERSION, 5)),
     ]
     assert len({base, *others}) == len(others) + 1
 

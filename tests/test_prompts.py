@@ -11,6 +11,7 @@ from lora_serve.prompts import (
     Prompt,
     TokensPrompt,
     embeds_digests,
+    last_occurrence,
     rows_between,
 )
 
@@ -27,6 +28,26 @@ def test_parts_are_joined_in_their_order() -> None:
 def test_rows_that_follow_each_other_are_one_run_however_they_were_sent() -> None:
     apart = MixedPrompt.of([(5,), EmbedsPrompt(1, A), (), EmbedsPrompt(2, B + C)])
     assert apart == MixedPrompt.of([(5,), EmbedsPrompt(3, A + B + C)])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "token_ids", "place"),
+    [
+        (TokensPrompt((1, 2, 3, 1, 2)), (1, 2), 3),
+        (TokensPrompt((1, 2, 3, 1, 2)), (2, 3), 1),
+        (TokensPrompt((1, 2, 1)), (1, 2, 1, 2), None),
+        (TokensPrompt((256, 1)), (1,), 1),  # its bytes stand across both, too
+        (TokensPrompt((1 << 16, 1 << 16, 2)), (1,), None),
+        (TokensPrompt((7, 7, 7)), (7, 7), 1),
+        (MIXED, (0,), None),  # rows are no tokens
+        (MIXED, (7,), 4),
+        (EmbedsPrompt(2, A + B), (0,), None),
+    ],
+)
+def test_tokens_are_looked_for_from_the_end(
+    prompt: Prompt, token_ids: tuple[int, ...], place: int | None
+) -> None:
+    assert last_occurrence(prompt, token_ids) == place
 
 
 @pytest.mark.parametrize("seed", range(20))

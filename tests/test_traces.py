@@ -23,6 +23,7 @@ from lora_serve.scheduler.request import Request
 from tests.fakes.mutant_hashers import (
     KeyHoldsOnlyTheName,
     KeyIgnoresEmbeds,
+    KeyIgnoresTheActivation,
     KeyIgnoresTheAdapter,
     KeyIgnoresTheParent,
 )
@@ -133,7 +134,14 @@ def test_traces_catch_a_scheduler_that_finds_a_block_too_many_before_prompt_logp
 
 
 @pytest.mark.parametrize(
-    "mutant", [KeyHoldsOnlyTheName, KeyIgnoresTheAdapter, KeyIgnoresEmbeds, KeyIgnoresTheParent]
+    "mutant",
+    [
+        KeyHoldsOnlyTheName,
+        KeyIgnoresTheActivation,
+        KeyIgnoresTheAdapter,
+        KeyIgnoresEmbeds,
+        KeyIgnoresTheParent,
+    ],
 )
 def test_traces_catch_an_identity_where_the(mutant: type[BlockHasher]) -> None:
     assert is_caught(hasher_class=mutant)

@@ -148,7 +148,7 @@ def _read(
             modules = _read_modules(file, settings, lora_modules, max_lora_rank, findings)
     if findings:
         raise AdapterFormatError(directory.path, findings)
-    found = digest(modules)
+    found = digest(modules, settings.invocation_tokens)
     _check_sidecar(directory, found)
     return AdapterCheckpoint(
         path=directory.path,
@@ -157,6 +157,7 @@ def _read(
         num_bytes=sum(len(module.a.data) + len(module.b.data) for module in modules),
         base_model=settings.base_model,
         modules=modules,
+        invocation_tokens=settings.invocation_tokens,
     )
 
 
@@ -188,9 +189,14 @@ def _weights(directory: AdapterDirectory, findings: list[str]) -> Iterator[Tenso
             yield TensorFile(weights)
 
 
-def digest(modules: tuple[LoRAModule, ...]) -> bytes:
-    """SHA-256 over all that shapes the delta: names, ranks, scales, dtypes, shapes and bytes."""
+def digest(modules: tuple[LoRAModule, ...], invocation_tokens: Sequence[int] = ()) -> bytes:
+    """SHA-256 over all that shapes the delta: names, ranks, scales, dtypes, shapes and bytes.
+
+    And, of an activated LoRA, over the tokens that say where it begins.
+    """
     sha = hashlib.sha256(framed(_SCHEME))
+    if invocation_tokens:
+        sha.update(framed(b"from", struct.pack(f"<{len(invocation_tokens)}q", *invocation_tokens)))
     for module in sorted(modules, key=lambda module: module.name):
         scale = struct.pack("<d", module.scale)
         sha.update(framed(module.name.encode(), module.rank.to_bytes(8, "little"), scale))

@@ -141,6 +141,10 @@ class AdapterManager:
         """Describe a version that is current or leased."""
         return self._registry.info(ref, is_resident=self.is_resident(ref))
 
+    def invocation_tokens(self, ref: AdapterRef) -> tuple[int, ...]:
+        """Those of a version that is current or leased, as `AdapterCheckpoint` has them."""
+        return self._registry.invocation_tokens(ref)
+
     def infos(self) -> list[AdapterInfo]:
         """Describe all adapters that have a name."""
         return [self.info(ref) for ref in self._registry.current_refs]

@@ -28,6 +28,7 @@ HONOURED = frozenset(
         "alpha_pattern",
         "bias",
         "init_lora_weights",
+        "alora_invocation_tokens",
     }
 )
 
@@ -55,7 +56,6 @@ REFUSED = {
     "lora_bias": "biases are not served; retrain with lora_bias=False",
     "layer_replication": "it builds another base model; merge it and serve the result",
     "target_parameters": "only linear projections are adapted; retrain with target_modules",
-    "alora_invocation_tokens": "activated LoRA is not served; retrain as plain LoRA",
     "use_qalora": "QALoRA pools the input; retrain as plain LoRA",
     "use_bdlora": "block-diagonal LoRA is not served; retrain as plain LoRA",
     "arrow_config": "routing between adapters is not served; load the adapters one by one",
@@ -73,6 +73,7 @@ _INIT_ADVICE = (
 )
 
 _LARGEST_FLOAT32 = 3.4e38
+_MAX_INVOCATION_TOKENS = 128
 _MAX_NAME_CHARACTERS = 500
 
 
@@ -97,6 +98,17 @@ def _is_bool(value: object) -> TypeGuard[bool]:
     return isinstance(value, bool)
 
 
+def _are_invocation_tokens(value: object) -> TypeGuard[tuple[int, ...]]:
+    return (
+        isinstance(value, list)
+        and 0 < len(value) <= _MAX_INVOCATION_TOKENS
+        and all(type(token) is int and 0 <= token < 2**31 for token in value)
+    )
+
+
+_INVOCATION: _Kind[tuple[int, ...]] = _Kind(
+    (), f"a list of 1 to {_MAX_INVOCATION_TOKENS} ids of tokens, or null", _are_invocation_tokens
+)
 _RANK = _Kind(8, "a positive whole number", _is_rank)
 _ALPHA = _Kind(8.0, "a finite number", _is_alpha)
 _SWITCH = _Kind(False, "true or false", _is_bool)
@@ -104,7 +116,10 @@ _SWITCH = _Kind(False, "true or false", _is_bool)
 
 @dataclass(frozen=True, slots=True)
 class LoRASettings:
-    """Rank and scale of every module. base_model: "" if the config names none."""
+    """Rank and scale of every module. base_model: "" if the config names none.
+
+    invocation_tokens: as of `AdapterCheckpoint`.
+    """
 
     rank: int = _RANK.default
     alpha: float = _ALPHA.default
@@ -112,6 +127,7 @@ class LoRASettings:
     rank_pattern: ModulePatterns[int] = field(default_factory=ModulePatterns)
     alpha_pattern: ModulePatterns[float] = field(default_factory=ModulePatterns)
     base_model: str = ""
+    invocation_tokens: tuple[int, ...] = ()
 
     def rank_of(self, module: str) -> int:
         return self.rank_pattern.get(module, self.rank)
@@ -133,7 +149,17 @@ def parse_settings(config: Mapping[str, object], findings: list[str]) -> LoRASet
         rank_pattern=_patterns(config, "rank_pattern", _RANK, findings),
         alpha_pattern=_patterns(config, "alpha_pattern", _ALPHA, findings),
         base_model=_text(config.get("base_model_name_or_path")),
+        invocation_tokens=_invocation_tokens(config, findings),
     )
+
+
+def _invocation_tokens(config: Mapping[str, object], findings: list[str]) -> tuple[int, ...]:
+    """Those of an activated LoRA; none of any other, for which PEFT writes null."""
+    name = "alora_invocation_tokens"
+    if config.get(name) is None:
+        return ()
+    token_ids = _value(config, name, _INVOCATION, findings)
+    return tuple(token_ids)
 
 
 def _check_kind(config: Mapping[str, object], findings: list[str]) -> None:

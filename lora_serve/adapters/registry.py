@@ -102,7 +102,15 @@ class AdapterRegistry:
         if info.generation:
             self.raise_generation(info.name, info.generation)
         digest = bytes.fromhex(info.digest)
-        facts = AdapterCheckpoint(info.path, digest, info.rank, info.num_bytes, info.base_model, ())
+        facts = AdapterCheckpoint(
+            path=info.path,
+            digest=digest,
+            rank=info.rank,
+            num_bytes=info.num_bytes,
+            base_model=info.base_model,
+            modules=(),
+            invocation_tokens=info.invocation_tokens,
+        )
         ref = self._publish(info.name, facts, info.pinned)
         self._versions[ref].created = info.created
         return ref
@@ -144,6 +152,10 @@ class AdapterRegistry:
         """Where a version that is current or leased was last read."""
         return self._versions[ref].facts.path
 
+    def invocation_tokens(self, ref: AdapterRef) -> tuple[int, ...]:
+        """Those of a version that is current or leased, as `AdapterCheckpoint` has them."""
+        return self._versions[ref].facts.invocation_tokens
+
     @property
     def paths(self) -> tuple[str, ...]:
         """Where the versions were last read that are current or leased."""
@@ -164,6 +176,7 @@ class AdapterRegistry:
             num_leases=version.num_leases,
             created=version.created,
             base_model=version.facts.base_model,
+            invocation_tokens=version.facts.invocation_tokens,
         )
 
     @property

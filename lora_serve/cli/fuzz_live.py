@@ -31,7 +31,7 @@ from lora_serve.fuzz.progress import ProgressLine
 from lora_serve.fuzz.runners import TIER_FLAGS, FreshServers, RunningServer, TraceRunner
 from lora_serve.fuzz.talks import TEMPLATE
 from lora_serve.fuzz.trace import API_KEYS, Trace, load_trace, save_trace
-from lora_serve.fuzz.versions import write_versions
+from lora_serve.fuzz.versions import write_activated, write_versions
 
 EXIT_WRONG = 1
 DEFAULT_NUM_REQUESTS = 1000
@@ -151,7 +151,8 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
     flags = _server_flags(args)
     config, server = _configs(model, flags)
     with tempfile.TemporaryDirectory(prefix="lora-serve-fuzz-") as name:
-        versions = write_versions(sources, Path(name) / "versions")
+        library = Path(name) / "versions"
+        versions = (*write_versions(sources, library), write_activated(sources[0], library))
         from lora_serve.fuzz.reference import ColdEngine  # slow to import; not for --help
 
         cold = ColdEngine(config, versions, server)

@@ -34,6 +34,7 @@ from lora_serve.fuzz.trace import (
     Trace,
     Unload,
 )
+from lora_serve.fuzz.versions import INVOCATION
 from lora_serve.pooling import PoolingParams, PoolingType
 from lora_serve.sampling_params import PROMPT_ONLY, SamplingParams
 from lora_serve.structured_outputs import StructuredOutput
@@ -53,6 +54,7 @@ LOGPROBS_MODE_SHARE = 0.5  # of the traces
 CONCURRENT_CALLS_SHARE = 0.05  # of a trace's events
 PAUSES_SHARE = 0.02  # of a trace's events
 EMBEDDINGS_SHARE = 0.15  # of the requests
+INVOKED_SHARE = 0.5  # of the prompts of tokens
 KV_TRANSFERS_SHARE = 0.2  # of the requests, where other servers could find KV
 SHARED_TIERS = frozenset({"disk", "redis"})
 RESERVED_TOKENS = 3  # the first ids are often special
@@ -180,6 +182,7 @@ class _Writer:
         self._sampling_rng = Random(f"sampling {seed}")
         self._pooling_rng = Random(f"pooling {seed}")
         self._talks = TalkWriter(seed)
+        self._invocation_rng = Random(f"invocations {seed}")
         self._key_rng = Random(f"API keys {seed}")
         self._transfer_rng = Random(f"KV transfers {seed}")
         self._is_shared = not SHARED_TIERS.isdisjoint(tiers)
@@ -324,10 +327,11 @@ class _Writer:
     def _tokens(self) -> Prompt:
         rng = self._rng
         if rng.random() < 0.3:
-            return Tokens((*self._prefixes[0], RESERVED_TOKENS))  # the very same, again and again
+            return Tokens((*self._prefixes[0], *INVOCATION))  # the very same, again and again
         prefix = rng.choice(self._prefixes)
         kept = rng.choice((len(prefix), rng.randrange(len(prefix) + 1)))
-        return Tokens(prefix[:kept] + self._token_ids(rng.randint(1, 9)))
+        invocation = INVOCATION if self._invocation_rng.random() < INVOKED_SHARE else ()
+        return Tokens((*prefix[:kept], *invocation, *self._token_ids(rng.randint(1, 8))))
 
     def _text(self) -> Prompt:
         shared = "The keeper reads every letter once more. " * self._rng.randrange(3)

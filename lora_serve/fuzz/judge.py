@@ -93,18 +93,32 @@ class Judge:
             return False
         if heard.status == 404:
             return ABSENT in self._timeline.versions(ask.adapter, begin, end)
+        if heard.status == 400 and "its invocation tokens" in heard.message:
+            return None in self._beginnings(ask, heard)
         return heard.status == 400 and self._timeline.may_have_changed(ask.adapter, begin, end)
+
+    def _refuses(self, ask: Ask, version: int | NoAdapter, heard: Heard) -> bool:
+        return self._cold.begins_at(ask, version, heard.history) is None
+
+    def _beginnings(self, ask: Ask, heard: Heard) -> set[int | None]:
+        """Where in its prompt each version that may answer begins to act; None: it refuses."""
+        versions = self._possible(ask, heard) - {ABSENT}
+        return {self._cold.begins_at(ask, version, heard.history) for version in versions}
+
+    def _possible(self, ask: Ask, heard: Heard) -> set[int | NoAdapter]:
+        if ask.adapter is BASE_MODEL:
+            return {BASE_MODEL}
+        return set(self._timeline.versions(ask.adapter, heard.begin, heard.end))
 
     def _wrong(self, ask: Ask, heard: Heard, number: int, choice: Choice) -> str:
         """What is wrong with a choice, or "": it must be right for a version that it names."""
-        possible: set[int | NoAdapter] = {BASE_MODEL}
-        if ask.adapter is not BASE_MODEL:
-            possible = set(self._timeline.versions(ask.adapter, heard.begin, heard.end))
+        possible = self._possible(ask, heard)
         source, wrong = "any version", "it names none"
         if not (choice.token_ids or choice.items or choice.fingerprints):
             return ""
         if not choice.fingerprints:  # a response names its version at its end
-            rights = [self._cold.answer(ask, v, heard.history) for v in possible - {ABSENT}]
+            versions = [v for v in possible - {ABSENT} if not self._refuses(ask, v, heard)]
+            rights = [self._cold.answer(ask, version, heard.history) for version in versions]
             wrongs = [choice.difference(right.choices[number], is_part=True) for right in rights]
             return "" if "" in wrongs else f"no version answers so: {wrongs}"
         for fingerprint in sorted(choice.fingerprints):
@@ -115,6 +129,8 @@ class Judge:
             if version not in possible:
                 shown = sorted(map(_shown, possible))
                 return f"names {_shown(version)}, but {ask.lora_name} can only have been {shown}"
+            if self._refuses(ask, version, heard):
+                return f"{_shown(version)} answers a prompt without its invocation tokens"
             right = self._cold.answer(ask, version, heard.history)
             wrong = choice.difference(right.choices[number], is_part=not heard.is_whole)
             if not wrong and heard.is_whole and heard.prompt_logprobs != right.prompt_logprobs:
@@ -127,6 +143,8 @@ class Judge:
     def _true_source(self, ask: Ask, heard: Heard, number: int) -> str:
         """Name, as a hint, the version whose answer it is, if there is one."""
         for version in (BASE_MODEL, *range(self._cold.num_versions)):
+            if self._refuses(ask, version, heard):
+                continue
             right = self._cold.answer(ask, version, heard.history).choices[number]
             if not heard.choices[number].difference(right, is_part=True):
                 return f"; it is the answer of {_shown(version)}"
@@ -154,19 +172,33 @@ class Judge:
             is_own = other == index
             if (is_own and ask.params.n == 1 and not kills) or other_heard.begin > heard.end:
                 continue
+            if _tenant(ask) != _tenant(asked):
+                continue
+            common = _common(self._units[index], self._units[other])
             if self._may_share(ask, heard, asked, other_heard):
-                most = max(most, _common(self._units[index], self._units[other]))
+                most = max(most, common)
+            elif not self._was_reset_between(BASE_MODEL, other_heard, heard):
+                lent = min(self._base_end(ask, heard), self._base_end(asked, other_heard))
+                most = max(most, min(common, lent))
         return most // self._block_size * self._block_size
 
     def _may_share(self, ask: Ask, heard: Heard, other: Ask, other_heard: Heard) -> bool:
-        if _namespace(ask) != _namespace(other):
+        if ask.adapter != other.adapter:
             return False
         others = other_heard.fingerprints
         if others and not others & heard.fingerprints:
             return False
-        return not self._timeline.was_reset_between(
-            ask.adapter, other_heard.end, heard.begin
-        ) or bool(other_heard.has_left)  # one that was left may run on for a moment
+        return not self._was_reset_between(ask.adapter, other_heard, heard)
+
+    def _was_reset_between(self, adapter: str | NoAdapter, other: Heard, heard: Heard) -> bool:
+        was_reset = self._timeline.was_reset_between(adapter, other.end, heard.begin)
+        return was_reset and not other.has_left  # one that was left may run on for a moment
+
+    def _base_end(self, ask: Ask, heard: Heard) -> int:
+        """How many tokens of its prompt the base model may have computed."""
+        return max(
+            (begin for begin in self._beginnings(ask, heard) if begin is not None), default=0
+        )
 
     def _computed_units(self, ask: Ask, heard: Heard) -> list[Hashable]:
         """The prompt, and the tokens of its first choice that were sent."""
@@ -188,9 +220,9 @@ class Judge:
         return called.status in REFUSED and is_excused
 
 
-def _namespace(ask: Ask) -> tuple[Hashable, ...]:
+def _tenant(ask: Ask) -> tuple[Hashable, ...]:
     """Requests of another one share no KV with it."""
-    return ask.adapter, ask.api_key, ask.cache_salt
+    return ask.api_key, ask.cache_salt
 
 
 def _shown(version: int | NoAdapter) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import sys
 from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -69,6 +70,7 @@ class ColdEngine:
         )
         self._chats = ColdChats(self._llm, self._server)
         infos = [self._llm.load_lora_adapter(f"v{i}", str(p)) for i, p in enumerate(versions)]
+        self._invocations = [info.invocation_tokens for info in infos]
         self.num_versions = len(versions)
         self.digests = [info.digest[:SHORT_HEX] for info in infos]
         self._memo: dict[Hashable, Right] = {}
@@ -129,6 +131,22 @@ class ColdEngine:
             else:
                 self._memo[key] = self._continued(ask, history, lora_name)
         return self._memo[key]
+
+    def begins_at(
+        self, ask: Ask, version: int | NoAdapter, history: Sequence[object]
+    ) -> int | None:
+        """Where in the prompt a version begins to act; None where it refuses the prompt.
+
+        The base model acts nowhere: it begins behind the prompt's end.
+        """
+        if version is BASE_MODEL:
+            return sys.maxsize
+        tokens = list(self._invocations[version])
+        if not tokens:
+            return 0
+        units = self.units(ask, history)
+        places = range(len(units) + 1 - len(tokens))
+        return max((p for p in places if units[p : p + len(tokens)] == tokens), default=None)
 
     def _continued(self, ask: Ask, history: Sequence[object], lora_name: str | None) -> Right:
         if isinstance(ask.prompt, Chat):

@@ -1,4 +1,4 @@
-"""Adapter versions: the given adapters, and copies of them whose deltas are scaled.
+"""Adapter versions: the given adapters, copies whose deltas are scaled, and an activated one.
 
 Each lies in a directory of its own that is not written to again; `overwrite` copies a version over
 an adapter's files, as a training loop does.
@@ -6,6 +6,7 @@ an adapter's files, as a training loop does.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from pathlib import Path
 from lora_serve.errors import ConfigError
 
 SCALES = (1.0, 0.5, 1.5)
+INVOCATION = (3,)  # the tokens that the activated one waits for: any model has this one
+CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 
 
@@ -24,6 +27,14 @@ def write_versions(sources: Sequence[Path], directory: Path) -> tuple[Path, ...]
         for index, source in enumerate(sources)
         for scale in SCALES
     )
+
+
+def write_activated(source: Path, directory: Path) -> Path:
+    """The source as an activated LoRA. Raises ConfigError if it holds no adapter."""
+    target = _scaled_copy(source, 1.0, directory / "activated")
+    config = json.loads((target / CONFIG).read_text())
+    (target / CONFIG).write_text(json.dumps(config | {"alora_invocation_tokens": INVOCATION}))
+    return target
 
 
 def overwrite(target: Path, version: Path) -> None:
@@ -41,7 +52,7 @@ def _scaled_copy(source: Path, scale: float, target: Path) -> Path:
     target.mkdir(parents=True)
     try:
         tensors = load_file(source / WEIGHTS)
-        shutil.copyfile(source / "adapter_config.json", target / "adapter_config.json")
+        shutil.copyfile(source / CONFIG, target / CONFIG)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"--adapters {source}: no adapter can be read there: {error}") from error
     scaled = {

@@ -24,13 +24,14 @@ class TieredRequest(StoredRequest, Hashable, Protocol):
     """The part of a request that a connector looks at."""
 
     request_id: str
-    namespace: CacheNamespace
     do_remote_decode: bool
     block_tables: list[BlockTable]
     num_committed_blocks: int
 
     @property
     def num_sharable_blocks(self) -> int: ...
+
+    def namespace_of(self, block: int) -> CacheNamespace: ...
 
 
 R = TypeVar("R", bound=TieredRequest)

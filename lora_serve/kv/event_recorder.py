@@ -46,8 +46,7 @@ class CommittedRequest(Protocol):
     token_ids: list[int]
     embeds_digests: tuple[bytes, ...]
 
-    @property
-    def namespace(self) -> CacheNamespace: ...
+    def namespace_of(self, block: int) -> CacheNamespace: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +124,14 @@ class KVEventRecorder:
 
     def stored(self, request: CommittedRequest, index: int, group: int) -> None:
         """The request's block at this place of its chain can be found from now on."""
-        version, size = request.namespace.adapter, self._block_size
+        namespace, size = request.namespace_of(index), self._block_size
+        version = namespace.adapter
         place = request.block_hashes[index], group
         block = _Block(
             request.block_hashes[index - 1] if index else None,
             array("i", request.token_ids[index * size : (index + 1) * size]),
             _embeds_tag(request.embeds_digests, index),
-            _salt_tag(request.namespace.cache_salt),
+            _salt_tag(namespace.cache_salt),
         )
         self._device.setdefault(version, {})[place] = block
         self._version_of[place] = version
@@ -208,13 +208,13 @@ class KVEventRecorder:
 
     def _tell_stored(self, version: Version, place: Place, block: _Block) -> None:
         block_hash, group = place
+        namespace = self._namespace(version, block.salt)
         last = self._pending[-1] if self._pending else None
         if not (
             isinstance(last, BlockStored)
-            and (last.medium, last.group) == (Medium.GPU, group)
+            and (last.medium, last.group, last.namespace) == (Medium.GPU, group, namespace)
             and last.block_hashes[-1] == block.parent
         ):
-            namespace = self._namespace(version, block.salt)
             last = BlockStored(Medium.GPU, group, namespace, block.parent)
             self._pending.append(last)
         last.block_hashes.append(block_hash)

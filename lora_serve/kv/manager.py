@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from lora_serve.identity import EVERYTHING, BlockHash, CacheNamespace, Everything, NoAdapter
+from lora_serve.identity import EVERYTHING, BlockHash, CacheNamespace, Everything
 from lora_serve.kv.block_table import BlockTable
 from lora_serve.kv.blocks import BlockPool, KVCacheBlock
 from lora_serve.kv.event_recorder import KVEventRecorder
@@ -37,10 +37,8 @@ class BlockHolder(Protocol):
     embeds_digests: tuple[bytes, ...]
     num_committed_blocks: int
     offers_blocks: bool
-    namespace: CacheNamespace
 
-    @property
-    def lora_name(self) -> str | NoAdapter: ...
+    def namespace_of(self, block: int) -> CacheNamespace: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +205,8 @@ class KVCacheManager:
             for group, table in enumerate(holder.block_tables):
                 for index in range(max(first, table.num_unseen), last):
                     block = self.pool.blocks[table.block_ids[index]]
-                    self.pool.name(block, holder.block_hashes[index], holder.lora_name, group)
+                    lora_name = holder.namespace_of(index).lora_name
+                    self.pool.name(block, holder.block_hashes[index], lora_name, group)
                     if self._events is not None and block.block_hash is not None:
                         self._events.stored(holder, index, group)
         holder.num_committed_blocks = last

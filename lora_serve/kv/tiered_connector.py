@@ -7,7 +7,9 @@ all of them, and fills those that the request it was fetched for holds.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
@@ -141,10 +143,14 @@ class TieredConnector(KVConnector[R]):
             return False
         if first_block >= last_block or self._fetches.has_asked(request, first_block):
             return False
-        hashes = request.block_hashes[:last_block]
+        # A fetch is of one namespace: what is behind its last block is computed.
+        run, *_ = _runs_by_namespace(request, range(first_block, last_block))
+        namespace, hashes = (
+            self._namespace(run.namespace),
+            request.block_hashes[: run.blocks[-1] + 1],
+        )
         if self._fetches.join(request, hashes, first_block):
             return True
-        namespace = self._namespace(request.namespace)
         if not self._store.may_have(namespace, hashes[first_block]):
             return False
         give_up_time = self._clock() + GIVE_UP_FACTOR * self._deadline_seconds
@@ -251,26 +257,51 @@ class TieredConnector(KVConnector[R]):
         """Keep what the device cache had young in the tiers, which were not asked for it."""
         hashes = request.block_hashes[:num_hit_blocks]
         if hashes and self._touches.is_due(hashes[-1]):
-            self._store.touch(self._namespace(request.namespace), hashes)
+            for run in _runs_by_namespace(request, range(num_hit_blocks)):
+                self._store.touch(self._namespace(run.namespace), run.hashes(request))
 
     def _note_not_asked(self, request: R, num_hit_blocks: int) -> None:
-        hashes = request.block_hashes[num_hit_blocks : request.num_sharable_blocks]
-        if hashes:
-            self._store.not_asked(self._namespace(request.namespace), hashes)
+        blocks = range(num_hit_blocks, request.num_sharable_blocks)
+        for run in _runs_by_namespace(request, blocks):
+            self._store.not_asked(self._namespace(run.namespace), run.hashes(request))
 
     def _save(self, request: R, blocks: Sequence[int]) -> None:
         if not self._saves_kv:
             return
         first_held = max(table.num_unseen for table in request.block_tables)
         held = [block for block in blocks if block >= first_held]
-        if held:
+        for run in _runs_by_namespace(request, held):
             self._saves.add(
-                self._namespace(request.namespace),
+                self._namespace(run.namespace),
                 request.block_hashes,
                 request.block_tables,
-                held,
+                run.blocks,
                 is_urgent=request.do_remote_decode,
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Blocks of a request that lie in one namespace, ascending."""
+
+    namespace: CacheNamespace
+    blocks: Sequence[int]
+
+    def hashes(self, request: TieredRequest) -> list[BlockHash]:
+        return [request.block_hashes[block] for block in self.blocks]
+
+
+def _runs_by_namespace(request: TieredRequest, blocks: Sequence[int]) -> Iterator[_Run]:
+    """One run, or two where the adapter begins to act among these blocks."""
+    if not blocks:
+        return
+    first, last = request.namespace_of(blocks[0]), request.namespace_of(blocks[-1])
+    if first == last:
+        yield _Run(first, blocks)
+        return
+    split = bisect_left(blocks, True, key=lambda block: request.namespace_of(block) == last)
+    yield _Run(first, blocks[:split])
+    yield _Run(last, blocks[split:])
 
 
 def tier_namespaces(

@@ -53,6 +53,7 @@ def scheduled_chunk(
         else _pooling_asked(request.pooling, is_last),
         NO_ROWS if (prompt := request.prompt_embeds) is None else rows_between(prompt, start, end),
         request.step_index if is_pending else None,
+        request.adapter_start,
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from lora_serve.identity import BASE_MODEL, BlockHash, BlockHasher, CacheNamespace, NoAdapter
+from lora_serve.identity import Activation, BlockHash, BlockHasher, CacheNamespace, NoAdapter
 from lora_serve.kv.block_table import BlockTable
 from lora_serve.messages import Choice, EngineRequest
 from lora_serve.pooling import PoolingParams, sums_added
@@ -58,6 +58,7 @@ class Request:
     gave_way: it was preempted for a share that had nothing running, so it does not resume first.
     num_found_blocks: blocks that had not to be computed after the last admission.
     block_hashes: of all full blocks.
+    adapter_start: as of `ScheduledRequest`.
     share: at whose cost it is served, where shares are fair.
     tenant, do_remote_decode: as of `GenerateRequest`.
     drafted: what drafts the tokens that follow; None where nothing does.
@@ -89,6 +90,7 @@ class Request:
     arrival_time: float
     prompt_embeds: EmbeddedPrompt | None = None
     embeds_digests: tuple[bytes, ...] = ()
+    adapter_start: int = 0
     share: str = ""
     tenant: str = ""
     do_remote_decode: bool = False
@@ -148,8 +150,12 @@ class Request:
 
     @property
     def lora_name(self) -> str | NoAdapter:
-        adapter = self.namespace.adapter
-        return adapter if adapter is BASE_MODEL else adapter.name
+        return self.namespace.lora_name
+
+    def namespace_of(self, block: int) -> CacheNamespace:
+        """Whose KV a block of its chain is: the base model's until its adapter begins to act."""
+        is_own = block >= self.adapter_start // self.block_size
+        return self.namespace if is_own else self.namespace.of_base_model
 
     @property
     def num_tokens(self) -> int:
@@ -278,11 +284,25 @@ class Request:
 
     def _hash_full_blocks(self) -> None:
         size = self.block_size
-        parent = self.block_hashes[-1] if self.block_hashes else self.hasher.root(self.namespace)
-        for index in range(len(self.block_hashes), len(self.token_ids) // size):
+        first, end = len(self.block_hashes), len(self.token_ids) // size
+        if first == end:
+            return
+        parent = self.block_hashes[-1] if first else self.hasher.root(self._root_namespace)
+        for index in range(first, end):
             tokens = self.token_ids[index * size : (index + 1) * size]
-            parent = self.hasher.extend(parent, tokens, self._embeds_digest(index))
+            activation = self._activation(index)
+            parent = self.hasher.extend(parent, tokens, self._embeds_digest(index), activation)
             self.block_hashes.append(parent)
+
+    @property
+    def _root_namespace(self) -> CacheNamespace:
+        return self.namespace.of_base_model if self.adapter_start else self.namespace
+
+    def _activation(self, block_index: int) -> Activation | None:
+        start = self.adapter_start
+        if not start or block_index != start // self.block_size:
+            return None
+        return Activation(self.namespace, start)
 
     def _embeds_digest(self, block_index: int) -> bytes:
         if block_index >= len(self.embeds_digests):
@@ -309,6 +329,7 @@ def request_from_message(
     block_size: int,
     sort_key: SortKey,
     share: str = "",
+    adapter_start: int = 0,
 ) -> Request:
     """Build one choice of what a message asks for; `engine/frontend/input.py` has checked it."""
     prompt, params = message.request.prompt, message.request.params
@@ -331,6 +352,7 @@ def request_from_message(
         arrival_time=message.arrival_time,
         prompt_embeds=embeds,
         embeds_digests=message.embeds_digests,
+        adapter_start=adapter_start,
         share=share,
         tenant=message.request.tenant,
         do_remote_decode=message.request.do_remote_decode,

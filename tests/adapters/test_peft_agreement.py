@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,26 @@ def test_deltas_are_pefts(
         torch.testing.assert_close(delta, layer.get_delta_weight("default"))
 
 
+def test_an_activated_adapter_has_the_tokens_that_peft_saved(
+    tmp_path: Path, lora_modules: Shapes
+) -> None:
+    config = LoraConfig(
+        task_type="CAUSAL_LM", r=2, target_modules=ALL, alora_invocation_tokens=[3, 4]
+    )
+    trained(config).save_pretrained(tmp_path)
+    activated = read_adapter(str(tmp_path), lora_modules=lora_modules, max_lora_rank=8)
+    assert activated.invocation_tokens == (3, 4)
+    text = (tmp_path / "adapter_config.json").read_text()
+    digests = {activated.digest}
+    for tokens in (None, [3], [4, 3]):
+        changed = json.loads(text) | {"alora_invocation_tokens": tokens}
+        (tmp_path / "adapter_config.json").write_text(json.dumps(changed))
+        read = read_adapter(str(tmp_path), lora_modules=lora_modules, max_lora_rank=8)
+        assert read.invocation_tokens == tuple(tokens or ())
+        digests.add(read.digest)
+    assert len(digests) == 4
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
@@ -108,7 +129,6 @@ def test_deltas_are_pefts(
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
         ({"init_lora_weights": "olora"}, "init_lora_weights is 'olora'"),
         ({"layer_replication": [(0, 2), (1, 2)]}, "layer_replication"),
-        ({"alora_invocation_tokens": [3, 4]}, "alora_invocation_tokens"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # PEFT warns of most of these

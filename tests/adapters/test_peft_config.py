@@ -67,6 +67,12 @@ def test_only_lora_is_served(peft_type: object) -> None:
     assert finding == f"peft_type is {peft_type!r}; only 'LORA' is served"
 
 
+@pytest.mark.parametrize("tokens", [[], [1.0], [-1], [True], ["a"], "ab", 3, [1] * 129])
+def test_invocation_tokens_must_be_ids(tokens: object) -> None:
+    (finding,) = findings_of(alora_invocation_tokens=tokens)
+    assert "must be a list of 1 to 128 ids" in finding
+
+
 @pytest.mark.parametrize("bias", ["all", "lora_only", None, False])
 def test_biases_are_refused(bias: object) -> None:
     assert f"bias is {bias!r}" in findings_of(bias=bias)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lora_serve.identity import BASE_MODEL, BlockHash, BlockHasher, CacheNamespace
+from lora_serve.identity import BASE_MODEL, Activation, BlockHash, BlockHasher, CacheNamespace
 
 
 class KeyHoldsOnlyTheName(BlockHasher):
@@ -27,9 +27,9 @@ class KeyIgnoresEmbeds(BlockHasher):
         parent: BlockHash,
         token_ids: Sequence[int],
         embeds_digest: bytes = b"",
-        extra: bytes = b"",
+        activation: Activation | None = None,
     ) -> BlockHash:
-        return super().extend(parent, token_ids, b"", extra)
+        return super().extend(parent, token_ids, b"", activation)
 
 
 class KeyIgnoresTheParent(BlockHasher):
@@ -38,6 +38,30 @@ class KeyIgnoresTheParent(BlockHasher):
         parent: BlockHash,
         token_ids: Sequence[int],
         embeds_digest: bytes = b"",
-        extra: bytes = b"",
+        activation: Activation | None = None,
     ) -> BlockHash:
-        return super().extend(BlockHash(b""), token_ids, embeds_digest, extra)
+        return super().extend(BlockHash(b""), token_ids, embeds_digest, activation)
+
+
+class KeyIgnoresTheActivation(BlockHasher):
+    def extend(
+        self,
+        parent: BlockHash,
+        token_ids: Sequence[int],
+        embeds_digest: bytes = b"",
+        activation: Activation | None = None,
+    ) -> BlockHash:
+        return super().extend(parent, token_ids, embeds_digest)
+
+
+class KeyIgnoresWhereAnAdapterBegins(BlockHasher):
+    def extend(
+        self,
+        parent: BlockHash,
+        token_ids: Sequence[int],
+        embeds_digest: bytes = b"",
+        activation: Activation | None = None,
+    ) -> BlockHash:
+        if activation is not None:
+            activation = replace(activation, start=1)
+        return super().extend(parent, token_ids, embeds_digest, activation)

@@ -30,13 +30,12 @@ class Request:
 
     def __post_init__(self) -> None:
         hasher = BlockHasher()
-        parent = hasher.root(self.namespace)
+        parent = hasher.root(self.namespace_of(0))
         for start in range(0, len(self.token_ids), BLOCK):
             parent = hasher.extend(parent, self.token_ids[start : start + BLOCK])
             self.block_hashes.append(parent)
 
-    @property
-    def namespace(self) -> CacheNamespace:
+    def namespace_of(self, block: int) -> CacheNamespace:
         return CacheNamespace(b"model", self.adapter, self.cache_salt)
 
 

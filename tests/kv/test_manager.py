@@ -5,7 +5,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from lora_serve.identity import BASE_MODEL, BlockHash, BlockHasher, CacheNamespace, NoAdapter
+from lora_serve.identity import (
+    BASE_MODEL,
+    AdapterRef,
+    BlockHash,
+    BlockHasher,
+    CacheNamespace,
+    NoAdapter,
+)
 from lora_serve.kv.block_table import BlockTable
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.kv_groups import KVGroup
@@ -19,16 +26,19 @@ class Holder:
 
     token_ids: list[int]
     lora_name: str | NoAdapter = BASE_MODEL
-    namespace: CacheNamespace = field(default_factory=lambda: CacheNamespace(b"m"))
     embeds_digests: tuple[bytes, ...] = ()
     block_tables: list[BlockTable] = field(default_factory=list)
     block_hashes: list[BlockHash] = field(default_factory=list)
     num_committed_blocks: int = 0
     offers_blocks: bool = True
 
+    def namespace_of(self, block: int) -> CacheNamespace:
+        name = self.lora_name
+        return CacheNamespace(b"m", name if name is BASE_MODEL else AdapterRef(name, b"d"))
+
     def __post_init__(self) -> None:
         hasher = BlockHasher()
-        parent = hasher.root(self.namespace)
+        parent = hasher.root(CacheNamespace(b"m"))
         for start in range(0, len(self.token_ids) // BLOCK * BLOCK, BLOCK):
             parent = hasher.extend(parent, self.token_ids[start : start + BLOCK])
             self.block_hashes.append(parent)

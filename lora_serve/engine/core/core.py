@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from lora_serve.adapters.activation import adapter_start
 from lora_serve.adapters.loader import make_loader
 from lora_serve.adapters.manager import AdapterManager
 from lora_serve.config import EngineConfig, SpeculativeConfig
@@ -25,7 +26,8 @@ from lora_serve.engine.core.output_buffer import OutputBuffer, progress_output, 
 from lora_serve.engine.core.start import engine_ready, most_tokens_in_flight, num_steps_ahead
 from lora_serve.engine.fair_share import share_of
 from lora_serve.engine.wire import error_info
-from lora_serve.errors import KVLoadError, LoraServeError
+from lora_serve.errors import InvalidRequestError, KVLoadError, LoraServeError
+from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import (
     BASE_MODEL,
     AdapterRef,
@@ -234,7 +236,7 @@ class EngineCore:
         share = share_of(request, self._config.scheduler.fair_share)
         try:
             self._grammars.open(choice.request_id, request.params, share)
-            adapter = self._acquire(request.lora_name)
+            adapter, start = self._acquire(request)
         except LoraServeError as error:
             self._grammars.close(choice.request_id)
             self._outbox.output(EngineOutput(choice.request_id, error=error_info(error)))
@@ -250,11 +252,22 @@ class EngineCore:
                 block_size=self._config.cache.block_size,
                 sort_key=(request.priority if is_ranked else 0, self._num_arrived),
                 share=share,
+                adapter_start=start,
             )
         )
 
-    def _acquire(self, lora_name: str | NoAdapter) -> AdapterRef | NoAdapter:
-        return lora_name if lora_name is BASE_MODEL else self.adapters.acquire(lora_name)
+    def _acquire(self, request: GenerateRequest) -> tuple[AdapterRef | NoAdapter, int]:
+        """The version that a request is for, leased, and where in its prompt that begins to act."""
+        name = request.lora_name
+        if name is BASE_MODEL:
+            return name, 0
+        adapter = self.adapters.acquire(name)
+        try:
+            tokens = self.adapters.invocation_tokens(adapter)
+            return adapter, adapter_start(name, tokens, request.prompt)
+        except InvalidRequestError:
+            self.adapters.release(adapter)
+            raise
 
     def _abort(self, request_id: str) -> None:
         request = self.scheduler.abort(request_id)

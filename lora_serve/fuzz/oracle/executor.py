@@ -107,21 +107,48 @@ def bad_ends(words: Sequence[tuple[int, ...]], answer: Sequence[int]) -> set[int
 
 
 def prompt_contents(
-    prompt: Sequence[int], digest: bytes, embeds_rows: Sequence[bytes] = (), num_groups: int = 1
+    prompt: Sequence[int],
+    digest: bytes,
+    embeds_rows: Sequence[bytes] = (),
+    num_groups: int = 1,
+    invocation: Sequence[int] = (),
 ) -> Iterator[list[bytes]]:
-    """The contents of each position of a prompt, one for each group."""
+    """The contents of each position of a prompt, one for each group.
+
+    invocation: the adapter's invocation tokens.
+    """
+    start = invoked_at(prompt, invocation)
     contents = [start_content(group) for group in range(num_groups)]
     for position, token_id in enumerate(prompt):
         row = embeds_rows[position] if position < len(embeds_rows) else b""
-        contents = [next_content(content, token_id, row, digest) for content in contents]
+        acting = digest if position >= start else b""
+        contents = [next_content(content, token_id, row, acting) for content in contents]
         yield contents
 
 
+def invoked_at(prompt: Sequence[int], invocation: Sequence[int]) -> int:
+    """Where the invocation tokens, which the prompt holds, begin for the last time; 0 for none."""
+    return max(_places(prompt, invocation)) if invocation else 0
+
+
+def holds(prompt: Sequence[int], invocation: Sequence[int]) -> bool:
+    return bool(_places(prompt, invocation))
+
+
+def _places(prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    places = range(len(prompt) + 1 - len(tokens))
+    return [place for place in places if [*prompt[place : place + len(tokens)]] == [*tokens]]
+
+
 def lone_prompt_logprobs(
-    prompt: Sequence[int], digest: bytes, start: int, num_groups: int = 1
+    prompt: Sequence[int],
+    digest: bytes,
+    start: int,
+    num_groups: int = 1,
+    invocation: Sequence[int] = (),
 ) -> list[TokenLogprobs]:
     """The prompt logprobs that a cold server, alone with this request, gives."""
-    all_contents = list(prompt_contents(prompt, digest, (), num_groups))
+    all_contents = list(prompt_contents(prompt, digest, (), num_groups, invocation))
     return [*map(scored_token, prompt[start + 1 :], all_contents[start:])]
 
 
@@ -134,6 +161,7 @@ def lone_answer(
     constraint: StructuredOutput | None = None,
     rules: TokenRules = NO_RULES,
     reasoning: ReasoningTokens | None = None,
+    invocation: Sequence[int] = (),
 ) -> list[int]:
     """What a cold server, alone with this request, answers.
 
@@ -141,7 +169,7 @@ def lone_answer(
     """
     may_begin = reasoning is not None and not reasoning.is_open
     held: list[int] | None = None if reasoning and reasoning.is_open else []  # None: it reasons
-    *_, contents = prompt_contents(prompt, digest, embeds_rows, num_groups)
+    *_, contents = prompt_contents(prompt, digest, embeds_rows, num_groups, invocation)
     answer: list[int] = []
     while len(answer) < max_tokens:
         allowed = None if rules.allowed is None else allowed_tokens(rules.allowed)
@@ -176,9 +204,10 @@ def lone_pooled(
     pooling: PoolingParams,
     embeds_rows: Sequence[bytes] = (),
     num_groups: int = 1,
+    invocation: Sequence[int] = (),
 ) -> bytes:
     """What a cold server, alone with this request, makes an embedding of."""
-    rows = list(prompt_contents(prompt, digest, embeds_rows, num_groups))
+    rows = list(prompt_contents(prompt, digest, embeds_rows, num_groups, invocation))
     return hidden_sums(rows) if pooling.needs_all_rows else b"".join(rows[-1])
 
 
@@ -294,7 +323,8 @@ class OracleExecutor:
             position = request.start + index
             if position % self._block_size == 0:
                 before_block = content
-            content = next_content(content, token_id, rows.get(index, b""), digest)
+            acting = digest if position >= request.adapter_start else b""
+            content = next_content(content, token_id, rows.get(index, b""), acting)
             slot, written_now = self._slot(group, request, position), content + before_block
             assert written.setdefault(slot, written_now) == written_now, "two write one slot"
             contents.append(content)

@@ -11,7 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from lora_serve.identity import BASE_MODEL, BlockHash, BlockHasher, CacheNamespace
+from lora_serve.identity import (
+    BASE_MODEL,
+    Activation,
+    BlockHash,
+    BlockHasher,
+    CacheNamespace,
+)
 from lora_serve.kv.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, Medium
 from lora_serve.kv.tier_copies import Version
 
@@ -45,12 +51,14 @@ class RecordingHasher(BlockHasher):
         parent: BlockHash,
         token_ids: Sequence[int],
         embeds_digest: bytes = b"",
-        extra: bytes = b"",
+        activation: Activation | None = None,
     ) -> BlockHash:
-        block_hash = self._hasher.extend(parent, token_ids, embeds_digest, extra)
+        block_hash = self._hasher.extend(parent, token_ids, embeds_digest, activation)
         namespace = self._namespaces.get(parent)
         before = None if namespace is not None else parent
         namespace = namespace or self._origins[parent].namespace
+        if activation is not None:
+            namespace = activation.namespace
         self._origins[block_hash] = Origin(namespace, before, tuple(token_ids))
         return block_hash
 

@@ -20,6 +20,8 @@ from lora_serve.engine.core.executor import Executor
 from lora_serve.errors import AdapterNotFoundError
 
 HUB = "hub/"  # what is below it has to be downloaded first
+ACTIVATED = "-2"
+INVOCATION = (3, 4)
 MOST_POLLS = 30  # of a read that is in time, and may be slow
 LATE_POLLS = 45  # of the engine's forty in time
 
@@ -34,7 +36,14 @@ class ReadFaults:
 
 def oracle_checkpoint(path: str, content: str) -> AdapterCheckpoint:
     digest = hashlib.sha256(content.encode()).digest()
-    return AdapterCheckpoint(path, digest, rank=8, num_bytes=100, base_model="m", modules=())
+    return AdapterCheckpoint(
+        path, digest, 8, 100, "m", modules=(), invocation_tokens=invocation_of(content)
+    )
+
+
+def invocation_of(content: str) -> tuple[int, ...]:
+    """The invocation tokens of an adapter: contents that end so are of an activated LoRA."""
+    return INVOCATION if content.endswith(ACTIVATED) else ()
 
 
 class OracleThreads:

@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lora_serve.fuzz.oracle.drafts import Asked, Repeats, drawn_speculation
@@ -14,6 +15,7 @@ from lora_serve.fuzz.oracle.executor import (
     EOS,
     VOCAB_SIZE,
     OracleExecutor,
+    holds,
     lone_answer,
     lone_pooled,
     lone_prompt_logprobs,
@@ -21,7 +23,13 @@ from lora_serve.fuzz.oracle.executor import (
 from lora_serve.fuzz.oracle.expected import Expected, TraceResult
 from lora_serve.fuzz.oracle.grammars import OracleGrammars, toy_constraint
 from lora_serve.fuzz.oracle.indexer import OracleIndexer
-from lora_serve.fuzz.oracle.loader import HUB, OracleLoader, ReadFaults
+from lora_serve.fuzz.oracle.loader import (
+    HUB,
+    INVOCATION,
+    OracleLoader,
+    ReadFaults,
+    invocation_of,
+)
 from lora_serve.fuzz.oracle.pauses import RandomPauses
 from lora_serve.identity import (
     BASE_MODEL,
@@ -95,6 +103,7 @@ class OracleTrace:
         self.read_rng = random.Random(f"reads {seed}")
         self.rules_rng = random.Random(f"rules {seed}")
         self.mixed_rng = random.Random(f"tokens among rows {seed}")
+        self.invocation_rng = random.Random(f"invocations {seed}")
         self.scoring_rng = random.Random(f"prompt logprobs {seed}")
         self.pooling_rng = random.Random(f"pooling {seed}")
         self.settings = {
@@ -215,16 +224,9 @@ class OracleTrace:
         if repeated is not None:
             name, salt, tenant = repeated.name, repeated.salt, repeated.tenant
         digest = b"" if name is BASE_MODEL else _digest(self.versions[name])
-        rows: list[bytes] = []
-        if rng.random() < 0.2:
-            rows = self.rng.choice(self.embeds)[: rng.randrange(1, 41)] + self._rows(1)
-            rows = self._with_gaps(rows)
-            prompt = [0] * len(rows)
-        else:
-            prompt = self._prompt()
-        if repeated is not None:
-            prompt, rows = repeated.prompt, []
-        elif not rows:
+        invocation = () if name is BASE_MODEL else invocation_of(self.versions[name])
+        prompt, rows = self._prompt_or_rows(invocation, repeated)
+        if repeated is None and not rows:
             self.repeats.note(Asked(name, salt, tenant, prompt))
         max_tokens = rng.randrange(1, 60)
         num_groups = len(self.settings["groups"])
@@ -233,16 +235,19 @@ class OracleTrace:
             constraint = self._constraint()
             scored_start = None if rows else self._scored_start(len(prompt))
             ask = (prompt, digest, max_tokens, rows, num_groups, constraint)
-            reasoning = None if constraint is None else self._reasoning(*ask[:5], constraint)
-            rules = self._rules(lone_answer(*ask, reasoning=reasoning))
-            expected = Expected(lone_answer(*ask, rules, reasoning), digest)
+            lone = partial(lone_answer, *ask, invocation=invocation)
+            if constraint is not None:
+                reasoning = self._reasoning(*ask[:5], constraint, invocation)
+            rules = self._rules(lone(reasoning=reasoning))
+            expected = Expected(lone(rules=rules, reasoning=reasoning), digest)
             expected.may_fail = constraint is not None and rules is not NO_RULES
             if scored_start is not None:
-                scored = lone_prompt_logprobs(prompt, digest, scored_start, num_groups)
+                asked = (prompt, digest, scored_start, num_groups, invocation)
+                scored = lone_prompt_logprobs(*asked)
                 expected.prompt_logprobs = scored
         else:
             max_tokens, constraint, scored_start = 0, None, None
-            pooled = lone_pooled(prompt, digest, pooling, rows, num_groups)
+            pooled = lone_pooled(prompt, digest, pooling, rows, num_groups, invocation)
             expected = Expected([], digest, pooled=pooled)
         self.expected[request_id] = expected
         self.engine.add(
@@ -266,6 +271,45 @@ class OracleTrace:
             do_remote_decode=self._is_handed_over(),
         )
 
+    def _prompt_or_rows(
+        self, invocation: tuple[int, ...], repeated: Asked | None
+    ) -> tuple[list[int], list[bytes]]:
+        """A prompt, and the rows that stand in it; with an adapter's invocation tokens.
+
+        Now and then others' prompts have such tokens, too, which are nothing to them.
+        """
+        rng, rows = self.rng, list[bytes]()
+        if rng.random() < 0.2:
+            rows = self._with_gaps(
+                self.rng.choice(self.embeds)[: rng.randrange(1, 41)] + self._rows(1)
+            )
+            prompt = [0] * len(rows)
+        else:
+            prompt = self._prompt()
+        if repeated is not None:
+            prompt, rows = repeated.prompt, []
+            wanted = () if holds(prompt, invocation) else invocation
+        else:
+            wanted = invocation or (INVOCATION if self.invocation_rng.random() < 0.25 else ())
+        return self._invoked(prompt, rows, wanted) if wanted else (prompt, rows)
+
+    def _invoked(
+        self, prompt: list[int], rows: list[bytes], invocation: tuple[int, ...]
+    ) -> tuple[list[int], list[bytes]]:
+        """The prompt with invocation tokens in it: now and then twice, or once and a part of them.
+
+        Those in a prefix of many stand where others have them, so that they share what is before.
+        """
+        rng = self.invocation_rng
+        before = rng.choice(((), (), (), (invocation,), (invocation[:1],)))
+        for tokens in (*before, invocation):
+            usual = min(2 * BLOCK_SIZE - 1, len(prompt))  # across the end of a block
+            place = rng.choice((len(prompt), rng.randrange(len(prompt)), usual, usual))
+            prompt = [*prompt[:place], *tokens, *prompt[place:]]
+            if rows:
+                rows = [*rows[:place], *[b""] * len(tokens), *rows[place:]]
+        return prompt, rows
+
     def _is_handed_over(self) -> bool:
         """Whether another engine is to go on with the prompt; there is none here."""
         return False
@@ -278,16 +322,18 @@ class OracleTrace:
         rows: Sequence[bytes],
         num_groups: int,
         constraint: StructuredOutput,
+        invocation: Sequence[int],
     ) -> ReasoningTokens | None:
         """Draw reasoning for every other grammar, marked by tokens that its answer comes to."""
         rng = self.reasoning_rng
         if rng.random() < 0.5:
             return None
-        (start,) = lone_answer(prompt, digest, 1, rows, num_groups, constraint)
+        ask = (prompt, digest, 1, rows, num_groups, constraint)
+        (start,) = lone_answer(*ask, invocation=invocation)
         is_open = rng.random() < 0.5
         endless = ReasoningTokens(start, -1, is_open)
         ask = (prompt, digest, min(max_tokens, 8), rows, num_groups, constraint)
-        answer = lone_answer(*ask, reasoning=endless)
+        answer = lone_answer(*ask, reasoning=endless, invocation=invocation)
         return ReasoningTokens(start, rng.choice(answer[not is_open :] or [start]), is_open)
 
     def _rules(self, answer: Sequence[int]) -> TokenRules:
