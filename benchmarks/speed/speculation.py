@@ -149,7 +149,7 @@ class Turns:
         self._num_steps = [0, 0]
 
     def tokens_a_second(self, index: int, max_tokens: int) -> float:
-        """Of all requests together, of the engine of that index."""
+        """The rate of all requests together, of the engine of that index."""
         params = [
             SamplingParams(
                 max_tokens=max_tokens,
