@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,7 +33,7 @@ QUESTION = [{"role": "user", "content": "What is your label?"}]
 @pytest.fixture(scope="module")
 def urls(demo_paths: DemoPaths, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """The frontend's, and the worker's for what changes it."""
-    directory, ports = tmp_path_factory.mktemp("dynamo"), (free_port(), free_port())
+    directory, ports = tmp_path_factory.mktemp("dynamo"), (free_port(), small_free_port())
     worker = ["lora_serve.dynamo", str(demo_paths.model), "--served-model-name", MODEL_NAME]
     commands = (
         (["dynamo.frontend", "--http-port", str(ports[0])], {}),
@@ -48,13 +51,27 @@ def urls(demo_paths: DemoPaths, tmp_path_factory: pytest.TempPathFactory) -> Ite
             )  # fmt: skip
     found = [f"http://127.0.0.1:{port}" for port in ports]
     try:
-        wait_for(lambda: is_listed(found[0], MODEL_NAME), "a worker", PATIENCE_SECONDS)
+        wait_for(lambda: is_up(processes, found[0]), "a worker", PATIENCE_SECONDS)
         yield found
     finally:
         for process in processes:
             process.terminate()
         for process in processes:
             process.wait(PATIENCE_SECONDS)
+
+
+def small_free_port() -> int:
+    """A free port below 32,768: Dynamo reads its system port as a signed number of 16 bits."""
+    for port in random.sample(range(20_000, 32_768), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
+def is_up(processes: list[subprocess.Popen[bytes]], url: str) -> bool:
+    assert all(process.poll() is None for process in processes), "one has ended: see its log"
+    return is_listed(url, MODEL_NAME)
 
 
 def is_listed(url: str, name: str) -> bool:
