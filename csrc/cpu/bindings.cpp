@@ -101,6 +101,28 @@ class PackedScreen {
   std::vector<float> weight_norms_, error_norms_;
 };
 
+// The experts of one layer; the caller keeps their weights and biases alive.
+class PackedExperts {
+ public:
+  // Addresses of packed weights and of biases.
+  explicit PackedExperts(const std::vector<std::tuple<Address, Address>>& experts) {
+    for (const auto& [weight, bias] : experts) {
+      experts_.push_back({pointer_to<uint32_t>(weight), {}, pointer(bias)});
+    }
+  }
+  explicit PackedExperts(const std::vector<std::tuple<const PackedQuantized*, Address>>& experts) {
+    for (const auto& [packed, bias] : experts) {
+      experts_.push_back({nullptr, packed->weight(), pointer(bias)});
+    }
+  }
+  PackedExperts(const PackedExperts&) = delete;
+  const Expert* data() const { return experts_.data(); }
+  size_t size() const { return experts_.size(); }
+
+ private:
+  std::vector<Expert> experts_;
+};
+
 std::shared_ptr<LoraAdapter> make_adapter(
     int dtype, const std::vector<std::vector<
                    std::tuple<Address, Address, size_t, size_t, size_t, size_t, float>>>& linears) {
@@ -351,6 +373,38 @@ class Backend {
                                                 pointer(bias), pointer(y), rows, width, eps});
   }
 
+  void choose(int dtype, Address logits, Address expert_ids, Address weights, size_t rows,
+              size_t num_experts, size_t num_chosen, bool among_chosen) {
+    submit<ChooseCall>(kernels_.choose,
+                       {Dtype(dtype), pointer(logits), static_cast<int32_t*>(pointer(expert_ids)),
+                        static_cast<float*>(pointer(weights)), rows, num_experts, num_chosen,
+                        among_chosen});
+  }
+
+  void experts(int dtype, Address x, const PackedExperts& packed, Address expert_ids, Address y,
+               size_t pairs, size_t pairs_per_row, size_t in_features, size_t out_features,
+               bool quantize_activations) {
+    submit<ExpertsCall>(kernels_.experts,
+                        {{Dtype(dtype), pointer(x), nullptr, nullptr, pointer(y), pairs,
+                          in_features, out_features},
+                         packed.data(),
+                         packed.size(),
+                         pointer_to<int32_t>(expert_ids),
+                         pairs_per_row,
+                         quantize_activations});
+  }
+
+  void combine(int dtype, Address x, Address weights, Address y, size_t rows, size_t pairs_per_row,
+               size_t width) {
+    submit<CombineCall>(kernels_.combine, {Dtype(dtype), pointer(x), pointer_to<float>(weights),
+                                           pointer(y), rows, pairs_per_row, width});
+  }
+
+  void add_gated(int dtype, Address x, Address gate, Address y, size_t rows, size_t width) {
+    submit<GatedCall>(kernels_.add_gated,
+                      {Dtype(dtype), pointer(x), pointer(gate), pointer(y), rows, width});
+  }
+
   void rotary_and_write_kv(int dtype, Address q, size_t q_stride, Address k, size_t k_stride,
                            Address v, size_t v_stride, Address cos_sin, Address positions,
                            Address slots, Address cache, size_t block_size, size_t num_kv_heads,
@@ -467,6 +521,10 @@ NB_MODULE(_cpu, m) {
 
   nb::class_<PackedScreen>(m, "PackedScreen").def_prop_ro("num_bytes", &PackedScreen::num_bytes);
 
+  nb::class_<PackedExperts>(m, "PackedExperts")
+      .def(nb::init<const std::vector<std::tuple<Address, Address>>&>())
+      .def(nb::init<const std::vector<std::tuple<const PackedQuantized*, Address>>&>());
+
   nb::class_<LoraAdapter>(m, "LoraAdapter")
       .def(nb::new_(&make_adapter))
       .def_prop_ro("num_bytes", &LoraAdapter::num_bytes)
@@ -510,6 +568,10 @@ NB_MODULE(_cpu, m) {
       .def("gelu_tanh", &Backend::gelu_tanh)
       .def("add", &Backend::add)
       .def("layer_norm", &Backend::layer_norm)
+      .def("choose", &Backend::choose)
+      .def("experts", &Backend::experts)
+      .def("combine", &Backend::combine)
+      .def("add_gated", &Backend::add_gated)
       .def("rotary_and_write_kv", &Backend::rotary_and_write_kv)
       .def("attention", &Backend::attention)
       .def("sample", &Backend::sample)

@@ -33,6 +33,53 @@ struct QuantizedLinearCall {
   bool quantize_activations;
 };
 
+// One expert's weight, as it is or quantised, and its bias or null.
+struct Expert {
+  const uint32_t* weight;  // packed, see packing.h; null for a quantised one
+  QuantizedWeight quantized;
+  const void* bias;
+};
+
+// y[p] = x[p / pairs_per_row] through the linear layer of expert expert_ids[p], see experts.h.
+// `linear.rows` counts pairs; its weight and bias are not looked at.
+struct ExpertsCall {
+  LinearCall linear;
+  const Expert* experts;
+  size_t num_experts;
+  const int32_t* expert_ids;  // (pairs), each in [0, num_experts)
+  size_t pairs_per_row;
+  bool quantize_activations;
+};
+
+// The num_chosen largest of each row's logits (rows, num_experts), and their shares of the softmax
+// of all of them, or of those chosen.
+struct ChooseCall {
+  Dtype dtype;
+  const void* logits;
+  int32_t* expert_ids;  // (rows, num_chosen)
+  float* weights;       // (rows, num_chosen)
+  size_t rows, num_experts, num_chosen;
+  bool among_chosen;
+};
+
+// y[t] = sum over j of weights[t][j] * x[t][j].   x (rows, pairs_per_row, width), y (rows, width).
+struct CombineCall {
+  Dtype dtype;
+  const void* x;
+  const float* weights;
+  void* y;
+  size_t rows, pairs_per_row, width;
+};
+
+// y[t] += sigmoid(gate[t]) * x[t].   x, y (rows, width), gate (rows).
+struct GatedCall {
+  Dtype dtype;
+  const void* x;
+  const void* gate;
+  void* y;
+  size_t rows, width;
+};
+
 // weight (out, in), contiguous, into codes and scales; see quantize.h.
 struct QuantizeCall {
   Dtype dtype;
@@ -206,6 +253,10 @@ struct Kernels {
   void (*gelu_tanh)(const ElementwiseCall&, Workers&);
   void (*add)(const AddCall&, Workers&);
   void (*layer_norm)(const LayerNormCall&, Workers&);
+  void (*choose)(const ChooseCall&, Workers&);
+  void (*experts)(const ExpertsCall&, Workers&);
+  void (*combine)(const CombineCall&, Workers&);
+  void (*add_gated)(const GatedCall&, Workers&);
   void (*rotary_and_write_kv)(const RotaryCall&, Workers&);
   void (*attention)(const AttentionCall&, Workers&);
   void (*sample)(const SampleCall&, Workers&);

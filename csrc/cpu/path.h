@@ -11,6 +11,7 @@
 #include "activation.h"
 #include "attention.h"
 #include "elementwise.h"
+#include "experts.h"
 #include "integer_linear.h"
 #include "kernels.h"
 #include "layer_norm.h"
@@ -48,6 +49,9 @@ LORA_SERVE_BY_DTYPE(soft_cap, ElementwiseCall)
 LORA_SERVE_BY_DTYPE(gelu_tanh, ElementwiseCall)
 LORA_SERVE_BY_DTYPE(add, AddCall)
 LORA_SERVE_BY_DTYPE(layer_norm, LayerNormCall)
+LORA_SERVE_BY_DTYPE(choose, ChooseCall)
+LORA_SERVE_BY_DTYPE(combine, CombineCall)
+LORA_SERVE_BY_DTYPE(add_gated, GatedCall)
 LORA_SERVE_BY_DTYPE(rotary_and_write_kv, RotaryCall)
 LORA_SERVE_BY_DTYPE(attention, AttentionCall)
 LORA_SERVE_BY_DTYPE(sample, SampleCall)
@@ -64,6 +68,13 @@ static void quantized_linear(const QuantizedLinearCall& call, Workers& workers) 
     case Dtype::kBfloat16:
       return quantized_linear_of<Bfloat16>(call, workers);
   }
+}
+
+static void experts(const ExpertsCall& call, Workers& workers) {
+  multiply_experts(call, workers, [&](const Expert& expert, const LinearCall& product) {
+    if (expert.weight != nullptr) return linear(product, workers);
+    quantized_linear({product, expert.quantized, call.quantize_activations}, workers);
+  });
 }
 
 static void greedy(const GreedyCall& call, Workers& workers) {
@@ -94,6 +105,10 @@ static constexpr Kernels table(const char* path) {
           gelu_tanh,
           add,
           layer_norm,
+          choose,
+          experts,
+          combine,
+          add_gated,
           rotary_and_write_kv,
           attention,
           sample,

@@ -56,6 +56,7 @@ void test_thread_pool();
 void test_halves(const Kernels& kernels, Dtype dtype);
 void test_linear(const Kernels& kernels, Dtype dtype);
 void test_quantized(const Kernels& kernels, Dtype dtype);
+void test_experts(const Kernels& kernels, Dtype dtype);
 void test_lora(const Kernels& kernels, Dtype dtype);
 void test_rowwise(const Kernels& kernels, Dtype dtype);
 void test_attention(const Kernels& kernels, Dtype dtype);

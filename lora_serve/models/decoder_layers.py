@@ -8,11 +8,12 @@ from torch import Tensor
 
 from lora_serve.layers.attention import Attention
 from lora_serve.layers.batch import ForwardBatch, OutputRows
+from lora_serve.layers.experts import ExpertsMLP
 from lora_serve.layers.mlp import GatedMLP, PlainMLP
 from lora_serve.layers.norm import Norm
 from lora_serve.ops.contract import Ops
 
-MLP = GatedMLP | PlainMLP
+MLP = GatedMLP | PlainMLP | ExpertsMLP
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,22 +15,39 @@ from lora_serve.layers.attention import HeadLayout
 from lora_serve.layers.linear import Linear
 from lora_serve.layers.rotary import HeadOrder
 from lora_serve.models.base import KVSpec, LinearLayout, Weights
+from lora_serve.models.mixture import Mixture
 from lora_serve.ops.contract import Ops
 from lora_serve.ops.quantization import QuantizedWeight, stacked
 
 EMBEDDING = "embed_tokens.weight"
 FINAL_NORM = "norm.weight"
 LM_HEAD = "lm_head.weight"
+# How names begin where the decoder was saved alone, as for Qwen3-Embedding: without its prefix.
+_SAVED_ALONE = ("embed_tokens.", "layers.", "norm.")
+
+
+@dataclass(frozen=True, slots=True)
+class MLPLinears:
+    """The linear layers of an MLP, in the order of their index."""
+
+    into: LinearLayout
+    out: LinearLayout
 
 
 @dataclass(frozen=True, slots=True)
 class LayerLinears:
-    """The linear layers of one decoder layer, in the order of their index."""
+    """The linear layers of one decoder layer, in the order of their index.
+
+    mlp: where there is a mixture of experts, those of the expert that all rows take, if any.
+    """
 
     qkv: LinearLayout
     output: LinearLayout
-    mlp_in: LinearLayout
-    mlp_out: LinearLayout
+    mlp: MLPLinears | None
+
+    def all(self) -> tuple[LinearLayout, ...]:
+        mlp = () if self.mlp is None else (self.mlp.into, self.mlp.out)
+        return (self.qkv, self.output, *mlp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +70,7 @@ class DecoderShape:
 
     qkv_bias, output_bias, mlp_bias: whether q k v, o, and the MLP's layers have a bias. windows: of
     each layer, as KVSpec has them. max_positions, dtype: as ModelSpec has them. is_gated: whether
-    the MLP has a gate.
+    the MLP has a gate. mixture: of experts, in the place of some layers' MLPs.
     """
 
     architecture: str
@@ -72,6 +89,7 @@ class DecoderShape:
     projections: ProjectionNames = ProjectionNames()
     mlp_bias: bool = False
     is_gated: bool = True
+    mixture: Mixture | None = None
 
     @property
     def head_order(self) -> HeadOrder | None:
@@ -102,25 +120,43 @@ class DecoderShape:
 
     def linears(self) -> tuple[LinearLayout, ...]:
         layers = map(self.layer_linears, range(self.num_layers))
-        return tuple(
-            linear
-            for each in layers
-            for linear in (each.qkv, each.output, each.mlp_in, each.mlp_out)
-        )
+        return tuple(linear for each in layers for linear in each.all())
 
     def layer_linears(self, layer: int) -> LayerLinears:
         q_size, kv_size = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
-        mlp_sizes = (self.intermediate_size,) * (2 if self.is_gated else 1)
         names, hidden = self.projections, self.hidden_size
         qkv = self._named_sizes(layer, names.qkv, (q_size, kv_size, kv_size))
         output = self._named_sizes(layer, (names.output,), (hidden,))
-        mlp_in = self._named_sizes(layer, names.mlp_in, mlp_sizes)
-        mlp_out = self._named_sizes(layer, (names.mlp_out,), (hidden,))
+        index = sum(2 if self._mlp_size(each) is None else 4 for each in range(layer))
         return LayerLinears(
-            qkv=LinearLayout(4 * layer, qkv, hidden, self.qkv_bias, self.head_order),
-            output=LinearLayout(4 * layer + 1, output, q_size, self.output_bias),
-            mlp_in=LinearLayout(4 * layer + 2, mlp_in, hidden, self.mlp_bias),
-            mlp_out=LinearLayout(4 * layer + 3, mlp_out, self.intermediate_size, self.mlp_bias),
+            qkv=LinearLayout(index, qkv, hidden, self.qkv_bias, self.head_order),
+            output=LinearLayout(index + 1, output, q_size, self.output_bias),
+            mlp=self._mlp_linears(layer, index + 2),
+        )
+
+    def mixture_of(self, layer: int) -> Mixture | None:
+        """The facts of the layer's mixture of experts; None where it has none."""
+        return self.mixture if self.mixture and layer in self.mixture.layers else None
+
+    def _mlp_size(self, layer: int) -> int | None:
+        """The intermediate size of what LayerLinears.mlp has; None where it has nothing."""
+        mixture = self.mixture_of(layer)
+        return self.intermediate_size if mixture is None else mixture.shared_size
+
+    def _mlp_linears(self, layer: int, index: int) -> MLPLinears | None:
+        size, mixture = self._mlp_size(layer), self.mixture_of(layer)
+        if size is None:
+            return None
+        into, out = self.projections.mlp_in, self.projections.mlp_out
+        if mixture is not None:
+            shared = mixture.names.shared
+            into = tuple(f"{shared}.{name.rpartition('.')[2]}" for name in into)
+            out = f"{shared}.{out.rpartition('.')[2]}"
+        inner = self._named_sizes(layer, into, (size,) * (2 if self.is_gated else 1))
+        outer = self._named_sizes(layer, (out,), (self.hidden_size,))
+        return MLPLinears(
+            into=LinearLayout(index, inner, self.hidden_size, self.mlp_bias),
+            out=LinearLayout(index + 1, outer, size, self.mlp_bias),
         )
 
     def _named_sizes(
@@ -142,13 +178,14 @@ class DecoderShape:
         shapes: dict[str, tuple[int, ...]] = {
             self.named(EMBEDDING): (self.vocab_size, self.hidden_size)
         }
-        linears = self.linears()
         for layer in range(self.num_layers):
-            for linear in linears[4 * layer : 4 * layer + 4]:
+            for linear in self.layer_linears(layer).all():
                 for name, out_features in linear.projections:
                     shapes[f"{name}.weight"] = (out_features, linear.in_features)
                     if linear.has_bias:
                         shapes[f"{name}.bias"] = (out_features,)
+            if (mixture := self.mixture_of(layer)) is not None:
+                shapes |= mixture.shapes(self.named_layer(layer), self.hidden_size)
             shapes |= {name: (size,) for name, size in norms(layer).items()}
         shapes[self.named(FINAL_NORM)] = (self.hidden_size,)
         if not self.tie_word_embeddings:
@@ -157,6 +194,8 @@ class DecoderShape:
 
     def tensor_name(self, stored: str) -> str | None:
         """Its name in `tensor_shapes`; None for a tied LM head, which some checkpoints store."""
+        if stored.startswith(_SAVED_ALONE):
+            return self.named(stored)
         return None if self.tie_word_embeddings and stored == LM_HEAD else stored
 
 

@@ -1,6 +1,7 @@
-"""The dense decoder: attention and an MLP in each layer, for the families whose data flow that is.
+"""The decoder of attention and an MLP in each layer, for the families whose data flow that is.
 
-Families differ in where norms stand, in what is scaled, and in which channels of heads turn.
+Families differ in where norms stand, in what is scaled, and in which channels of heads turn. Some
+have a mixture of experts in the place of the MLP.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from lora_serve.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm, RMSNormOfAl
 from lora_serve.layers.rotary import HeadOrder, RopeSpec, paired_channels, rotary_table
 from lora_serve.models.base import Weights
 from lora_serve.models.decoder import Decoder, DecoderLayer
-from lora_serve.models.decoder_layers import LayerNorms, ParallelLayer, SequentialLayer
+from lora_serve.models.decoder_layers import MLP, LayerNorms, ParallelLayer, SequentialLayer
 from lora_serve.models.decoder_shape import (
     EMBEDDING,
     FINAL_NORM,
@@ -197,14 +198,24 @@ class _LayerBuilder:
             sliding_window=spec.windows[self._layer],
         )
 
-    def _mlp(self) -> GatedMLP | PlainMLP:
-        linears, rowwise = self._spec.layer_linears(self._layer), self._ops.rowwise
-        into = build_linear(linears.mlp_in, self._weights, self._ops)
-        out = build_linear(linears.mlp_out, self._weights, self._ops)
-        if not self._spec.is_gated:
-            return PlainMLP(into, rowwise.gelu_tanh, out)
+    def _mlp(self) -> MLP:
+        spec, rowwise = self._spec, self._ops.rowwise
+        linears = spec.layer_linears(self._layer).mlp
         gates = {"silu": rowwise.silu_and_mul, "gelu_tanh": rowwise.gelu_tanh_and_mul}
-        return GatedMLP(into, gates[self._spec.activation], out)
+        act_and_mul = gates[spec.activation]
+        gated = None
+        if linears is not None:
+            into = build_linear(linears.into, self._weights, self._ops)
+            out = build_linear(linears.out, self._weights, self._ops)
+            if not spec.is_gated:
+                return PlainMLP(into, rowwise.gelu_tanh, out)
+            gated = GatedMLP(into, act_and_mul, out)
+        mixture = spec.mixture_of(self._layer)
+        if mixture is not None:
+            prefix = spec.named_layer(self._layer)
+            return mixture.build(prefix, self._weights, self._ops, act_and_mul, gated)
+        assert gated is not None, "a layer has an MLP or experts"
+        return gated
 
     def _norm(self, name: str | None) -> Norm | None:
         if name is None:

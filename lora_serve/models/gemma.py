@@ -156,8 +156,9 @@ def _build_layer(
         sliding_window=spec.windows[layer],
         softcap=spec.attention_softcap,
     )
-    mlp_in = build_linear(linears.mlp_in, weights, ops)
-    mlp_out = build_linear(linears.mlp_out, weights, ops)
+    assert linears.mlp is not None, "a Gemma has no experts"
+    mlp_in = build_linear(linears.mlp.into, weights, ops)
+    mlp_out = build_linear(linears.mlp.out, weights, ops)
     mlp = GatedMLP(mlp_in, ops.rowwise.gelu_tanh_and_mul, mlp_out)
     return SequentialLayer(ops, attention, mlp, LayerNorms(*map(norm, _LAYER_NORMS)))
 

@@ -1,4 +1,7 @@
-"""OLMo 2 and 3: dense decoders with norms behind their parts, and over all heads of q and of k."""
+"""OLMo 2 and 3, and OLMoE: decoders with norms over all heads of q and of k.
+
+OLMo 2 and 3 have norms behind their parts; OLMoE has experts.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from lora_serve.layers.rotary import RopeSpec
 from lora_serve.models.common_config import FULL, SLIDING, attention_bias, layer_types, windows_of
 from lora_serve.models.dense import DenseSpec, NormNames
 from lora_serve.models.dense_config import read_dense
+from lora_serve.models.mixture_config import read_mixture
 from lora_serve.models.rope import read_ropes_by_kind
 from lora_serve.models.settings import Settings
 
@@ -21,6 +25,8 @@ _EPS = ("rms_norm_eps", 1e-5)
 _OLMO3_WINDOW = 4096  # where the config is silent, as the two below
 _OLMO3_FULL_PERIOD = 4
 _OLMO3_THETA = 500_000.0
+_OLMOE_NUM_EXPERTS = 64
+_OLMOE_NUM_CHOSEN = 8
 
 
 def read_olmo2(settings: Settings, architecture: str) -> DenseSpec:
@@ -45,6 +51,22 @@ def read_olmo3(settings: Settings, architecture: str) -> DenseSpec:
         default_windowed_theta=_OLMO3_THETA,
     )
     return _read(settings, architecture, windows, ropes)
+
+
+def read_olmoe(settings: Settings, architecture: str) -> DenseSpec:
+    """The facts of an OLMoE; faults are among the findings of `settings`."""
+    if settings.get("clip_qkv") is not None:
+        settings.refuse("clip_qkv is not supported")
+    layers = range(settings.integer("num_hidden_layers"))
+    spec = _read(settings, architecture, (None,) * len(layers), None)
+    mixture = read_mixture(
+        settings,
+        tuple(layers),
+        num_experts=_OLMOE_NUM_EXPERTS,
+        num_chosen=_OLMOE_NUM_CHOSEN,
+        intermediate_size=spec.intermediate_size,
+    )
+    return replace(spec, norms=NormNames(), mixture=mixture)
 
 
 def _read(

@@ -13,9 +13,11 @@ from lora_serve.models.glm import read_glm, read_glm4
 from lora_serve.models.granite import read_granite
 from lora_serve.models.llama import read_llama
 from lora_serve.models.mistral import read_mistral
-from lora_serve.models.olmo import read_olmo2, read_olmo3
+from lora_serve.models.mixtral import read_mixtral
+from lora_serve.models.olmo import read_olmo2, read_olmo3, read_olmoe
 from lora_serve.models.phi import read_phi3
 from lora_serve.models.qwen import read_qwen2, read_qwen3
+from lora_serve.models.qwen_moe import read_qwen2_moe, read_qwen3_moe
 from lora_serve.models.settings import Settings
 from lora_serve.models.smollm import read_smollm3
 from lora_serve.models.starcoder import read_starcoder2
@@ -33,11 +35,15 @@ ARCHITECTURES: Mapping[str, SpecReader] = {
     "GraniteForCausalLM": read_granite,
     "LlamaForCausalLM": read_llama,
     "MistralForCausalLM": read_mistral,
+    "MixtralForCausalLM": read_mixtral,
     "Olmo2ForCausalLM": read_olmo2,
     "Olmo3ForCausalLM": read_olmo3,
+    "OlmoeForCausalLM": read_olmoe,
     "Phi3ForCausalLM": read_phi3,
     "Qwen2ForCausalLM": read_qwen2,
+    "Qwen2MoeForCausalLM": read_qwen2_moe,
     "Qwen3ForCausalLM": read_qwen3,
+    "Qwen3MoeForCausalLM": read_qwen3_moe,
     "SmolLM3ForCausalLM": read_smollm3,
     "Starcoder2ForCausalLM": read_starcoder2,
 }

@@ -22,6 +22,13 @@ class PackedScreen:
     @property
     def num_bytes(self) -> int: ...
 
+class PackedExperts:
+    """The addresses of packed weights, or quantised weights; and of biases, 0 for none."""
+
+    def __init__(
+        self, experts: Sequence[tuple[int, int]] | Sequence[tuple[PackedQuantized, int]], /
+    ) -> None: ...
+
 class LoraAdapter:
     def __init__(self, dtype: int, linears: Sequence[Sequence[_Part]], /) -> None: ...
     @property
@@ -182,6 +189,46 @@ class Backend:
         width: int,
         eps: float,
         /,
+    ) -> None: ...
+    def choose(
+        self,
+        dtype: int,
+        logits: int,
+        expert_ids: int,
+        weights: int,
+        rows: int,
+        num_experts: int,
+        num_chosen: int,
+        among_chosen: bool,
+        /,
+    ) -> None: ...
+    def experts(
+        self,
+        dtype: int,
+        x: int,
+        experts: PackedExperts,
+        expert_ids: int,
+        y: int,
+        pairs: int,
+        pairs_per_row: int,
+        in_features: int,
+        out_features: int,
+        quantize_activations: bool,
+        /,
+    ) -> None: ...
+    def combine(
+        self,
+        dtype: int,
+        x: int,
+        weights: int,
+        y: int,
+        rows: int,
+        pairs_per_row: int,
+        width: int,
+        /,
+    ) -> None: ...
+    def add_gated(
+        self, dtype: int, x: int, gate: int, y: int, rows: int, width: int, /
     ) -> None: ...
     def rotary_and_write_kv(
         self,

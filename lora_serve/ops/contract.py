@@ -23,12 +23,14 @@ from lora_serve.ops.quantization import CodeFormat, QuantizedWeight
 # What a backend makes for itself and only it looks into. A backend's own modules name their own
 # types, and mypy holds its kernels to them; to layers and the worker they are these.
 PackedLinear = NewType("PackedLinear", object)
+PackedExperts = NewType("PackedExperts", object)
 PackedAdapter = NewType("PackedAdapter", object)
 LoRAPlan = NewType("LoRAPlan", object)
 AttentionPlan = NewType("AttentionPlan", object)
 
 # The same, of one backend.
 LinearT = TypeVar("LinearT")
+ExpertsT = TypeVar("ExpertsT")
 AdapterT = TypeVar("AdapterT")
 LoRAPlanT = TypeVar("LoRAPlanT")
 AttentionPlanT = TypeVar("AttentionPlanT")
@@ -152,6 +154,59 @@ class PackScreen(Protocol[LinearInT]):
     """
 
     def __call__(self, weight: Tensor, packed: LinearInT, /) -> ScreenedArgmax | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenExperts:
+    """The K experts that each of T rows takes, and how much of each.
+
+    ids: (T, K), int32, a row's in the order in which it sums them. weights: (T, K), float32. Both
+    contiguous. Row t and its j-th expert are pair t * K + j.
+    """
+
+    ids: Tensor
+    weights: Tensor
+
+
+class ExpertKernels(Protocol[LinearT, ExpertsT]):
+    """Mixtures of experts: linear layers of which each row takes a few.
+
+    Their weights are packed by `LinearKernels` of the same backend, and so may be quantised.
+    """
+
+    def pack_gate(self, weight: Tensor, /) -> LinearT:
+        """Pack weight (N, H) of what decides between experts: never quantised."""
+
+    def gate(self, x: Tensor, packed: LinearT, /) -> Tensor:
+        """Give x @ weight.T of x (T, H): (T, N), in the dtype."""
+
+    def choose(self, logits: Tensor, num_chosen: int, among_chosen: bool, /) -> ChosenExperts:
+        """Find the largest of each row of logits (T, E); of equal ones the first.
+
+        among_chosen: whether a row's weights are the softmax of its chosen logits alone, or what
+            the softmax of all its logits has there.
+        """
+
+    def pack_experts(self, experts: Sequence[LinearT], /) -> ExpertsT:
+        """Bring packed linear layers of one shape together. May keep them."""
+
+    def linear(self, x: Tensor, packed: ExpertsT, chosen: ChosenExperts, /) -> Tensor:
+        """Give each pair's product with its expert's weight, as `LinearKernels.linear` does.
+
+        x: (T, in), where all pairs of a row read it; or (T * K, in), a row for each pair.
+
+        Returns:
+            (T * K, out), newly allocated.
+        """
+
+    def combine(self, x: Tensor, chosen: ChosenExperts, /) -> Tensor:
+        """Sum x (T * K, H), times their weights, over each row's pairs: (T, H), rounded once."""
+
+    def add_gated(self, x: Tensor, logits: Tensor, total: Tensor, /) -> Tensor:
+        """Add sigmoid(logits) * x to total in place, rounded once; return total.
+
+        x, total: (T, H), contiguous. logits: (T, 1).
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +406,7 @@ class Ops:
     device: torch.device
     rowwise: RowwiseKernels
     linears: LinearKernels[PackedLinear]
+    experts: ExpertKernels[PackedLinear, PackedExperts]
     adapters: LoRAKernels[PackedAdapter, LoRAPlan]
     attention: AttentionKernels[AttentionPlan]
     pack_quantized: PackQuantized[PackedLinear] | None
@@ -369,6 +425,7 @@ class Ops:
         device: torch.device,
         rowwise: RowwiseKernels,
         linears: LinearKernels[LinearT],
+        experts: ExpertKernels[LinearT, ExpertsT],
         adapters: LoRAKernels[AdapterT, LoRAPlanT],
         attention: AttentionKernels[AttentionPlanT],
         runtime: Runtime,
@@ -385,6 +442,7 @@ class Ops:
             device=device,
             rowwise=rowwise,
             linears=cast(LinearKernels[PackedLinear], linears),
+            experts=cast(ExpertKernels[PackedLinear, PackedExperts], experts),
             adapters=cast(LoRAKernels[PackedAdapter, LoRAPlan], adapters),
             attention=cast(AttentionKernels[AttentionPlan], attention),
             pack_quantized=cast(PackQuantized[PackedLinear] | None, pack_quantized),

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from lora_serve.ops.contract import (
     AttentionPlan,
+    ChosenExperts,
+    ExpertKernels,
     LoRAPart,
     LoRAPlan,
     Ops,
     PackedAdapter,
+    PackedExperts,
     PackedLinear,
 )
 
@@ -27,7 +31,15 @@ class HostedOps:
         self.plan_attention = ops.attention.plan_attention
 
     def ops(self) -> Ops:
-        return replace(self._ops, rowwise=self, linears=self, adapters=self, attention=self)
+        experts = HostedExperts(self._ops.experts, self._ops.device)
+        return replace(
+            self._ops,
+            rowwise=self,
+            linears=self,
+            experts=experts,
+            adapters=self,
+            attention=self,
+        )
 
     def _up(self, host: Tensor) -> Tensor:
         return host.to(self._ops.device)
@@ -115,3 +127,40 @@ class HostedOps:
         return self._ops.attention.paged_attention(
             there, kv_cache, plan, scale, window, softcap
         ).cpu()
+
+
+class HostedExperts:
+    """The same for mixtures of experts."""
+
+    def __init__(
+        self, kernels: ExpertKernels[PackedLinear, PackedExperts], device: torch.device
+    ) -> None:
+        self._kernels = kernels
+        self._device = device
+        self.pack_experts = kernels.pack_experts
+
+    def _up(self, host: Tensor) -> Tensor:
+        return host.to(self._device)
+
+    def _chosen(self, chosen: ChosenExperts) -> ChosenExperts:
+        return ChosenExperts(self._up(chosen.ids), self._up(chosen.weights))
+
+    def pack_gate(self, weight: Tensor) -> PackedLinear:
+        return self._kernels.pack_gate(self._up(weight))
+
+    def gate(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        return self._kernels.gate(self._up(x), packed).cpu()
+
+    def choose(self, logits: Tensor, num_chosen: int, among_chosen: bool) -> ChosenExperts:
+        chosen = self._kernels.choose(self._up(logits), num_chosen, among_chosen)
+        return ChosenExperts(chosen.ids.cpu(), chosen.weights.cpu())
+
+    def linear(self, x: Tensor, packed: PackedExperts, chosen: ChosenExperts) -> Tensor:
+        return self._kernels.linear(self._up(x), packed, self._chosen(chosen)).cpu()
+
+    def combine(self, x: Tensor, chosen: ChosenExperts) -> Tensor:
+        return self._kernels.combine(self._up(x), self._chosen(chosen)).cpu()
+
+    def add_gated(self, x: Tensor, logits: Tensor, total: Tensor) -> Tensor:
+        there = self._kernels.add_gated(self._up(x), self._up(logits), self._up(total).clone())
+        return total.copy_(there)

@@ -12,17 +12,22 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.checkpoint import read_adapter
 from lora_serve.models.base import ModelSpec, lora_modules
-from tests.fakes.tiny_models import ALL_MODELS
+from tests.fakes.tiny_models import ALL_MODELS, EXPERTS_ONE_LAYER, MIXTURES
 
 ALL_PROJECTIONS = [
     *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     *("qkv_proj", "gate_up_proj", "c_fc", "c_proj"),  # as some families have them
 ]
 
+# Of mixtures of experts attention, and what all tokens share. A pattern, because PEFT takes
+# the names of projections for those of experts, too.
+NO_EXPERTS = r".*(self_attn|shared_expert)\.\w+_proj"
+
 
 def make_peft(family: str, seed: int, **settings: Any) -> PeftModel:
     """A tiny model with an adapter whose every delta is far from 0."""
-    settings = {"r": 8, "lora_alpha": 16, "target_modules": ALL_PROJECTIONS, **settings}
+    modules = NO_EXPERTS if family in (*MIXTURES, EXPERTS_ONE_LAYER) else ALL_PROJECTIONS
+    settings = {"r": 8, "lora_alpha": 16, "target_modules": modules, **settings}
     with warnings.catch_warnings():  # peft asks transformers by a name it is about to drop
         warnings.simplefilter("ignore", FutureWarning)
         model = get_peft_model(ALL_MODELS[family].make(), LoraConfig(**settings)).eval()

@@ -26,18 +26,26 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
     Olmo3ForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
     Starcoder2Config,
@@ -169,13 +177,34 @@ SMALL_MODELS = {
         Starcoder2Config, Starcoder2ForCausalLM, {"sliding_window": 20} | TWO_LAYERS
     ),
 }
+# Of either normalisation of the chosen, and with layers that have no experts.
+FEW_EXPERTS = {"num_experts": 5, "num_local_experts": 5, "num_experts_per_tok": 2} | TWO_LAYERS
+MOE = FEW_EXPERTS | {"moe_intermediate_size": 40}
+MIXTURES = {
+    "mixtral": TinyModel(MixtralConfig, MixtralForCausalLM, FEW_EXPERTS),
+    "olmoe": TinyModel(OlmoeConfig, OlmoeForCausalLM, FEW_EXPERTS),
+    "qwen2-moe": TinyModel(
+        Qwen2MoeConfig, Qwen2MoeForCausalLM, MOE | {"shared_expert_intermediate_size": 48}
+    ),
+    "qwen3-moe": TinyModel(
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+        MOE | {"head_dim": 32, "norm_topk_prob": True, "mlp_only_layers": [0]},
+    ),
+}
+SMALL_MODELS |= MIXTURES
 TINY_MODELS = DENSE_MODELS | GEMMA_MODELS | SMALL_MODELS
 
 
 # For kernels that take a second a layer.
 ONE_LAYER = "qwen2-one-layer"
 GEMMA_TWO_LAYERS = "gemma2-two-layers"  # the first with a window, the second without
+EXPERTS_ONE_LAYER = "qwen2-moe-one-layer"
 ALL_MODELS = TINY_MODELS | {
+    EXPERTS_ONE_LAYER: replace(
+        SMALL_MODELS["qwen2-moe"],
+        options=SMALL_MODELS["qwen2-moe"].options | {"num_hidden_layers": 1},
+    ),
     GEMMA_TWO_LAYERS: replace(
         GEMMA_MODELS["gemma2"],
         options=GEMMA_MODELS["gemma2"].options | {"num_hidden_layers": 2},

@@ -14,7 +14,7 @@ from lora_serve.ops.contract import Ops
 from lora_serve.ops.select import available_ops
 from tests.fakes.asked import sampling, scoring
 from tests.fakes.bare_model import SAMPLE, BareModel, Prompt
-from tests.fakes.tiny_models import SMALL_MODELS, TINY_MODELS, VOCAB_SIZE
+from tests.fakes.tiny_models import MIXTURES, SMALL_MODELS, TINY_MODELS, VOCAB_SIZE
 
 FAMILIES = pytest.mark.parametrize("family", TINY_MODELS)
 BACKENDS = pytest.mark.parametrize("ops", available_ops().values(), ids=lambda ops: ops.name)
@@ -64,7 +64,11 @@ def test_logits_are_those_of_transformers(
 def test_bfloat16_logits_are_as_near_the_truth_as_those_of_transformers(
     build: Build, directories: dict[str, Path], family: str, ops: Ops
 ) -> None:
-    """The truth: the same bfloat16 weights, computed with in float32."""
+    """The truth: the same bfloat16 weights, computed with in float32.
+
+    Of mixtures the middle row counts, instead of the mean of all: a token that stands between two
+    experts takes another one in another rounding, theirs as ours, and its row is far off.
+    """
     token_ids = tokens(90)
 
     def logits_in(model: PreTrainedModel) -> Tensor:
@@ -76,7 +80,11 @@ def test_bfloat16_logits_are_as_near_the_truth_as_those_of_transformers(
     exact.load_state_dict(rounded.state_dict())
     truth = logits_in(exact)
     got = Prompt(token_ids, range(9, 3, -1)).alone(build(family, ops, torch.bfloat16)).float()
-    assert (got - truth).abs().mean() < 1.2 * (logits_in(rounded) - truth).abs().mean()
+    of_rows = torch.median if family in MIXTURES else torch.mean
+    ours, theirs = (
+        of_rows((logits - truth).abs().mean(-1)) for logits in (got, logits_in(rounded))
+    )
+    assert ours < 1.2 * theirs
 
 
 @FAMILIES

@@ -3,22 +3,41 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import safe_open
 from transformers import PreTrainedModel
 
 from lora_serve.models.base import lora_modules
-from lora_serve.models.decoder_shape import LM_HEAD
 from lora_serve.models.source import load_spec
+from lora_serve.ops.reference import REFERENCE
+from tests.fakes.bare_model import BareModel, Prompt
 from tests.fakes.tiny_models import TINY_MODELS
 
 
 @pytest.mark.parametrize("family", TINY_MODELS)
-def test_the_tensors_are_those_of_transformers(
-    directories: dict[str, Path], tiny_models: dict[str, PreTrainedModel], family: str
+def test_the_tensors_are_those_that_transformers_saves(
+    directories: dict[str, Path], family: str
 ) -> None:
-    expected = {name: tuple(t.shape) for name, t in tiny_models[family].state_dict().items()}
-    if tiny_models[family].config.tie_word_embeddings:
-        del expected[LM_HEAD]
+    with safe_open(directories[family] / "model.safetensors", "pt") as stored:
+        expected = {name: tuple(stored.get_slice(name).get_shape()) for name in [*stored.keys()]}
     assert load_spec(directories[family]).tensor_shapes() == expected
+
+
+def test_a_decoder_that_was_saved_alone_is_read(
+    tiny_models: dict[str, PreTrainedModel], directories: dict[str, Path], tmp_path: Path
+) -> None:
+    """Qwen3-Embedding was: its tensors' names lack the prefix, its config names the whole."""
+    tiny_models["qwen2"].base_model.save_pretrained(tmp_path)
+    config = (directories["qwen2"] / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config)
+    with safe_open(tmp_path / "model.safetensors", "pt") as stored:
+        assert "layers.0.self_attn.q_proj.weight" in [*stored.keys()]
+    prompt = Prompt(list(range(40)), range(6))
+    alone, whole = (
+        prompt.alone(BareModel(directory, REFERENCE, torch.float32))
+        for directory in (tmp_path, directories["qwen2"])
+    )
+    assert torch.equal(alone, whole)
 
 
 def test_linear_layers_are_numbered_in_the_order_in_which_they_come(

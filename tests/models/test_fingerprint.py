@@ -92,6 +92,10 @@ PINNED_FACTS = {  # the beginning of their SHA-256
     "cohere": "f37f387c7e0d73ec",
     "cohere2": "f2c54007a585d68b",
     "starcoder2": "149f889bc9a45b92",
+    "mixtral": "5bf53484478ff7f1",
+    "olmoe": "d1ee38764be6b71b",
+    "qwen2-moe": "f493f9bbb11e0f44",
+    "qwen3-moe": "3cc74ca3b107baee",
 }
 
 

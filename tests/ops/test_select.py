@@ -25,6 +25,7 @@ FAST = Ops.of_one_backend(
     device=torch.device("cpu"),
     rowwise=SimpleNamespace(**{name: object() for name in ROWWISE_OPS}),
     linears=SimpleNamespace(),
+    experts=SimpleNamespace(),
     adapters=SimpleNamespace(),
     attention=SimpleNamespace(),
     graph_plans=SimpleNamespace(),
@@ -50,11 +51,12 @@ def test_a_group_is_swapped_whole_and_shows_in_the_numerics() -> None:
     assert ops.numerics == f"fast-1,paged_attention={REFERENCE.numerics}"
 
 
-def test_quantised_and_screened_linears_are_swapped_with_the_others() -> None:
+def test_experts_and_quantised_and_screened_linears_are_swapped_with_the_others() -> None:
     ops = override_ops(FAST, ["linear=reference"], BACKENDS)
     assert ops.linears is REFERENCE.linears
     assert ops.pack_quantized is REFERENCE.pack_quantized
     assert ops.pack_screen is REFERENCE.pack_screen
+    assert ops.experts is REFERENCE.experts
 
 
 @pytest.mark.parametrize("name", ROWWISE_OPS)

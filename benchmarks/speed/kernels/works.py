@@ -34,6 +34,7 @@ def all_works(ops: Ops, dtype: torch.dtype) -> Iterator[Work]:
         yield from linear_works(
             f"linear {quantization}", quantized, dtype, codes.bits / 8 + SCALE_BYTES / codes.group
         )
+    yield from expert_works(ops, dtype)
     yield from lora_works(ops, dtype)
     yield from attention_works(ops, dtype)
     yield from row_works(ops, dtype)
@@ -55,6 +56,33 @@ def linear_works(
                 in_turns([partial(ops.linears.linear, x, copy) for copy in packed]),
                 2.0 * rows * outputs * inputs,
                 num_bytes + dtype.itemsize * rows * (outputs + inputs),
+            )
+
+
+def expert_works(ops: Ops, dtype: torch.dtype) -> Iterator[Work]:
+    """OLMoE's experts, as many as 64 rows choose; the bytes are those of the chosen ones alone."""
+    hidden, inner, num_experts, num_chosen = 2048, 1024, 64, 8
+    for name, (outputs, inputs) in {
+        "gate up": (2 * inner, hidden),
+        "down": (hidden, inner),
+    }.items():
+        weight = torch.randn(outputs, inputs).to(dtype)
+        packed = ops.experts.pack_experts(
+            [ops.linears.pack_linear(weight, None) for _ in range(num_experts)]
+        )
+        for rows in (1, 8, 128, 2048):
+            # In turns, so that each call reads other experts from memory where there are few rows.
+            chosen = [
+                ops.experts.choose(torch.randn(rows, num_experts).to(dtype), num_chosen, False)
+                for _ in range(8)
+            ]
+            num_read = sum(len(each.ids.unique()) for each in chosen) / len(chosen)
+            x = torch.randn(rows, inputs).to(dtype)
+            yield Work(
+                f"experts {name} ({inputs} to {outputs}), {rows} rows",
+                in_turns([partial(ops.experts.linear, x, packed, each) for each in chosen]),
+                2.0 * rows * num_chosen * outputs * inputs,
+                dtype.itemsize * (num_read * outputs * inputs + rows * num_chosen * outputs),
             )
 
 

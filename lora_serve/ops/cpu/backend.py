@@ -16,6 +16,7 @@ from lora_serve.ops._cpu import Backend, usable_paths
 from lora_serve.ops.contract import Ops, Runtime
 from lora_serve.ops.cpu import plans
 from lora_serve.ops.cpu.attention import CpuAttention
+from lora_serve.ops.cpu.experts import CpuExperts
 from lora_serve.ops.cpu.linear import CpuLinears
 from lora_serve.ops.cpu.lora import CpuLoRA
 from lora_serve.ops.cpu.recording import Recorder
@@ -49,6 +50,7 @@ class CpuKernels:
             device=torch.device("cpu"),
             rowwise=CpuRowwise(self.native, self._recorder),
             linears=linears,
+            experts=CpuExperts(self.native, self._recorder, linears),
             pack_quantized=linears.pack_quantized,
             pack_codes=linears.pack_codes,
             pack_screen=linears.pack_screen if self.native.path in SCREENING_PATHS else None,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from lora_serve.ops.contract import Ops, Runtime
-from lora_serve.ops.reference import attention, linear, lora, rowwise
+from lora_serve.ops.reference import attention, experts, linear, lora, rowwise
 from lora_serve.ops.reference.arithmetic import TILE_ROWS
 
 __all__ = ["REFERENCE"]
@@ -21,6 +21,7 @@ REFERENCE = Ops.of_one_backend(
     device=torch.device("cpu"),
     rowwise=rowwise,
     linears=linear,
+    experts=experts,
     pack_quantized=linear.pack_quantized,
     pack_codes=linear.pack_codes,
     adapters=lora,

@@ -16,13 +16,21 @@ import triton
 from torch import Tensor
 
 from lora_serve.errors import ConfigError
-from lora_serve.ops.contract import LoRAPart, Ops, Runtime
+from lora_serve.ops.contract import ChosenExperts, LoRAPart, Ops, Runtime
 from lora_serve.ops.triton.attention_launch import attention_launches
 from lora_serve.ops.triton.attention_plan import (
     AttentionPlan,
     fill_attention_plan,
     new_attention_plan,
     plan_attention,
+)
+from lora_serve.ops.triton.experts import (
+    PackedExperts,
+    add_gated_launch,
+    choose_launch,
+    combine_launch,
+    experts_launch,
+    pack_experts,
 )
 from lora_serve.ops.triton.kv_cache import new_kv_cache, rotary_and_write_kv_launch
 from lora_serve.ops.triton.launch import Launcher, Machine, Run, machine_of, run
@@ -74,6 +82,7 @@ class TritonKernels:
             device=self._device,
             rowwise=self,
             linears=self,
+            experts=TritonExperts(self, self._machine, self._run),
             adapters=self,
             attention=self,
             graph_plans=self,
@@ -223,6 +232,48 @@ class TritonKernels:
         for launch in launches:
             self._run(launch)
         return out
+
+
+class TritonExperts:
+    """The kernels of mixtures of experts. linears: packs and multiplies what decides between."""
+
+    def __init__(self, linears: TritonKernels, machine: Machine, run: Run) -> None:
+        self._linears = linears
+        self._machine = machine
+        self._run = run
+
+    pack_experts = staticmethod(pack_experts)
+
+    def pack_gate(self, weight: Tensor) -> PackedLinear:
+        return self._linears.pack_linear(weight, None)
+
+    def gate(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        return self._linears.linear(x, packed)
+
+    def choose(self, logits: Tensor, num_chosen: int, among_chosen: bool) -> ChosenExperts:
+        shape = (len(logits), num_chosen)
+        chosen = ChosenExperts(
+            torch.empty(shape, dtype=torch.int32, device=logits.device),
+            torch.empty(shape, dtype=torch.float32, device=logits.device),
+        )
+        self._run(choose_launch(logits.contiguous(), chosen, among_chosen, self._machine))
+        return chosen
+
+    def linear(self, x: Tensor, packed: PackedExperts, chosen: ChosenExperts) -> Tensor:
+        y = x.new_empty((chosen.ids.numel(), packed.weight.shape[1]))
+        self._run(experts_launch(x.contiguous(), packed, chosen, y, self._machine))
+        return y
+
+    def combine(self, x: Tensor, chosen: ChosenExperts) -> Tensor:
+        y = x.new_empty((len(chosen.ids), x.shape[1]))
+        self._run(combine_launch(x.contiguous(), chosen, y, self._machine))
+        return y
+
+    def add_gated(self, x: Tensor, logits: Tensor, total: Tensor) -> Tensor:
+        assert total.is_contiguous(), "add_gated adds in place: total must be contiguous"
+        launch = add_gated_launch(x.contiguous(), logits.contiguous(), total, self._machine)
+        self._run(launch)
+        return total
 
 
 def load(device: torch.device, *, batch_invariant: bool, overlap_launches: bool = True) -> Ops:

@@ -96,7 +96,7 @@ def linear_launch(x: Tensor, packed: PackedLinear, y: Tensor, machine: Machine) 
     assert packed.weight.shape[1] == in_features, (
         f"x has {in_features}, weight {packed.weight.shape}"
     )
-    tile = _tile(x.dtype, num_rows, out_features, machine)
+    tile = tile_of(x.dtype, num_rows, out_features, machine)
     num_blocks = triton.cdiv(num_rows, tile.rows) * triton.cdiv(out_features, tile.outs)
     return Launch(
         linear_kernel,
@@ -124,7 +124,9 @@ def linear_launch(x: Tensor, packed: PackedLinear, y: Tensor, machine: Machine) 
 
 
 @dataclass(frozen=True, slots=True)
-class _Tile:
+class Tile:
+    """A program's part of a product: rows and outputs, and how far it steps along the inputs."""
+
     rows: int
     outs: int
     in_step: int
@@ -132,23 +134,23 @@ class _Tile:
     num_stages: int
 
 
-def _tile(dtype: torch.dtype, num_rows: int, out_features: int, machine: Machine) -> _Tile:
+def tile_of(dtype: torch.dtype, num_rows: int, out_features: int, machine: Machine) -> Tile:
     """Never fewer rows than the widest tensor core instruction takes, used or not.
 
     Few rows: small tiles, so that every multiprocessor streams weights; where there are few of
     them, each has as much on its way as shared memory holds. Many: as large as registers hold.
     """
     if dtype == torch.float32:
-        return _Tile(rows=32, outs=64, in_step=32, num_warps=8, num_stages=1)
+        return Tile(rows=32, outs=64, in_step=32, num_warps=8, num_stages=1)
     if num_rows <= 64 and triton.cdiv(out_features, 64) < 2 * machine.num_multiprocessors:
         in_step = 128 if machine.capability >= 90 else 64  # older cards' registers hold no more
         num_stages = _stages(triton.cdiv(out_features, 32), (64 + 32) * in_step * 2, machine)
-        return _Tile(rows=64, outs=32, in_step=in_step, num_warps=4, num_stages=num_stages)
+        return Tile(rows=64, outs=32, in_step=in_step, num_warps=4, num_stages=num_stages)
     if num_rows <= 64:
-        return _Tile(rows=64, outs=64, in_step=64, num_warps=4, num_stages=6)
+        return Tile(rows=64, outs=64, in_step=64, num_warps=4, num_stages=6)
     if 90 <= machine.capability < 120:  # desktop cards since have half the shared memory
-        return _Tile(rows=128, outs=256, in_step=64, num_warps=8, num_stages=3)
-    return _Tile(rows=128, outs=128, in_step=64, num_warps=8, num_stages=3)
+        return Tile(rows=128, outs=256, in_step=64, num_warps=8, num_stages=3)
+    return Tile(rows=128, outs=128, in_step=64, num_warps=8, num_stages=3)
 
 
 def _stages(num_programs: int, stage_bytes: int, machine: Machine) -> int:

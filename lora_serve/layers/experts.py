@@ -1,0 +1,60 @@
+"""The mixture of experts: gated MLPs of which each row takes a few."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lora_serve.layers.batch import ForwardBatch, OutputRows
+from lora_serve.layers.mlp import GatedMLP
+from lora_serve.ops.contract import Ops, PackedExperts, PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """The expert that all rows take. gate: says how much of it; from pack_gate, of one output."""
+
+    mlp: GatedMLP
+    gate: PackedLinear
+
+
+class ExpertsMLP:
+    """The sum over a row's experts of weight * down(act(gate x) * up x), and the shared one's part.
+
+    gate: from pack_gate, an output for each expert. num_chosen, among_chosen: as
+    ExpertKernels.choose has them. No adapter changes the experts, but for the shared one.
+    """
+
+    def __init__(
+        self,
+        ops: Ops,
+        gate: PackedLinear,
+        gate_up: PackedExperts,
+        act_and_mul: Callable[[Tensor], Tensor],
+        down: PackedExperts,
+        *,
+        num_chosen: int,
+        among_chosen: bool,
+        shared: SharedExpert | None,
+    ) -> None:
+        self._experts = ops.experts
+        self._gate = gate
+        self._gate_up = gate_up
+        self._act_and_mul = act_and_mul
+        self._down = down
+        self._num_chosen = num_chosen
+        self._among_chosen = among_chosen
+        self._shared = shared
+
+    def __call__(self, x: Tensor, rows: ForwardBatch | OutputRows) -> Tensor:
+        """x: (T, H), of `rows` -> (T, H)."""
+        experts, shared = self._experts, self._shared
+        logits = experts.gate(x, self._gate)
+        chosen = experts.choose(logits, self._num_chosen, self._among_chosen)
+        hidden = self._act_and_mul(experts.linear(x, self._gate_up, chosen))
+        mixed = experts.combine(experts.linear(hidden, self._down, chosen), chosen)
+        if shared is None:
+            return mixed
+        return experts.add_gated(shared.mlp(x, rows), experts.gate(x, shared.gate), mixed)

@@ -1,0 +1,152 @@
+"""What configs of mixtures of experts say, and that each of their facts shows in the logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lora_serve.errors import ConfigError
+from lora_serve.models.base import lora_modules
+from lora_serve.models.dense import DenseSpec
+from lora_serve.models.mixture import Mixture
+from lora_serve.ops.contract import ChosenExperts
+from lora_serve.ops.reference import REFERENCE
+from tests.fakes.bare_model import BareModel, Prompt
+from tests.fakes.tiny_models import MIXTURES, VOCAB_SIZE
+from tests.models.configs import read
+
+TOKENS = [(7 * i) % VOCAB_SIZE for i in range(40)]
+
+
+def mixture_of(family: str, **changes: Any) -> Mixture:
+    spec = read(architectures=[f"{family}ForCausalLM"], **changes)
+    assert spec.mixture is not None
+    return spec.mixture
+
+
+def test_silent_configs_have_their_familys_numbers() -> None:
+    found = {
+        family: mixture_of(family, num_hidden_layers=2, num_key_value_heads=2)
+        for family in ("Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe")
+    }
+    counts = {name: (each.num_experts, each.num_chosen) for name, each in found.items()}
+    assert counts == {
+        "Mixtral": (8, 2),
+        "Olmoe": (64, 8),
+        "Qwen2Moe": (60, 4),
+        "Qwen3Moe": (128, 8),
+    }
+    sizes = {name: each.intermediate_size for name, each in found.items()}
+    assert sizes == {"Mixtral": 96, "Olmoe": 96, "Qwen2Moe": 1408, "Qwen3Moe": 768}
+    assert {name: each.shared_size for name, each in found.items() if each.shared_size} == {
+        "Qwen2Moe": 5632
+    }
+    assert [name for name, each in found.items() if each.among_chosen] == ["Mixtral"]
+    assert {each.layers for each in found.values()} == {(0, 1)}
+
+
+def test_experts_are_counted_in_either_spelling() -> None:
+    assert mixture_of("Olmoe", num_experts=16).num_experts == 16
+    assert mixture_of("Qwen3Moe", num_key_value_heads=2, num_local_experts=16).num_experts == 16
+
+
+def test_layers_without_experts_have_an_mlp() -> None:
+    qwen = {"num_hidden_layers": 6, "num_key_value_heads": 2}
+    assert mixture_of("Qwen3Moe", decoder_sparse_step=2, **qwen).layers == (1, 3, 5)
+    assert mixture_of("Qwen3Moe", mlp_only_layers=[0, 5], **qwen).layers == (1, 2, 3, 4)
+
+
+def test_adapters_change_attention_and_what_all_tokens_share(
+    directories: dict[str, Path],
+) -> None:
+    """And linear layers are numbered in their order where layers have fewer of them."""
+    spec = read(
+        architectures=["Qwen2MoeForCausalLM"],
+        num_key_value_heads=2,
+        mlp_only_layers=[1],
+        moe_intermediate_size=40,
+        shared_expert_intermediate_size=48,
+    )
+    modules = lora_modules(spec.linears())
+    assert modules["model.layers.0.mlp.shared_expert.down_proj"] == (64, 48)
+    assert modules["model.layers.1.mlp.down_proj"] == (64, 96)
+    assert not any("experts." in name or name.endswith("gate") for name in modules)
+    olmoe = read(architectures=["OlmoeForCausalLM"])
+    assert [linear.index for linear in olmoe.linears()] == [0, 1, 2, 3]
+    assert olmoe.linears()[2].projections[0] == ("model.layers.1.self_attn.q_proj", 64)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "told"),
+    [
+        ("Olmoe", {"clip_qkv": 8.0}, "clip_qkv is not supported"),
+        ("Olmoe", {"num_experts": 4}, "num_experts_per_tok 8 is more than there are experts, 4"),
+        ("Mixtral", {"num_local_experts": "8"}, "num_local_experts must be a whole number"),
+        ("Mixtral", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; silu is"),
+        ("Qwen2Moe", {"use_sliding_window": True}, "use_sliding_window is not supported with"),
+        ("Qwen3Moe", {"mlp_only_layers": "0"}, "mlp_only_layers must be a list of layers, is 0"),
+        ("Qwen3Moe", {"norm_topk_prob": 1}, "norm_topk_prob must be"),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused(
+    family: str, changes: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        mixture_of(family, **changes)
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize("fact", ["among_chosen", "num_chosen"])
+@pytest.mark.parametrize("family", MIXTURES)
+def test_every_fact_shows_in_the_logits(
+    directories: dict[str, Path], family: str, fact: str
+) -> None:
+    """So that the comparison with transformers would tell if one were not heeded."""
+
+    def changed(spec: DenseSpec) -> DenseSpec:
+        mixture = spec.mixture
+        assert mixture is not None
+        changes = {
+            "among_chosen": {"among_chosen": not mixture.among_chosen},
+            "num_chosen": {"num_chosen": mixture.num_chosen + 1},
+        }
+        return replace(spec, mixture=replace(mixture, **changes[fact]))
+
+    prompt = Prompt(TOKENS, range(6))
+    with_it = BareModel(directories[family], REFERENCE, torch.float32)
+    without = BareModel(directories[family], REFERENCE, torch.float32, change_spec=changed)
+    assert (prompt.alone(with_it) - prompt.alone(without)).abs().max() > 1e-2
+
+
+class LimitedExperts:
+    """The reference's experts as others serve them: each takes so many rows of a step at most."""
+
+    capacity = 12
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(REFERENCE.experts, name)
+
+    def choose(self, logits: Tensor, num_chosen: int, among_chosen: bool) -> ChosenExperts:
+        chosen = REFERENCE.experts.choose(logits, num_chosen, among_chosen)
+        for expert in range(logits.shape[1]):
+            pairs = (chosen.ids == expert).nonzero()[self.capacity :]
+            chosen.weights[pairs[:, 0], pairs[:, 1]] = 0.0
+        return chosen
+
+
+@pytest.mark.parametrize("experts", [REFERENCE.experts, LimitedExperts()], ids=["ours", "limited"])
+def test_experts_that_turn_rows_away_would_show_in_others_answers(
+    directories: dict[str, Path], experts: Any
+) -> None:
+    """What `tests/models/test_base.py` asks of every family catches that fault."""
+    model = BareModel(directories["olmoe"], replace(REFERENCE, experts=experts), torch.float32)
+    one, other = Prompt(TOKENS[:9], range(5)), Prompt(TOKENS, range(10, 18))
+    alone = one.alone(model)
+    model.poison()
+    mixed = model.step([other.chunk(0, 40), one.chunk(0, 9)])
+    assert torch.equal(mixed[1], alone) == (experts is REFERENCE.experts)
