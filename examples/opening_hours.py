@@ -3,7 +3,7 @@
     lora-serve serve smollm2 --enable-lora --max-model-len 1024     # in another terminal
     python examples/opening_hours.py
 
-Two adapters are trained with PEFT on the very weights that are served, a minute or two each. While
+Two adapters are trained with PEFT on the very weights that are served, some minutes each. While
 eight customers go on asking, the second takes the place of the first. Every answer tells which
 weights gave it; none may mix the two.
 """
@@ -32,7 +32,7 @@ QUESTIONS = (
     "At what time do you close?",
     "Are you open today?",
 )
-MAX_STEPS, ENOUGH = 40, 0.02  # steps over all questions, and the loss at which to stop
+MAX_STEPS, ENOUGH = 40, 0.05  # steps over all questions, and the loss at which to stop
 
 
 def main() -> None:
@@ -82,7 +82,7 @@ class Trainer:
         rows = [self._row(question, answer) for question in QUESTIONS]
         self._model.load_state_dict(self._untrained, strict=False)
         trained = [each for each in self._model.parameters() if each.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=2e-3)
+        optimizer = torch.optim.AdamW(trained, lr=4e-3)
         for step in range(MAX_STEPS):
             losses = []
             for input_ids, labels in rows:

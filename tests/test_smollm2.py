@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +16,17 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
 
 from lora_serve.config.model import AUTO
+from lora_serve.demo.server_process import ServerProcess
 from lora_serve.demo.smollm2 import ensure_smollm2
 from lora_serve.errors import ConfigError
+from lora_serve.gguf.header import read_header
 from lora_serve.llm import LLM
 from lora_serve.models.source import load_spec
 from lora_serve.models.weights import open_weights
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.text.tokenizer import Tokenizer
 
+ROOT = Path(__file__).parents[1]
 TEXTS = (
     "The capital of France is",
     "def add(a, b):\n\treturn a + b  # 12345\n\n\n",
@@ -72,13 +77,16 @@ def test_the_tokenizer_is_that_of_transformers(file: Path) -> None:
 
 def test_tensors_are_dequantised_to_the_bit(file: Path) -> None:
     source = open_weights(file, load_spec(file), AUTO, 0, torch.float32)
-    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    entries = read_header(file).tensors
     for name, theirs in (
         ("model.embed_tokens.weight", "token_embd.weight"),
         ("model.layers.7.mlp.down_proj.weight", "blk.7.ffn_down.weight"),
         ("model.layers.29.post_attention_layernorm.weight", "blk.29.ffn_norm.weight"),
     ):
-        expected = gguf.dequantize(stored[theirs].data, stored[theirs].tensor_type)
+        entry = entries[theirs]
+        raw = np.fromfile(file, np.uint8, entry.end - entry.begin, offset=entry.begin)
+        rows = raw.reshape(*entry.shape[:-1], -1)
+        expected = gguf.dequantize(rows, gguf.GGMLQuantizationType[entry.type_name])
         np.testing.assert_array_equal(source.read(name).numpy(), expected)
 
 
@@ -105,3 +113,16 @@ def test_its_first_answer_is_english(llm: LLM) -> None:
     assert output.outputs[0].text == "The capital of France is Paris."
     assert output.outputs[0].finish_reason == "stop"
     assert "Q4_1" in llm.model_info.weights
+
+
+@pytest.mark.slow
+def test_the_example_teaches_it_and_replaces_the_adapter_under_load(
+    file: Path, tmp_path: Path
+) -> None:
+    flags = ("--enable-lora", "--max-model-len", "1024")
+    with ServerProcess(file, flags, tmp_path / "log") as server:
+        server.wait_until_healthy()
+        example = [sys.executable, ROOT / "examples/opening_hours.py", "--url", server.base_url]
+        done = subprocess.run(example, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "answers under load, by version:" in done.stdout
