@@ -140,6 +140,10 @@ class EngineDeadError(LoraServeError):
     """The engine process is gone; `/health` fails too."""
 
 
+class RankLostError(EngineDeadError):
+    """A rank of a divided model has ended or hangs, and with it the engine."""
+
+
 class GrammarUnavailableError(LoraServeError):
     """The process of grammars gives no masks; the same call may succeed later."""
 

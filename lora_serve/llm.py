@@ -73,16 +73,20 @@ class LLM:
         self.tokenizer = Tokenizer(
             self.config.model.tokenizer or model, self.config.model.revision, model=model
         )
-        executor = make_executor(self.config)
+        self._executor = executor = make_executor(self.config)
         info = executor.load()
         self._notified: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._core = EngineCore.build(
-            self.config,
-            executor,
-            info,
-            lambda: self._notified.put(None),
-            open_publisher(self.config.kv_events),
-        )
+        try:
+            self._core = EngineCore.build(
+                self.config,
+                executor,
+                info,
+                lambda: self._notified.put(None),
+                open_publisher(self.config.kv_events),
+            )
+        except BaseException:
+            executor.close()
+            raise
         self.model_info = self._core.ready()
         self._inputs = InputProcessor(
             self.model_info,
@@ -108,6 +112,7 @@ class LLM:
 
     def close(self) -> None:
         self._core.close()
+        self._executor.close()
 
     def generate(
         self,

@@ -19,6 +19,7 @@ from lora_serve.config import (
     LogConfig,
     LoRAConfig,
     ModelConfig,
+    ParallelConfig,
     SchedulerConfig,
     ServerConfig,
     SpeculativeConfig,
@@ -34,6 +35,7 @@ Config = TypeVar("Config", bound=Any)
 GROUPS: tuple[tuple[str, type], ...] = (
     ("model", ModelConfig),
     ("KV cache", CacheConfig),
+    ("ranks", ParallelConfig),
     ("scheduler", SchedulerConfig),
     ("LoRA", LoRAConfig),
     ("adapter catalog", CatalogConfig),
@@ -49,6 +51,7 @@ GROUPS: tuple[tuple[str, type], ...] = (
 ENGINE_PARTS: Mapping[str, type[Any]] = {
     "model": ModelConfig,
     "cache": CacheConfig,
+    "parallel": ParallelConfig,
     "scheduler": SchedulerConfig,
     "lora": LoRAConfig,
     "limits": LimitsConfig,

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
@@ -21,9 +21,10 @@ from lora_serve.bench.http_stream import Origin
 from lora_serve.bench.machine import describe_machine
 from lora_serve.cli.arguments import add_config_arguments, engine_config, server_config
 from lora_serve.cli.parser import OneLineParser
-from lora_serve.config import EngineConfig, ServerConfig
+from lora_serve.config import EngineConfig, ParallelConfig, ServerConfig
 from lora_serve.demo.model import ensure_demo
-from lora_serve.errors import ConfigError
+from lora_serve.engine.frontend.startup_checks import check_startup
+from lora_serve.errors import ConfigError, LoraServeError
 from lora_serve.fuzz.counts import FuzzCounts, Kind
 from lora_serve.fuzz.fuzzer import Fuzzer, Verdict
 from lora_serve.fuzz.generate import Scope, make_trace
@@ -141,6 +142,16 @@ def _command(args: argparse.Namespace, path: Path) -> str:
     return shlex.join(words)
 
 
+def _max_ranks(config: EngineConfig) -> int:
+    """2 if the model and this machine's cores can be divided, else 1."""
+    two = replace(config, parallel=ParallelConfig(tensor_parallel_size=2))
+    try:
+        check_startup(two)
+    except LoraServeError:
+        return 1
+    return 2
+
+
 # ── what is played on ───────────────────────────────────────────────────────────────────────
 
 
@@ -184,6 +195,7 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
             has_chat=cold.has_chat,
             has_embeds=config.model.enable_prompt_embeds,
             fixed_flags=bool(args.url),
+            max_ranks=_max_ranks(config),
         )
         try:
             fuzzer = Fuzzer(runner, cold, config.cache.block_size, args.serve_args)

@@ -22,7 +22,7 @@ class InertFlag:
     neutral: tuple[str, ...] | None = ()
 
 
-_ONE_PROCESS = "a model is computed by one process"
+_ONE_MACHINE = "a model is divided by --tensor-parallel-size alone, on one machine"
 _KERNELS = "kernels are chosen for the machine"
 _TEXT = "models read text"
 _BOTH = "every model generates text and gives embeddings"
@@ -33,13 +33,12 @@ INERT_FLAGS = (
         "prompts are always computed in chunks",
     ),
     InertFlag(("--trust-remote-code",), "no code of a model is run, with this flag or without"),
-    InertFlag(("--tensor-parallel-size", "-tp"), _ONE_PROCESS, ("1",)),
-    InertFlag(("--pipeline-parallel-size", "-pp"), _ONE_PROCESS, ("1",)),
-    InertFlag(("--data-parallel-size", "-dp"), _ONE_PROCESS, ("1",)),
-    InertFlag(("--decode-context-parallel-size", "-dcp"), _ONE_PROCESS, ("1",)),
-    InertFlag(("--distributed-executor-backend",), _ONE_PROCESS, ("mp", "uni")),
-    InertFlag(("--disable-custom-all-reduce",), _ONE_PROCESS),
-    InertFlag(("--fully-sharded-loras",), _ONE_PROCESS),
+    InertFlag(("--pipeline-parallel-size", "-pp"), _ONE_MACHINE, ("1",)),
+    InertFlag(("--data-parallel-size", "-dp"), _ONE_MACHINE, ("1",)),
+    InertFlag(("--decode-context-parallel-size", "-dcp"), _ONE_MACHINE, ("1",)),
+    InertFlag(("--distributed-executor-backend",), _ONE_MACHINE, ("mp", "uni")),
+    InertFlag(("--disable-custom-all-reduce",), "ranks add nothing up"),
+    InertFlag(("--fully-sharded-loras",), _ONE_MACHINE),
     InertFlag(("--api-server-count",), "one process takes requests", ("1",)),
     InertFlag(("--runner",), _BOTH, ("auto", "generate", "pooling")),
     InertFlag(("--task",), _BOTH, ("auto", "generate", "embed", "embedding")),
@@ -86,8 +85,8 @@ INERT_FLAGS = (
     InertFlag(("--max-parallel-loading-workers",), "checkpoints are mapped, not read", None),
     InertFlag(("--safetensors-load-strategy",), "checkpoints are mapped, not read", None),
     InertFlag(("--ignore-patterns",), "only files that are read are downloaded", None),
-    InertFlag(("--enable-expert-parallel",), _ONE_PROCESS),
-    InertFlag(("--aggregate-engine-logging",), _ONE_PROCESS),
+    InertFlag(("--enable-expert-parallel",), _ONE_MACHINE),
+    InertFlag(("--aggregate-engine-logging",), _ONE_MACHINE),
     InertFlag(("--renderer-num-workers",), "texts are tokenized in threads", None),
     InertFlag(("--enable-reasoning",), "--reasoning-parser alone says how"),
     InertFlag(("--show-hidden-metrics-for-version",), "no metric is hidden", None),

@@ -15,6 +15,7 @@ from lora_serve.config.limits import LimitsConfig
 from lora_serve.config.log import LogConfig
 from lora_serve.config.lora import LoRAConfig
 from lora_serve.config.model import ModelConfig
+from lora_serve.config.parallel import ParallelConfig
 from lora_serve.config.scheduler import SchedulerConfig
 from lora_serve.config.server import ServerConfig
 from lora_serve.config.speculative import SpeculativeConfig
@@ -31,6 +32,7 @@ __all__ = [
     "LoRAConfig",
     "LogConfig",
     "ModelConfig",
+    "ParallelConfig",
     "SchedulerConfig",
     "ServerConfig",
     "SpeculativeConfig",

@@ -11,6 +11,7 @@ from lora_serve.config.limits import LimitsConfig
 from lora_serve.config.log import LogConfig
 from lora_serve.config.lora import LoRAConfig
 from lora_serve.config.model import ModelConfig
+from lora_serve.config.parallel import ParallelConfig
 from lora_serve.config.scheduler import SchedulerConfig
 from lora_serve.config.speculative import SpeculativeConfig
 from lora_serve.config.structured_outputs import StructuredOutputsConfig
@@ -23,6 +24,7 @@ class EngineConfig:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)

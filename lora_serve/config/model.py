@@ -129,8 +129,9 @@ class ModelConfig:
         metavar="OP=BACKEND",
     )
     cpu_threads: int | None = setting(
-        "Threads for CPU kernels; if left out, one for each physical core that affinity and the "
-        "container's quota allow, or OMP_NUM_THREADS if that is less.",
+        "Threads for CPU kernels, of each rank; if left out, one for each physical core that "
+        "affinity and the container's quota allow, or OMP_NUM_THREADS if that is less, divided by "
+        "the ranks.",
         None,
     )
     pin_cpu_threads: bool = setting(

@@ -51,6 +51,7 @@ ANSWER_LENGTHS = (1, 2, 12, 48, 96, 96)
 # that share nothing do not, so that the one that grows last is preempted.
 POOLS = (20, 20, 24, 32, 1000)  # blocks, of 16 tokens or more
 LOGPROBS_MODE_SHARE = 0.5  # of the traces
+RANKS_SHARE = 0.2  # of the traces
 CONCURRENT_CALLS_SHARE = 0.05  # of a trace's events
 PAUSES_SHARE = 0.02  # of a trace's events
 EMBEDDINGS_SHARE = 0.15  # of the requests
@@ -79,7 +80,8 @@ CONSTRAINTS = (
 class Scope:
     """What a trace may use. vocab_size: ids below it are all known to the model.
 
-    fixed_flags: the server runs already, so that traces cannot choose how it is set up.
+    fixed_flags: the server runs already, so that traces cannot choose how it is set up. max_ranks:
+    how many ranks its model and machine allow.
     """
 
     vocab_size: int
@@ -91,6 +93,7 @@ class Scope:
     has_chat: bool = True
     has_embeds: bool = True
     fixed_flags: bool = False
+    max_ranks: int = 1
 
 
 def make_trace(seed: int, scope: Scope) -> Trace:
@@ -99,7 +102,9 @@ def make_trace(seed: int, scope: Scope) -> Trace:
     tiers = () if scope.fixed_flags else _tiers(rng, scope)
     return Trace(
         seed=seed,
-        flags=() if scope.fixed_flags else _all_flags(seed, rng, tiers, pooling_type),
+        flags=()
+        if scope.fixed_flags
+        else _all_flags(seed, rng, tiers, pooling_type, scope.max_ranks),
         tiers=tiers,
         concurrency=rng.choice((max(1, scope.concurrency // 2), scope.concurrency)),
         events=tuple(_Writer(rng, scope, tiers, seed, pooling_type).events()),
@@ -131,7 +136,7 @@ def _flags(rng: Random, tiers: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _all_flags(
-    seed: int, rng: Random, tiers: tuple[str, ...], pooling_type: PoolingType
+    seed: int, rng: Random, tiers: tuple[str, ...], pooling_type: PoolingType, max_ranks: int
 ) -> tuple[str, ...]:
     """All flags, of which the later ones are not drawn from `rng`."""
     pooler = ("--pooler-config", json.dumps({"pooling_type": pooling_type}))
@@ -140,7 +145,9 @@ def _all_flags(
     shares = ("--fair-share", "key") if Random(f"fair share {seed}").random() < 0.2 else ()
     is_producer = not SHARED_TIERS.isdisjoint(tiers) and Random(f"KV role {seed}").random() < 0.2
     role = ("--kv-role", "kv_producer") if is_producer else ()
-    later = (*pooler, *shares, *role, *(("--logprobs-mode", mode) if mode else ()))
+    is_divided = max_ranks >= 2 and Random(f"ranks {seed}").random() < RANKS_SHARE
+    ranks = ("--tensor-parallel-size", "2") if is_divided else ()
+    later = (*pooler, *shares, *role, *ranks, *(("--logprobs-mode", mode) if mode else ()))
     return (*_flags(rng, tiers), *later, *_speculation(Random(f"speculation {seed}")))
 
 

@@ -7,30 +7,40 @@ import math
 from torch import Tensor, dtype, float16, where
 
 from lora_serve.layers.batch import ForwardBatch
+from lora_serve.layers.gather import Gather
 from lora_serve.ops.contract import Ops
 
 
 class Embedding:
-    """weight: (V, H). scale: of the tokens' rows, in the model's dtype; None for none."""
+    """weight: (V, H), or the rank's share of its columns, which `gather` puts together.
 
-    def __init__(self, ops: Ops, weight: Tensor, scale: float | None = None) -> None:
+    scale: of the tokens' rows, in the model's dtype; None for none.
+    """
+
+    def __init__(
+        self, ops: Ops, weight: Tensor, scale: float | None = None, gather: Gather | None = None
+    ) -> None:
         self._ops = ops
+        self._gather = gather
         self._weight = weight
         self._scale = scale
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """(T, H), newly allocated: the model adds to it in place."""
         rows = self._ops.rowwise.embed(self._weight, batch.input_ids, self._scale)
+        if self._gather is not None:
+            rows = self._gather(rows)
         if batch.inputs_embeds is None or batch.is_embeds is None:
             return rows
         return where(batch.is_embeds[:, None], batch.inputs_embeds, rows)
 
 
 class LMHead:
-    """weight: (V, H). No adapter changes it.
+    """weight: (V, H), or the rank's share of its rows. No adapter changes it.
 
     soft_cap: as RowwiseKernels.soft_cap takes it; None for plain logits. scale: of the logits,
         above 0; None for none. They are scaled first.
+    gather: puts the logits of all ranks together.
     screened_argmax: finds the largest logits without computing all; None where that is not wanted,
         or where what is done to them can make two of them equal, since then the first counts.
     """
@@ -41,8 +51,10 @@ class LMHead:
         weight: Tensor,
         soft_cap: float | None = None,
         scale: float | None = None,
+        gather: Gather | None = None,
     ) -> None:
         self._ops = ops
+        self._gather = gather
         self._soft_cap = soft_cap
         self._scale = scale
         self._packed = ops.linears.pack_linear(weight, None)
@@ -55,9 +67,9 @@ class LMHead:
         logits = self._ops.linears.linear(hidden, self._packed)
         if self._scale is not None:
             logits = self._ops.rowwise.scale(logits, self._scale)
-        if self._soft_cap is None:
-            return logits
-        return self._ops.rowwise.soft_cap(logits, self._soft_cap)
+        if self._soft_cap is not None:
+            logits = self._ops.rowwise.soft_cap(logits, self._soft_cap)
+        return logits if self._gather is None else self._gather(logits)
 
 
 def _is_exact(scale: float, of: dtype) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from lora_serve.layers.batch import ForwardBatch, OutputRows
+from lora_serve.layers.gather import Gather
 from lora_serve.ops.contract import Ops
 from lora_serve.ops.quantization import QuantizedWeight
 
@@ -17,13 +18,21 @@ class Linear:
     """y = x W^T + bias + each row's own low-rank delta.
 
     weight: codes only where `ops` packs them. index: number of this layer among all linear layers
-    of the model, which finds its deltas.
+    of the model, which finds its deltas. gather_in, gather_out: where ranks share the rows x, or y.
     """
 
     def __init__(
-        self, ops: Ops, weight: Tensor | QuantizedWeight, bias: Tensor | None, index: int
+        self,
+        ops: Ops,
+        weight: Tensor | QuantizedWeight,
+        bias: Tensor | None,
+        index: int,
+        gather_in: Gather | None = None,
+        gather_out: Gather | None = None,
     ) -> None:
         self._ops = ops
+        self._gather_in = gather_in
+        self._gather_out = gather_out
         if isinstance(weight, QuantizedWeight):
             assert ops.pack_codes is not None, f"{ops.name} has no kernels for codes"
             self._packed = ops.pack_codes(weight, bias)
@@ -32,8 +41,10 @@ class Linear:
         self._index = index
 
     def __call__(self, x: Tensor, rows: ForwardBatch | OutputRows) -> Tensor:
-        """x: (T, in), of `rows` -> (T, out)."""
+        """x: (T, in), of `rows` -> (T, out); of each the rank's share where it is not gathered."""
+        if self._gather_in is not None:
+            x = self._gather_in(x)
         y = self._ops.linears.linear(x, self._packed)
         if rows.lora is not None:
             self._ops.adapters.lora(y, x, rows.lora, self._index)
-        return y
+        return y if self._gather_out is None else self._gather_out(y)

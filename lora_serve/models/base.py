@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
 
+from lora_serve.distributed.group import ALONE, Group
+from lora_serve.distributed.shares import RankPlace
 from lora_serve.layers.batch import ForwardBatch
 from lora_serve.layers.rotary import HeadOrder
 from lora_serve.ops.contract import Ops, ScreenedArgmax
@@ -31,6 +33,10 @@ class KVSpec:
     head_size: int
     window: int | None
 
+    def of_rank(self, place: RankPlace) -> KVSpec:
+        """What one rank keeps of it: its share of the heads."""
+        return replace(self, num_kv_heads=place.even_share(self.num_kv_heads))
+
 
 @dataclass(frozen=True, slots=True)
 class LinearLayout:
@@ -41,6 +47,7 @@ class LinearLayout:
         such as "model.layers.0.self_attn.q_proj".
     head_order: of the outputs, which are computed in another order than the checkpoint's; None: in
         the checkpoint's.
+    parts: sizes of what ranks divide each by itself, where a projection is several such in one.
     """
 
     index: int
@@ -48,6 +55,38 @@ class LinearLayout:
     in_features: int
     has_bias: bool
     head_order: HeadOrder | None = None
+    parts: tuple[int, ...] = ()
+
+    def own_rows(self, place: RankPlace) -> tuple[tuple[range, ...], ...]:
+        """Which outputs of each projection are a rank's own: its share of each part."""
+        if place.world_size == 1:
+            return tuple((range(size),) for _, size in self.projections)
+        rows: list[tuple[range, ...]] = []
+        parts, begin = list(self.parts or (size for _, size in self.projections)), 0
+        for _, size in self.projections:
+            shares, end = [], 0
+            while end < size:
+                part = parts[begin]
+                own = place.share(part)
+                shares.append(range(end + own.start, end + own.stop))
+                end, begin = end + part, begin + 1
+            rows.append(tuple(shares))
+        return tuple(rows)
+
+    def of_rank(self, place: RankPlace) -> LinearLayout:
+        """What one rank computes of it."""
+        if place.world_size == 1:
+            return self
+        order = self.head_order
+        return replace(
+            self,
+            projections=tuple(
+                (name, sum(map(len, rows)))
+                for (name, _), rows in zip(self.projections, self.own_rows(place), strict=True)
+            ),
+            parts=tuple(len(place.share(part)) for part in self.parts),
+            head_order=order and replace(order, num_heads=place.even_share(order.num_heads)),
+        )
 
 
 class Weights(Protocol):
@@ -121,13 +160,19 @@ class ModelSpec(Protocol):
         context_len: the longest context that is served, which some scalings heed.
         """
 
-    def build(self, weights: Weights, ops: Ops, rotary_tables: Sequence[Tensor]) -> Model:
+    def check_world_size(self, world_size: int) -> None:
+        """Raise ConfigError if the model cannot be divided among so many ranks."""
+
+    def build(
+        self, weights: Weights, ops: Ops, rotary_tables: Sequence[Tensor], group: Group = ALONE
+    ) -> Model:
         """Read the model layer by layer, so that unpacked weights of one layer at most are alive.
 
         Args:
             weights: gives the tensors that `tensor_shapes` names.
             ops: packs the linear layers.
             rotary_tables: from `rotary_tables`, on the model's device.
+            group: the ranks that the model is divided among; this one's share is built.
         """
 
 

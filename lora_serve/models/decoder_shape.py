@@ -8,16 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from lora_serve.layers.attention import HeadLayout
-from lora_serve.layers.linear import Linear
+from lora_serve.errors import ConfigError
 from lora_serve.layers.rotary import HeadOrder
-from lora_serve.models.base import KVSpec, LinearLayout, Weights
+from lora_serve.models.base import KVSpec, LinearLayout
 from lora_serve.models.mixture import Mixture
-from lora_serve.ops.contract import Ops
-from lora_serve.ops.quantization import QuantizedWeight, stacked
 
 EMBEDDING = "embed_tokens.weight"
 FINAL_NORM = "norm.weight"
@@ -105,10 +99,6 @@ class DecoderShape:
     def num_layers(self) -> int:
         return len(self.windows)
 
-    @property
-    def heads(self) -> HeadLayout:
-        return HeadLayout(self.num_heads, self.num_kv_heads, self.head_size)
-
     def named(self, tensor: str) -> str:
         return f"{self.prefix}.{tensor}"
 
@@ -118,6 +108,20 @@ class DecoderShape:
     def kv_specs(self) -> tuple[KVSpec, ...]:
         return tuple(KVSpec(self.num_kv_heads, self.head_size, window) for window in self.windows)
 
+    def check_world_size(self, world_size: int) -> None:
+        """Do what `ModelSpec` says: query heads stay beside the KV heads that they share."""
+        if self.num_kv_heads % world_size:
+            fitting = [n for n in range(1, self.num_kv_heads + 1) if self.num_kv_heads % n == 0]
+            raise ConfigError(
+                f"--tensor-parallel-size {world_size} does not divide the model's "
+                f"{self.num_kv_heads} KV heads; choose one of {', '.join(map(str, fitting))}"
+            )
+        if self.mixture is not None and world_size > 1:
+            raise ConfigError(
+                f"--tensor-parallel-size {world_size}: mixtures of experts are not divided among "
+                "ranks yet; leave the flag out"
+            )
+
     def linears(self) -> tuple[LinearLayout, ...]:
         layers = map(self.layer_linears, range(self.num_layers))
         return tuple(linear for each in layers for linear in each.all())
@@ -125,11 +129,12 @@ class DecoderShape:
     def layer_linears(self, layer: int) -> LayerLinears:
         q_size, kv_size = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
         names, hidden = self.projections, self.hidden_size
-        qkv = self._named_sizes(layer, names.qkv, (q_size, kv_size, kv_size))
+        qkv_sizes = (q_size, kv_size, kv_size)
+        qkv = self._named_sizes(layer, names.qkv, qkv_sizes)
         output = self._named_sizes(layer, (names.output,), (hidden,))
         index = sum(2 if self._mlp_size(each) is None else 4 for each in range(layer))
         return LayerLinears(
-            qkv=LinearLayout(index, qkv, hidden, self.qkv_bias, self.head_order),
+            qkv=LinearLayout(index, qkv, hidden, self.qkv_bias, self.head_order, qkv_sizes),
             output=LinearLayout(index + 1, output, q_size, self.output_bias),
             mlp=self._mlp_linears(layer, index + 2),
         )
@@ -152,10 +157,11 @@ class DecoderShape:
             shared = mixture.names.shared
             into = tuple(f"{shared}.{name.rpartition('.')[2]}" for name in into)
             out = f"{shared}.{out.rpartition('.')[2]}"
-        inner = self._named_sizes(layer, into, (size,) * (2 if self.is_gated else 1))
+        sizes = (size,) * (2 if self.is_gated else 1)
+        inner = self._named_sizes(layer, into, sizes)
         outer = self._named_sizes(layer, (out,), (self.hidden_size,))
         return MLPLinears(
-            into=LinearLayout(index, inner, self.hidden_size, self.mlp_bias),
+            into=LinearLayout(index, inner, self.hidden_size, self.mlp_bias, None, sizes),
             out=LinearLayout(index + 1, outer, size, self.mlp_bias),
         )
 
@@ -197,26 +203,3 @@ class DecoderShape:
         if stored.startswith(_SAVED_ALONE):
             return self.named(stored)
         return None if self.tie_word_embeddings and stored == LM_HEAD else stored
-
-
-def build_linear(layout: LinearLayout, weights: Weights, ops: Ops) -> Linear:
-    names = [name for name, _ in layout.projections]
-    weight = _fused([weights.take_matrix(f"{name}.weight") for name in names])
-    bias = torch.cat([weights.take(f"{name}.bias") for name in names]) if layout.has_bias else None
-    if layout.head_order is not None:
-        order = layout.head_order.reorder
-        weight = weight.with_rows(order) if isinstance(weight, QuantizedWeight) else order(weight)
-        bias = None if bias is None else order(bias)
-    return Linear(ops, weight, bias, layout.index)
-
-
-def _fused(parts: Sequence[Tensor | QuantizedWeight]) -> Tensor | QuantizedWeight:
-    """One matrix with the rows of all: codes where all are."""
-    if len(parts) == 1:
-        return parts[0]
-    codes = [part for part in parts if isinstance(part, QuantizedWeight)]
-    floats = [part for part in parts if isinstance(part, Tensor)]
-    if not floats:
-        return stacked(codes)
-    dtype = floats[0].dtype
-    return torch.cat([p if isinstance(p, Tensor) else p.dequantized().to(dtype) for p in parts])

@@ -11,21 +11,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from lora_serve.distributed.group import ALONE, Group
+from lora_serve.errors import ConfigError
 from lora_serve.layers.attention import Attention
-from lora_serve.layers.embedding import Embedding, LMHead
 from lora_serve.layers.mlp import GatedMLP, PlainMLP
 from lora_serve.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm, RMSNormOfAllHeads
 from lora_serve.layers.rotary import HeadOrder, RopeSpec, paired_channels, rotary_table
 from lora_serve.models.base import Weights
 from lora_serve.models.decoder import Decoder, DecoderLayer
 from lora_serve.models.decoder_layers import MLP, LayerNorms, ParallelLayer, SequentialLayer
-from lora_serve.models.decoder_shape import (
-    EMBEDDING,
-    FINAL_NORM,
-    LM_HEAD,
-    DecoderShape,
-    build_linear,
-)
+from lora_serve.models.decoder_parts import DecoderParts
+from lora_serve.models.decoder_shape import FINAL_NORM, DecoderShape
 from lora_serve.models.facts import facts_text
 from lora_serve.ops.contract import Ops
 
@@ -133,19 +129,29 @@ class DenseSpec(DecoderShape):
             for rope in self._ropes()
         )
 
-    def build(self, weights: Weights, ops: Ops, rotary_tables: Sequence[Tensor]) -> Decoder:
+    def check_world_size(self, world_size: int) -> None:
+        DecoderShape.check_world_size(self, world_size)
+        if self.qk_norm_of_all_heads and world_size > 1:
+            raise ConfigError(
+                f"--tensor-parallel-size {world_size}: {self.architecture} norms all heads of a "
+                "token together, which ranks would have to add up; leave the flag out"
+            )
+
+    def build(
+        self, weights: Weights, ops: Ops, rotary_tables: Sequence[Tensor], group: Group = ALONE
+    ) -> Decoder:
+        parts = DecoderParts(self, weights, ops, group)
         tables = dict(zip(self._ropes(), rotary_tables, strict=True))
-        embedding = weights.take(self.named(EMBEDDING))
+        embedding, tied = parts.embeddings()
         layers = [
-            _LayerBuilder(self, layer, weights, ops).build(tables[self._rope_of(layer)])
+            _LayerBuilder(self, layer, parts).build(tables[self._rope_of(layer)])
             for layer in range(self.num_layers)
         ]
-        lm_head = embedding if self.tie_word_embeddings else weights.take(LM_HEAD)
         return Decoder(
-            Embedding(ops, embedding, self.embedding_scale),
+            parts.embedding(embedding, self.embedding_scale),
             layers,
             _norm(self, self.named(FINAL_NORM).removesuffix(".weight"), weights, ops),
-            LMHead(ops, lm_head, scale=self.logit_scale),
+            parts.lm_head(tied, scale=self.logit_scale),
         )
 
     def _ropes(self) -> tuple[RopeSpec | None, ...]:
@@ -161,11 +167,12 @@ class DenseSpec(DecoderShape):
 class _LayerBuilder:
     """Takes the weights of one layer."""
 
-    def __init__(self, spec: DenseSpec, layer: int, weights: Weights, ops: Ops) -> None:
+    def __init__(self, spec: DenseSpec, layer: int, parts: DecoderParts) -> None:
         self._spec = spec
         self._layer = layer
-        self._weights = weights
-        self._ops = ops
+        self._parts = parts
+        self._weights = parts.weights
+        self._ops = parts.ops
 
     def build(self, cos_sin: Tensor) -> DecoderLayer:
         spec, names, ops = self._spec, self._spec.norms, self._ops
@@ -187,10 +194,10 @@ class _LayerBuilder:
         scale = spec.attention_scale
         return Attention(
             self._ops,
-            spec.heads,
+            self._parts.heads,
             layer=self._layer,
-            qkv=build_linear(linears.qkv, self._weights, self._ops),
-            output=build_linear(linears.output, self._weights, self._ops),
+            qkv=self._parts.linear(linears.qkv),
+            output=self._parts.gathered_linear(linears.output),
             q_norm=self._head_norm("q"),
             k_norm=self._head_norm("k"),
             cos_sin=cos_sin,
@@ -205,8 +212,8 @@ class _LayerBuilder:
         act_and_mul = gates[spec.activation]
         gated = None
         if linears is not None:
-            into = build_linear(linears.into, self._weights, self._ops)
-            out = build_linear(linears.out, self._weights, self._ops)
+            into = self._parts.linear(linears.into)
+            out = self._parts.gathered_linear(linears.out)
             if not spec.is_gated:
                 return PlainMLP(into, rowwise.gelu_tanh, out)
             gated = GatedMLP(into, act_and_mul, out)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from lora_serve.distributed.group import ALONE, Group
 from lora_serve.layers.attention import Attention
-from lora_serve.layers.embedding import Embedding, LMHead
 from lora_serve.layers.mlp import GatedMLP
 from lora_serve.layers.norm import RMSNorm
 from lora_serve.layers.rotary import RopeSpec, rotary_table
@@ -32,13 +32,8 @@ from lora_serve.models.common_config import (
 )
 from lora_serve.models.decoder import Decoder
 from lora_serve.models.decoder_layers import LayerNorms, SequentialLayer
-from lora_serve.models.decoder_shape import (
-    EMBEDDING,
-    FINAL_NORM,
-    LM_HEAD,
-    DecoderShape,
-    build_linear,
-)
+from lora_serve.models.decoder_parts import DecoderParts
+from lora_serve.models.decoder_shape import FINAL_NORM, DecoderShape
 from lora_serve.models.facts import facts_text
 from lora_serve.models.rope import check_factors, read_rope, read_ropes_by_kind, refuse_partial
 from lora_serve.models.settings import Settings
@@ -105,19 +100,21 @@ class GemmaSpec(DecoderShape):
             for rope in self._ropes()
         )
 
-    def build(self, weights: Weights, ops: Ops, rotary_tables: Sequence[Tensor]) -> Decoder:
+    def build(
+        self, weights: Weights, ops: Ops, rotary_tables: Sequence[Tensor], group: Group = ALONE
+    ) -> Decoder:
+        parts = DecoderParts(self, weights, ops, group)
         tables = dict(zip(self._ropes(), rotary_tables, strict=True))
-        embedding = weights.take(self.named(EMBEDDING))
+        embedding, tied = parts.embeddings()
         layers = [
-            _build_layer(self, layer, weights, ops, tables[self._rope_of(layer)])
+            _build_layer(self, layer, parts, tables[self._rope_of(layer)])
             for layer in range(self.num_layers)
         ]
-        lm_head = embedding if self.tie_word_embeddings else weights.take(LM_HEAD)
         return Decoder(
-            Embedding(ops, embedding, _embedding_scale(self.hidden_size, embedding.dtype)),
+            parts.embedding(embedding, _embedding_scale(self.hidden_size, embedding.dtype)),
             layers,
             _norm(ops, weights.take(self.named(FINAL_NORM)), self.rms_norm_eps),
-            LMHead(ops, lm_head, self.final_softcap),
+            parts.lm_head(tied, self.final_softcap),
         )
 
     def _norms(self, layer: int) -> dict[str, int]:
@@ -135,20 +132,20 @@ class GemmaSpec(DecoderShape):
 
 
 def _build_layer(
-    spec: GemmaSpec, layer: int, weights: Weights, ops: Ops, cos_sin: Tensor
+    spec: GemmaSpec, layer: int, parts: DecoderParts, cos_sin: Tensor
 ) -> SequentialLayer:
-    linears = spec.layer_linears(layer)
+    ops, linears = parts.ops, spec.layer_linears(layer)
 
     def norm(name: str) -> RMSNorm:
         tensor = f"{spec.named_layer(layer)}.{name}.weight"
-        return _norm(ops, weights.take(tensor), spec.rms_norm_eps)
+        return _norm(ops, parts.weights.take(tensor), spec.rms_norm_eps)
 
     attention = Attention(
         ops,
-        spec.heads,
+        parts.heads,
         layer=layer,
-        qkv=build_linear(linears.qkv, weights, ops),
-        output=build_linear(linears.output, weights, ops),
+        qkv=parts.linear(linears.qkv),
+        output=parts.gathered_linear(linears.output),
         q_norm=norm(_Q_NORM) if spec.qk_norm else None,
         k_norm=norm(_K_NORM) if spec.qk_norm else None,
         cos_sin=cos_sin,
@@ -157,8 +154,8 @@ def _build_layer(
         softcap=spec.attention_softcap,
     )
     assert linears.mlp is not None, "a Gemma has no experts"
-    mlp_in = build_linear(linears.mlp.into, weights, ops)
-    mlp_out = build_linear(linears.mlp.out, weights, ops)
+    mlp_in = parts.linear(linears.mlp.into)
+    mlp_out = parts.gathered_linear(linears.mlp.out)
     mlp = GatedMLP(mlp_in, ops.rowwise.gelu_tanh_and_mul, mlp_out)
     return SequentialLayer(ops, attention, mlp, LayerNorms(*map(norm, _LAYER_NORMS)))
 

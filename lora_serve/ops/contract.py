@@ -258,10 +258,9 @@ class AttentionKernels(Protocol[AttentionPlanT]):
         dtype: torch.dtype,
         /,
     ) -> Tensor:
-        """Allocate one layer's cache, uninitialised.
+        """Allocate one layer's cache (num_blocks, 2 for K and V, num_kv_heads, …), uninitialised.
 
-        Dimension 0 is the block; what is below it belongs to the backend, and tiers move it as
-        bytes.
+        What a head's part looks like belongs to the backend, and tiers move it as bytes.
 
         Raises:
             ConfigError: for a block or head size that the kernels cannot take.
@@ -376,6 +375,16 @@ class GraphPlans(Protocol[AdapterInT, LoRAPlanT, AttentionPlanT]):
 StepPlans = GraphPlans[PackedAdapter, LoRAPlan, AttentionPlan]
 
 
+class HostCalls(Protocol):
+    """Work of the host between kernels, which a recorded step does again in its place."""
+
+    def new(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """An uninitialised tensor for what such work writes."""
+
+    def run(self, call: Callable[[], None]) -> None:
+        """Do it, or note it while a step is recorded."""
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """What runs a backend's kernels.
@@ -398,6 +407,7 @@ class Ops:
     pack_quantized, pack_codes, pack_screen: for `linears`; None where there are no such kernels.
     graph_plans: None where nothing is ever captured. record: for a backend that notes its own
         calls, of decodes alone; None where the device records.
+    host_calls: for a backend that notes its own calls; None where the host's work needs no note.
     runtime: for kernels of the backend outside these groups.
     """
 
@@ -414,6 +424,7 @@ class Ops:
     pack_screen: PackScreen[PackedLinear] | None
     graph_plans: StepPlans | None
     record: Record | None
+    host_calls: HostCalls | None
     runtime: Runtime
 
     @classmethod
@@ -434,6 +445,7 @@ class Ops:
         pack_screen: PackScreen[LinearT] | None = None,
         graph_plans: GraphPlans[AdapterT, LoRAPlanT, AttentionPlanT] | None = None,
         record: Record | None = None,
+        host_calls: HostCalls | None = None,
     ) -> Ops:
         """Groups that take what each other make. From here on only they know its types."""
         return cls(
@@ -450,5 +462,6 @@ class Ops:
             pack_screen=cast(PackScreen[PackedLinear] | None, pack_screen),
             graph_plans=cast(StepPlans | None, graph_plans),
             record=record,
+            host_calls=host_calls,
             runtime=runtime,
         )

@@ -56,3 +56,6 @@ class SimulatedExecutor:
         for chunk in step.requests:
             outputs.append(DRAWN if chunk.asked.samples else NOTHING)
         return ModelRunnerOutput(step.step_id, tuple(outputs))
+
+    def close(self) -> None:
+        """Do nothing: nothing was started."""

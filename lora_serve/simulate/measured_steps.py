@@ -86,6 +86,9 @@ class TimedExecutor:
         self.collected.append(self._submitted.pop(0))
         return output
 
+    def close(self) -> None:
+        """Do nothing: nothing was started."""
+
 
 class Calibration:
     """An engine of its own, and the steps that it has been timed at."""

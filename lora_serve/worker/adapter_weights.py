@@ -23,7 +23,9 @@ _STORED_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.flo
 
 
 class AdapterWeights:
-    """linears: the model's. dtype: the model's; adapters are rounded to it.
+    """linears: the model's, or what this rank computes of them. dtype: the model's.
+
+    Adapters are rounded to it.
 
     They lie on the device from `prepare` on.
     """
@@ -45,6 +47,10 @@ class AdapterWeights:
             packed = self._ops.adapters.pack_adapter(self._linear_parts(checkpoint))
         with self._lock:
             self._prepared.setdefault(checkpoint.digest, []).append(packed)
+
+    def discard(self, digest: bytes) -> None:
+        """Forget what `prepare` made last of this adapter; no step will add it."""
+        self._take_prepared(digest)
 
     def _linear_parts(self, checkpoint: AdapterCheckpoint) -> list[list[LoRAPart]]:
         """The parts of each linear layer, on the device."""

@@ -44,14 +44,21 @@ class KVTransfer:
 
 
 def layout_fingerprint(
-    kv_caches: Sequence[Tensor], numerics: str, places: Sequence[tuple[int, int]] = ()
+    kv_caches: Sequence[Tensor],
+    numerics: str,
+    places: Sequence[tuple[int, int]] = (),
+    world_size: int = 1,
 ) -> bytes:
     """32 bytes that change whenever a record's bytes may mean something else.
 
     numerics: of the backend's kernels, whose private layout this is. places: each layer's group and
-        cache; in a model of one group layer i has cache i, which needs no mention.
+        cache; in a model of one group layer i has cache i, which needs no mention. world_size: how
+        many ranks have heads of a record, each as many as these caches.
     """
-    facts = [f"{tuple(cache.shape[1:])} {cache.dtype}" for cache in kv_caches]
+    facts = []
+    for cache in kv_caches:
+        _, both, num_heads, *rest = cache.shape
+        facts.append(f"{(both, num_heads * world_size, *rest)} {cache.dtype}")
     facts += [f"layer {i} in {place}" for i, place in enumerate(places) if place != (0, i)]
     return hashlib.sha256(
         framed(_SCHEME, numerics.encode(), *(fact.encode() for fact in facts))

@@ -10,6 +10,9 @@ import torch
 
 from lora_serve.config import ModelConfig
 from lora_serve.config.model import RANDOM_WEIGHTS
+from lora_serve.distributed.group import ALONE, ROOT, Group
+from lora_serve.distributed.shares import place_of
+from lora_serve.errors import ConfigError
 from lora_serve.models.base import Model, ModelSpec, num_parameters
 from lora_serve.models.choices import dtype_name, max_model_len
 from lora_serve.models.fingerprint import model_fingerprint
@@ -20,6 +23,7 @@ from lora_serve.ops.contract import Ops
 from lora_serve.ops.quantization import FORMATS, Quantization
 from lora_serve.ops.select import choose_ops, machine_numerics, quantize_linears
 from lora_serve.sampling.contract import Sampler
+from lora_serve.sampling.follower import FollowingSampler
 from lora_serve.sampling.lm_head_screening import LMHeadScreening, with_screening
 from lora_serve.sampling.logprobs_mode import LogprobsMode
 from lora_serve.sampling.select import select_sampler
@@ -48,14 +52,19 @@ class LoadedModel:
     weights: str
 
 
-def load_model(config: ModelConfig, device: Device, block_size: int) -> LoadedModel:
+def load_model(
+    config: ModelConfig, device: Device, block_size: int, group: Group = ALONE
+) -> LoadedModel:
     """Read, or make up, the weights that `config` asks for, in a form that its kernels take.
+
+    group: the ranks that the model is divided among; this one's share is kept.
 
     Raises:
         ConfigError: when the model, or a setting for it, cannot be served.
     """
     on_device = device.torch_device
-    ops = _chosen_ops(config, on_device)  # first: what it refuses needs no download
+    # First: what this refuses needs no download.
+    ops = _chosen_ops(config, on_device, group.world_size)
     directory = model_path(
         config.model,
         config.revision,
@@ -63,9 +72,11 @@ def load_model(config: ModelConfig, device: Device, block_size: int) -> LoadedMo
         with_weights=config.load_format != RANDOM_WEIGHTS,
     )
     spec = load_spec(directory, config.load_format)
+    spec.check_world_size(group.world_size)
     dtype: torch.dtype = getattr(torch, dtype_name(config.dtype, spec))
     longest = max_model_len(config.max_model_len, spec)
-    kv_block_bytes(spec.kv_specs(), ops, block_size, dtype)  # kernels refuse some sizes of heads
+    own_kv = [kv.of_rank(place_of(group)) for kv in spec.kv_specs()]
+    kv_block_bytes(own_kv, ops, block_size, dtype)  # kernels refuse some sizes of heads
     source = open_weights(directory, spec, config.load_format, config.seed, dtype, on_device)
     num_bytes = num_parameters(spec) * dtype.itemsize
     with Progress("weights read and packed", num_bytes) as progress:
@@ -73,7 +84,7 @@ def load_model(config: ModelConfig, device: Device, block_size: int) -> LoadedMo
             source, dtype, on_device, progress.note, keeps_codes=ops.pack_codes is not None
         )
         tables = spec.rotary_tables(longest)
-        model = spec.build(weights, ops, [table.to(on_device) for table in tables])
+        model = spec.build(weights, ops, [table.to(on_device) for table in tables], group)
     fingerprint = model_fingerprint(
         spec, dtype, weights.digest(), tables, machine_numerics(ops), block_size
     )
@@ -85,7 +96,7 @@ def load_model(config: ModelConfig, device: Device, block_size: int) -> LoadedMo
         dtype=dtype,
         max_model_len=longest,
         model=model,
-        sampler=select_sampler(ops, LogprobsMode.named(config.logprobs_mode)),
+        sampler=_sampler(ops, config, group),
         screening=None if argmax is None else LMHeadScreening(argmax),
         fingerprint=fingerprint,
         weights=_described(source, weights.kept),
@@ -101,7 +112,13 @@ def _described(source: TensorSource, kept: Mapping[str, int]) -> str:
     return f"{source.described}, codes kept of {', '.join(sorted(kept))}"
 
 
-def _chosen_ops(config: ModelConfig, device: torch.device) -> Ops:
+def _sampler(ops: Ops, config: ModelConfig, group: Group) -> Sampler:
+    if group.rank != ROOT:
+        return FollowingSampler()
+    return select_sampler(ops, LogprobsMode.named(config.logprobs_mode))
+
+
+def _chosen_ops(config: ModelConfig, device: torch.device, world_size: int) -> Ops:
     ops = choose_ops(
         config.override_op,
         device,
@@ -109,7 +126,13 @@ def _chosen_ops(config: ModelConfig, device: torch.device) -> Ops:
         config.pin_cpu_threads,
         config.overlap_launches,
     )
-    ops = with_screening(ops, config.lm_head_screen)
+    # A screen tells which logit of a share is the largest, and not how large it is.
+    ops = with_screening(ops, config.lm_head_screen if world_size == 1 else "off")
+    if world_size > 1 and "reference" in ops.numerics:
+        raise ConfigError(
+            f"--tensor-parallel-size {world_size}: the reference kernels sum in torch's order, "
+            "which may change with the size of a layer; leave out --override-op"
+        )
     if config.quantization is None:
         return ops
     quantization = Quantization(FORMATS[config.quantization], config.quantize_activations)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lora_serve.distributed.group import ALONE, Group, broadcast
 from lora_serve.host_copies import HostCopy
 from lora_serve.models.base import Model
 from lora_serve.sampling.contract import SampledToken, Sampler, SamplerOutput
@@ -87,7 +88,8 @@ class SubmittedBatch:
 class ModelRunner:
     """screening: finds some greedy tokens without logits; None where the LM head is not screened.
 
-    graphs: recorded steps over the same KV caches, or None to run all steps eagerly.
+    graphs: recorded steps over the same KV caches, or None to run all steps eagerly. group: of
+    which the first rank draws tokens for all.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class ModelRunner:
         builder: BatchBuilder,
         adapters: AdapterWeights,
         graphs: StepGraphs | None = None,
+        group: Group = ALONE,
     ) -> None:
         self._device = device
         self._model = model
@@ -109,6 +112,7 @@ class ModelRunner:
         self._builder = builder
         self._adapters = adapters
         self._graphs = graphs
+        self._group = group
         self._last = SubmittedBatch()  # of those that had requests
 
     def submit(self, requests: Sequence[ScheduledRequest]) -> SubmittedBatch:
@@ -159,7 +163,8 @@ class ModelRunner:
             return None
         places = [self._last.places[source] for source in rows.token_sources]
         table = self._device.upload(torch.from_numpy(np.stack((rows.pending_rows, places))))
-        return PendingTokens(table[0], self._last.sampled.token_ids[table[1]])
+        token_ids = broadcast(self._group, self._last.sampled.token_ids[table[1]])
+        return PendingTokens(table[0], token_ids)
 
     def _sample(self, requests: Sequence[ScheduledRequest], hidden: Tensor) -> SamplerOutput:
         """The tokens that requests ask for, one of each hidden state."""

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -14,10 +14,13 @@ from torch import Tensor
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
+from lora_serve.distributed.agreement import least, require_equal
+from lora_serve.distributed.group import ALONE, Group
+from lora_serve.distributed.shares import place_of
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.kv_groups import KVNeeds
 from lora_serve.model_info import ModelInfo
-from lora_serve.models.base import lora_modules, num_parameters
+from lora_serve.models.base import LinearLayout, lora_modules, num_parameters
 from lora_serve.ops.block_rows import RowsRead
 from lora_serve.ops.contract import NotRecordableError, Ops, PackedAdapter
 from lora_serve.ops.cpu.threads import default_num_threads
@@ -32,6 +35,7 @@ from lora_serve.worker.largest_steps import StepLimits, largest_adapter, largest
 from lora_serve.worker.loaded_model import LoadedModel, load_model
 from lora_serve.worker.memory import GpuMemory, Room, cpu_room, largest_adapter_bytes
 from lora_serve.worker.model_runner import ModelRunner, SubmittedBatch
+from lora_serve.worker.rank_shares import KVShares
 from lora_serve.worker.step_graphs import (
     GraphSizes,
     StepGraphs,
@@ -57,7 +61,8 @@ class SubmittedStep:
 class Worker:
     """`load` comes first. `prepare_adapter` may run in another thread than all the rest.
 
-    device: opened as the model's config says if left out. max_draft_rows: as of StepLimits.
+    device: opened as the model's config says if left out. max_draft_rows: as of StepLimits. group:
+    the ranks that the model is divided among, of which this is one.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class Worker:
         max_num_batched_tokens: int,
         device: Device | None = None,
         max_draft_rows: int = 0,
+        group: Group = ALONE,
     ) -> None:
         self._config = model
         self._cache = cache
@@ -77,9 +83,13 @@ class Worker:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_draft_rows = max_draft_rows
         self._given_device = device
+        self._group = group
+        self._place = place_of(group)
         self._device: Device
         self._adapters: AdapterWeights
         self._transfer: KVTransfer
+        self.kv_shares: KVShares
+        self.linears: Sequence[LinearLayout]  # of the whole model
         self._runner: ModelRunner
         self._submitted: deque[SubmittedStep] = deque()
 
@@ -90,24 +100,32 @@ class Worker:
         Raises:
             ConfigError: when the model, or a setting for it, cannot be served.
         """
+        world_size = self._group.world_size
         torch.set_num_threads(
-            self._config.cpu_threads or min(torch.get_num_threads(), default_num_threads())
+            self._config.cpu_threads
+            or max(1, min(torch.get_num_threads(), default_num_threads()) // world_size)
         )
         self._device = device = self._given_device or open_device(self._config.device)
         free_bytes = device.free_bytes()
-        model = load_model(self._config, device, self._cache.block_size)
-        self._adapters = AdapterWeights(model.spec.linears(), model.ops, device, model.dtype)
-        layout = kv_layout(model.spec.kv_specs())
+        model = load_model(self._config, device, self._cache.block_size, self._group)
+        require_equal(self._group, model.fingerprint)
+        self.linears = model.spec.linears()
+        linears = self._own_linears(model)
+        self._adapters = AdapterWeights(linears, model.ops, device, model.dtype)
+        layout = kv_layout([spec.of_rank(self._place) for spec in model.spec.kv_specs()])
         block_bytes = kv_block_bytes(
             layout.cache_specs, model.ops, self._cache.block_size, model.dtype
         )
         if device.counts_memory:
-            find_room = partial(_gpu_room, device, self._warm_up(model, layout, free_bytes))
+            memory = self._warm_up(model, layout, free_bytes)
+            find_room = partial(_gpu_room, device, memory, world_size)
         else:
             find_room = partial(self._cpu_room, model, layout, block_bytes)
-        num_blocks = num_kv_blocks(self._cache, block_bytes, find_room)
+        num_blocks = num_kv_blocks(self._cache, block_bytes * world_size, find_room)
+        num_blocks = least(self._group, num_blocks)
         kv_caches = self._kv_caches(model, layout, num_blocks)
         self._transfer = KVTransfer(kv_caches, len(layout.groups))
+        self.kv_shares = KVShares.of_cache(kv_caches[0])
         self._runner = self._make_runner(model, layout, kv_caches, with_graphs=True)
         return ModelInfo(
             fingerprint=model.fingerprint,
@@ -119,8 +137,8 @@ class Worker:
             kernels=model.ops.numerics,
             lora_modules=lora_modules(model.spec.linears()),
             kv_groups=layout.groups,
-            kv_block_bytes=self._transfer.record_bytes,
-            kv_layout=layout_fingerprint(kv_caches, model.ops.numerics, layout.places),
+            kv_block_bytes=self._transfer.record_bytes * world_size,
+            kv_layout=layout_fingerprint(kv_caches, model.ops.numerics, layout.places, world_size),
             is_asynchronous=device.is_asynchronous,
             architecture=model.spec.architecture,
             device=device.name,
@@ -131,8 +149,15 @@ class Worker:
 
     @torch.inference_mode()
     def prepare_adapter(self, checkpoint: AdapterCheckpoint) -> None:
-        """Make the adapter's weights ready for a later step's `add_adapters`."""
+        """Make the adapter's weights ready for a later step's `add_adapters`.
+
+        checkpoint: with the share of this rank (rank_shares.adapter_share).
+        """
         self._adapters.prepare(checkpoint)
+
+    def discard_adapter(self, digest: bytes) -> None:
+        """Forget what `prepare_adapter` made of it, since another rank could not."""
+        self._adapters.discard(digest)
 
     @torch.inference_mode()
     def submit(self, step: SchedulerOutput) -> None:
@@ -151,6 +176,10 @@ class Worker:
         step = self._submitted.popleft()
         step.end.wait()
         return ModelRunnerOutput(step.step_id, step.batch.results(), step.saved.rows())
+
+    def close(self) -> None:
+        """Leave the other ranks, if there are any."""
+        self._group.close()
 
     def _check(self, step: SchedulerOutput) -> None:
         adapters = (one.adapter for one in step.requests if one.adapter is not BASE_MODEL)
@@ -188,7 +217,11 @@ class Worker:
             builder,
             self._adapters,
             graphs,
+            self._group,
         )
+
+    def _own_linears(self, model: LoadedModel) -> list[LinearLayout]:
+        return [linear.of_rank(self._place) for linear in model.spec.linears()]
 
     def _recorder(
         self, model: LoadedModel, layout: KVLayout, kv_caches: Sequence[Tensor]
@@ -220,7 +253,8 @@ class Worker:
         needs = KVNeeds(layout.groups, self._cache.block_size, in_flight)
         most_blocks = self._max_num_seqs * needs.blocks_of_request(model.max_model_len)
         utilization = self._cache.gpu_memory_utilization
-        return cpu_room(model.device.free_bytes(), utilization, most_blocks * block_bytes)
+        most_bytes = most_blocks * block_bytes * self._group.world_size
+        return cpu_room(model.device.free_bytes(), utilization, most_bytes)
 
     def _warm_up(self, model: LoadedModel, layout: KVLayout, free_bytes: int) -> GpuMemory:
         """Run the largest steps: all kernels are compiled for them, and their memory is measured.
@@ -236,7 +270,8 @@ class Worker:
             peaks = [device.peak_bytes(partial(runner.submit, step)) for step in steps]
         recorder = self._recorder(model, layout, kv_caches)
         itemsize = model.dtype.itemsize
-        adapter_bytes = largest_adapter_bytes(model.spec.linears(), lora.max_lora_rank, itemsize)
+        linears = self._own_linears(model)
+        adapter_bytes = largest_adapter_bytes(linears, lora.max_lora_rank, itemsize)
         return GpuMemory(
             free=free_bytes,
             utilization=self._cache.gpu_memory_utilization,
@@ -266,17 +301,19 @@ class Worker:
         if not self._lora.enable_lora:
             yield BASE_MODEL
             return
-        adapter = largest_adapter(lora_modules(model.spec.linears()), self._lora.max_lora_rank)
+        modules = lora_modules(self._own_linears(model))
+        adapter = largest_adapter(modules, self._lora.max_lora_rank)
         self._adapters.prepare(adapter)
         self._adapters.change((), (adapter.digest,))
         yield AdapterRef(adapter.path, adapter.digest)
         self._adapters.change((adapter.digest,), ())
 
 
-def _gpu_room(device: Device, memory: GpuMemory) -> Room:
+def _gpu_room(device: Device, memory: GpuMemory, world_size: int) -> Room:
+    """What there is for the KV of all ranks, if each has as much as this one."""
     room = memory.room()
     logger.info("%s: %s leaves %d bytes for KV", device.name, memory, room.num_bytes)
-    return room
+    return replace(room, num_bytes=room.num_bytes * world_size)
 
 
 def _recorded(recorder: StepRecorder) -> StepGraphs | None:

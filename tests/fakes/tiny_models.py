@@ -198,6 +198,7 @@ TINY_MODELS = DENSE_MODELS | GEMMA_MODELS | SMALL_MODELS
 
 # For kernels that take a second a layer.
 ONE_LAYER = "qwen2-one-layer"
+FOUR_KV_HEADS = "qwen2-four-kv-heads"  # for four ranks; other sizes are odd ones
 GEMMA_TWO_LAYERS = "gemma2-two-layers"  # the first with a window, the second without
 EXPERTS_ONE_LAYER = "qwen2-moe-one-layer"
 ALL_MODELS = TINY_MODELS | {
@@ -208,6 +209,17 @@ ALL_MODELS = TINY_MODELS | {
     GEMMA_TWO_LAYERS: replace(
         GEMMA_MODELS["gemma2"],
         options=GEMMA_MODELS["gemma2"].options | {"num_hidden_layers": 2},
+    ),
+    FOUR_KV_HEADS: TinyModel(
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        {
+            "tie_word_embeddings": True,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "hidden_size": 128,
+            "intermediate_size": 150,
+        },
     ),
     ONE_LAYER: TinyModel(
         Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True, "num_hidden_layers": 1}

@@ -177,6 +177,9 @@ class TimedExecutor:
         step_id, batch = self._submitted.popleft()
         return ModelRunnerOutput(step_id, batch.results())
 
+    def close(self) -> None:
+        """Do nothing: nothing was started."""
+
 
 def _timed_replays(record: Record | None, watch: Stopwatch) -> Record:
     """The kernels of a recorded step run when it is replayed."""

@@ -32,10 +32,18 @@ class Executor(Protocol):
     def collect(self) -> ModelRunnerOutput:
         """What came out of the oldest step that was not collected yet; waits for it."""
 
+    def close(self) -> None:
+        """End what it has started; no step is submitted after."""
+
 
 def make_executor(config: EngineConfig) -> Executor:
-    """One worker in this very process."""
-    from lora_serve.worker.worker import Worker  # torch is only imported where it computes
+    """One worker in this very process, and more ranks in others if the model is divided."""
+    # torch is only imported where it computes
+    if config.parallel.tensor_parallel_size > 1:
+        from lora_serve.worker.rank_process import start_ranks
+
+        return start_ranks(config)
+    from lora_serve.worker.worker import Worker
 
     return Worker(
         config.model,

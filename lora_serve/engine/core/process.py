@@ -62,6 +62,7 @@ def run_engine(config: EngineConfig, message_address: str, reply_address: str) -
     spare_long_collections()
     run_loop(core, inbox, sender)
     core.close()
+    executor.close()
     sender.close()
 
 

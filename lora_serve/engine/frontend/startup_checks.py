@@ -42,9 +42,11 @@ def check_startup(config: EngineConfig) -> None:
     refusals = Refusals()
     lora_modules: Mapping[str, tuple[int, int]] | None = None
     with refusals.noted():
-        lora_modules = _check_model(config.model)
+        lora_modules = _check_model(config.model, config.parallel.tensor_parallel_size)
     with refusals.noted():
         _check_kernels(config.model)
+    with refusals.noted():
+        _check_ranks(config)
     with refusals.noted():
         _check_tokenizer(config.model)
     with refusals.noted():
@@ -72,7 +74,7 @@ def _check_adapters(config: LoRAConfig, lora_modules: Mapping[str, tuple[int, in
     refusals.raise_noted()
 
 
-def _check_model(config: ModelConfig) -> Mapping[str, tuple[int, int]]:
+def _check_model(config: ModelConfig, world_size: int) -> Mapping[str, tuple[int, int]]:
     """The shapes of the modules that adapters may change, if the model's config can be served."""
     from lora_serve.models.base import lora_modules  # imports torch
     from lora_serve.models.choices import dtype_name, max_model_len
@@ -86,9 +88,34 @@ def _check_model(config: ModelConfig) -> Mapping[str, tuple[int, int]]:
     with refusals.noted():
         max_model_len(config.max_model_len, spec)
     with refusals.noted():
+        spec.check_world_size(world_size)
+    with refusals.noted():
         _check_dimensions(pooling_defaults(config).dimensions, spec.hidden_size)
     refusals.raise_noted()
     return lora_modules(spec.linears())
+
+
+def _check_ranks(config: EngineConfig) -> None:
+    """Refuse ranks that this machine cannot run, and what does not go with any."""
+    size = config.parallel.tensor_parallel_size
+    if size == 1:
+        return
+    from lora_serve.ops.cpu.threads import default_num_threads
+    from lora_serve.worker.device import open_device  # imports torch
+
+    refusals = Refusals()
+    flag, cores = f"--tensor-parallel-size {size}", default_num_threads()
+    if open_device(config.model.device).torch_device.type != "cpu":
+        refusals.note(
+            ConfigError(f"{flag} divides a model among CPU cores alone as yet; add --device cpu")
+        )
+    elif size > cores:
+        refusals.note(ConfigError(f"{flag} is above the {cores} cores that may be used; lower it"))
+    if config.model.lm_head_screen == "on":
+        refusals.note(
+            ConfigError(f"{flag} does not go with --lm-head-screen on; leave one of them out")
+        )
+    refusals.raise_noted()
 
 
 def _check_tokenizer(config: ModelConfig) -> None:

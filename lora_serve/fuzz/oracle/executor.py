@@ -250,6 +250,9 @@ class OracleExecutor:
     def collect(self) -> ModelRunnerOutput:
         return self.execute(self._submitted.popleft())
 
+    def close(self) -> None:
+        """Do nothing: nothing was started."""
+
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Run a step, all of its parts in their order."""
         self.steps.append(step)

@@ -58,6 +58,7 @@ class CpuKernels:
             attention=CpuAttention(self.native, self._recorder),
             graph_plans=plans,
             record=self._recorder.record,
+            host_calls=self._recorder,
             runtime=Runtime("cpu", self.native),
         )
 

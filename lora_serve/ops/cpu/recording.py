@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,15 +35,22 @@ _VIEWS = frozenset(
 
 
 class RecordedCalls:
-    """output: what the recorded forward returned; each replay writes it anew."""
+    """calls: native ones, and the host's between them.
 
-    def __init__(self, native: Backend, calls: Recording, output: Tensor) -> None:
-        self._native = native
-        self._calls = calls
+    output: what the recorded forward returned; each replay writes it anew.
+    """
+
+    def __init__(
+        self, native: Backend, calls: Sequence[Recording | Callable[[], None]], output: Tensor
+    ) -> None:
+        self._replays = [
+            partial(native.replay, call) if isinstance(call, Recording) else call for call in calls
+        ]
         self.output = output
 
     def replay(self) -> None:
-        self._native.replay(self._calls)
+        for replay in self._replays:
+            replay()
 
 
 class Recorder:
@@ -53,6 +61,7 @@ class Recorder:
         self._recorded = ChunkMemory(keeps_all=True)
         self._passing = ChunkMemory(keeps_all=False)
         self._watch: _NothingComputed | None = None  # while recording
+        self._calls: list[Recording | Callable[[], None]] = []  # recorded so far
 
     def new(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor, whose memory no later replay writes to while it lives."""
@@ -62,6 +71,14 @@ class Recorder:
         with self._watch.looking_away():
             return self._recorded.take(shape, dtype)
 
+    def run(self, call: Callable[[], None]) -> None:
+        """Do the host's work between kernels, or note it: what it reads and writes is theirs."""
+        if self._watch is None:
+            call()
+        else:
+            self._calls += (self._native.finish_recording(), call)
+            self._native.start_recording()
+
     def record(self, forward: Callable[[], Tensor]) -> RecordedCalls:
         """Note what `forward` would do, without doing it.
 
@@ -70,6 +87,7 @@ class Recorder:
         Raises:
             NotRecordableError: naming the torch operation that would have been left out.
         """
+        self._calls = []
         self._native.start_recording()
         self._watch = watch = _NothingComputed()
         try:
@@ -77,8 +95,8 @@ class Recorder:
                 output = forward()
         finally:
             self._watch = None
-            calls = self._native.finish_recording()
-        return RecordedCalls(self._native, calls, output)
+            self._calls.append(self._native.finish_recording())
+        return RecordedCalls(self._native, self._calls, output)
 
 
 class _NothingComputed(TorchDispatchMode):

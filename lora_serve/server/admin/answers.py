@@ -76,7 +76,7 @@ class LoRAInfo(msgspec.Struct, frozen=True):
 
 
 class ParallelInfo(msgspec.Struct, frozen=True):
-    """One process computes, whatever the number of its threads."""
+    """tensor_parallel_size: the processes that compute, each with threads of its own."""
 
     world_size: int = 1
     data_parallel_size: int = 1
@@ -91,7 +91,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     cache_config: CacheInfo
     scheduler_config: SchedulerInfo
     lora_config: LoRAInfo | None
-    parallel_config: ParallelInfo = ParallelInfo()
+    parallel_config: ParallelInfo
     weight_transfer_config: None = None
 
 

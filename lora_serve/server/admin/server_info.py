@@ -15,6 +15,7 @@ from lora_serve.server.admin.answers import (
     CacheInfo,
     LoRAInfo,
     ModelInfo,
+    ParallelInfo,
     SchedulerInfo,
     ServerInfo,
     ServerSettings,
@@ -42,7 +43,7 @@ def server_info_router(context: ServerContext) -> APIRouter:
     @router.get("/get_world_size")
     async def get_world_size(request: Request) -> Response:
         Query(request, "include_dp").flag("include_dp", default=True)
-        return json_response(WorldSize(1))
+        return json_response(WorldSize(context.engine.config.parallel.tensor_parallel_size))
 
     return router
 
@@ -69,6 +70,10 @@ def server_settings(context: ServerContext, *, shows_paths: bool) -> ServerSetti
             max_num_seqs=config.scheduler.max_num_seqs,
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
             policy=config.scheduler.scheduling_policy,
+        ),
+        parallel_config=ParallelInfo(
+            config.parallel.tensor_parallel_size,
+            tensor_parallel_size=config.parallel.tensor_parallel_size,
         ),
         lora_config=LoRAInfo(lora.max_lora_rank, lora.max_loras) if lora.enable_lora else None,
     )

@@ -1,0 +1,200 @@
+"""What dividing a model among ranks costs: N ranks of 1 thread against 1 rank of N threads.
+
+`python -m benchmarks.speed.tensor_parallel`, on a quiet machine of as many cores. Both execute the
+same steps in turns, so that a neighbour slows both or neither: prompts, decodes and loads of an
+adapter, at the shape of Qwen2.5-0.5B. Memory is that of processes which have loaded one share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from benchmarks.common.facts import write_facts
+from benchmarks.common.make_checkpoint import ensure_checkpoint
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
+from lora_serve.config import (
+    CacheConfig,
+    EngineConfig,
+    LoRAConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
+from lora_serve.engine.core.executor import Executor, make_executor
+from lora_serve.identity import BASE_MODEL
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.step import AskedOutputs, SampleInput, ScheduledRequest, SchedulerOutput
+from lora_serve.worker.largest_steps import largest_adapter
+
+BLOCK_SIZE = 16
+CONTEXT = 512
+PREFILL_TOKENS = 1024
+MOST_REQUESTS = 8
+BLOCKS_OF_REQUEST = PREFILL_TOKENS // BLOCK_SIZE + 1
+DRAWN = SamplingParams(temperature=0.8)  # screening of greedy tokens is a matter of its own
+RANK = 16
+_KIB = 1024
+
+
+@dataclass(frozen=True)
+class Row:
+    """Milliseconds, and how much of one rank's speed is kept."""
+
+    what: str
+    one_rank: float
+    ranks: float
+    kept: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    """MiB that a process holds when it has loaded: its own, without what files back."""
+
+    processes: str
+    mib: list[float]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2, help="and the threads of the other")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--checkpoint", type=Path, default=Path("/tmp/lora-serve-0.5b"))
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
+    parser.add_argument("--load-only", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    model = ensure_checkpoint(args.checkpoint)
+    if args.load_only is not None:
+        _tell_memory(_config(model, args, args.load_only))
+        return
+    memory = [_memory(argv or sys.argv[1:], size) for size in (1, args.ranks)]
+    rows = _speed(model, args)
+    print("| step | 1 rank, ms | ranks, ms | speed kept |\n|---|--:|--:|--:|")
+    for row in rows:
+        print(f"| {row.what} | {row.one_rank:.2f} | {row.ranks:.2f} | {row.kept:.1%} |")
+    for each in memory:
+        print(f"{each.processes}: {', '.join(f'{mib:.0f} MiB' for mib in each.mib)}")
+    write_facts(args.out, ranks=args.ranks, rows=rows, memory=memory)
+
+
+def _config(model: Path, args: argparse.Namespace, size: int) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(
+            model=str(model), dtype=args.dtype, cpu_threads=args.ranks // size, max_model_len=4096
+        ),
+        cache=CacheConfig(num_gpu_blocks_override=MOST_REQUESTS * BLOCKS_OF_REQUEST),
+        lora=LoRAConfig(enable_lora=True, max_loras=2),
+        parallel=ParallelConfig(tensor_parallel_size=size, tensor_parallel_backend=args.backend),
+        scheduler=SchedulerConfig(max_num_seqs=MOST_REQUESTS),
+    )
+
+
+# ── speed ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _speed(model: Path, args: argparse.Namespace) -> list[Row]:
+    """Steps of both in turns; the first of each is not counted."""
+    both = [make_executor(_config(model, args, size)) for size in (1, args.ranks)]
+    infos = [executor.load() for executor in both]
+    adapter = largest_adapter(infos[0].lora_modules, RANK)
+    works: dict[str, Callable[[Executor], object]] = {
+        f"prompt of {PREFILL_TOKENS} tokens": lambda e: _run(e, _prompt()),
+        "decode of 1": lambda e: _run(e, _decode(1)),
+        f"decode of {MOST_REQUESTS}": lambda e: _run(e, _decode(MOST_REQUESTS)),
+        f"load of an adapter of rank {RANK}": lambda e: _load(e, adapter),
+    }
+    rows = []
+    for what, work in works.items():
+        seconds: list[list[float]] = [[], []]
+        for _ in range(args.rounds + 1):
+            for executor, times in zip(both, seconds, strict=True):
+                begin = time.perf_counter()
+                work(executor)
+                times.append(time.perf_counter() - begin)
+        one, ranks = (1e3 * median(times[1:]) for times in seconds)
+        rows.append(Row(what, one, ranks, one / ranks))
+    for executor in both:
+        executor.close()
+    return rows
+
+
+def _run(executor: Executor, requests: tuple[ScheduledRequest, ...]) -> None:
+    executor.submit(SchedulerOutput(0, requests))
+    executor.collect()
+
+
+def _load(executor: Executor, adapter: AdapterCheckpoint) -> None:
+    """Prepare it and have a step take it and drop it again."""
+    executor.prepare_adapter(adapter)
+    executor.submit(SchedulerOutput(0, (), (), (adapter.digest,)))
+    executor.collect()
+    executor.submit(SchedulerOutput(0, (), (adapter.digest,)))
+    executor.collect()
+
+
+def _prompt() -> tuple[ScheduledRequest, ...]:
+    return (_request(0, 0, [7 * i % 5000 for i in range(PREFILL_TOKENS)]),)
+
+
+def _decode(count: int) -> tuple[ScheduledRequest, ...]:
+    return tuple(_request(i, CONTEXT, [i]) for i in range(count))
+
+
+def _request(index: int, start: int, tokens: list[int]) -> ScheduledRequest:
+    num_blocks = math.ceil((start + len(tokens)) / BLOCK_SIZE)
+    first = index * BLOCKS_OF_REQUEST
+    sample = SampleInput(DRAWN, seed=index, position=start + len(tokens))
+    return ScheduledRequest(
+        str(index),
+        BASE_MODEL,
+        start,
+        tokens,
+        [list(range(first, first + num_blocks))],
+        AskedOutputs((sample,)),
+    )
+
+
+# ── memory ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _memory(argv: Sequence[str], size: int) -> Memory:
+    command = (sys.executable, "-m", "benchmarks.speed.tensor_parallel", *argv)
+    told = subprocess.run(
+        (*command, "--load-only", str(size)), check=True, stdout=subprocess.PIPE, timeout=1800
+    )
+    return Memory(f"{size} of {size}", json.loads(told.stdout.splitlines()[-1]))
+
+
+def _tell_memory(config: EngineConfig) -> None:
+    """Load all ranks, and print what each process holds."""
+    executor = make_executor(config)
+    executor.load()
+    me = os.getpid()
+    others = [
+        int(pid)
+        for task in Path(f"/proc/{me}/task").iterdir()
+        for pid in (task / "children").read_text().split()
+    ]
+    print(json.dumps([_own_mib(pid) for pid in (me, *others)]))
+    executor.close()
+
+
+def _own_mib(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return round(int(fields["RssAnon"].split()[0]) / _KIB, 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""How many ranks a model is divided among."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lora_serve.config.setting import require_at_least, require_choices, setting
+
+GATHERS = ("auto", "shared_memory", "gloo")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelConfig:
+    """How many ranks a model is divided among, and how they gather."""
+
+    tensor_parallel_size: int = setting(
+        "Processes that the model is divided among, each with its own memory and cores; answers "
+        "are the same bits at any number.",
+        1,
+        aliases=("-tp",),
+    )
+    tensor_parallel_backend: str = setting(
+        "How these gather their parts: through shared memory, or gloo (torch.distributed); auto "
+        "takes shared memory on x86-64 and else gloo.",
+        "auto",
+        choices=GATHERS,
+    )
+
+    def __post_init__(self) -> None:
+        require_choices(self)
+        require_at_least(1, "--tensor-parallel-size", self.tensor_parallel_size)

@@ -1,0 +1,28 @@
+"""What ranks must agree on before their first step."""
+
+from __future__ import annotations
+
+from lora_serve.distributed.group import ROOT, Group, exchange
+from lora_serve.errors import ConfigError
+
+LOAD_SECONDS = 600.0  # one rank may read its share of the weights so much longer than another
+
+
+def require_equal(group: Group, fingerprint: bytes) -> None:
+    """Refuse ranks whose weights or kernels differ from the first one's."""
+    if group.world_size == 1:
+        return
+    fingerprints = exchange(group, fingerprint, LOAD_SECONDS)
+    others = [rank for rank, other in enumerate(fingerprints) if other != fingerprints[ROOT]]
+    if others:
+        raise ConfigError(
+            f"ranks {', '.join(map(str, others))} have other weights or kernels than rank {ROOT}; "
+            "see that all read the same checkpoint with the same lora-serve"
+        )
+
+
+def least(group: Group, count: int) -> int:
+    """The least of what the ranks have."""
+    if group.world_size == 1:
+        return count
+    return min(map(int, exchange(group, str(count).encode(), LOAD_SECONDS)))

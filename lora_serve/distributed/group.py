@@ -1,0 +1,90 @@
+"""What ranks do together: each gives its part of some rows, and all get the whole rows.
+
+The one rule: parts are put side by side in the order of ranks, and nothing is ever added up. So a
+row has the same bits at any number of ranks, whichever of them was first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+ROOT = 0  # the rank in the engine's own process
+
+
+class Group(Protocol):
+    """One rank's way to the others. All of them make the same calls, in the same order.
+
+    rank: in [0, world_size).
+    """
+
+    rank: int
+    world_size: int
+
+    def gather(
+        self, part: Tensor, widths: Sequence[int], whole: Tensor, seconds: float | None = None
+    ) -> None:
+        """Put the parts of all ranks side by side.
+
+        Args:
+            part: (T, widths[rank]), contiguous.
+            widths: of each rank's part; 0 where a rank gives nothing.
+            whole: (T, sum(widths)), contiguous, is filled.
+            seconds: in which the others must have come to this call; the group's own limit if
+                left out.
+
+        Raises:
+            RankLostError: another rank has ended, or did not come in time.
+        """
+
+    def close(self) -> None:
+        """Give back what the group holds. Others that wait for this rank are not told."""
+
+
+class Alone:
+    """The one rank of a model that is not divided."""
+
+    rank = 0
+    world_size = 1
+
+    def gather(
+        self, part: Tensor, widths: Sequence[int], whole: Tensor, seconds: float | None = None
+    ) -> None:
+        """Do what `Group` says."""
+        whole.copy_(part)
+
+    def close(self) -> None:
+        """Do what `Group` says."""
+
+
+ALONE = Alone()
+
+
+def exchange(group: Group, value: bytes, seconds: float | None = None) -> list[bytes]:
+    """The values that all ranks give, of any lengths, in the order of ranks."""
+    sizes = torch.empty(1, group.world_size, dtype=torch.int64)
+    own_size = torch.tensor([[len(value)]], dtype=torch.int64)
+    group.gather(own_size, [1] * group.world_size, sizes, seconds)
+    widths = sizes[0].tolist()
+    values = torch.empty(1, sum(widths), dtype=torch.uint8)
+    own = torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else values[0, :0]
+    group.gather(own.view(1, -1), widths, values, seconds)
+    return [part.numpy().tobytes() for part in values[0].split(widths)]
+
+
+def broadcast(group: Group, values: Tensor) -> Tensor:
+    """What the root gives.
+
+    values: (K), contiguous; of other ranks only the number, dtype and device count.
+    """
+    if group.world_size == 1:
+        return values
+    widths = [0] * group.world_size
+    widths[ROOT] = len(values)
+    part = values if group.rank == ROOT else values[:0]
+    whole = torch.empty(1, len(values), dtype=values.dtype, device=values.device)
+    group.gather(part.view(1, -1), widths, whole)
+    return whole[0]

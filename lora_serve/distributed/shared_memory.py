@@ -1,0 +1,144 @@
+"""Ranks of one machine that gather through memory which all of them map.
+
+Each rank has two slots and a counter. Gather number n: a rank copies its part into its slot n % 2,
+sets its counter to n, and copies the others' parts out once their counters are at n.
+
+    [counter 0][counter 1]…   64 bytes each        [slot 0 of rank 0][slot 1 of rank 0][slot 0 …
+
+A rank writes the slot of gather n when all counters are at n - 1: a counter is raised after its
+rank has read all of gather n - 2, which lay in that slot. Counters are numbers of 8 bytes, and a
+processor of the x86 family shows others its writes in their order; so these serve no other.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lora_serve.errors import RankLostError
+
+SLOT_BYTES = (
+    4 << 20
+)  # the longest row that can be gathered; longer parts are gathered piece by piece
+_LINE = 64
+_WORD = 8
+_SPINS = 200  # looks without giving the core away, some 10 microseconds
+_YIELDS = 2000  # looks after which a rank sleeps between two of them
+_NAP_SECONDS = 0.0005
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def is_supported() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+def new_memory(world_size: int) -> int:
+    """A descriptor of memory for so many ranks, which is gone with the last of them."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("lora-serve-ranks")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, _num_bytes(world_size))
+    return descriptor
+
+
+def _num_bytes(world_size: int) -> int:
+    return world_size * (_LINE + 2 * SLOT_BYTES)
+
+
+class SharedMemoryGroup:
+    """One rank's `Group`. One thread at a time calls it."""
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        descriptor: int,
+        seconds: float,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """seconds: that a rank waits for the others.
+
+        check: called now and then by a rank that waits; raises when it waits in vain.
+        """
+        self.rank = rank
+        self.world_size = world_size
+        self._seconds = seconds
+        self._check = check
+        self._map = mmap.mmap(descriptor, _num_bytes(world_size))
+        self._counters = memoryview(self._map)[: world_size * _LINE].cast("q")
+        memory = np.frombuffer(self._map, np.uint8, offset=world_size * _LINE)
+        self._slots = memory.reshape(world_size, 2, SLOT_BYTES)
+        self._num_gathers = 0
+
+    def gather(
+        self, part: Tensor, widths: Sequence[int], whole: Tensor, seconds: float | None = None
+    ) -> None:
+        """Do what `Group` says."""
+        itemsize = part.itemsize
+        sizes = [width * itemsize for width in widths]
+        rows, deadline = len(part), self._seconds if seconds is None else seconds
+        own, result = _bytes(part), _bytes(whole)
+        at_once = max(1, SLOT_BYTES // max(1, *sizes))
+        assert max(sizes) <= SLOT_BYTES, f"rows of {max(sizes)} bytes"
+        for start in range(0, rows, at_once):
+            some = slice(start, start + at_once)
+            self._gather_rows(own[some], sizes, result[some], deadline)
+
+    def close(self) -> None:
+        """Do what `Group` says."""
+        self._counters.release()
+        del self._slots
+        self._map.close()
+
+    def _gather_rows(self, own: Bytes, sizes: Sequence[int], result: Bytes, seconds: float) -> None:
+        self._num_gathers += 1
+        turn = self._num_gathers
+        slots, rows = self._slots[:, turn % 2], len(own)
+        slots[self.rank, : own.size] = own.reshape(-1)
+        self._counters[self.rank * _LINE // _WORD] = turn
+        begin = 0
+        for rank, size in enumerate(sizes):
+            if rank == self.rank:
+                result[:, begin : begin + size] = own
+            else:
+                self._await(rank, turn, seconds)
+                part = slots[rank, : rows * size].reshape(rows, size)
+                result[:, begin : begin + size] = part
+            begin += size
+
+    def _await(self, rank: int, turn: int, seconds: float) -> None:
+        """Wait for a rank's counter: at first without giving the core away, then ever lazier."""
+        counters, place = self._counters, rank * _LINE // _WORD
+        for _ in range(_SPINS):
+            if counters[place] >= turn:
+                return
+        for _ in range(_YIELDS):
+            if counters[place] >= turn:
+                return
+            os.sched_yield()
+        deadline = time.monotonic() + seconds
+        while counters[place] < turn:
+            self._check()
+            if time.monotonic() > deadline:
+                raise RankLostError(
+                    f"rank {self.rank} has waited {seconds:g} s for rank {rank}, which hangs"
+                )
+            time.sleep(_NAP_SECONDS)
+
+
+def _bytes(rows: Tensor) -> Bytes:
+    """(T, bytes of a row), of a contiguous tensor's memory."""
+    array: Bytes = rows.view(torch.uint8).numpy()
+    return array

@@ -1,0 +1,143 @@
+"""All ranks of a divided model as one `Executor`: the first rank's worker, and links to the others.
+
+The one rule: whatever reaches the first worker has been sent to all others before, in one order.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
+from lora_serve.distributed.agreement import LOAD_SECONDS
+from lora_serve.distributed.shares import RankPlace
+from lora_serve.errors import ConfigError, LoraServeError, RankLostError
+from lora_serve.model_info import ModelInfo
+from lora_serve.step import ModelRunnerOutput, SchedulerOutput
+from lora_serve.worker.rank_server import RankLinks, send_call
+from lora_serve.worker.rank_shares import adapter_share
+from lora_serve.worker.rank_wire import StepEncoder
+from lora_serve.worker.worker import Worker
+
+
+class RankExecutor:
+    """Executes steps on all ranks; see `engine.core.executor.Executor`."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        others: Sequence[RankLinks],
+        seconds: float,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """worker: of the first rank. others: to the ranks behind it, in their order.
+
+        seconds: that a rank may take for what it is asked beside a step. close: ends the others.
+        """
+        self._worker = worker
+        self._others = others
+        self._seconds = seconds
+        self._close = close
+        self._places = [RankPlace(rank, len(others) + 1) for rank in range(len(others) + 1)]
+        self._steps = StepEncoder()
+        self._saves: deque[bool] = deque()  # of the steps not collected: whether KV comes out
+        self._calls = threading.Lock()  # one call about adapters at a time
+        self._saved_decoder = msgspec.msgpack.Decoder(tuple[bytes, ...])
+
+    def load(self) -> ModelInfo:
+        """Load this rank's share, while the others load theirs.
+
+        Raises:
+            LoraServeError: as a rank tells why it cannot.
+        """
+        try:
+            info = self._worker.load()
+            for rank, links in enumerate(self._others, 1):
+                _require_loaded(rank, links, LOAD_SECONDS)
+        except RankLostError as error:
+            told = self._told_by_others()
+            self.close()
+            raise told or error from error
+        except BaseException:
+            self.close()
+            raise
+        return info
+
+    def prepare_adapter(self, checkpoint: AdapterCheckpoint) -> None:
+        """Make the adapter ready on all ranks, or on none."""
+        linears = self._worker.linears
+        with self._calls:
+            for place, links in zip(self._places[1:], self._others, strict=True):
+                send_call(links.calls, adapter_share(checkpoint, linears, place), self._seconds)
+            own_error: Exception | None = None
+            try:
+                self._worker.prepare_adapter(adapter_share(checkpoint, linears, self._places[0]))
+            except Exception as error:  # told when the others have answered
+                own_error = error
+            refusals = [links.calls.receive(self._seconds).decode() for links in self._others]
+            if own_error is None and not any(refusals):
+                return
+            self._discard(checkpoint.digest, own_error is None, refusals)
+            if own_error is not None:
+                raise own_error
+            rank, refusal = next((r, told) for r, told in enumerate(refusals, 1) if told)
+            raise MemoryError(f"rank {rank} cannot hold the adapter: {refusal}")
+
+    def submit(self, step: SchedulerOutput) -> None:
+        """Take on a step, as `Executor` says."""
+        message = self._steps.encode(step)
+        shares = self._worker.kv_shares
+        for place, links in zip(self._places[1:], self._others, strict=True):
+            links.steps.send(message, seconds=self._seconds)
+            if step.kv_loads:
+                loads = self._steps.encode_loads(shares.split(step.kv_loads, place))
+                links.steps.send(loads, seconds=self._seconds)
+        if step.kv_loads:
+            step = replace(step, kv_loads=shares.split(step.kv_loads, self._places[0]))
+        self._saves.append(bool(step.kv_saves))
+        self._worker.submit(step)
+
+    def collect(self) -> ModelRunnerOutput:
+        """What came out of the oldest step, as `Executor` says."""
+        output = self._worker.collect()
+        if not self._saves.popleft():
+            return output
+        parts = [output.kv_saves]
+        parts += [
+            self._saved_decoder.decode(links.steps.receive(self._seconds)) for links in self._others
+        ]
+        return replace(output, kv_saves=self._worker.kv_shares.merge(parts))
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self._worker.close()
+        self._close()
+
+    def _discard(self, digest: bytes, own: bool, refusals: Sequence[str]) -> None:
+        if own:
+            self._worker.discard_adapter(digest)
+        for links, refusal in zip(self._others, refusals, strict=True):
+            if not refusal:
+                send_call(links.calls, digest, self._seconds)
+                links.calls.receive(self._seconds)
+
+    def _told_by_others(self) -> LoraServeError | None:
+        """Why a rank could not load, if one has said so."""
+        for rank, links in enumerate(self._others, 1):
+            try:
+                _require_loaded(rank, links, 0.0)
+            except RankLostError:
+                continue
+            except ConfigError as error:
+                return error
+        return None
+
+
+def _require_loaded(rank: int, links: RankLinks, seconds: float) -> None:
+    refusal = links.steps.receive(seconds).decode()
+    if refusal:
+        raise ConfigError(f"rank {rank}: {refusal}")

@@ -1,0 +1,205 @@
+"""Ranks as processes of one machine: how the first one starts and ends them, and what they run.
+
+A rank ends with the engine, however that ends; and the engine with any of its ranks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lora_serve.config import EngineConfig
+from lora_serve.distributed import shared_memory
+from lora_serve.distributed.group import Group
+from lora_serve.distributed.link import Link, new_link
+from lora_serve.errors import LoraServeError, RankLostError
+from lora_serve.observability.log import set_up_logging
+from lora_serve.worker.rank_executor import RankExecutor
+from lora_serve.worker.rank_server import RankLinks, serve_rank
+from lora_serve.worker.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+NO_LIMIT_SECONDS = 24 * 3600.0  # where --step-timeout is 0
+_END_SECONDS = 5.0  # for ranks to end by themselves
+_PR_SET_PDEATHSIG = 1
+_REFUSED = 3  # the exit code of a rank that has said why
+
+
+def start_ranks(config: EngineConfig) -> RankExecutor:
+    """Start all ranks but the first, which is the caller's own."""
+    ranks = RankProcesses(config)
+    try:
+        ranks.start()
+        group = _open_group(0, config, ranks.meeting, ranks.check)
+        return RankExecutor(_worker(config, group), ranks.links, step_seconds(config), ranks.close)
+    except BaseException:
+        ranks.close()
+        raise
+
+
+def step_seconds(config: EngineConfig) -> float:
+    """How long one rank waits for another within a step."""
+    return config.limits.step_timeout or NO_LIMIT_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class _Meeting:
+    """Where ranks meet: memory that they map, or a file that torch.distributed writes."""
+
+    backend: str
+    memory: int = -1
+    path: Path = field(default_factory=Path)
+
+
+class RankProcesses:
+    """The ranks behind the first. links: to each, in their order."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._world_size = config.parallel.tensor_parallel_size
+        self._directory = Path(tempfile.mkdtemp(prefix="lora-serve-ranks-"))
+        backend = _backend(config)
+        memory = -1
+        if backend == "shared_memory":
+            memory = shared_memory.new_memory(self._world_size)
+        self.meeting = _Meeting(backend, memory, self._directory / "meeting")
+        self.links: list[RankLinks] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._lost: RankLostError | None = None
+        self._is_closing = False
+        self._is_closed = False
+
+    def start(self) -> None:
+        for rank in range(1, self._world_size):
+            steps, its_steps = new_link(f"rank {rank}")
+            calls, its_calls = new_link(f"rank {rank}")
+            self.links.append(RankLinks(steps, calls))
+            started = threading.Event()
+            threading.Thread(
+                target=self._watch,
+                args=(rank, (its_steps, its_calls), started),
+                name=f"rank {rank}",
+                daemon=True,
+            ).start()
+            started.wait()
+            for end in (its_steps, its_calls):
+                end.close()
+            order = pickle.dumps((rank, self._config, self.meeting))
+            steps.send(order, seconds=step_seconds(self._config))
+
+    def check(self) -> None:
+        """Raise RankLostError if a rank has ended."""
+        if self._lost is not None:
+            raise self._lost
+
+    def close(self) -> None:
+        """End all of them, and wait for that. Again, it does nothing."""
+        self._is_closing = True
+        for links in self.links:
+            links.close()
+        for process in self._processes:
+            try:
+                process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        shutil.rmtree(self._directory, ignore_errors=True)
+        if self.meeting.memory >= 0 and not self._is_closed:
+            os.close(self.meeting.memory)
+        self._is_closed = True
+
+    def _watch(
+        self, rank: int, ends: tuple[socket.socket, socket.socket], started: threading.Event
+    ) -> None:
+        """Start a rank and wait for its end, in the thread whose end would be the rank's, too."""
+        descriptors = [end.fileno() for end in ends]
+        if self.meeting.memory >= 0:
+            descriptors.append(self.meeting.memory)
+        try:
+            process = subprocess.Popen(
+                (sys.executable, "-m", __name__, str(os.getpid()), *map(str, descriptors[:2])),
+                pass_fds=descriptors,
+            )
+            self._processes.append(process)
+        finally:
+            started.set()
+        code = process.wait()
+        if self._is_closing:
+            return
+        self._lost = RankLostError(f"rank {rank} has ended, with exit code {code}")
+        if code != _REFUSED:
+            raise self._lost
+
+
+def _backend(config: EngineConfig) -> str:
+    chosen = config.parallel.tensor_parallel_backend
+    if chosen != "auto":
+        return chosen
+    return "shared_memory" if shared_memory.is_supported() else "gloo"
+
+
+def _open_group(
+    rank: int, config: EngineConfig, meeting: _Meeting, check: Callable[[], None] = lambda: None
+) -> Group:
+    world_size, seconds = config.parallel.tensor_parallel_size, step_seconds(config)
+    if meeting.backend == "shared_memory":
+        return shared_memory.SharedMemoryGroup(rank, world_size, meeting.memory, seconds, check)
+    from lora_serve.distributed.torch_group import TorchGroup
+
+    return TorchGroup(rank, world_size, meeting.path, seconds)
+
+
+def _worker(config: EngineConfig, group: Group) -> Worker:
+    return Worker(
+        config.model,
+        config.cache,
+        config.lora,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_draft_rows=config.speculative.max_draft_rows,
+        group=group,
+    )
+
+
+def main(parent: int, steps: int, calls: int) -> int:
+    """Be a rank until the process `parent` is gone. steps, calls: descriptors of the links."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the engine
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _end_with(parent)
+    links = RankLinks(
+        *(Link(socket.socket(fileno=end), "the first rank") for end in (steps, calls))
+    )
+    rank, config, meeting = pickle.loads(links.steps.receive(None))
+    set_up_logging(config.log, f"rank {rank}")
+    group = _open_group(rank, config, meeting)
+    try:
+        serve_rank(_worker(config, group), links)
+    except LoraServeError as error:
+        logger.error("rank %d ends: %s", rank, error)
+        return _REFUSED
+    return 0
+
+
+def _end_with(parent: int) -> None:
+    """Have the system end this process with the one that started it, where it can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])))

@@ -1,0 +1,136 @@
+"""A rank beside the first: it does the steps that it is sent, and prepares adapters meanwhile.
+
+It knows no more of requests than a step says, and answers with KV and with errors alone.
+"""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import threading
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor
+from lora_serve.distributed.link import Link
+from lora_serve.errors import LoraServeError, RankLostError
+from lora_serve.worker.rank_wire import StepDecoder
+from lora_serve.worker.worker import Worker
+
+SEND_SECONDS = 60.0  # in which the first rank takes KV; it waits for nothing else then
+
+
+@dataclass(frozen=True, slots=True)
+class RankLinks:
+    """What one rank hears on: steps in their order, and calls about adapters beside them."""
+
+    steps: Link
+    calls: Link
+
+    def close(self) -> None:
+        self.steps.close()
+        self.calls.close()
+
+
+def serve_rank(worker: Worker, links: RankLinks) -> None:
+    """Load, say so, then do steps until the first rank is gone."""
+    try:
+        worker.load()
+    except LoraServeError as error:
+        links.steps.send(str(error).encode() or b"it cannot load", seconds=SEND_SECONDS)
+        raise
+    links.steps.send(b"", seconds=SEND_SECONDS)
+    saved: queue.SimpleQueue[tuple[bytes, ...] | None] = queue.SimpleQueue()
+    threads = [
+        threading.Thread(target=_send_saved, args=(links.steps, saved), name="saved", daemon=True),
+        threading.Thread(target=_answer_calls, args=(worker, links.calls), name="calls"),
+    ]
+    threads[1].daemon = True
+    for thread in threads:
+        thread.start()
+    try:
+        _run_steps(worker, links.steps, saved)
+    finally:
+        saved.put(None)
+
+
+def _run_steps(
+    worker: Worker, steps: Link, saved: queue.SimpleQueue[tuple[bytes, ...] | None]
+) -> None:
+    decoder = StepDecoder()
+    while True:
+        try:
+            message = steps.receive(None)
+            step, has_loads = decoder.decode(message)
+            if has_loads:
+                loads = decoder.decode_loads(steps.receive(SEND_SECONDS))
+                step = replace(step, kv_loads=loads)
+        except RankLostError:
+            return  # the engine has ended
+        worker.submit(step)
+        output = worker.collect()
+        if step.kv_saves:
+            saved.put(output.kv_saves)
+
+
+def _send_saved(steps: Link, saved: queue.SimpleQueue[tuple[bytes, ...] | None]) -> None:
+    """Send KV in a thread of its own: the first rank takes it when it has done later steps."""
+    encoder = msgspec.msgpack.Encoder()
+    while (records := saved.get()) is not None:
+        try:
+            steps.send(encoder.encode(records), seconds=SEND_SECONDS)
+        except RankLostError:
+            return
+
+
+def _answer_calls(worker: Worker, calls: Link) -> None:
+    """Prepare and discard adapters; each call gets one answer, empty or an error's text."""
+    while True:
+        try:
+            call = receive_call(calls)
+            try:
+                if isinstance(call, AdapterCheckpoint):
+                    worker.prepare_adapter(call)
+                else:
+                    worker.discard_adapter(call)
+                answer = ""
+            except Exception as error:  # the first rank's to judge
+                answer = f"{type(error).__name__}: {error}"
+            calls.send(answer.encode(), seconds=SEND_SECONDS)
+        except RankLostError:
+            return
+
+
+def send_call(calls: Link, call: AdapterCheckpoint | bytes, seconds: float) -> None:
+    """Ask a rank to prepare its share of an adapter, or to discard the one of a digest.
+
+    The tensors' bytes go from where they lie, without a copy.
+    """
+    if isinstance(call, bytes):
+        calls.send(pickle.dumps(call), seconds=seconds)
+        return
+    tensors = [tensor for module in call.modules for tensor in (module.a, module.b)]
+    shapes = [(tensor.dtype, tensor.shape, tensor.data.nbytes) for tensor in tensors]
+    bare = replace(call, modules=())
+    modules = [(module.name, module.rank, module.scale) for module in call.modules]
+    calls.send(pickle.dumps((bare, modules, shapes)), seconds=seconds)
+    calls.send(*(tensor.data for tensor in tensors), seconds=seconds)
+
+
+def receive_call(calls: Link) -> AdapterCheckpoint | bytes:
+    call = pickle.loads(calls.receive(None))
+    if isinstance(call, bytes):
+        return call
+    bare, modules, shapes = call
+    data, begin = memoryview(calls.receive(SEND_SECONDS)), 0
+    tensors = []
+    for dtype, shape, size in shapes:
+        tensors.append(RawTensor(dtype, shape, data[begin : begin + size]))
+        begin += size
+    pairs = zip(modules, tensors[::2], tensors[1::2], strict=True)
+    whole: AdapterCheckpoint = replace(
+        bare,
+        modules=tuple(LoRAModule(name, rank, scale, a, b) for (name, rank, scale), a, b in pairs),
+    )
+    return whole

@@ -1,0 +1,87 @@
+"""What each rank gets of an adapter and of stored KV, and how their KV becomes one record again.
+
+A record is the same bytes at every number of ranks: that of one rank, which has all heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from lora_serve.adapter_checkpoint import AdapterCheckpoint, RawTensor
+from lora_serve.distributed.shares import RankPlace
+from lora_serve.models.base import LinearLayout
+from lora_serve.step import KVLoad
+
+
+def adapter_share(
+    checkpoint: AdapterCheckpoint, linears: Sequence[LinearLayout], place: RankPlace
+) -> AdapterCheckpoint:
+    """An adapter for one rank: A whole, since each shrinks by itself, and its outputs of B.
+
+    linears: of the whole model.
+    """
+    if place.world_size == 1:
+        return checkpoint
+    own = {
+        name: rows
+        for linear in linears
+        for (name, _), rows in zip(linear.projections, linear.own_rows(place), strict=True)
+    }
+    modules = tuple(replace(m, b=_own_rows(m.b, own[m.name])) for m in checkpoint.modules)
+    return replace(checkpoint, modules=modules)
+
+
+def _own_rows(b: RawTensor, rows: Sequence[range]) -> RawTensor:
+    row_bytes = b.data.nbytes // b.shape[0]
+    data = b.data.cast("B")
+    parts = [data[share.start * row_bytes : share.stop * row_bytes] for share in rows]
+    own = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+    return RawTensor(b.dtype, (sum(map(len, rows)), *b.shape[1:]), own)
+
+
+@dataclass(frozen=True, slots=True)
+class KVShares:
+    """Divides blocks' bytes by KV heads.
+
+    num_heads: of one rank. head_bytes: what one of them has in a block of one layer, of K or of V.
+    """
+
+    num_heads: int
+    head_bytes: int
+
+    @classmethod
+    def of_cache(cls, cache: Tensor) -> KVShares:
+        """cache: of one layer on one rank, as `new_kv_cache` makes it."""
+        num_heads = cache.shape[2]
+        return cls(num_heads, cache[0, 0, 0].nbytes)
+
+    def split(self, loads: Sequence[KVLoad], place: RankPlace) -> tuple[KVLoad, ...]:
+        """Each load's part for one rank."""
+        if place.world_size == 1:
+            return tuple(loads)
+        own = slice(place.rank * self.num_heads, (place.rank + 1) * self.num_heads)
+        return tuple(
+            KVLoad(load.block_id, self._by_head(load.data, place.world_size)[:, own].tobytes())
+            for load in loads
+        )
+
+    def merge(self, parts: Sequence[Sequence[bytes]]) -> tuple[bytes, ...]:
+        """Whole records. parts: of each rank the same records."""
+        if len(parts) == 1:
+            return tuple(parts[0])
+        return tuple(
+            np.concatenate([self._by_head(part, 1) for part in record], axis=1).tobytes()
+            for record in zip(*parts, strict=True)
+        )
+
+    def _by_head(
+        self, data: bytes | bytearray | memoryview, world_size: int
+    ) -> npt.NDArray[np.uint8]:
+        """(blocks * layers * 2, heads, head_bytes)."""
+        heads = world_size * self.num_heads
+        return np.frombuffer(data, np.uint8).reshape(-1, heads, self.head_bytes)

@@ -1,0 +1,75 @@
+"""The ranks of one model as threads of this process: real workers, links and executor."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
+from lora_serve.distributed.group import Group
+from lora_serve.distributed.in_process import in_process_groups
+from lora_serve.distributed.link import Link, new_link
+from lora_serve.errors import LoraServeError
+from lora_serve.worker.rank_executor import RankExecutor
+from lora_serve.worker.rank_server import RankLinks, serve_rank
+from lora_serve.worker.worker import Worker
+
+SECONDS = 60.0
+
+
+def make_rank(
+    directory: Path, group: Group, kind: type[Worker] = Worker, **settings: Any
+) -> Worker:
+    """A worker with 64 blocks on the native kernels; settings are ModelConfig's."""
+    return kind(
+        ModelConfig(model=str(directory), **{"cpu_threads": 1, **settings}),
+        CacheConfig(num_gpu_blocks_override=64),
+        LoRAConfig(enable_lora=True, max_loras=2),
+        max_num_seqs=8,
+        max_num_batched_tokens=256,
+        group=group,
+    )
+
+
+def start_threads(
+    world_size: int,
+    make: Callable[[Group], Worker],
+    serve: Callable[[Worker, RankLinks], None] = serve_rank,
+) -> RankExecutor:
+    """An executor over so many ranks, the first in the caller's thread. make: each rank's worker.
+
+    serve: what the others' threads run.
+    """
+    first, *others = in_process_groups(world_size, SECONDS)
+    links: list[RankLinks] = []
+    threads: list[threading.Thread] = []
+    for group in others:
+        (steps, its_steps), (calls, its_calls) = (new_link(f"rank {group.rank}") for _ in "12")
+        links.append(RankLinks(steps, calls))
+        its = RankLinks(Link(its_steps, "the first rank"), Link(its_calls, "the first rank"))
+        thread = threading.Thread(target=_serve, args=(serve, make, group, its), daemon=True)
+        threads.append(thread)
+        thread.start()
+
+    def close() -> None:
+        for each in links:
+            each.close()
+        for thread in threads:
+            thread.join(SECONDS)
+
+    return RankExecutor(make(first), links, SECONDS, close)
+
+
+def _serve(
+    serve: Callable[[Worker, RankLinks], None],
+    make: Callable[[Group], Worker],
+    group: Group,
+    links: RankLinks,
+) -> None:
+    with contextlib.suppress(LoraServeError):  # the first rank was told, or is gone
+        serve(make(group), links)
+    group.close()
+    links.close()

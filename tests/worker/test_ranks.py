@@ -1,0 +1,344 @@
+"""A divided model gives the bits of the whole one: logits, tokens, KV, with adapters."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from torch import Tensor
+
+from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule
+from lora_serve.distributed.group import ALONE, Group
+from lora_serve.distributed.in_process import InProcessGroup
+from lora_serve.distributed.shares import RankPlace
+from lora_serve.engine.core.executor import Executor
+from lora_serve.errors import ConfigError, RankLostError
+from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
+from lora_serve.models.source import load_spec
+from lora_serve.ops.select import available_ops
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.step import (
+    AskedOutputs,
+    KVLoad,
+    ModelRunnerOutput,
+    PromptScoring,
+    SampleInput,
+    ScheduledRequest,
+    SchedulerOutput,
+)
+from lora_serve.worker.rank_server import RankLinks
+from lora_serve.worker.rank_shares import KVShares
+from lora_serve.worker.rank_wire import StepDecoder
+from lora_serve.worker.worker import Worker
+from tests.fakes.peft_adapters import make_peft, read_saved
+from tests.fakes.ranks import SECONDS, make_rank, start_threads
+from tests.fakes.tiny_models import ALL_MODELS, FOUR_KV_HEADS, VOCAB_SIZE, save
+
+pytestmark = pytest.mark.skipif("cpu" not in available_ops(), reason="no native CPU kernels")
+
+BLOCKS = 5  # of each request, of each group
+GREEDY = SamplingParams(temperature=0.0, logprobs=VOCAB_SIZE)
+DRAWN = SamplingParams(temperature=0.9, top_p=0.9, repetition_penalty=1.2, logprobs=3)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(ALL_MODELS[FOUR_KV_HEADS].make(), tmp_path_factory.mktemp("ranks") / "model")
+
+
+@pytest.fixture(scope="module")
+def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[AdapterCheckpoint]:
+    spec = load_spec(model)
+    return [
+        read_saved(make_peft(FOUR_KV_HEADS, seed, r=rank), tmp_path_factory.mktemp("adapter"), spec)
+        for seed, rank in enumerate((4, 24))
+    ]
+
+
+def whole(model: Path, **settings: Any) -> Executor:
+    return make_rank(model, ALONE, **settings)
+
+
+def divided(model: Path, world_size: int, **settings: Any) -> Executor:
+    return start_threads(world_size, lambda group: make_rank(model, group, **settings))
+
+
+def prompt_of(index: int, length: int) -> list[int]:
+    return [(7 * i + 13 * index + 1) % VOCAB_SIZE for i in range(length)]
+
+
+def chunk(
+    index: int,
+    tokens: list[int],
+    start: int,
+    adapter: AdapterRef | NoAdapter,
+    params: SamplingParams | None,
+    num_groups: int,
+) -> ScheduledRequest:
+    """Tokens of request `index`, after whose last one is drawn if there are params."""
+    end = start + len(tokens)
+    num_blocks = math.ceil(end / 16)
+    samples = () if params is None else (SampleInput(params, seed=index, position=end),)
+    scoring = PromptScoring(tokens[1:], 2) if start == 0 and index == 0 else None
+    return ScheduledRequest(
+        f"request-{index}",
+        adapter,
+        start,
+        tokens,
+        [
+            [BLOCKS * (index * num_groups + group) + place for place in range(num_blocks)]
+            for group in range(num_groups)
+        ],
+        AskedOutputs(samples, scoring, num_pooled=int(index == 1)),
+    )
+
+
+def life(executor: Executor, adapters: list[AdapterCheckpoint]) -> list[ModelRunnerOutput]:
+    """All that comes out of prefills in two chunks and of six decodes, and KV after some."""
+    num_groups = len(executor.load().kv_groups)
+    for adapter in adapters:
+        executor.prepare_adapter(adapter)
+    add = tuple(adapter.digest for adapter in adapters)
+    owners = [BASE_MODEL, *(AdapterRef("a", digest) for digest in add), *[BASE_MODEL] * 3]
+    prompts = [prompt_of(i, length) for i, length in enumerate((30, 17, 50, 3))]
+    all_params = [GREEDY, GREEDY, DRAWN, GREEDY]
+    tokens, ends = [list(prompt) for prompt in prompts], [20, 17, 20, 3]
+    starts = [0] * 4
+    outputs = []
+    for step_id in range(8):
+        requests = tuple(
+            chunk(
+                i,
+                known[start:end],
+                start,
+                owners[i],
+                all_params[i] if end == len(known) else None,
+                num_groups,
+            )
+            for i, (known, start, end) in enumerate(zip(tokens, starts, ends, strict=True))
+        )
+        saves = tuple(BLOCKS * group for group in range(num_groups)) if step_id == 5 else ()
+        executor.submit(SchedulerOutput(step_id, requests, (), add, saves))
+        outputs.append(executor.collect())
+        for known, result in zip(tokens, outputs[-1].requests, strict=True):
+            known += result.token_ids
+        starts, ends, add = ends, [len(known) for known in tokens], ()
+    executor.close()
+    return outputs
+
+
+SETTINGS = [
+    {},
+    {"dtype": "bfloat16"},
+    {"dtype": "bfloat16", "quantization": "int8", "quantize_activations": True},
+    {"dtype": "float16", "enforce_eager": True},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_ranks_give_the_bits_of_one(
+    model: Path, adapters: list[AdapterCheckpoint], settings: dict[str, Any]
+) -> None:
+    expected = life(whole(model, **settings), adapters)
+    assert len({result.token_ids for result in expected[-1].requests}) > 1
+    for world_size in (2, 4):
+        assert life(divided(model, world_size, **settings), adapters) == expected
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gemma3", "mistral"])
+def test_families_are_divided(family: str, tmp_path: Path) -> None:
+    directory = save(ALL_MODELS[family].make(), tmp_path / "model")
+    assert life(divided(directory, 2), []) == life(whole(directory), [])
+
+
+@pytest.mark.parametrize("sizes", [(1, 4), (2, 1), (4, 2)], ids=str)
+def test_kv_of_one_number_of_ranks_is_read_by_another(model: Path, sizes: tuple[int, int]) -> None:
+    prompt, owner = prompt_of(5, 33), BASE_MODEL
+    with ExitStack() as stack:
+        writer, reader = (divided(model, size) if size > 1 else whole(model) for size in sizes)
+        infos = [executor.load() for executor in (writer, reader)]
+        for executor in (writer, reader):
+            stack.callback(executor.close)
+        assert dataclasses.replace(infos[0], num_threads=1) == infos[1]
+        writer.submit(SchedulerOutput(0, (chunk(0, prompt[:32], 0, owner, None, 1),)))
+        writer.collect()
+        writer.submit(SchedulerOutput(1, (), kv_saves=(0, 1)))
+        records = writer.collect().kv_saves
+        last = chunk(0, prompt[32:], 32, owner, GREEDY, 1)
+        writer.submit(SchedulerOutput(2, (last,)))
+        loads = tuple(map(KVLoad, (0, 1), records))
+        reader.submit(SchedulerOutput(2, (last,), kv_loads=loads))
+        assert reader.collect().requests == writer.collect().requests
+
+
+class FullWorker(Worker):
+    """A rank whose memory holds no adapter."""
+
+    def prepare_adapter(self, checkpoint: AdapterCheckpoint) -> None:
+        raise MemoryError("no room")
+
+
+@pytest.mark.parametrize("full_rank", [0, 1])
+def test_an_adapter_is_ready_on_all_ranks_or_on_none(
+    model: Path, adapters: list[AdapterCheckpoint], full_rank: int
+) -> None:
+    workers: dict[int, Worker] = {}
+
+    def make(group: Group) -> Worker:
+        kind = FullWorker if group.rank == full_rank else Worker
+        workers[group.rank] = make_rank(model, group, kind=kind)
+        return workers[group.rank]
+
+    executor = start_threads(2, make)
+    executor.load()
+    with pytest.raises(MemoryError, match="no room"):
+        executor.prepare_adapter(adapters[0])
+    for worker in workers.values():
+        assert not worker._adapters._prepared
+    executor.close()
+
+
+def test_a_model_that_ranks_cannot_divide_is_refused_in_one_line(model: Path) -> None:
+    executor = divided(model, 3)
+    with pytest.raises(ConfigError, match=r"3 does not divide the model.s 4 KV heads; .* 1, 2, 4"):
+        executor.load()
+
+
+def test_ranks_with_other_weights_are_refused(model: Path, tmp_path: Path) -> None:
+    other = save(ALL_MODELS["qwen2"].make(), tmp_path / "other")
+    executor = start_threads(2, lambda group: make_rank(other if group.rank else model, group))
+    with pytest.raises(ConfigError, match="ranks 1 have other weights or kernels than rank 0"):
+        executor.load()
+
+
+def test_pending_tokens_reach_all_ranks(model: Path) -> None:
+    """The next step is submitted before this one's tokens are known to the host."""
+
+    def drawn(executor: Executor) -> list[tuple[int, ...]]:
+        executor.load()
+        prompt = prompt_of(0, 20)
+        executor.submit(SchedulerOutput(0, (chunk(0, prompt, 0, BASE_MODEL, DRAWN, 1),)))
+        tokens = []
+        for step_id in range(1, 6):
+            pending = replace(chunk(0, [0], 19 + step_id, BASE_MODEL, DRAWN, 1), token_from=0)
+            executor.submit(SchedulerOutput(step_id, (pending,)))
+            tokens.append(executor.collect().requests[0].token_ids)
+        tokens.append(executor.collect().requests[0].token_ids)
+        executor.close()
+        return tokens
+
+    expected = drawn(whole(model))
+    assert len(set(expected)) > 2
+    assert drawn(divided(model, 2)) == expected
+
+
+def test_ranks_verify_drafts(model: Path) -> None:
+    def verified(executor: Executor) -> list[tuple[int, ...]]:
+        executor.load()
+        tokens, sampled = prompt_of(0, 20), []
+        for drafts in ([], [3, 4], [9]):
+            start = max(0, len(tokens) - 1) if sampled else 0
+            new = [*tokens[start:], *drafts]
+            known = chunk(0, new, start, BASE_MODEL, None, 1)
+            samples = tuple(
+                SampleInput(DRAWN, seed=1, position=len(tokens) + i) for i in range(1 + len(drafts))
+            )
+            request = replace(known, asked=AskedOutputs(samples))
+            executor.submit(SchedulerOutput(0, (request,)))
+            sampled.append(executor.collect().requests[0].token_ids)
+            tokens += sampled[-1]
+        executor.close()
+        return sampled
+
+    assert verified(divided(model, 2)) == verified(whole(model))
+
+
+def test_a_rank_that_ends_in_a_step_is_told_of(model: Path) -> None:
+    def serve(worker: Worker, links: RankLinks) -> None:
+        worker.load()
+        links.steps.send(b"", seconds=SECONDS)
+        links.steps.receive(SECONDS)  # and does nothing with it
+
+    executor = start_threads(2, lambda group: make_rank(model, group), serve)
+    executor.load()
+    with pytest.raises(RankLostError):
+        executor.submit(SchedulerOutput(0, (chunk(0, [1, 2, 3], 0, BASE_MODEL, GREEDY, 1),)))
+    executor.close()
+
+
+# ── faults put in on purpose: each must show in what comes out ──────────────────────────────────
+
+
+def test_a_rank_that_is_a_step_behind_shows(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = life(whole(model), [])
+    decode = StepDecoder.decode
+    before: list[SchedulerOutput] = []
+
+    def decode_late(decoder: StepDecoder, message: bytes) -> tuple[SchedulerOutput, bool]:
+        step, has_loads = decode(decoder, message)
+        before.append(step)
+        late = before[-2] if len(before) > 1 else step
+        if late.num_tokens == step.num_tokens:  # else the others would wait for its rows
+            step = dataclasses.replace(step, requests=late.requests)
+        return step, has_loads
+
+    monkeypatch.setattr(StepDecoder, "decode", decode_late)
+    assert life(divided(model, 2), []) != expected
+
+
+def test_parts_in_another_order_show(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = life(whole(model), [])
+    gather = InProcessGroup.gather
+
+    def swapped(
+        group: InProcessGroup,
+        part: Tensor,
+        widths: list[int],
+        whole: Tensor,
+        seconds: float | None = None,
+    ) -> None:
+        gather(group, part, widths, whole, seconds)
+        if len(set(widths)) == 1 and whole.shape[1] > 8:
+            whole.copy_(whole.roll(widths[0], dims=1))
+
+    monkeypatch.setattr(InProcessGroup, "gather", swapped)
+    assert life(divided(model, 2), []) != expected
+
+
+def test_an_adapter_on_one_rank_alone_shows(
+    model: Path, adapters: list[AdapterCheckpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = life(whole(model), adapters)
+    prepare = Worker.prepare_adapter
+
+    def prepare_zeros(worker: Worker, checkpoint: AdapterCheckpoint) -> None:
+        modules = checkpoint.modules
+        if worker._group.rank:
+            modules = tuple(_without_delta(module) for module in modules)
+        prepare(worker, dataclasses.replace(checkpoint, modules=modules))
+
+    monkeypatch.setattr(Worker, "prepare_adapter", prepare_zeros)
+    assert life(divided(model, 2), adapters) != expected
+
+
+def test_kv_of_other_heads_shows(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    split = KVShares.split
+
+    def of_another_rank(
+        shares: KVShares, loads: list[KVLoad], place: RankPlace
+    ) -> tuple[KVLoad, ...]:
+        return split(shares, loads, RankPlace(1 - place.rank, 2))
+
+    monkeypatch.setattr(KVShares, "split", of_another_rank)
+    with pytest.raises(AssertionError):
+        test_kv_of_one_number_of_ranks_is_read_by_another(model, (1, 2))
+
+
+def _without_delta(module: LoRAModule) -> LoRAModule:
+    zeros = dataclasses.replace(module.b, data=memoryview(bytes(module.b.data.nbytes)))
+    return dataclasses.replace(module, b=zeros)
