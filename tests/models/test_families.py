@@ -90,9 +90,11 @@ def test_phis_original_context_may_stand_beside_the_scaling() -> None:
 def test_adapters_change_the_projections_that_a_checkpoint_has() -> None:
     phi, starcoder = read_as("Phi3").layer_linears(1), read_as("Starcoder2").layer_linears(0)
     assert phi.qkv.projections == (("model.layers.1.self_attn.qkv_proj", 192),)
-    assert phi.mlp_in.projections == (("model.layers.1.mlp.gate_up_proj", 192),)
-    assert starcoder.mlp_in.projections == (("model.layers.0.mlp.c_fc", 96),)
-    assert starcoder.mlp_in.has_bias
+    assert phi.mlp is not None
+    assert starcoder.mlp is not None
+    assert phi.mlp.into.projections == (("model.layers.1.mlp.gate_up_proj", 192),)
+    assert starcoder.mlp.into.projections == (("model.layers.0.mlp.c_fc", 96),)
+    assert starcoder.mlp.into.has_bias
 
 
 def test_command_r7b_rotates_layers_with_a_window_alone() -> None:
