@@ -295,6 +295,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     root: where it came from. parent: the base model's name. digest: of the weights, in hex.
     weights: the format in which the base model's are stored.
     quantization: how the base model's linear layers are kept, if not as they were loaded.
+    alora_invocation_tokens: where an activated LoRA begins to act.
     rollout: how far its last change came, for admins, where there is a catalog.
     """
 
@@ -314,6 +315,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool | UnsetType = UNSET
     num_leases: int | UnsetType = UNSET
     num_bytes: int | UnsetType = UNSET
+    alora_invocation_tokens: tuple[int, ...] | UnsetType = UNSET
     rollout: RolloutCard | UnsetType = UNSET
 
 

@@ -176,4 +176,5 @@ def _adapter_card(engine: Engine, parent: str, adapter: AdapterInfo) -> ModelCar
         pinned=adapter.pinned,
         num_leases=adapter.num_leases,
         num_bytes=adapter.num_bytes,
+        alora_invocation_tokens=adapter.invocation_tokens or UNSET,
     )

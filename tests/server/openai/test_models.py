@@ -5,6 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from msgspec import structs
 
 from lora_serve.config import ServerConfig
 from tests.fakes.engine import FakeEngine, fake_config, write_adapter
@@ -133,3 +134,12 @@ async def test_a_hub_id_is_shown_to_all() -> None:
         client.headers["Authorization"] = "Bearer user"
         card = (await client.get("/v1/models/alias")).json()
     assert card["root"] == "org/tiny"
+
+
+async def test_an_activated_adapter_tells_where_it_begins(
+    engine: FakeEngine, client: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    info = await engine.load_lora_adapter("tenant", write_adapter(tmp_path, "ALPHA"))
+    engine._adapters["tenant"] = structs.replace(info, invocation_tokens=(3, 4))
+    card = (await client.get("/v1/models/tenant")).json()
+    assert card["alora_invocation_tokens"] == [3, 4]
