@@ -21,7 +21,7 @@ from lora_serve.speculation.base import Drafter, Origin
 from lora_serve.speculation.pace import DraftPace
 from lora_serve.step import ScheduledRequest
 
-_TOKENS_TAKEN_IN = 256  # of one request in a step, at least: below half a millisecond
+_TOKENS_TAKEN_IN = 256  # of one request in a step, at least: a millisecond, about
 _DRAFTERS_A_ROW = 2
 
 CurrentVersion = Callable[[str], AdapterRef | None]

@@ -13,7 +13,7 @@ from lora_serve.identity import BASE_MODEL, EVERYTHING, AdapterRef, Everything
 from lora_serve.speculation.base import Origin
 from lora_serve.speculation.suffix_automaton import SuffixAutomaton
 
-_TOKENS_A_STEP = 256  # of answers that are taken in: about half a millisecond
+_TOKENS_A_STEP = 256  # of answers that are taken in: a millisecond, about
 _SHARE_OF_ONE = 4  # an origin's newer answers are at most a fourth of all
 _OVERHEAD = 64  # tokens that an automaton without any counts as
 
