@@ -36,6 +36,11 @@ class HeldAnswers:
         """When the first of them goes out, whatever the tiers do; None if there is none."""
         return next((due for _, due in self._held.values()), None)
 
+    @property
+    def outputs(self) -> list[EngineOutput]:
+        """Those that wait."""
+        return [output for output, _ in self._held.values()]
+
     def hold(self, output: EngineOutput) -> None:
         self._held[output.request_id] = output, self._clock() + self._seconds
 

@@ -84,6 +84,7 @@ class DraftWatch:
         self.num_drafts = 0
         self._prompts: dict[str, Sequence[int]] = {}
         self._answers: defaultdict[str, list[int]] = defaultdict(list)
+        self._ended: set[str] = set()
         self._askers: dict[str, tuple[str, str]] = {}  # salt and tenant
         self._answered: defaultdict[WhoseText, set[Pair]] = defaultdict(set)
 
@@ -92,7 +93,11 @@ class DraftWatch:
         self._askers[request_id] = salt, tenant
 
     def answered(self, output: EngineOutput) -> None:
-        """Note the tokens that a request got."""
+        """Note the tokens that a request got; those of its last output once."""
+        if output.request_id in self._ended:
+            return
+        if output.finish_reason is not None:
+            self._ended.add(output.request_id)
         answer = self._answers[output.request_id]
         pairs = pairwise((*answer[-1:], *output.new_token_ids))
         self._answered[output.adapter, *self._askers[output.request_id]].update(pairs)
