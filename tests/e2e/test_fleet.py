@@ -19,6 +19,7 @@ from lora_serve.demo.scenarios import MODEL_NAME, Server, server_flags
 from lora_serve.demo.server_process import ServerProcess
 from tests.e2e.conftest import StartServer
 from tests.e2e.metrics import wait_for
+from tests.e2e.processes import descendants, pids_below
 from tests.e2e.recording import Prompted, Recorded, client_for, record, record_alone
 from tests.e2e.test_trace import random_ids
 
@@ -66,30 +67,6 @@ async def http(fleet: ServerProcess) -> AsyncIterator[httpx.AsyncClient]:
 
 def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
-
-
-def descendants(pid: int) -> Iterator[int]:
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            children += (thread / "children").read_text().split()
-    except OSError:  # it has ended meanwhile
-        return
-    for child in {*map(int, children)}:
-        yield child
-        yield from descendants(child)
-
-
-def pids(fleet: ServerProcess, kind: bytes) -> list[int]:
-    """The processes of a kind: replicas, or their engines."""
-    found = []
-    for pid in descendants(fleet.pid):
-        try:
-            if kind in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-        except OSError:
-            continue
-    return sorted(found)
 
 
 async def counts(http: httpx.AsyncClient, name: str) -> dict[str, float]:
@@ -213,7 +190,7 @@ async def test_kill_9_costs_the_streams_that_have_begun_and_no_other_request(
     await until_begun(*streams)
     answers = [asyncio.create_task(whole(http, each)) for each in requests]
     await asyncio.sleep(0)
-    victim = pids(fleet, kind)[0]
+    victim = pids_below(fleet.pid, kind)[0]
     os.kill(victim, signal.SIGKILL)
     for answer, expected in zip(await asyncio.gather(*answers), alone, strict=True):
         assert answer.equals(expected)
@@ -227,7 +204,7 @@ async def test_kill_9_costs_the_streams_that_have_begun_and_no_other_request(
         assert stream.recorded.is_finished is not bool(stream.code)
     assert {stream.code for stream in streams} == {0, 503}, "one lost its streams, one did not"
     wait_for(
-        lambda: len(pids(fleet, kind)) >= 2 and victim not in pids(fleet, kind),
+        lambda: len(pids_below(fleet.pid, kind)) >= 2 and victim not in pids_below(fleet.pid, kind),
         "another one in its place",
         PATIENCE_SECONDS,
     )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -18,6 +21,7 @@ from lora_serve.demo.model import DemoPaths
 from lora_serve.demo.scenarios import MODEL_NAME
 from lora_serve.demo.server_process import ServerProcess, dying_with_parent, free_port
 from tests.e2e.metrics import wait_for
+from tests.e2e.processes import pids_below
 from tests.e2e.recording import Prompted, client_for, record, record_alone
 from tests.e2e.test_trace import random_ids
 
@@ -28,7 +32,9 @@ pytestmark = pytest.mark.slow  # a Ray with proxies takes minutes to start on tw
 FILE = Path(__file__).parents[2] / "deploy/ray/serve.yaml"
 SERVE = "import sys; from ray.serve.scripts import cli; cli(sys.argv[1:])"
 PATIENCE_SECONDS = 240
-KEY, ADMIN = {"Authorization": "Bearer key"}, {"Authorization": "Bearer admin"}
+API_KEY, ADMIN_KEY = "key-of-4f1c", "admin-of-93ab"
+KEY, ADMIN = ({"Authorization": f"Bearer {key}"} for key in (API_KEY, ADMIN_KEY))
+CONTROLLER, PROXY = b"ray::ServeController", b"ray::ProxyActor"
 SMALL = {
     "served_model_name": MODEL_NAME,
     "replicas": 1,
@@ -39,9 +45,19 @@ SMALL = {
 }
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """pid: of the command that started it. logs: Ray's own, and what the command said."""
+
+    url: str
+    pid: int
+    logs: Path
+
+
 @pytest.fixture(scope="module")
-def url(demo_paths: DemoPaths, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def cluster(demo_paths: DemoPaths, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("cluster")
+    short = Path(tempfile.mkdtemp(prefix="ray-"))  # sockets' paths are at most 107 bytes long
     config = yaml.safe_load(FILE.read_text())
     port = config["http_options"]["port"] = free_port()
     config["http_options"]["host"] = "127.0.0.1"
@@ -49,8 +65,9 @@ def url(demo_paths: DemoPaths, tmp_path_factory: pytest.TempPathFactory) -> Iter
     (directory / "serve.yaml").write_text(yaml.safe_dump(config))
     variables = {
         "RAY_USAGE_STATS_ENABLED": "0",
-        "LORA_SERVE_API_KEY": "key",
-        "LORA_SERVE_ADMIN_API_KEY": "admin",
+        "LORA_SERVE_API_KEY": API_KEY,
+        "LORA_SERVE_ADMIN_API_KEY": ADMIN_KEY,
+        "RAY_TMPDIR": str(short),
     }
     with (directory / "log").open("wb") as log:
         command = [sys.executable, "-c", SERVE, "run", str(directory / "serve.yaml")]
@@ -60,10 +77,23 @@ def url(demo_paths: DemoPaths, tmp_path_factory: pytest.TempPathFactory) -> Iter
     try:
         address = f"http://127.0.0.1:{port}"
         wait_for(lambda: is_ready(process, address, directory), "a start", PATIENCE_SECONDS)
-        yield address
+        yield Cluster(address, process.pid, short)
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(PATIENCE_SECONDS)
+        shutil.rmtree(short, ignore_errors=True)
+
+
+@pytest.fixture
+def url(cluster: Cluster) -> str:
+    return cluster.url
+
+
+@pytest.fixture
+async def http(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_for(cluster.url) as client:
+        client.headers.update(ADMIN)
+        yield client
 
 
 def is_ready(process: subprocess.Popen[bytes], address: str, directory: Path) -> bool:
@@ -116,3 +146,79 @@ async def test_a_client_that_leaves_the_proxy_ends_its_request(url: str) -> None
                 if lines and all(line.endswith(" 0.0") for line in lines):
                     return
                 await asyncio.sleep(0.2)
+
+
+async def successor(cluster: Cluster, kind: bytes, victim: int) -> int:
+    """The process that Ray has started in the place of one."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (others := [p for p in pids_below(cluster.pid, kind) if p != victim]):
+            await asyncio.sleep(0.2)
+    return others[0]
+
+
+async def test_kill_9_of_rays_controller_costs_no_request(
+    cluster: Cluster, http: httpx.AsyncClient
+) -> None:
+    requests = [Prompted(MODEL_NAME, random_ids(f"controller {i}", 60), 40) for i in range(4)]
+    expected = [await record(http, request) for request in requests]
+    (victim,) = pids_below(cluster.pid, CONTROLLER)
+    is_over = asyncio.Event()
+    num_answers = 0
+
+    async def ask(index: int) -> None:
+        nonlocal num_answers
+        while not is_over.is_set():
+            assert (await record(http, requests[index])).equals(expected[index])
+            num_answers += 1
+
+    async with asyncio.TaskGroup() as asking:
+        for index in range(len(requests)):
+            asking.create_task(ask(index))
+        while num_answers < len(requests):
+            await asyncio.sleep(0.1)
+        os.kill(victim, signal.SIGKILL)
+        await successor(cluster, CONTROLLER, victim)
+        enough = num_answers + 2 * len(requests)
+        while num_answers < enough:
+            await asyncio.sleep(0.1)
+        is_over.set()
+
+
+async def test_kill_9_of_rays_proxy_costs_what_it_was_passing_on(
+    cluster: Cluster, http: httpx.AsyncClient
+) -> None:
+    request = Prompted(MODEL_NAME, random_ids("proxy", 60), 40)
+    expected = await record(http, request)
+    body = Prompted(MODEL_NAME, random_ids("proxy", 40), 3900).body()
+    (victim,) = pids_below(cluster.pid, PROXY)
+    async with http.stream("POST", "/v1/completions", json=body) as answer:
+        lines = answer.aiter_lines()
+        await anext(lines)
+        os.kill(victim, signal.SIGKILL)
+        with pytest.raises(httpx.TransportError):
+            async for _ in lines:
+                pass
+    await successor(cluster, PROXY, victim)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            try:
+                if (await http.get("/health")).status_code == 200:
+                    break
+            except httpx.TransportError:
+                await asyncio.sleep(0.2)
+    assert (await record(http, request)).equals(expected)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while "num_requests_running{" not in (page := (await http.get("/metrics")).text) or any(
+            "num_requests_running{" in line and not line.endswith(" 0.0")
+            for line in page.splitlines()
+        ):
+            await asyncio.sleep(0.2)  # the request whose client is gone ends
+
+
+async def test_keys_are_in_no_file_of_rays(cluster: Cluster) -> None:
+    files = [path for path in cluster.logs.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    for path in files:
+        text = path.read_bytes()
+        assert API_KEY.encode() not in text, path
+        assert ADMIN_KEY.encode() not in text, path
