@@ -41,7 +41,7 @@ def test_every_embedding_is_the_one_that_a_lone_server_gives(async_scheduling: b
 
 def is_caught(async_scheduling: bool = False, executor: type = OracleExecutor) -> bool:
     """Whether some trace gives a wrong embedding, breaks an invariant, or ends the engine."""
-    for seed in range(40):
+    for seed in range(100):
         try:
             trace = OracleTrace(seed, executor_class=executor, async_scheduling=async_scheduling)
             if trace.run().wrong:
