@@ -48,9 +48,11 @@ def test_layers_whose_blocks_differ_in_size_are_refused() -> None:
 
 
 def test_the_fingerprint_of_records_says_which_layer_lies_where() -> None:
-    caches = [torch.zeros(4, 8)] * 2
+    caches = [torch.zeros(4, 2, 6, 8)] * 2
     orders = [[NARROW, FULL] * 2, [NARROW, NARROW, FULL, FULL], [FULL, FULL, NARROW, NARROW]]
     prints = {layout_fingerprint(caches, "k", kv_layout(specs).places) for specs in orders}
     assert len(prints) == 2  # which of the kinds has the window changes no byte
     one_group = kv_layout([FULL, FULL])
     assert layout_fingerprint(caches, "k", one_group.places) == layout_fingerprint(caches, "k")
+    of_three_ranks = [cache[:, :, :2] for cache in caches]
+    assert layout_fingerprint(of_three_ranks, "k", (), 3) == layout_fingerprint(caches, "k")
