@@ -93,5 +93,5 @@ def test_drafts_change_no_bit(
         found = llm.generate(asked, params, lora_name=names)
     assert list(map(bits, found)) == list(map(bits, expected))
     assert counts.num_accepted > 30
-    assert counts.num_rejected > 30
+    assert counts.num_rejected > 15
     assert {output.outputs[0].finish_reason for output in expected} == {"stop", "length"}

@@ -31,6 +31,7 @@ EXTRAS: Mapping[str, tuple[str, str]] = {  # by package: the extra, and what it 
     "opentelemetry-sdk": ("otel", "--otlp-traces-endpoint"),
     "obstore": ("s3", "--lora-resolver s3://"),
     "ray": ("fleet", "--replicas"),
+    "ai-dynamo": ("dynamo", "python -m lora_serve.dynamo"),
 }
 
 

@@ -34,4 +34,4 @@ def test_drafts_change_no_bit(model_path: Path, adapter_paths: list[Path]) -> No
         found = llm.generate(PROMPTS, PARAMS, lora_name=NAMES)
     assert list(map(bits, found)) == list(map(bits, expected))
     assert counts.num_accepted > 2
-    assert counts.num_rejected > 2
+    assert counts.num_rejected > 1

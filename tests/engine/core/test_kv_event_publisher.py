@@ -108,7 +108,9 @@ def test_a_consumer_that_comes_late_has_what_it_missed_though_nothing_happens(
     settings = config(tmp_path)
     publisher = started(settings)
     try:
+        early = subscribed(consumers, settings)
         publisher.publish([a_block(7)])
+        read_until(early, publisher.num_batches)
         late = subscribed(consumers, settings)
         assert late.num_replays == 1
         assert late.indexer.num_blocks == 1

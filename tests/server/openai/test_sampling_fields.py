@@ -58,6 +58,7 @@ FIELDS: dict[str, tuple[object, object]] = {
     "prompt_logprobs_last_n": (1, 1),
 }
 WITHOUT_EFFECT = {"spaces_between_special_tokens", "repetition_detection"}
+REFUSED = {"thinking_token_budget", "watermarking", "routed_experts_prompt_start"}
 SCORING = {"prompt_logprobs", "prompt_logprob_start", "prompt_logprobs_last_n"}
 
 OTHER_NAMES: dict[type[BaseModel], Mapping[str, str]] = {
@@ -98,7 +99,7 @@ def fields_of(body: type[BaseModel]) -> set[str]:
 
 
 def test_this_table_has_every_sampling_field() -> None:
-    assert set(FIELDS) | WITHOUT_EFFECT == set(GenerationFields.model_fields)
+    assert set(FIELDS) | WITHOUT_EFFECT | REFUSED == set(GenerationFields.model_fields)
     assert set(FIELDS) | {"logprobs", "reasoning"} == set(SamplingParams.__struct_fields__)
 
 
