@@ -78,7 +78,7 @@ def some_drafts(answer: Sequence[int], vocab_size: int, rng: random.Random) -> l
 
     Some go on beyond the answer's end.
     """
-    drafts = [*answer[: rng.randrange(6)], *rng.choices(range(vocab_size), k=rng.randrange(2))]
-    if drafts and rng.random() < 0.5:
+    drafts = [*answer[: rng.randrange(8)], *rng.choices(range(vocab_size), k=rng.randrange(2))]
+    if drafts and rng.random() < 0.7:
         drafts[rng.randrange(len(drafts))] = rng.randrange(vocab_size)
     return drafts

@@ -14,8 +14,8 @@ from tests.test_llm import bits
 
 PROMPTS = [TokensPrompt((*range(20), token_id)) for token_id in (30, 31)]
 PARAMS = [
-    SamplingParams(max_tokens=5, temperature=0, logprobs=2, ignore_eos=True, seed=0),
-    SamplingParams(max_tokens=5, temperature=1.0, presence_penalty=-2.0, ignore_eos=True, seed=1),
+    SamplingParams(max_tokens=6, temperature=0, logprobs=2, ignore_eos=True, seed=0),
+    SamplingParams(max_tokens=6, temperature=1.0, presence_penalty=-2.0, ignore_eos=True, seed=1),
 ]
 NAMES = ["a", None]
 
@@ -34,4 +34,4 @@ def test_drafts_change_no_bit(model_path: Path, adapter_paths: list[Path]) -> No
         found = llm.generate(PROMPTS, PARAMS, lora_name=NAMES)
     assert list(map(bits, found)) == list(map(bits, expected))
     assert counts.num_accepted > 2
-    assert counts.num_rejected > 1
+    assert counts.num_rejected > 2
