@@ -267,7 +267,7 @@ def main() -> None:
                 )
                 gains.append(gain)
                 print(table_line(gain), flush=True)
-    write_facts(arguments.out, model=model, settings=settings, gains=gains)
+    write_facts(arguments.out, model=Path(model).name, settings=settings, gains=gains)
 
 
 if __name__ == "__main__":
