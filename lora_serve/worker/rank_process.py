@@ -202,4 +202,8 @@ def _end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    _code = main(*map(int, sys.argv[1:]))
+    logging.shutdown()
+    # Python would end its threads beneath compiled code, which may take that for a fault: an abort
+    # in the log of an engine that ends as it should.
+    os._exit(_code)
