@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
@@ -18,7 +21,7 @@ from tests.cli.conftest import FakeServer
 from tests.fakes.engine import write_adapter
 from tests.fakes.terminal import Terminal
 
-CHAT = (sys.executable, "-m", "lora_serve.cli.main", "chat")
+CHAT = (sys.executable, "-m", "lora_serve.cli.entry", "chat")
 FIGURES = r"first token [0-9.]+ m?s"  # below each answer
 
 
@@ -34,6 +37,15 @@ def test_tokens_that_came_at_once_tell_no_speed() -> None:
     assert Answer(num_tokens=5, first_token_seconds=0.5, seconds=1.5).tokens_per_second == 4
 
 
+@pytest.fixture
+def in_background() -> Iterator[None]:
+    """Interrupts are ignored, as a shell has it for what it starts in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("in_background")  # where Ctrl-C is heard only by who asks for it
 def test_a_chat_on_a_terminal(fake_server: FakeServer, tmp_path: Path) -> None:
     load(fake_server, "tenant", write_adapter(tmp_path / "a", "ALPHA"))
     saved = tmp_path / "chat.json"
@@ -56,7 +68,7 @@ def test_a_chat_on_a_terminal(fake_server: FakeServer, tmp_path: Path) -> None:
         terminal.type("hello?\r")
         terminal.expect("hello\\?\r\n")
         while len(fake_server.engine.growing) == 0:
-            pass
+            time.sleep(0.01)
         terminal.type("\x03")
         terminal.expect("stopped; the question is forgotten")
         fake_server.let_go()
