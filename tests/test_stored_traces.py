@@ -91,9 +91,16 @@ class PatientEngine(OracleEngine):
 
     news: threading.Event
 
+    @property
+    def awaits_tiers(self) -> bool:
+        """Whether threads work for it. Adapters and grammars are the oracle's, which has none."""
+        core = self.core
+        is_served = core.scheduler.num_fetching > 0 or core._held.next_due is not None
+        return is_served or core._admin.is_waiting
+
     def step(self) -> bool:
         has_run = super().step()
-        if not has_run and self.core.awaits_threads:  # for KV, or to forget it
+        if not has_run and self.awaits_tiers:
             self.news.wait(0.005)  # a tenth of what the oracle's clock says
             self.news.clear()
         return has_run
