@@ -17,7 +17,8 @@ if importlib.util.find_spec("triton") and not Path("/dev/nvidiactl").exists():
     knobs.propagate_env = False
     knobs.runtime.interpret = True
 
-    from tests.fakes import interpreted_indices, ordered_dot
+    from tests.fakes import interpreted_calls, interpreted_indices, ordered_dot
 
     interpreted_indices.install()
+    interpreted_calls.install()
     ordered_dot.install()
