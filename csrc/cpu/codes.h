@@ -25,20 +25,19 @@ struct FourBits {
   SIMD_INLINE F32x16 value(U32x16 w, int k) { return centred_nibble(w, k % 2 * 4 + k / 2); }
 };
 
-// The words that a word of codes becomes: kWords of them, ascending along k.
+// The words that a word of codes becomes: kWords of them, ascending along k. Each is made when it is
+// asked for, so that it need not wait in a register for its turn.
 template <class Codes, class Word>
 struct Decoded;
 
 template <class Codes>
 struct Decoded<Codes, float> {
   static constexpr int kWords = Codes::kPerWord;
-  U32x16 words[kWords];
+  U32x16 codes;
 
-  SIMD_INLINE Decoded of(U32x16 w) {
-    Decoded decoded;
-#pragma GCC unroll 8
-    for (int k = 0; k < kWords; ++k) decoded.words[k] = words_of(Codes::value(w, k));
-    return decoded;
+  SIMD_INLINE Decoded of(U32x16 w) { return {w}; }
+  SIMD_INLINE U32x16 word(const Decoded& decoded, int k) {
+    return words_of(Codes::value(decoded.codes, k));
   }
 };
 
@@ -85,21 +84,19 @@ static constexpr PairOrders kPairOrders = pair_orders();
 template <>
 struct Decoded<EightBits, Bfloat16> {
   static constexpr int kWords = 2;
-  U32x16 words[kWords];
+  __m512i low, high;  // bytes
 
   SIMD_INLINE Decoded of(U32x16 w) {
     const __m512i magnitude = _mm512_abs_epi8(w.v);
-    const __m512i low = look_up(kMagnitudes.low, magnitude);
     const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
     const __m512i high = _mm512_ternarylogic_epi32(look_up(kMagnitudes.high, magnitude), w.v, sign,
                                                    0xf8);  // high | (w & sign)
-    Decoded decoded;
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) {
-      const __m512i order = _mm512_load_si512(kPairOrders.bytes[i]);
-      decoded.words[i] = {_mm512_permutex2var_epi8(low, order, high)};
-    }
-    return decoded;
+    return {look_up(kMagnitudes.low, magnitude), high};
+  }
+
+  SIMD_INLINE U32x16 word(const Decoded& decoded, int i) {
+    const __m512i order = _mm512_load_si512(kPairOrders.bytes[i]);
+    return {_mm512_permutex2var_epi8(decoded.low, order, decoded.high)};
   }
 
   SIMD_INLINE __m512i look_up(const uint8_t (&table)[128], __m512i index) {
@@ -128,16 +125,12 @@ static constexpr NibbleTable kNibbles = nibble_table();
 template <>
 struct Decoded<FourBits, Bfloat16> {
   static constexpr int kWords = 4;
-  U32x16 words[kWords];
+  U32x16 codes;
 
-  SIMD_INLINE Decoded of(U32x16 w) {
+  SIMD_INLINE Decoded of(U32x16 w) { return {w}; }
+  SIMD_INLINE U32x16 word(const Decoded& decoded, int i) {
     const __m512i table = _mm512_load_si512(kNibbles.values);
-    Decoded decoded;
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      decoded.words[i] = {_mm512_permutexvar_epi16(shift_right(w, 4 * i).v, table)};
-    }
-    return decoded;
+    return {_mm512_permutexvar_epi16(shift_right(decoded.codes, 4 * i).v, table)};
   }
 };
 

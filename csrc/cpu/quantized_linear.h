@@ -18,6 +18,7 @@ namespace lora_serve::LORA_SERVE_PATH {
 // Few rows leave registers for more panels at once: several streams of codes hide the memory's
 // latency, several chains of sums the multiplier's.
 constexpr int kPanelsOfFewRows = 2 * kMaxVectors;
+constexpr int kPanelsOfOneRow = 4;
 
 // What this path multiplies activations of type T with.
 template <class T>
@@ -147,6 +148,7 @@ static __attribute__((noinline)) void multiply_codes(const typename Dot::Left* l
                                                      const CodeView<kVectors>& view,
                                                      const RowSums& rows, float* sums) {
   using Word = typename Dot::Word;
+  using Decode = Decoded<Codes, Word>;
   F32x16 total[kRows][kVectors];
   clear(total);
   for (size_t g = 0; g < shape.groups(); ++g) {
@@ -157,14 +159,14 @@ static __attribute__((noinline)) void multiply_codes(const typename Dot::Left* l
       view.fetch_ahead(w);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
-        const auto decoded = Decoded<Codes, Word>::of(load_words(view.codes[v] + w * kLanes));
+        const auto decoded = Decode::of(load_words(view.codes[v] + w * kLanes));
 #pragma GCC unroll 8
-        for (int i = 0; i < decoded.kWords; ++i) {
+        for (int i = 0; i < Decode::kWords; ++i) {
+          const auto b = Dot::right(Decode::word(decoded, i), 0);
           const auto* at = left + w * Codes::kPerWord + i * kPerWord<Word>;
 #pragma GCC unroll 2
           for (int r = 0; r < kRows; ++r) {
-            const auto a = Dot::left(at + r * stride, 0);
-            acc[r][v] = Dot::multiply_add(a, Dot::right(decoded.words[i], 0), acc[r][v]);
+            acc[r][v] = Dot::multiply_add(Dot::left(at + r * stride, 0), b, acc[r][v]);
           }
         }
       }
@@ -215,7 +217,7 @@ static void decode_words(const CodeView<kVectors>& view, Range words, uint32_t* 
       const Decode decoded = Decode::of(load_words(view.codes[v] + w * kLanes));
 #pragma GCC unroll 8
       for (int i = 0; i < Decode::kWords; ++i) {
-        store_words(to + (i * kVectors + v) * kLanes, decoded.words[i]);
+        store_words(to + (i * kVectors + v) * kLanes, Decode::word(decoded, i));
       }
     }
     to += Decode::kWords * kVectors * kLanes;
@@ -239,30 +241,39 @@ static __attribute__((noinline)) void multiply_decoded(const typename Dot::Left*
 // Rows that share one decoding of their panels, and whose sums are kept meanwhile.
 constexpr int kRowsPerDecoding = 20 * kMaxRows;
 
-// More than two rows, at most kRowsPerDecoding, times kVectors panels. One block of rows needs a
-// group for as long as it lies in L1; several need all groups again and again, from L2.
+// Rows up to which a group is decoded for all of them and multiplied while it lies in L1. With more
+// their left sides no longer do: then all groups are decoded first, and come from L2 again and again.
+constexpr size_t kRowsPerGroup = 4 * kMaxRows;
+
+// More than two rows, at most kRowsPerDecoding, times kVectors panels.
 template <class Codes, int kVectors, class Dot>
 static void multiply_blocks(const QuantizedProduct<Dot>& product, Range rows,
                             const CodeView<kVectors>& view, uint32_t* decoded, float* sums) {
   using Word = typename Dot::Word;
-  constexpr size_t kDecodedLanes = Decoded<Codes, Word>::kWords * kVectors * kLanes;
+  constexpr size_t kWords = Decoded<Codes, Word>::kWords, kDecodedLanes = kWords * kVectors * kLanes;
   const QuantizedShape& shape = product.weight.shape;
-  const bool is_one_block = rows.end - rows.begin <= kMaxRows;
-  if (!is_one_block) decode_words<Codes, Word>(view, {0, shape.words()}, decoded);
-  for_each_block(rows, kMaxRows, [&](Range block) {
+  const auto multiply_group = [&](Range block, size_t g, const uint32_t* from) {
+    const Range words = words_of_group<Codes>(shape, g);
     const auto* left = product.left.data + block.begin * product.left.stride;
-    float* to = sums + (block.begin - rows.begin) * kVectors * kLanes;
     with_count<kMaxRows>(block.end - block.begin, [&](auto num_rows) {
-      for (size_t g = 0; g < shape.groups(); ++g) {
-        const Range words = words_of_group<Codes>(shape, g);
-        if (is_one_block) decode_words<Codes, Word>(view, words, decoded);
-        multiply_decoded<Dot, decltype(num_rows)::value>(
-            left + words.begin * Codes::kPerWord, product.left.stride,
-            decoded + (is_one_block ? 0 : words.begin * kDecodedLanes),
-            (words.end - words.begin) * Decoded<Codes, Word>::kWords, view, g,
-            product.sums.from(block.begin), to);
-      }
+      multiply_decoded<Dot, decltype(num_rows)::value>(
+          left + words.begin * Codes::kPerWord, product.left.stride, from,
+          (words.end - words.begin) * kWords, view, g, product.sums.from(block.begin),
+          sums + (block.begin - rows.begin) * kVectors * kLanes);
     });
+  };
+  if (rows.end - rows.begin <= kRowsPerGroup) {
+    for (size_t g = 0; g < shape.groups(); ++g) {
+      decode_words<Codes, Word>(view, words_of_group<Codes>(shape, g), decoded);
+      for_each_block(rows, kMaxRows, [&](Range block) { multiply_group(block, g, decoded); });
+    }
+    return;
+  }
+  decode_words<Codes, Word>(view, {0, shape.words()}, decoded);
+  for_each_block(rows, kMaxRows, [&](Range block) {
+    for (size_t g = 0; g < shape.groups(); ++g) {
+      multiply_group(block, g, decoded + words_of_group<Codes>(shape, g).begin * kDecodedLanes);
+    }
   });
 }
 
@@ -275,8 +286,9 @@ static void multiply_panels(const QuantizedProduct<Dot>& product, Range rows, si
   for_each_block(rows, kRowsPerDecoding, [&](Range block) {
     alignas(64) float sums[kRowsPerDecoding * kVectors * kLanes];
     const size_t count = block.end - block.begin;
-    if (count <= kFewRows) {
-      with_count<kFewRows>(count, [&](auto num_rows) {
+    constexpr size_t kMostInRegisters = kVectors > kPanelsOfFewRows ? 1 : kFewRows;
+    if (count <= kMostInRegisters) {
+      with_count<kMostInRegisters>(count, [&](auto num_rows) {
         multiply_codes<Codes, Dot, decltype(num_rows)::value>(
             product.left.data + block.begin * product.left.stride, product.left.stride, shape, view,
             product.sums.from(block.begin), sums);
@@ -300,6 +312,11 @@ template <class Codes, class Dot, class Finish>
 static void multiply_quantized(const QuantizedProduct<Dot>& product, Range rows, Range panels,
                                int thread, const Finish& finish) {
   size_t panel = panels.begin;
+  if (rows.end - rows.begin == 1) {
+    for (; panel + kPanelsOfOneRow <= panels.end; panel += kPanelsOfOneRow) {
+      multiply_panels<Codes, kPanelsOfOneRow>(product, rows, panel, thread, finish);
+    }
+  }
   if (rows.end - rows.begin <= kFewRows) {
     for (; panel + kPanelsOfFewRows <= panels.end; panel += kPanelsOfFewRows) {
       multiply_panels<Codes, kPanelsOfFewRows>(product, rows, panel, thread, finish);
@@ -319,13 +336,13 @@ static void share_quantized(Team team, size_t num_rows, size_t rows_at_once, siz
                             const Multiply& multiply) {
   const size_t num_chunks = ceil_div(num_rows, rows_at_once);
   const size_t wanted = team.num_threads == 1 ? 1 : static_cast<size_t>(team.num_threads) * 8;
-  const size_t fours = ceil_div(panels, kPanelsOfFewRows);
+  const size_t fours = ceil_div(panels, kPanelsOfOneRow);
   const size_t ranges = wanted < fours ? wanted : fours;
   for_each_task(team, num_chunks * ranges, [&](size_t task, int thread) {
     const Range part = part_of(fours, ranges, task % ranges);
-    const size_t end = part.end * kPanelsOfFewRows;
+    const size_t end = part.end * kPanelsOfOneRow;
     multiply(part_of(num_rows, num_chunks, task / ranges),
-             Range{part.begin * kPanelsOfFewRows, end < panels ? end : panels}, thread);
+             Range{part.begin * kPanelsOfOneRow, end < panels ? end : panels}, thread);
   });
 }
 

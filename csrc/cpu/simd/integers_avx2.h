@@ -45,11 +45,14 @@ SIMD_INLINE __m256 signed_byte(__m256i w, int i) {
 SIMD_INLINE F32x16 signed_byte(U32x16 w, int i) {
   return {signed_byte(w.lo, i), signed_byte(w.hi, i)};
 }
+// With its highest bit flipped a nibble is the one that is 8 less, as a signed one; all of a word are
+// flipped at once.
+SIMD_INLINE __m256 signed_nibble(__m256i w, int i) {
+  return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(w, 28 - 4 * i), 28));
+}
 SIMD_INLINE F32x16 centred_nibble(U32x16 w, int i) {
-  const U32x16 nibble = mask_words(shift_right(w, 4 * i), 15);
-  const __m256i eight = _mm256_set1_epi32(8);
-  return {_mm256_cvtepi32_ps(_mm256_sub_epi32(nibble.lo, eight)),
-          _mm256_cvtepi32_ps(_mm256_sub_epi32(nibble.hi, eight))};
+  const U32x16 flipped = xor_words(w, 0x88888888u);
+  return {signed_nibble(flipped.lo, i), signed_nibble(flipped.hi, i)};
 }
 
 // By 16-bit products, whose sums do not saturate as those of vpmaddubsw do.
