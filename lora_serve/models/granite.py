@@ -1,22 +1,13 @@
-"""Granite 3 and 4: dense decoders that scale embeddings, scores, residuals and logits.
-
-Of Granite 4 those that have attention in all layers, and no experts.
-"""
+"""Granite 3: dense decoders that scale embeddings, scores, residuals and logits."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from lora_serve.models.common_config import attention_bias, factor
-from lora_serve.models.decoder_shape import ProjectionNames
 from lora_serve.models.dense import DenseSpec
 from lora_serve.models.dense_config import read_dense
 from lora_serve.models.settings import Settings
-
-_ATTENTION = "attention"
-_SHARED_MLP = ProjectionNames(
-    mlp_in=("shared_mlp.input_linear",), mlp_out="shared_mlp.output_linear"
-)
 
 
 def read_granite(settings: Settings, architecture: str) -> DenseSpec:
