@@ -22,6 +22,10 @@ from lora_serve.models.settings import Settings
 from lora_serve.models.smollm import read_smollm3
 from lora_serve.models.starcoder import read_starcoder2
 
+# What takes memory for each before a tensor is looked for; real models have a tenth at most.
+_MOST_LAYERS_AND_EXPERTS = 4096
+_COUNTS = ("num_hidden_layers", "num_experts", "num_local_experts")
+
 SpecReader = Callable[[Settings, str], ModelSpec]
 
 ARCHITECTURES: Mapping[str, SpecReader] = {
@@ -60,6 +64,7 @@ def read_spec(config: Mapping[str, object], path: str) -> ModelSpec:
     """
     architecture = _architecture(config, path)
     settings = Settings(config)
+    _check_counts(settings, path)
     refuse_quantised(settings)
     spec = ARCHITECTURES[architecture](settings, architecture)
     if settings.findings:
@@ -67,12 +72,23 @@ def read_spec(config: Mapping[str, object], path: str) -> ModelSpec:
     return spec
 
 
+def _check_counts(settings: Settings, path: str) -> None:
+    """Raise ConfigError for more layers or experts than any model has."""
+    for part in (settings, settings.part("text_config")):
+        for key in _COUNTS:
+            count = part.get(key)
+            if isinstance(count, int) and count > _MOST_LAYERS_AND_EXPERTS:
+                raise ConfigError(
+                    f"{path}: {key} is {str(count)[:20]}, the most is {_MOST_LAYERS_AND_EXPERTS}"
+                )
+
+
 def _architecture(config: Mapping[str, object], path: str) -> str:
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
     for name in names:
-        if name in ARCHITECTURES:
-            return str(name)
+        if isinstance(name, str) and name in ARCHITECTURES:
+            return name
     raise ConfigError(
         f"{path}: architecture {', '.join(map(str, names)) or '(none named)'} is not supported; "
         f"supported are {', '.join(ARCHITECTURES)}"

@@ -20,6 +20,7 @@ from lora_serve.models.common_config import FULL, SLIDING
 from lora_serve.models.settings import Settings
 
 _PARTIAL = "partial_rotary_factor"
+_MOST_POSITIONS = 2**31 - 1
 KINDS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
 
 
@@ -31,7 +32,11 @@ def read_rope(
     rope = settings.part(key)
     theta = settings.number("rope_theta", rope.number("rope_theta", default_theta))
     spec = read_scaling(rope, key, theta, max_position_embeddings, settings)
-    return spec, _stretched(spec, max_position_embeddings)
+    stretched = _stretched(spec, max_position_embeddings)
+    if stretched > _MOST_POSITIONS:
+        settings.refuse(f"{key} stretches the context to more than {_MOST_POSITIONS} positions")
+        stretched = max_position_embeddings
+    return spec, int(stretched)
 
 
 def _rope_key(settings: Settings) -> str:
@@ -132,13 +137,12 @@ def check_factors(settings: Settings, rope: RopeSpec, rotary_size: int) -> None:
         settings.refuse("rope of type 'dynamic' needs more than two channels that turn")
 
 
-def _stretched(rope: RopeSpec, max_position_embeddings: int) -> int:
+def _stretched(rope: RopeSpec, max_position_embeddings: int) -> float:
     match rope.scaling:
         case LinearScaling(factor) | DynamicScaling(factor):
-            return int(max_position_embeddings * factor)
+            return max_position_embeddings * factor
         case YarnScaling() as yarn:
-            stretched = int(yarn.original_max_position_embeddings * yarn.factor)
-            return max(max_position_embeddings, stretched)
+            return max(max_position_embeddings, yarn.original_max_position_embeddings * yarn.factor)
         case _:
             return max_position_embeddings
 

@@ -5,14 +5,25 @@ Faults are collected, so that one answer names them all; a faulty setting reads 
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import TypeGuard
 
+_MOST = 2**31 - 1  # of any count or size; kernels index with as many bits
+_MOST_SHOWN = 80  # characters of a faulty value
+
 
 def _is_positive(value: object) -> TypeGuard[int | float]:
-    """Whether it is a number above 0 and finite."""
-    return isinstance(value, int | float) and value is not True and 0 < value < math.inf
+    """Whether it is a number above 0 that a float holds."""
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and 0 < value <= sys.float_info.max
+    )
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:_MOST_SHOWN]
 
 
 class Settings:
@@ -39,7 +50,7 @@ class Settings:
         """The object below `key` (empty if there is none), sharing this one's findings."""
         value = self._values.get(key)
         if value is not None and not isinstance(value, dict):
-            self.refuse(f"{key} must be an object, is {value!r}")
+            self.refuse(f"{key} must be an object, is {_shown(value)}")
         part = Settings(value if isinstance(value, dict) else {})
         part.findings = self.findings
         return part
@@ -48,7 +59,10 @@ class Settings:
         value = self._required(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             if value is not None:
-                self.refuse(f"{key} must be a whole number from {least} on, is {value!r}")
+                self.refuse(f"{key} must be a whole number from {least} on, is {_shown(value)}")
+            return max(least, 1)
+        if value > _MOST:
+            self.refuse(f"{key} is {_shown(value)}, the most is {_MOST}")
             return max(least, 1)
         return value
 
@@ -58,7 +72,7 @@ class Settings:
         if _is_positive(value):
             return float(value)
         if value is not None:
-            self.refuse(f"{key} must be a positive number, is {value!r}")
+            self.refuse(f"{key} must be a positive number, is {_shown(value)}")
         return 1.0
 
     def optional_number(self, key: str, default: float | None) -> float | None:
@@ -72,20 +86,20 @@ class Settings:
         if isinstance(values, list) and all(map(_is_positive, values)):
             return tuple(map(float, values))
         if values is not None:
-            self.refuse(f"{key} must be a list of positive numbers, is {str(values)[:80]}")
+            self.refuse(f"{key} must be a list of positive numbers, is {_shown(values)}")
         return ()
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._required(key, default)
         if not isinstance(value, bool):
-            self.refuse(f"{key} must be true or false, is {value!r}")
+            self.refuse(f"{key} must be true or false, is {_shown(value)}")
             return default
         return value
 
     def text(self, key: str, default: str) -> str:
         value = self._required(key, default)
         if not isinstance(value, str):
-            self.refuse(f"{key} must be a string, is {value!r}")
+            self.refuse(f"{key} must be a string, is {_shown(value)}")
             return default
         return value
 

@@ -68,6 +68,8 @@ def test_scaling_adds_positions_beyond_those_trained() -> None:
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number from 1 on, is 0"),
         ({"vocab_size": True}, "vocab_size must be a whole number"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number, is nan"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps must be a positive number, is 1000"),
+        ({"vocab_size": 2**31}, "vocab_size is 2147483648, the most is 2147483647"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false, is 1"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"hidden_act": 3}, "hidden_act must be a string"),
@@ -85,6 +87,13 @@ def test_scaling_adds_positions_beyond_those_trained() -> None:
         (
             {"rope_scaling": {"type": "su", "original_max_position_embeddings": 1}},
             "original_max_position_embeddings must be",
+        ),
+        *(
+            (
+                {"rope_scaling": {"rope_type": kind, "factor": 1e308}},
+                "rope_scaling stretches the context to more than 2147483647 positions",
+            )
+            for kind in ("linear", "dynamic", "yarn")
         ),
         ({"rope_scaling": {"rope_type": "llama3"}}, "low_freq_factor is missing"),
         ({"rope_scaling": {"rope_type": "yarn", "mscale": 1.0}}, "yarn with mscale"),

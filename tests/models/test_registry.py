@@ -14,6 +14,8 @@ def test_an_unsupported_architecture_is_answered_with_those_supported() -> None:
     assert all(name in str(told.value) for name in ARCHITECTURES)
     with pytest.raises(ConfigError, match="none named"):
         read(architectures=None)
+    with pytest.raises(ConfigError, match=r"\['LlamaForCausalLM'\] is not supported"):
+        read(architectures=[["LlamaForCausalLM"]])
 
 
 def test_quantised_checkpoints_are_refused_with_all_else_that_is_wrong() -> None:
@@ -23,3 +25,10 @@ def test_quantised_checkpoints_are_refused_with_all_else_that_is_wrong() -> None
         "c.json: quantised checkpoints are not supported (quantization_config is set); "
         "mlp_bias is not supported"
     )
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "num_experts", "num_local_experts"])
+def test_no_memory_is_taken_for_layers_and_experts_that_no_model_has(key: str) -> None:
+    for changes in ({key: 10**12}, {"text_config": {key: 10**12}}):
+        with pytest.raises(ConfigError, match=f"{key} is 1000000000000, the most is 4096"):
+            read(architectures=["Qwen2MoeForCausalLM"], **changes)
