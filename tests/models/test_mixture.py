@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from lora_serve.errors import ConfigError
+from lora_serve.adapters.checkpoint import read_adapter
+from lora_serve.errors import AdapterFormatError, ConfigError
 from lora_serve.models.base import lora_modules
 from lora_serve.models.dense import DenseSpec
 from lora_serve.models.mixture import Mixture
 from lora_serve.ops.contract import ChosenExperts
 from lora_serve.ops.reference import REFERENCE
+from tests.fakes.adapter_files import lora_tensors, write_adapter
 from tests.fakes.bare_model import BareModel, Prompt
 from tests.fakes.tiny_models import MIXTURES, VOCAB_SIZE
 from tests.models.configs import read
@@ -79,6 +81,38 @@ def test_adapters_change_attention_and_what_all_tokens_share(
     olmoe = read(architectures=["OlmoeForCausalLM"])
     assert [linear.index for linear in olmoe.linears()] == [0, 1, 2, 3]
     assert olmoe.linears()[2].projections[0] == ("model.layers.1.self_attn.q_proj", 64)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mlp.gate",
+        "mlp.shared_expert_gate",
+        "mlp.experts.1.up_proj",
+        "mlp.experts",  # as PEFT names the tensors of all experts together
+        "mlp.experts.base_layer",
+    ],
+)
+def test_adapters_on_what_chooses_or_is_chosen_are_refused_by_name(
+    tmp_path: Path, name: str
+) -> None:
+    spec = read(
+        architectures=["Qwen2MoeForCausalLM"],
+        num_key_value_heads=2,
+        num_experts=4,
+        moe_intermediate_size=40,
+        shared_expert_intermediate_size=48,
+    )
+    modules = lora_modules(spec.linears())
+    served = {"model.layers.0.self_attn.q_proj": (64, 64)}
+    path = write_adapter(tmp_path / "served", lora_tensors(served))
+    assert read_adapter(path, lora_modules=modules, max_lora_rank=8).rank == 4
+    refused = f"model.layers.0.{name}"
+    path = write_adapter(tmp_path / "other", lora_tensors(served | {refused: (40, 64)}))
+    with pytest.raises(AdapterFormatError) as error:
+        read_adapter(path, lora_modules=modules, max_lora_rank=8)
+    (finding,) = error.value.findings
+    assert f"'base_model.model.{refused}.lora_A.weight'" in finding
 
 
 @pytest.mark.parametrize(
