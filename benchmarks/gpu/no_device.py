@@ -13,7 +13,8 @@ from torch import Tensor
 
 from lora_serve.config import EngineConfig
 from lora_serve.model_info import ModelInfo
-from lora_serve.ops.contract import Ops, RecordedWork
+from lora_serve.ops.contract import Ops
+from lora_serve.ops.recorded_steps import RecordedWork
 from lora_serve.ops.triton.backend import TritonKernels
 from lora_serve.ops.triton.launch import H200, Launch
 from lora_serve.worker import loaded_model

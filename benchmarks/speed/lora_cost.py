@@ -23,9 +23,10 @@ from lora_serve.layers.batch import ForwardBatch
 from lora_serve.models.base import LinearLayout, Model, ModelSpec
 from lora_serve.models.weights import RandomWeights, WeightReader
 from lora_serve.ops._cpu import usable_paths
-from lora_serve.ops.contract import LoRAPart, Ops, PackedAdapter, RecordedWork
+from lora_serve.ops.contract import LoRAPart, Ops, PackedAdapter
 from lora_serve.ops.cpu.backend import CpuKernels
 from lora_serve.ops.cpu.threads import default_num_threads, pin_threads
+from lora_serve.ops.recorded_steps import RecordedWork
 from lora_serve.worker.kv_cache import allocate_kv_caches
 
 DTYPE = torch.bfloat16

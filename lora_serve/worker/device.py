@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.errors import ConfigError
-from lora_serve.ops.contract import RecordedWork
+from lora_serve.ops.recorded_steps import RecordedWork
 
 
 class Event(Protocol):

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from lora_serve.layers.batch import ForwardBatch
-from lora_serve.ops.contract import Record, RecordedWork, StepPlans
+from lora_serve.ops.contract import StepPlans
+from lora_serve.ops.recorded_steps import Record, RecordedWork
 from lora_serve.worker.batch_builder import BatchRows, PendingTokens, by_layer
 from lora_serve.worker.device import Device
 

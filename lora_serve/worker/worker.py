@@ -22,8 +22,9 @@ from lora_serve.kv_groups import KVNeeds
 from lora_serve.model_info import ModelInfo
 from lora_serve.models.base import LinearLayout, lora_modules, num_parameters
 from lora_serve.ops.block_rows import RowsRead
-from lora_serve.ops.contract import NotRecordableError, Ops, PackedAdapter
+from lora_serve.ops.contract import Ops, PackedAdapter
 from lora_serve.ops.cpu.threads import default_num_threads
+from lora_serve.ops.recorded_steps import NotRecordableError
 from lora_serve.step import ModelRunnerOutput, SchedulerOutput
 from lora_serve.worker.adapter_weights import AdapterWeights
 from lora_serve.worker.batch_builder import BatchBuilder

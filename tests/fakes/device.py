@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from lora_serve.ops.contract import RecordedWork
+from lora_serve.ops.recorded_steps import RecordedWork
 from lora_serve.worker.device import Event, Passed, RerunWork
 
 

@@ -17,7 +17,7 @@ from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.layers.batch import ForwardBatch
 from lora_serve.models.source import load_spec
-from lora_serve.ops.contract import RecordedWork
+from lora_serve.ops.recorded_steps import RecordedWork
 from lora_serve.ops.reference import REFERENCE
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput, ScheduledRequest, SchedulerOutput

@@ -23,9 +23,9 @@ from lora_serve.model_info import ModelInfo
 from lora_serve.models.dense import DenseSpec
 from lora_serve.models.weights import RandomWeights, WeightReader
 from lora_serve.ops._cpu import usable_paths
-from lora_serve.ops.contract import Record, RecordedWork
 from lora_serve.ops.cpu.backend import CpuKernels
 from lora_serve.ops.cpu.threads import pin_threads
+from lora_serve.ops.recorded_steps import Record, RecordedWork
 from lora_serve.prompts import TokensPrompt
 from lora_serve.sampling.lm_head_screening import LMHeadScreening, with_screening
 from lora_serve.sampling.select import select_sampler

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lora_serve.ops._cpu import Backend, Recording
-from lora_serve.ops.contract import NotRecordableError
 from lora_serve.ops.cpu.memory import ChunkMemory
+from lora_serve.ops.recorded_steps import NotRecordableError
 
 # Smaller tensors are torch's own: its allocator has their memory at hand.
 _LARGE_BYTES = 1 << 20

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lora_serve.ops.contract import NotRecordableError, RecordedWork
+from lora_serve.ops.recorded_steps import NotRecordableError, RecordedWork
 from tests.ops.cases import normal
 
 cpu = pytest.importorskip("lora_serve.ops.cpu.backend", reason="the native kernels are not built")
