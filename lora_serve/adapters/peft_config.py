@@ -49,8 +49,10 @@ HARMLESS = frozenset(
     }
 )
 
+_CONVERT = "`lora-serve convert` writes it as plain LoRA"
+
 REFUSED = {
-    "use_dora": "this server does not yet support DoRA; merge it into the model or retrain without",
+    "use_dora": f"this server does not yet support DoRA; {_CONVERT}, or retrain without",
     "modules_to_save": "whole modules cannot be swapped for one request; retrain without",
     "trainable_token_indices": "changed embeddings cannot be swapped; retrain without",
     "lora_bias": "biases are not served; retrain with lora_bias=False",
@@ -59,7 +61,7 @@ REFUSED = {
     "use_qalora": "QALoRA pools the input; retrain as plain LoRA",
     "use_bdlora": "block-diagonal LoRA is not served; retrain as plain LoRA",
     "arrow_config": "routing between adapters is not served; load the adapters one by one",
-    "kasa_config": "KaSA changes the base weights; merge it and serve the result",
+    "kasa_config": f"KaSA changes the base weights; {_CONVERT}",
     "monteclora_config": "MonteCLoRA samples its weights; retrain as plain LoRA",
     "velora_config": "VeLoRA is not served; retrain as plain LoRA",
     "megatron_config": "Megatron's parallel layers are not served; convert to transformers",
@@ -67,10 +69,7 @@ REFUSED = {
 
 # PEFT's other ways to begin take something out of the base weights that the adapter then needs.
 SERVED_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica"})
-_INIT_ADVICE = (
-    "it changes the base weights; convert it with save_pretrained("
-    "path_initial_model_for_weight_conversion=…) or retrain"
-)
+_INIT_ADVICE = f"it changes the base weights; {_CONVERT}, or retrain"
 
 _LARGEST_FLOAT32 = 3.4e38
 _MAX_INVOCATION_TOKENS = 128
@@ -165,7 +164,7 @@ def _invocation_tokens(config: Mapping[str, object], findings: list[str]) -> tup
 def _check_kind(config: Mapping[str, object], findings: list[str]) -> None:
     peft_type = config.get("peft_type")
     if peft_type != "LORA":
-        findings.append(f"peft_type is {shown(peft_type)}; only 'LORA' is served")
+        findings.append(f"peft_type is {shown(peft_type)}; only 'LORA' is served; {_CONVERT}")
     bias = config.get("bias", "none")
     if bias != "none":
         findings.append(f"bias is {shown(bias)}; biases are not served, retrain with 'none'")

@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, str] = {  # each with a module of its name beside this on
     "fuzz": "compare every answer of random traces with a lone, cold one",
     "kv": "list, verify and clear stored KV",
     "completion": "print a script by which a shell completes commands and flags",
+    "convert": "write an adapter of another method of PEFT as a plain LoRA adapter",
     "merge": "add an adapter's delta to a model's weights and save the sum",
 }
 

@@ -7,13 +7,10 @@ their answers are near those of model and adapter, not equal to the bit.
 from __future__ import annotations
 
 import argparse
-import shutil
-import tempfile
-import warnings
 from pathlib import Path
 
 from lora_serve.cli.hub import prepare_hub
-from lora_serve.errors import AdapterFormatError, AdapterNotFoundError, ConfigError
+from lora_serve.cli.new_directory import check_is_new, new_directory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,16 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_merge(args: argparse.Namespace) -> int:
     """Leaves either the whole model in OUT, or nothing."""
-    if args.out.exists():
-        raise ConfigError(f"{args.out} exists already; name a directory that does not")
-    if not (Path(args.adapter) / "adapter_config.json").is_file():
-        raise AdapterNotFoundError(f"No adapter found for {args.adapter}: no adapter_config.json")
+    from lora_serve.cli.peft_model import check_is_adapter  # slow to import; not for --help
+
+    check_is_new(args.out)
+    check_is_adapter(args.adapter)
     prepare_hub([args.model], None)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=args.out.parent, prefix=".merge-") as workspace:
-        merged = Path(workspace) / "model"
+    with new_directory(args.out) as merged:
         merge(args.model, args.adapter, merged)
-        shutil.move(merged, args.out)
     print(f"merged {args.adapter} into {args.model}: {args.out}")
     return 0
 
@@ -51,21 +45,13 @@ def merge(model: str, adapter: str, out: Path) -> None:
         ConfigError: the model cannot be read.
         AdapterFormatError: the adapter cannot be added to it.
     """
-    from peft import PeftModel  # slow to import; not for --help
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    try:
-        base = AutoModelForCausalLM.from_pretrained(model, dtype="auto", trust_remote_code=False)
+    from lora_serve.cli.peft_model import add_adapter, load_base, told_as_model_error
+
+    base = load_base(model)
+    with told_as_model_error(model):
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{model} cannot be read as a model: {error}") from error
-    try:
-        with warnings.catch_warnings():  # peft asks transformers by a name it is about to drop
-            warnings.simplefilter("ignore", FutureWarning)
-            warnings.filterwarnings("error", "Found missing adapter keys")  # it would go on
-            adapted = PeftModel.from_pretrained(base, adapter)
-    except (OSError, ValueError, TypeError, RuntimeError, UserWarning, SafetensorError) as error:
-        raise AdapterFormatError(adapter, [f"cannot be added to {model}: {error}"]) from error
+    adapted = add_adapter(base, adapter, model)
     adapted.merge_and_unload(safe_merge=True).save_pretrained(out)
     tokenizer.save_pretrained(out)

@@ -64,7 +64,8 @@ def test_an_unknown_setting_is_refused_only_when_it_is_set() -> None:
 @pytest.mark.parametrize("peft_type", ["IA3", "lora", None, 1, ["LORA"]])
 def test_only_lora_is_served(peft_type: object) -> None:
     (finding,) = findings_of(peft_type=peft_type)
-    assert finding == f"peft_type is {peft_type!r}; only 'LORA' is served"
+    told = f"peft_type is {peft_type!r}; only 'LORA' is served; `lora-serve convert` writes it as"
+    assert finding == f"{told} plain LoRA"
 
 
 @pytest.mark.parametrize("tokens", [[], [1.0], [-1], [True], ["a"], "ab", 3, [1] * 129])

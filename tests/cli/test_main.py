@@ -70,6 +70,7 @@ def run(command: str) -> tuple[int, str, set[str]]:
         ("kv --help", 0, "verify"),
         ("kv clear --help", 0, "--older-than"),
         ("kv clea", 2, "did you mean clear?"),
+        ("convert --help", 0, "--max-error"),
         ("merge --help", 0, "ADAPTER"),
         ("merge one two", 2, "OUT"),
     ],

@@ -36,6 +36,7 @@ COMMANDS = (
         "simulate",
         "simulate fit",
         "merge",
+        "convert",
     ),
     *("bench latency", "bench throughput", "bench serve"),
     *("kv ls", "kv verify", "kv stats", "kv clear"),
