@@ -1,5 +1,7 @@
 """Adapter versions: the given adapters, copies whose deltas are scaled, and an activated one.
 
+Copies of activated adapters wait for the tokens that traces write, whatever their own are.
+
 Each lies in a directory of its own that is not written to again; `overwrite` copies a version over
 an adapter's files, as a training loop does.
 """
@@ -15,7 +17,9 @@ from pathlib import Path
 from lora_serve.errors import ConfigError
 
 SCALES = (1.0, 0.5, 1.5)
-INVOCATION = (3,)  # the tokens that the activated one waits for: any model has this one
+ACTIVATED_SCALE = 0.75  # none of those: no two versions are the same
+INVOCATION = (3,)  # the tokens that activated ones wait for: any model has this one
+_TOKENS = "alora_invocation_tokens"
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 
@@ -31,9 +35,9 @@ def write_versions(sources: Sequence[Path], directory: Path) -> tuple[Path, ...]
 
 def write_activated(source: Path, directory: Path) -> Path:
     """The source as an activated LoRA. Raises ConfigError if it holds no adapter."""
-    target = _scaled_copy(source, 1.0, directory / "activated")
-    config = json.loads((target / CONFIG).read_text())
-    (target / CONFIG).write_text(json.dumps(config | {"alora_invocation_tokens": INVOCATION}))
+    target = _scaled_copy(source, ACTIVATED_SCALE, directory / "activated")
+    config = json.loads((target / CONFIG).read_bytes())
+    (target / CONFIG).write_text(json.dumps(config | {_TOKENS: INVOCATION}))
     return target
 
 
@@ -52,11 +56,14 @@ def _scaled_copy(source: Path, scale: float, target: Path) -> Path:
     target.mkdir(parents=True)
     try:
         tensors = load_file(source / WEIGHTS)
-        shutil.copyfile(source / CONFIG, target / CONFIG)
-    except (OSError, SafetensorError) as error:
+        config = dict(json.loads((source / CONFIG).read_bytes()))
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise ConfigError(f"--adapters {source}: no adapter can be read there: {error}") from error
     scaled = {
         name: tensor * scale if ".lora_B." in name else tensor for name, tensor in tensors.items()
     }
     save_file(scaled, target / WEIGHTS, metadata={"format": "pt"})
+    if config.get(_TOKENS):
+        config[_TOKENS] = INVOCATION
+    (target / CONFIG).write_text(json.dumps(config))
     return target

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lora_serve.adapters.checkpoint import own_shapes, read_adapter
+from lora_serve.errors import ConfigError
+from lora_serve.fuzz.versions import INVOCATION, write_activated, write_versions
+
+
+def test_no_two_versions_are_alike_and_activated_ones_wait_for_tokens_of_traces(
+    adapter_paths: list[Path], tmp_path: Path
+) -> None:
+    own = tmp_path / "own"
+    (plain,) = write_versions(adapter_paths[:1], tmp_path / "plain")[:1]
+    plain.rename(own)
+    config = json.loads((own / "adapter_config.json").read_text())
+    (own / "adapter_config.json").write_text(
+        json.dumps(config | {"alora_invocation_tokens": [90, 91, 92]})
+    )
+    library = tmp_path / "library"
+    paths = (*write_versions([adapter_paths[1], own], library), write_activated(own, library))
+    read = [
+        read_adapter(str(path), lora_modules=own_shapes(str(path)), max_lora_rank=64)
+        for path in paths
+    ]
+    assert len({each.digest for each in read}) == 7
+    assert [each.invocation_tokens for each in read] == [()] * 3 + [INVOCATION] * 4
+
+
+@pytest.mark.parametrize("content", ["[]x", "3", "[1]"])
+def test_an_adapter_that_cannot_be_read_is_told(
+    adapter_paths: list[Path], tmp_path: Path, content: str
+) -> None:
+    (broken,) = write_versions(adapter_paths[:1], tmp_path / "copies")[:1]
+    (broken / "adapter_config.json").write_text(content)
+    with pytest.raises(ConfigError, match="no adapter can be read there"):
+        write_versions([broken], tmp_path / "library")
