@@ -69,7 +69,9 @@ def _serve(
     group: Group,
     links: RankLinks,
 ) -> None:
-    with contextlib.suppress(LoraServeError):  # the first rank was told, or is gone
-        serve(make(group), links)
-    group.close()
-    links.close()
+    try:
+        with contextlib.suppress(LoraServeError):  # the first rank was told, or is gone
+            serve(make(group), links)
+    finally:
+        group.close()
+        links.close()

@@ -24,6 +24,7 @@ from lora_serve.fuzz.oracle.executor import (
     EOS,
     ONE_GROUP,
     VOCAB_SIZE,
+    MakeExecutor,
     OracleExecutor,
     oracle_model,
 )
@@ -98,7 +99,7 @@ class OracleEngine:
     kv_tiers: KVTierConfig = field(default_factory=KVTierConfig)
     max_fetched_bytes: int = 2**20
     connector_class: type[TieredConnector[Request]] = TieredConnector
-    executor_class: type[OracleExecutor] = OracleExecutor
+    executor_class: MakeExecutor = OracleExecutor
     loader_class: type[OracleLoader] = OracleLoader
     async_scheduling: bool = False
     groups: tuple[KVGroup, ...] = ONE_GROUP

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -220,8 +220,11 @@ def hidden_sums(rows: Sequence[Sequence[bytes]]) -> bytes:
 class OracleExecutor:
     """An Executor with real bookkeeping: it refuses adapters it was not given.
 
-    A step runs as late as possible, when it is collected: plans made meanwhile must not matter.
+    A step runs as late as possible, when it is collected: plans made meanwhile must not matter. Its
+    slots hold all of the KV; a rank of several has its own share of each.
     """
+
+    _unwritten = UNWRITTEN
 
     def __init__(
         self, block_size: int, row_bytes: int = 8, groups: Sequence[KVGroup] = ONE_GROUP
@@ -276,11 +279,12 @@ class OracleExecutor:
 
     def gather(self, block_id: int) -> bytes:
         slots = ((block_id, offset) for offset in range(self._block_size))
-        return b"".join(self._slots.get(slot, UNWRITTEN) for slot in slots)
+        return b"".join(self._slots.get(slot, self._unwritten) for slot in slots)
 
     def scatter(self, load: KVLoad) -> None:
+        size = len(self._unwritten)
         for offset in range(self._block_size):
-            slot = load.data[offset * SLOT_BYTES : (offset + 1) * SLOT_BYTES]
+            slot = load.data[offset * size : (offset + 1) * size]
             self._slots[load.block_id, offset] = bytes(slot)
 
     def _run(
@@ -328,10 +332,19 @@ class OracleExecutor:
                 before_block = content
             acting = digest if position >= request.adapter_start else b""
             content = next_content(content, token_id, rows.get(index, b""), acting)
-            slot, written_now = self._slot(group, request, position), content + before_block
+            slot = self._slot(group, request, position)
+            written_now = self._own(content + before_block)
             assert written.setdefault(slot, written_now) == written_now, "two write one slot"
             contents.append(content)
+        return self._whole(list(map(self._own, contents)))
+
+    def _own(self, contents: bytes) -> bytes:
+        """This rank's share of a content, or of a slot's two."""
         return contents
+
+    def _whole(self, parts: list[bytes]) -> list[bytes]:
+        """Of which all ranks have such shares."""
+        return parts
 
     def _rows(self, request: ScheduledRequest) -> dict[int, bytes]:
         """The embedding rows among the request's tokens, by their place."""
@@ -356,8 +369,9 @@ class OracleExecutor:
         size, last = self._block_size, request.start - 1
         first = self._groups[group].first_seen(request.start, size)
         content = before_block = start_content(group) if first == 0 else None
-        for position in (*range(first * size + size - 1, last, size), last) if last >= 0 else ():
-            slot = self._slots.get(self._slot(group, request, position), UNWRITTEN)
+        seen = (*range(first * size + size - 1, last, size), last) if last >= 0 else ()
+        places = (self._slot(group, request, position) for position in seen)
+        for slot in self._whole([self._slots.get(place, self._unwritten) for place in places]):
             if content is not None and slot[CONTENT_BYTES:] != content:
                 return BROKEN, BROKEN
             content, before_block = slot[:CONTENT_BYTES], slot[CONTENT_BYTES:]
@@ -374,3 +388,7 @@ class OracleExecutor:
             return b""
         assert adapter.digest in self._active, f"{adapter.name} runs without its weights"
         return adapter.digest
+
+
+# Of the block size, the bytes of an embedding row, and the layers' groups.
+MakeExecutor = Callable[[int, int, Sequence[KVGroup]], OracleExecutor]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from lora_serve.config import KVTierConfig
 from lora_serve.config.kv_tiers import KV_ROLES
 from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, OracleEngine
-from lora_serve.fuzz.oracle.executor import SLOT_BYTES, OracleExecutor
+from lora_serve.fuzz.oracle.executor import SLOT_BYTES, MakeExecutor, OracleExecutor
 from lora_serve.fuzz.oracle.expected import TraceResult
 from lora_serve.fuzz.oracle.loader import OracleLoader
 from lora_serve.fuzz.oracle.tier_store import Faults, OracleTierStore
@@ -42,7 +42,7 @@ class TieredTrace(OracleTrace):
         kv_class: type[KVCacheManager] = KVCacheManager,
         hasher_class: type[BlockHasher] = BlockHasher,
         connector_class: type[TieredConnector[Request]] = TieredConnector,
-        executor_class: type[OracleExecutor] = OracleExecutor,
+        executor_class: MakeExecutor = OracleExecutor,
         async_scheduling: bool = False,
         groups: tuple[KVGroup, ...] | None = None,
         loader_class: type[OracleLoader] = OracleLoader,

@@ -14,6 +14,7 @@ from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, ROW_BYTES, OracleEngine
 from lora_serve.fuzz.oracle.executor import (
     EOS,
     VOCAB_SIZE,
+    MakeExecutor,
     OracleExecutor,
     holds,
     lone_answer,
@@ -88,7 +89,7 @@ class OracleTrace:
         seed: int,
         kv_class: type[KVCacheManager] = KVCacheManager,
         hasher_class: type[BlockHasher] = BlockHasher,
-        executor_class: type[OracleExecutor] = OracleExecutor,
+        executor_class: MakeExecutor = OracleExecutor,
         async_scheduling: bool = False,
         groups: tuple[KVGroup, ...] | None = None,
         grammars_class: type[OracleGrammars] = OracleGrammars,
