@@ -41,6 +41,7 @@ from lora_serve.messages import (
     StepOutputs,
     UnloadAdapter,
 )
+from lora_serve.ops.cpu.numa import with_ranks_of_nodes
 from lora_serve.outputs import EmbeddingOutput, RequestOutput
 from lora_serve.pooling import PoolingParams
 from lora_serve.prompts import Prompt, TokensPrompt
@@ -404,4 +405,4 @@ def engine_config(**settings: Any) -> EngineConfig:
         parts[part.name] = kind(**chosen)
     if settings:
         raise ConfigError(f"unknown settings: {', '.join(sorted(settings))}")
-    return EngineConfig(**parts)
+    return with_ranks_of_nodes(EngineConfig(**parts))

@@ -29,6 +29,7 @@ from lora_serve.config.quantities import READERS, shown_size
 from lora_serve.config.refusals import Refusals
 from lora_serve.config.setting import flag_name
 from lora_serve.errors import ConfigError
+from lora_serve.ops.cpu.numa import with_ranks_of_nodes
 
 Config = TypeVar("Config", bound=Any)
 
@@ -102,7 +103,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         with refusals.noted():
             parts[name] = _part(config, args)
     refusals.raise_noted()
-    return EngineConfig(**parts)
+    return with_ranks_of_nodes(EngineConfig(**parts))
 
 
 def server_config(args: argparse.Namespace) -> ServerConfig:

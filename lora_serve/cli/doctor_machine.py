@@ -105,7 +105,8 @@ def _numa(root: Path) -> Iterator[Finding]:
             "NUMA",
             f"{len(nodes)} nodes; a kernel's threads should not reach over to another's memory",
             Level.HINT,
-            "one server a node: numactl --cpunodebind=0 --membind=0 lora-serve serve …",
+            "one server a node: numactl --cpunodebind=0 --membind=0 lora-serve serve …; or one for "
+            "all of them: lora-serve serve --cpu-ranks auto …",
         )
     elif nodes:
         yield Finding("NUMA", "one node")

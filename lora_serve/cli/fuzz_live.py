@@ -45,6 +45,7 @@ SERVER_FLAGS = (
     *("--api-key", *API_KEYS, "--allow-runtime-lora-updating"),
     "--batch-invariant",  # as it always is on CPUs; on a GPU rounding would be taken for faults
 )
+WORLD_SIZES = (2, 4)
 MOST_SHOWN = 10
 
 
@@ -142,14 +143,17 @@ def _command(args: argparse.Namespace, path: Path) -> str:
     return shlex.join(words)
 
 
-def _max_ranks(config: EngineConfig) -> int:
-    """2 if the model and this machine's cores can be divided, else 1."""
-    two = replace(config, parallel=ParallelConfig(tensor_parallel_size=2))
-    try:
-        check_startup(two)
-    except LoraServeError:
-        return 1
-    return 2
+def possible_ranks(config: EngineConfig) -> tuple[int, ...]:
+    """Among how many ranks the model can be divided on this machine's cores, one apart."""
+
+    def is_possible(size: int) -> bool:
+        try:
+            check_startup(replace(config, parallel=ParallelConfig(tensor_parallel_size=size)))
+        except LoraServeError:
+            return False
+        return True
+
+    return tuple(filter(is_possible, WORLD_SIZES))
 
 
 # ── what is played on ───────────────────────────────────────────────────────────────────────
@@ -195,7 +199,7 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
             has_chat=cold.has_chat,
             has_embeds=config.model.enable_prompt_embeds,
             fixed_flags=bool(args.url),
-            max_ranks=_max_ranks(config),
+            num_ranks=possible_ranks(config),
         )
         try:
             fuzzer = Fuzzer(runner, cold, config.cache.block_size, args.serve_args)

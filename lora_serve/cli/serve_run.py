@@ -73,7 +73,7 @@ def _run_replicas(
 ) -> int:
     from lora_serve.fleet.local import check_fleet, serve_replicas  # slow to import
 
-    check_fleet(engine, server)
+    check_fleet(engine, server, fleet)
     with ExitStack() as stack, _interrupted_once():
         with closing(EngineProcess()) as process:  # each replica has one of its own
             process.spawn()

@@ -26,6 +26,13 @@ class ParallelConfig:
         choices=GATHERS,
     )
 
+    cpu_ranks: str = setting(
+        "Where these run: auto spreads them evenly over the NUMA nodes, one on each unless "
+        "--tensor-parallel-size is given, and binds each one's threads and memory to its node.",
+        "none",
+        choices=("none", "auto"),
+    )
+
     def __post_init__(self) -> None:
         require_choices(self)
         require_at_least(1, "--tensor-parallel-size", self.tensor_parallel_size)

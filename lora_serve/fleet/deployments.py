@@ -185,7 +185,7 @@ def replicas_of(
         }
     deployment = _deployment(FleetReplica).options(
         name=REPLICA,
-        ray_actor_options=_resources(engine),
+        ray_actor_options=reserved(engine),
         request_router_config={
             "request_router_class": ROUTER,
             "request_router_kwargs": {"policy": fleet.routing_policy, "is_alone": is_alone},
@@ -218,8 +218,9 @@ def _endings(server: ServerConfig) -> dict[str, Any]:
     }
 
 
-def _resources(engine: EngineConfig) -> dict[str, float]:
+def reserved(engine: EngineConfig) -> dict[str, int]:
     """What Ray reserves for a replica; it has no part in what the engine takes."""
     if engine.model.device == "cuda":
         return {"num_cpus": 1, "num_gpus": 1}
-    return {"num_cpus": engine.model.cpu_threads or 1}
+    threads = engine.model.cpu_threads or 1
+    return {"num_cpus": threads * engine.parallel.tensor_parallel_size}

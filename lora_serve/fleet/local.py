@@ -21,6 +21,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from lora_serve.config import CatalogConfig, EngineConfig, FleetConfig, ServerConfig
 from lora_serve.errors import ConfigError
 from lora_serve.fleet.ingress import ingress_app
+from lora_serve.ops.cpu.numa import AUTO
 from lora_serve.ops.cpu.threads import default_num_threads
 from lora_serve.private_directory import PrivateDirectory
 from lora_serve.server.http.auth import KeyRing
@@ -39,7 +40,7 @@ _PREFIX = "lora-serve-fleet-"
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_SERVE_LOG_TO_STDERR": "0"}
 
 
-def check_fleet(engine: EngineConfig, server: ServerConfig) -> None:
+def check_fleet(engine: EngineConfig, server: ServerConfig, fleet: FleetConfig) -> None:
     """Raise ConfigError for what a fleet on this machine cannot do, or without Ray."""
     if server.metrics_port is not None:
         raise ConfigError(
@@ -51,6 +52,7 @@ def check_fleet(engine: EngineConfig, server: ServerConfig) -> None:
             "--kv-events-config does not go with --replicas, which would all publish at one "
             "address; start servers of their own instead"
         )
+    _check_ranks(engine, fleet)
     try:
         import ray.serve  # noqa: F401
     except ImportError as error:
@@ -104,7 +106,7 @@ def local_replicas(
     try:
         ray.init(
             address="local",
-            num_cpus=max(4, 2 * (fleet.max_replicas or fleet.min_replicas)),
+            num_cpus=num_cpus(engine, fleet),
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
             _node_ip_address="127.0.0.1",
@@ -120,11 +122,38 @@ def local_replicas(
 
 
 def shared_out(engine: EngineConfig, fleet: FleetConfig) -> EngineConfig:
-    """The machine's cores, divided among the replicas."""
+    """The machine's cores, divided among the replicas and their ranks."""
     if engine.model.cpu_threads is not None:
         return engine
-    threads = max(1, default_num_threads() // (fleet.max_replicas or fleet.min_replicas))
+    num_ranks = _most_replicas(fleet) * engine.parallel.tensor_parallel_size
+    threads = max(1, default_num_threads() // num_ranks)
     return replace(engine, model=replace(engine.model, cpu_threads=threads))
+
+
+def num_cpus(engine: EngineConfig, fleet: FleetConfig) -> int:
+    """What Ray is told to have, so that it starts all replicas with what each reserves."""
+    from lora_serve.fleet.deployments import reserved
+
+    return max(4, _most_replicas(fleet) * (1 + reserved(engine)["num_cpus"]))
+
+
+def _most_replicas(fleet: FleetConfig) -> int:
+    return fleet.max_replicas or fleet.min_replicas
+
+
+def _check_ranks(engine: EngineConfig, fleet: FleetConfig) -> None:
+    if engine.parallel.cpu_ranks == AUTO:
+        raise ConfigError(
+            "--cpu-ranks auto does not go with --replicas, whose ranks would share the same cores; "
+            "start a server on each node instead, under numactl"
+        )
+    replicas, ranks = _most_replicas(fleet), engine.parallel.tensor_parallel_size
+    cores = default_num_threads()
+    if ranks > 1 and replicas * ranks > cores:
+        raise ConfigError(
+            f"{replicas} replicas of --tensor-parallel-size {ranks} are {replicas * ranks} ranks, "
+            f"above the {cores} cores that may be used; lower one of them"
+        )
 
 
 async def _serve(

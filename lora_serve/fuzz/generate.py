@@ -80,8 +80,8 @@ CONSTRAINTS = (
 class Scope:
     """What a trace may use. vocab_size: ids below it are all known to the model.
 
-    fixed_flags: the server runs already, so that traces cannot choose how it is set up. max_ranks:
-    how many ranks its model and machine allow.
+    fixed_flags: the server runs already, so that traces cannot choose how it is set up. num_ranks:
+    among how many its model can be divided on this machine, one apart.
     """
 
     vocab_size: int
@@ -93,7 +93,7 @@ class Scope:
     has_chat: bool = True
     has_embeds: bool = True
     fixed_flags: bool = False
-    max_ranks: int = 1
+    num_ranks: tuple[int, ...] = ()
 
 
 def make_trace(seed: int, scope: Scope) -> Trace:
@@ -104,7 +104,7 @@ def make_trace(seed: int, scope: Scope) -> Trace:
         seed=seed,
         flags=()
         if scope.fixed_flags
-        else _all_flags(seed, rng, tiers, pooling_type, scope.max_ranks),
+        else _all_flags(seed, rng, tiers, pooling_type, scope.num_ranks),
         tiers=tiers,
         concurrency=rng.choice((max(1, scope.concurrency // 2), scope.concurrency)),
         events=tuple(_Writer(rng, scope, tiers, seed, pooling_type).events()),
@@ -136,7 +136,11 @@ def _flags(rng: Random, tiers: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _all_flags(
-    seed: int, rng: Random, tiers: tuple[str, ...], pooling_type: PoolingType, max_ranks: int
+    seed: int,
+    rng: Random,
+    tiers: tuple[str, ...],
+    pooling_type: PoolingType,
+    num_ranks: tuple[int, ...],
 ) -> tuple[str, ...]:
     """All flags, of which the later ones are not drawn from `rng`."""
     pooler = ("--pooler-config", json.dumps({"pooling_type": pooling_type}))
@@ -145,8 +149,9 @@ def _all_flags(
     shares = ("--fair-share", "key") if Random(f"fair share {seed}").random() < 0.2 else ()
     is_producer = not SHARED_TIERS.isdisjoint(tiers) and Random(f"KV role {seed}").random() < 0.2
     role = ("--kv-role", "kv_producer") if is_producer else ()
-    is_divided = max_ranks >= 2 and Random(f"ranks {seed}").random() < RANKS_SHARE
-    ranks = ("--tensor-parallel-size", "2") if is_divided else ()
+    rank_rng = Random(f"ranks {seed}")
+    is_divided = bool(num_ranks) and rank_rng.random() < RANKS_SHARE
+    ranks = ("--tensor-parallel-size", str(rank_rng.choice(num_ranks))) if is_divided else ()
     later = (*pooler, *shares, *role, *ranks, *(("--logprobs-mode", mode) if mode else ()))
     return (*_flags(rng, tiers), *later, *_speculation(Random(f"speculation {seed}")))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from torch import Tensor, dtype, float16, where
 
 from lora_serve.layers.batch import ForwardBatch
 from lora_serve.layers.gather import Gather
-from lora_serve.ops.contract import Ops
+from lora_serve.ops.contract import Ops, Screen, ScreenedArgmax
 
 
 class Embedding:
@@ -40,7 +41,8 @@ class LMHead:
 
     soft_cap: as RowwiseKernels.soft_cap takes it; None for plain logits. scale: of the logits,
         above 0; None for none. They are scaled first.
-    gather: puts the logits of all ranks together.
+    gather: puts the logits of all ranks together. argmax_of_all: makes of a screen of this rank's
+        share one of all; None for a whole LM head.
     screened_argmax: finds the largest logits without computing all; None where that is not wanted,
         or where what is done to them can make two of them equal, since then the first counts.
     """
@@ -52,6 +54,7 @@ class LMHead:
         soft_cap: float | None = None,
         scale: float | None = None,
         gather: Gather | None = None,
+        argmax_of_all: Callable[[Screen], ScreenedArgmax] | None = None,
     ) -> None:
         self._ops = ops
         self._gather = gather
@@ -60,7 +63,10 @@ class LMHead:
         self._packed = ops.linears.pack_linear(weight, None)
         keeps_order = soft_cap is None and (scale is None or _is_exact(scale, weight.dtype))
         pack_screen = ops.pack_screen if keeps_order else None
-        self.screened_argmax = None if pack_screen is None else pack_screen(weight, self._packed)
+        screen = None if pack_screen is None else pack_screen(weight, self._packed)
+        self.screened_argmax: ScreenedArgmax | None = screen
+        if screen is not None and argmax_of_all is not None:
+            self.screened_argmax = argmax_of_all(screen)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden: (N, H) -> logits (N, V), in the model's dtype."""

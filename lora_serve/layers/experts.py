@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lora_serve.layers.batch import ForwardBatch, OutputRows
+from lora_serve.layers.gather import Gather
 from lora_serve.layers.mlp import GatedMLP
 from lora_serve.ops.contract import Ops, PackedExperts, PackedLinear
 
@@ -25,6 +26,8 @@ class ExpertsMLP:
 
     gate: from pack_gate, an output for each expert. num_chosen, among_chosen: as
     ExpertKernels.choose has them. No adapter changes the experts, but for the shared one.
+    gather_in, gather_out: where ranks share what lies between an expert's layers, and what they
+    give; weights are then this rank's outputs.
     """
 
     def __init__(
@@ -38,6 +41,8 @@ class ExpertsMLP:
         num_chosen: int,
         among_chosen: bool,
         shared: SharedExpert | None,
+        gather_in: Gather | None = None,
+        gather_out: Gather | None = None,
     ) -> None:
         self._experts = ops.experts
         self._gate = gate
@@ -47,6 +52,8 @@ class ExpertsMLP:
         self._num_chosen = num_chosen
         self._among_chosen = among_chosen
         self._shared = shared
+        self._gather_in = gather_in
+        self._gather_out = gather_out
 
     def __call__(self, x: Tensor, rows: ForwardBatch | OutputRows) -> Tensor:
         """x: (T, H), of `rows` -> (T, H)."""
@@ -54,7 +61,11 @@ class ExpertsMLP:
         logits = experts.gate(x, self._gate)
         chosen = experts.choose(logits, self._num_chosen, self._among_chosen)
         hidden = self._act_and_mul(experts.linear(x, self._gate_up, chosen))
+        if self._gather_in is not None:
+            hidden = self._gather_in(hidden)
         mixed = experts.combine(experts.linear(hidden, self._down, chosen), chosen)
+        if self._gather_out is not None:
+            mixed = self._gather_out(mixed)
         if shared is None:
             return mixed
         return experts.add_gated(shared.mlp(x, rows), experts.gate(x, shared.gate), mixed)

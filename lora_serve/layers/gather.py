@@ -17,15 +17,20 @@ class Gather:
         self._device = ops.device
         self._host_calls = ops.host_calls
         self._group = group
+        self._own = place_of(group).share(width)
         self._widths = place_of(group).widths(width)
 
     def __call__(self, part: Tensor) -> Tensor:
-        part = part.contiguous()
         shape = (len(part), sum(self._widths))
         if self._host_calls is None:
             whole = torch.empty(shape, dtype=part.dtype, device=self._device)
-            self._group.gather(part, self._widths, whole)
+            self._group.gather(part.contiguous(), self._widths, whole)
         else:
             whole = self._host_calls.new(*shape, dtype=part.dtype)
-            self._host_calls.run(lambda: self._group.gather(part, self._widths, whole))
+            # A copy of parts that are not contiguous is part of what is recorded.
+            self._host_calls.run(lambda: self._group.gather(part.contiguous(), self._widths, whole))
         return whole
+
+    def own(self, whole: Tensor) -> Tensor:
+        """View the rank's share of rows (T, width)."""
+        return whole[:, self._own.start : self._own.stop]

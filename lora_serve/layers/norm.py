@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from lora_serve.layers.gather import Gather
 from lora_serve.ops.contract import Ops
 
 
@@ -65,11 +66,18 @@ class NoNorm:
 
 
 class RMSNormOfAllHeads:
-    """One root-mean-square norm over all heads of a token. weight: (heads * D)."""
+    """One root-mean-square norm over all heads of a token. weight: (heads * D).
 
-    def __init__(self, ops: Ops, weight: Tensor, eps: float) -> None:
+    gather: puts the heads of all ranks together, where each has its share.
+    """
+
+    def __init__(self, ops: Ops, weight: Tensor, eps: float, gather: Gather | None = None) -> None:
         self._norm = RMSNorm(ops, weight, eps)
+        self._gather = gather
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: (T, heads, D), a token's heads side by side -> the same, contiguous."""
-        return self._norm(x.view(x.shape[0], 1, -1)).view(x.shape)
+        """x: (T, heads, D), a token's heads side by side -> the same."""
+        if self._gather is None:
+            return self._norm(x.view(x.shape[0], 1, -1)).view(x.shape)
+        rows = self._norm(self._gather(x.view(x.shape[0], -1)))
+        return self._gather.own(rows).view(x.shape)

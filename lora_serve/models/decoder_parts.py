@@ -1,13 +1,15 @@
 """Makes the parts that all decoders have, out of a rank's shares of their weights.
 
 A linear layer is divided by what it gives, never by what it takes: its outputs are whole sums.
-Attention is divided by heads, the LM head by tokens, embeddings by columns.
+Attention is divided by heads, the LM head by tokens, embeddings by columns, and each expert as a
+linear layer is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,11 +17,15 @@ from torch import Tensor
 from lora_serve.distributed.group import Group
 from lora_serve.distributed.shares import RankPlace, place_of
 from lora_serve.layers.attention import HeadLayout
+from lora_serve.layers.divided_argmax import DividedArgmax
 from lora_serve.layers.embedding import Embedding, LMHead
+from lora_serve.layers.experts import ExpertsMLP, SharedExpert
 from lora_serve.layers.gather import Gather
 from lora_serve.layers.linear import Linear
+from lora_serve.layers.mlp import GatedMLP
 from lora_serve.models.base import LinearLayout, Weights
 from lora_serve.models.decoder_shape import EMBEDDING, LM_HEAD, DecoderShape
+from lora_serve.models.mixture import Mixture
 from lora_serve.ops.contract import Ops
 from lora_serve.ops.quantization import QuantizedWeight, stacked
 
@@ -53,7 +59,7 @@ class DecoderParts:
         return columns, _own(weight, 0, place.share(shape.vocab_size))
 
     def embedding(self, columns: Tensor, scale: float | None = None) -> Embedding:
-        return Embedding(self.ops, columns, scale, self._gather(self.shape.hidden_size))
+        return Embedding(self.ops, columns, scale, self.gather(self.shape.hidden_size))
 
     def lm_head(
         self, tied: Tensor | None, soft_cap: float | None = None, scale: float | None = None
@@ -62,7 +68,10 @@ class DecoderParts:
         vocab_size = self.shape.vocab_size
         if tied is None:
             tied = _own(self.weights.take(LM_HEAD), 0, self._place.share(vocab_size))
-        return LMHead(self.ops, tied, soft_cap, scale, self._gather(vocab_size))
+        if self.group.world_size == 1:
+            return LMHead(self.ops, tied, soft_cap, scale)
+        argmax = partial(DividedArgmax, group=self.group, vocab_size=vocab_size)
+        return LMHead(self.ops, tied, soft_cap, scale, self.gather(vocab_size), argmax)
 
     def linear(self, layout: LinearLayout) -> Linear:
         """A layer of whole rows, which gives this rank's share of each projection."""
@@ -71,7 +80,7 @@ class DecoderParts:
     def gathered_linear(self, layout: LinearLayout) -> Linear:
         """A layer that takes what the ranks have of each row, and gives whole rows."""
         ((_, out_features),) = layout.projections
-        return self._linear(layout, self._gather(layout.in_features), self._gather(out_features))
+        return self._linear(layout, self.gather(layout.in_features), self.gather(out_features))
 
     def _linear(
         self, layout: LinearLayout, gather_in: Gather | None, gather_out: Gather | None
@@ -96,12 +105,54 @@ class DecoderParts:
             bias = None if bias is None else reorder(bias)
         return Linear(self.ops, fused, bias, layout.index, gather_in, gather_out)
 
+    def experts(
+        self,
+        mixture: Mixture,
+        layer: int,
+        act_and_mul: Callable[[Tensor], Tensor],
+        shared: GatedMLP | None,
+    ) -> ExpertsMLP:
+        """A layer's mixture, its weights taken one expert's at a time. shared: None for none.
+
+        Gates lie on all ranks, which choose alike; gate and up of an expert are one linear layer.
+        """
+        names, prefix, ops = mixture.names, self.shape.named_layer(layer), self.ops
+        hidden_size, inner = self.shape.hidden_size, mixture.intermediate_size
+        pack, pack_gate = ops.linears.pack_linear, ops.experts.pack_gate
+        gate = pack_gate(self.weights.take(f"{prefix}.{names.gate}.weight"))
+        gate_up, down = [], []
+        for expert in mixture.experts(prefix):
+            into = [self._share(f"{expert}.{n}", inner) for n in (names.gate_proj, names.up_proj)]
+            gate_up.append(pack(torch.cat(into), None))
+            down.append(pack(self._share(f"{expert}.{names.down_proj}", hidden_size), None))
+        shared_expert = None
+        if shared is not None:
+            shared_gate = self.weights.take(f"{prefix}.{names.shared_gate}.weight")
+            shared_expert = SharedExpert(shared, pack_gate(shared_gate))
+        return ExpertsMLP(
+            ops,
+            gate,
+            ops.experts.pack_experts(gate_up),
+            act_and_mul,
+            ops.experts.pack_experts(down),
+            num_chosen=mixture.num_chosen,
+            among_chosen=mixture.among_chosen,
+            shared=shared_expert,
+            gather_in=self.gather(inner),
+            gather_out=self.gather(hidden_size),
+        )
+
+    def gather(self, width: int) -> Gather | None:
+        """Puts ranks' shares of rows of this width side by side; None where there is one rank."""
+        return Gather(self.ops, self.group, width) if self.group.world_size > 1 else None
+
+    def _share(self, name: str, out_features: int) -> Tensor:
+        """This rank's outputs of a linear layer that no adapter changes."""
+        return _own(self.weights.take(f"{name}.weight"), 0, self._place.share(out_features))
+
     @property
     def _place(self) -> RankPlace:
         return place_of(self.group)
-
-    def _gather(self, width: int) -> Gather | None:
-        return Gather(self.ops, self.group, width) if self.group.world_size > 1 else None
 
 
 def _own(weight: Tensor, dim: int, share: range) -> Tensor:

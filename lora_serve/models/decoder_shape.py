@@ -116,11 +116,6 @@ class DecoderShape:
                 f"--tensor-parallel-size {world_size} does not divide the model's "
                 f"{self.num_kv_heads} KV heads; choose one of {', '.join(map(str, fitting))}"
             )
-        if self.mixture is not None and world_size > 1:
-            raise ConfigError(
-                f"--tensor-parallel-size {world_size}: mixtures of experts are not divided among "
-                "ranks yet; leave the flag out"
-            )
 
     def linears(self) -> tuple[LinearLayout, ...]:
         layers = map(self.layer_linears, range(self.num_layers))

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lora_serve.distributed.group import ALONE, Group
-from lora_serve.errors import ConfigError
 from lora_serve.layers.attention import Attention
 from lora_serve.layers.mlp import GatedMLP, PlainMLP
 from lora_serve.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm, RMSNormOfAllHeads
@@ -129,14 +128,6 @@ class DenseSpec(DecoderShape):
             for rope in self._ropes()
         )
 
-    def check_world_size(self, world_size: int) -> None:
-        DecoderShape.check_world_size(self, world_size)
-        if self.qk_norm_of_all_heads and world_size > 1:
-            raise ConfigError(
-                f"--tensor-parallel-size {world_size}: {self.architecture} norms all heads of a "
-                "token together, which ranks would have to add up; leave the flag out"
-            )
-
     def build(
         self, weights: Weights, ops: Ops, rotary_tables: Sequence[Tensor], group: Group = ALONE
     ) -> Decoder:
@@ -219,8 +210,7 @@ class _LayerBuilder:
             gated = GatedMLP(into, act_and_mul, out)
         mixture = spec.mixture_of(self._layer)
         if mixture is not None:
-            prefix = spec.named_layer(self._layer)
-            return mixture.build(prefix, self._weights, self._ops, act_and_mul, gated)
+            return self._parts.experts(mixture, self._layer, act_and_mul, gated)
         assert gated is not None, "a layer has an MLP or experts"
         return gated
 
@@ -237,7 +227,8 @@ class _LayerBuilder:
         name = f"{spec.named_layer(self._layer)}.self_attn.{projection}_norm.weight"
         weight = self._weights.take(name)
         if spec.qk_norm_of_all_heads:
-            return RMSNormOfAllHeads(self._ops, weight, spec.rms_norm_eps)
+            gather = self._parts.gather(len(weight))
+            return RMSNormOfAllHeads(self._ops, weight, spec.rms_norm_eps, gather)
         return RMSNorm(self._ops, weight, spec.rms_norm_eps)
 
 

@@ -1,21 +1,12 @@
-"""Mixtures of experts in the place of MLPs: their facts, what they are called, and their weights.
+"""Mixtures of experts in the place of MLPs: their facts, and what they are called.
 
-Checkpoints have a tensor for each projection of each expert; here an expert's gate and up are one
-linear layer, and all experts of a layer are packed together.
+Checkpoints have a tensor for each projection of each expert.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
-
-from lora_serve.layers.experts import ExpertsMLP, SharedExpert
-from lora_serve.layers.mlp import GatedMLP
-from lora_serve.models.base import Weights
-from lora_serve.ops.contract import Ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +51,7 @@ class Mixture:
         shapes: dict[str, tuple[int, ...]] = {
             f"{prefix}.{names.gate}.weight": (self.num_experts, hidden_size)
         }
-        for expert in self._experts(prefix):
+        for expert in self.experts(prefix):
             shapes[f"{expert}.{names.gate_proj}.weight"] = (inner, hidden_size)
             shapes[f"{expert}.{names.up_proj}.weight"] = (inner, hidden_size)
             shapes[f"{expert}.{names.down_proj}.weight"] = (hidden_size, inner)
@@ -68,39 +59,6 @@ class Mixture:
             shapes[f"{prefix}.{names.shared_gate}.weight"] = (1, hidden_size)
         return shapes
 
-    def build(
-        self,
-        prefix: str,
-        weights: Weights,
-        ops: Ops,
-        act_and_mul: Callable[[Tensor], Tensor],
-        shared: GatedMLP | None,
-    ) -> ExpertsMLP:
-        """Take a layer's weights, one expert's at a time. shared: None where there is none."""
-        names, pack = self.names, ops.linears.pack_linear
-
-        def take(name: str) -> Tensor:
-            return weights.take(f"{name}.weight")
-
-        gate = ops.experts.pack_gate(take(f"{prefix}.{names.gate}"))
-        gate_up, down = [], []
-        for expert in self._experts(prefix):
-            both = [take(f"{expert}.{name}") for name in (names.gate_proj, names.up_proj)]
-            gate_up.append(pack(torch.cat(both), None))
-            down.append(pack(take(f"{expert}.{names.down_proj}"), None))
-        return ExpertsMLP(
-            ops,
-            gate,
-            ops.experts.pack_experts(gate_up),
-            act_and_mul,
-            ops.experts.pack_experts(down),
-            num_chosen=self.num_chosen,
-            among_chosen=self.among_chosen,
-            shared=None
-            if shared is None
-            else SharedExpert(shared, ops.experts.pack_gate(take(f"{prefix}.{names.shared_gate}"))),
-        )
-
-    def _experts(self, prefix: str) -> Iterator[str]:
-        """The names of a layer's experts."""
+    def experts(self, prefix: str) -> Iterator[str]:
+        """The names of a layer's experts. prefix: the layer's name."""
         return (f"{prefix}.{self.names.experts}.{index}" for index in range(self.num_experts))

@@ -147,13 +147,20 @@ class ScreenedArgmax(Protocol):
         """
 
 
+class Screen(ScreenedArgmax, Protocol):
+    """A ScreenedArgmax of a packed weight that also tells how large the found outputs are."""
+
+    def outputs(self, x: Tensor, tokens: Sequence[int], /) -> list[float]:
+        """Output tokens[t] of row t of x (N, H), with the bits that `linear` gives it."""
+
+
 class PackScreen(Protocol[LinearInT]):
     """Makes a kernel that finds the largest output of a packed weight without computing all.
 
     None where the weight's numbers cannot be screened. The kernel keeps what it needs of `packed`.
     """
 
-    def __call__(self, weight: Tensor, packed: LinearInT, /) -> ScreenedArgmax | None: ...
+    def __call__(self, weight: Tensor, packed: LinearInT, /) -> Screen | None: ...
 
 
 @dataclass(frozen=True, slots=True)

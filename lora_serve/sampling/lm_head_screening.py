@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from lora_serve.ops.contract import Ops, PackedLinear, ScreenedArgmax
+from lora_serve.ops.contract import Ops, PackedLinear, Screen, ScreenedArgmax
 from lora_serve.sampling.contract import SamplerOutput
 from lora_serve.sampling.host import HostSamplerOutput
 from lora_serve.step import SampleInput
@@ -69,7 +69,7 @@ def with_screening(ops: Ops, setting: str, least_bytes: int = LEAST_SCREENED_BYT
     if setting == "on":
         return ops
 
-    def pack(weight: Tensor, packed: PackedLinear) -> ScreenedArgmax | None:
+    def pack(weight: Tensor, packed: PackedLinear) -> Screen | None:
         return pack_screen(weight, packed) if weight.nbytes >= least_bytes else None
 
     return replace(ops, pack_screen=pack)

@@ -10,6 +10,7 @@ import torch
 
 from lora_serve.config import ModelConfig
 from lora_serve.config.model import RANDOM_WEIGHTS
+from lora_serve.distributed.agreement import least
 from lora_serve.distributed.group import ALONE, ROOT, Group
 from lora_serve.distributed.shares import place_of
 from lora_serve.errors import ConfigError
@@ -89,6 +90,7 @@ def load_model(
         spec, dtype, weights.digest(), tables, machine_numerics(ops), block_size
     )
     argmax = model.screened_argmax
+    is_screened = bool(least(group, int(argmax is not None)))  # by all ranks, or by none
     return LoadedModel(
         device=device,
         ops=ops,
@@ -97,7 +99,7 @@ def load_model(
         max_model_len=longest,
         model=model,
         sampler=_sampler(ops, config, group),
-        screening=None if argmax is None else LMHeadScreening(argmax),
+        screening=LMHeadScreening(argmax) if argmax is not None and is_screened else None,
         fingerprint=fingerprint,
         weights=_described(source, weights.kept),
     )
@@ -126,8 +128,7 @@ def _chosen_ops(config: ModelConfig, device: torch.device, world_size: int) -> O
         config.pin_cpu_threads,
         config.overlap_launches,
     )
-    # A screen tells which logit of a share is the largest, and not how large it is.
-    ops = with_screening(ops, config.lm_head_screen if world_size == 1 else "off")
+    ops = with_screening(ops, config.lm_head_screen)
     if world_size > 1 and "reference" in ops.numerics:
         raise ConfigError(
             f"--tensor-parallel-size {world_size}: the reference kernels sum in torch's order, "

@@ -65,6 +65,7 @@ class RankExecutor:
         except BaseException:
             self.close()
             raise
+        self._steps = StepEncoder(with_screened=self._worker.is_screened)
         return info
 
     def prepare_adapter(self, checkpoint: AdapterCheckpoint) -> None:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from lora_serve.distributed.group import Group
 from lora_serve.distributed.link import Link, new_link
 from lora_serve.errors import LoraServeError, RankLostError
 from lora_serve.observability.log import set_up_logging
+from lora_serve.ops.cpu.numa import AUTO, NodeShare, bind_thread, rank_shares, with_threads_of
 from lora_serve.worker.rank_executor import RankExecutor
 from lora_serve.worker.rank_server import RankLinks, serve_rank
 from lora_serve.worker.worker import Worker
@@ -39,10 +40,16 @@ _REFUSED = 3  # the exit code of a rank that has said why
 
 
 def start_ranks(config: EngineConfig) -> RankExecutor:
-    """Start all ranks but the first, which is the caller's own."""
-    ranks = RankProcesses(config)
+    """Start all ranks but the first, which is the calling thread's own."""
+    shares: list[NodeShare] = []
+    if config.parallel.cpu_ranks == AUTO:
+        shares = rank_shares(config.parallel.tensor_parallel_size)
+        config = with_threads_of(config, shares)
+    ranks = RankProcesses(config, shares)
     try:
         ranks.start()
+        if shares:
+            bind_thread(shares[0])  # once the others run, which would inherit it
         group = _open_group(0, config, ranks.meeting, ranks.check)
         return RankExecutor(_worker(config, group), ranks.links, step_seconds(config), ranks.close)
     except BaseException:
@@ -65,10 +72,14 @@ class _Meeting:
 
 
 class RankProcesses:
-    """The ranks behind the first. links: to each, in their order."""
+    """The ranks behind the first. links: to each, in their order.
 
-    def __init__(self, config: EngineConfig) -> None:
+    shares: the cores of all ranks; empty where the system decides.
+    """
+
+    def __init__(self, config: EngineConfig, shares: Sequence[NodeShare] = ()) -> None:
         self._config = config
+        self._shares = shares
         self._world_size = config.parallel.tensor_parallel_size
         self._directory = Path(tempfile.mkdtemp(prefix="lora-serve-ranks-"))
         backend = _backend(config)
@@ -97,7 +108,8 @@ class RankProcesses:
             started.wait()
             for end in (its_steps, its_calls):
                 end.close()
-            order = pickle.dumps((rank, self._config, self.meeting))
+            share = self._shares[rank] if self._shares else None
+            order = pickle.dumps((rank, self._config, self.meeting, share))
             steps.send(order, seconds=step_seconds(self._config))
 
     def check(self) -> None:
@@ -182,8 +194,10 @@ def main(parent: int, steps: int, calls: int) -> int:
     links = RankLinks(
         *(Link(socket.socket(fileno=end), "the first rank") for end in (steps, calls))
     )
-    rank, config, meeting = pickle.loads(links.steps.receive(None))
+    rank, config, meeting, share = pickle.loads(links.steps.receive(None))
     set_up_logging(config.log, f"rank {rank}")
+    if share is not None:
+        bind_thread(share)
     group = _open_group(rank, config, meeting)
     try:
         serve_rank(_worker(config, group), links)

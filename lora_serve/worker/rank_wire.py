@@ -1,7 +1,8 @@
 """A step on its way from the first rank to the others: small, however long its requests are.
 
-The others draw no tokens, so what drawing asks for stays behind. Of a block table they get what
-they have not had: both ends remember the tables of the last step that had requests.
+The others draw no tokens, so what drawing asks for stays behind, but for what tells how a screen of
+the LM head finds greedy ones. Of a block table they get what they have not had: both ends remember
+the tables of the last step that had requests.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from lora_serve.step import (
 )
 
 _DRAWN_ELSEWHERE = SampleInput(SamplingParams(), seed=0, position=0)
+_GREEDY = SamplingParams(temperature=0.0)
 
 Tables: TypeAlias = "dict[str, list[array[int]]]"  # of each request
 
@@ -33,7 +35,8 @@ Tables: TypeAlias = "dict[str, list[array[int]]]"  # of each request
 class _Request(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A ScheduledRequest. tables: of each group how many ids stay, and those behind them.
 
-    Numbers are int32, side by side. scored: how many rows, and the first.
+    Numbers are int32, side by side. scored: how many rows, and the first. masks: bitmasks of the
+    samples, where a screen may find all of them.
     """
 
     request_id: str
@@ -48,6 +51,7 @@ class _Request(msgspec.Struct, frozen=True, array_like=True, gc=False):
     embeds: tuple[list[tuple[int, int]], bytes] | None = None
     token_from: int | None = None
     adapter_start: int = 0
+    masks: list[bytes | None] | None = None
 
 
 class _Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -62,9 +66,13 @@ class _Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StepEncoder:
-    """The first rank's end; what it gives must reach all others, in this order."""
+    """The first rank's end; what it gives must reach all others, in this order.
 
-    def __init__(self) -> None:
+    with_screened: whether the LM head is screened.
+    """
+
+    def __init__(self, with_screened: bool = False) -> None:
+        self._with_screened = with_screened
         self._encoder = msgspec.msgpack.Encoder()
         self._sent: Tables = {}
 
@@ -92,7 +100,8 @@ class StepEncoder:
             had = before.get(request.request_id, [array("i")] * len(tables))
             kept = [_num_equal(*pair) for pair in zip(had, tables, strict=True)]
             now[request.request_id] = tables
-            yield _small(request, list(zip(kept, tables, strict=True)))
+            masks = _masks(request.asked.samples) if self._with_screened else None
+            yield _small(request, list(zip(kept, tables, strict=True)), masks)
         if requests:
             self._sent = now
 
@@ -135,6 +144,8 @@ class StepDecoder:
             num_rows, first_row = small.scored
             scoring = PromptScoring([0] * num_rows, 0, first_row)
         samples = (_DRAWN_ELSEWHERE,) * small.num_samples
+        if small.masks is not None:
+            samples = tuple(_screened(mask) for mask in small.masks)
         embeds = NO_ROWS
         if small.embeds is not None:
             runs, data = small.embeds
@@ -152,7 +163,22 @@ class StepDecoder:
         )
 
 
-def _small(request: ScheduledRequest, tables: Sequence[tuple[int, array[int]]]) -> _Request:
+def _screened(bitmask: bytes | None) -> SampleInput:
+    return SampleInput(_GREEDY, seed=0, position=0, bitmask=bitmask)
+
+
+def _masks(samples: Sequence[SampleInput]) -> list[bytes | None] | None:
+    """None where there is a sample that no screen may find."""
+    if all(sample.is_screenable for sample in samples):
+        return [sample.bitmask for sample in samples]
+    return None
+
+
+def _small(
+    request: ScheduledRequest,
+    tables: Sequence[tuple[int, array[int]]],
+    masks: list[bytes | None] | None,
+) -> _Request:
     asked, scoring, embeds = request.asked, request.asked.scoring, request.embeds
     return _Request(
         request.request_id,
@@ -167,6 +193,7 @@ def _small(request: ScheduledRequest, tables: Sequence[tuple[int, array[int]]]) 
         (list(embeds.runs), bytes(embeds.data)) if embeds.runs else None,
         request.token_from,
         request.adapter_start,
+        masks,
     )
 
 

@@ -91,6 +91,7 @@ class Worker:
         self._transfer: KVTransfer
         self.kv_shares: KVShares
         self.linears: Sequence[LinearLayout]  # of the whole model
+        self.is_screened = False
         self._runner: ModelRunner
         self._submitted: deque[SubmittedStep] = deque()
 
@@ -111,6 +112,7 @@ class Worker:
         model = load_model(self._config, device, self._cache.block_size, self._group)
         require_equal(self._group, model.fingerprint)
         self.linears = model.spec.linears()
+        self.is_screened = model.screening is not None
         linears = self._own_linears(model)
         self._adapters = AdapterWeights(linears, model.ops, device, model.dtype)
         layout = kv_layout([spec.of_rank(self._place) for spec in model.spec.kv_specs()])

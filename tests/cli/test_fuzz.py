@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from lora_serve.cli.arguments import add_config_arguments, engine_config
+from lora_serve.cli.fuzz_live import SERVER_FLAGS, possible_ranks
 from lora_serve.cli.main import main
 from lora_serve.errors import ConfigError
+from lora_serve.fuzz.generate import Scope, make_trace
 from lora_serve.fuzz.oracle.campaign import OracleTotals
 from lora_serve.fuzz.trace import load_trace
+from lora_serve.ops.cpu import threads
 
 
 def test_the_oracle_repeats_one_trace_and_writes_its_figures(
@@ -41,6 +46,25 @@ def test_what_does_not_belong_together_is_refused(
 ) -> None:
     assert main(["fuzz", *flags.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("cores", "sizes"), [(1, ()), (2, (2,)), (4, (2,))])
+def test_servers_have_the_ranks_that_cores_and_two_kv_heads_allow(
+    cores: int, sizes: tuple[int, ...], model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "default_num_threads", lambda: cores)
+    parser = argparse.ArgumentParser()
+    add_config_arguments(parser)
+    config = engine_config(parser.parse_args([str(model_path), *SERVER_FLAGS]))
+    assert possible_ranks(config) == sizes
+
+
+def test_traces_draw_how_many_ranks_there_are() -> None:
+    scope = Scope(vocab_size=300, num_versions=6, num_requests=1, num_ranks=(2, 4))
+    flags = [make_trace(seed, scope).flags for seed in range(60)]
+    flag = "--tensor-parallel-size"
+    drawn = {each[each.index(flag) + 1] if flag in each else "1" for each in flags}
+    assert drawn == {"1", "2", "4"}
 
 
 def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:

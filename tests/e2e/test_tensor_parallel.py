@@ -13,6 +13,7 @@ import pytest
 from lora_serve.demo.model import DemoPaths
 from lora_serve.demo.scenarios import Server, server_flags
 from lora_serve.demo.server_process import ServerProcess
+from lora_serve.ops.cpu.numa import rank_shares
 from lora_serve.ops.cpu.threads import default_num_threads
 from tests.e2e.conftest import StartServer
 from tests.e2e.metrics import metric, wait_for
@@ -35,7 +36,7 @@ def divided_server(
     flags = (
         *server_flags(Server.CACHED),
         *("--lora-modules", f"alpha={demo_paths.alpha}", f"beta={demo_paths.beta}"),
-        *("--tensor-parallel-size", "2", "--cpu-threads", "1"),
+        *("--tensor-parallel-size", "2", "--cpu-threads", "1", "--cpu-ranks", "auto"),
         *("--step-timeout", str(STEP_TIMEOUT), "--drain-timeout", "1"),
     )
     log_path = tmp_path_factory.mktemp("logs") / "divided.log"
@@ -90,6 +91,13 @@ async def test_two_ranks_answer_as_one(
         assert one.equals(other)
     for one, other in zip(together, again, strict=True):
         assert one.equals(other)
+
+
+def test_a_rank_stays_on_its_share_of_the_cores(divided_server: ServerProcess) -> None:
+    own = {cpu for core in rank_shares(2)[1].cores for cpu in core}
+    rank = rank_pid(divided_server)
+    assert own < os.sched_getaffinity(0)
+    wait_for(lambda: os.sched_getaffinity(rank) == own, f"rank on the CPUs {own}", PATIENCE)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

@@ -2,10 +2,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
-from lora_serve.config import EngineConfig, FleetConfig, KVEventsConfig, ModelConfig, ServerConfig
+from lora_serve.config import (
+    EngineConfig,
+    FleetConfig,
+    KVEventsConfig,
+    ModelConfig,
+    ParallelConfig,
+    ServerConfig,
+)
 from lora_serve.errors import ConfigError
 from lora_serve.fleet import local
 
@@ -31,28 +39,60 @@ def test_replicas_without_ray_name_the_extra(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("ray", "ray.serve"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=r"pip install 'lora-serve\[fleet\]'"):
-        local.check_fleet(EngineConfig(), ServerConfig())
+        local.check_fleet(EngineConfig(), ServerConfig(), FleetConfig())
 
 
 def test_replicas_take_no_port_for_metrics() -> None:
     with pytest.raises(ConfigError, match="--metrics-port does not go with --replicas"):
-        local.check_fleet(EngineConfig(), ServerConfig(metrics_port=9000))
+        local.check_fleet(EngineConfig(), ServerConfig(metrics_port=9000), FleetConfig())
 
 
 def test_replicas_publish_no_kv_events_at_one_address() -> None:
     events = KVEventsConfig(kv_events_enable_kv_cache_events=True)
     with pytest.raises(ConfigError, match="--kv-events-config does not go with --replicas"):
-        local.check_fleet(EngineConfig(kv_events=events), ServerConfig())
+        local.check_fleet(EngineConfig(kv_events=events), ServerConfig(), FleetConfig())
 
 
-@pytest.mark.parametrize(("given", "threads"), [(None, 3), (5, 5)])
+@pytest.mark.parametrize(
+    ("given", "ranks", "threads"), [(None, 1, 3), (5, 1, 5), (None, 2, 1), (2, 2, 2)]
+)
 def test_replicas_share_the_machine_unless_told_their_part(
-    given: int | None, threads: int, monkeypatch: pytest.MonkeyPatch
+    given: int | None, ranks: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "default_num_threads", lambda: 14)
-    engine = EngineConfig(model=ModelConfig(model="m", cpu_threads=given))
+    engine = EngineConfig(
+        model=ModelConfig(model="m", cpu_threads=given),
+        parallel=ParallelConfig(tensor_parallel_size=ranks),
+    )
     shared = local.shared_out(engine, FleetConfig(replicas=2, max_replicas=4))
     assert shared.model.cpu_threads == threads
+
+
+@pytest.mark.parametrize(
+    ("parallel", "told"),
+    [
+        ({"tensor_parallel_size": 4}, "2 replicas of --tensor-parallel-size 4 are 8 ranks, above"),
+        ({"cpu_ranks": "auto"}, "--cpu-ranks auto does not go with --replicas"),
+    ],
+)
+def test_ranks_of_replicas_have_a_core_each(
+    parallel: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "default_num_threads", lambda: 7)
+    engine = EngineConfig(parallel=ParallelConfig(**parallel))
+    with pytest.raises(ConfigError, match=told):
+        local.check_fleet(engine, ServerConfig(), FleetConfig(replicas=2))
+
+
+def test_ray_has_the_cpus_that_all_replicas_reserve() -> None:
+    """Else it would start none of the last ones, and wait for ever."""
+    deployments = pytest.importorskip("lora_serve.fleet.deployments")
+    engine = EngineConfig(
+        model=ModelConfig(cpu_threads=8), parallel=ParallelConfig(tensor_parallel_size=2)
+    )
+    fleet = FleetConfig(replicas=2, max_replicas=3)
+    assert deployments.reserved(engine) == {"num_cpus": 16}
+    assert local.num_cpus(engine, fleet) >= 3 * 16
 
 
 @pytest.mark.parametrize(

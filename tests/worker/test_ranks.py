@@ -19,7 +19,10 @@ from lora_serve.distributed.shares import RankPlace
 from lora_serve.engine.core.executor import Executor
 from lora_serve.errors import ConfigError, RankLostError
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
+from lora_serve.layers.divided_argmax import OPEN, DividedArgmax
 from lora_serve.models.source import load_spec
+from lora_serve.ops._cpu import usable_paths
+from lora_serve.ops.cpu import backend
 from lora_serve.ops.select import available_ops
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import (
@@ -31,6 +34,7 @@ from lora_serve.step import (
     ScheduledRequest,
     SchedulerOutput,
 )
+from lora_serve.structured_output.backend import bitmask_of
 from lora_serve.worker.rank_server import RankLinks
 from lora_serve.worker.rank_shares import KVShares
 from lora_serve.worker.rank_wire import StepDecoder
@@ -150,10 +154,21 @@ def test_ranks_give_the_bits_of_one(
         assert life(divided(model, world_size, **settings), adapters) == expected
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gemma3", "mistral"])
-def test_families_are_divided(family: str, tmp_path: Path) -> None:
+CODES = {"dtype": "bfloat16", "quantization": "int8"}
+FAMILIES = ["qwen3", "gemma2", "gemma3", "mistral", "olmoe", "qwen2-moe"]
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"), [*((family, {}) for family in FAMILIES), ("olmoe", CODES)], ids=str
+)
+def test_families_are_divided(
+    family: str, settings: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     directory = save(ALL_MODELS[family].make(), tmp_path / "model")
-    assert life(divided(directory, 2), []) == life(whole(directory), [])
+    expected = life(whole(directory, **settings), [])
+    with caplog.at_level("INFO"):
+        assert life(divided(directory, 2, **settings), []) == expected
+    assert "not recorded" not in caplog.text
 
 
 @pytest.mark.parametrize("sizes", [(1, 4), (2, 1), (4, 2)], ids=str)
@@ -174,6 +189,45 @@ def test_kv_of_one_number_of_ranks_is_read_by_another(model: Path, sizes: tuple[
         loads = tuple(map(KVLoad, (0, 1), records))
         reader.submit(SchedulerOutput(2, (last,), kv_loads=loads))
         assert reader.collect().requests == writer.collect().requests
+
+
+def test_ranks_screen_the_lm_head_together(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a grammar allows few tokens, all of one rank."""
+    monkeypatch.setattr(backend, "SCREENING_PATHS", usable_paths())
+    found: list[int] = []
+    call = DividedArgmax.__call__
+
+    def noted(argmax: DividedArgmax, x: Tensor, bitmasks: list[bytes | None]) -> list[int]:
+        found.extend(tokens := call(argmax, x, bitmasks))
+        return tokens
+
+    monkeypatch.setattr(DividedArgmax, "__call__", noted)
+    plain, few = SamplingParams(temperature=0.0), bitmask_of([VOCAB_SIZE - 2], VOCAB_SIZE)
+
+    def answers(executor: Executor) -> list[tuple[int, ...]]:
+        executor.load()
+        tokens = [prompt_of(index, 20 + index) for index in range(3)]
+        starts, results = [0, 0, 0], []
+        for step in range(4):
+            requests = [
+                chunk(i, known[start:], start, BASE_MODEL, plain, 1)
+                for i, (known, start) in enumerate(zip(tokens, starts, strict=True))
+            ]
+            if step == 2:
+                samples = (replace(requests[1].asked.samples[0], bitmask=few),)
+                requests[1] = replace(requests[1], asked=AskedOutputs(samples))
+            starts = list(map(len, tokens))
+            executor.submit(SchedulerOutput(step, tuple(requests)))
+            for known, result in zip(tokens, executor.collect().requests, strict=True):
+                known += result.token_ids
+                results.append(result.token_ids)
+        executor.close()
+        return results
+
+    expected = answers(whole(model, lm_head_screen="off"))
+    for world_size in (2, 4):
+        assert answers(divided(model, world_size, lm_head_screen="on")) == expected
+    assert set(found) > {OPEN, VOCAB_SIZE - 2}, "some by their rank, and one that a mask allows"
 
 
 class FullWorker(Worker):

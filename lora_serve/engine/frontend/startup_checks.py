@@ -100,6 +100,7 @@ def _check_ranks(config: EngineConfig) -> None:
     size = config.parallel.tensor_parallel_size
     if size == 1:
         return
+    from lora_serve.ops.cpu.numa import AUTO, rank_shares
     from lora_serve.ops.cpu.threads import default_num_threads
     from lora_serve.worker.device import open_device  # imports torch
 
@@ -111,10 +112,9 @@ def _check_ranks(config: EngineConfig) -> None:
         )
     elif size > cores:
         refusals.note(ConfigError(f"{flag} is above the {cores} cores that may be used; lower it"))
-    if config.model.lm_head_screen == "on":
-        refusals.note(
-            ConfigError(f"{flag} does not go with --lm-head-screen on; leave one of them out")
-        )
+    elif config.parallel.cpu_ranks == AUTO:
+        with refusals.noted():
+            rank_shares(size)
     refusals.raise_noted()
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from lora_serve.ops._cpu import Backend, PackedScreen
-from lora_serve.ops.contract import ScreenedArgmax
 from lora_serve.ops.cpu.recording import Recorder
 from lora_serve.ops.cpu.weights import (
     Packed,
@@ -21,6 +21,10 @@ from lora_serve.ops.cpu.weights import (
     pack_screen,
 )
 from lora_serve.ops.quantization import CodeFormat, QuantizedWeight
+
+# csrc/cpu/packing.h: two panels of 16 outputs lie side by side, in words.
+OUTPUTS_SIDE_BY_SIDE = 32
+WORD_BYTES = 4
 
 
 class CpuLinears:
@@ -82,21 +86,44 @@ class CpuLinears:
         )
         return y
 
-    def pack_screen(self, weight: Tensor, packed: Packed) -> ScreenedArgmax | None:
+    def pack_screen(self, weight: Tensor, packed: Packed) -> CpuScreen | None:
         assert isinstance(packed, PackedLinear), "a quantised weight has no screen"
         assert packed.bias is None, "a screen is of a weight alone"
         screen = pack_screen(self._native, weight)
-        return None if screen is None else partial(self.screened_argmax, packed, screen)
+        return None if screen is None else CpuScreen(self._native, packed, screen)
 
-    def screened_argmax(
-        self,
-        packed: PackedLinear,
-        screen: PackedScreen,
-        x: Tensor,
-        bitmasks: Sequence[bytes | None],
-    ) -> list[int]:
+
+@dataclass(frozen=True, slots=True)
+class CpuScreen:
+    """`Screen` of a packed weight."""
+
+    native: Backend
+    packed: PackedLinear
+    screen: PackedScreen
+
+    def __call__(self, x: Tensor, bitmasks: Sequence[bytes | None]) -> list[int]:
         assert len(bitmasks) in (0, len(x)), f"{len(bitmasks)} bitmasks of {len(x)} rows"
         x = x.contiguous()
-        return self._native.greedy(
-            packed.code, x.data_ptr(), packed.address, screen, len(x), bitmasks
+        return self.native.greedy(
+            self.packed.code, x.data_ptr(), self.packed.address, self.screen, len(x), bitmasks
         )
+
+    def outputs(self, x: Tensor, tokens: Sequence[int]) -> list[float]:
+        """Compute of each row the outputs that are packed beside the one asked for."""
+        x, packed = x.contiguous(), self.packed
+        y = torch.empty(len(x), OUTPUTS_SIDE_BY_SIDE, dtype=x.dtype)
+        words = -(-packed.in_features * x.itemsize // WORD_BYTES)
+        for row, token in enumerate(tokens):
+            first = token // OUTPUTS_SIDE_BY_SIDE * OUTPUTS_SIDE_BY_SIDE
+            self.native.linear(
+                packed.code,
+                x[row].data_ptr(),
+                packed.address + first * words * WORD_BYTES,
+                0,
+                y[row].data_ptr(),
+                1,
+                packed.in_features,
+                min(OUTPUTS_SIDE_BY_SIDE, packed.out_features - first),
+            )
+        places = torch.tensor(tokens) % OUTPUTS_SIDE_BY_SIDE
+        return y.gather(1, places[:, None])[:, 0].tolist()  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ ROOT = Path("/")
 
 def default_num_threads(root: Path = ROOT) -> int:
     """How many threads the kernels take, at least 1. root: where /proc and /sys are."""
-    cores = len(physical_cores(_allowed_cpus(), root))
+    cores = len(physical_cores(allowed_cpus(), root))
     quota = cpu_quota(root)
     return cores if quota is None else max(1, min(cores, math.floor(quota)))
 
@@ -30,7 +30,7 @@ def pin_threads(thread_ids: Sequence[int], root: Path = ROOT) -> bool:
     Args:
         thread_ids: the system's ids, the caller's first.
     """
-    cores = physical_cores(_allowed_cpus(), root)
+    cores = physical_cores(allowed_cpus(), root)
     quota = cpu_quota(root)
     if len(thread_ids) != len(cores) or (quota is not None and quota < len(cores)):
         return False
@@ -41,11 +41,16 @@ def pin_threads(thread_ids: Sequence[int], root: Path = ROOT) -> bool:
 
 def physical_cores(cpus: Iterable[int], root: Path = ROOT) -> list[int]:
     """The first of `cpus` on each physical core, ascending."""
-    first: dict[str, int] = {}
+    return [core[0] for core in cores_of(cpus, root)]
+
+
+def cores_of(cpus: Iterable[int], root: Path = ROOT) -> tuple[tuple[int, ...], ...]:
+    """Those of `cpus` that lie on each physical core, ascending."""
+    cores: dict[str, list[int]] = {}
     for cpu in sorted(cpus):
         path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-        first.setdefault(_text(path) or f"alone {cpu}", cpu)
-    return list(first.values())
+        cores.setdefault(_text(path) or f"alone {cpu}", []).append(cpu)
+    return tuple(map(tuple, cores.values()))
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
@@ -84,7 +89,8 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _allowed_cpus() -> set[int]:
+def allowed_cpus() -> set[int]:
+    """Those that the system may run the calling thread on."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))

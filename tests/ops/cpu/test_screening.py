@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from lora_serve.ops._cpu import Backend, PackedScreen, usable_paths
+from lora_serve.ops.cpu.linear import CpuLinears
+from lora_serve.ops.cpu.recording import Recorder
 from lora_serve.ops.cpu.weights import DTYPE_CODES, PackedLinear, pack_linear, pack_screen
 from lora_serve.sampling.specification.adjust import allowed_tokens
 from lora_serve.structured_output.backend import bitmask_of
@@ -207,3 +209,19 @@ def test_a_mask_that_allows_no_token_of_the_model_decides_nothing(path: str) -> 
     head = Head.of(path, random(4000, 128, dtype=torch.bfloat16, seed=8))
     x = random(1, 128, dtype=torch.bfloat16, seed=9)
     assert head.greedy(x, [b""]) == [UNDECIDED]
+
+
+@pytest.mark.parametrize("vocab_size", [17, 32, 63, 100])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_single_outputs_are_those_of_the_linear_layer(
+    path: str, vocab_size: int, dtype: torch.dtype
+) -> None:
+    weight = random(vocab_size, 48, dtype=dtype, seed=1)
+    x = random(vocab_size, 48, dtype=dtype, seed=2)
+    native = Backend(path, 1)
+    linears = CpuLinears(native, Recorder(native))
+    packed = linears.pack_linear(weight, None)
+    screen = linears.pack_screen(weight, packed)
+    assert screen is not None
+    tokens = list(range(vocab_size))
+    assert screen.outputs(x, tokens) == linears.linear(x, packed).diagonal().tolist()
