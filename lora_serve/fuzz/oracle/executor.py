@@ -343,7 +343,7 @@ class OracleExecutor:
         return contents
 
     def _whole(self, parts: list[bytes]) -> list[bytes]:
-        """Of which all ranks have such shares."""
+        """All ranks' shares put together; one rank's share is all."""
         return parts
 
     def _rows(self, request: ScheduledRequest) -> dict[int, bytes]:

@@ -126,4 +126,4 @@ class CpuScreen:
                 min(OUTPUTS_SIDE_BY_SIDE, packed.out_features - first),
             )
         places = torch.tensor(tokens) % OUTPUTS_SIDE_BY_SIDE
-        return y.gather(1, places[:, None])[:, 0].tolist()  # type: ignore[no-any-return]
+        return y.gather(1, places[:, None])[:, 0].tolist()
