@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+from lora_serve.config.json_settings import read_json, take_in_json
 from lora_serve.config.setting import read_quantities, require_at_least, require_choices, setting
 from lora_serve.errors import ConfigError
 
@@ -79,7 +79,7 @@ class KVTierConfig:
         "loaded last, counted from that load; 0 drops it at once.",
         24 * 3600,
     )
-    kv_transfer_config: str | None = setting(
+    kv_transfer_config: str | Mapping[str, object] | None = setting(
         "The settings above as JSON in vLLM's form, with kv_connector, kv_role and "
         "kv_connector_extra_config.",
         None,
@@ -87,6 +87,7 @@ class KVTierConfig:
     )
 
     def __post_init__(self) -> None:
+        take_in_json(self, "kv_transfer_config", read=_transfer_settings)
         read_quantities(self)
         require_at_least(1, "--kv-ram-bytes", self.kv_ram_bytes)
         require_at_least(1, "--kv-disk-bytes", self.kv_disk_bytes)
@@ -95,46 +96,22 @@ class KVTierConfig:
         require_at_least(1, "--kv-save-deadline-ms", self.kv_save_deadline_ms)
         require_at_least(0, "--kv-stale-version-seconds", self.kv_stale_version_seconds)
         require_choices(self)
-        self.expanded()  # raises at once for what is wrong with the JSON
 
     @property
     def is_shared(self) -> bool:
         """Whether other servers can find KV in one of the tiers that these settings name."""
-        expanded = self.expanded()
-        return bool(expanded.kv_disk_path or expanded.kv_redis_url)
-
-    def expanded(self) -> KVTierConfig:
-        """These settings with those of the JSON, and without the JSON.
-
-        Raises:
-            ConfigError: for JSON with an unknown setting, or with one that is given as a flag, too.
-        """
-        if self.kv_transfer_config is None:
-            return self
-        given = _transfer_settings(self.kv_transfer_config)
-        settings = {f.name: f for f in fields(self) if f.name != "kv_transfer_config"}
-        for name, value in given.items():
-            if name not in settings:
-                raise ConfigError(
-                    f"--kv-transfer-config: unknown setting {name}; known are {[*settings]}"
-                )
-            kind = int if str(settings[name].type).startswith("int") else str
-            is_size = type(value) is str and "quantity" in settings[name].metadata
-            if type(value) is not kind and not is_size:
-                raise ConfigError(f"--kv-transfer-config: {name} {value!r} is no {kind.__name__}")
-            if getattr(self, name) != settings[name].default:
-                raise ConfigError(f"--kv-transfer-config: {name} is given as a flag, too")
-        return replace(self, kv_transfer_config=None, **given)
+        return bool(self.kv_disk_path or self.kv_redis_url)
 
 
-def _transfer_settings(text: str) -> dict[str, Any]:
+def _transfer_settings(text: str | Mapping[str, object], flag: str) -> Mapping[str, object]:
     """The settings of vLLM-style JSON. Raises ConfigError for what is not supported here."""
-    try:
-        given = json.loads(text)
-        settings = dict(given.pop("kv_connector_extra_config", {}))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(f"--kv-transfer-config {text}: must be a JSON object") from error
+    given = dict(read_json(text, flag))
+    settings = given.pop("kv_connector_extra_config", {})
+    if not isinstance(settings, Mapping):
+        raise ConfigError(
+            f"{flag}: kv_connector_extra_config {settings!r:.80} must be a JSON object"
+        )
     if given.pop("kv_connector", KV_CONNECTOR) != KV_CONNECTOR:
-        raise ConfigError(f'--kv-transfer-config: kv_connector must be "{KV_CONNECTOR}"')
+        raise ConfigError(f'{flag}: kv_connector must be "{KV_CONNECTOR}"')
     given.pop("engine_id", None)  # KV is found by what shaped it, whoever computed it
     return {**settings, **given}

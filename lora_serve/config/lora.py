@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
+from lora_serve.config.json_settings import parse_json
 from lora_serve.config.setting import read_quantities, require_at_least, setting
 from lora_serve.errors import ConfigError
 
@@ -158,10 +158,12 @@ def _name_and_path(module: str) -> tuple[str, str]:
     name, _, path = module.partition("=")
     if module.startswith("{"):
         try:
-            entry = json.loads(module)
+            entry = parse_json(module)
             name, path = entry["name"], entry["path"]
         except (ValueError, KeyError):
             name = path = ""
-    if not (name and path):
-        raise ConfigError(f'--lora-modules {module}: must be NAME=PATH or {{"name": …, "path": …}}')
+    if not (name and path and isinstance(name, str) and isinstance(path, str)):
+        raise ConfigError(
+            f'--lora-modules {module:.80}: must be NAME=PATH or {{"name": …, "path": …}}'
+        )
     return name, path

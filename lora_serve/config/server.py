@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import re
 from dataclasses import dataclass
 
+from lora_serve.config.json_settings import parse_json
 from lora_serve.config.setting import read_quantities, require_at_least, require_choices, setting
 from lora_serve.errors import ConfigError
 
@@ -345,11 +345,11 @@ def _listed(name: str, values: tuple[str, ...]) -> tuple[str, ...]:
         texts = [value]
         if value.startswith("["):
             try:
-                texts = json.loads(value)
+                texts = parse_json(value)
             except ValueError:
                 texts = []
             if not texts or not all(isinstance(text, str) for text in texts):
                 flag = "--" + name.replace("_", "-")
-                raise ConfigError(f'{flag} {value} must be a JSON list of texts, as in ["*"]')
+                raise ConfigError(f'{flag} {value:.80} must be a JSON list of texts, as in ["*"]')
         listed += texts
     return tuple(listed)

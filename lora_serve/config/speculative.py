@@ -142,5 +142,6 @@ def _refuse_draft_models(given: str | Mapping[str, object]) -> None:
     method = settings.get("method", "draft_model" if "model" in settings else None)
     if method is not None and method not in METHODS:
         raise ConfigError(
-            f"--{_FLAG}: no method {method!r}; have {', '.join(METHODS)}, which need no draft model"
+            f"--{_FLAG}: no method {method!r:.80}; have {', '.join(METHODS)}, which need no draft "
+            "model"
         )

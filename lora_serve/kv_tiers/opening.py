@@ -21,7 +21,6 @@ def open_store(config: KVTierConfig, notify: Callable[[], None]) -> TieredStore 
     Raises:
         ConfigError: a tier can never work as named. One that cannot be used now is no error.
     """
-    config = config.expanded()
     keys = read_mac_keys(config.kv_mac_key_file)
     tiers = open_tiers(config, keys)
     return TieredStore(tiers, notify, keys=keys) if tiers else None
@@ -35,7 +34,6 @@ def check_tiers(config: KVTierConfig) -> None:
     Raises:
         ConfigError: naming the setting.
     """
-    config = config.expanded()
     refusals = Refusals()
     keys = MacKeys()
     with refusals.noted():

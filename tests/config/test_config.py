@@ -49,7 +49,7 @@ def test_a_number_that_cannot_be_is_refused_with_its_limit(
 
 def test_a_size_may_be_a_text_wherever_it_is_set() -> None:
     in_json = '{"kv_connector_extra_config": {"kv_ram_bytes": "2GiB"}}'
-    assert KVTierConfig(kv_transfer_config=in_json).expanded().kv_ram_bytes == 2**31
+    assert KVTierConfig(kv_transfer_config=in_json).kv_ram_bytes == 2**31
     config = engine_config(kv_disk_bytes="512MiB", max_model_len="32K", max_num_batched_tokens="4k")
     assert config.kv_tiers.kv_disk_bytes == 2**29
     assert (config.model.max_model_len, config.scheduler.max_num_batched_tokens) == (32768, 4000)
@@ -112,7 +112,7 @@ def test_kv_transfer_config_says_what_the_flags_say() -> None:
         '"kv_load_failure_policy": "fail", "engine_id": "one", '
         '"kv_connector_extra_config": {"kv_ram_bytes": 1000, "kv_disk_path": "/kv"}}',
     )
-    assert config.expanded() == KVTierConfig(
+    assert config == KVTierConfig(
         kv_load_deadline_ms=20,
         kv_load_failure_policy="fail",
         kv_ram_bytes=1000,

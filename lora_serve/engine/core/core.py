@@ -102,7 +102,7 @@ class EngineCore:
         )
         self._admin = AdminCalls(adapters, self.scheduler, connector, stale_versions, self._outbox)
         self._grammars = RequestGrammars(grammars, self.scheduler)
-        deadline_ms = config.kv_tiers.expanded().kv_save_deadline_ms
+        deadline_ms = config.kv_tiers.kv_save_deadline_ms
         self._held = HeldAnswers(connector, deadline_ms, config.cache.block_size, clock)
         self._events = events
         if events is not None:
@@ -146,7 +146,7 @@ class EngineCore:
             kv,
             hasher,
             make_connector(config.kv_tiers, model, hasher, notify),
-            StaleVersions(config.kv_tiers.expanded().kv_stale_version_seconds),
+            StaleVersions(config.kv_tiers.kv_stale_version_seconds),
             make_grammar_service(config, model),
             None if publisher is None else make_events(config, model, publisher, notify),
         )

@@ -40,7 +40,7 @@ def make_connector(
     if store is None:
         return KVConnector()
     return TieredConnector(
-        config.expanded(),
+        config,
         store,
         model.fingerprint,
         tier_namespaces(hasher, model),

@@ -91,7 +91,7 @@ def check_kv_transfer(asked: KVTransfer | None, config: KVTierConfig) -> None:
             "--kv-disk-path or --kv-redis-url",
             FIELD,
         )
-    if asked.do_remote_decode and config.expanded().kv_role == "kv_consumer":
+    if asked.do_remote_decode and config.kv_role == "kv_consumer":
         raise InvalidRequestError(
             f"{FIELD}: this server stores no KV (--kv-role kv_consumer); send do_remote_decode to "
             "a kv_producer",
