@@ -55,14 +55,14 @@ def _read(
         settings,
         architecture,
         windows=windows,
-        qkv_bias=has_bias,
-        output_bias=has_bias,
         eps=("layer_norm_eps", 1e-5),
         default_theta=theta,
         is_tied=True,
     )
     return replace(
         spec,
+        qkv_bias=has_bias,
+        output_bias=has_bias,
         norms=_NORMS,
         layer_norm=True,
         is_parallel=True,

@@ -16,9 +16,6 @@ def read_dense(
     architecture: str,
     *,
     windows: tuple[int | None, ...],
-    qkv_bias: bool,
-    output_bias: bool = False,
-    qk_norm: bool = False,
     num_kv_heads: int | None = None,
     head_size: int | None = None,
     eps: tuple[str, float] = ("rms_norm_eps", 1e-6),
@@ -30,13 +27,13 @@ def read_dense(
 ) -> DenseSpec:
     """The facts of a model; faults are among the findings of `settings`.
 
+    What no argument says is as in Llama, without biases and norms of q and k; a family that has
+    other facts replaces them in what this returns.
+
     Args:
         settings: the config.
         architecture: as the config names it.
         windows: of each layer.
-        qkv_bias: whether q k v have a bias.
-        output_bias: whether o has one.
-        qk_norm: as DenseSpec has it.
         num_kv_heads: where the config is silent; None: as many as heads.
         head_size: where the config is silent; None: hidden_size divided by the heads.
         eps: the key of the norms' eps, and its value where the config is silent.
@@ -73,9 +70,9 @@ def read_dense(
         rope=ropes[0],
         windowed_rope=None if ropes[1] == ropes[0] else ropes[1],
         max_positions=max_positions,
-        qkv_bias=qkv_bias,
-        output_bias=output_bias,
-        qk_norm=qk_norm,
+        qkv_bias=False,
+        output_bias=False,
+        qk_norm=False,
         tie_word_embeddings=settings.flag("tie_word_embeddings", is_tied),
         dtype=stored_dtype(settings),
         rotary_size=None if rotary_size == head_size else rotary_size,

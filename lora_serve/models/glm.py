@@ -28,13 +28,17 @@ def read_glm(settings: Settings, architecture: str) -> DenseSpec:
         settings,
         architecture,
         windows=(None,) * settings.integer("num_hidden_layers"),
-        qkv_bias=settings.flag("attention_bias", True),
         num_kv_heads=_NUM_KV_HEADS,
         head_size=_HEAD_SIZE,
         eps=("rms_norm_eps", _EPS),
         rotary_share=_ROTARY_SHARE,
     )
-    return replace(spec, projections=_PROJECTIONS, is_interleaved=True)
+    return replace(
+        spec,
+        qkv_bias=settings.flag("attention_bias", True),
+        projections=_PROJECTIONS,
+        is_interleaved=True,
+    )
 
 
 def read_glm4(settings: Settings, architecture: str) -> DenseSpec:

@@ -13,15 +13,12 @@ from lora_serve.models.settings import Settings
 def read_granite(settings: Settings, architecture: str) -> DenseSpec:
     """The facts of a Granite 3; faults are among the findings of `settings`."""
     has_bias = attention_bias(settings)
-    spec = read_dense(
-        settings,
-        architecture,
-        windows=(None,) * settings.integer("num_hidden_layers"),
-        qkv_bias=has_bias,
-        output_bias=has_bias,
-    )
+    windows = (None,) * settings.integer("num_hidden_layers")
+    spec = read_dense(settings, architecture, windows=windows)
     return replace(
         spec,
+        qkv_bias=has_bias,
+        output_bias=has_bias,
         embedding_scale=factor(settings, "embedding_multiplier"),
         attention_scale=settings.number("attention_multiplier", 1.0),
         residual_scale=factor(settings, "residual_multiplier"),

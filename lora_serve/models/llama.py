@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lora_serve.models.common_config import attention_bias
 from lora_serve.models.dense import DenseSpec
 from lora_serve.models.dense_config import read_dense
@@ -11,10 +13,6 @@ from lora_serve.models.settings import Settings
 def read_llama(settings: Settings, architecture: str) -> DenseSpec:
     """The facts of a Llama; faults are among the findings of `settings`."""
     has_bias = attention_bias(settings)
-    return read_dense(
-        settings,
-        architecture,
-        windows=(None,) * settings.integer("num_hidden_layers"),
-        qkv_bias=has_bias,
-        output_bias=has_bias,
-    )
+    windows = (None,) * settings.integer("num_hidden_layers")
+    spec = read_dense(settings, architecture, windows=windows)
+    return replace(spec, qkv_bias=has_bias, output_bias=has_bias)

@@ -17,6 +17,5 @@ def read_mistral(settings: Settings, architecture: str) -> DenseSpec:
         settings,
         architecture,
         windows=(window,) * settings.integer("num_hidden_layers"),
-        qkv_bias=False,
         num_kv_heads=8,
     )

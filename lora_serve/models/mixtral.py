@@ -32,7 +32,6 @@ def read_mixtral(settings: Settings, architecture: str) -> DenseSpec:
         settings,
         architecture,
         windows=(window,) * len(layers),
-        qkv_bias=False,
         num_kv_heads=_NUM_KV_HEADS,
         eps=("rms_norm_eps", 1e-5),
         default_theta=_THETA,

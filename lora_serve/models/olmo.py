@@ -76,13 +76,11 @@ def _read(
     ropes: tuple[RopeSpec, RopeSpec] | None,
 ) -> DenseSpec:
     has_bias = attention_bias(settings)
-    spec = read_dense(
-        settings,
-        architecture,
-        windows=windows,
+    spec = read_dense(settings, architecture, windows=windows, eps=_EPS, ropes=ropes)
+    return replace(
+        spec,
         qkv_bias=has_bias,
         output_bias=has_bias,
-        eps=_EPS,
-        ropes=ropes,
+        norms=_NORMS,
+        qk_norm_of_all_heads=True,
     )
-    return replace(spec, norms=_NORMS, qk_norm_of_all_heads=True)

@@ -20,7 +20,6 @@ def read_phi3(settings: Settings, architecture: str) -> DenseSpec:
         settings,
         architecture,
         windows=(window,) * settings.integer("num_hidden_layers"),
-        qkv_bias=False,
         eps=("rms_norm_eps", 1e-5),
         rotary_share=1.0,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lora_serve.models.common_config import FULL, SLIDING, attention_bias, layer_types, windows_of
 from lora_serve.models.dense import DenseSpec
 from lora_serve.models.dense_config import read_dense
@@ -15,28 +17,23 @@ _FIRST_WINDOWED_LAYER = 28
 
 def read_qwen2(settings: Settings, architecture: str) -> DenseSpec:
     """The facts of a Qwen 2; faults are among the findings of `settings`."""
-    return read_dense(
-        settings,
-        architecture,
-        windows=_windows(settings),
-        qkv_bias=True,
-        num_kv_heads=_NUM_KV_HEADS,
+    spec = read_dense(
+        settings, architecture, windows=_windows(settings), num_kv_heads=_NUM_KV_HEADS
     )
+    return replace(spec, qkv_bias=True)
 
 
 def read_qwen3(settings: Settings, architecture: str) -> DenseSpec:
     """The facts of a Qwen 3; faults are among the findings of `settings`."""
     has_bias = attention_bias(settings)
-    return read_dense(
+    spec = read_dense(
         settings,
         architecture,
         windows=_windows(settings),
-        qkv_bias=has_bias,
-        output_bias=has_bias,
-        qk_norm=True,
         num_kv_heads=_NUM_KV_HEADS,
         head_size=_QWEN3_HEAD_SIZE,
     )
+    return replace(spec, qkv_bias=has_bias, output_bias=has_bias, qk_norm=True)
 
 
 def _windows(settings: Settings) -> tuple[int | None, ...]:

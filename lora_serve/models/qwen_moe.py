@@ -28,11 +28,7 @@ _QWEN3_EXPERT_SIZE = 768
 def read_qwen2_moe(settings: Settings, architecture: str) -> DenseSpec:
     """The facts of a Qwen 2 of experts; faults are among the findings of `settings`."""
     spec = read_dense(
-        settings,
-        architecture,
-        windows=_no_windows(settings),
-        qkv_bias=settings.flag("qkv_bias", True),
-        num_kv_heads=_QWEN2_NUM_KV_HEADS,
+        settings, architecture, windows=_no_windows(settings), num_kv_heads=_QWEN2_NUM_KV_HEADS
     )
     mixture = read_mixture(
         settings,
@@ -42,7 +38,11 @@ def read_qwen2_moe(settings: Settings, architecture: str) -> DenseSpec:
         intermediate_size=settings.integer("moe_intermediate_size", _QWEN2_EXPERT_SIZE),
     )
     shared = settings.integer("shared_expert_intermediate_size", _QWEN2_SHARED_SIZE)
-    return replace(spec, mixture=replace(mixture, shared_size=shared))
+    return replace(
+        spec,
+        qkv_bias=settings.flag("qkv_bias", True),
+        mixture=replace(mixture, shared_size=shared),
+    )
 
 
 def read_qwen3_moe(settings: Settings, architecture: str) -> DenseSpec:
@@ -52,9 +52,6 @@ def read_qwen3_moe(settings: Settings, architecture: str) -> DenseSpec:
         settings,
         architecture,
         windows=_no_windows(settings),
-        qkv_bias=has_bias,
-        output_bias=has_bias,
-        qk_norm=True,
         num_kv_heads=_QWEN3_NUM_KV_HEADS,
         head_size=_QWEN3_HEAD_SIZE,
     )
@@ -65,7 +62,7 @@ def read_qwen3_moe(settings: Settings, architecture: str) -> DenseSpec:
         num_chosen=_QWEN3_NUM_CHOSEN,
         intermediate_size=settings.integer("moe_intermediate_size", _QWEN3_EXPERT_SIZE),
     )
-    return replace(spec, mixture=mixture)
+    return replace(spec, qkv_bias=has_bias, output_bias=has_bias, qk_norm=True, mixture=mixture)
 
 
 def _no_windows(settings: Settings) -> tuple[int | None, ...]:

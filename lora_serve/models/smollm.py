@@ -22,13 +22,11 @@ def read_smollm3(settings: Settings, architecture: str) -> DenseSpec:
         settings,
         architecture,
         windows=_windows(settings, unrotated),
-        qkv_bias=has_bias,
-        output_bias=has_bias,
         num_kv_heads=_NUM_KV_HEADS,
         default_theta=_THETA,
         is_tied=True,
     )
-    return replace(spec, unrotated=unrotated)
+    return replace(spec, qkv_bias=has_bias, output_bias=has_bias, unrotated=unrotated)
 
 
 def _unrotated(settings: Settings) -> tuple[int, ...]:

@@ -22,8 +22,6 @@ def read_starcoder2(settings: Settings, architecture: str) -> DenseSpec:
         settings,
         architecture,
         windows=(window,) * settings.integer("num_hidden_layers"),
-        qkv_bias=has_bias,
-        output_bias=has_bias,
         num_kv_heads=_NUM_KV_HEADS,
         eps=("norm_epsilon", 1e-5),
         activation="gelu_tanh",
@@ -31,6 +29,8 @@ def read_starcoder2(settings: Settings, architecture: str) -> DenseSpec:
     )
     return replace(
         spec,
+        qkv_bias=has_bias,
+        output_bias=has_bias,
         projections=_PROJECTIONS,
         mlp_bias=has_bias,
         is_gated=False,
