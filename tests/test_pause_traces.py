@@ -8,8 +8,7 @@ from lora_serve.engine.core.admin import AdminCalls
 from lora_serve.fuzz.oracle.engine import OracleEngine
 from lora_serve.fuzz.oracle.traces import OracleTrace
 from lora_serve.messages import CallReply, Pause, Resume
-from lora_serve.scheduler.pause import Pause as SchedulerPause
-from lora_serve.scheduler.pause import PauseState
+from lora_serve.scheduler.pause import PauseState, SchedulerPause
 from lora_serve.scheduler.request import Request
 from lora_serve.scheduler.scheduler import Scheduler
 

@@ -19,7 +19,7 @@ from lora_serve.fuzz.trace import (
     Event,
     Kill,
     Load,
-    Pause,
+    PauseAndResume,
     Reset,
     Text,
     Trace,
@@ -131,7 +131,7 @@ def _event_name(event: Event) -> str:
             return "unloads"
         case Reset():
             return "cache resets"
-        case Pause():
+        case PauseAndResume():
             return "pauses"
         case Damage():
             return "damages to disk"

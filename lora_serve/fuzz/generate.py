@@ -17,7 +17,7 @@ from lora_serve.config.model import LOGPROBS_MODES
 from lora_serve.demo.corpus import LABEL_REQUESTS, sentence
 from lora_serve.fuzz.talks import TalkWriter
 from lora_serve.fuzz.trace import (
-    AdminCall,
+    AdapterCall,
     Ask,
     Chat,
     ConcurrentCalls,
@@ -26,7 +26,7 @@ from lora_serve.fuzz.trace import (
     Event,
     Kill,
     Load,
-    Pause,
+    PauseAndResume,
     Prompt,
     Reset,
     Text,
@@ -244,10 +244,12 @@ class _Writer:
             return Damage(seed=rng.randrange(2**31))
         return self._ask()
 
-    def _pause(self) -> Pause:
+    def _pause(self) -> PauseAndResume:
         rng = self._pause_rng
         mode: Literal["keep", "wait"] = rng.choice(("keep", "keep", "wait"))
-        return Pause(mode=mode, pause_ms=rng.choice((0, 5, 50, 200)), wait_ms=rng.choice((0, 5)))
+        return PauseAndResume(
+            mode=mode, pause_ms=rng.choice((0, 5, 50, 200)), wait_ms=rng.choice((0, 5))
+        )
 
     def _concurrent_calls(self) -> ConcurrentCalls:
         """Calls that get in each other's way: mostly all of one name."""
@@ -256,7 +258,7 @@ class _Writer:
         calls = [self._call_of(rng.choice(names)) for _ in range(rng.choice((2, 2, 3)))]
         return ConcurrentCalls(calls=tuple(calls), wait_ms=rng.choice((0, 0, 1, 20)))
 
-    def _call_of(self, name: str) -> AdminCall:
+    def _call_of(self, name: str) -> AdapterCall:
         rng = self._calls_rng
         choice = rng.random()
         if choice < 0.55:

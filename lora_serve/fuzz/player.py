@@ -17,14 +17,14 @@ from lora_serve.fuzz.client import FuzzClient
 from lora_serve.fuzz.faults import damage_files, kill_engine
 from lora_serve.fuzz.talk_answers import kept_items
 from lora_serve.fuzz.trace import (
-    AdminCall,
+    AdapterCall,
     Ask,
     ConcurrentCalls,
     Damage,
     Event,
     Kill,
     Load,
-    Pause,
+    PauseAndResume,
     Reset,
     Talk,
     Trace,
@@ -99,7 +99,7 @@ class Player:
                 return await self._call_at_once(event)
             case Kill():
                 return await self._kill()
-            case Pause():
+            case PauseAndResume():
                 async with self._pausing:
                     return await self._pause(event)
             case Damage():
@@ -135,7 +135,7 @@ class Player:
         before = await self._stored[label]
         return before if before.is_whole else None
 
-    async def _call_in_turn(self, event: AdminCall) -> Called:
+    async def _call_in_turn(self, event: AdapterCall) -> Called:
         """Send a call once those of its name have ended; a reset of all waits for none."""
         if event.lora_name is None:
             return await self._call(event)
@@ -148,7 +148,7 @@ class Player:
                 await stack.enter_async_context(self._locks[name])
             return CalledAtOnce(tuple(await asyncio.gather(*map(self._call, event.calls))))
 
-    async def _call(self, event: AdminCall) -> Called:
+    async def _call(self, event: AdapterCall) -> Called:
         name = self._named(event.lora_name) if event.lora_name else ""
         if isinstance(event, Reset):
             body = {"lora_name": name} if name else {}
@@ -178,7 +178,7 @@ class Player:
             await asyncio.sleep(POLL_SECONDS)
         return Called(begin, time.monotonic())
 
-    async def _pause(self, event: Pause) -> Called:
+    async def _pause(self, event: PauseAndResume) -> Called:
         """Pause and resume; the outcome of the call that failed, if one did.
 
         While a killed engine is being started again, a pause may fail, and a resume is repeated.

@@ -15,7 +15,7 @@ from itertools import permutations
 from lora_serve.fuzz.answers import Called, CalledAtOnce
 from lora_serve.fuzz.player import Record
 from lora_serve.fuzz.trace import (
-    AdminCall,
+    AdapterCall,
     ConcurrentCalls,
     Event,
     Kill,
@@ -46,7 +46,7 @@ class _Calls:
     """Calls of one name that were sent at once; or a single one. event: the index in the trace."""
 
     event: int
-    calls: tuple[tuple[AdminCall, Called], ...]
+    calls: tuple[tuple[AdapterCall, Called], ...]
 
     @property
     def begin(self) -> float:
@@ -148,9 +148,9 @@ def calls_of(trace: Trace, records: Sequence[Record]) -> Iterator[tuple[int, Eve
 
 def _changes(trace: Trace, records: Sequence[Record]) -> dict[str, list[_Calls]]:
     """List by name what the player sent one after another: single calls, and those sent at once."""
-    together: defaultdict[tuple[str, int], list[tuple[AdminCall, Called]]] = defaultdict(list)
+    together: defaultdict[tuple[str, int], list[tuple[AdapterCall, Called]]] = defaultdict(list)
     for index, call, called in calls_of(trace, records):
-        if isinstance(call, AdminCall) and call.lora_name is not None:
+        if isinstance(call, AdapterCall) and call.lora_name is not None:
             together[call.lora_name, index].append((call, called))
     changes: defaultdict[str, list[_Calls]] = defaultdict(list)
     for (name, index), calls in together.items():
@@ -169,7 +169,7 @@ def _after_all(before: set[_Stay], change: _Calls) -> set[_Stay]:
     return after
 
 
-def _after(stay: _Stay, call: AdminCall, called: Called) -> set[_Stay]:
+def _after(stay: _Stay, call: AdapterCall, called: Called) -> set[_Stay]:
     """What the name may stand for after one call; none if it cannot have had this outcome."""
     is_there = stay.version != ABSENT
     changed = stay if isinstance(call, Reset) else _stay(call, called)

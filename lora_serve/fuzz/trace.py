@@ -127,7 +127,7 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True, tag="kill"):
     wait_ms: int = 0
 
 
-class Pause(msgspec.Struct, frozen=True, kw_only=True, tag="pause"):
+class PauseAndResume(msgspec.Struct, frozen=True, kw_only=True, tag="pause"):
     """Pause the server, and resume it `pause_ms` after the pause was confirmed."""
 
     mode: Literal["keep", "wait"]
@@ -142,7 +142,7 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True, tag="damage"):
     wait_ms: int = 0
 
 
-AdminCall = Load | Unload | Reset
+AdapterCall = Load | Unload | Reset
 
 
 class ConcurrentCalls(msgspec.Struct, frozen=True, kw_only=True, tag="concurrent_calls"):
@@ -151,7 +151,7 @@ class ConcurrentCalls(msgspec.Struct, frozen=True, kw_only=True, tag="concurrent
     Their loads have no `place`: files that two calls write at once are neither's.
     """
 
-    calls: tuple[AdminCall, ...]
+    calls: tuple[AdapterCall, ...]
     wait_ms: int = 0
 
     def __post_init__(self) -> None:
@@ -159,7 +159,7 @@ class ConcurrentCalls(msgspec.Struct, frozen=True, kw_only=True, tag="concurrent
             raise ValueError("loads among concurrent calls cannot have a place")
 
 
-Event = Ask | AdminCall | Kill | Pause | Damage | ConcurrentCalls
+Event = Ask | AdapterCall | Kill | PauseAndResume | Damage | ConcurrentCalls
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):

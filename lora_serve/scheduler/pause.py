@@ -20,7 +20,7 @@ class PauseState(Enum):
     PAUSED = "paused"
 
 
-class Pause:
+class SchedulerPause:
     """The pause, if there is one, and the requests that it holds."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from lora_serve.scheduler.chunk import scheduled_chunk
 from lora_serve.scheduler.drafting import Drafting
 from lora_serve.scheduler.in_flight import ScheduledPair, StepsInFlight
 from lora_serve.scheduler.lora_slots import AdapterMemory, LoRASlots
-from lora_serve.scheduler.pause import Pause, PauseState
+from lora_serve.scheduler.pause import PauseState, SchedulerPause
 from lora_serve.scheduler.progress import RequestProgress, progress_of
 from lora_serve.scheduler.queue import Slots, WaitingQueue
 from lora_serve.scheduler.request import Request, RequestStatus
@@ -59,7 +59,7 @@ class Scheduler:
         self._shared = SharedKV(kv, connector)
         self._in_flight = StepsInFlight()
         self._planned: list[ScheduledPair] = []  # of the step that is being planned
-        self._pause = Pause()
+        self._pause = SchedulerPause()
         self.totals = SchedulerTotals()
 
     @property

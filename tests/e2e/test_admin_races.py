@@ -28,7 +28,7 @@ from lora_serve.fuzz.player import RESTARTS, Player, ServerUnderTest
 from lora_serve.fuzz.reference import ColdEngine
 from lora_serve.fuzz.timeline import ABSENT, Timeline
 from lora_serve.fuzz.trace import (
-    AdminCall,
+    AdapterCall,
     Ask,
     ConcurrentCalls,
     Event,
@@ -89,7 +89,7 @@ def an_ask(lora_name: str, prompt: Tokens, max_tokens: int, seed: int = 0) -> As
     return Ask(prompt=prompt, params=params, lora_name=lora_name)
 
 
-def a_call(rng: Random, name: str, num_versions: int) -> AdminCall:
+def a_call(rng: Random, name: str, num_versions: int) -> AdapterCall:
     version = rng.randrange(num_versions)
     return rng.choice(
         (

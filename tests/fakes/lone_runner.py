@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from lora_serve.fuzz.answers import Called, CalledAtOnce, Heard
 from lora_serve.fuzz.reference import ColdEngine
 from lora_serve.fuzz.runners import TraceRun
-from lora_serve.fuzz.trace import AdminCall, Ask, ConcurrentCalls, Load, Reset, Trace, Unload
+from lora_serve.fuzz.trace import AdapterCall, Ask, ConcurrentCalls, Load, Reset, Trace, Unload
 from lora_serve.identity import BASE_MODEL, NoAdapter
 
 
@@ -72,7 +72,7 @@ class LoneRunner:
         return f"{self.cold.fingerprint}-{self.fingerprints[version]}-g0"
 
 
-def _call(call: AdminCall, named: dict[str, int]) -> int:
+def _call(call: AdapterCall, named: dict[str, int]) -> int:
     """The status with which a server answers."""
     if isinstance(call, Load):
         if call.lora_name in named and not call.in_place:

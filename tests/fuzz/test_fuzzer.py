@@ -23,7 +23,7 @@ from lora_serve.fuzz.trace import (
     Chat,
     ConcurrentCalls,
     Load,
-    Pause,
+    PauseAndResume,
     Reset,
     Trace,
     Unload,
@@ -182,7 +182,9 @@ def test_traces_send_admin_calls_at_once_and_are_kept_with_them(
 
 def test_traces_pause_servers_and_are_kept_with_that(scope: Scope, tmp_path: Path) -> None:
     traces = [make_trace(seed, scope) for seed in range(20)]
-    pauses = [event for trace in traces for event in trace.events if isinstance(event, Pause)]
+    pauses = [
+        event for trace in traces for event in trace.events if isinstance(event, PauseAndResume)
+    ]
     assert {pause.mode for pause in pauses} == {"keep", "wait"}
     for trace in traces:
         save_trace(trace, tmp_path / "trace.json")

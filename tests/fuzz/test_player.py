@@ -11,7 +11,7 @@ from lora_serve.bench.http_stream import Origin
 from lora_serve.fuzz.answers import Called
 from lora_serve.fuzz.client import FuzzClient
 from lora_serve.fuzz.player import Player, ServerUnderTest
-from lora_serve.fuzz.trace import Event, Load, Pause, Reset, Trace, Unload
+from lora_serve.fuzz.trace import Event, Load, PauseAndResume, Reset, Trace, Unload
 
 
 class SlowCalls(FuzzClient):
@@ -67,7 +67,7 @@ async def test_a_pause_ends_though_the_engine_died_in_it(tmp_path: Path) -> None
     server = ServerUnderTest(
         client=client, base_model="base", hidden_size=8, versions=[tmp_path], workspace=tmp_path
     )
-    (paused,) = await Player(server).play(Trace(seed=0, events=(Pause(mode="wait"),)))
+    (paused,) = await Player(server).play(Trace(seed=0, events=(PauseAndResume(mode="wait"),)))
     assert isinstance(paused, Called)
     assert client.called == ["/pause?mode=wait", "/resume", "/resume"]
     assert paused.is_done

@@ -5,7 +5,7 @@ import pytest
 from lora_serve.fuzz.answers import Called, CalledAtOnce
 from lora_serve.fuzz.timeline import ABSENT, Timeline
 from lora_serve.fuzz.trace import (
-    AdminCall,
+    AdapterCall,
     ConcurrentCalls,
     Event,
     Kill,
@@ -90,7 +90,7 @@ LOAD_1, LOAD_2 = (Load(lora_name="red", version=version) for version in (1, 2))
 NEW_1, NEW_2 = (Load(lora_name="red", version=version, in_place=False) for version in (1, 2))
 
 
-def at_once(*calls: tuple[AdminCall, int]) -> Timeline:
+def at_once(*calls: tuple[AdapterCall, int]) -> Timeline:
     """Version 0 was loaded, and ended loading at 2; then come the calls, from 10 to 20."""
     first = Load(lora_name="red", version=0)
     concurrent = ConcurrentCalls(calls=tuple(call for call, _ in calls))
@@ -113,7 +113,7 @@ def at_once(*calls: tuple[AdminCall, int]) -> Timeline:
     ],
 )
 def test_concurrent_calls_may_have_come_in_every_order_that_gives_their_outcomes(
-    calls: list[tuple[AdminCall, int]], meanwhile: set[int], afterwards: set[int]
+    calls: list[tuple[AdapterCall, int]], meanwhile: set[int], afterwards: set[int]
 ) -> None:
     line = at_once(*calls)
     assert line.impossible == []
@@ -132,7 +132,7 @@ def test_concurrent_calls_may_have_come_in_every_order_that_gives_their_outcomes
     ],
 )
 def test_outcomes_that_no_order_of_concurrent_calls_gives_are_told(
-    calls: list[tuple[AdminCall, int]],
+    calls: list[tuple[AdapterCall, int]],
 ) -> None:
     assert at_once(*calls).impossible == [1]
 

@@ -37,7 +37,7 @@ from lora_serve.kv_groups import KVGroup, tokens_in_flight
 from lora_serve.kv_tiers.base import TierNamespace
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.scheduler.lora_slots import LoRASlots
-from lora_serve.scheduler.pause import Pause, PauseState
+from lora_serve.scheduler.pause import PauseState, SchedulerPause
 from lora_serve.scheduler.queue import Slots, WaitingQueue
 from lora_serve.scheduler.request import Request
 from lora_serve.scheduler.scheduler import Scheduler
@@ -168,7 +168,7 @@ class World:
         queue_class: type[WaitingQueue] = WaitingQueue,
         groups: Sequence[KVGroup] = (KVGroup(),),
         num_pauses: int = 0,
-        pause_class: type[Pause] = Pause,
+        pause_class: type[SchedulerPause] = SchedulerPause,
     ) -> None:
         config = SchedulerConfig(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, fair_share=fair_share

@@ -13,7 +13,7 @@ from lora_serve.kv.writers import PendingWrites
 from lora_serve.kv_groups import KVGroup
 from lora_serve.scheduler.in_flight import ScheduledPair, StepsInFlight
 from lora_serve.scheduler.lora_slots import LoRASlots
-from lora_serve.scheduler.pause import Pause, PauseState
+from lora_serve.scheduler.pause import PauseState, SchedulerPause
 from lora_serve.scheduler.queue import WaitingQueue
 from lora_serve.scheduler.request import Request
 from tests.scheduler.exploration import assert_what_is_alike_goes_on_alike, explore
@@ -187,13 +187,13 @@ def test_paused_worlds_of_one_essence_go_on_alike() -> None:
     assert_what_is_alike_goes_on_alike(World(asked, num_blocks=3, num_pauses=1))
 
 
-class LosesHeldRequests(Pause):
+class LosesHeldRequests(SchedulerPause):
     def enter(self, state: PauseState) -> list[Request]:
         super().enter(state)
         return []
 
 
-class HoldsWhatHasBegun(Pause):
+class HoldsWhatHasBegun(SchedulerPause):
     """A request that was preempted is held with those that never ran."""
 
     def holds(self, request: Request) -> bool:
@@ -201,7 +201,7 @@ class HoldsWhatHasBegun(Pause):
 
 
 @pytest.mark.parametrize("mutant", [LosesHeldRequests, HoldsWhatHasBegun])
-def test_exploration_finds_a_pause_that(mutant: type[Pause]) -> None:
+def test_exploration_finds_a_pause_that(mutant: type[SchedulerPause]) -> None:
     asked = PAUSED_WORLDS["answers that outgrow the pool"]
     world = World(asked, num_blocks=3, num_pauses=1, pause_class=mutant)
     with pytest.raises(AssertionError, match="a request waits for ever"):
