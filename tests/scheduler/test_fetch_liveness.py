@@ -65,9 +65,19 @@ def test_no_request_waits_for_ever_for_what_is_reset(name: str) -> None:
     assert explore(WORLDS[name](resets=[EVERYTHING])) > 70
 
 
-@pytest.mark.parametrize("has_tiers", [False, True])
-def test_no_request_waits_for_ever_where_an_adapter_is_reset(has_tiers: bool) -> None:
-    assert explore(World(ADAPTERS, num_blocks=3, resets=["red"], has_tiers=has_tiers)) > 100
+@pytest.mark.parametrize(
+    ("asked", "has_tiers"),
+    [
+        (ADAPTERS, False),
+        ([Asked(RED, ONE_BLOCK, 1)] * 2, True),
+        pytest.param(ADAPTERS, True, marks=pytest.mark.slow),
+    ],
+    ids=["two adapters", "one adapter, tiers", "two adapters, tiers"],
+)
+def test_no_request_waits_for_ever_where_an_adapter_is_reset(
+    asked: list[Asked], has_tiers: bool
+) -> None:
+    assert explore(World(asked, num_blocks=3, resets=["red"], has_tiers=has_tiers)) > 100
 
 
 @pytest.mark.slow
@@ -103,7 +113,9 @@ def test_no_request_waits_for_ever_in_a_larger_world_with_tiers(name: str) -> No
         tiered(EQUAL),
         tiered(EQUAL, failure_policy="fail", is_overlapped=True),
         tiered(PARTING, resets=[EVERYTHING]),
-        tiered([Asked(RED, ONE_BLOCK, 1)] * 2, resets=["red"]),
+        pytest.param(
+            tiered([Asked(RED, ONE_BLOCK, 1)] * 2, resets=["red"]), marks=pytest.mark.slow
+        ),
     ],
     ids=["equal prompts", "failed fetches, overlapped", "parting prompts, reset", "adapter, reset"],
 )
@@ -176,7 +188,7 @@ FOR_EVER, LEAKS = "a request waits for ever", r"block \d: 1 of 0"
         ("a failed fetch ends its requests", ForgetsWhatFailed, FOR_EVER),
         ("memory for one fetched block", WaitsForMemory, FOR_EVER),
         ("answers that outgrow the pool", FetchesForTheGoneThatWerePreempted, LEAKS),
-        ("two adapters and one LoRA slot", ResetWakesNobody, FOR_EVER),
+        ("equal prompts share a fetch", ResetWakesNobody, FOR_EVER),
     ],
 )
 def test_exploration_finds_a_connector_that(

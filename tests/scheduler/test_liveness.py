@@ -41,7 +41,7 @@ def explore_all(**mutants: type) -> None:
     [
         *((name, "none") for name in WORLDS),
         ("two adapters and one LoRA slot", "adapter"),
-        ("base beside adapters", "adapter"),
+        pytest.param("base beside adapters", "adapter", marks=pytest.mark.slow),
     ],
 )
 def test_no_request_waits_for_ever_in_any_reachable_state(name: str, fair_share: str) -> None:
@@ -122,18 +122,38 @@ def test_exploration_finds_windows_that_keep_their_blocks() -> None:
 @pytest.mark.parametrize(
     "first",
     [
-        WINDOWED_WORLDS["equal prompts"](),
-        WINDOWED_WORLDS["answers that outgrow the pool"](is_overlapped=True),
-        *(World(asked, num_blocks=3) for asked in WORLDS.values()),
-        World(WORLDS["two adapters and one LoRA slot"], num_blocks=3, fair_share="adapter"),
-        *(World(asked, num_blocks=3, is_overlapped=True) for asked in OVERLAPPED_WORLDS.values()),
-    ],
-    ids=[
-        "equal prompts, a window",
-        "answers that outgrow the pool, a window, overlapped",
-        *WORLDS,
-        "two adapters with fair shares",
-        *(f"overlapped: {n}" for n in OVERLAPPED_WORLDS),
+        pytest.param(WINDOWED_WORLDS["equal prompts"](), id="equal prompts, a window"),
+        pytest.param(
+            WINDOWED_WORLDS["answers that outgrow the pool"](is_overlapped=True),
+            id="answers that outgrow the pool, a window, overlapped",
+        ),
+        *(
+            pytest.param(
+                World(asked, num_blocks=3),
+                id=name,
+                marks=() if name == "equal prompts" else pytest.mark.slow,
+            )
+            for name, asked in WORLDS.items()
+        ),
+        pytest.param(
+            World(
+                WORLDS["two adapters and one LoRA slot"][::2], num_blocks=3, fair_share="adapter"
+            ),
+            id="one request of each of two adapters with fair shares",
+        ),
+        pytest.param(
+            World(WORLDS["two adapters and one LoRA slot"], num_blocks=3, fair_share="adapter"),
+            id="two adapters with fair shares",
+            marks=pytest.mark.slow,
+        ),
+        *(
+            pytest.param(
+                World(asked, num_blocks=3, is_overlapped=True),
+                id=f"overlapped: {name}",
+                marks=pytest.mark.slow if name == "answers that end unforeseen" else (),
+            )
+            for name, asked in OVERLAPPED_WORLDS.items()
+        ),
     ],
 )
 def test_worlds_of_one_essence_look_alike_and_go_on_alike(first: World) -> None:
