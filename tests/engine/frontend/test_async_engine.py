@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import pytest_asyncio
 
 from lora_serve.config import EngineConfig
 from lora_serve.engine.frontend import starting
@@ -37,9 +38,12 @@ PROMPT = TokensPrompt(tuple(i % 90 for i in range(50)))
 LONG = SamplingParams(max_tokens=900, temperature=0, ignore_eos=True)
 LONG_REQUEST = GenerateRequest(request_id="long", prompt=PROMPT, params=LONG)
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-@pytest.fixture
-async def engine(model_path: Path, adapter_paths: list[Path]) -> AsyncIterator[AsyncEngine]:
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_engine(model_path: Path, adapter_paths: list[Path]) -> AsyncIterator[AsyncEngine]:
+    """Every engine takes seconds to start."""
     config = engine_config(
         model=str(model_path),
         enable_lora=True,
@@ -49,6 +53,16 @@ async def engine(model_path: Path, adapter_paths: list[Path]) -> AsyncIterator[A
     engine = await AsyncEngine.start(config)
     yield engine
     await engine.shutdown()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def engine(shared_engine: AsyncEngine, adapter_paths: list[Path]) -> AsyncEngine:
+    """It has the adapter "a", and no other."""
+    for info in await shared_engine.list_adapters():
+        if info.name != "a":
+            await shared_engine.unload_lora_adapter(info.name)
+    await shared_engine.load_lora_adapter("a", str(adapter_paths[0]), load_inplace=True)
+    return shared_engine
 
 
 async def collect(
@@ -156,7 +170,6 @@ async def test_a_stop_string_ends_the_answer_in_the_engine_too(engine: AsyncEngi
 async def test_a_killed_engine_is_replaced_and_only_callers_that_have_begun_to_get_an_answer_see_it(
     engine: AsyncEngine, adapter_paths: list[Path], tmp_path: Path
 ) -> None:
-    """All in one, because every engine takes seconds to start."""
     changed = tmp_path / "changed"
     shutil.copytree(adapter_paths[1], changed)
     await engine.load_lora_adapter("changed", str(changed))
@@ -217,14 +230,19 @@ async def test_what_cannot_be_served_is_told_at_start(
 
 
 async def test_a_start_that_is_given_up_leaves_no_process_behind(model_path: Path) -> None:
+    before = pids_of_children()
     start = asyncio.create_task(AsyncEngine.start(engine_config(model=str(model_path))))
     async with asyncio.timeout(20):
-        while not multiprocessing.active_children():
+        while pids_of_children() == before:
             await asyncio.sleep(0.01)
         start.cancel()
         with pytest.raises(asyncio.CancelledError):
             await start
-    assert multiprocessing.active_children() == []
+    assert pids_of_children() == before
+
+
+def pids_of_children() -> set[int | None]:
+    return {child.pid for child in multiprocessing.active_children()}
 
 
 async def test_a_tokenizer_that_is_refused_ends_a_start_whose_model_is_still_being_read(
