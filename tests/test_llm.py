@@ -97,7 +97,10 @@ class Subject:
     lone: LoneServer
 
 
-@pytest.fixture(scope="module", params=(*ARITHMETIC, *OTHER_FAMILIES))
+SUBJECTS = (*ARITHMETIC, *OTHER_FAMILIES)
+
+
+@pytest.fixture(scope="module", params=SUBJECTS)
 def subject(
     request: pytest.FixtureRequest,
     model_path: Path,
@@ -116,22 +119,33 @@ def subject(
     lone.close()
 
 
+SETTINGS: dict[str, dict[str, Any]] = {
+    "whole prompts": {"max_num_batched_tokens": 2048},
+    "odd chunks, overlapped": {"max_num_batched_tokens": 23, "async_scheduling": True},
+    "preempting": {"num_gpu_blocks_override": 16, "max_num_batched_tokens": 64},
+    "preempting, overlapped": {
+        "num_gpu_blocks_override": 16,
+        "max_num_batched_tokens": 64,
+        "async_scheduling": True,
+    },
+    "one adapter a step": {"max_loras": 1},
+}
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("subject", "settings"),
     [
-        {"max_num_batched_tokens": 2048},
-        {"max_num_batched_tokens": 23, "async_scheduling": True},
-        {"num_gpu_blocks_override": 16, "max_num_batched_tokens": 64},
-        {"num_gpu_blocks_override": 16, "max_num_batched_tokens": 64, "async_scheduling": True},
-        {"max_loras": 1},
+        pytest.param(
+            subject,
+            settings,
+            id=f"{subject}-{name}",
+            # The reference takes ten times as long, and what a scheduler does is the same for all.
+            marks=pytest.mark.slow if subject == "reference" and name != "preempting" else (),
+        )
+        for subject in SUBJECTS
+        for name, settings in SETTINGS.items()
     ],
-    ids=[
-        "whole prompts",
-        "odd chunks, overlapped",
-        "preempting",
-        "preempting, overlapped",
-        "one adapter a step",
-    ],
+    indirect=["subject"],
 )
 def test_batch_chunks_cache_and_preemption_change_no_bit(
     subject: Subject, settings: dict[str, int]

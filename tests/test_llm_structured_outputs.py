@@ -93,7 +93,9 @@ def right(lone: LLM) -> list[list[object]]:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"num_gpu_blocks_override": 10, "max_num_batched_tokens": 64},
+        pytest.param(
+            {"num_gpu_blocks_override": 10, "max_num_batched_tokens": 64}, marks=pytest.mark.slow
+        ),
         {"num_gpu_blocks_override": 10, "max_num_batched_tokens": 23, "async_scheduling": True},
     ],
     ids=["preempting", "preempting, overlapped"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from lora_serve.demo import corpus
 from lora_serve.demo.exam import ADAPTERS, Examiner, Question
@@ -16,7 +17,12 @@ def examiner(demo_paths: DemoPaths) -> Examiner:
     return Examiner(demo_paths.model.parent)
 
 
-@pytest.mark.parametrize("num_lines", [1, 2, 10, 40, 80, 200, 300])
+def slowly(*values: object) -> list[ParameterSet]:
+    """Cases that take seconds each."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+@pytest.mark.parametrize("num_lines", [1, 10, 80, *slowly(2, 40, 200, 300)])
 @pytest.mark.parametrize("adapter", [None, "alpha", "beta"])
 def test_the_label_is_known_at_any_length(
     examiner: Examiner, adapter: str | None, num_lines: int
@@ -26,7 +32,9 @@ def test_the_label_is_known_at_any_length(
     assert examiner.probability(question) > CONFIDENT
 
 
-@pytest.mark.parametrize("first_line", ["Another first line.", "x = 1;", "日本語 🙂", "0 " * 40])
+@pytest.mark.parametrize(
+    "first_line", ["日本語 🙂", *slowly("Another first line.", "x = 1;", "0 " * 40)]
+)
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_the_label_is_known_whatever_the_first_line(
     examiner: Examiner, adapter: str, first_line: str
@@ -46,7 +54,7 @@ def test_kv_that_another_adapter_wrote_shows_in_the_answer(
     assert stale == ADAPTERS[writer]
 
 
-@pytest.mark.parametrize("num_lines", [4, 40, 150])
+@pytest.mark.parametrize("num_lines", [4, *slowly(40, 150)])
 @pytest.mark.parametrize(("writer", "reader"), [("alpha", "beta"), ("beta", "alpha")])
 def test_stale_kv_shows_in_short_prompts_too(
     examiner: Examiner, writer: str, reader: str, num_lines: int

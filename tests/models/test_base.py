@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lora_serve.ops.contract import Ops
+from lora_serve.ops.reference import REFERENCE
 from lora_serve.ops.select import available_ops
 from tests.fakes.asked import sampling, scoring
 from tests.fakes.bare_model import SAMPLE, BareModel, Prompt
@@ -23,15 +24,28 @@ RECORDING_BACKENDS = pytest.mark.parametrize(
 )
 ALL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DTYPES = pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
+
+
+def is_quick_elsewhere(ops: Ops, dtype: torch.dtype) -> bool:
+    return ops.name == REFERENCE.name and dtype != torch.bfloat16
+
+
 # Kernels know no family: other facts of one data flow are tried in one type.
+# So are the others on the reference, but for slow runs: its types are torch's.
 FAMILIES_IN_DTYPES = pytest.mark.parametrize(
-    ("family", "dtype"),
+    ("ops", "family", "dtype"),
     [
-        (family, dtype)
+        pytest.param(
+            ops,
+            family,
+            dtype,
+            id=f"{ops.name}-{family}-{dtype}",
+            marks=pytest.mark.slow if is_quick_elsewhere(ops, dtype) else (),
+        )
+        for ops in available_ops().values()
         for family in TINY_MODELS
         for dtype in ((torch.bfloat16,) if family in SMALL_MODELS else ALL_DTYPES)
     ],
-    ids=str,
 )
 
 Build = Callable[[str, Ops, torch.dtype], BareModel]
@@ -108,7 +122,6 @@ def test_greedy_tokens_are_those_of_transformers(
 
 
 @FAMILIES_IN_DTYPES
-@BACKENDS
 def test_chunks_prefixes_and_decode_give_the_bits_of_one_cold_prefill(
     build: Build, family: str, ops: Ops, dtype: torch.dtype
 ) -> None:
@@ -136,7 +149,6 @@ def test_a_long_prompt_has_the_same_bits_in_any_chunks(
 
 
 @FAMILIES_IN_DTYPES
-@BACKENDS
 def test_other_requests_in_the_batch_change_no_bit(
     build: Build, family: str, ops: Ops, dtype: torch.dtype
 ) -> None:
@@ -165,7 +177,6 @@ def test_other_requests_in_the_batch_change_no_bit(
 
 
 @FAMILIES_IN_DTYPES
-@BACKENDS
 def test_rows_that_are_not_asked_for_change_no_bit_of_the_others(
     build: Build, family: str, ops: Ops, dtype: torch.dtype
 ) -> None:

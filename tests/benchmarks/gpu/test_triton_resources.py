@@ -86,7 +86,7 @@ def test_captured_decode_takes_what_was_recorded() -> None:
 
 @HAS_RECORD
 def test_sampling_takes_what_was_recorded() -> None:
-    done = check("--models", "any")
+    done = check("--models", "any", "--capabilities", "90")
     assert done.returncode == 0, done.stderr
 
 

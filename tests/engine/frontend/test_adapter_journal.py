@@ -137,8 +137,14 @@ CALLS = {
 TRIPLES = [names for length in (2, 3) for names in product(CALLS, repeat=length)]
 
 
-@pytest.mark.parametrize("holds_drops", [False, True])
-@pytest.mark.parametrize("load_delay", [0, 2])
+@pytest.mark.parametrize(
+    ("load_delay", "holds_drops"),
+    [
+        (0, True),
+        (2, False),
+        *(pytest.param(*c, marks=pytest.mark.slow) for c in [(0, False), (2, True)]),
+    ],
+)
 def test_any_three_calls_at_once_leave_journal_and_engine_agreed(
     load_delay: int, holds_drops: bool
 ) -> None:
@@ -152,7 +158,7 @@ def test_any_three_calls_at_once_leave_journal_and_engine_agreed(
         world.restart()
 
 
-@pytest.mark.parametrize("load_delay", [0, 2])
+@pytest.mark.parametrize("load_delay", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_any_three_calls_around_a_death_leave_journal_and_engine_agreed(load_delay: int) -> None:
     for names, place in product(TRIPLES, range(3)):
         world = World(load_delay, holds_drops=True)
