@@ -25,18 +25,20 @@ from tests.e2e.test_trace import random_ids
 NUM_STORED_BLOCKS = 12
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def mortal_server(
-    demo_paths: DemoPaths, start_server: StartServer, tmp_path: Path
+    demo_paths: DemoPaths, start_server: StartServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
+    """The last test ends it."""
+    directory = tmp_path_factory.mktemp("mortal")
     flags = (
         *server_flags(Server.CACHED),
         *("--lora-modules", f"alpha={demo_paths.alpha}", f"beta={demo_paths.beta}"),
         *("--max-num-seqs", "4", "--max-num-queued-reqs", "40", "--drain-timeout", "1"),
         *("--restart-wait", "0"),  # so that a new request is refused, however quick the restart
-        *("--kv-disk-path", str(tmp_path / "kv")),
+        *("--kv-disk-path", str(directory / "kv")),
     )
-    with start_server(demo_paths.model, tmp_path / "log", *flags) as process:
+    with start_server(demo_paths.model, directory / "log", *flags) as process:
         process.wait_until_healthy()
         yield process
 

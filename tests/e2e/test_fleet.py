@@ -176,7 +176,13 @@ async def test_a_client_that_leaves_ends_its_request_on_the_replica(
             await asyncio.sleep(0.2)
 
 
-@pytest.mark.parametrize("kind", [REPLICA, ENGINE], ids=["a replica", "an engine"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(REPLICA, id="a replica"),
+        pytest.param(ENGINE, id="an engine", marks=pytest.mark.slow),
+    ],
+)
 async def test_kill_9_costs_the_streams_that_have_begun_and_no_other_request(
     fleet: ServerProcess, http: httpx.AsyncClient, kind: bytes
 ) -> None:

@@ -45,25 +45,34 @@ class Consumer:
             lambda number: rng is not None and rng.random() < 0.2,
         )
         self._is_closed = False
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
     def _read(self) -> None:
-        while not self._is_closed:
-            if self.subscriber._socket.poll(50):
-                with self.lock:
-                    self.subscriber.read(0.0)
+        try:
+            while not self._is_closed:
+                if self.subscriber._socket.poll(50):
+                    with self.lock:
+                        self.subscriber.read(0.0)
+        except Exception as error:  # for who looks at what it has read
+            self._error = error
 
     def expected(self, name: str | None, prompt: list[int] = PROMPT) -> list[set[int]]:
         """The blocks that it would send a request of this name for."""
         with self.lock:
+            if self._error is not None:
+                raise self._error
             return self.subscriber.indexer.hashes(name, prompt, BLOCK_SIZE)
 
     def close(self) -> None:
         self._is_closed = True
-        self._thread.join(PATIENCE)
+        self._thread.join(PATIENCE)  # longer than a replay may take
+        assert not self._thread.is_alive(), "it still reads"
         self.subscriber.close()
         self._context.destroy(linger=0)
+        if self._error is not None:
+            raise self._error
 
 
 @pytest.fixture(scope="module")

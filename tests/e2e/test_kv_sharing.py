@@ -14,7 +14,7 @@ from tests.e2e.conftest import StartServer
 from tests.e2e.metrics import metric, wait_for
 from tests.e2e.test_kv_tiers import (
     BLOCK_SIZE,
-    PLACES,
+    QUICK_PLACES,
     Answer,
     ask,
     end_it,
@@ -33,7 +33,7 @@ NUM_ROUNDS = 6
 SAVED, KNOWN = "lora_serve:kv_tier_saved_blocks_total", "lora_serve:kv_tier_blocks"
 
 
-@pytest.mark.parametrize("place", PLACES, indirect=True)
+@pytest.mark.parametrize("place", QUICK_PLACES, indirect=True)
 def test_two_servers_share_one_place_and_one_outlives_the_other(
     demo_paths: DemoPaths, start_server: StartServer, place: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from lora_serve.demo.stage import Stage
 from tests.e2e.conftest import ready
 
 CACHED = [scenario for scenario in SCENARIOS if scenario.server is Server.CACHED]
+SLOW = pytest.mark.slow
 MOST = 3
 MOST_AT_ONCE = 8
 
@@ -37,7 +38,13 @@ def test_each_row_answers_as_it_must(
     assert problems(scenario, process, demo_paths, tmp_path) == []
 
 
-@pytest.mark.parametrize("scenario", CACHED, ids=lambda s: f"row{s.row}")
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(scenario, id=f"row{scenario.row}", marks=() if number % 3 == 0 else SLOW)
+        for number, scenario in enumerate(CACHED)
+    ],
+)
 def test_each_cached_row_answers_as_it_must_where_steps_overlap(
     scenario: Scenario, overlapped_server: ServerProcess, demo_paths: DemoPaths, tmp_path: Path
 ) -> None:

@@ -150,4 +150,6 @@ def test_an_answer_that_is_taken_slowly_is_waited_for(
     time.sleep(LAST_WORDS_SECONDS + 1)  # which is all that an answer had once
     assert len(wires[0].rest()) == num_left
     assert server.wait() == 0
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{server.base_url}/health")
     assert last_words(server) == ["stopping: waiting for 0 running requests"]
