@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.common.facts import describe_machine, write_json
 from benchmarks.common.make_checkpoint import AdapterShape, ensure_adapters
 from benchmarks.common.page import folded, replace_between_marks
-from benchmarks.compat.smollm2 import SHAPE, ensure_smollm2
+from benchmarks.compat.smollm2 import SHAPE, ensure_checkpoint
 from benchmarks.compat.verdicts import verdict_of
 from benchmarks.compat.vllm_suite import (
     FILES,
@@ -122,7 +122,7 @@ def run_files(files: Sequence[str], args: argparse.Namespace) -> Iterator[list[S
     peer, environment = Vllm(), Environment(args.environments / "vllm")
     ensure_environment(environment.root, peer.recipe, peer.install)
     install_test_packages(environment)
-    model = ensure_smollm2(args.cache)
+    model = ensure_checkpoint(args.cache)
     adapters = ensure_adapters(args.cache / "adapters", 1, AdapterShape(8), SHAPE)
     variables = {
         "COMPAT_COMMAND": our_command(args.cpu_threads),

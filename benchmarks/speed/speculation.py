@@ -23,7 +23,7 @@ from statistics import median
 from msgspec.structs import replace
 
 from benchmarks.common.facts import write_facts
-from benchmarks.compat.smollm2 import ensure_smollm2
+from benchmarks.compat.smollm2 import ensure_checkpoint
 from lora_serve import LLM, SamplingParams, TokensPrompt
 from lora_serve.config.speculative import METHODS
 
@@ -245,7 +245,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    model = arguments.model or str(ensure_smollm2(arguments.cache))
+    model = arguments.model or str(ensure_checkpoint(arguments.cache))
     settings = {
         "method": arguments.method,
         "num_speculative_tokens": arguments.num_speculative_tokens,

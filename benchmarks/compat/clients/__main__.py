@@ -18,7 +18,7 @@ from benchmarks.common.make_checkpoint import AdapterShape, ensure_adapters
 from benchmarks.common.page import folded, replace_between_marks
 from benchmarks.compat.clients.inventory import CLIENTS, PATHS, Client, chosen_clients
 from benchmarks.compat.clients.running import ClientResult, install_client, run_client
-from benchmarks.compat.smollm2 import SHAPE, ensure_smollm2
+from benchmarks.compat.smollm2 import SHAPE, ensure_checkpoint
 from benchmarks.peers.environment import InstallError
 from lora_serve.bench.server import lora_serve_command, running_server
 from lora_serve.demo.server_process import free_port
@@ -74,7 +74,7 @@ async def try_clients(
     clients: Sequence[Client], cache: Path, environments: Path, patience: float
 ) -> list[ClientResult]:
     """One client after the other on one server."""
-    checkpoint = ensure_smollm2(cache)
+    checkpoint = ensure_checkpoint(cache)
     (adapter,) = ensure_adapters(cache / "adapters", 1, AdapterShape(8), SHAPE).values()
     port = free_port()
     url = f"http://127.0.0.1:{port}"
