@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,3 +92,14 @@ def short_path() -> Iterator[Path]:
     """Short enough for sockets, as pytest's own is not."""
     with tempfile.TemporaryDirectory() as path:
         yield Path(path)
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """Half a gigabyte more than there is in use: what a lying header asks for is not to be had."""
+    with open("/proc/self/statm") as statm:
+        used = int(statm.read().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**29, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -139,7 +139,7 @@ def _placed(
                 f"the tensor {shown} has the type {type_id}, which is not known here; it may be of "
                 "a later llama.cpp: take a file of another quantisation"
             )
-        if not shape or shape[-1] % tensor_type.values:
+        if not shape or 0 in shape or shape[-1] % tensor_type.values:
             raise _Broken(
                 f"the tensor {shown} of shape {shape} cannot be {tensor_type.name}, whose blocks "
                 f"have {tensor_type.values} values"

@@ -16,15 +16,14 @@ import xxhash
 from torch import Tensor
 
 from lora_serve.config.model import RANDOM_WEIGHTS
-from lora_serve.errors import ConfigError
 from lora_serve.identity import framed
 from lora_serve.models.base import ModelSpec
-from lora_serve.models.checkpoints.base import CheckpointFormat, StoredTensor
+from lora_serve.models.checkpoints.base import CheckpointFormat, StoredTensor, refuse_all
 from lora_serve.models.checkpoints.choose import format_of
 from lora_serve.models.readahead import ReadAhead
 from lora_serve.ops.quantization import QuantizedWeight
 
-MOST_FINDINGS = 8  # named in an error; a wrong checkpoint has hundreds
+FLOATS = frozenset({"F32", "F16", "BF16"})  # as formats call them
 _CPU = torch.device("cpu")
 _BUFFER = ".rotary_emb.inv_freq"  # old checkpoints hold it; it is computed here
 _RANDOM_POOL = 1_048_583  # values; a prime, so that no two rows of a weight are alike
@@ -36,6 +35,10 @@ class TensorSource(Protocol):
     @property
     def described(self) -> str:
         """The format and the types in it, for people."""
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether some weights are stored as other than floats."""
 
     def read(self, name: str) -> Tensor:
         """A tensor of any float dtype, which the caller may keep and change."""
@@ -71,6 +74,10 @@ class Checkpoint:
     def described(self) -> str:
         return f"{self._format} ({', '.join(sorted({t.dtype for _, t in self._stored.values()}))})"
 
+    @property
+    def is_quantised(self) -> bool:
+        return not {tensor.dtype for _, tensor in self._stored.values()} <= FLOATS
+
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse a checkpoint that does not hold exactly `shapes`, naming what differs."""
         found = self._stored.keys()
@@ -81,10 +88,7 @@ class Checkpoint:
             for name in shapes
             if name in found and (finding := self._check_tensor(name, shapes[name]))
         ]
-        if findings:
-            more = len(findings) - MOST_FINDINGS
-            tail = f"; and {more} more" if more > 0 else ""
-            raise ConfigError(f"{self._directory}: {'; '.join(findings[:MOST_FINDINGS])}{tail}")
+        refuse_all(self._directory, findings)
 
     def will_read(self, names: Iterable[str]) -> None:
         """Tensors that `read` will be asked for, about in this order."""
@@ -136,6 +140,10 @@ class RandomWeights:
     @property
     def described(self) -> str:
         return "random numbers"
+
+    @property
+    def is_quantised(self) -> bool:
+        return False
 
     def read(self, name: str) -> Tensor:
         shape = self._shapes[name]

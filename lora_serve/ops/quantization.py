@@ -73,8 +73,9 @@ class QuantizedWeight:
         return QuantizedWeight(code_format, self.codes, scales, offsets)
 
     def _of_values(self, numbers: Tensor) -> Tensor:
-        wide = numbers.to(torch.float32).repeat_interleave(self.format.group, dim=1)
-        return wide[:, : self.codes.shape[1]]
+        width = self.codes.shape[1]
+        group = min(self.format.group, width)  # a checkpoint may name any
+        return numbers.to(torch.float32).repeat_interleave(group, dim=1)[:, :width]
 
 
 def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:

@@ -101,13 +101,16 @@ def load_model(
         sampler=_sampler(ops, config, group),
         screening=LMHeadScreening(argmax) if argmax is not None and is_screened else None,
         fingerprint=fingerprint,
-        weights=_described(source, weights.kept),
+        weights=_described(source, weights.kept, dtype),
     )
 
 
-def _described(source: TensorSource, kept: Mapping[str, int]) -> str:
+def _described(source: TensorSource, kept: Mapping[str, int], dtype: torch.dtype) -> str:
     """The format of the weights, and which of them stay the codes that they were stored as."""
     if not kept:
+        if source.is_quantised:
+            floats = str(dtype).removeprefix("torch.")
+            logger.info("%s: no codes are kept; all weights are %s", source.described, floats)
         return source.described
     counts = ", ".join(f"{count} matrices of {name}" for name, count in sorted(kept.items()))
     logger.info("%s: codes are kept of %s; the others are floats", source.described, counts)

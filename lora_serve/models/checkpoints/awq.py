@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from torch import Tensor
 
 from lora_serve.models.checkpoints.quantized_safetensors import (
+    FLOATS,
     ROW_GROUP,
     QuantizedSafetensors,
     Shapes,
@@ -62,6 +64,9 @@ class Awq:
     method, name = "awq", "AWQ"
     required: tuple[str, ...] = ("qweight", "qzeros", "scales")
     optional: tuple[str, ...] = ()
+    types: Mapping[str, tuple[str, ...]] = MappingProxyType(
+        {"qweight": ("I32",), "qzeros": ("I32",), "scales": FLOATS}
+    )
 
     def read(self, settings: Settings) -> AwqPacking:
         bits = settings.integer("bits", BITS)

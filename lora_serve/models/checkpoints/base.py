@@ -6,15 +6,18 @@ tensors a model has, what they are called in the engine, and that all are there,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
+from lora_serve.errors import ConfigError
 from lora_serve.models.readahead import FileRange
 from lora_serve.ops.quantization import QuantizedWeight
+
+MOST_FINDINGS = 8  # named in an error; a wrong checkpoint has hundreds
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +79,10 @@ class CheckpointFormat(Protocol):
 
     def open(self, directory: Path) -> StoredTensors:
         """Open its files. Nothing but headers is read."""
+
+
+def refuse_all(checkpoint: Path, findings: Sequence[str]) -> None:
+    """Raise a ConfigError that tells the first findings about a checkpoint, if there are any."""
+    if findings:
+        more = f"; and {len(findings) - MOST_FINDINGS} more" * (len(findings) > MOST_FINDINGS)
+        raise ConfigError(f"{checkpoint}: {'; '.join(findings[:MOST_FINDINGS])}{more}")

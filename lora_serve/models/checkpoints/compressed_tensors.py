@@ -14,24 +14,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from lora_serve.models.checkpoints.quantized_safetensors import (
+    FLOATS,
+    FLOATS8,
     ROW_GROUP,
     QuantizedSafetensors,
     Shapes,
     centred,
     code_format,
+    dequantized_in_order,
     for_groups,
+    is_in_order,
     unpacked,
 )
 from lora_serve.models.settings import Settings
 from lora_serve.ops.quantization import QuantizedWeight
 
-PACKED, INTEGERS, FLOATS = "pack-quantized", "int-quantized", "float-quantized"
-FORMATS = (PACKED, INTEGERS, FLOATS)
+PACKED, INTEGERS, FLOAT = "pack-quantized", "int-quantized", "float-quantized"
+FORMATS = (PACKED, INTEGERS, FLOAT)
 STRATEGIES = ("group", "channel", "tensor")
 
 
@@ -49,7 +54,7 @@ class CompressedPacking:
             raise ValueError(f"{name} is missing, or no matrix")
         rows, words = found[name]
         width = words * 32 // self.bits if self.form == PACKED else words
-        groups = -(-width // self.group) if self.group else 1
+        groups = self._groups(width)
         scales = found["weight_scale"]
         whole = not self.group and scales in ((), (1,), (1, 1))
         parts = {
@@ -68,10 +73,10 @@ class CompressedPacking:
         rows, width = stored.shape
         scales = parts["weight_scale"].to(torch.float32).reshape(-1, self._groups(width))
         scales = scales.expand(rows, -1)
-        if self.form == FLOATS:
+        if stored.is_floating_point() != (self.form == FLOAT):
+            raise ValueError(f"weight is {stored.dtype}, which {self.form} has not")
+        if self.form == FLOAT:
             return stored.to(torch.float32) * _of_inputs(scales, width, self.group)
-        if stored.dtype != torch.int8:
-            raise ValueError(f"weight is {stored.dtype}, not int8")
         zeros = parts.get("weight_zero_point")
         if zeros is not None:
             zeros = (zeros.to(torch.int16) + 128).reshape(-1, self._groups(width)).expand(rows, -1)
@@ -88,6 +93,10 @@ class CompressedPacking:
     def _groups(self, width: int) -> int:
         return -(-width // self.group) if self.group else 1
 
+    def _is_in_order(self, of_input: Tensor) -> bool:
+        """Whether groups follow each other; -1 for all stands for that, too."""
+        return bool((of_input == -1).all()) or is_in_order(of_input, self.group)
+
     def _packed(self, parts: Mapping[str, Tensor]) -> QuantizedWeight | Tensor:
         numbers, scales = unpacked(parts["weight_packed"], self.bits), parts["weight_scale"]
         rows, width = numbers.shape
@@ -98,31 +107,16 @@ class CompressedPacking:
         if "weight_zero_point" in parts:
             zeros = unpacked(parts["weight_zero_point"].t(), self.bits).t()[:rows]
         of_input = parts.get("weight_g_idx")
-        if of_input is not None and not _is_in_order(of_input, self.group):
-            return _reordered(numbers, zeros, scales, of_input, self.bits)
+        if of_input is not None and not self._is_in_order(of_input):
+            if zeros is None:
+                zeros = torch.full(scales.shape, 2 ** (self.bits - 1), dtype=torch.int16)
+            return dequantized_in_order(numbers, zeros, scales, of_input)
         return self._codes(numbers, zeros, scales)
 
 
 def _of_inputs(numbers: Tensor, width: int, group: int) -> Tensor:
     """(N, groups) -> what multiplies (N, width)."""
-    return numbers.repeat_interleave(group, dim=1)[:, :width] if group else numbers
-
-
-def _is_in_order(of_input: Tensor, group: int) -> bool:
-    """Whether groups follow each other; -1 stands for that, too."""
-    natural = torch.arange(len(of_input)).to(of_input) // (group or len(of_input))
-    return torch.equal(of_input, natural) or bool((of_input == -1).all())
-
-
-def _reordered(
-    numbers: Tensor, zeros: Tensor | None, scales: Tensor, of_input: Tensor, bits: int
-) -> Tensor:
-    """Dequantise (N, K) whose inputs have groups in any order."""
-    if int(of_input.min()) < 0 or int(of_input.max()) >= scales.shape[1]:
-        raise ValueError(f"weight_g_idx names groups beyond the {scales.shape[1]} that there are")
-    at = of_input.long()
-    below = torch.tensor(2 ** (bits - 1)) if zeros is None else zeros[:, at]
-    return (numbers - below).to(torch.float32) * scales[:, at].to(torch.float32)
+    return numbers.repeat_interleave(min(group, width), dim=1)[:, :width] if group else numbers
 
 
 class CompressedTensors:
@@ -131,6 +125,16 @@ class CompressedTensors:
     optional: tuple[str, ...] = (
         *("weight", "weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx"),
         *("input_scale", "input_zero_point"),
+    )
+    types: Mapping[str, tuple[str, ...]] = MappingProxyType(
+        {
+            "weight": ("I8", *FLOATS8),
+            "weight_packed": ("I32",),
+            "weight_scale": FLOATS,
+            "weight_zero_point": ("I32", "I8"),
+            "weight_shape": ("I64", "I32"),
+            "weight_g_idx": ("I32", "I64"),
+        }
     )
 
     def read(self, settings: Settings) -> CompressedPacking:

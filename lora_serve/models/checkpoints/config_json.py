@@ -37,7 +37,7 @@ def read_config_json(directory: Path) -> dict[str, object]:
         ) from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{path} holds no JSON object")

@@ -13,11 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from lora_serve.models.checkpoints.quantized_safetensors import QuantizedSafetensors, Shapes
+from lora_serve.models.checkpoints.quantized_safetensors import (
+    FLOATS,
+    FLOATS8,
+    QuantizedSafetensors,
+    Shapes,
+)
 from lora_serve.models.settings import Settings
 from lora_serve.ops.quantization import QuantizedWeight
 
@@ -50,7 +56,7 @@ class Fp8Packing:
         scales = (parts["weight_scale"] if found is None else found).to(torch.float32)
         if self.block is None:
             return stored * scales.reshape(-1, 1)
-        tall, wide = self.block
+        tall, wide = min(self.block[0], rows), min(self.block[1], width)
         wide_scales = scales.repeat_interleave(tall, dim=0).repeat_interleave(wide, dim=1)
         return stored * wide_scales[:rows, :width]
 
@@ -59,6 +65,9 @@ class Fp8:
     method, name = "fp8", "FP8"
     required: tuple[str, ...] = ("weight",)
     optional: tuple[str, ...] = ("weight_scale", "weight_scale_inv", "input_scale")
+    types: Mapping[str, tuple[str, ...]] = MappingProxyType(
+        {"weight": FLOATS8, "weight_scale": FLOATS, "weight_scale_inv": FLOATS}
+    )
 
     def read(self, settings: Settings) -> Fp8Packing:
         block = settings.get("weight_block_size")

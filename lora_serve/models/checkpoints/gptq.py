@@ -12,17 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
-import torch
 from torch import Tensor
 
 from lora_serve.models.checkpoints.quantized_safetensors import (
+    FLOATS,
     ROW_GROUP,
     QuantizedSafetensors,
     Shapes,
     centred,
     code_format,
+    dequantized_in_order,
     for_groups,
+    is_in_order,
     unpacked,
 )
 from lora_serve.models.settings import Settings
@@ -57,16 +60,9 @@ class GptqPacking:
         numbers = unpacked(parts["qweight"].t(), self.bits)
         zeros = (unpacked(parts["qzeros"], self.bits) + self.zeros_added).t()
         scales, of_input = parts["scales"].t(), parts.get("g_idx")
-        if of_input is None or self._is_in_order(of_input):
+        if of_input is None or is_in_order(of_input, self.group):
             return self._codes(numbers, zeros, scales)
-        if int(of_input.min()) < 0 or int(of_input.max()) >= scales.shape[1]:
-            raise ValueError(f"g_idx names groups beyond the {scales.shape[1]} that there are")
-        at = of_input.long()
-        return (numbers - zeros[:, at]).to(torch.float32) * scales[:, at].to(torch.float32)
-
-    def _is_in_order(self, of_input: Tensor) -> bool:
-        width = len(of_input)
-        return torch.equal(of_input, torch.arange(width).to(of_input) // (self.group or width))
+        return dequantized_in_order(numbers, zeros, scales, of_input)
 
     def _codes(self, numbers: Tensor, zeros: Tensor, scales: Tensor) -> QuantizedWeight:
         if not self.group:
@@ -80,6 +76,9 @@ class Gptq:
     method, name = "gptq", "GPTQ"
     required: tuple[str, ...] = ("qweight", "qzeros", "scales")
     optional: tuple[str, ...] = ("g_idx",)
+    types: Mapping[str, tuple[str, ...]] = MappingProxyType(
+        {"qweight": ("I32",), "qzeros": ("I32",), "scales": FLOATS, "g_idx": ("I32", "I64")}
+    )
 
     def read(self, settings: Settings) -> GptqPacking:
         bits = settings.integer("bits")

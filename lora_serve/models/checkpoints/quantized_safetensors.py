@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from lora_serve.errors import ConfigError
-from lora_serve.models.checkpoints.base import StoredTensor, StoredTensors
+from lora_serve.models.checkpoints.base import StoredTensor, StoredTensors, refuse_all
 from lora_serve.models.checkpoints.config_json import quantization_method, read_config_json
 from lora_serve.models.checkpoints.safetensors import FORMAT as SAFETENSORS
 from lora_serve.models.settings import Settings
 from lora_serve.ops.quantization import CodeFormat, QuantizedWeight
 
 QUANTIZATION = "quantization_config"
+FLOATS, FLOATS8 = ("F32", "F16", "BF16"), ("F8_E4M3", "F8_E5M2")  # dtypes of parts
 KEPT_GROUPS = (16, 32, 64, 128, 256)
 ROW_GROUP = 128  # so many codes of a row share what is one scale of all
-MOST_FINDINGS = 8
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -44,13 +44,15 @@ class Packing(Protocol):
 class Scheme(Protocol):
     """A way to quantise. method: the quant_method of a config. name: what people call it.
 
-    required, optional: the parts of a weight, by the last words of their names.
+    required, optional: the parts of a weight, by the last words of their names. types: the dtypes
+    that a part may have, where not any can be read.
     """
 
     method: str
     name: str
     required: tuple[str, ...]
     optional: tuple[str, ...]
+    types: Mapping[str, tuple[str, ...]]
 
     def read(self, settings: Settings) -> Packing:
         """What `quantization_config` says; what cannot be read is refused in `settings`."""
@@ -117,15 +119,13 @@ class OpenQuantized:
         for name, parts in self._parts.items():
             found = {part: stored[tensor] for part, tensor in parts.items()}
             try:
-                shape = self._checked_shape({part: each.shape for part, each in found.items()})
+                shape = self._checked_shape(found)
             except ValueError as error:
                 findings.append(f"{name}: {error}")
                 continue
             ranges = tuple(each for tensor in found.values() for each in tensor.ranges)
             self._tensors[name] = StoredTensor(shape, scheme.name, True, ranges)
-        if findings:
-            more = f"; and {len(findings) - MOST_FINDINGS} more" * (len(findings) > MOST_FINDINGS)
-            raise ConfigError(f"{directory}: {'; '.join(findings[:MOST_FINDINGS])}{more}")
+        refuse_all(directory, findings)
 
     def tensors(self) -> Mapping[str, StoredTensor]:
         return self._tensors
@@ -150,14 +150,21 @@ class OpenQuantized:
         except ValueError as error:
             raise ConfigError(f"{self._directory}: {name}: {error}") from error
 
-    def _checked_shape(self, found: Shapes) -> tuple[int, int]:
+    def _checked_shape(self, found: Mapping[str, StoredTensor]) -> tuple[int, int]:
         missing = [part for part in self._scheme.required if part not in found]
         if missing:
             raise ValueError(f"{', '.join(missing)} is missing")
-        shape, expected = self._packing.shapes(found)
         for part, each in found.items():
-            if part in expected and each != expected[part]:
-                raise ValueError(f"{part} has shape {each}, not {expected[part]}")
+            if 0 in each.shape:
+                raise ValueError(f"{part} of shape {each.shape} is empty")
+            types = self._scheme.types.get(part, (each.dtype,))
+            if each.dtype not in types:
+                raise ValueError(f"{part} is stored as {each.dtype}, not {' or '.join(types)}")
+        shapes = {part: each.shape for part, each in found.items()}
+        shape, expected = self._packing.shapes(shapes)
+        for part, stated in shapes.items():
+            if part in expected and stated != expected[part]:
+                raise ValueError(f"{part} has shape {stated}, not {expected[part]}")
         return shape
 
 
@@ -208,6 +215,32 @@ def centred(
 def code_format(name: str, bits: int, group: int) -> CodeFormat:
     most = 2 ** (bits - 1) - 1
     return CodeFormat(name, bits, group, least=-8 if bits == 4 else -most, most=most)
+
+
+def is_in_order(of_input: Tensor, group: int) -> bool:
+    """Whether groups follow each other. of_input: (K), of each input. group: 0: of a whole row."""
+    natural = torch.arange(len(of_input)).to(of_input) // (group or len(of_input))
+    return torch.equal(of_input, natural)
+
+
+def dequantized_in_order(
+    unsigned: Tensor, zeros: Tensor, scales: Tensor, of_input: Tensor
+) -> Tensor:
+    """The weight scale * (number - zero), float32, whose inputs have groups in any order.
+
+    Args:
+        unsigned: (N, K).
+        zeros, scales: (N, groups).
+        of_input: (K), the group of each input.
+
+    Raises:
+        ValueError: there is no such group.
+    """
+    groups = scales.shape[1]
+    if int(of_input.min()) < 0 or int(of_input.max()) >= groups:
+        raise ValueError(f"g_idx names groups beyond the {groups} that there are")
+    at = of_input.long()
+    return (unsigned - zeros[:, at]).to(torch.float32) * scales[:, at].to(torch.float32)
 
 
 def for_groups(numbers: Tensor, width: int) -> Tensor:

@@ -16,6 +16,7 @@ from lora_serve.models.readahead import FileRange
 from lora_serve.ops.quantization import QuantizedWeight
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+MAX_HEADER_BYTES = 100_000_000  # as safetensors itself has it
 
 
 class Safetensors:
@@ -38,12 +39,12 @@ class OpenSafetensors:
     """The open files, and which of them has each tensor."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._ranges = {k: v for path in paths for k, v in tensor_ranges(path).items()}
         self._files = {
             name: file
-            for file in map(_open, paths)
+            for file in map(_open, paths)  # which checks their headers
             for name in file.keys()  # noqa: SIM118
         }
+        self._ranges = {k: v for path in paths for k, v in tensor_ranges(path).items()}
 
     def tensors(self) -> dict[str, StoredTensor]:
         return {name: self._stored(name) for name in self._files}
@@ -71,13 +72,15 @@ def tensor_ranges(path: Path) -> dict[str, FileRange]:
     try:
         with path.open("rb") as file:
             header_bytes = int.from_bytes(file.read(8), "little")
+            if header_bytes > MAX_HEADER_BYTES:
+                return {}
             header = json.loads(file.read(header_bytes))
         return {
             name: FileRange(path, *(8 + header_bytes + offset for offset in entry["data_offsets"]))
             for name, entry in header.items()
             if name != "__metadata__"
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
 
@@ -86,13 +89,14 @@ def _files_of(directory: Path) -> list[Path]:
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            paths = [directory / name for name in names]
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ConfigError(f"{index}: not an index of safetensors files: {error!r}") from error
     elif (directory / SINGLE).is_file():
-        names = [SINGLE]
+        paths = [directory / SINGLE]
     else:
         raise ConfigError(_no_weights(directory))
-    return [directory / name for name in names]
+    return paths
 
 
 def _open(path: Path) -> safe_open:
@@ -100,7 +104,7 @@ def _open(path: Path) -> safe_open:
         return safe_open(path, framework="pt")
     except FileNotFoundError as error:
         raise ConfigError(f"{path} is missing; download the checkpoint again") from error
-    except SafetensorError as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise ConfigError(f"{path} is broken: {error}; download it again") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -152,3 +153,39 @@ def test_a_file_that_is_cut_off_or_gone_is_refused_by_its_name(
     path.unlink()
     with pytest.raises(ConfigError, match=str(directory)):
         Checkpoint(directory, form, spec.tensor_name)
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_a_file_that_is_cut_off_or_lies_of_its_header_is_refused(
+    written: tuple[Path, Mapping[str, Tensor]],
+) -> None:
+    directory, _ = written
+    path = max(files_of(directory), key=lambda file: file.stat().st_size)
+    content = path.read_bytes()
+    lies = [(2**power).to_bytes(8, "little") + content[8:] for power in (27, 40, 63)]
+    cut_off = [content[:end] for end in (0, 4, 8, 100, len(content) // 2, len(content) - 1)]
+    for broken in (*lies, *cut_off):
+        path.write_bytes(broken)
+        with pytest.raises(ConfigError, match=str(directory)):
+            open_weights(directory, load_spec(directory), AUTO, 0, torch.float32)
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_changed_bytes_of_a_header_are_read_or_refused_and_nothing_else(
+    written: tuple[Path, Mapping[str, Tensor]],
+) -> None:
+    directory, _ = written
+    path = max(files_of(directory), key=lambda file: file.stat().st_size)
+    content, rng, num_refused = path.read_bytes(), random.Random(4), 0
+    for _ in range(60):
+        changed = bytearray(content)
+        changed[rng.randrange(3000)] = rng.choice((0, 1, 0x31, 0x7F, 0x80, 0xFF))
+        path.write_bytes(changed)
+        try:
+            spec = load_spec(directory)
+            source = open_weights(directory, spec, AUTO, 0, torch.float32)
+            for name in spec.tensor_shapes():
+                source.read(name)
+        except ConfigError:
+            num_refused += 1
+    assert num_refused > 10

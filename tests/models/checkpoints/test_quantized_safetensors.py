@@ -41,6 +41,7 @@ KINDS: dict[str, tuple[Written, int | None]] = {
     "compressed-fp8": (compressed("float-quantized", 8, None), None),
     "fp8-blocks": (fp8((32, 16)), None),
     "fp8-tensors": (fp8(None), None),
+    "fp8-one-large-block": (fp8((10**12, 10**12)), None),
 }
 
 WITH_ZEROS = ("gptq-4", "gptq-v2", "awq", "w4a16-zero-points")
@@ -126,6 +127,38 @@ def test_weights_whose_parts_lack_or_do_not_fit_are_all_named(
         format_of(directory, AUTO).open(directory)
     assert f"{first}.weight: qzeros is missing" in str(refused.value)
     assert f"{second}.weight: scales has shape (2, 63), not (2, 64)" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("how", "part", "stored", "told"),
+    [
+        (gptq(4, 32), "qweight", torch.ones(8, 64), "qweight is stored as F32, not I32"),
+        (gptq(4, 32), "qweight", torch.ones(0, 64).int(), r"qweight of shape \(0, 64\) is empty"),
+        (awq(32), "scales", torch.ones(2, 64).int(), "scales is stored as I32, not F32 or F16 or"),
+        (fp8(None), "weight", torch.ones(64, 64), "weight is stored as F32, not F8_E4M3 or F8_E5"),
+        (
+            compressed("float-quantized", 8, None),
+            "weight",
+            torch.ones(64, 64).char(),
+            r"weight is torch\.int8, which float-quantized has not",
+        ),
+    ],
+)
+def test_a_part_of_another_type_or_of_nothing_is_refused(
+    how: Written,
+    part: str,
+    stored: Tensor,
+    told: str,
+    tiny_models: dict[str, PreTrainedModel],
+    tmp_path: Path,
+) -> None:
+    directory, name = tmp_path / "model", "model.layers.1.self_attn.q_proj"
+    save_quantized(tiny_models["qwen2"], directory, how)
+    tensors = load_file(directory / "model.safetensors")
+    tensors[f"{name}.{part}"] = stored
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(ConfigError, match=rf"{name}\.weight: {told}"):
+        format_of(directory, AUTO).open(directory).read(f"{name}.weight")
 
 
 def test_a_group_that_is_not_there_is_an_error(

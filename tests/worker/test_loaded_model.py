@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from lora_serve.config import ModelConfig
+from lora_serve.worker.device import CpuDevice
+from lora_serve.worker.loaded_model import load_model
+from tests.fakes.quantized_checkpoints import Written, fp8, gptq, save_quantized
+from tests.fakes.tiny_models import ALL_MODELS, ONE_LAYER, save
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (fp8(None), ["FP8 (F32, FP8): no codes are kept; all weights are float32"]),
+        (
+            gptq(4, 32),
+            ["GPTQ (F32, GPTQ): codes are kept of 7 matrices of GPTQ; the others are floats"],
+        ),
+        (None, []),
+    ],
+    ids=["fp8", "gptq", "floats"],
+)
+def test_the_log_says_what_became_of_codes(
+    how: Written | None, told: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, directory = ALL_MODELS[ONE_LAYER].make(), tmp_path / "model"
+    if how is None:
+        save(model, directory)
+    else:
+        save_quantized(model, directory, how)
+    with caplog.at_level(logging.INFO, "lora_serve.worker.loaded_model"):
+        load_model(ModelConfig(model=str(directory)), CpuDevice(), 16)
+    assert [r.getMessage() for r in caplog.records if "codes" in r.getMessage()] == told
