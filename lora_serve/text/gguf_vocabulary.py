@@ -30,11 +30,17 @@ _Item = TypeVar("_Item", str, int, float)
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _LETTERS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_LETTERS[0]}*{_LETTERS[1]}+"
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_LETTERS[0]}+{_LETTERS[1]}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_LETTERS[0]}*{_LETTERS[1]}+{_CONTRACTION}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_LETTERS[0]}+{_LETTERS[1]}*{_CONTRACTION}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -53,7 +59,8 @@ class Split:
     adds_bos: bool = False
 
 
-_LLAMA3 = Split((rf"{_CONTRACTIONS}|\p{{N}}{{1,3}}|{_REST}",), has_whole_words=True, adds_bos=True)
+_GPT4 = Split((rf"{_CONTRACTIONS}|\p{{N}}{{1,3}}|{_REST}",))
+_LLAMA3 = Split(_GPT4.patterns, has_whole_words=True, adds_bos=True)
 _QWEN2 = Split((rf"{_CONTRACTIONS}|\p{{N}}|{_REST}",), is_composed=True)
 _DIGITS = Split((r"\p{N}", _GPT2))
 _PLAIN = Split((_GPT2,))
@@ -61,9 +68,11 @@ _PLAIN = Split((_GPT2,))
 SPLITS: Mapping[str, Split] = MappingProxyType(
     {
         "command-r": _DIGITS,
-        "dbrx": _LLAMA3,
+        "dbrx": _GPT4,
         "deepseek-r1-qwen": _QWEN2,
+        "glm4": _GPT4,
         "gpt-2": _PLAIN,
+        "gpt-4o": Split((_GPT4O,)),
         "llama-bpe": _LLAMA3,
         "llama-v3": _LLAMA3,
         "llama3": _LLAMA3,

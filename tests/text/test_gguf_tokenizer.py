@@ -121,6 +121,8 @@ SPLIT_TEXTS = {
     "smollm": ("a123 it's", ["a", "1", "2", "3", " it", "'s"]),
     "qwen2": ("a12 IT'S.\n\nx", ["a", "1", "2", " IT", "'S", ".\n\n", "x"]),
     "llama-bpe": ("a12345 .x", ["a", "123", "45", " .", "x"]),
+    "dbrx": ("a12345 .x", ["a", "123", "45", " .", "x"]),
+    "gpt-4o": ("aB's1234./\n", ["a", "B's", "123", "4", "./\n"]),
     "tekken": ("aB12/\n", ["a", "B", "1", "2", "/\n"]),
 }
 
@@ -136,6 +138,15 @@ def test_texts_are_split_in_the_way_that_the_file_names(split: str, tmp_path: Pa
     ]
     parts = tokenizer._backend.pre_tokenizer.pre_tokenize_str(text)
     assert [text[begin:end] for _, (begin, end) in parts] == expected
+
+
+@pytest.mark.parametrize(("split", "begins"), [("llama-bpe", True), ("dbrx", False)])
+def test_texts_begin_with_a_token_where_the_split_says_it(
+    split: str, begins: bool, tmp_path: Path
+) -> None:
+    path = write_byte_level(tmp_path / "m.gguf", split, bos_token_id=1)
+    ids = Tokenizer(str(path)).encode("hello")
+    assert (ids[0] == 1) == begins
 
 
 def test_qwens_texts_are_composed_first(tmp_path: Path) -> None:
