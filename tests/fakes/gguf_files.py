@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +16,32 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as GgmlType
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 ARCHITECTURES = {
-    "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
-    "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2,
-    "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
+    "Cohere2ForCausalLM": gguf.MODEL_ARCH.COHERE2,
+    "CohereForCausalLM": gguf.MODEL_ARCH.COMMAND_R,
     "Gemma2ForCausalLM": gguf.MODEL_ARCH.GEMMA2,
     "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
+    "Glm4ForCausalLM": gguf.MODEL_ARCH.GLM4,
+    "GraniteForCausalLM": gguf.MODEL_ARCH.GRANITE,
+    "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "MixtralForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "Olmo2ForCausalLM": gguf.MODEL_ARCH.OLMO2,
+    "Olmo3ForCausalLM": gguf.MODEL_ARCH.OLMO2,
+    "OlmoeForCausalLM": gguf.MODEL_ARCH.OLMOE,
+    "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
+    "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2,
+    "Qwen2MoeForCausalLM": gguf.MODEL_ARCH.QWEN2MOE,
+    "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
+    "Qwen3MoeForCausalLM": gguf.MODEL_ARCH.QWEN3MOE,
+    "SmolLM3ForCausalLM": gguf.MODEL_ARCH.SMOLLM3,
+    "Starcoder2ForCausalLM": gguf.MODEL_ARCH.STARCODER2,
 }
+LLAMAS = ("llama", "granite", "mixtral", "smollm3")  # whose q and k are reordered
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+\.weight)")
 # By the tensor's name in the file; vectors are always F32.
 TypeOf = Callable[[str], GgmlType]
 
@@ -47,18 +66,37 @@ def save_gguf(
         writer.add_key_value(f"{writer.arch}.{key}", value, gguf.GGUFValueType.get_type(value))
     if tokenizer is not None:
         add_tokenizer(writer, tokenizer)
-    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-    stored = model.state_dict()
-    if config.tie_word_embeddings:
-        del stored["lm_head.weight"]
-    for name, tensor in stored.items():
-        named = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert named is not None, name
+    # The map of Llama's has the MLPs of layers without experts, too.
+    maps = [
+        gguf.get_tensor_name_map(each, config.num_hidden_layers)
+        for each in (architecture, gguf.MODEL_ARCH.LLAMA)
+    ]
+    for name, tensor in with_experts_together(saved_tensors(model)).items():
+        found = (names.get_name(name, try_suffixes=(".weight", ".bias")) for names in maps)
+        named = next(filter(None, found))
         values = converted(name, tensor.float(), config).numpy()
         kind = type_of(named) if values.ndim > 1 else GgmlType.F32
         writer.add_tensor(named, quantized(values, kind), raw_dtype=kind)
     finish(writer)
     return path
+
+
+def saved_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The tensors of a checkpoint of the model."""
+    with tempfile.TemporaryDirectory() as directory:
+        model.save_pretrained(directory)
+        return load_file(Path(directory, "model.safetensors"))
+
+
+def with_experts_together(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, one for each projection of all experts."""
+    together, experts = dict[str, Tensor](), defaultdict[str, dict[int, Tensor]](dict)
+    for name, tensor in tensors.items():
+        if expert := EXPERT.fullmatch(name):
+            experts[f"{expert[1]}.{expert[3]}"][int(expert[2])] = tensor
+        else:
+            together[name] = tensor
+    return together | {name: torch.stack([e[i] for i in sorted(e)]) for name, e in experts.items()}
 
 
 def finish(writer: gguf.GGUFWriter) -> None:
@@ -89,13 +127,13 @@ def random_blocks(shape: tuple[int, ...], kind: GgmlType) -> NDArray[np.uint8]:
 
 
 def converted(name: str, tensor: Tensor, config: Any) -> Tensor:
-    """The tensor as converters store it: Llama's q and k reordered, Gemma's norms with 1 added."""
+    """The tensor as converters store it: Llamas' q and k reordered, Gemma's norms with 1 added."""
     model_type = config.model_type
     if model_type.startswith("gemma") and name.endswith("norm.weight"):
         return tensor + 1
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     projection = name.split(".")[-2]
-    if model_type == "llama" and projection in heads:
+    if model_type in LLAMAS and projection in heads:
         halves = tensor.reshape(heads[projection], 2, -1, *tensor.shape[1:])
         return halves.swapaxes(1, 2).reshape(tensor.shape).contiguous()
     return tensor.contiguous()
@@ -108,16 +146,62 @@ def add_config(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    add_eps(writer, config)
     head_size = (
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
     writer.add_key_length(head_size)
     writer.add_value_length(head_size)
-    if config.model_type.startswith("gemma"):
-        add_gemma(writer, config)
+    match config.model_type:
+        case "gemma2" | "gemma3_text":
+            add_gemma(writer, config)
+            return
+        case "granite":
+            writer.add_attention_scale(config.attention_multiplier)
+            writer.add_embedding_scale(config.embedding_multiplier)
+            writer.add_residual_scale(config.residual_multiplier)
+            writer.add_logit_scale(config.logits_scaling)
+        case "cohere" | "cohere2":
+            writer.add_logit_scale(config.logit_scale)
+            writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    if config.model_type in ("cohere2", "olmo3", "phi3"):
+        writer.add_sliding_window(config.sliding_window or 0)
+    rope = config.rope_parameters
+    if config.model_type == "olmo3":
+        add_pattern(writer, config)
+        rope = rope["full_attention"]
+    if getattr(config, "num_experts_per_tok", None):
+        add_experts(writer, config)
+    rotated = int(head_size * rope.get("partial_rotary_factor", 1.0))
+    writer.add_rope_dimension_count(rotated)
+    add_rope(writer, rope, rotated)
+
+
+def add_eps(writer: gguf.GGUFWriter, config: Any) -> None:
+    if hasattr(config, "rms_norm_eps"):
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    elif hasattr(config, "norm_epsilon"):
+        writer.add_layer_norm_eps(config.norm_epsilon)
     else:
-        add_rope(writer, config.rope_parameters, head_size)
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+
+
+def add_experts(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_expert_count(
+        config.num_local_experts if config.model_type == "mixtral" else config.num_experts
+    )
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if config.model_type.startswith("qwen"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if config.model_type == "qwen2_moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+
+
+def add_pattern(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_array(
+        f"{writer.arch}.attention.sliding_window_pattern",
+        [kind == "sliding_attention" for kind in config.layer_types],
+    )
 
 
 def add_rope(writer: gguf.GGUFWriter, rope: dict[str, Any], head_size: int) -> None:
@@ -130,6 +214,12 @@ def add_rope(writer: gguf.GGUFWriter, rope: dict[str, Any], head_size: int) -> N
         case "linear":
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
             writer.add_rope_scaling_factor(rope["factor"])
+        case "longrope":
+            original = rope["original_max_position_embeddings"]
+            writer.add_rope_scaling_orig_ctx_len(original)
+            for kind in ("long", "short"):
+                factors = np.array(rope[f"{kind}_factor"], np.float32)
+                writer.add_tensor(f"rope_factors_{kind}.weight", factors)
         case "llama3":
             writer.add_tensor("rope_freqs.weight", llama3_factors(rope, head_size).numpy())
 
@@ -155,10 +245,7 @@ def add_gemma(writer: gguf.GGUFWriter, config: Any) -> None:
     full, windowed = ropes["full_attention"], ropes["sliding_attention"]
     add_rope(writer, full, config.head_dim)
     writer.add_rope_freq_base_swa(windowed["rope_theta"])
-    writer.add_array(
-        f"{writer.arch}.attention.sliding_window_pattern",
-        [kind == "sliding_attention" for kind in config.layer_types],
-    )
+    add_pattern(writer, config)
 
 
 def add_tokenizer(

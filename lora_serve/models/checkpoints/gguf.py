@@ -21,8 +21,8 @@ from lora_serve.gguf.header import MAGIC, TensorEntry, read_header
 from lora_serve.gguf.types import TENSOR_TYPES
 from lora_serve.models.checkpoints.base import StoredTensor
 from lora_serve.models.checkpoints.ggml_blocks import BLOCK_TYPES, Bytes
-from lora_serve.models.checkpoints.gguf_config import ROPE_FREQS, config_of
-from lora_serve.models.checkpoints.gguf_families import FAMILIES
+from lora_serve.models.checkpoints.gguf_config import ROPE_TENSORS, config_of
+from lora_serve.models.checkpoints.gguf_families import family_of
 from lora_serve.models.readahead import FileRange
 from lora_serve.ops.quantization import QuantizedWeight
 
@@ -72,16 +72,20 @@ class OpenGguf:
         with open(self._descriptor, "rb", closefd=False) as file:
             header = read_header(path, file)
         config = config_of(header, Gguf.dtypes)
-        self.family = FAMILIES[str(header.metadata["general.architecture"])]
+        family = family_of(header.metadata)
+        assert family is not None, "config_of knows the family"
+        self._family = family
         heads = config["num_attention_heads"]
-        kv_heads = config.get("num_key_value_heads", heads)
+        kv_heads, experts = config.get("num_key_value_heads", heads), config.get("num_experts", 0)
         assert isinstance(heads, int)
         assert isinstance(kv_heads, int)
+        assert isinstance(experts, int)
         self._heads = (heads, kv_heads)
         self._entries = {
-            self.family.tensor_name(stored): entry
+            name: part
             for stored, entry in header.tensors.items()
-            if stored != ROPE_FREQS
+            if stored not in ROPE_TENSORS
+            for name, part in family.parts(stored, entry, experts)
         }
 
     def tensors(self) -> dict[str, StoredTensor]:
@@ -103,7 +107,7 @@ class OpenGguf:
         else:
             tensor = torch.empty(entry.shape, dtype=dtype)
             self._fill(entry.begin, tensor.view(-1).view(torch.uint8).numpy())
-        return self.family.restored(name, tensor, *self._heads)
+        return self._family.restored(name, tensor, *self._heads)
 
     def read_codes(self, name: str) -> QuantizedWeight | None:
         entry = self._entries[name]
@@ -133,7 +137,7 @@ class OpenGguf:
             torch.from_numpy(scales.reshape(per_row)),
             torch.from_numpy(offsets.reshape(per_row)) if has_offsets else None,
         )
-        return weight.with_rows(lambda part: self.family.restored(name, part, *self._heads))
+        return weight.with_rows(lambda part: self._family.restored(name, part, *self._heads))
 
     def _dequantized(self, entry: TensorEntry) -> Tensor:
         block_type, begin = BLOCK_TYPES[entry.type_name], 0

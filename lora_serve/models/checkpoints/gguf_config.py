@@ -14,10 +14,12 @@ import numpy as np
 
 from lora_serve.errors import ConfigError
 from lora_serve.gguf.header import GgufHeader, Value
-from lora_serve.models.checkpoints.gguf_families import FAMILIES, GgufFamily
+from lora_serve.models.checkpoints.gguf_families import FAMILIES, GgufFamily, family_of
 from lora_serve.models.common_config import FULL, SLIDING
 
 ROPE_FREQS = "rope_freqs.weight"
+_LONG_FACTORS, _SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+ROPE_TENSORS = (ROPE_FREQS, _LONG_FACTORS, _SHORT_FACTORS)
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 
 # Behind the architecture's name; those without a value are required.
@@ -28,7 +30,6 @@ _KEYS: Mapping[str, str] = MappingProxyType(
         "num_hidden_layers": "block_count",
         "intermediate_size": "feed_forward_length",
         "num_attention_heads": "attention.head_count",
-        "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     }
 )
 _OPTIONAL_KEYS: Mapping[str, str] = MappingProxyType(
@@ -38,15 +39,8 @@ _OPTIONAL_KEYS: Mapping[str, str] = MappingProxyType(
         "rope_theta": "rope.freq_base",
     }
 )
-_GEMMA_KEYS: Mapping[str, str] = MappingProxyType(
-    {
-        "sliding_window": "attention.sliding_window",
-        "rope_local_base_freq": "rope.freq_base_swa",
-        "attn_logit_softcapping": "attn_logit_softcapping",
-        "final_logit_softcapping": "final_logit_softcapping",
-    }
-)
-_YARN_KEYS: Mapping[str, str] = MappingProxyType(
+_LONGROPE = ("original_max_position_embeddings", "attention_factor")
+_SCALING_KEYS: Mapping[str, str] = MappingProxyType(
     {
         "original_max_position_embeddings": "rope.scaling.original_context_length",
         "attention_factor": "rope.scaling.attn_factor",
@@ -58,6 +52,8 @@ _YARN_KEYS: Mapping[str, str] = MappingProxyType(
 _OTHER_ARITHMETIC: Mapping[str, object] = MappingProxyType(
     {
         "expert_count": 0,
+        "expert_gating_func": 1,
+        "expert_weights_scale": 1,
         "attention.causal": True,
         "attention.scale": None,
         "attention.clamp_kqv": 0,
@@ -86,15 +82,14 @@ def config_of(header: GgufHeader, readable_types: tuple[str, ...]) -> dict[str, 
         ConfigError: listing everything that is not supported.
     """
     findings = [*_file_findings(header), *_type_findings(header, readable_types)]
-    architecture = header.metadata.get("general.architecture")
-    family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
+    architecture, family = header.metadata.get("general.architecture"), family_of(header.metadata)
     if family is None:
         findings.append(
             f"the architecture {str(architecture)[:80]!r} is not supported in GGUF files; "
             f"supported are {', '.join(FAMILIES)}"
         )
     else:
-        findings += _metadata_findings(header, str(architecture))
+        findings += _metadata_findings(header, str(architecture), family)
     if findings or family is None:
         raise ConfigError(f"{header.path}: " + "; ".join(findings))
     return _config(header, str(architecture), family)
@@ -122,19 +117,25 @@ def _type_findings(header: GgufHeader, readable_types: tuple[str, ...]) -> list[
     ]
 
 
-def _metadata_findings(header: GgufHeader, architecture: str) -> list[str]:
+def _metadata_findings(header: GgufHeader, architecture: str, family: GgufFamily) -> list[str]:
     metadata, tensors = header.metadata, header.tensors
-    keys = [f"{architecture}.{key}" for key in _KEYS.values()]
+    keys = [f"{architecture}.{key}" for key in (*_KEYS.values(), family.eps[1])]
     findings = [f"{key} is missing from the metadata" for key in keys if key not in metadata]
     findings += [
         f"{architecture}.{key} of {value!r:.80} is not supported"
         for key, plain in _OTHER_ARITHMETIC.items()
-        if (value := metadata.get(f"{architecture}.{key}")) is not None and value != plain
+        if key not in family.keys.values()
+        and (value := metadata.get(f"{architecture}.{key}")) is not None
+        and value != plain
     ]
     findings += [
         f"{key} must be one whole number, is {value!r:.80}"
-        for key in (f"{architecture}.attention.head_count{suffix}" for suffix in ("", "_kv"))
-        if not isinstance(value := metadata.get(key, 1), int) or value < 1
+        for key, least in (
+            (f"{architecture}.attention.head_count", 1),
+            (f"{architecture}.attention.head_count_kv", 1),
+            (f"{architecture}.expert_count", 0),
+        )
+        if not isinstance(value := metadata.get(key, 1), int) or value < least
     ]
     if _EMBEDDING not in tensors or len(tensors[_EMBEDDING].shape) != 2:
         findings.append(f"{_EMBEDDING}, a matrix, is missing")
@@ -161,20 +162,37 @@ def _config(header: GgufHeader, architecture: str, family: GgufFamily) -> dict[s
         "vocab_size": header.tensors[_EMBEDDING].shape[0],
         "tie_word_embeddings": _HEAD not in header.tensors,
         "torch_dtype": _dtype(header, family),
+        family.bias_key: "blk.0.attn_q.bias" in header.tensors,
+        **family.stated,
         **stated(_KEYS),
         **stated(_OPTIONAL_KEYS),
+        **stated({family.eps[0]: family.eps[1]}),
+        **stated(family.keys),
     }
+    if not config.get("sliding_window", 1):  # as Phi 4 has it
+        config["sliding_window"] = None
     head_size = config.setdefault("head_dim", _head_size(config))
     rotated = header.metadata.get(f"{architecture}.rope.dimension_count", head_size)
-    if rotated != head_size:
-        config["partial_rotary_factor"] = _ratio(rotated, head_size)
-    if scaling := _rope_scaling(header, architecture, head_size, stated(_YARN_KEYS)):
+    config["partial_rotary_factor"] = _ratio(rotated, head_size)
+    if scaling := _rope_scaling(header, architecture, rotated, stated(_SCALING_KEYS)):
         config["rope_scaling"] = scaling
+    if family.has_experts:
+        config["mlp_only_layers"] = _layers_without_experts(header, config)
+    pattern = header.metadata.get(f"{architecture}.attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        config["layer_types"] = [SLIDING if is_windowed else FULL for is_windowed in pattern]
+    elif pattern is not None:
+        config["sliding_window_pattern"] = pattern
     if family.is_gemma:
-        config |= stated(_GEMMA_KEYS) | _gemma(header, architecture, config)
-    elif "blk.0.attn_q.bias" in header.tensors:
-        config["attention_bias"] = True
+        config |= _gemma(header, architecture, config)
     return config
+
+
+def _layers_without_experts(header: GgufHeader, config: Mapping[str, object]) -> list[object]:
+    """Those among the first layers, as many as there are tensors: a file may lie of its layers."""
+    layers = config["num_hidden_layers"]
+    count = min(layers, len(header.tensors)) if isinstance(layers, int) else 0
+    return [i for i in range(count) if f"blk.{i}.ffn_gate_inp.weight" not in header.tensors]
 
 
 def _plain(value: Value) -> Value:
@@ -205,32 +223,38 @@ def _dtype(header: GgufHeader, family: GgufFamily) -> str:
 
 
 def _rope_scaling(
-    header: GgufHeader, architecture: str, head_size: object, yarn: Mapping[str, object]
+    header: GgufHeader, architecture: str, rotated: object, scaled: Mapping[str, object]
 ) -> dict[str, object]:
+    """A config's rope_scaling. rotated: channels of a head that turn. scaled: of _SCALING_KEYS."""
     kind = header.metadata.get(f"{architecture}.rope.scaling.type", "none")
     factor = header.metadata.get(
         f"{architecture}.rope.scaling.factor",
         header.metadata.get(f"{architecture}.rope.scale_linear"),
     )
-    if ROPE_FREQS in header.tensors and isinstance(head_size, int):
-        factors = _factors(header, head_size // 2)
+    if ROPE_FREQS in header.tensors and isinstance(rotated, int):
+        factors = _factors(header, ROPE_FREQS, rotated // 2)
         equal = {"short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
         return {"rope_type": "longrope", **equal}
+    if _LONG_FACTORS in header.tensors and isinstance(rotated, int):
+        long = _factors(header, _LONG_FACTORS, rotated // 2)
+        short = _factors(header, _SHORT_FACTORS, rotated // 2)
+        kept = {key: scaled[key] for key in _LONGROPE if key in scaled}
+        return {"rope_type": "longrope", "short_factor": short, "long_factor": long, **kept}
     if kind == "none":
         return {}
     scaling: dict[str, object] = {"rope_type": kind}
     if factor is not None:
         scaling["factor"] = _plain(factor)
-    return scaling | dict(yarn) if kind == "yarn" else scaling
+    return scaling | dict(scaled) if kind == "yarn" else scaling
 
 
-def _factors(header: GgufHeader, num_frequencies: int) -> list[float]:
+def _factors(header: GgufHeader, name: str, num_frequencies: int) -> list[float]:
     """The numbers by which rotary frequencies are divided."""
-    entry = header.tensors[ROPE_FREQS]
-    if entry.type_name != "F32" or entry.shape != (num_frequencies,):
+    entry = header.tensors.get(name)
+    if entry is None or entry.type_name != "F32" or entry.shape != (num_frequencies,):
+        found = "missing" if entry is None else f"{entry.type_name} of shape {entry.shape}"
         raise ConfigError(
-            f"{header.path}: {ROPE_FREQS} must be {num_frequencies} numbers of F32, is "
-            f"{entry.type_name} of shape {entry.shape}"
+            f"{header.path}: {name} must be {num_frequencies} numbers of F32, is {found}"
         )
     with header.path.open("rb") as file:
         file.seek(entry.begin)
@@ -241,17 +265,12 @@ def _factors(header: GgufHeader, num_frequencies: int) -> list[float]:
 def _gemma(
     header: GgufHeader, architecture: str, config: Mapping[str, object]
 ) -> dict[str, object]:
-    """Which layers have the window, and the size that the scale of attention is made of."""
+    """Which layers have the window, if none has, and what attention's scale is made of."""
     layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
     is_27b = layers == _GEMMA_27B_LAYERS[architecture]
     size = _ratio(config["hidden_size"], heads) if is_27b else config["head_dim"]
     found: dict[str, object] = {"query_pre_attn_scalar": size}
-    pattern = header.metadata.get(f"{architecture}.attention.sliding_window_pattern")
-    window = header.metadata.get(f"{architecture}.attention.sliding_window")
-    if isinstance(pattern, list):
-        found["layer_types"] = [SLIDING if is_windowed else FULL for is_windowed in pattern]
-    elif architecture == "gemma3" and not window and isinstance(layers, int):
+    has_windows = "layer_types" in config or config.get("sliding_window")
+    if architecture == "gemma3" and not has_windows and isinstance(layers, int):
         found |= {"layer_types": [FULL] * min(layers, len(header.tensors)), "sliding_window": 1}
-    elif pattern is not None:
-        found["sliding_window_pattern"] = pattern
     return found

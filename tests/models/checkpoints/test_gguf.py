@@ -12,18 +12,25 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from lora_serve.config.model import AUTO
 from lora_serve.errors import ConfigError
+from lora_serve.gguf.header import read_header
 from lora_serve.gguf.types import TENSOR_TYPES
-from lora_serve.layers.rotary import LongRopeScaling
+from lora_serve.layers.rotary import LongRopeScaling, RopeSpec
+from lora_serve.models.base import ModelSpec
 from lora_serve.models.checkpoints.ggml_blocks import BLOCK_TYPES
 from lora_serve.models.checkpoints.gguf import FORMAT
+from lora_serve.models.checkpoints.gguf_families import FAMILIES
 from lora_serve.models.dense import DenseSpec
 from lora_serve.models.gemma import GemmaSpec
 from lora_serve.models.source import load_spec, model_path
 from lora_serve.models.weights import open_weights
-from tests.fakes.gguf_files import save_gguf
+from tests.fakes.gguf_files import all_f32, save_gguf
 from tests.fakes.tiny_models import GEMMA, TINY_MODELS, TinyModel
 
-FAMILIES = ("llama", "llama-bias-yarn", "qwen2", "qwen3", "gemma2", "gemma3")
+NAMES = (
+    *("llama", "llama-bias-yarn", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "granite"),
+    *("olmo2", "olmo3", "phi3", "phi4", "glm4", "cohere", "cohere2", "starcoder2"),
+    *("mixtral", "olmoe", "qwen2-moe", "qwen3-moe"),
+)
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 SUPPORTED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "F32")
 WIDE = TinyModel(
@@ -37,33 +44,44 @@ def tiny(name: str) -> PreTrainedModel:
     return TINY_MODELS[name].make()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_familys_file_gives_what_its_checkpoint_does(
     name: str, tiny_models: dict[str, PreTrainedModel], directories: dict[str, Path], tmp_path: Path
 ) -> None:
-    model = tiny_models[name]
-    path = save_gguf(model, tmp_path / "model.gguf")
+    path = save_gguf(tiny_models[name], tmp_path / "model.gguf")
     spec, expected = load_spec(path), load_spec(directories[name])
-    if name == "llama":
+    if name in ("llama", "phi4"):  # whose factors of frequencies are stored in float32
         (table,), (saved_table,) = spec.rotary_tables(8), expected.rotary_tables(8)
         torch.testing.assert_close(table, saved_table, atol=1e-4, rtol=0)
         assert isinstance(spec, DenseSpec)
         assert isinstance(expected, DenseSpec)
         assert isinstance(spec.rope.scaling, LongRopeScaling)
         expected = replace(expected, rope=spec.rope)
-    if isinstance(expected, GemmaSpec):
-        # A file does not say of what size attention's scale is made; llama.cpp knows the models'.
-        expected = replace(expected, attention_scale=GEMMA["head_dim"] ** -0.5)
-        if name == "gemma2":
-            assert isinstance(spec, GemmaSpec)
-            assert spec.rope == spec.windowed_rope
-    assert spec == expected
-    source, stored = open_weights(path, spec, AUTO, 0, torch.float32), model.state_dict()
+    assert spec == as_a_file_can_say(expected, name)
+    source = open_weights(path, spec, AUTO, 0, torch.float32)
+    stored = open_weights(directories[name], expected, AUTO, 0, torch.float32)
     for tensor in spec.tensor_shapes():
         # 1 was added to Gemma's norms, and their last bits went with it.
         is_rounded = name.startswith("gemma") and "norm" in tensor
         tolerance = {"atol": 2e-7, "rtol": 0.0} if is_rounded else {"atol": 0.0, "rtol": 0.0}
-        torch.testing.assert_close(source.read(tensor), stored[tensor], **tolerance)
+        torch.testing.assert_close(source.read(tensor), stored.read(tensor), **tolerance)
+
+
+def as_a_file_can_say(spec: ModelSpec, name: str) -> ModelSpec:
+    """The facts without those that converters leave out, which llama.cpp knows of the models."""
+    if isinstance(spec, GemmaSpec):
+        return replace(spec, attention_scale=GEMMA["head_dim"] ** -0.5)
+    assert isinstance(spec, DenseSpec)
+    match name:
+        case "smollm3":
+            return replace(spec, unrotated=())
+        case "cohere2":
+            return replace(spec, windows=(spec.windows[0],) * spec.num_layers, unrotated=())
+        case "starcoder2":
+            return replace(spec, windows=(None,) * spec.num_layers)
+        case "olmo3":
+            return replace(spec, windowed_rope=RopeSpec(spec.rope.theta))
+    return spec
 
 
 @pytest.mark.parametrize("name", BLOCK_TYPES)
@@ -132,8 +150,9 @@ def test_a_file_of_every_type_is_read_as_its_own_package_reads_it(tmp_path: Path
     assert spec.dtype == "bfloat16"
     source = open_weights(path, spec, AUTO, 0, torch.float32)
     assert source.described == f"GGUF ({', '.join(sorted(SUPPORTED))})"
+    entries = read_header(path).tensors
     for tensor in gguf.GGUFReader(path).tensors:
-        name = FORMAT.open(path).family.tensor_name(tensor.name)
+        ((name, _),) = FAMILIES["llama"].parts(tensor.name, entries[tensor.name], 0)
         expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(
             *reversed(tensor.shape.tolist())
         )
@@ -144,6 +163,40 @@ def test_a_file_of_every_type_is_read_as_its_own_package_reads_it(tmp_path: Path
             rows = expected.reshape(heads, -1, 2, expected.shape[-1])
             expected = rows.transpose(0, 2, 1, 3).reshape(expected.shape)
         np.testing.assert_array_equal(read, expected)
+
+
+def test_experts_are_the_parts_of_one_tensor(
+    tiny_models: dict[str, PreTrainedModel], tmp_path: Path
+) -> None:
+    def type_of(name: str) -> GgmlType:
+        return (
+            GgmlType.Q8_0
+            if name.endswith(("gate_exps.weight", "up_exps.weight"))
+            else all_f32(name)
+        )
+
+    path = save_gguf(tiny_models["qwen2-moe"], tmp_path / "m.gguf", type_of)
+    source = open_weights(path, load_spec(path), AUTO, 0, torch.float32)
+    stored = {each.name: each for each in gguf.GGUFReader(path).tensors}
+    for theirs, ours in (("gate", "gate_proj"), ("up", "up_proj"), ("down", "down_proj")):
+        tensor = stored[f"blk.1.ffn_{theirs}_exps.weight"]
+        experts = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        for index, expected in enumerate(experts):
+            name = f"model.layers.1.mlp.experts.{index}.{ours}.weight"
+            np.testing.assert_array_equal(source.read(name).numpy(), expected)
+
+
+def test_other_experts_than_the_metadata_says_are_refused(
+    tiny_models: dict[str, PreTrainedModel], tmp_path: Path
+) -> None:
+    path = save_gguf(tiny_models["olmoe"], tmp_path / "m.gguf")
+    written = path.read_bytes()
+    count = b"olmoe.expert_count" + (4).to_bytes(4, "little")
+    assert written.count(count + (5).to_bytes(4, "little")) == 1
+    at = written.index(count) + len(count)
+    path.write_bytes(written[:at] + (4).to_bytes(4, "little") + written[at + 4 :])
+    with pytest.raises(ConfigError, match=r"experts\.0\.gate_proj\.weight is missing"):
+        open_weights(path, load_spec(path), AUTO, 0, torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -168,14 +221,14 @@ def test_everything_that_is_not_supported_is_told_at_once(tmp_path: Path) -> Non
         WIDE.make(),
         tmp_path / "m.gguf",
         lambda name: GgmlType.IQ4_NL if "ffn" in name else GgmlType.Q3_K,
-        **{"expert_count": 8, "attention.key_length": 33},
+        **{"attention.max_alibi_bias": 8, "attention.key_length": 33},
     )
     with pytest.raises(ConfigError) as refused:
         load_spec(path)
     told = str(refused.value)
     assert told.startswith(f"{path}: 6 tensors are of the type IQ4_NL, which is not supported")
     assert "10 tensors are of the type Q3_K" in told
-    assert "llama.expert_count of 8 is not supported" in told
+    assert "llama.attention.max_alibi_bias of 8 is not supported" in told
     assert "keys of size 33 and values of size 64 are not equal" in told
 
 
