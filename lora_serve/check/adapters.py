@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from lora_serve.demo.random_adapters import Projections, write_random_adapter
 from lora_serve.errors import ConfigError
 from lora_serve.fuzz.versions import WEIGHTS, overwrite
 
-RANK = 8
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 OLD_SECONDS = 1_000_000_000  # a time of files that is older than any that a server has seen
 
 
@@ -52,44 +51,25 @@ class ModelShape:
                 f"({type(error).__name__}: {error}); give two adapters with --adapter instead"
             ) from error
 
-    def sizes(self, projection: str) -> tuple[int, int]:
-        """Inputs and outputs."""
+    def projections(self) -> Projections:
+        """The linear layers of attention."""
         query, key = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        if projection == "o_proj":
-            return query, self.hidden_size
-        return self.hidden_size, query if projection == "q_proj" else key
+        sizes = {
+            "q_proj": (self.hidden_size, query),
+            "k_proj": (self.hidden_size, key),
+            "v_proj": (self.hidden_size, key),
+            "o_proj": (query, self.hidden_size),
+        }
+        return {
+            f"model.layers.{layer}.self_attn.{name}": size
+            for layer in range(self.num_layers)
+            for name, size in sizes.items()
+        }
 
 
 def write_adapter(directory: Path, shape: ModelShape, base: str, seed: int, gain: float) -> None:
-    """A PEFT checkpoint of random weights. gain: how much of a layer's output the delta makes."""
-    import numpy as np  # slow to import; not for --help
-    from safetensors.numpy import save_file
-
-    rng = np.random.default_rng(seed)
-    tensors = {}
-    for layer in range(shape.num_layers):
-        for projection in PROJECTIONS:
-            inputs, outputs = shape.sizes(projection)
-            name = f"base_model.model.model.layers.{layer}.self_attn.{projection}"
-            down = rng.standard_normal((RANK, inputs)) / np.sqrt(inputs)
-            up = rng.standard_normal((outputs, RANK)) * gain / np.sqrt(RANK)
-            tensors[f"{name}.lora_A.weight"] = down.astype(np.float32)
-            tensors[f"{name}.lora_B.weight"] = up.astype(np.float32)
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
-        "r": RANK,
-        "lora_alpha": RANK,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-        "target_modules": list(PROJECTIONS),
-    }
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "adapter_config.json").write_text(json.dumps(config, indent=1))
-    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+    """Random weights for a model's attention, as `write_random_adapter` has them."""
+    write_random_adapter(directory, shape.projections(), base, seed, gain)
 
 
 class Workspace:

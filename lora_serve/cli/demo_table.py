@@ -8,7 +8,7 @@ from typing import TextIO
 from lora_serve.demo.player import Outcome
 from lora_serve.demo.scenarios import Scenario
 
-_ANSWER_WIDTH = 30
+_ANSWER_WIDTH, _TOLD_CHARS = 30, 24
 _GREEN, _RED, _DIM, _PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[2m", "\x1b[0m"
 
 
@@ -32,7 +32,8 @@ class DemoTable:
         self._write(f"{scenario.row:>4}  {scenario.title:<{self._title_width}}  ")
 
     def end(self, outcome: Outcome) -> None:
-        answer = f"{outcome.answer[:24]!s} {outcome.num_right}/{outcome.num_asked}"
+        told = " ".join(outcome.answer.split())[:_TOLD_CHARS]
+        answer = f"{told} {outcome.num_right}/{outcome.num_asked}"
         tokens = f"{outcome.num_cached_tokens:,}/{outcome.num_prompt_tokens:,}"
         hits = f"{tokens} {outcome.hit_rate:>4.0%}"
         self._write(f"{answer:<{_ANSWER_WIDTH}}  {hits:>22}  {outcome.seconds:>5.1f} s  ")

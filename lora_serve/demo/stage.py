@@ -50,11 +50,15 @@ class Stage:
             log_path = self._log_directory / f"{server.name.lower()}.log"
             self._processes[server] = ServerProcess(
                 self._model,
-                (*server_flags(server), *self._flags),
+                self.flags_of(server),
                 log_path,
                 port=self._ports.get(server, 0),
             )
         return self._processes[server]
+
+    def flags_of(self, server: Server) -> tuple[str, ...]:
+        """All of a server's but model and port; a later one counts where one is there twice."""
+        return (*server_flags(server), *self._flags)
 
     def stop(self, server: Server) -> None:
         self._processes.pop(server).stop()

@@ -140,8 +140,10 @@ def test_smollm2_is_served_from_the_file_that_was_fetched(
     monkeypatch.setattr("lora_serve.demo.smollm2.ensure_smollm2", lambda _: tmp_path / "a.gguf")
     model = serve_run.with_smollm2(EngineConfig(model=ModelConfig(model="smollm2"))).model
     assert (model.model, model.served_model_name) == (str(tmp_path / "a.gguf"), ("smollm2",))
-    named = ModelConfig(model="smollm2", served_model_name=("mine",))
-    assert serve_run.with_smollm2(EngineConfig(model=named)).model.served_model_name == ("mine",)
+    assert model.dtype == "float32"
+    named = ModelConfig(model="smollm2", served_model_name=("mine",), dtype="bfloat16")
+    model = serve_run.with_smollm2(EngineConfig(model=named)).model
+    assert (model.served_model_name, model.dtype) == (("mine",), "bfloat16")
 
 
 def test_every_group_of_settings_that_cannot_be_is_told() -> None:
