@@ -43,7 +43,6 @@ INERT_FLAGS = (
     InertFlag(("--runner",), _BOTH, ("auto", "generate", "pooling")),
     InertFlag(("--task",), _BOTH, ("auto", "generate", "embed", "embedding")),
     InertFlag(("--convert",), _BOTH, ("auto", "none", "embed")),
-    InertFlag(("--model-impl",), "the server has its own models", ("auto", "vllm")),
     InertFlag(("--tokenizer-mode",), "tokenizers are the fast ones", ("auto", "hf")),
     InertFlag(("--config-format",), "configurations are Hugging Face's", ("auto", "hf")),
     InertFlag(("--kv-cache-dtype",), "the KV cache has the model's dtype", ("auto",)),

@@ -14,6 +14,7 @@ SCREENS = ("auto", "on", "off")
 # Each is a module of lora_serve/models/checkpoints.
 CHECKPOINT_FORMATS = ("safetensors", "gguf", "gptq", "awq", "compressed_tensors", "fp8")
 AUTO, RANDOM_WEIGHTS = "auto", "dummy"
+OWN_IMPL, TRANSFORMERS_IMPL = "lora_serve", "transformers"
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 
 
@@ -73,6 +74,14 @@ class ModelConfig:
         "random numbers (dummy).",
         AUTO,
         choices=(AUTO, *CHECKPOINT_FORMATS, RANDOM_WEIGHTS),
+    )
+    model_impl: str = setting(
+        "Who computes the model: lora_serve (vLLM's word is vllm), which has the families that the "
+        "documentation lists; transformers, whose modules get our attention, linear layers and "
+        "adapters, and which is slower; auto takes transformers for what lora_serve has not.",
+        AUTO,
+        choices=(AUTO, TRANSFORMERS_IMPL, OWN_IMPL),
+        spellings={"vllm": OWN_IMPL},
     )
     generation_config: str = setting(
         "Take default sampling settings from the model's generation_config.json, or none.",

@@ -1,9 +1,13 @@
-"""Which architectures can be served, and who reads their configs: the one table of families."""
+"""Which architectures can be served, and who reads their configs: the one table of families.
+
+What is not in it is read by the door for all others, transformers_backend.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from lora_serve.config.model import AUTO, OWN_IMPL, TRANSFORMERS_IMPL
 from lora_serve.errors import ConfigError
 from lora_serve.models.base import ModelSpec
 from lora_serve.models.cohere import read_cohere, read_cohere2
@@ -24,7 +28,10 @@ from lora_serve.models.starcoder import read_starcoder2
 
 # What takes memory for each before a tensor is looked for; real models have a tenth at most.
 _MOST_LAYERS_AND_EXPERTS = 4096
-_COUNTS = ("num_hidden_layers", "num_experts", "num_local_experts")
+_COUNTS = (
+    *("num_hidden_layers", "n_layer", "num_layers"),
+    *("num_experts", "num_local_experts", "n_routed_experts"),
+)
 
 SpecReader = Callable[[Settings, str], ModelSpec]
 
@@ -53,8 +60,10 @@ ARCHITECTURES: Mapping[str, SpecReader] = {
 }
 
 
-def read_spec(config: Mapping[str, object], path: str) -> ModelSpec:
+def read_spec(config: Mapping[str, object], path: str, model_impl: str = AUTO) -> ModelSpec:
     """The model whose config.json, found at `path`, holds `config`.
+
+    model_impl: as of ModelConfig.
 
     What would be computed wrongly is refused by name; keys that do not change the forward pass
     are not looked at.
@@ -62,12 +71,27 @@ def read_spec(config: Mapping[str, object], path: str) -> ModelSpec:
     Raises:
         ConfigError: listing everything that is missing, malformed or not supported.
     """
-    architecture = _architecture(config, path)
+    architectures = config.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    own = next((name for name in names if isinstance(name, str) and name in ARCHITECTURES), None)
     settings = Settings(config)
     _check_counts(settings, path)
     refuse_quantised(settings)
-    spec = ARCHITECTURES[architecture](settings, architecture)
-    if settings.findings:
+    spec: ModelSpec | None
+    if own is not None and model_impl != TRANSFORMERS_IMPL:
+        spec = ARCHITECTURES[own](settings, own)
+    elif model_impl == OWN_IMPL or not names or not isinstance(names[0], str):
+        raise ConfigError(
+            f"{path}: architecture {', '.join(map(str, names)) or '(none named)'} is not supported"
+            + f" by --model-impl {OWN_IMPL}" * (model_impl == OWN_IMPL)
+            + f"; supported are {', '.join(ARCHITECTURES)}"
+        )
+    else:
+        # Imports transformers' models, which those of our own do not need.
+        from lora_serve.models.transformers_backend.reading import read_transformers
+
+        spec = read_transformers(config, names[0], settings)
+    if settings.findings or spec is None:
         raise ConfigError(f"{path}: " + "; ".join(settings.findings))
     return spec
 
@@ -81,15 +105,3 @@ def _check_counts(settings: Settings, path: str) -> None:
                 raise ConfigError(
                     f"{path}: {key} is {str(count)[:20]}, the most is {_MOST_LAYERS_AND_EXPERTS}"
                 )
-
-
-def _architecture(config: Mapping[str, object], path: str) -> str:
-    architectures = config.get("architectures")
-    names = architectures if isinstance(architectures, list) else []
-    for name in names:
-        if isinstance(name, str) and name in ARCHITECTURES:
-            return name
-    raise ConfigError(
-        f"{path}: architecture {', '.join(map(str, names)) or '(none named)'} is not supported; "
-        f"supported are {', '.join(ARCHITECTURES)}"
-    )

@@ -96,12 +96,15 @@ def _base_of(adapter_config: Path) -> str | None:
     return shlex.quote(base[:MAX_SHOWN_CHARS]) if isinstance(base, str) and base else None
 
 
-def load_spec(directory: Path, load_format: str = AUTO) -> ModelSpec:
+def load_spec(directory: Path, load_format: str = AUTO, model_impl: str = AUTO) -> ModelSpec:
     """The model that a directory's config describes, or a file's header.
+
+    model_impl: as of ModelConfig.
 
     Raises:
         ConfigError: when it is missing, broken, or describes what is not supported.
     """
     form = format_of(directory, load_format)
     config = form.config(directory)
-    return read_spec(config, str(directory if directory.is_file() else directory / "config.json"))
+    path = directory if directory.is_file() else directory / "config.json"
+    return read_spec(config, str(path), model_impl)

@@ -72,7 +72,7 @@ def load_model(
         config.load_format,
         with_weights=config.load_format != RANDOM_WEIGHTS,
     )
-    spec = load_spec(directory, config.load_format)
+    spec = load_spec(directory, config.load_format, config.model_impl)
     spec.check_world_size(group.world_size)
     dtype: torch.dtype = getattr(torch, dtype_name(config.dtype, spec))
     longest = max_model_len(config.max_model_len, spec)

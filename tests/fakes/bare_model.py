@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
+from lora_serve.config.model import AUTO
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.models.base import ModelSpec
 from lora_serve.models.source import load_spec
@@ -40,9 +41,10 @@ class BareModel:
         num_blocks: int = 64,
         device: Device | None = None,
         change_spec: Callable[[Any], ModelSpec] = lambda spec: spec,
+        model_impl: str = AUTO,
     ) -> None:
         device = device or CpuDevice()
-        self.spec = change_spec(load_spec(directory))
+        self.spec = change_spec(load_spec(directory, AUTO, model_impl))
         source = open_weights(directory, self.spec, "safetensors", 0, dtype)
         weights = WeightReader(source, dtype, device.torch_device)
         tables = self.spec.rotary_tables(self.spec.max_positions)

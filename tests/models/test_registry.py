@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import pytest
 
+from lora_serve.config.model import OWN_IMPL
 from lora_serve.errors import ConfigError
-from lora_serve.models.registry import ARCHITECTURES
-from tests.models.configs import read
+from lora_serve.models.registry import ARCHITECTURES, read_spec
+from tests.models.configs import LLAMA, read
 
 
 def test_an_unsupported_architecture_is_answered_with_those_supported() -> None:
     with pytest.raises(ConfigError) as told:
-        read(architectures=["GPT2LMHeadModel"])
+        read_spec({**LLAMA, "architectures": ["GPT2LMHeadModel"]}, "c.json", OWN_IMPL)
     assert "GPT2LMHeadModel" in str(told.value)
     assert all(name in str(told.value) for name in ARCHITECTURES)
     with pytest.raises(ConfigError, match="none named"):

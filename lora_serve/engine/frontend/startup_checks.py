@@ -81,7 +81,7 @@ def _check_model(config: ModelConfig, world_size: int) -> Mapping[str, tuple[int
     from lora_serve.models.source import load_spec, model_path
 
     directory = model_path(config.model, config.revision, config.load_format, with_weights=False)
-    spec = load_spec(directory, config.load_format)
+    spec = load_spec(directory, config.load_format, config.model_impl)
     refusals = Refusals()
     with refusals.noted():
         dtype_name(config.dtype, spec)
