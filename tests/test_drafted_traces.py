@@ -29,7 +29,7 @@ from lora_serve.step import RequestStepOutput, SampleInput, ScheduledRequest
 from tests.fakes.drafting import DraftCounts, some_drafts
 from tests.fakes.drafting import drafting as made_up_drafts
 
-NUM_TRACES = 40
+NUM_TRACES = 20
 SAMPLE_INPUT = chunk._sample_input
 
 OVERLAPS = pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_every_answer_of_every_drafted_trace_is_the_lone_answer(async_scheduling
     assert num_rejected > (20 if async_scheduling else 120) * NUM_TRACES
 
 
-def is_caught(num_traces: int = 40) -> bool:
+def is_caught(num_traces: int = NUM_TRACES) -> bool:
     """Whether some trace gives a wrong answer, breaks an invariant, or ends the engine."""
     for seed in range(num_traces):
         try:

@@ -25,8 +25,8 @@ from lora_serve.scheduler.request import Request, RequestStatus
 from lora_serve.step import ScheduledRequest, SchedulerOutput
 from tests.test_traces import OffersWhenAdmitted
 
-NUM_TRACES = 60
-NUM_TIERED_TRACES = 12
+NUM_TRACES = 30
+NUM_TIERED_TRACES = 6
 NUM_OPERATIONS = 200  # of a tiered trace
 
 
@@ -73,7 +73,7 @@ def test_every_answer_of_many_overlapped_traces_is_the_lone_answer() -> None:
         assert tiered.wrong == [], f"seed {seed}"
 
 
-def is_caught(make: Callable[[int], OracleTrace], num_traces: int = 40) -> bool:
+def is_caught(make: Callable[[int], OracleTrace], num_traces: int = NUM_TRACES) -> bool:
     """Whether some trace gives a wrong answer, breaks an invariant, or ends the engine."""
     for seed in range(num_traces):
         try:

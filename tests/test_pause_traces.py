@@ -12,7 +12,7 @@ from lora_serve.scheduler.pause import PauseState, SchedulerPause
 from lora_serve.scheduler.request import Request
 from lora_serve.scheduler.scheduler import Scheduler
 
-NUM_TRACES = 40
+NUM_TRACES = 20
 LONG = [10 + i % 400 for i in range(200)]
 
 
