@@ -98,7 +98,8 @@ def _made_up(stage: Stage, given: GivenModel, workspace: Path) -> _Show:
     process = stage.start(Server.UNCACHED)  # the first of all to be played on
     process.wait_until_healthy()
     with Client(process.base_url) as client:
-        print(f"{given.model} says: {first_answer(client)}\n", flush=True)
+        name = Path(given.model).name
+        print(f"The first answer of {name}:\n  {first_answer(client)}\n", flush=True)
         alpha, beta, questions, gain = distinct_adapters(client, given, workspace)
     print(
         f"Its adapters A and B are random numbers of rank {RANK} and strength {gain:g}. They have "
