@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lora_serve.adapters.activation import adapter_start
@@ -21,9 +21,10 @@ from lora_serve.engine.core.grammars import POLL_SECONDS, RequestGrammars, make_
 from lora_serve.engine.core.held_answers import HeldAnswers
 from lora_serve.engine.core.kv_event_publisher import EventPublisher
 from lora_serve.engine.core.kv_events import KVEvents, make_events
-from lora_serve.engine.core.kv_tiers import StaleVersions, make_connector, tier_stats
+from lora_serve.engine.core.kv_tiers import StaleVersions, make_connector
 from lora_serve.engine.core.output_buffer import OutputBuffer, progress_output, request_times
 from lora_serve.engine.core.start import engine_ready, most_tokens_in_flight, num_steps_ahead
+from lora_serve.engine.core.stats import engine_stats, standings
 from lora_serve.engine.fair_share import share_of
 from lora_serve.engine.wire import error_info
 from lora_serve.errors import InvalidRequestError, KVLoadError, LoraServeError
@@ -52,13 +53,12 @@ from lora_serve.messages import (
     GetRequests,
     GetStats,
     Pause,
-    RequestStanding,
     RestoreAdapters,
 )
 from lora_serve.model_info import ModelInfo
 from lora_serve.scheduler.drafting import Drafting
 from lora_serve.scheduler.progress import RequestProgress
-from lora_serve.scheduler.request import Request, RequestStatus, request_from_message
+from lora_serve.scheduler.request import Request, request_from_message
 from lora_serve.scheduler.scheduler import Scheduler
 from lora_serve.speculation.methods import make_drafter
 from lora_serve.step import SchedulerOutput
@@ -399,60 +399,15 @@ class EngineCore:
         self._outbox.finished(request_times(request, finish_reason, self._clock()))
 
     def stats(self) -> EngineStats:
-        scheduler, totals, adapters = self.scheduler, self.scheduler.totals, self.adapters
+        publisher = None if self._events is None else self._events.publisher
         tiers = self._connector.stats()
-        published = None if self._events is None else self._events.publisher
-        return EngineStats(
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            num_deferred=scheduler.num_deferred,
-            num_fetching=scheduler.num_fetching,
-            num_awaiting_mask=scheduler.num_awaiting_mask,
-            is_paused=scheduler.is_paused,
-            kv_cache_usage=self._kv.usage,
-            num_blocks=self._kv.num_blocks,
-            kv_cache_size_tokens=self._kv.size_tokens,
-            num_preemptions=totals.num_preemptions,
-            num_steps=totals.num_steps,
-            num_computed_tokens=totals.num_computed_tokens,
-            num_generated_tokens=totals.num_generated_tokens,
-            num_drafts=totals.num_drafts,
-            num_draft_tokens=totals.num_draft_tokens,
-            num_accepted_tokens=totals.num_accepted_tokens,
-            num_accepted_by_position=tuple(totals.num_accepted_by_position),
-            prefix_cache_queries=totals.prefix_cache_queries,
-            prefix_cache_hits=totals.prefix_cache_hits,
-            external_cache_queries=totals.external_cache_queries,
-            external_cache_hits=totals.external_cache_hits,
-            num_late_fetches=tiers.num_late,
-            kv_tiers=tier_stats(tiers),
-            adapter_loads=adapters.num_loads,
-            adapter_evictions=adapters.num_evictions,
-            adapter_load_timeouts=adapters.num_load_timeouts,
-            adapter_late_loads=adapters.num_late_loads,
-            num_kv_event_batches=published.num_batches if published else 0,
-            num_lost_kv_event_batches=published.num_lost if published else 0,
-            num_kv_event_replays=published.num_replays if published else 0,
-            running_adapters=tuple(ref.name for ref in scheduler.running_adapters),
-            waiting_adapters=tuple(ref.name for ref in scheduler.waiting_adapters),
-        )
+        return engine_stats(self.scheduler, self.adapters, self._kv, tiers, publisher)
 
     def _told(self, message: GetStats | GetRequests) -> CallReply:
         if isinstance(message, GetStats):
             return CallReply(message.call_id, stats=self.stats())
-        return CallReply(message.call_id, requests=tuple(self._standings(message.request_ids)))
-
-    def _standings(self, request_ids: Sequence[str]) -> Iterator[RequestStanding]:
-        for request_id in request_ids:
-            request = self.scheduler.get(request_id)
-            if request is not None:
-                yield RequestStanding(
-                    request_id,
-                    is_running=request.status is RequestStatus.RUNNING,
-                    num_computed_tokens=request.num_computed_tokens,
-                    num_cached_tokens=request.num_cached_tokens,
-                    num_output_tokens=request.num_output_tokens,
-                )
+        told = tuple(standings(self.scheduler, message.request_ids))
+        return CallReply(message.call_id, requests=told)
 
     def check_invariants(self) -> None:
         """Assert what must hold between steps; `--validate` calls it after each."""
