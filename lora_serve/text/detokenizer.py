@@ -94,11 +94,13 @@ class TextWindow:
         self._num_out = len(text.rstrip(_REPLACEMENT))
         # Tokens before this one end with a whole character; the next window begins here.
         self._next = len(self._ids) if self._num_out == len(text) else 0
+        self._is_begun = False
 
     def push(self, token_id: int) -> str:
         """Add tokens; returns the text that is certain now. A part of a character waits."""
         if token_id in self._skipped:
             return ""
+        self._is_begun = True
         self._ids.append(token_id)
         text = self._text()
         num_sure = len(text.rstrip(_REPLACEMENT))
@@ -114,7 +116,9 @@ class TextWindow:
         return new
 
     def flush(self) -> str:
-        """The text that waited, as it is."""
+        """The text that waited, as it is; not what waits of the context alone."""
+        if not self._is_begun:
+            return ""
         new = self._text()[self._num_out :]
         self._num_out += len(new)
         return new

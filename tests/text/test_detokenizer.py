@@ -170,3 +170,13 @@ def test_no_token_up_to_min_tokens_ends_the_answer(
 
 def test_an_answer_without_tokens_has_no_text(byte_level: Tokenizer) -> None:
     assert IncrementalDetokenizer(byte_level, stop=("x",)).append([], finished=True) == ""
+
+
+def test_an_unfinished_character_of_the_prompt_is_no_text_of_the_answer(
+    byte_level: Tokenizer,
+) -> None:
+    prompt, end = byte_level.encode("ab𝄞")[:-1], byte_level.special_token_id("<|end|>")
+    assert end is not None
+    for answer in ([], [end]):
+        detokenizer = IncrementalDetokenizer(byte_level, prompt_token_ids=prompt)
+        assert "".join(deltas(detokenizer, answer)) == ""
