@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """screening: of the LM head, where it is screened. fingerprint: as in step.ModelInfo.
+    """screening: of the LM head, where it is screened. fingerprint: as in ModelInfo.
 
     weights: their format, for people.
     """

@@ -46,6 +46,7 @@ class RankExecutor:
         self._steps = StepEncoder()
         self._saves: deque[bool] = deque()  # of the steps not collected: whether KV comes out
         self._calls = threading.Lock()  # one call about adapters at a time
+        self._lost: RankLostError | None = None  # to such a call: it may yet do it, and answer
         self._saved_decoder = msgspec.msgpack.Decoder(tuple[bytes, ...])
 
     def load(self) -> ModelInfo:
@@ -69,27 +70,22 @@ class RankExecutor:
         return info
 
     def prepare_adapter(self, checkpoint: AdapterCheckpoint) -> None:
-        """Make the adapter ready on all ranks, or on none."""
-        linears = self._worker.linears
+        """Make the adapter ready on all ranks, or on none.
+
+        A rank that does not answer in time may differ from the others from then on: no further call
+        is made, and the next step raises what this did.
+        """
         with self._calls:
-            for place, links in zip(self._places[1:], self._others, strict=True):
-                send_call(links.calls, adapter_share(checkpoint, linears, place), self._seconds)
-            own_error: Exception | None = None
+            self._require_ranks()
             try:
-                self._worker.prepare_adapter(adapter_share(checkpoint, linears, self._places[0]))
-            except Exception as error:  # told when the others have answered
-                own_error = error
-            refusals = [links.calls.receive(self._seconds).decode() for links in self._others]
-            if own_error is None and not any(refusals):
-                return
-            self._discard(checkpoint.digest, own_error is None, refusals)
-            if own_error is not None:
-                raise own_error
-            rank, refusal = next((r, told) for r, told in enumerate(refusals, 1) if told)
-            raise MemoryError(f"rank {rank} cannot hold the adapter: {refusal}")
+                self._prepare(checkpoint)
+            except RankLostError as error:
+                self._lost = error
+                raise
 
     def submit(self, step: SchedulerOutput) -> None:
         """Take on a step, as `Executor` says."""
+        self._require_ranks()
         message = self._steps.encode(step)
         shares = self._worker.kv_shares
         for place, links in zip(self._places[1:], self._others, strict=True):
@@ -117,6 +113,28 @@ class RankExecutor:
         """End the other ranks."""
         self._worker.close()
         self._close()
+
+    def _require_ranks(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+
+    def _prepare(self, checkpoint: AdapterCheckpoint) -> None:
+        linears = self._worker.linears
+        for place, links in zip(self._places[1:], self._others, strict=True):
+            send_call(links.calls, adapter_share(checkpoint, linears, place), self._seconds)
+        own_error: Exception | None = None
+        try:
+            self._worker.prepare_adapter(adapter_share(checkpoint, linears, self._places[0]))
+        except Exception as error:  # told when the others have answered
+            own_error = error
+        refusals = [links.calls.receive(self._seconds).decode() for links in self._others]
+        if own_error is None and not any(refusals):
+            return
+        self._discard(checkpoint.digest, own_error is None, refusals)
+        if own_error is not None:
+            raise own_error
+        rank, refusal = next((r, told) for r, told in enumerate(refusals, 1) if told)
+        raise MemoryError(f"rank {rank} cannot hold the adapter: {refusal}")
 
     def _discard(self, digest: bytes, own: bool, refusals: Sequence[str]) -> None:
         if own:

@@ -9,6 +9,7 @@ import pickle
 import queue
 import threading
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
@@ -42,13 +43,11 @@ def serve_rank(worker: Worker, links: RankLinks) -> None:
         raise
     links.steps.send(b"", seconds=SEND_SECONDS)
     saved: queue.SimpleQueue[tuple[bytes, ...] | None] = queue.SimpleQueue()
-    threads = [
-        threading.Thread(target=_send_saved, args=(links.steps, saved), name="saved", daemon=True),
-        threading.Thread(target=_answer_calls, args=(worker, links.calls), name="calls"),
-    ]
-    threads[1].daemon = True
-    for thread in threads:
-        thread.start()
+    for name, target in (
+        ("saved", partial(_send_saved, links.steps, saved)),
+        ("calls", partial(_answer_calls, worker, links.calls)),
+    ):
+        threading.Thread(target=target, name=name, daemon=True).start()
     try:
         _run_steps(worker, links.steps, saved)
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -254,6 +255,33 @@ def test_an_adapter_is_ready_on_all_ranks_or_on_none(
         executor.prepare_adapter(adapters[0])
     for worker in workers.values():
         assert not worker._adapters._prepared
+    executor.close()
+
+
+def test_a_rank_that_hangs_at_an_adapter_is_asked_nothing_more(
+    model: Path, adapters: list[AdapterCheckpoint]
+) -> None:
+    """Its late answer would be taken for that of the next call."""
+    goes_on = threading.Event()
+
+    class HangingWorker(Worker):
+        def prepare_adapter(self, checkpoint: AdapterCheckpoint) -> None:
+            goes_on.wait(SECONDS)
+            super().prepare_adapter(checkpoint)
+
+    executor = start_threads(
+        2, lambda group: make_rank(model, group, kind=HangingWorker if group.rank else Worker)
+    )
+    executor.load()
+    executor._seconds = 0.01
+    with pytest.raises(RankLostError):
+        executor.prepare_adapter(adapters[0])
+    executor._seconds = SECONDS
+    goes_on.set()
+    with pytest.raises(RankLostError):
+        executor.prepare_adapter(adapters[1])
+    with pytest.raises(RankLostError):
+        executor.submit(SchedulerOutput(0, (chunk(0, [1, 2, 3], 0, BASE_MODEL, GREEDY, 1),)))
     executor.close()
 
 
