@@ -9,7 +9,9 @@ from torch import Tensor, dtype, float16, where
 
 from lora_serve.layers.batch import ForwardBatch
 from lora_serve.layers.gather import Gather
+from lora_serve.layers.linear import packed
 from lora_serve.ops.contract import Ops, Screen, ScreenedArgmax
+from lora_serve.ops.quantization import QuantizedWeight
 
 
 class Embedding:
@@ -39,6 +41,7 @@ class Embedding:
 class LMHead:
     """weight: (V, H), or the rank's share of its rows. No adapter changes it.
 
+    Codes only where `ops` packs them; they are never screened.
     soft_cap: as RowwiseKernels.soft_cap takes it; None for plain logits. scale: of the logits,
         above 0; None for none. They are scaled first.
     gather: puts the logits of all ranks together. argmax_of_all: makes of a screen of this rank's
@@ -50,7 +53,7 @@ class LMHead:
     def __init__(
         self,
         ops: Ops,
-        weight: Tensor,
+        weight: Tensor | QuantizedWeight,
         soft_cap: float | None = None,
         scale: float | None = None,
         gather: Gather | None = None,
@@ -60,13 +63,17 @@ class LMHead:
         self._gather = gather
         self._soft_cap = soft_cap
         self._scale = scale
-        self._packed = ops.linears.pack_linear(weight, None)
+        self._packed = packed(ops, weight, None)
+        self.screened_argmax: ScreenedArgmax | None = None
+        if isinstance(weight, QuantizedWeight):
+            return  # there is nothing of fewer bytes to look at first
         keeps_order = soft_cap is None and (scale is None or _is_exact(scale, weight.dtype))
         pack_screen = ops.pack_screen if keeps_order else None
         screen = None if pack_screen is None else pack_screen(weight, self._packed)
-        self.screened_argmax: ScreenedArgmax | None = screen
         if screen is not None and argmax_of_all is not None:
             self.screened_argmax = argmax_of_all(screen)
+        else:
+            self.screened_argmax = screen
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden: (N, H) -> logits (N, V), in the model's dtype."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lora_serve.layers.batch import ForwardBatch, OutputRows
 from lora_serve.layers.gather import Gather
-from lora_serve.ops.contract import Ops
+from lora_serve.ops.contract import Ops, PackedLinear
 from lora_serve.ops.quantization import QuantizedWeight
 
 
@@ -33,11 +33,7 @@ class Linear:
         self._ops = ops
         self._gather_in = gather_in
         self._gather_out = gather_out
-        if isinstance(weight, QuantizedWeight):
-            assert ops.pack_codes is not None, f"{ops.name} has no kernels for codes"
-            self._packed = ops.pack_codes(weight, bias)
-        else:
-            self._packed = ops.linears.pack_linear(weight, bias)
+        self._packed = packed(ops, weight, bias)
         self._index = index
 
     def __call__(self, x: Tensor, rows: ForwardBatch | OutputRows) -> Tensor:
@@ -48,3 +44,11 @@ class Linear:
         if rows.lora is not None:
             self._ops.adapters.lora(y, x, rows.lora, self._index)
         return y if self._gather_out is None else self._gather_out(y)
+
+
+def packed(ops: Ops, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> PackedLinear:
+    """A weight as the kernels take it."""
+    if not isinstance(weight, QuantizedWeight):
+        return ops.linears.pack_linear(weight, bias)
+    assert ops.pack_codes is not None, f"{ops.name} has no kernels for codes"
+    return ops.pack_codes(weight, bias)

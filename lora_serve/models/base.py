@@ -98,6 +98,9 @@ class Weights(Protocol):
     def take_matrix(self, name: str) -> Tensor | QuantizedWeight:
         """A linear layer's weight: the codes that the checkpoint stores, or what `take` gives."""
 
+    def take_codes(self, name: str) -> QuantizedWeight | None:
+        """The codes alone, of a matrix that may be taken as numbers, too."""
+
 
 class Model(Protocol):
     """A model on its device."""

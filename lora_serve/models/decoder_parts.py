@@ -49,25 +49,31 @@ class DecoderParts:
             shape.head_size,
         )
 
-    def embeddings(self) -> tuple[Tensor, Tensor | None]:
+    def embeddings(self) -> tuple[Tensor, Tensor | QuantizedWeight | None]:
         """This rank's columns of the embeddings, and its rows if they are the LM head, too."""
         shape, place = self.shape, self._place
-        weight = self.weights.take(shape.named(EMBEDDING))
+        name = shape.named(EMBEDDING)
+        weight = self.weights.take(name)
         columns = _own(weight, 1, place.share(shape.hidden_size))
         if not shape.tie_word_embeddings:
             return columns, None
-        return columns, _own(weight, 0, place.share(shape.vocab_size))
+        codes = self.weights.take_codes(name)
+        rows = place.share(shape.vocab_size)
+        return columns, _own_rows(weight if codes is None else codes, rows)
 
     def embedding(self, columns: Tensor, scale: float | None = None) -> Embedding:
         return Embedding(self.ops, columns, scale, self.gather(self.shape.hidden_size))
 
     def lm_head(
-        self, tied: Tensor | None, soft_cap: float | None = None, scale: float | None = None
+        self,
+        tied: Tensor | QuantizedWeight | None,
+        soft_cap: float | None = None,
+        scale: float | None = None,
     ) -> LMHead:
         """tied: this rank's rows of the embeddings, if these are the LM head."""
         vocab_size = self.shape.vocab_size
         if tied is None:
-            tied = _own(self.weights.take(LM_HEAD), 0, self._place.share(vocab_size))
+            tied = _own_rows(self.weights.take_matrix(LM_HEAD), self._place.share(vocab_size))
         if self.group.world_size == 1:
             return LMHead(self.ops, tied, soft_cap, scale)
         argmax = partial(DividedArgmax, group=self.group, vocab_size=vocab_size)

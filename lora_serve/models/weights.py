@@ -231,19 +231,25 @@ class WeightReader:
         return tensor.to(self._device)
 
     def take_matrix(self, name: str) -> Tensor | QuantizedWeight:
-        weight = self._source.read_codes(name) if self._keeps_codes else None
+        weight = self.take_codes(name)
         if weight is None:
             return self.take(name)
+        if self._note is not None:
+            self._note(weight.codes.numel() * self._dtype.itemsize)
+        return weight
+
+    def take_codes(self, name: str) -> QuantizedWeight | None:
+        weight = self._source.read_codes(name) if self._keeps_codes else None
+        if weight is None:
+            return None
         form = weight.format
-        self._digests[name] = framed(
+        self._digests[f"{name} as codes"] = framed(
             repr((form.bits, form.group)).encode(),
             _digest(weight.codes),
             _digest(weight.scales),
             b"" if weight.offsets is None else _digest(weight.offsets),
         )
         self.kept[form.name] += 1
-        if self._note is not None:
-            self._note(weight.codes.numel() * self._dtype.itemsize)
         return weight
 
     def digest(self) -> bytes:

@@ -4,10 +4,12 @@ import logging
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType as GgmlType
 
 from lora_serve.config import ModelConfig
 from lora_serve.worker.device import CpuDevice
 from lora_serve.worker.loaded_model import load_model
+from tests.fakes.gguf_files import save_gguf
 from tests.fakes.quantized_checkpoints import Written, fp8, gptq, save_quantized
 from tests.fakes.tiny_models import ALL_MODELS, ONE_LAYER, save
 
@@ -35,3 +37,15 @@ def test_the_log_says_what_became_of_codes(
     with caplog.at_level(logging.INFO, "lora_serve.worker.loaded_model"):
         load_model(ModelConfig(model=str(directory)), CpuDevice(), 16)
     assert [r.getMessage() for r in caplog.records if "codes" in r.getMessage()] == told
+
+
+def test_a_tied_lm_head_keeps_the_codes_of_the_embeddings(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = ALL_MODELS[ONE_LAYER].make()
+    assert model.config.tie_word_embeddings
+    file = save_gguf(model, tmp_path / "m.gguf", lambda _: GgmlType.Q8_0)
+    with caplog.at_level(logging.INFO, "lora_serve.worker.loaded_model"):
+        load_model(ModelConfig(model=str(file), tokenizer=str(file)), CpuDevice(), 16)
+    told = "GGUF (F32, Q8_0): codes are kept of 8 matrices of Q8_0; the others are floats"
+    assert told in caplog.messages
