@@ -250,7 +250,8 @@ def _faults(text: str) -> tuple[str, ...]:
 
 
 def _table(found: FuzzCounts, seconds: float) -> str:
-    columns = ("requests", "whole", "begun", "left", "refused", "answers", "tokens", "wrong")
+    columns = ("requests", "whole", "begun", "left", "aborted", "refused", "answers", "tokens",
+               "wrong")  # fmt: skip
     lines = [f"{'':<18}" + "".join(f"{name:>10}" for name in columns)]
     total = Kind()
     for name, kind in sorted(found.kinds.items()):
@@ -271,8 +272,8 @@ def _table(found: FuzzCounts, seconds: float) -> str:
 
 
 def _row(name: str, kind: Kind) -> str:
-    numbers = (kind.requests, kind.whole, kind.begun, kind.left, kind.refused, kind.choices,
-               kind.tokens, kind.wrong)  # fmt: skip
+    numbers = (kind.requests, kind.whole, kind.begun, kind.left, kind.aborted, kind.refused,
+               kind.choices, kind.tokens, kind.wrong)  # fmt: skip
     return f"{name:<18}" + "".join(f"{number:>10,}" for number in numbers)
 
 

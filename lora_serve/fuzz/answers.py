@@ -28,6 +28,11 @@ class Choice:
     items: list[list[str]] = field(default_factory=list)
     fingerprints: set[str] = field(default_factory=set)
 
+    @property
+    def is_aborted(self) -> bool:
+        """Whether a call ended it, as chats and completions say, or as responses do."""
+        return self.finish_reason in ("abort", "cancelled")
+
     def add(self, piece: Mapping[str, Any]) -> None:
         """Add one choice of an answer, or of a chunk, of either route."""
         message = piece.get("message") or piece.get("delta") or {}
@@ -121,6 +126,12 @@ class Heard:
             self.num_prompt_tokens = usage["prompt_tokens"]
             self.num_cached_tokens = details["cached_tokens"]
             self.num_cached_by_tier = details.get("cached_tokens_by_tier", {})
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether a call ended a choice of it; or all of it, where an error says so."""
+        is_refused = "was aborted by a call" in self.message
+        return is_refused or any(choice.is_aborted for choice in self.choices.values())
 
     @property
     def num_tokens(self) -> int:

@@ -116,6 +116,8 @@ def _constraint(constraint: StructuredOutput) -> Json:
             return {"guided_choice": json.loads(constraint.text)}
         case "json_object":
             return {"response_format": {"type": "json_object"}}
+        case "structural_tag" if "format" in (tag := json.loads(constraint.text)):
+            return {"response_format": {"type": "structural_tag", **tag}}
         case kind:
             return {"structured_outputs": {kind: constraint.text}}
 

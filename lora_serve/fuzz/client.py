@@ -11,6 +11,7 @@ from lora_serve.bench.http_stream import HttpFault, Origin, Response, request
 from lora_serve.fuzz.answers import Called, Heard
 from lora_serve.fuzz.talk_answers import add_document
 
+REQUEST_ID_HEADER = "X-Request-Id"
 PATIENCE_SECONDS = 300.0  # an answer that is not there by then counts as lost
 
 
@@ -35,16 +36,23 @@ class FuzzClient:
         body: Mapping[str, object],
         *,
         api_key: int = 0,
+        request_id: str = "",
         leaves_after_tokens: int | None = None,
         leaves_after_seconds: float | None = None,
     ) -> Heard:
-        """The answer to a body that may ask for a stream, up to where the caller leaves."""
+        """The answer to a body that may ask for a stream, up to where the caller leaves.
+
+        request_id: names the request for calls about it; the server chooses an id if it is "".
+        """
         heard = Heard(time.monotonic())
+        headers = dict(self._headers[api_key])
+        if request_id:
+            headers[REQUEST_ID_HEADER] = request_id
         data = json.dumps(body).encode()
         try:
             async with (
                 asyncio.timeout(leaves_after_seconds or PATIENCE_SECONDS),
-                request(self._origin, "POST", path, self._headers[api_key], data) as response,
+                request(self._origin, "POST", path, headers, data) as response,
             ):
                 await _hear(response, heard, bool(body.get("stream")), leaves_after_tokens)
         except TimeoutError:

@@ -11,6 +11,7 @@ from lora_serve.fuzz.judge import Finding
 from lora_serve.fuzz.player import RESTARTS, Record
 from lora_serve.fuzz.runners import TraceRun
 from lora_serve.fuzz.trace import (
+    Abort,
     Ask,
     Chat,
     ConcurrentCalls,
@@ -43,6 +44,7 @@ class Kind(msgspec.Struct):
     whole: int = 0
     begun: int = 0
     left: int = 0
+    aborted: int = 0
     refused: int = 0
     wrong: int = 0
     choices: int = 0
@@ -53,7 +55,9 @@ class Kind(msgspec.Struct):
         self.wrong += is_wrong
         self.choices += len(heard.choices)
         self.tokens += heard.num_tokens
-        if heard.is_whole:
+        if heard.is_aborted:
+            self.aborted += 1
+        elif heard.is_whole:
             self.whole += 1
         elif heard.num_tokens:
             self.begun += 1
@@ -131,6 +135,8 @@ def _event_name(event: Event) -> str:
             return "unloads"
         case Reset():
             return "cache resets"
+        case Abort():
+            return "aborts"
         case PauseAndResume():
             return "pauses"
         case Damage():

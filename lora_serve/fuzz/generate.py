@@ -5,7 +5,6 @@ Prompts share beginnings, versions come back, pools are small. Knows the model b
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -13,10 +12,12 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from lora_serve.config.model import LOGPROBS_MODES
 from lora_serve.demo.corpus import LABEL_REQUESTS, sentence
+from lora_serve.fuzz.flags import SHARED_TIERS, drawn_flags
+from lora_serve.fuzz.grammars import CONSTRAINTS, TAGS
 from lora_serve.fuzz.talks import TalkWriter
 from lora_serve.fuzz.trace import (
+    Abort,
     AdapterCall,
     Ask,
     Chat,
@@ -47,33 +48,14 @@ STOPS = (("e",), (" the", "\n"), ("er", "A", "zz"))
 BAD_WORDS = (("e",), ("the keeper", "letter", "a"), ("er", "of the", "once more"))
 PREFIX_LENGTHS = (60, 120, 200)
 ANSWER_LENGTHS = (1, 2, 12, 48, 96, 96)
-# A prompt, at most 9 tokens longer than its prefix, and its answer just fit the smallest pool; two
-# that share nothing do not, so that the one that grows last is preempted.
-POOLS = (20, 20, 24, 32, 1000)  # blocks, of 16 tokens or more
-LOGPROBS_MODE_SHARE = 0.5  # of the traces
-RANKS_SHARE = 0.2  # of the traces
 CONCURRENT_CALLS_SHARE = 0.05  # of a trace's events
 PAUSES_SHARE = 0.02  # of a trace's events
+ABORTS_SHARE = 0.03  # of a trace's events
+TAGS_SHARE = 0.25  # of the requests with a grammar
 EMBEDDINGS_SHARE = 0.15  # of the requests
 INVOKED_SHARE = 0.5  # of the prompts of tokens
 KV_TRANSFERS_SHARE = 0.2  # of the requests, where other servers could find KV
-SHARED_TIERS = frozenset({"disk", "redis"})
 RESERVED_TOKENS = 3  # the first ids are often special
-PERSON = {
-    "type": "object",
-    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
-CONSTRAINTS = (
-    StructuredOutput.of(json=PERSON),
-    StructuredOutput.of(json={"type": "array", "items": {"enum": ["a", "bb", 3]}, "maxItems": 9}),
-    StructuredOutput.of(json_object=True),
-    StructuredOutput.of(regex="[a-c]{1,40}(ab|ba)?"),
-    StructuredOutput.of(regex="(the |of |and ){2,90}end"),
-    StructuredOutput.of(choice=("yes", "no", "year after year")),
-    StructuredOutput.of(grammar='root ::= "x" [0-9]+ ("." root)?'),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +86,7 @@ def make_trace(seed: int, scope: Scope) -> Trace:
         seed=seed,
         flags=()
         if scope.fixed_flags
-        else _all_flags(seed, rng, tiers, pooling_type, scope.num_ranks),
+        else drawn_flags(seed, rng, tiers, pooling_type, scope.num_ranks),
         tiers=tiers,
         concurrency=rng.choice((max(1, scope.concurrency // 2), scope.concurrency)),
         events=tuple(_Writer(rng, scope, tiers, seed, pooling_type).events()),
@@ -113,62 +95,6 @@ def make_trace(seed: int, scope: Scope) -> Trace:
 
 def _tiers(rng: Random, scope: Scope) -> tuple[str, ...]:
     return tuple(tier for tier in scope.tiers if rng.random() < 0.5)
-
-
-def _flags(rng: Random, tiers: tuple[str, ...]) -> tuple[str, ...]:
-    max_loras = rng.choice((1, 2, 8))
-    flags = [
-        *("--num-gpu-blocks-override", str(rng.choice(POOLS))),
-        *("--max-num-seqs", str(rng.choice((2, 8, 16, 16)))),
-        *("--max-num-batched-tokens", str(rng.choice((32, 100, 2048)))),
-        *("--max-loras", str(max_loras), "--max-cpu-loras", str(max_loras + rng.choice((0, 1, 8)))),
-        *("--scheduling-policy", rng.choice(("fcfs", "priority"))),
-        *("--fair-share", rng.choice(("none", "none", "adapter"))),
-        *("--prefix-caching-hash-algo", rng.choice(("sha256", "xxh3_128"))),
-    ]
-    if rng.random() < (0.3 if tiers else 0.1):
-        flags.append("--no-enable-prefix-caching")
-    if rng.random() < 0.2:
-        flags.append("--enforce-eager")
-    if tiers:
-        flags += ["--kv-store-policy", rng.choice(("all", "all", "prompt-only", "after-n-hits"))]
-    return tuple(flags)
-
-
-def _all_flags(
-    seed: int,
-    rng: Random,
-    tiers: tuple[str, ...],
-    pooling_type: PoolingType,
-    num_ranks: tuple[int, ...],
-) -> tuple[str, ...]:
-    """All flags, of which the later ones are not drawn from `rng`."""
-    pooler = ("--pooler-config", json.dumps({"pooling_type": pooling_type}))
-    mode_rng = Random(f"logprobs mode {seed}")
-    mode = mode_rng.choice(LOGPROBS_MODES) if mode_rng.random() < LOGPROBS_MODE_SHARE else ""
-    shares = ("--fair-share", "key") if Random(f"fair share {seed}").random() < 0.2 else ()
-    is_producer = not SHARED_TIERS.isdisjoint(tiers) and Random(f"KV role {seed}").random() < 0.2
-    role = ("--kv-role", "kv_producer") if is_producer else ()
-    rank_rng = Random(f"ranks {seed}")
-    is_divided = bool(num_ranks) and rank_rng.random() < RANKS_SHARE
-    ranks = ("--tensor-parallel-size", str(rank_rng.choice(num_ranks))) if is_divided else ()
-    later = (*pooler, *shares, *role, *ranks, *(("--logprobs-mode", mode) if mode else ()))
-    return (*_flags(rng, tiers), *later, *_speculation(Random(f"speculation {seed}")))
-
-
-def _speculation(rng: Random) -> tuple[str, ...]:
-    """What drafts, in two of three traces."""
-    method = rng.choice(("", "ngram", "suffix"))
-    if not method:
-        return ()
-    settings = {
-        "method": method,
-        "num_speculative_tokens": rng.choice((1, 3, 8)),
-        "max_step_rows": rng.choice((4, 16, 64)),
-    }
-    if method == "ngram":
-        settings["prompt_lookup_min"] = 1
-    return ("--speculative-config", json.dumps(settings))
 
 
 class _Writer:
@@ -191,6 +117,8 @@ class _Writer:
         self._grammar_rng = Random(f"grammars {seed}")
         self._calls_rng = Random(f"concurrent calls {seed}")
         self._pause_rng = Random(f"pauses {seed}")
+        self._abort_rng = Random(f"aborts {seed}")
+        self._tag_rng = Random(f"structural tags {seed}")
         self._sampling_rng = Random(f"sampling {seed}")
         self._pooling_rng = Random(f"pooling {seed}")
         self._talks = TalkWriter(seed)
@@ -223,6 +151,8 @@ class _Writer:
                 events.append(self._concurrent_calls())
             if self._pause_rng.random() < PAUSES_SHARE:
                 events.append(self._pause())
+            if self._abort_rng.random() < ABORTS_SHARE:
+                events.append(self._abort())
             event = self._event()
             num_asked += isinstance(event, Ask)
             events.append(event)
@@ -250,6 +180,14 @@ class _Writer:
         return PauseAndResume(
             mode=mode, pause_ms=rng.choice((0, 5, 50, 200)), wait_ms=rng.choice((0, 5))
         )
+
+    def _abort(self) -> Abort:
+        """End some requests, or all, where they are the trace's own."""
+        rng = self._abort_rng
+        newest = rng.choice((1, 2, 8, None))
+        if newest is None and self._scope.fixed_flags:
+            newest = 4
+        return Abort(newest=newest, wait_ms=rng.choice((0, 5, 20)))
 
     def _concurrent_calls(self) -> ConcurrentCalls:
         """Calls that get in each other's way: mostly all of one name."""
@@ -389,7 +327,11 @@ class _Writer:
 
     def _constraint(self) -> StructuredOutput | None:
         rng = self._grammar_rng
-        return rng.choice(CONSTRAINTS) if rng.random() < self._constrained_share else None
+        if rng.random() >= self._constrained_share:
+            return None
+        constraint = rng.choice(CONSTRAINTS)
+        is_tag = self._tag_rng.random() < TAGS_SHARE
+        return self._tag_rng.choice(TAGS) if is_tag else constraint
 
     def _token_rules(self, params: SamplingParams) -> dict[str, object]:
         """Which tokens may be drawn, and are told; a grammar and these may leave none in common."""

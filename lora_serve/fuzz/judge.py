@@ -8,8 +8,11 @@ it.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from msgspec.structs import replace as replaced
+
+from lora_serve.fuzz.aborts import Aborts
 from lora_serve.fuzz.answers import Called, Choice, Heard
 from lora_serve.fuzz.player import Record
 from lora_serve.fuzz.reference import ColdEngine
@@ -37,6 +40,7 @@ class Judge:
         self._cold = cold
         self._block_size = block_size
         self._timeline = Timeline(trace, records)
+        self._aborts = Aborts(trace, records)
         self._asked = [
             (index, event, record)
             for index, (event, record) in enumerate(zip(trace.events, records, strict=True))
@@ -53,6 +57,7 @@ class Judge:
         for index, event, called in calls_of(self._trace, self._records):
             if not self._may_fail(event, called):
                 found.append(Finding(index, f"refused: {called.status}: {called.message[:300]}"))
+        found += [Finding(index, what) for index, what in self._aborts.wrong_numbers()]
         return [*found, *map(self._no_order, self._timeline.impossible)]
 
     def _no_order(self, index: int) -> Finding:
@@ -69,6 +74,8 @@ class Judge:
         if heard.continues_anothers and heard.choices:
             yield "continues a response of another API key"
             return
+        if heard.is_aborted and not self._aborts.may_have_ended(index):
+            yield "aborted, though no call named it while it ran"
         if not (heard.is_whole or heard.has_left or self._may_break(ask, heard)):
             yield f"refused: {heard.status}: {heard.message[:300]}"
         for number, choice in sorted(heard.choices.items()):
@@ -83,6 +90,8 @@ class Judge:
     def _may_break(self, ask: Ask, heard: Heard) -> bool:
         """Whether this error had to come of what was done meanwhile."""
         begin, end = heard.begin, heard.end
+        if heard.is_aborted:
+            return True
         if heard.status == 503:
             return self._timeline.num_kills(begin, end) > 0
         if heard.status == 500:  # a request that was there when two engines died
@@ -131,14 +140,30 @@ class Judge:
                 return f"names {_shown(version)}, but {ask.lora_name} can only have been {shown}"
             if self._refuses(ask, version, heard):
                 return f"{_shown(version)} answers a prompt without its invocation tokens"
-            right = self._cold.answer(ask, version, heard.history)
-            wrong = choice.difference(right.choices[number], is_part=not heard.is_whole)
-            if not wrong and heard.is_whole and heard.prompt_logprobs != right.prompt_logprobs:
-                wrong = "other logprobs of the prompt"
+            wrong = self._difference(ask, heard, number, choice, version)
             if not wrong:
                 return ""
             source = _shown(version)
         return f"not what {source} answers: {wrong}{self._true_source(ask, heard, number)}"
+
+    def _difference(
+        self, ask: Ask, heard: Heard, number: int, choice: Choice, version: int | NoAdapter
+    ) -> str:
+        """How a choice differs from this version's right one, or "".
+
+        One that a call ended must be the right one of as many tokens, its text included.
+        """
+        if choice.is_aborted and not choice.token_ids:
+            told = [choice.text, *choice.logprobs, *(item[-1] for item in choice.items)]
+            return f"it has no tokens, and tells {str(told)[:200]}" if any(told) else ""
+        right = self._cold.answer(_as_far_as(choice, ask), version, heard.history)
+        own = right.choices[number]
+        if choice.is_aborted:
+            own = replace(own, finish_reason=choice.finish_reason)
+        wrong = choice.difference(own, is_part=not heard.is_whole)
+        if not wrong and _tells_prompt(heard) and heard.prompt_logprobs != right.prompt_logprobs:
+            return "other logprobs of the prompt"
+        return wrong
 
     def _true_source(self, ask: Ask, heard: Heard, number: int) -> str:
         """Name, as a hint, the version whose answer it is, if there is one."""
@@ -223,6 +248,19 @@ class Judge:
 def _tenant(ask: Ask) -> tuple[Hashable, ...]:
     """Requests of another one share no KV with it."""
     return ask.api_key, ask.cache_salt
+
+
+def _as_far_as(choice: Choice, ask: Ask) -> Ask:
+    """What asks for the tokens that a choice has: for fewer of them, if a call ended it."""
+    if not choice.is_aborted:
+        return ask
+    return replaced(ask, params=replaced(ask.params, max_tokens=len(choice.token_ids)))
+
+
+def _tells_prompt(heard: Heard) -> bool:
+    """Whether it tells the logprobs of the prompt, if they were asked for."""
+    had_no_time = any(each.is_aborted and not each.token_ids for each in heard.choices.values())
+    return heard.is_whole and not had_no_time
 
 
 def _shown(version: int | NoAdapter) -> str:

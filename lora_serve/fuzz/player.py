@@ -17,11 +17,11 @@ from lora_serve.fuzz.client import FuzzClient
 from lora_serve.fuzz.faults import damage_files, kill_engine
 from lora_serve.fuzz.talk_answers import kept_items
 from lora_serve.fuzz.trace import (
+    Abort,
     AdapterCall,
     Ask,
     ConcurrentCalls,
     Damage,
-    Event,
     Kill,
     Load,
     PauseAndResume,
@@ -44,7 +44,7 @@ class ServerUnderTest:
     """The server that a trace is played on, with what goes with it.
 
     versions: the library's directories. workspace: for adapters that overwrite each other.
-    prefix: of names and salts, so that traces on one server have nothing in common.
+    prefix: of names, salts and requests' ids, so that traces on one server have nothing in common.
     server_pid, disk: what faults need; None where the trace has none.
     """
 
@@ -72,10 +72,10 @@ class Player:
         places = asyncio.Semaphore(trace.concurrency)
         tasks: list[asyncio.Task[Record]] = []
         async with asyncio.TaskGroup() as group:
-            for event in trace.events:
+            for index, event in enumerate(trace.events):
                 await asyncio.sleep(event.wait_ms / 1000)
                 await places.acquire()
-                task = group.create_task(self._take(event))
+                task = group.create_task(self._take(trace, index))
                 task.add_done_callback(lambda _: places.release())
                 tasks.append(task)
                 if isinstance(event, Kill):
@@ -84,17 +84,22 @@ class Player:
                     await asyncio.sleep(0)  # it begins now, so operators' calls keep their order
         return [task.result() for task in tasks]
 
-    async def _take(self, event: Event) -> Record:
-        match event:
+    async def _take(self, trace: Trace, index: int) -> Record:
+        match event := trace.events[index]:
             case Ask(talk=Talk(stored_as=label)) if label:
                 self._stored[label] = asyncio.get_running_loop().create_future()
-                heard = await self._ask(event)
+                heard = await self._ask(event, self._request_id(index))
                 self._stored[label].set_result(heard)
                 return heard
             case Ask():
-                return await self._ask(event)
+                return await self._ask(event, self._request_id(index))
             case Load() | Unload() | Reset():
                 return await self._call_in_turn(event)
+            case Abort(newest=None):
+                return await self._server.client.call("/abort_requests", {})
+            case Abort():
+                ids = list(map(self._request_id, trace.aborted_by(index)))
+                return await self._server.client.call("/abort_requests", {"request_ids": ids})
             case ConcurrentCalls():
                 return await self._call_at_once(event)
             case Kill():
@@ -105,7 +110,7 @@ class Player:
             case Damage():
                 return self._damage(event)
 
-    async def _ask(self, ask: Ask) -> Heard:
+    async def _ask(self, ask: Ask, request_id: str) -> Heard:
         server = self._server
         model = self._named(ask.lora_name) if ask.lora_name else server.base_model
         salt = f"{server.prefix}{ask.cache_salt}"
@@ -118,6 +123,7 @@ class Player:
             route(ask),
             sent,
             api_key=ask.api_key,
+            request_id=request_id,
             leaves_after_tokens=ask.leaves_after_tokens,
             leaves_after_seconds=leaves_ms / 1000 if leaves_ms is not None else None,
         )
@@ -128,12 +134,12 @@ class Player:
         return heard
 
     async def _before(self, ask: Ask) -> Heard | None:
-        """The response that this one continues, once it has been answered."""
+        """The response that this one continues, once it has been answered to its end."""
         label = ask.talk.continues if ask.talk is not None else ""
         if label not in self._stored:
             return None
         before = await self._stored[label]
-        return before if before.is_whole else None
+        return before if before.is_whole and not before.is_aborted else None
 
     async def _call_in_turn(self, event: AdapterCall) -> Called:
         """Send a call once those of its name have ended; a reset of all waits for none."""
@@ -198,6 +204,9 @@ class Player:
         assert self._server.disk is not None, "only the disk tier's files are damaged"
         damage_files(self._server.disk, event.seed)
         return Called(begin, time.monotonic())
+
+    def _request_id(self, event: int) -> str:
+        return f"{self._server.prefix}event-{event}"
 
     def _named(self, lora_name: str) -> str:
         return f"{self._server.prefix}{lora_name}"

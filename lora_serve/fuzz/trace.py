@@ -7,6 +7,7 @@ another server. When things happen depends on the server, too: events begin in o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -121,6 +122,13 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True, tag="reset"):
         return EVERYTHING if self.lora_name is None else self.lora_name
 
 
+class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
+    """End the newest requests that have been sent, so many of them, or all (null in the file)."""
+
+    newest: int | None = None
+    wait_ms: int = 0
+
+
 class Kill(msgspec.Struct, frozen=True, kw_only=True, tag="kill"):
     """Kill the engine process with SIGKILL; the next event waits until there is another."""
 
@@ -159,7 +167,7 @@ class ConcurrentCalls(msgspec.Struct, frozen=True, kw_only=True, tag="concurrent
             raise ValueError("loads among concurrent calls cannot have a place")
 
 
-Event = Ask | AdapterCall | Kill | PauseAndResume | Damage | ConcurrentCalls
+Event = Ask | AdapterCall | Abort | Kill | PauseAndResume | Damage | ConcurrentCalls
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,6 +182,13 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_requests(self) -> int:
         return sum(isinstance(event, Ask) for event in self.events)
+
+    def aborted_by(self, event: int) -> Sequence[int]:
+        """The requests, as indices of events, that the Abort at this index names."""
+        abort = self.events[event]
+        assert isinstance(abort, Abort), f"event {event} names no requests"
+        asked = [index for index in range(event) if isinstance(self.events[index], Ask)]
+        return asked if abort.newest is None else asked[len(asked) - abort.newest :]
 
     @property
     def loads(self) -> list[Load]:

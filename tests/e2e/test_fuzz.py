@@ -29,6 +29,7 @@ def test_a_mini_run_compares_every_answer(
     assert sum(kind["whole"] for kind in tally["kinds"].values()) > 30
     assert tally["cached_tokens"] > 0
     assert tally["counts"]["preemptions"] > 0
+    assert tally["events"]["aborts"] > 0
     others = {"embeddings", "prompt_embeds", "text", "token ids"}
     talks = {"chat", "chat, tools", "messages, tools", "responses", "responses, tools"}
     assert {*others, *talks} <= set(tally["kinds"])

@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 from lora_serve.fuzz.answers import Called, CalledAtOnce, Heard
 from lora_serve.fuzz.reference import ColdEngine
 from lora_serve.fuzz.runners import TraceRun
-from lora_serve.fuzz.trace import AdapterCall, Ask, ConcurrentCalls, Load, Reset, Trace, Unload
+from lora_serve.fuzz.trace import (
+    Abort,
+    AdapterCall,
+    Ask,
+    ConcurrentCalls,
+    Load,
+    Reset,
+    Trace,
+    Unload,
+)
 from lora_serve.identity import BASE_MODEL, NoAdapter
 
 
@@ -38,10 +47,12 @@ class LoneRunner:
                 end = time.monotonic()
                 run.records.append(CalledAtOnce(tuple(Called(begin, end, s) for s in statuses)))
                 continue
-            status = 200
+            status, message = 200, ""
             if isinstance(event, Load | Unload | Reset):
                 status = _call(event, named)
-            run.records.append(Called(begin, time.monotonic(), status))
+            elif isinstance(event, Abort):
+                message = '{"aborted": 0}'  # each request has been answered before the next event
+            run.records.append(Called(begin, time.monotonic(), status, message))
         return run
 
     def _ask(

@@ -12,19 +12,24 @@ from msgspec.structs import replace as replaced
 
 from lora_serve.config import EngineConfig, ModelConfig, ServerConfig
 from lora_serve.config.model import LOGPROBS_MODES
-from lora_serve.fuzz.answers import Heard
+from lora_serve.fuzz.answers import Called, Choice, Heard
+from lora_serve.fuzz.bodies import body
 from lora_serve.fuzz.cold_chats import ColdChats
 from lora_serve.fuzz.fuzzer import Fuzzer
 from lora_serve.fuzz.generate import Scope, make_trace
+from lora_serve.fuzz.grammars import TAGS
+from lora_serve.fuzz.judge import Judge
 from lora_serve.fuzz.reference import ColdEngine
 from lora_serve.fuzz.runners import TraceRun
 from lora_serve.fuzz.trace import (
+    Abort,
     Ask,
     Chat,
     ConcurrentCalls,
     Load,
     PauseAndResume,
     Reset,
+    Tokens,
     Trace,
     Unload,
     load_trace,
@@ -33,6 +38,8 @@ from lora_serve.fuzz.trace import (
 from lora_serve.fuzz.versions import write_versions
 from lora_serve.identity import BASE_MODEL
 from lora_serve.sampling_params import SamplingParams
+from lora_serve.server.openai.constraints import parse_response_format, parse_structured_outputs
+from lora_serve.structured_output.structural_tag import parse_structural_tag
 from lora_serve.structured_outputs import StructuredOutput
 from tests.fakes.lone_runner import LoneRunner
 
@@ -189,3 +196,71 @@ def test_traces_pause_servers_and_are_kept_with_that(scope: Scope, tmp_path: Pat
     for trace in traces:
         save_trace(trace, tmp_path / "trace.json")
         assert load_trace(tmp_path / "trace.json") == trace
+
+
+def aborted(cold: ColdEngine, ask: Ask, num_tokens: int) -> Choice:
+    """The right answer's beginning, as a server tells it that was asked to end it there."""
+    cut = replaced(ask, params=replaced(ask.params, max_tokens=num_tokens))
+    (right,) = cold.answer(cut, BASE_MODEL).choices
+    return replace(right, finish_reason="abort", fingerprints={cold.fingerprint})
+
+
+def test_an_answer_that_a_call_ended_is_judged_as_far_as_it_came(cold: ColdEngine) -> None:
+    plain = Ask(
+        prompt=Tokens(tuple(range(5, 40))),
+        params=SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, logprobs=0),
+    )
+    shown = aborted(cold, plain, 6).text
+    # What may be the begin of a stop string is held back, and told when the answer is ended.
+    ask = replaced(plain, params=replaced(plain.params, stop=(f"{shown[-1]}\0",)))
+    right = aborted(cold, ask, 6)
+    assert right.text == shown
+
+    def findings(choice: Choice, *, told: int = 1, begin: float = 1.0) -> list[str]:
+        heard = Heard(0.0, 9.0, 200, is_whole=True, choices={0: choice})
+        trace = Trace(seed=0, events=(ask, Abort(newest=1)))
+        called = Called(begin, begin + 1, 200, f'{{"aborted": {told}}}')
+        judged = Judge(trace, [heard, called], cold, BLOCK_SIZE)
+        return [finding.what for finding in judged.findings()]
+
+    assert findings(right) == []
+    unbegun = Choice(finish_reason="abort", fingerprints={cold.fingerprint})
+    assert findings(unbegun) == []
+    other = right.token_ids[-1] + 1
+    for wrong, what in (
+        (replace(right, text=right.text[:-1]), "text is"),
+        (replace(right, token_ids=[*right.token_ids[:-1], other]), f"token 5 is {other}"),
+        (replace(right, logprobs=right.logprobs[:-1]), "logprobs is"),
+        (replace(unbegun, text="a"), "it has no tokens, and tells ['a']"),
+    ):
+        (found,) = findings(wrong)
+        assert what in found
+    assert findings(right, told=0) == ["0 requests aborted, but it was 1 to 1 of them"]
+    assert findings(right, told=0, begin=10.0) == ["aborted, though no call named it while it ran"]
+
+
+def test_traces_end_requests_and_draw_structural_tags_and_are_kept_with_them(
+    scope: Scope, tmp_path: Path
+) -> None:
+    traces = [make_trace(seed, scope) for seed in range(30)]
+    events = [event for trace in traces for event in trace.events]
+    assert {event.newest for event in events if isinstance(event, Abort)} == {1, 2, 8, None}
+    asks = [event for event in events if isinstance(event, Ask)]
+    drawn = {
+        each.params.structured_outputs: each
+        for each in asks
+        if each.params.structured_outputs in TAGS
+    }
+    assert drawn.keys() == {*TAGS}
+    for tag, ask in drawn.items():
+        asked = body(ask, "model", "", 8)
+        parsed = parse_response_format(asked.get("response_format"))
+        parsed = parsed or parse_structured_outputs(asked.get("structured_outputs"))
+        assert parsed is not None
+        assert parse_structural_tag(parsed.text) == parse_structural_tag(tag.text)
+    for trace in traces:
+        save_trace(trace, tmp_path / "trace.json")
+        assert load_trace(tmp_path / "trace.json") == trace
+    shared = [make_trace(seed, replace(scope, fixed_flags=True)) for seed in range(30)]
+    newest = {e.newest for trace in shared for e in trace.events if isinstance(e, Abort)}
+    assert newest == {1, 2, 4, 8}, "others' requests at a URL are ended"

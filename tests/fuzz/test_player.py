@@ -8,10 +8,21 @@ from pathlib import Path
 import pytest
 
 from lora_serve.bench.http_stream import Origin
-from lora_serve.fuzz.answers import Called
+from lora_serve.fuzz.answers import Called, Heard
 from lora_serve.fuzz.client import FuzzClient
 from lora_serve.fuzz.player import Player, ServerUnderTest
-from lora_serve.fuzz.trace import Event, Load, PauseAndResume, Reset, Trace, Unload
+from lora_serve.fuzz.trace import (
+    Abort,
+    Ask,
+    Event,
+    Load,
+    PauseAndResume,
+    Reset,
+    Tokens,
+    Trace,
+    Unload,
+)
+from lora_serve.sampling_params import SamplingParams
 
 
 class SlowCalls(FuzzClient):
@@ -71,3 +82,42 @@ async def test_a_pause_ends_though_the_engine_died_in_it(tmp_path: Path) -> None
     assert isinstance(paused, Called)
     assert client.called == ["/pause?mode=wait", "/resume", "/resume"]
     assert paused.is_done
+
+
+class NotesIds(FuzzClient):
+    """Answers everything, and notes by which ids requests are known and aborted."""
+
+    def __init__(self) -> None:
+        super().__init__(Origin.parse("http://localhost"))
+        self.asked: list[str] = []
+        self.aborted: list[object] = []
+
+    async def ask(self, path: str, body: Mapping[str, object], **how: object) -> Heard:
+        self.asked.append(str(how["request_id"]))
+        return Heard(time.monotonic(), is_whole=True)
+
+    async def call(self, path: str, body: Mapping[str, object]) -> Called:
+        self.aborted.append((path, body.get("request_ids", "all")))
+        return Called(time.monotonic(), time.monotonic())
+
+
+async def test_calls_abort_the_newest_requests_by_the_ids_that_these_were_sent_with(
+    tmp_path: Path,
+) -> None:
+    client = NotesIds()
+    server = ServerUnderTest(
+        client=client,
+        base_model="base",
+        hidden_size=8,
+        versions=[tmp_path],
+        workspace=tmp_path,
+        prefix="x-",
+    )
+    ask = Ask(prompt=Tokens((1, 2)), params=SamplingParams())
+    events = (ask, Abort(newest=2), ask, Reset(), ask, Abort(newest=2), Abort())
+    await Player(server).play(Trace(seed=0, events=events))
+    first, second, third = client.asked
+    assert len({first, second, third}) == 3
+    assert all(name.startswith("x-") for name in client.asked), "others of a server have the same"
+    aborted = [ids for path, ids in client.aborted if path == "/abort_requests"]
+    assert aborted == [[first], [second, third], "all"]

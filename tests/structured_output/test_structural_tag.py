@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lora_serve.errors import InvalidRequestError
+from lora_serve.fuzz.grammars import TAGS
 from lora_serve.structured_output.backend import Backend, Vocabulary, load_backend
 from lora_serve.structured_output.structural_tag import parse_structural_tag
 from lora_serve.structured_outputs import StructuredOutput
@@ -177,3 +178,10 @@ def test_free_text_needs_an_end(tokenizer: Tokenizer, form: object) -> None:
     library = load_backend("llguidance", vocabulary_of(tokenizer))
     with pytest.raises(InvalidRequestError, match="all that is left of the answer"):
         library.compile(structural_tag(form))
+
+
+@pytest.mark.parametrize("tag", TAGS, ids=lambda tag: tag.text[:40])
+def test_the_tags_of_the_fuzzer_are_known_to_both_libraries(
+    library: Backend, tag: StructuredOutput
+) -> None:
+    assert not library.compile(tag).matcher().is_finished

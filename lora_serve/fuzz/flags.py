@@ -1,0 +1,72 @@
+"""Draws how a trace's server is set up: mostly with too little of everything."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+from lora_serve.config.model import LOGPROBS_MODES
+from lora_serve.pooling import PoolingType
+
+# A prompt, at most 9 tokens longer than its prefix, and its answer just fit the smallest pool; two
+# that share nothing do not, so that the one that grows last is preempted.
+POOLS = (20, 20, 24, 32, 1000)  # blocks, of 16 tokens or more
+LOGPROBS_MODE_SHARE = 0.5  # of the traces
+RANKS_SHARE = 0.2  # of the traces
+SHARED_TIERS = frozenset({"disk", "redis"})
+
+
+def _flags(rng: Random, tiers: tuple[str, ...]) -> tuple[str, ...]:
+    max_loras = rng.choice((1, 2, 8))
+    flags = [
+        *("--num-gpu-blocks-override", str(rng.choice(POOLS))),
+        *("--max-num-seqs", str(rng.choice((2, 8, 16, 16)))),
+        *("--max-num-batched-tokens", str(rng.choice((32, 100, 2048)))),
+        *("--max-loras", str(max_loras), "--max-cpu-loras", str(max_loras + rng.choice((0, 1, 8)))),
+        *("--scheduling-policy", rng.choice(("fcfs", "priority"))),
+        *("--fair-share", rng.choice(("none", "none", "adapter"))),
+        *("--prefix-caching-hash-algo", rng.choice(("sha256", "xxh3_128"))),
+    ]
+    if rng.random() < (0.3 if tiers else 0.1):
+        flags.append("--no-enable-prefix-caching")
+    if rng.random() < 0.2:
+        flags.append("--enforce-eager")
+    if tiers:
+        flags += ["--kv-store-policy", rng.choice(("all", "all", "prompt-only", "after-n-hits"))]
+    return tuple(flags)
+
+
+def drawn_flags(
+    seed: int,
+    rng: Random,
+    tiers: tuple[str, ...],
+    pooling_type: PoolingType,
+    num_ranks: tuple[int, ...],
+) -> tuple[str, ...]:
+    """All flags, of which the later ones are not drawn from `rng`."""
+    pooler = ("--pooler-config", json.dumps({"pooling_type": pooling_type}))
+    mode_rng = Random(f"logprobs mode {seed}")
+    mode = mode_rng.choice(LOGPROBS_MODES) if mode_rng.random() < LOGPROBS_MODE_SHARE else ""
+    shares = ("--fair-share", "key") if Random(f"fair share {seed}").random() < 0.2 else ()
+    is_producer = not SHARED_TIERS.isdisjoint(tiers) and Random(f"KV role {seed}").random() < 0.2
+    role = ("--kv-role", "kv_producer") if is_producer else ()
+    rank_rng = Random(f"ranks {seed}")
+    is_divided = bool(num_ranks) and rank_rng.random() < RANKS_SHARE
+    ranks = ("--tensor-parallel-size", str(rank_rng.choice(num_ranks))) if is_divided else ()
+    later = (*pooler, *shares, *role, *ranks, *(("--logprobs-mode", mode) if mode else ()))
+    return (*_flags(rng, tiers), *later, *_speculation(Random(f"speculation {seed}")))
+
+
+def _speculation(rng: Random) -> tuple[str, ...]:
+    """What drafts, in two of three traces."""
+    method = rng.choice(("", "ngram", "suffix"))
+    if not method:
+        return ()
+    settings = {
+        "method": method,
+        "num_speculative_tokens": rng.choice((1, 3, 8)),
+        "max_step_rows": rng.choice((4, 16, 64)),
+    }
+    if method == "ngram":
+        settings["prompt_lookup_min"] = 1
+    return ("--speculative-config", json.dumps(settings))
