@@ -174,8 +174,11 @@ def _logprobs(logprobs: Mapping[str, Any] | None) -> list[object]:
 
 
 def _begin(these: Sequence[list[str]], those: Sequence[list[str]]) -> bool:
-    """Whether the items are the first of those, the last one maybe cut."""
-    if not these:
+    """Whether the items are the first of those, the last one maybe cut.
+
+    A response that is aborted before anything is told of it ends with an empty message.
+    """
+    if not these or these == [["message", ""]]:
         return True
     *ended, (*named, text) = these
     return (
