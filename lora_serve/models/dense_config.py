@@ -5,7 +5,13 @@ from __future__ import annotations
 from lora_serve.layers.rotary import RopeSpec
 from lora_serve.models.common_config import check_heads, stored_dtype
 from lora_serve.models.dense import DenseSpec
-from lora_serve.models.rope import check_factors, read_rope, read_rotary_size, refuse_partial
+from lora_serve.models.rope import (
+    MOST_POSITIONS,
+    check_factors,
+    read_rope,
+    read_rotary_size,
+    refuse_partial,
+)
 from lora_serve.models.settings import Settings
 
 _ACTIVATIONS = {"silu": ("silu", "swish"), "gelu_tanh": ("gelu_pytorch_tanh", "gelu_new")}
@@ -48,7 +54,7 @@ def read_dense(
     num_heads = settings.integer("num_attention_heads")
     hidden_size = settings.integer("hidden_size")
     head_size = settings.integer("head_dim", head_size or hidden_size // num_heads)
-    max_positions = settings.integer("max_position_embeddings")
+    max_positions = settings.integer("max_position_embeddings", most=MOST_POSITIONS)
     if ropes is None:
         rope, max_positions = read_rope(settings, max_positions, default_theta)
         ropes = rope, rope

@@ -20,7 +20,7 @@ from lora_serve.models.common_config import FULL, SLIDING
 from lora_serve.models.settings import Settings
 
 _PARTIAL = "partial_rotary_factor"
-_MOST_POSITIONS = 2**31 - 1
+MOST_POSITIONS = 2**24  # tables of angles have a row for each
 KINDS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
 
 
@@ -33,8 +33,8 @@ def read_rope(
     theta = settings.number("rope_theta", rope.number("rope_theta", default_theta))
     spec = read_scaling(rope, key, theta, max_position_embeddings, settings)
     stretched = _stretched(spec, max_position_embeddings)
-    if stretched > _MOST_POSITIONS:
-        settings.refuse(f"{key} stretches the context to more than {_MOST_POSITIONS} positions")
+    if stretched > MOST_POSITIONS:
+        settings.refuse(f"{key} stretches the context to more than {MOST_POSITIONS} positions")
         stretched = max_position_embeddings
     return spec, int(stretched)
 

@@ -55,14 +55,16 @@ class Settings:
         part.findings = self.findings
         return part
 
-    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+    def integer(
+        self, key: str, default: int | None = None, *, least: int = 1, most: int = _MOST
+    ) -> int:
         value = self._required(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             if value is not None:
                 self.refuse(f"{key} must be a whole number from {least} on, is {_shown(value)}")
             return max(least, 1)
-        if value > _MOST:
-            self.refuse(f"{key} is {_shown(value)}, the most is {_MOST}")
+        if value > most:
+            self.refuse(f"{key} is {_shown(value)}, the most is {most}")
             return max(least, 1)
         return value
 

@@ -70,6 +70,10 @@ def test_scaling_adds_positions_beyond_those_trained() -> None:
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number, is nan"),
         ({"rms_norm_eps": 10**400}, "rms_norm_eps must be a positive number, is 1000"),
         ({"vocab_size": 2**31}, "vocab_size is 2147483648, the most is 2147483647"),
+        (
+            {"max_position_embeddings": 2**24 + 1},
+            "max_position_embeddings is 16777217, the most is 16777216",
+        ),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false, is 1"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"hidden_act": 3}, "hidden_act must be a string"),
@@ -91,7 +95,7 @@ def test_scaling_adds_positions_beyond_those_trained() -> None:
         *(
             (
                 {"rope_scaling": {"rope_type": kind, "factor": 1e308}},
-                "rope_scaling stretches the context to more than 2147483647 positions",
+                "rope_scaling stretches the context to more than 16777216 positions",
             )
             for kind in ("linear", "dynamic", "yarn")
         ),
