@@ -55,7 +55,7 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_an_architecture_that_is_not_served_is_refused(model: Path) -> None:
     edit(model / "config.json", architectures=["T5ForConditionalGeneration"])
-    assert "T5ForConditionalGeneration is not supported" in refusal(model)
+    assert "architecture T5ForConditionalGeneration is not among those" in refusal(model)
 
 
 def test_a_dtype_and_a_length_that_the_model_does_not_have_are_refused_together(

@@ -228,6 +228,7 @@ def test_two_answers_come_side_by_side_and_are_marked_where_they_differ(
 
 def test_answers_are_stopped(browser: Browser, site: Site) -> None:
     with visiting(browser, site.url, "#playground") as page:
+        expect(page.get_by_label("Model or adapter").last).not_to_have_value("")
         page.get_by_label("Prompt").fill("Hello")
         stop = page.get_by_role("button", name="Stop")
         for end in (stop.click, lambda: page.keyboard.press("Escape")):
@@ -244,6 +245,7 @@ def test_answers_are_stopped(browser: Browser, site: Site) -> None:
 def test_requests_in_flight_are_listed_without_what_they_ask(browser: Browser, site: Site) -> None:
     site.open_gate(False)
     with visiting(browser, site.url, "#playground") as page:
+        expect(page.get_by_label("Model or adapter").last).not_to_have_value("")
         page.get_by_label("Prompt").fill("a prompt that is not shown")
         page.keyboard.press("Control+Enter")
         expect(page.get_by_role("button", name="Stop")).to_be_enabled()  # both are on their way
