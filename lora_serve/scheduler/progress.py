@@ -35,7 +35,10 @@ def progress_of(
 ) -> RequestProgress:
     """Write down on the request what its part of a step came to, and what there is to tell."""
     new_token_ids, finish_reason, stop_token_id = take_in(request, chunk, result)
-    num_accepted = num_accepted_drafts(chunk, new_token_ids) if chunk.asked.num_drafts else 0
+    num_accepted = num_rejected = 0
+    if len(chunk.asked.samples) > 1:
+        num_accepted = num_accepted_drafts(chunk, new_token_ids)
+        num_rejected = chunk.asked.num_drafts - num_accepted
     return RequestProgress(
         request,
         new_token_ids,
@@ -45,7 +48,7 @@ def progress_of(
         finish_reason,
         stop_token_id,
         num_accepted,
-        chunk.asked.num_drafts - num_accepted,
+        num_rejected,
     )
 
 
