@@ -1,4 +1,4 @@
-"""Random lives of engines of 2 and 4 ranks, and the bugs between ranks that they would catch.
+"""Random lives of engines of 2 to 6 ranks, and the bugs between ranks that they would catch.
 
 Those of one rank are in test_traces.py. Everything between ranks is real: steps on their way,
 gathers, shares of KV and of adapters.
@@ -22,7 +22,8 @@ from lora_serve.step import KVLoad, SchedulerOutput
 from lora_serve.worker.rank_shares import KVShares
 from tests.fakes.oracle_ranks import FAULTS, OracleRank, RankedOracles
 
-NUM_TRACES = 4
+SIZES = (2, 3, 4, 6)  # of the oracle's four KV heads
+NUM_TRACES = len(SIZES)
 NUM_TIERED_TRACES = 1
 NUM_OPERATIONS = 120
 MOST_TRACES = 20  # in which a fault that is put back must show
@@ -31,14 +32,14 @@ MOST_TRACES = 20  # in which a fault that is put back must show
 def test_every_answer_of_ranks_is_the_lone_answer() -> None:
     sizes, num_requests, num_preemptions = set[int](), 0, 0
     for seed in range(NUM_TRACES):
-        with closing(RankedOracles(seed, (2, 4))) as oracles:
+        with closing(RankedOracles(seed, SIZES)) as oracles:
             trace = OracleTrace(seed, executor_class=oracles, async_scheduling=seed % 4 > 1)
             result = trace.run()
             assert result.wrong == [], f"seed {seed}, {oracles.world_sizes} ranks"
             sizes |= set(oracles.world_sizes)
             num_requests += result.num_requests
             num_preemptions += result.num_preemptions
-    assert sizes == {2, 4}
+    assert sizes == {*SIZES}
     assert num_requests > 20 * NUM_TRACES
     assert num_preemptions > 0
 

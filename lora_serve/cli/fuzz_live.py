@@ -45,7 +45,7 @@ SERVER_FLAGS = (
     *("--api-key", *API_KEYS, "--allow-runtime-lora-updating"),
     "--batch-invariant",  # as it always is on CPUs; on a GPU rounding would be taken for faults
 )
-WORLD_SIZES = (2, 4)
+WORLD_SIZES = (2, 3, 4)
 MOST_SHOWN = 10
 
 

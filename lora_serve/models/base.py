@@ -15,7 +15,7 @@ from typing import Protocol
 from torch import Tensor
 
 from lora_serve.distributed.group import ALONE, Group
-from lora_serve.distributed.shares import RankPlace
+from lora_serve.distributed.shares import Division, Evenly, RankPlace, Replicated
 from lora_serve.layers.batch import ForwardBatch
 from lora_serve.layers.rotary import HeadOrder
 from lora_serve.ops.contract import Ops, ScreenedArgmax
@@ -35,7 +35,7 @@ class KVSpec:
 
     def of_rank(self, place: RankPlace) -> KVSpec:
         """What one rank keeps of it: its share of the heads."""
-        return replace(self, num_kv_heads=place.even_share(self.num_kv_heads))
+        return replace(self, num_kv_heads=len(Replicated(self.num_kv_heads).share(place)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,8 @@ class LinearLayout:
         such as "model.layers.0.self_attn.q_proj".
     head_order: of the outputs, which are computed in another order than the checkpoint's; None: in
         the checkpoint's.
-    parts: sizes of what ranks divide each by itself, where a projection is several such in one.
+    parts: what ranks divide each by itself, where that is not the projections' outputs evenly.
+    inputs: how ranks divide what it takes; None: all have whole rows of it.
     """
 
     index: int
@@ -55,21 +56,22 @@ class LinearLayout:
     in_features: int
     has_bias: bool
     head_order: HeadOrder | None = None
-    parts: tuple[int, ...] = ()
+    parts: tuple[Division, ...] = ()
+    inputs: Division | None = None
 
     def own_rows(self, place: RankPlace) -> tuple[tuple[range, ...], ...]:
         """Which outputs of each projection are a rank's own: its share of each part."""
         if place.world_size == 1:
             return tuple((range(size),) for _, size in self.projections)
         rows: list[tuple[range, ...]] = []
-        parts, begin = list(self.parts or (size for _, size in self.projections)), 0
+        parts = iter(self.parts or [Evenly(size) for _, size in self.projections])
         for _, size in self.projections:
             shares, end = [], 0
             while end < size:
-                part = parts[begin]
-                own = place.share(part)
+                part = next(parts)
+                own = part.share(place)
                 shares.append(range(end + own.start, end + own.stop))
-                end, begin = end + part, begin + 1
+                end += part.size
             rows.append(tuple(shares))
         return tuple(rows)
 
@@ -77,16 +79,27 @@ class LinearLayout:
         """What one rank computes of it."""
         if place.world_size == 1:
             return self
-        order = self.head_order
         return replace(
             self,
             projections=tuple(
                 (name, sum(map(len, rows)))
                 for (name, _), rows in zip(self.projections, self.own_rows(place), strict=True)
             ),
-            parts=tuple(len(place.share(part)) for part in self.parts),
-            head_order=order and replace(order, num_heads=place.even_share(order.num_heads)),
+            parts=(),
+            head_order=self._own_order(place),
         )
+
+    def _own_order(self, place: RankPlace) -> HeadOrder | None:
+        order = self.head_order
+        if order is None:
+            return None
+        num_channels = len(order.channels)
+        begin = num_own = 0
+        for part in self.parts:
+            if begin < order.num_heads * num_channels:
+                num_own += len(part.share(place))
+            begin += part.size
+        return replace(order, num_heads=num_own // num_channels)
 
 
 class Weights(Protocol):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.distributed.group import Group
-from lora_serve.distributed.shares import RankPlace, place_of
+from lora_serve.distributed.shares import Division, Evenly, RankPlace, place_of
 from lora_serve.layers.attention import HeadLayout
 from lora_serve.layers.divided_argmax import DividedArgmax
 from lora_serve.layers.embedding import Embedding, LMHead
@@ -44,8 +44,8 @@ class DecoderParts:
         """Those of this rank."""
         shape, place = self.shape, self._place
         return HeadLayout(
-            place.even_share(shape.num_heads),
-            place.even_share(shape.num_kv_heads),
+            len(shape.heads.queries(place)),
+            len(shape.heads.kv(place)),
             shape.head_size,
         )
 
@@ -62,7 +62,7 @@ class DecoderParts:
         return columns, _own_rows(weight if codes is None else codes, rows)
 
     def embedding(self, columns: Tensor, scale: float | None = None) -> Embedding:
-        return Embedding(self.ops, columns, scale, self.gather(self.shape.hidden_size))
+        return Embedding(self.ops, columns, scale, self.gather(Evenly(self.shape.hidden_size)))
 
     def lm_head(
         self,
@@ -77,7 +77,7 @@ class DecoderParts:
         if self.group.world_size == 1:
             return LMHead(self.ops, tied, soft_cap, scale)
         argmax = partial(DividedArgmax, group=self.group, vocab_size=vocab_size)
-        return LMHead(self.ops, tied, soft_cap, scale, self.gather(vocab_size), argmax)
+        return LMHead(self.ops, tied, soft_cap, scale, self.gather(Evenly(vocab_size)), argmax)
 
     def linear(self, layout: LinearLayout) -> Linear:
         """A layer of whole rows, which gives this rank's share of each projection."""
@@ -86,7 +86,8 @@ class DecoderParts:
     def gathered_linear(self, layout: LinearLayout) -> Linear:
         """A layer that takes what the ranks have of each row, and gives whole rows."""
         ((_, out_features),) = layout.projections
-        return self._linear(layout, self.gather(layout.in_features), self.gather(out_features))
+        assert layout.inputs is not None, "it takes whole rows"
+        return self._linear(layout, self.gather(layout.inputs), self.gather(Evenly(out_features)))
 
     def _linear(
         self, layout: LinearLayout, gather_in: Gather | None, gather_out: Gather | None
@@ -144,13 +145,13 @@ class DecoderParts:
             num_chosen=mixture.num_chosen,
             among_chosen=mixture.among_chosen,
             shared=shared_expert,
-            gather_in=self.gather(inner),
-            gather_out=self.gather(hidden_size),
+            gather_in=self.gather(Evenly(inner)),
+            gather_out=self.gather(Evenly(hidden_size)),
         )
 
-    def gather(self, width: int) -> Gather | None:
-        """Puts ranks' shares of rows of this width side by side; None where there is one rank."""
-        return Gather(self.ops, self.group, width) if self.group.world_size > 1 else None
+    def gather(self, division: Division) -> Gather | None:
+        """Puts ranks' shares of rows side by side; None where there is one rank."""
+        return Gather(self.ops, self.group, division) if self.group.world_size > 1 else None
 
     def _share(self, name: str, out_features: int) -> Tensor:
         """This rank's outputs of a linear layer that no adapter changes."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from lora_serve.distributed.shares import Evenly, HeadChannels, Heads
 from lora_serve.errors import ConfigError
 from lora_serve.layers.rotary import HeadOrder
 from lora_serve.models.base import KVSpec, LinearLayout
@@ -91,6 +92,10 @@ class DecoderShape:
         return None
 
     @property
+    def heads(self) -> Heads:
+        return Heads(self.num_heads, self.num_kv_heads)
+
+    @property
     def prefix(self) -> str:
         """The decoder's name in its checkpoint, where its tensors' names begin."""
         return "model"
@@ -109,12 +114,21 @@ class DecoderShape:
         return tuple(KVSpec(self.num_kv_heads, self.head_size, window) for window in self.windows)
 
     def check_world_size(self, world_size: int) -> None:
-        """Do what `ModelSpec` says: query heads stay beside the KV heads that they share."""
-        if self.num_kv_heads % world_size:
-            fitting = [n for n in range(1, self.num_kv_heads + 1) if self.num_kv_heads % n == 0]
+        """Do what `ModelSpec` says: each rank has one of everything that is divided."""
+        counts = {
+            "attention heads": self.num_heads,
+            "tokens": self.vocab_size,
+            "hidden channels": self.hidden_size,
+        }
+        for size in filter(None, map(self._mlp_size, range(self.num_layers))):
+            counts["intermediate channels"] = size
+        if self.mixture is not None:
+            counts["channels of an expert"] = self.mixture.intermediate_size
+        what = min(counts, key=lambda each: counts[each])
+        if world_size > counts[what]:
             raise ConfigError(
-                f"--tensor-parallel-size {world_size} does not divide the model's "
-                f"{self.num_kv_heads} KV heads; choose one of {', '.join(map(str, fitting))}"
+                f"--tensor-parallel-size {world_size} is above the model's {counts[what]} {what}; "
+                "lower it"
             )
 
     def linears(self) -> tuple[LinearLayout, ...]:
@@ -122,15 +136,15 @@ class DecoderShape:
         return tuple(linear for each in layers for linear in each.all())
 
     def layer_linears(self, layer: int) -> LayerLinears:
-        q_size, kv_size = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
+        q = HeadChannels(self.heads, self.head_size)
+        kv = HeadChannels(self.heads, self.head_size, are_kv=True)
         names, hidden = self.projections, self.hidden_size
-        qkv_sizes = (q_size, kv_size, kv_size)
-        qkv = self._named_sizes(layer, names.qkv, qkv_sizes)
+        qkv = self._named_sizes(layer, names.qkv, (q.size, kv.size, kv.size))
         output = self._named_sizes(layer, (names.output,), (hidden,))
         index = sum(2 if self._mlp_size(each) is None else 4 for each in range(layer))
         return LayerLinears(
-            qkv=LinearLayout(index, qkv, hidden, self.qkv_bias, self.head_order, qkv_sizes),
-            output=LinearLayout(index + 1, output, q_size, self.output_bias),
+            qkv=LinearLayout(index, qkv, hidden, self.qkv_bias, self.head_order, (q, kv, kv)),
+            output=LinearLayout(index + 1, output, q.size, self.output_bias, inputs=q),
             mlp=self._mlp_linears(layer, index + 2),
         )
 
@@ -155,9 +169,10 @@ class DecoderShape:
         sizes = (size,) * (2 if self.is_gated else 1)
         inner = self._named_sizes(layer, into, sizes)
         outer = self._named_sizes(layer, (out,), (self.hidden_size,))
+        parts = tuple(map(Evenly, sizes))
         return MLPLinears(
-            into=LinearLayout(index, inner, self.hidden_size, self.mlp_bias, None, sizes),
-            out=LinearLayout(index + 1, outer, size, self.mlp_bias),
+            into=LinearLayout(index, inner, self.hidden_size, self.mlp_bias, None, parts),
+            out=LinearLayout(index + 1, outer, size, self.mlp_bias, inputs=Evenly(size)),
         )
 
     def _named_sizes(

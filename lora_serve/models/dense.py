@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lora_serve.distributed.group import ALONE, Group
+from lora_serve.distributed.shares import HeadChannels
 from lora_serve.layers.attention import Attention
 from lora_serve.layers.mlp import GatedMLP, PlainMLP
 from lora_serve.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm, RMSNormOfAllHeads
@@ -227,7 +228,8 @@ class _LayerBuilder:
         name = f"{spec.named_layer(self._layer)}.self_attn.{projection}_norm.weight"
         weight = self._weights.take(name)
         if spec.qk_norm_of_all_heads:
-            gather = self._parts.gather(len(weight))
+            channels = HeadChannels(spec.heads, spec.head_size, are_kv=projection == "k")
+            gather = self._parts.gather(channels)
             return RMSNormOfAllHeads(self._ops, weight, spec.rms_norm_eps, gather)
         return RMSNorm(self._ops, weight, spec.rms_norm_eps)
 

@@ -47,18 +47,18 @@ def layout_fingerprint(
     kv_caches: Sequence[Tensor],
     numerics: str,
     places: Sequence[tuple[int, int]] = (),
-    world_size: int = 1,
+    num_kv_heads: int | None = None,
 ) -> bytes:
     """32 bytes that change whenever a record's bytes may mean something else.
 
     numerics: of the backend's kernels, whose private layout this is. places: each layer's group and
-        cache; in a model of one group layer i has cache i, which needs no mention. world_size: how
-        many ranks have heads of a record, each as many as these caches.
+        cache; in a model of one group layer i has cache i, which needs no mention.
+        num_kv_heads: of a record; None: these caches have them all.
     """
     facts = []
     for cache in kv_caches:
-        _, both, num_heads, *rest = cache.shape
-        facts.append(f"{(both, num_heads * world_size, *rest)} {cache.dtype}")
+        _, both, num_own, *rest = cache.shape
+        facts.append(f"{(both, num_kv_heads or num_own, *rest)} {cache.dtype}")
     facts += [f"layer {i} in {place}" for i, place in enumerate(places) if place != (0, i)]
     return hashlib.sha256(
         framed(_SCHEME, numerics.encode(), *(fact.encode() for fact in facts))

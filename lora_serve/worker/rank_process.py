@@ -18,6 +18,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from lora_serve.config import EngineConfig
@@ -26,7 +27,14 @@ from lora_serve.distributed.group import Group
 from lora_serve.distributed.link import Link, new_link
 from lora_serve.errors import LoraServeError, RankLostError
 from lora_serve.observability.log import set_up_logging
-from lora_serve.ops.cpu.numa import AUTO, NodeShare, bind_thread, rank_shares, with_threads_of
+from lora_serve.ops.cpu.numa import (
+    AUTO,
+    NodeShare,
+    bind_thread,
+    node_free_bytes,
+    rank_shares,
+    with_threads_of,
+)
 from lora_serve.worker.rank_executor import RankExecutor
 from lora_serve.worker.rank_server import RankLinks, serve_rank
 from lora_serve.worker.worker import Worker
@@ -51,7 +59,8 @@ def start_ranks(config: EngineConfig) -> RankExecutor:
         if shares:
             bind_thread(shares[0])  # once the others run, which would inherit it
         group = _open_group(0, config, ranks.meeting, ranks.check)
-        return RankExecutor(_worker(config, group), ranks.links, step_seconds(config), ranks.close)
+        worker = _worker(config, group, shares[0] if shares else None)
+        return RankExecutor(worker, ranks.links, step_seconds(config), ranks.close)
     except BaseException:
         ranks.close()
         raise
@@ -174,7 +183,7 @@ def _open_group(
     return TorchGroup(rank, world_size, meeting.path, seconds)
 
 
-def _worker(config: EngineConfig, group: Group) -> Worker:
+def _worker(config: EngineConfig, group: Group, share: NodeShare | None) -> Worker:
     return Worker(
         config.model,
         config.cache,
@@ -183,6 +192,7 @@ def _worker(config: EngineConfig, group: Group) -> Worker:
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_draft_rows=config.speculative.max_draft_rows,
         group=group,
+        node_free_bytes=None if share is None else partial(node_free_bytes, share),
     )
 
 
@@ -200,7 +210,7 @@ def main(parent: int, steps: int, calls: int) -> int:
         bind_thread(share)
     group = _open_group(rank, config, meeting)
     try:
-        serve_rank(_worker(config, group), links)
+        serve_rank(_worker(config, group, share), links)
     except LoraServeError as error:
         logger.error("rank %d ends: %s", rank, error)
         return _REFUSED

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint, RawTensor
-from lora_serve.distributed.shares import RankPlace
+from lora_serve.distributed.shares import RankPlace, Replicated, given
 from lora_serve.models.base import LinearLayout
 from lora_serve.step import KVLoad
 
@@ -48,25 +47,20 @@ def _own_rows(b: RawTensor, rows: Sequence[range]) -> RawTensor:
 class KVShares:
     """Divides blocks' bytes by KV heads.
 
-    num_heads: of one rank. head_bytes: what one of them has in a block of one layer, of K or of V.
+    num_heads: of the whole model. head_bytes: what one of them has in a block of one layer, of K or
+    of V.
     """
 
     num_heads: int
     head_bytes: int
 
-    @classmethod
-    def of_cache(cls, cache: Tensor) -> KVShares:
-        """cache: of one layer on one rank, as `new_kv_cache` makes it."""
-        num_heads = cache.shape[2]
-        return cls(num_heads, cache[0, 0, 0].nbytes)
-
     def split(self, loads: Sequence[KVLoad], place: RankPlace) -> tuple[KVLoad, ...]:
         """Each load's part for one rank."""
         if place.world_size == 1:
             return tuple(loads)
-        own = slice(place.rank * self.num_heads, (place.rank + 1) * self.num_heads)
+        own = list(Replicated(self.num_heads).share(place))
         return tuple(
-            KVLoad(load.block_id, self._by_head(load.data, place.world_size)[:, own].tobytes())
+            KVLoad(load.block_id, self._by_head(load.data, self.num_heads)[:, own].tobytes())
             for load in loads
         )
 
@@ -74,14 +68,22 @@ class KVShares:
         """Whole records. parts: of each rank the same records."""
         if len(parts) == 1:
             return tuple(parts[0])
+        heads, places = Replicated(self.num_heads), RankPlace(0, len(parts)).all()
+        num_own = [len(heads.share(place)) for place in places]
+        num_given = [len(given(heads, place)) for place in places]
         return tuple(
-            np.concatenate([self._by_head(part, 1) for part in record], axis=1).tobytes()
+            np.concatenate(
+                [
+                    self._by_head(part, own)[:, own - new :]
+                    for part, own, new in zip(record, num_own, num_given, strict=True)
+                ],
+                axis=1,
+            ).tobytes()
             for record in zip(*parts, strict=True)
         )
 
     def _by_head(
-        self, data: bytes | bytearray | memoryview, world_size: int
+        self, data: bytes | bytearray | memoryview, num_heads: int
     ) -> npt.NDArray[np.uint8]:
         """(blocks * layers * 2, heads, head_bytes)."""
-        heads = world_size * self.num_heads
-        return np.frombuffer(data, np.uint8).reshape(-1, heads, self.head_bytes)
+        return np.frombuffer(data, np.uint8).reshape(-1, num_heads, self.head_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.distributed.agreement import least, require_equal
 from lora_serve.distributed.group import ALONE, Group
-from lora_serve.distributed.shares import place_of
+from lora_serve.distributed.shares import RankPlace, place_of
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.kv_groups import KVNeeds
 from lora_serve.model_info import ModelInfo
@@ -63,7 +63,8 @@ class Worker:
     """`load` comes first. `prepare_adapter` may run in another thread than all the rest.
 
     device: opened as the model's config says if left out. max_draft_rows: as of StepLimits. group:
-    the ranks that the model is divided among, of which this is one.
+    the ranks that the model is divided among, of which this is one. node_free_bytes: what this rank
+    may still take of its NUMA node, where its memory is bound to one.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Worker:
         device: Device | None = None,
         max_draft_rows: int = 0,
         group: Group = ALONE,
+        node_free_bytes: Callable[[], int] | None = None,
     ) -> None:
         self._config = model
         self._cache = cache
@@ -85,6 +87,7 @@ class Worker:
         self._max_draft_rows = max_draft_rows
         self._given_device = device
         self._group = group
+        self._node_free_bytes = node_free_bytes
         self._place = place_of(group)
         self._device: Device
         self._adapters: AdapterWeights
@@ -115,20 +118,12 @@ class Worker:
         self.is_screened = model.screening is not None
         linears = self._own_linears(model)
         self._adapters = AdapterWeights(linears, model.ops, device, model.dtype)
-        layout = kv_layout([spec.of_rank(self._place) for spec in model.spec.kv_specs()])
-        block_bytes = kv_block_bytes(
-            layout.cache_specs, model.ops, self._cache.block_size, model.dtype
-        )
-        if device.counts_memory:
-            memory = self._warm_up(model, layout, free_bytes)
-            find_room = partial(_gpu_room, device, memory, world_size)
-        else:
-            find_room = partial(self._cpu_room, model, layout, block_bytes)
-        num_blocks = num_kv_blocks(self._cache, block_bytes * world_size, find_room)
-        num_blocks = least(self._group, num_blocks)
+        layout = self._kv_layout(model, self._place)
+        num_blocks = least(self._group, self._num_kv_blocks(model, layout, free_bytes))
         kv_caches = self._kv_caches(model, layout, num_blocks)
         self._transfer = KVTransfer(kv_caches, len(layout.groups))
-        self.kv_shares = KVShares.of_cache(kv_caches[0])
+        num_kv_heads = self._kv_layout(model, RankPlace()).cache_specs[0].num_kv_heads
+        self.kv_shares = KVShares(num_kv_heads, head_bytes=kv_caches[0][0, 0, 0].nbytes)
         self._runner = self._make_runner(model, layout, kv_caches, with_graphs=True)
         return ModelInfo(
             fingerprint=model.fingerprint,
@@ -140,8 +135,10 @@ class Worker:
             kernels=model.ops.numerics,
             lora_modules=lora_modules(model.spec.linears()),
             kv_groups=layout.groups,
-            kv_block_bytes=self._transfer.record_bytes * world_size,
-            kv_layout=layout_fingerprint(kv_caches, model.ops.numerics, layout.places, world_size),
+            kv_block_bytes=self._transfer.record_bytes // kv_caches[0].shape[2] * num_kv_heads,
+            kv_layout=layout_fingerprint(
+                kv_caches, model.ops.numerics, layout.places, num_kv_heads
+            ),
             is_asynchronous=device.is_asynchronous,
             architecture=model.spec.architecture,
             device=device.name,
@@ -190,6 +187,26 @@ class Worker:
         assert len(step.requests) <= self._max_num_seqs, f"step of {len(step.requests)} requests"
         assert step.num_tokens <= self._max_num_batched_tokens, f"step of {step.num_tokens} tokens"
         assert num_loras <= self._lora.max_loras, f"step of {num_loras} adapters"
+
+    def _kv_layout(self, model: LoadedModel, place: RankPlace) -> KVLayout:
+        return kv_layout([spec.of_rank(place) for spec in model.spec.kv_specs()])
+
+    def _num_kv_blocks(self, model: LoadedModel, layout: KVLayout, free_bytes: int) -> int:
+        """Count those that this rank has room for, if others have as much for each of their heads.
+
+        free_bytes: before the model was loaded.
+        """
+        each = [self._kv_block_bytes(model, self._kv_layout(model, p)) for p in self._place.all()]
+        block_bytes, parts = sum(each), sum(each) / each[self._place.rank]
+        if model.device.counts_memory:
+            memory = self._warm_up(model, layout, free_bytes)
+            find_room = partial(_gpu_room, model.device, memory, parts)
+        else:
+            find_room = partial(self._cpu_room, model, layout, block_bytes, parts)
+        return num_kv_blocks(self._cache, block_bytes, find_room)
+
+    def _kv_block_bytes(self, model: LoadedModel, layout: KVLayout) -> int:
+        return kv_block_bytes(layout.cache_specs, model.ops, self._cache.block_size, model.dtype)
 
     def _kv_caches(self, model: LoadedModel, layout: KVLayout, num_blocks: int) -> list[Tensor]:
         block_size = self._cache.block_size
@@ -251,13 +268,18 @@ class Worker:
             return exact_sizes(self._max_num_seqs, most_rows, self._max_draft_rows)
         return graph_sizes(self._max_num_seqs, self._max_num_batched_tokens, most_rows)
 
-    def _cpu_room(self, model: LoadedModel, layout: KVLayout, block_bytes: int) -> Room:
+    def _cpu_room(
+        self, model: LoadedModel, layout: KVLayout, block_bytes: int, parts: float
+    ) -> Room:
+        """What there is for the KV of all ranks. parts: how many times this rank's that is."""
         in_flight = 2 * self._max_num_batched_tokens  # where steps overlap
         needs = KVNeeds(layout.groups, self._cache.block_size, in_flight)
         most_blocks = self._max_num_seqs * needs.blocks_of_request(model.max_model_len)
+        free_bytes = model.device.free_bytes()
+        if self._node_free_bytes is not None:
+            free_bytes = min(free_bytes, int(self._node_free_bytes() * parts))
         utilization = self._cache.gpu_memory_utilization
-        most_bytes = most_blocks * block_bytes * self._group.world_size
-        return cpu_room(model.device.free_bytes(), utilization, most_bytes)
+        return cpu_room(free_bytes, utilization, most_blocks * block_bytes)
 
     def _warm_up(self, model: LoadedModel, layout: KVLayout, free_bytes: int) -> GpuMemory:
         """Run the largest steps: all kernels are compiled for them, and their memory is measured.
@@ -312,11 +334,11 @@ class Worker:
         self._adapters.change((adapter.digest,), ())
 
 
-def _gpu_room(device: Device, memory: GpuMemory, world_size: int) -> Room:
-    """What there is for the KV of all ranks, if each has as much as this one."""
+def _gpu_room(device: Device, memory: GpuMemory, parts: float) -> Room:
+    """What there is for the KV of all ranks. parts: how many times this rank's that is."""
     room = memory.room()
     logger.info("%s: %s leaves %d bytes for KV", device.name, memory, room.num_bytes)
-    return replace(room, num_bytes=room.num_bytes * world_size)
+    return replace(room, num_bytes=int(room.num_bytes * parts))
 
 
 def _recorded(recorder: StepRecorder) -> StepGraphs | None:

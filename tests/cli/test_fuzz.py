@@ -48,8 +48,8 @@ def test_what_does_not_belong_together_is_refused(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("cores", "sizes"), [(1, ()), (2, (2,)), (4, (2,))])
-def test_servers_have_the_ranks_that_cores_and_two_kv_heads_allow(
+@pytest.mark.parametrize(("cores", "sizes"), [(1, ()), (2, (2,)), (4, (2, 3, 4))])
+def test_servers_have_the_ranks_that_cores_and_four_heads_allow(
     cores: int, sizes: tuple[int, ...], model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "default_num_threads", lambda: cores)

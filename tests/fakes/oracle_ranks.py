@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from lora_serve.distributed.group import ROOT, Group, broadcast
-from lora_serve.distributed.shares import place_of
+from lora_serve.distributed.shares import HeadChannels, Heads, given, place_of
 from lora_serve.fuzz.oracle.executor import (
     CONTENT_BYTES,
     ONE_GROUP,
@@ -30,7 +30,7 @@ from lora_serve.worker.rank_server import RankLinks, serve_rank
 from lora_serve.worker.rank_shares import KVShares
 from tests.fakes.ranks import start_threads
 
-NUM_HEADS = 4
+HEADS = Heads(8, 4)
 FAULTS = (AssertionError, LookupError, ValueError, RuntimeError, TypeError)
 
 
@@ -46,9 +46,8 @@ class OracleRank(OracleExecutor):
         super().__init__(block_size, row_bytes, groups)
         self._group = group
         self._place = place_of(group)
-        self.kv_shares = KVShares(
-            self._place.even_share(NUM_HEADS), head_bytes=CONTENT_BYTES // NUM_HEADS
-        )
+        self._share = HeadChannels(HEADS, CONTENT_BYTES // HEADS.num_kv_heads, are_kv=True)
+        self.kv_shares = KVShares(HEADS.num_kv_heads, self._share.head_size)
         self._unwritten = self._own(UNWRITTEN)
 
     def load(self) -> ModelInfo:
@@ -62,15 +61,17 @@ class OracleRank(OracleExecutor):
 
     def _own(self, contents: bytes) -> bytes:
         rows = np.frombuffer(contents, np.uint8).reshape(-1, CONTENT_BYTES)
-        share = self._place.share(CONTENT_BYTES)
+        share = self._share.share(self._place)
         return rows[:, share.start : share.stop].tobytes()
 
     def _whole(self, parts: list[bytes]) -> list[bytes]:
         """Gather even nothing, so that ranks that go other ways still meet."""
-        widths = self._place.widths(CONTENT_BYTES)
-        data = np.frombuffer(b"".join(parts), np.uint8).reshape(-1, widths[self._group.rank])
+        gives = [len(given(self._share, place)) for place in self._place.all()]
+        num_own, num_given = len(self._share.share(self._place)), gives[self._group.rank]
+        data = np.frombuffer(b"".join(parts), np.uint8).reshape(-1, num_own)
         whole = torch.empty(len(data), CONTENT_BYTES, dtype=torch.uint8)
-        self._group.gather(torch.from_numpy(data.copy()), widths, whole)
+        own = data[:, num_own - num_given :]
+        self._group.gather(torch.from_numpy(own.copy()), gives, whole)
         num_rows, joined = len(data) // max(1, len(parts)), whole.numpy().tobytes()
         size = num_rows * CONTENT_BYTES
         return [joined[i * size : (i + 1) * size] for i in range(len(parts))]
@@ -105,7 +106,7 @@ class RankedOracles:
     """
 
     def __init__(
-        self, seed: int, sizes: Sequence[int] = (1, 2, 4), kind: type[OracleRank] = OracleRank
+        self, seed: int, sizes: Sequence[int] = (1, 2, 3, 4, 6), kind: type[OracleRank] = OracleRank
     ) -> None:
         self._rng = random.Random(f"ranks {seed}")
         self._sizes = sizes

@@ -16,7 +16,7 @@ from torch import Tensor
 from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule
 from lora_serve.distributed.group import ALONE, Group
 from lora_serve.distributed.in_process import InProcessGroup
-from lora_serve.distributed.shares import RankPlace
+from lora_serve.distributed.shares import HeadChannels, RankPlace
 from lora_serve.engine.core.executor import Executor
 from lora_serve.errors import ConfigError, RankLostError
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
@@ -155,8 +155,17 @@ def test_ranks_give_the_bits_of_one(
         assert life(divided(model, world_size, **settings), adapters) == expected
 
 
+@pytest.mark.parametrize("world_size", [3, 6])
+def test_ranks_need_not_divide_the_heads(
+    model: Path, adapters: list[AdapterCheckpoint], world_size: int
+) -> None:
+    """One of 3 has more KV heads than others; some of 6 have the same one."""
+    expected = life(whole(model), adapters)
+    assert life(divided(model, world_size), adapters) == expected
+
+
 CODES = {"dtype": "bfloat16", "quantization": "int8"}
-FAMILIES = ["qwen3", "gemma2", "gemma3", "mistral", "olmoe", "qwen2-moe"]
+FAMILIES = ["qwen3", "gemma2", "gemma3", "mistral", "phi3", "glm4", "olmoe", "qwen2-moe"]
 
 
 @pytest.mark.parametrize(
@@ -168,11 +177,11 @@ def test_families_are_divided(
     directory = save(ALL_MODELS[family].make(), tmp_path / "model")
     expected = life(whole(directory, **settings), [])
     with caplog.at_level("INFO"):
-        assert life(divided(directory, 2, **settings), []) == expected
+        assert life(divided(directory, 3, **settings), []) == expected, "ranks of uneven shares"
     assert "not recorded" not in caplog.text
 
 
-@pytest.mark.parametrize("sizes", [(1, 4), (2, 1), (4, 2)], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 4), (2, 1), (6, 2), (2, 3)], ids=str)
 def test_kv_of_one_number_of_ranks_is_read_by_another(model: Path, sizes: tuple[int, int]) -> None:
     prompt, owner = prompt_of(5, 33), BASE_MODEL
     with ExitStack() as stack:
@@ -286,8 +295,8 @@ def test_a_rank_that_hangs_at_an_adapter_is_asked_nothing_more(
 
 
 def test_a_model_that_ranks_cannot_divide_is_refused_in_one_line(model: Path) -> None:
-    executor = divided(model, 3)
-    with pytest.raises(ConfigError, match=r"3 does not divide the model.s 4 KV heads; .* 1, 2, 4"):
+    executor = divided(model, 9)
+    with pytest.raises(ConfigError, match=r"9 is above the model's 8 attention heads; lower it"):
         executor.load()
 
 
@@ -419,6 +428,20 @@ def test_kv_of_other_heads_shows(model: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(KVShares, "split", of_another_rank)
     with pytest.raises(AssertionError):
         test_kv_of_one_number_of_ranks_is_read_by_another(model, (1, 2))
+
+
+def test_a_rank_that_keeps_its_neighbours_kv_head_shows(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = life(whole(model), [])
+    share = HeadChannels.share
+
+    def of_a_neighbour(channels: HeadChannels, place: RankPlace) -> range:
+        is_wrong = channels.are_kv and place.rank == 1
+        return share(channels, RankPlace(2, 6) if is_wrong else place)
+
+    monkeypatch.setattr(HeadChannels, "share", of_a_neighbour)
+    assert life(divided(model, 6), []) != expected
 
 
 def _without_delta(module: LoRAModule) -> LoRAModule:

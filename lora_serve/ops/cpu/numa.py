@@ -9,6 +9,7 @@ import ctypes
 import logging
 import os
 import platform
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -28,10 +29,14 @@ _WORD_BITS = 64
 
 @dataclass(frozen=True, slots=True)
 class NodeShare:
-    """Some CPUs of a node, by its number; each of its cores has all of its CPUs side by side."""
+    """Some CPUs of a node, by its number; each of its cores has all of its CPUs side by side.
+
+    num_ranks: that are on this node.
+    """
 
     node: int
     cores: tuple[tuple[int, ...], ...]
+    num_ranks: int = 1
 
 
 def numa_nodes(root: Path = ROOT) -> list[NodeShare]:
@@ -66,7 +71,9 @@ def rank_shares(world_size: int, root: Path = ROOT) -> list[NodeShare]:
                 "cores may be used; lower it"
             )
         bounds = [len(node.cores) * rank // each for rank in range(each + 1)]
-        shares += [NodeShare(node.node, node.cores[first:end]) for first, end in pairwise(bounds)]
+        shares += [
+            NodeShare(node.node, node.cores[first:end], each) for first, end in pairwise(bounds)
+        ]
     return shares
 
 
@@ -86,6 +93,20 @@ def with_threads_of(config: EngineConfig, shares: list[NodeShare]) -> EngineConf
     least = min(len(share.cores) for share in shares)
     threads = max(1, min(least, default_num_threads() // len(shares)))
     return replace(config, model=replace(config.model, cpu_threads=threads))
+
+
+def node_free_bytes(share: NodeShare, root: Path = ROOT) -> int:
+    """What one of the node's ranks may still take of its memory, files in memory among it.
+
+    Without an end where the system does not tell.
+    """
+    path = root / f"sys/devices/system/node/node{share.node}/meminfo"
+    if not path.is_file():
+        return sys.maxsize
+    fields = dict(line.split(":", 1) for line in path.read_text().splitlines())
+    sizes = {name.split()[-1]: int(size.split()[0]) for name, size in fields.items()}
+    free = sizes["MemFree"] + sizes.get("Active(file)", 0) + sizes.get("Inactive(file)", 0)
+    return free * 1024 // share.num_ranks
 
 
 def bind_thread(share: NodeShare) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from lora_serve.ops.cpu import numa
 from lora_serve.ops.cpu.numa import (
     NodeShare,
     bind_thread,
+    node_free_bytes,
     numa_nodes,
     rank_shares,
     with_ranks_of_nodes,
@@ -61,6 +63,17 @@ def test_each_node_has_as_many_ranks(two_sockets: Path) -> None:
         rank_shares(3, two_sockets)
     with pytest.raises(ConfigError, match="10 puts 5 ranks on NUMA node 0, of which 4 cores may"):
         rank_shares(10, two_sockets)
+
+
+def test_ranks_of_a_node_divide_what_is_free_there(two_sockets: Path) -> None:
+    """Files that are cached count as free."""
+    meminfo = two_sockets / "sys/devices/system/node/node2/meminfo"
+    sizes = {"MemTotal": 9000, "MemFree": 3000, "Active(file)": 500, "Inactive(file)": 700}
+    lines = [f"Node 2 {name}:  {size} kB" for name, size in sizes.items()]
+    meminfo.write_text("\n".join([*lines, "Node 2 HugePages_Total:     0"]))
+    for world_size, free in ((2, 4200), (4, 2100)):
+        assert node_free_bytes(rank_shares(world_size, two_sockets)[-1], two_sockets) == free * 1024
+    assert node_free_bytes(rank_shares(2, two_sockets)[0], two_sockets) == sys.maxsize, "untold"
 
 
 def test_ranks_are_as_many_as_nodes_unless_their_number_is_given(two_sockets: Path) -> None:

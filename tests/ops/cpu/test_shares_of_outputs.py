@@ -85,7 +85,7 @@ def test_of_an_adapter(ops: Ops, dtype: torch.dtype) -> None:
 
 @DTYPES
 def test_of_heads(ops: Ops, dtype: torch.dtype) -> None:
-    """Attention of all heads, and of each KV head's alone."""
+    """Attention of all heads, of each KV head's, and of some of the heads that share one."""
     heads, kv_heads, size, seq_len = 6, 2, 64, 37
     q, k, v = (
         normal(seq_len, n, size, dtype=dtype, seed=n + i)
@@ -101,9 +101,8 @@ def test_of_heads(ops: Ops, dtype: torch.dtype) -> None:
     )
     slots = torch.tensor([2, 0, 1])[positions // 16] * 16 + positions % 16
 
-    def attended(first: int, count: int) -> Tensor:
+    def attended(first: int, count: int, some: slice) -> Tensor:
         own = slice(first, first + count)
-        some = slice(3 * first, 3 * (first + count))
         cache = ops.attention.new_kv_cache(3, 16, count, size, dtype)
         queries = q[:, some].clone()
         ops.attention.rotary_and_write_kv(
@@ -111,6 +110,8 @@ def test_of_heads(ops: Ops, dtype: torch.dtype) -> None:
         )
         return ops.attention.paged_attention(queries, cache, plan, 0.125, None, None)
 
-    whole = attended(0, kv_heads)
+    whole = attended(0, kv_heads, slice(0, heads))
     for head in range(kv_heads):
-        assert torch.equal(attended(head, 1), whole[:, 3 * head : 3 * head + 3])
+        for begin, end in ((0, 3), (0, 2), (2, 3)):
+            some = slice(3 * head + begin, 3 * head + end)
+            assert torch.equal(attended(head, 1, some), whole[:, some])
