@@ -1,7 +1,8 @@
 """Measures how long a server takes to start, and with what: `python -m benchmarks.speed.start`.
 
 The parts are read from the times of the server's own log lines. Each start is one of a warm
-machine: files and bytecode have been read before.
+machine: files and bytecode have been read before. Starts that read and pack the checkpoint take
+turns with starts that map what an earlier one has kept (`--weights-cache-path`).
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from benchmarks.common.facts import write_facts
 from benchmarks.common.make_checkpoint import ensure_checkpoint
 from lora_serve.bench.server import lora_serve_command
 from lora_serve.demo.server_process import free_port
+from lora_serve.models.kept_weights.cache import SUFFIX
 
-PARTS = {  # the end of each part, by what a line of the log begins with
+PARTS: dict[
+    str, str | tuple[str, ...]
+] = {  # the end of each part, by what a line of the log begins with
     "until it says what it does": "lora-serve ",
-    "until weights are read": "weights read and packed",
+    "until weights are there": ("weights read and packed", "packed weights checked and mapped"),
     "until it knows all": "the server's settings",
 }
 READY = "lora-serve is ready"
@@ -61,14 +65,32 @@ def main() -> None:
     args = parser.parse_args()
     checkpoint = ensure_checkpoint(args.checkpoint)
     flags = ("--max-model-len", "2048", "--log-format", "json")
-    starts = [
-        one_start(lora_serve_command(str(checkpoint), free_port(), flags))
-        for _ in range(args.starts + 1)
-    ][1:]
-    medians = {part: statistics.median(start[part] for start in starts) for part in starts[0]}
-    for part, seconds in medians.items():
-        sys.stdout.write(f"{part:30} {seconds:6.2f} s\n")
+    starts: dict[str, list[dict[str, float]]] = {"read and packed": [], "mapped": []}
+    with tempfile.TemporaryDirectory(prefix="lora-serve-start-") as kept:
+        keeping = (*flags, "--weights-cache-path", kept)
+        keep(lora_serve_command(str(checkpoint), free_port(), keeping), Path(kept))
+        for turn in range(args.starts + 1):
+            for way, of_way in zip(starts, (flags, keeping), strict=True):
+                start = one_start(lora_serve_command(str(checkpoint), free_port(), of_way))
+                starts[way] += [start] * (turn > 0)
+    medians = {
+        way: {part: statistics.median(start[part] for start in of_way) for part in of_way[0]}
+        for way, of_way in starts.items()
+    }
+    for way, parts in medians.items():
+        for part, seconds in parts.items():
+            sys.stdout.write(f"{way:16} {part:30} {seconds:6.2f} s\n")
     write_facts(args.out, seconds=medians, starts=args.starts)
+
+
+def keep(command: list[str], directory: Path) -> None:
+    """Run a server until it has kept its weights."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        while not list(directory.glob(f"*{SUFFIX}")):
+            if server.poll() is not None:
+                raise RuntimeError(f"{' '.join(command)} did not start")
+            time.sleep(0.1)
+        server.terminate()
 
 
 if __name__ == "__main__":

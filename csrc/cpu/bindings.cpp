@@ -45,6 +45,22 @@ const T* pointer_to(Address address) {
   return reinterpret_cast<const T*>(address);
 }
 
+// Where memory lies, and its bytes.
+using Part = std::tuple<Address, size_t>;
+
+// What was packed before lies in memory that the caller keeps; of the size that it must have.
+uint32_t* words_of(const Part& part, size_t num_words) {
+  const auto& [address, num_bytes] = part;
+  if (num_bytes != num_words * sizeof(uint32_t)) {
+    throw std::invalid_argument("a packed weight of this shape has another size");
+  }
+  return reinterpret_cast<uint32_t*>(address);
+}
+
+SharedWords kept_by_caller(uint32_t* words) {
+  return SharedWords(words, [](uint32_t*) {});
+}
+
 class PackedWeight {
  public:
   PackedWeight(Dtype dtype, const void* weight, size_t out_features, size_t in_features,
@@ -53,24 +69,42 @@ class PackedWeight {
         words_(arena.take(num_words_)) {
     pack_weight(weight, out_features, in_features, dtype, words_.get(), team);
   }
+  PackedWeight(int dtype, size_t out_features, size_t in_features, const Part& packed)
+      : num_words_(packed_words(out_features, in_features, element_bytes(Dtype(dtype)))),
+        words_(kept_by_caller(words_of(packed, num_words_))) {}
   Address address() const { return reinterpret_cast<Address>(words_.get()); }
   size_t num_bytes() const { return num_words_ * sizeof(uint32_t); }
+  std::vector<Part> parts() const { return {{address(), num_bytes()}}; }
 
  private:
   size_t num_words_;
   SharedWords words_;
 };
 
+QuantizedShape quantized_shape(int bits, size_t group, size_t out_features, size_t in_features,
+                               Scales scales = Scales::kBfloat16) {
+  if ((bits != 8 && bits != 4) || group % kLanes != 0 || group > kMaxGroup || group == 0) {
+    throw std::invalid_argument("no kernels for this many bits, or groups of this size");
+  }
+  return {bits, group, out_features, in_features, scales};
+}
+
 class PackedQuantized {
  public:
   explicit PackedQuantized(const QuantizedShape& shape)
-      : buffer_(allocate_words(shape.packed_words())), weight_{shape, buffer_.get()} {}
-  uint32_t* words() { return buffer_.get(); }
+      : words_(allocate_words(shape.packed_words())), weight_{shape, words_.get()} {}
+  PackedQuantized(const QuantizedShape& shape, const Part& packed)
+      : words_(kept_by_caller(words_of(packed, shape.packed_words()))),
+        weight_{shape, words_.get()} {}
+  uint32_t* words() { return words_.get(); }
   const QuantizedWeight& weight() const { return weight_; }
   size_t num_bytes() const { return weight_.shape.packed_words() * sizeof(uint32_t); }
+  std::vector<Part> parts() const {
+    return {{reinterpret_cast<Address>(words_.get()), num_bytes()}};
+  }
 
  private:
-  WordBuffer buffer_;
+  SharedWords words_;
   QuantizedWeight weight_;
 };
 
@@ -80,6 +114,11 @@ class PackedScreen {
       : codes_(shape),
         weight_norms_(shape.panels() * kLanes),
         error_norms_(shape.panels() * kLanes) {}
+  // The norms are copied.
+  PackedScreen(const QuantizedShape& shape, const std::vector<Part>& packed)
+      : codes_(shape, packed.at(0)),
+        weight_norms_(norms_of(packed.at(1), shape)),
+        error_norms_(norms_of(packed.at(2), shape)) {}
 
   void fill(Dtype dtype, const void* weight, const Kernels& kernels, Workers& workers) {
     const QuantizedWeight& codes = codes_.weight();
@@ -95,11 +134,42 @@ class PackedScreen {
   size_t num_bytes() const {
     return codes_.num_bytes() + 2 * weight_norms_.size() * sizeof(float);
   }
+  std::vector<Part> parts() const {
+    return {codes_.parts().at(0), part_of(weight_norms_), part_of(error_norms_)};
+  }
 
  private:
+  static Part part_of(const std::vector<float>& norms) {
+    return {reinterpret_cast<Address>(norms.data()), norms.size() * sizeof(float)};
+  }
+  static std::vector<float> norms_of(const Part& part, const QuantizedShape& shape) {
+    const size_t count = shape.panels() * kLanes;
+    const float* norms = reinterpret_cast<const float*>(words_of(part, count));
+    return {norms, norms + count};
+  }
+
   PackedQuantized codes_;
   std::vector<float> weight_norms_, error_norms_;
 };
+
+// scales: "bfloat16", "float", or "float_with_offset".
+std::unique_ptr<PackedQuantized> quantized_of_parts(int bits, size_t group, size_t out_features,
+                                                    size_t in_features, const std::string& scales,
+                                                    const Part& packed) {
+  const Scales kind = scales == "bfloat16" ? Scales::kBfloat16
+                      : scales == "float"  ? Scales::kFloat
+                                           : Scales::kFloatWithOffset;
+  return std::make_unique<PackedQuantized>(
+      quantized_shape(bits, group, out_features, in_features, kind), packed);
+}
+
+std::unique_ptr<PackedScreen> screen_of_parts(size_t group, size_t out_features,
+                                              size_t in_features,
+                                              const std::vector<Part>& packed) {
+  if (packed.size() != 3) throw std::invalid_argument("a screen has three parts");
+  return std::make_unique<PackedScreen>(quantized_shape(8, group, out_features, in_features),
+                                        packed);
+}
 
 // The experts of one layer; the caller keeps their weights and biases alive.
 class PackedExperts {
@@ -257,10 +327,7 @@ class Backend {
 
   std::unique_ptr<PackedQuantized> pack_quantized(int dtype, Address weight, int bits, size_t group,
                                                   size_t out_features, size_t in_features) {
-    if ((bits != 8 && bits != 4) || group % kLanes != 0 || group > kMaxGroup || group == 0) {
-      throw std::invalid_argument("no kernels for this many bits, or groups of this size");
-    }
-    const QuantizedShape shape{bits, group, out_features, in_features};
+    const QuantizedShape shape = quantized_shape(bits, group, out_features, in_features);
     auto packed = std::make_unique<PackedQuantized>(shape);
     kernels_.quantize({Dtype(dtype), pointer(weight), shape, packed->words()}, workers());
     return packed;
@@ -269,11 +336,8 @@ class Backend {
   std::unique_ptr<PackedQuantized> pack_codes(Address codes, Address scales, Address offsets,
                                               int bits, size_t group, size_t out_features,
                                               size_t in_features) {
-    if ((bits != 8 && bits != 4) || group % kLanes != 0 || group > kMaxGroup || group == 0) {
-      throw std::invalid_argument("no kernels for this many bits, or groups of this size");
-    }
     const Scales kind = offsets == 0 ? Scales::kFloat : Scales::kFloatWithOffset;
-    const QuantizedShape shape{bits, group, out_features, in_features, kind};
+    const QuantizedShape shape = quantized_shape(bits, group, out_features, in_features, kind);
     auto packed = std::make_unique<PackedQuantized>(shape);
     kernels_.pack_codes({pointer_to<int8_t>(codes), pointer_to<float>(scales),
                          pointer_to<float>(offsets), shape, packed->words()},
@@ -513,13 +577,20 @@ NB_MODULE(_cpu, m) {
         [](Address address, size_t bytes) { use_huge_pages(pointer(address), bytes); });
 
   nb::class_<PackedWeight>(m, "PackedWeight")
+      .def(nb::init<int, size_t, size_t, const Part&>())
       .def_prop_ro("address", &PackedWeight::address)
-      .def_prop_ro("num_bytes", &PackedWeight::num_bytes);
+      .def_prop_ro("num_bytes", &PackedWeight::num_bytes)
+      .def_prop_ro("parts", &PackedWeight::parts);
 
   nb::class_<PackedQuantized>(m, "PackedQuantized")
-      .def_prop_ro("num_bytes", &PackedQuantized::num_bytes);
+      .def(nb::new_(&quantized_of_parts))
+      .def_prop_ro("num_bytes", &PackedQuantized::num_bytes)
+      .def_prop_ro("parts", &PackedQuantized::parts);
 
-  nb::class_<PackedScreen>(m, "PackedScreen").def_prop_ro("num_bytes", &PackedScreen::num_bytes);
+  nb::class_<PackedScreen>(m, "PackedScreen")
+      .def(nb::new_(&screen_of_parts))
+      .def_prop_ro("num_bytes", &PackedScreen::num_bytes)
+      .def_prop_ro("parts", &PackedScreen::parts);
 
   nb::class_<PackedExperts>(m, "PackedExperts")
       .def(nb::init<const std::vector<std::tuple<Address, Address>>&>())

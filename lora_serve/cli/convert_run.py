@@ -110,6 +110,7 @@ def _open_base(model: str) -> Base:
     directory = model_path(model, None, AUTO, with_weights=True)
     spec = load_spec(directory)
     weights = open_weights(directory, spec, AUTO, 0, torch.float32)
+    weights.will_read(spec.tensor_shapes())
     return Base(model, directory, lora_modules(spec.linears()), weights)
 
 

@@ -187,6 +187,7 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
                 flags=flags,
                 versions=versions,
                 hidden_size=cold.hidden_size,
+                workspace=Path(name),
                 redis_url=args.redis_url,
             )
         scope = Scope(

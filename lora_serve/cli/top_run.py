@@ -9,9 +9,10 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from http import HTTPStatus
+from types import FrameType
 
 from lora_serve.cli.ending_signals import ended_by_signals
 from lora_serve.cli.remote import Remote, RemoteError, UnreachableError
@@ -43,8 +44,8 @@ def run_top(args: argparse.Namespace) -> int:
         watch = Watch(remote, metrics)
         if args.once or not sys.stdout.isatty():
             return _show_plain(watch, args.interval, once=args.once)
-        with ended_by_signals(), _whole_screen():
-            _show(watch, args.interval)
+        with ended_by_signals(), _whole_screen() as is_interrupted:
+            _show(watch, args.interval, is_interrupted)
     return 0
 
 
@@ -107,8 +108,8 @@ def _show_plain(watch: Watch, interval: float, *, once: bool) -> int:
             return 0
 
 
-def _show(watch: Watch, interval: float) -> None:
-    while True:
+def _show(watch: Watch, interval: float, is_interrupted: Callable[[], bool]) -> None:
+    while not is_interrupted():
         size = shutil.get_terminal_size()
         lines = screen(watch.look(), size.columns, size.lines)
         text = "\r\n".join(line + _END_OF_LINE for line in lines)
@@ -132,20 +133,31 @@ def _is_quit(seconds: float) -> bool:
 
 
 @contextmanager
-def _whole_screen() -> Iterator[None]:
-    """Take the terminal, and give it back as it was however this ends. Ctrl-C is one such end."""
+def _whole_screen() -> Iterator[Callable[[], bool]]:
+    """Take the terminal, and give it back as it was however this ends. Ctrl-C is one such end.
+
+    What it gives tells whether there was a Ctrl-C: its exception is lost where Python runs a
+    finalizer just then.
+    """
     import termios
     import tty
 
     keys = sys.stdin.fileno() if sys.stdin.isatty() else None
     before = None if keys is None else termios.tcgetattr(keys)
+    interrupts: list[int] = []
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    interrupting = signal.signal(signal.SIGINT, interrupt)
     stopping = signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # a stop would leave it half taken
     try:
         if keys is not None:
             tty.setcbreak(keys)
         sys.stdout.write(_ENTER)
         sys.stdout.flush()
-        yield
+        yield lambda: bool(interrupts)
     except KeyboardInterrupt:
         pass
     finally:
@@ -154,3 +166,4 @@ def _whole_screen() -> Iterator[None]:
         if keys is not None and before is not None:
             termios.tcsetattr(keys, termios.TCSADRAIN, before)
         signal.signal(signal.SIGTSTP, stopping)
+        signal.signal(signal.SIGINT, interrupting)

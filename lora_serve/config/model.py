@@ -147,8 +147,22 @@ class ModelConfig:
         "Give each of these threads its own core, if there are as many threads as cores.", True
     )
 
+    weights_cache_path: str | None = setting(
+        "Keep weights in this directory as CPU kernels take them: a later start of the same model "
+        "maps them instead of reading and packing its checkpoint, and servers on one machine share "
+        "their memory.",
+        None,
+        metavar="PATH",
+    )
+    weights_cache_bytes: int = setting(
+        "Most that --weights-cache-path holds; what was used longest ago is deleted first.",
+        64 * 2**30,
+        quantity="bytes",
+    )
+
     def __post_init__(self) -> None:
         read_quantities(self)
+        require_at_least(1, "--weights-cache-bytes", self.weights_cache_bytes)
         require_choices(self)
         require_at_least(1, "--max-model-len", self.max_model_len)
         require_at_least(-1, "--max-logprobs", self.max_logprobs)

@@ -13,6 +13,8 @@ from lora_serve.pooling import PoolingType
 POOLS = (20, 20, 24, 32, 1000)  # blocks, of 16 tokens or more
 LOGPROBS_MODE_SHARE = 0.5  # of the traces
 RANKS_SHARE = 0.2  # of the traces
+WEIGHTS_SHARE = 0.3  # of the traces
+WORKSPACE = "@workspace"  # stands for a directory that all traces of a run share
 SHARED_TIERS = frozenset({"disk", "redis"})
 
 
@@ -53,8 +55,10 @@ def drawn_flags(
     rank_rng = Random(f"ranks {seed}")
     is_divided = bool(num_ranks) and rank_rng.random() < RANKS_SHARE
     ranks = ("--tensor-parallel-size", str(rank_rng.choice(num_ranks))) if is_divided else ()
+    keeps_weights = Random(f"weights {seed}").random() < WEIGHTS_SHARE
+    weights = ("--weights-cache-path", f"{WORKSPACE}/weights") if keeps_weights else ()
     later = (*pooler, *shares, *role, *ranks, *(("--logprobs-mode", mode) if mode else ()))
-    return (*_flags(rng, tiers), *later, *_speculation(Random(f"speculation {seed}")))
+    return (*_flags(rng, tiers), *later, *weights, *_speculation(Random(f"speculation {seed}")))
 
 
 def _speculation(rng: Random) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import Protocol
 from lora_serve.bench.http_stream import HttpFault, Origin
 from lora_serve.demo.server_process import ServerDiedError, ServerProcess
 from lora_serve.fuzz.client import FuzzClient
+from lora_serve.fuzz.flags import WORKSPACE
 from lora_serve.fuzz.player import RESTARTS, Player, Record, ServerUnderTest, check_playable
 from lora_serve.fuzz.trace import API_KEYS, Kill, Trace, Unload
 
@@ -55,7 +56,8 @@ TIER_FLAGS: Mapping[str, Callable[[Path, str | None], list[str]]] = {
 class FreshServers:
     """Starts a new server for every trace, so that a trace alone decides how it goes.
 
-    flags: the user's, which stand after the trace's.
+    flags: the user's, which stand after the trace's. workspace: what servers keep from one trace
+    to the next.
     """
 
     model: Path
@@ -63,12 +65,14 @@ class FreshServers:
     flags: Sequence[str]
     versions: Sequence[Path]
     hidden_size: int
+    workspace: Path
     redis_url: str | None = None
 
     def play(self, trace: Trace) -> TraceRun:
         with tempfile.TemporaryDirectory(prefix="lora-serve-fuzz-") as name:
             place = Path(name)
-            flags = (*trace.flags, *self._tier_flags(trace, place), *self.flags)
+            drawn = (flag.replace(WORKSPACE, str(self.workspace)) for flag in trace.flags)
+            flags = (*drawn, *self._tier_flags(trace, place), *self.flags)
             with ServerProcess(self.model, flags, place / "log") as server:
                 try:
                     server.wait_until_healthy()

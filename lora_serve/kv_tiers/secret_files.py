@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from lora_serve.errors import ConfigError
-from lora_serve.kv_tiers.users import user_name
+from lora_serve.folders.users import user_name
 
 REDIS_PASSWORD = "LORA_SERVE_KV_REDIS_PASSWORD"
 MAX_BYTES = 2**16

@@ -108,8 +108,14 @@ class Weights(Protocol):
     def take(self, name: str) -> Tensor:
         """The tensor, in the model's dtype on its device. Each is taken once."""
 
+    def take_table(self, name: str) -> Tensor:
+        """What `take` gives, of a matrix whose rows are looked up; not to be written to."""
+
     def take_matrix(self, name: str) -> Tensor | QuantizedWeight:
-        """A linear layer's weight: the codes that the checkpoint stores, or what `take` gives."""
+        """A linear layer's weight: the codes that the checkpoint stores, or what `take` gives.
+
+        It is there to be packed: of weights that are packed already its numbers are not given.
+        """
 
     def take_codes(self, name: str) -> QuantizedWeight | None:
         """The codes alone, of a matrix that may be taken as numbers, too."""

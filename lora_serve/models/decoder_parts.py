@@ -27,7 +27,7 @@ from lora_serve.models.base import LinearLayout, Weights
 from lora_serve.models.decoder_shape import EMBEDDING, LM_HEAD, DecoderShape
 from lora_serve.models.mixture import Mixture
 from lora_serve.ops.contract import Ops
-from lora_serve.ops.quantization import QuantizedWeight, stacked
+from lora_serve.ops.quantization import QuantizedWeight, rows_of_all, stacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class DecoderParts:
         """This rank's columns of the embeddings, and its rows if they are the LM head, too."""
         shape, place = self.shape, self._place
         name = shape.named(EMBEDDING)
-        weight = self.weights.take(name)
+        weight = self.weights.take_table(name)
         columns = _own(weight, 1, place.share(shape.hidden_size))
         if not shape.tie_word_embeddings:
             return columns, None
@@ -184,4 +184,4 @@ def _fused(parts: Sequence[Tensor | QuantizedWeight]) -> Tensor | QuantizedWeigh
     if not floats:
         return stacked(codes)
     dtype = floats[0].dtype
-    return torch.cat([p if isinstance(p, Tensor) else p.dequantized().to(dtype) for p in parts])
+    return rows_of_all([p if isinstance(p, Tensor) else p.dequantized().to(dtype) for p in parts])

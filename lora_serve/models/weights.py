@@ -46,6 +46,12 @@ class TensorSource(Protocol):
     def read_codes(self, name: str) -> QuantizedWeight | None:
         """A matrix as the codes that it is stored as, where kernels could take them; else None."""
 
+    def will_read(self, names: Iterable[str]) -> None:
+        """Tensors that will be read, about in this order."""
+
+    def files(self) -> frozenset[Path] | None:
+        """Those that hold the tensors; None if that is not known, or there are none."""
+
 
 class Checkpoint:
     """The tensors that a checkpoint stores, by the names of `ModelSpec.tensor_shapes`.
@@ -91,8 +97,11 @@ class Checkpoint:
         refuse_all(self._directory, findings)
 
     def will_read(self, names: Iterable[str]) -> None:
-        """Tensors that `read` will be asked for, about in this order."""
         self._read_ahead = ReadAhead([r for name in names for r in self._stored[name][1].ranges])
+
+    def files(self) -> frozenset[Path] | None:
+        ranges = [tensor.ranges for _, tensor in self._stored.values()]
+        return frozenset(each.path for some in ranges for each in some) if all(ranges) else None
 
     def read(self, name: str) -> Tensor:
         stored, tensor = self._stored[name]
@@ -157,6 +166,12 @@ class RandomWeights:
     def read_codes(self, name: str) -> QuantizedWeight | None:
         return None
 
+    def will_read(self, names: Iterable[str]) -> None:
+        pass
+
+    def files(self) -> frozenset[Path] | None:
+        return None
+
 
 def open_weights(
     directory: Path,
@@ -178,7 +193,6 @@ def open_weights(
         return RandomWeights(shapes, seed, dtype, device)
     checkpoint = Checkpoint(directory, format_of(directory, load_format), spec.tensor_name)
     checkpoint.check(shapes)
-    checkpoint.will_read(shapes)
     return checkpoint
 
 
@@ -218,24 +232,27 @@ class WeightReader:
         self.kept: Counter[str] = Counter()  # matrices whose codes were taken, by their format
         self._source = source
         self._keeps_codes = keeps_codes
-        self._dtype = dtype
+        self.dtype = dtype
         self._device = device
         self._note = note
-        self._digests: dict[str, bytes] = {}
+        self.digests: dict[str, bytes] = {}  # of the tensors given so far
 
     def take(self, name: str) -> Tensor:
-        tensor = self._source.read(name).to(self._dtype).contiguous()
-        self._digests[name] = _digest(tensor)
+        tensor = self._source.read(name).to(self.dtype).contiguous()
+        self.digests[name] = _digest(tensor)
         if self._note is not None:
             self._note(tensor.nbytes)
         return tensor.to(self._device)
+
+    def take_table(self, name: str) -> Tensor:
+        return self.take(name)
 
     def take_matrix(self, name: str) -> Tensor | QuantizedWeight:
         weight = self.take_codes(name)
         if weight is None:
             return self.take(name)
         if self._note is not None:
-            self._note(weight.codes.numel() * self._dtype.itemsize)
+            self._note(weight.codes.numel() * self.dtype.itemsize)
         return weight
 
     def take_codes(self, name: str) -> QuantizedWeight | None:
@@ -243,7 +260,7 @@ class WeightReader:
         if weight is None:
             return None
         form = weight.format
-        self._digests[f"{name} as codes"] = framed(
+        self.digests[f"{name} as codes"] = framed(
             repr((form.bits, form.group)).encode(),
             _digest(weight.codes),
             _digest(weight.scales),
@@ -254,6 +271,4 @@ class WeightReader:
 
     def digest(self) -> bytes:
         """Over names, dtypes, shapes and bytes of all tensors given so far."""
-        return framed(
-            *(framed(name.encode(), self._digests[name]) for name in sorted(self._digests))
-        )
+        return framed(*(framed(name.encode(), self.digests[name]) for name in sorted(self.digests)))

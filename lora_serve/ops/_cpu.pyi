@@ -8,19 +8,49 @@ _Part = tuple[int, int, int, int, int, int, float]
 def usable_paths() -> list[str]: ...
 def use_huge_pages(address: int, num_bytes: int, /) -> None: ...
 
+# address, bytes
+_MemoryPart = tuple[int, int]
+
+# Each of these may be made of the parts of one that was packed before, which are not copied, but
+# for a screen's norms. ValueError for parts of another size.
+
 class PackedWeight:
+    def __init__(
+        self, dtype: int, out_features: int, in_features: int, packed: _MemoryPart, /
+    ) -> None: ...
     @property
     def address(self) -> int: ...
     @property
     def num_bytes(self) -> int: ...
+    @property
+    def parts(self) -> list[_MemoryPart]: ...
 
 class PackedQuantized:
+    """scales: bfloat16, float or float_with_offset."""
+
+    def __init__(
+        self,
+        bits: int,
+        group: int,
+        out_features: int,
+        in_features: int,
+        scales: str,
+        packed: _MemoryPart,
+        /,
+    ) -> None: ...
     @property
     def num_bytes(self) -> int: ...
+    @property
+    def parts(self) -> list[_MemoryPart]: ...
 
 class PackedScreen:
+    def __init__(
+        self, group: int, out_features: int, in_features: int, packed: list[_MemoryPart], /
+    ) -> None: ...
     @property
     def num_bytes(self) -> int: ...
+    @property
+    def parts(self) -> list[_MemoryPart]: ...
 
 class PackedExperts:
     """The addresses of packed weights, or quantised weights; and of biases, 0 for none."""

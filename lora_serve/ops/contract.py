@@ -325,6 +325,40 @@ class AttentionKernels(Protocol[AttentionPlanT]):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class PackedParts:
+    """A packed weight as bytes.
+
+    what: the kind, shape and dtype of it. parts: the address and number of bytes of each piece;
+    none for a screen that the weight cannot have. owner: keeps them alive.
+    """
+
+    what: str
+    parts: tuple[tuple[int, int], ...]
+    owner: object
+
+
+class KeptPacking(Protocol):
+    """What `linears` packs can be kept as bytes, and made of kept bytes again, in the same order.
+
+    Raises:
+        NotAsKeptError: in a later packing, when what is asked for is not what was kept.
+    """
+
+    def note(self) -> list[PackedParts]:
+        """Add what is packed to this list, from now on."""
+
+    def use(self, kept: Sequence[PackedParts], /) -> None:
+        """Give what was kept, one after the other; weights may be of device "meta"."""
+
+    def stop(self) -> None:
+        """Pack again, and note nothing."""
+
+
+class NotAsKeptError(Exception):
+    """What is packed is not what was kept."""
+
+
 StepPlans = GraphPlans[PackedAdapter, LoRAPlan, AttentionPlan]
 
 
@@ -351,6 +385,7 @@ class Ops:
     graph_plans: None where nothing is ever captured. record: for a backend that notes its own
         calls, of decodes alone; None where the device records.
     host_calls: for a backend that notes its own calls; None where the host's work needs no note.
+    kept_packing: of `linears` and `experts`; None where packed weights are not kept.
     runtime: for kernels of the backend outside these groups.
     """
 
@@ -365,6 +400,7 @@ class Ops:
     pack_quantized: PackQuantized[PackedLinear] | None
     pack_codes: PackCodes[PackedLinear] | None
     pack_screen: PackScreen[PackedLinear] | None
+    kept_packing: KeptPacking | None
     graph_plans: StepPlans | None
     record: Record | None
     host_calls: HostCalls | None
@@ -386,6 +422,7 @@ class Ops:
         pack_quantized: PackQuantized[LinearT] | None = None,
         pack_codes: PackCodes[LinearT] | None = None,
         pack_screen: PackScreen[LinearT] | None = None,
+        kept_packing: KeptPacking | None = None,
         graph_plans: GraphPlans[AdapterT, LoRAPlanT, AttentionPlanT] | None = None,
         record: Record | None = None,
         host_calls: HostCalls | None = None,
@@ -403,6 +440,7 @@ class Ops:
             pack_quantized=cast(PackQuantized[PackedLinear] | None, pack_quantized),
             pack_codes=cast(PackCodes[PackedLinear] | None, pack_codes),
             pack_screen=cast(PackScreen[PackedLinear] | None, pack_screen),
+            kept_packing=kept_packing,
             graph_plans=cast(StepPlans | None, graph_plans),
             record=record,
             host_calls=host_calls,

@@ -64,6 +64,8 @@ class QuantizedWeight:
 
     def in_format(self, code_format: CodeFormat, *, has_offsets: bool) -> QuantizedWeight:
         """The same weight in wider codes, or in groups that are a part of this one's."""
+        if code_format.group == self.format.group and has_offsets == (self.offsets is not None):
+            return replace(self, format=code_format)
         times = self.format.group // code_format.group
         groups = -(-self.codes.shape[1] // code_format.group)
         scales = self.scales.repeat_interleave(times, dim=1)[:, :groups]
@@ -93,10 +95,19 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     offsets = [weight.offsets for weight in alike if weight.offsets is not None]
     return QuantizedWeight(
         shared,
-        torch.cat([weight.codes for weight in alike]),
-        torch.cat([weight.scales for weight in alike]),
-        torch.cat(offsets) if has_offsets else None,
+        rows_of_all([weight.codes for weight in alike]),
+        rows_of_all([weight.scales for weight in alike]),
+        rows_of_all(offsets) if has_offsets else None,
     )
+
+
+def rows_of_all(matrices: Sequence[Tensor]) -> Tensor:
+    """One matrix of the rows of all, which are of one width and dtype."""
+    first = matrices[0]
+    if not first.is_meta:
+        return torch.cat(list(matrices))
+    # torch.cat would import for seconds what it needs for matrices without numbers.
+    return first.new_empty(sum(len(matrix) for matrix in matrices), first.shape[1])
 
 
 def quantize(weight: Tensor, code_format: CodeFormat) -> QuantizedWeight:

@@ -39,7 +39,10 @@ ROWWISE_OPS = (
 # What `--override-op` names, and the fields of `Ops` that it swaps together.
 OP_GROUPS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(ROWWISE_OPS, ("rowwise",)),
-    "linear": ("linears", "experts", "pack_quantized", "pack_codes", "pack_screen"),
+    "linear": (
+        *("linears", "experts", "pack_quantized", "pack_codes", "pack_screen"),
+        "kept_packing",
+    ),
     "lora": ("adapters",),
     "paged_attention": ("attention",),
     "sampling": ("runtime",),  # lora_serve.sampling.select finds the kernels by it

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from lora_serve.ops._cpu import Backend, StepEdits
-from lora_serve.ops.cpu.weights import dtype_code
+from lora_serve.ops.cpu.dtypes import dtype_code
 from lora_serve.sampling.host import HostSamplerOutput, count_pending
 from lora_serve.sampling.logprobs_mode import RAW_LOGPROBS, LogprobsMode
 from lora_serve.sampling.specification.logprobs import float_rows, log_sum_exp, logprob

@@ -69,7 +69,7 @@ from lora_serve.server.openai.models import ServedModels, models_router
 from lora_serve.server.openai.render import render_router
 from lora_serve.server.openai.text_work import TextWork
 from lora_serve.server.openai.tokens import tokens_router
-from lora_serve.server.openapi_document import openapi_document
+from lora_serve.server.openapi_document import DocumentRoute
 from lora_serve.server.responses.router import responses_router
 from lora_serve.server.responses.store import StoredResponses
 from lora_serve.server.routes import GENERATING_PATHS, OPEN_PATHS, PATHS, STATE_PATHS
@@ -162,12 +162,12 @@ def _documented_app(config: ServerConfig) -> FastAPI:
         title="lora-serve",
         version=__version__,
         redirect_slashes=False,
-        openapi_url=None if config.disable_fastapi_docs else "/openapi.json",
+        openapi_url=None,  # FastAPI's makes the document on the event loop
         docs_url=None,  # FastAPI's loads its scripts from elsewhere, and knows no keys
         redoc_url=None,
     )
-    document = openapi_document(config)
-    app.openapi = lambda: document  # type: ignore[method-assign]  # FastAPI's way to have one's own
+    if not config.disable_fastapi_docs:
+        app.add_route("/openapi.json", DocumentRoute(config).answer, include_in_schema=False)
     return app
 
 

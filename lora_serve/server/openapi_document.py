@@ -6,13 +6,17 @@ can say something else than the code does.
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import msgspec
 from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
 
 from lora_serve import __version__
 from lora_serve.config import ServerConfig
@@ -35,6 +39,24 @@ REASONS = {
     500: "A bug, or a request that kills engines.",
     503: "Too much is queued, or the engine or the server is not there; retry later.",
 }
+
+
+class DocumentRoute:
+    """Answers with the document, which is made when it is first asked for: few ever do."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self._text = b""
+
+    async def answer(self, _: Request) -> Response:
+        return Response(await asyncio.to_thread(self._made_once), media_type="application/json")
+
+    def _made_once(self) -> bytes:
+        with self._lock:
+            if not self._text:
+                self._text = msgspec.json.encode(openapi_document(self._config))
+            return self._text
 
 
 def openapi_document(config: ServerConfig) -> Schema:

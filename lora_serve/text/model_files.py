@@ -17,11 +17,14 @@ def model_file(source: str, revision: str | None, filename: str) -> Path | None:
         return path if path.is_file() else None
     from transformers.utils.hub import cached_file  # half a second that no directory needs
 
-    found = cached_file(
-        source,
-        filename,
-        revision=revision,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
+    try:
+        found = cached_file(
+            source,
+            filename,
+            revision=revision,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+    except OSError:  # no hub id; who reads the model itself says so
+        return None
     return None if found is None else Path(found)

@@ -14,12 +14,12 @@ from lora_serve.distributed.agreement import least
 from lora_serve.distributed.group import ALONE, ROOT, Group
 from lora_serve.distributed.shares import place_of
 from lora_serve.errors import ConfigError
-from lora_serve.models.base import Model, ModelSpec, num_parameters
+from lora_serve.models.base import Model, ModelSpec
 from lora_serve.models.choices import dtype_name, max_model_len
 from lora_serve.models.fingerprint import model_fingerprint
+from lora_serve.models.kept_weights.loading import Loading
 from lora_serve.models.source import load_spec, model_path
 from lora_serve.models.weights import TensorSource, WeightReader, open_weights
-from lora_serve.observability.progress import Progress
 from lora_serve.ops.contract import Ops
 from lora_serve.ops.quantization import FORMATS, Quantization
 from lora_serve.ops.select import choose_ops, machine_numerics, quantize_linears
@@ -79,13 +79,13 @@ def load_model(
     own_kv = [kv.of_rank(place_of(group)) for kv in spec.kv_specs()]
     kv_block_bytes(own_kv, ops, block_size, dtype)  # kernels refuse some sizes of heads
     source = open_weights(directory, spec, config.load_format, config.seed, dtype, on_device)
-    num_bytes = num_parameters(spec) * dtype.itemsize
-    with Progress("weights read and packed", num_bytes) as progress:
-        weights = WeightReader(
-            source, dtype, on_device, progress.note, keeps_codes=ops.pack_codes is not None
-        )
-        tables = spec.rotary_tables(longest)
-        model = spec.build(weights, ops, [table.to(on_device) for table in tables], group)
+    tables = spec.rotary_tables(longest)
+    on_device_tables = [table.to(on_device) for table in tables]
+
+    def build(weights: WeightReader) -> Model:
+        return spec.build(weights, ops, on_device_tables, group)
+
+    model, weights = Loading(spec, source, dtype, ops, build).load(config, group)
     fingerprint = model_fingerprint(
         spec, dtype, weights.digest(), tables, machine_numerics(ops), block_size
     )

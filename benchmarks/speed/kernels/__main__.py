@@ -17,7 +17,7 @@ from benchmarks.speed.kernels.measure import Timing, huge_buffer, measure
 from benchmarks.speed.kernels.works import all_works
 from lora_serve.ops._cpu import usable_paths
 from lora_serve.ops.cpu.backend import CpuKernels
-from lora_serve.ops.cpu.weights import dtype_code
+from lora_serve.ops.cpu.dtypes import dtype_code
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 

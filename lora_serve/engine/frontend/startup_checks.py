@@ -46,6 +46,8 @@ def check_startup(config: EngineConfig) -> None:
     with refusals.noted():
         _check_kernels(config.model)
     with refusals.noted():
+        _check_weights_cache(config.model)
+    with refusals.noted():
         _check_ranks(config)
     with refusals.noted():
         _check_tokenizer(config.model)
@@ -133,6 +135,13 @@ def _check_dimensions(dimensions: int | None, hidden_size: int) -> None:
             f"--pooler-config: dimensions {dimensions} is above {hidden_size}, the model's hidden "
             "size; lower it, or leave it out"
         )
+
+
+def _check_weights_cache(config: ModelConfig) -> None:
+    if config.weights_cache_path is not None:
+        from lora_serve.models.kept_weights.cache import open_cache  # imports torch
+
+        open_cache(Path(config.weights_cache_path)).close()
 
 
 def _check_kernels(config: ModelConfig) -> None:

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
 
-from lora_serve.kv_tiers.disk.folder import STAGING, OpenFolder
+from lora_serve.folders.folder import OpenFolder
 
+STAGING = "staging"  # the directory that files are written in, and its lock lies in
 WRITER = "writer"
 EDITION_BYTES = 33
 MAX_BYTES = 2**16

@@ -26,11 +26,11 @@ import msgspec
 import xxhash
 
 from lora_serve.errors import ConfigError
+from lora_serve.folders.folder import Folder
+from lora_serve.folders.ownership import open_own, open_to_inspect
 from lora_serve.kv_tiers.base import TierNamespace
 from lora_serve.kv_tiers.disk.change_log import ChangeLog, Place, Turn, place_of
-from lora_serve.kv_tiers.disk.folder import Folder
 from lora_serve.kv_tiers.disk.group_file import write_all
-from lora_serve.kv_tiers.disk.ownership import open_own, open_to_inspect
 from lora_serve.kv_tiers.disk.staging import Staged, Staging
 
 DESCRIPTOR = "namespace.json"
@@ -60,6 +60,10 @@ def check_writable(path: Path) -> None:
         directory.close()
 
 
+def _open_own(path: Path) -> Folder:
+    return open_own(path, "--kv-disk-path", "KV")
+
+
 class DiskDirectory:
     """Methods raise OSError when the disk cannot do what they ask."""
 
@@ -72,7 +76,7 @@ class DiskDirectory:
             ConfigError: it is not a directory and cannot become one, or others may write to it.
         """
         self.path = path
-        self._itself = open_to_inspect(path) if is_inspected else open_own(path)
+        self._itself = open_to_inspect(path) if is_inspected else _open_own(path)
         self._staging = Staging(self._folder)
         self._change_log = ChangeLog(self._folder)
 
@@ -89,7 +93,7 @@ class DiskDirectory:
         if itself.st_nlink:
             raise OSError(errno.ENODEV, "the directory of the start is not here", str(self.path))
         try:
-            self._itself.replace(open_own(self.path))
+            self._itself.replace(_open_own(self.path))
         except ConfigError as error:
             raise OSError(errno.EPERM, str(error)) from error
 

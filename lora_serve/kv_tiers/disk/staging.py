@@ -15,7 +15,8 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from uuid import uuid4
 
-from lora_serve.kv_tiers.disk.folder import STAGING, Folder, OpenFolder
+from lora_serve.folders.folder import Folder, OpenFolder
+from lora_serve.kv_tiers.disk.change_log import STAGING
 
 
 class Staged:

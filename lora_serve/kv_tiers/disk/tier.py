@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
+from lora_serve.folders.folder import Folder
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import (
     Cause,
@@ -31,7 +32,6 @@ from lora_serve.kv_tiers.base import (
 from lora_serve.kv_tiers.codec import NO_KEYS, record_bytes, refusal
 from lora_serve.kv_tiers.disk.change_log import Place
 from lora_serve.kv_tiers.disk.directory import GROUP_SUFFIX, DiskDirectory
-from lora_serve.kv_tiers.disk.folder import Folder
 from lora_serve.kv_tiers.disk.group_file import (
     MAX_RECORDS,
     GroupTable,

@@ -8,10 +8,10 @@ from torch import Tensor
 from lora_serve.errors import ConfigError
 from lora_serve.ops._cpu import Backend, use_huge_pages
 from lora_serve.ops.cpu import plans
+from lora_serve.ops.cpu.dtypes import DTYPE_CODES, dtype_code
 from lora_serve.ops.cpu.plans import AttentionStep
 from lora_serve.ops.cpu.recording import Recorder
 from lora_serve.ops.cpu.strides import token_stride
-from lora_serve.ops.cpu.weights import DTYPE_CODES, dtype_code
 
 GROUP = 16  # tokens that lie side by side in the KV cache
 MAX_HEAD_SIZE = 256

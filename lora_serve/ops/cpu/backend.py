@@ -19,6 +19,7 @@ from lora_serve.ops.cpu.attention import CpuAttention
 from lora_serve.ops.cpu.experts import CpuExperts
 from lora_serve.ops.cpu.linear import CpuLinears
 from lora_serve.ops.cpu.lora import CpuLoRA
+from lora_serve.ops.cpu.packing import CpuPacking
 from lora_serve.ops.cpu.recording import Recorder
 from lora_serve.ops.cpu.rowwise import CpuRowwise
 from lora_serve.ops.cpu.threads import pin_threads
@@ -40,10 +41,11 @@ class CpuKernels:
 
     def __init__(self, path: str, num_threads: int) -> None:
         self.native = Backend(path, num_threads)
+        self.packing = CpuPacking(self.native)
         self._recorder = Recorder(self.native)
 
     def ops(self) -> Ops:
-        linears = CpuLinears(self.native, self._recorder)
+        linears = CpuLinears(self.native, self._recorder, self.packing)
         return Ops.of_one_backend(
             name="cpu",
             numerics=f"cpu-{self.native.path}-{NUMERICS_VERSION}",
@@ -54,6 +56,7 @@ class CpuKernels:
             pack_quantized=linears.pack_quantized,
             pack_codes=linears.pack_codes,
             pack_screen=linears.pack_screen if self.native.path in SCREENING_PATHS else None,
+            kept_packing=self.packing,
             adapters=CpuLoRA(self.native),
             attention=CpuAttention(self.native, self._recorder),
             graph_plans=plans,

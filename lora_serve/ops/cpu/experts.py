@@ -11,9 +11,10 @@ from torch import Tensor
 from lora_serve.ops._cpu import Backend
 from lora_serve.ops._cpu import PackedExperts as NativeExperts
 from lora_serve.ops.contract import ChosenExperts
+from lora_serve.ops.cpu.dtypes import DTYPE_CODES
 from lora_serve.ops.cpu.linear import CpuLinears
 from lora_serve.ops.cpu.recording import Recorder
-from lora_serve.ops.cpu.weights import DTYPE_CODES, Packed, PackedLinear, QuantizedLinear
+from lora_serve.ops.cpu.weights import Packed, PackedLinear, QuantizedLinear
 
 
 @dataclass(frozen=True, slots=True)

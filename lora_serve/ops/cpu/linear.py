@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from lora_serve.ops._cpu import Backend, PackedScreen
+from lora_serve.ops.cpu.dtypes import dtype_code
+from lora_serve.ops.cpu.packing import CpuPacking
 from lora_serve.ops.cpu.recording import Recorder
 from lora_serve.ops.cpu.weights import (
     Packed,
     PackedLinear,
     QuantizedLinear,
-    dtype_code,
     pack_codes,
     pack_linear,
     pack_quantized,
-    pack_screen,
 )
 from lora_serve.ops.quantization import CodeFormat, QuantizedWeight
 
@@ -30,12 +30,13 @@ WORD_BYTES = 4
 class CpuLinears:
     """`LinearKernels` on one path, with `pack_quantized`, `pack_codes` and `pack_screen`."""
 
-    def __init__(self, native: Backend, recorder: Recorder) -> None:
+    def __init__(self, native: Backend, recorder: Recorder, packing: CpuPacking) -> None:
         self._native = native
         self._recorder = recorder
+        self._packing = packing
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Packed:
-        return pack_linear(self._native, weight, bias)
+        return pack_linear(self._packing, weight, bias)
 
     def pack_quantized(
         self,
@@ -44,10 +45,10 @@ class CpuLinears:
         bias: Tensor | None,
         quantize_activations: bool,
     ) -> Packed:
-        return pack_quantized(self._native, weight, code_format, bias, quantize_activations)
+        return pack_quantized(self._packing, weight, code_format, bias, quantize_activations)
 
     def pack_codes(self, weight: QuantizedWeight, bias: Tensor | None) -> Packed:
-        return pack_codes(self._native, weight, bias)
+        return pack_codes(self._packing, weight, bias)
 
     def linear(self, x: Tensor, packed: Packed) -> Tensor:
         if isinstance(packed, QuantizedLinear):
@@ -89,7 +90,7 @@ class CpuLinears:
     def pack_screen(self, weight: Tensor, packed: Packed) -> CpuScreen | None:
         assert isinstance(packed, PackedLinear), "a quantised weight has no screen"
         assert packed.bias is None, "a screen is of a weight alone"
-        screen = pack_screen(self._native, weight)
+        screen = self._packing.screen(weight)
         return None if screen is None else CpuScreen(self._native, packed, screen)
 
 

@@ -6,8 +6,9 @@ from torch import Tensor
 
 from lora_serve.ops._cpu import Backend
 from lora_serve.ops.cpu import plans
+from lora_serve.ops.cpu.dtypes import DTYPE_CODES
 from lora_serve.ops.cpu.plans import LoraStep
-from lora_serve.ops.cpu.weights import DTYPE_CODES, pack_adapter
+from lora_serve.ops.cpu.weights import pack_adapter
 
 
 class CpuLoRA:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from lora_serve.ops._cpu import Backend
+from lora_serve.ops.cpu.dtypes import DTYPE_CODES, dtype_code
 from lora_serve.ops.cpu.recording import Recorder
 from lora_serve.ops.cpu.strides import token_stride
-from lora_serve.ops.cpu.weights import DTYPE_CODES, dtype_code
 
 
 class CpuRowwise:

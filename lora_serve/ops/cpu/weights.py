@@ -8,22 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lora_serve.errors import ConfigError
-from lora_serve.ops._cpu import Backend, LoraAdapter, PackedQuantized, PackedScreen, PackedWeight
+from lora_serve.ops._cpu import LoraAdapter, PackedQuantized, PackedWeight
 from lora_serve.ops.contract import LoRAPart
-from lora_serve.ops.quantization import INT8, CodeFormat, QuantizedWeight
-
-# csrc/cpu/dtype.h
-DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-
-
-def dtype_code(dtype: torch.dtype) -> int:
-    code = DTYPE_CODES.get(dtype)
-    if code is None:
-        raise ConfigError(
-            f"dtype {dtype} has no CPU kernels; choose one of {', '.join(map(str, DTYPE_CODES))}"
-        )
-    return code
+from lora_serve.ops.cpu.dtypes import dtype_code
+from lora_serve.ops.cpu.packing import CpuPacking
+from lora_serve.ops.quantization import CodeFormat, QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +43,7 @@ class QuantizedLinear:
 Packed = PackedLinear | QuantizedLinear
 
 
-def pack_linear(native: Backend, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+def pack_linear(packing: CpuPacking, weight: Tensor, bias: Tensor | None) -> PackedLinear:
     """Copies the weight into the kernels' order; the source is not kept."""
     weight = weight.detach().contiguous()
     out_features, in_features = weight.shape
@@ -62,33 +51,26 @@ def pack_linear(native: Backend, weight: Tensor, bias: Tensor | None) -> PackedL
         bias = bias.detach().to(weight.dtype).contiguous()
         assert bias.shape == (out_features,), f"bias {tuple(bias.shape)}, out {out_features}"
     code = dtype_code(weight.dtype)
-    packed = native.pack_weight(code, weight.data_ptr(), out_features, in_features)
+    packed = packing.weight(weight)
     bias_address = 0 if bias is None else bias.data_ptr()
     return PackedLinear(packed, bias, code, packed.address, bias_address, in_features, out_features)
 
 
 def pack_quantized(
-    native: Backend,
+    packing: CpuPacking,
     weight: Tensor,
     code_format: CodeFormat,
     bias: Tensor | None,
     quantize_activations: bool,
 ) -> QuantizedLinear:
     """Finds codes and scales in the kernels' order; the weight is not kept."""
-    weight = weight.detach().contiguous()
-    out_features, in_features = weight.shape
-    packed = native.pack_quantized(
-        dtype_code(weight.dtype),
-        weight.data_ptr(),
-        code_format.bits,
-        code_format.group,
-        out_features,
-        in_features,
-    )
+    packed = packing.quantized(weight.detach().contiguous(), code_format)
     return _quantized_linear(packed, weight.shape, bias, quantize_activations)
 
 
-def pack_codes(native: Backend, weight: QuantizedWeight, bias: Tensor | None) -> QuantizedLinear:
+def pack_codes(
+    packing: CpuPacking, weight: QuantizedWeight, bias: Tensor | None
+) -> QuantizedLinear:
     """Copies codes, scales and offsets into the kernels' order; the source is not kept."""
     codes, scales = weight.codes.contiguous(), weight.scales.to(torch.float32).contiguous()
     offsets = None if weight.offsets is None else weight.offsets.to(torch.float32).contiguous()
@@ -97,15 +79,7 @@ def pack_codes(native: Backend, weight: QuantizedWeight, bias: Tensor | None) ->
     assert codes.dtype == torch.int8
     assert scales.shape == groups, f"scales {tuple(scales.shape)}, not {groups}"
     assert offsets is None or offsets.shape == groups, "offsets are not as many as scales"
-    packed = native.pack_codes(
-        codes.data_ptr(),
-        scales.data_ptr(),
-        0 if offsets is None else offsets.data_ptr(),
-        weight.format.bits,
-        weight.format.group,
-        out_features,
-        in_features,
-    )
+    packed = packing.codes(QuantizedWeight(weight.format, codes, scales, offsets))
     return _quantized_linear(packed, codes.shape, bias, quantize_activations=False)
 
 
@@ -117,14 +91,6 @@ def _quantized_linear(
     out_features, in_features = shape
     return QuantizedLinear(
         packed, bias, bias_address, quantize_activations, in_features, out_features
-    )
-
-
-def pack_screen(native: Backend, weight: Tensor) -> PackedScreen | None:
-    """The weight in bytes, and how far off they are; None for numbers that cannot be screened."""
-    weight = weight.detach().contiguous()
-    return native.pack_screen(
-        dtype_code(weight.dtype), weight.data_ptr(), INT8.group, *weight.shape
     )
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lora_serve.folders.folder import Folder, OpenFolder
 from lora_serve.kv_tiers.disk import change_log
 from lora_serve.kv_tiers.disk.change_log import EDITION_BYTES, ChangeLog, Place
-from lora_serve.kv_tiers.disk.folder import Folder, OpenFolder
 from tests.fakes.full_disk import no_room_beyond
 
 ROOT = b"r" * 32

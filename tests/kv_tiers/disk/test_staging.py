@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.kv_tiers.disk.folder import Folder
+from lora_serve.folders.folder import Folder
 from lora_serve.kv_tiers.disk.staging import Staged
 
 

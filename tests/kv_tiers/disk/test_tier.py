@@ -17,11 +17,11 @@ import pytest
 import xxhash
 
 from lora_serve.errors import ConfigError
+from lora_serve.folders.folder import Folder
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import Cause, Drop, Record, TierError, TierNamespace
 from lora_serve.kv_tiers.codec import HEADER_BYTES, record_bytes
 from lora_serve.kv_tiers.disk.directory import DiskDirectory
-from lora_serve.kv_tiers.disk.folder import Folder
 from lora_serve.kv_tiers.disk.group_file import VERSION, write_group
 from lora_serve.kv_tiers.disk.tier import MAX_QUARANTINED, DiskTier
 from tests.fakes.full_disk import no_room_beyond

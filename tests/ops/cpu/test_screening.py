@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from lora_serve.ops._cpu import Backend, PackedScreen, usable_paths
+from lora_serve.ops.cpu.dtypes import DTYPE_CODES
 from lora_serve.ops.cpu.linear import CpuLinears
+from lora_serve.ops.cpu.packing import CpuPacking
 from lora_serve.ops.cpu.recording import Recorder
-from lora_serve.ops.cpu.weights import DTYPE_CODES, PackedLinear, pack_linear, pack_screen
+from lora_serve.ops.cpu.weights import PackedLinear, pack_linear
 from lora_serve.sampling.specification.adjust import allowed_tokens
 from lora_serve.structured_output.backend import bitmask_of
 
@@ -31,7 +33,8 @@ class Head:
     @classmethod
     def of(cls, path: str, weight: Tensor) -> Head:
         native = Backend(path, 2)
-        return cls(native, pack_linear(native, weight, None), pack_screen(native, weight))
+        packing = CpuPacking(native)
+        return cls(native, pack_linear(packing, weight, None), packing.screen(weight))
 
     def greedy(self, x: Tensor, bitmasks: Sequence[bytes | None] = ()) -> list[int]:
         assert self.screen is not None
@@ -144,7 +147,7 @@ def test_a_state_of_zeros_leaves_all_in_question(path: str, dtype: torch.dtype) 
 def test_weights_that_have_no_screen(path: str, value: float) -> None:
     weight = random(100, 64, dtype=torch.bfloat16, seed=11)
     weight[50, 3] = value
-    assert pack_screen(Backend(path, 1), weight) is None
+    assert CpuPacking(Backend(path, 1)).screen(weight) is None
 
 
 def mask(num_allowed: int, vocab_size: int, seed: int) -> bytes:
@@ -219,7 +222,7 @@ def test_single_outputs_are_those_of_the_linear_layer(
     weight = random(vocab_size, 48, dtype=dtype, seed=1)
     x = random(vocab_size, 48, dtype=dtype, seed=2)
     native = Backend(path, 1)
-    linears = CpuLinears(native, Recorder(native))
+    linears = CpuLinears(native, Recorder(native), CpuPacking(native))
     packed = linears.pack_linear(weight, None)
     screen = linears.pack_screen(weight, packed)
     assert screen is not None

@@ -1,4 +1,4 @@
-"""Checks who owns a disk tier's directory: the server's user alone may own it and write there.
+"""Checks who owns a directory: the server's user alone may own it and write there.
 
 A user who can write to it could put other files in the place of ours, and its owner can allow that.
 """
@@ -11,30 +11,34 @@ from contextlib import suppress
 from pathlib import Path
 
 from lora_serve.errors import ConfigError
-from lora_serve.kv_tiers.disk.folder import PRIVATE_DIRECTORY, Folder
-from lora_serve.kv_tiers.users import user_name
+from lora_serve.folders.folder import PRIVATE_DIRECTORY, Folder
+from lora_serve.folders.users import user_name
 
-FLAG = "--kv-disk-path"
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def open_own(path: Path) -> Folder:
+def open_own(path: Path, flag: str, holds: str) -> Folder:
     """The directory at `path`, made if it is not there.
+
+    Args:
+        path: of the directory.
+        flag: which named it, for errors.
+        holds: what it is for, in a word.
 
     Raises:
         ConfigError: it is no directory and cannot become one, or others may write to it.
     """
     try:
-        _check_link(path)
+        _check_link(path, flag)
         with suppress(FileExistsError):
             _make(path)
         folder = Folder.at(path)
     except OSError as error:
         raise ConfigError(
-            f"{FLAG} {path}: {error.strerror}; name a directory that can be made"
+            f"{flag} {path}: {error.strerror}; name a directory that can be made"
         ) from error
     try:
-        _check(path, folder.status())
+        _check(path, folder.status(), flag, holds)
     except ConfigError:
         folder.close()
         raise
@@ -57,27 +61,27 @@ def _make(path: Path) -> None:
     path.mkdir(PRIVATE_DIRECTORY)
 
 
-def _check_link(path: Path) -> None:
+def _check_link(path: Path, flag: str) -> None:
     """A link that another user has put there could lead to any directory of ours."""
     with suppress(FileNotFoundError):
         status = path.lstat()
         if stat.S_ISLNK(status.st_mode) and status.st_uid not in (os.geteuid(), 0):
             raise ConfigError(
-                f"{FLAG} {path}: is a link of {user_name(status.st_uid)}; name the directory itself"
+                f"{flag} {path}: is a link of {user_name(status.st_uid)}; name the directory itself"
             )
 
 
-def _check(path: Path, status: os.stat_result) -> None:
+def _check(path: Path, status: os.stat_result, flag: str, holds: str) -> None:
     user = os.geteuid()
     if status.st_uid == user and not status.st_mode & _WRITABLE_BY_OTHERS:
         return
-    remedy = f"name a directory of its own, such as {path / 'lora-serve-kv'}"
+    remedy = f"name a directory of its own, such as {path / f'lora-serve-{holds.lower()}'}"
     if status.st_uid == user:
         remedy = f"chmod 700 {path}"
     elif not status.st_mode & stat.S_ISVTX:
         remedy += f", or chown {user_name(user)} {path} && chmod 700 {path}"
     raise ConfigError(
-        f"{FLAG} {path}: belongs to {user_name(status.st_uid)} with mode "
-        f"{stat.S_IMODE(status.st_mode):04o}, but KV must lie where only the server's user "
+        f"{flag} {path}: belongs to {user_name(status.st_uid)} with mode "
+        f"{stat.S_IMODE(status.st_mode):04o}, but {holds} must lie where only the server's user "
         f"{user_name(user)} may write; {remedy}"
     )

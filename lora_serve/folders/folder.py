@@ -23,9 +23,6 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # of a pipe, opening would wait
 
 
-STAGING = "staging"  # of PATH's directories the one that both staging.py and change_log.py write in
-
-
 class Folder:
     """A context manager that closes it. Names have no slash. Methods raise OSError."""
 

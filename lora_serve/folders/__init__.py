@@ -1,0 +1,1 @@
+"""Directories that a server writes to, which no other user may change."""

@@ -1,0 +1,173 @@
+"""The directory of packed weights: a file for each model, found by all that shapes its bytes.
+
+    DIRECTORY/KEY.weights     one model's; appears by rename, when it is whole
+    DIRECTORY/UUID.tmp        being written
+
+A checkpoint is told apart by its files' names, inodes, sizes and times of change, as git tells
+files apart: reading all of it would take the time that is to be saved. What has changed within
+the last seconds is not kept, since a clock's step may hide a second change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+import torch
+import xxhash
+
+import lora_serve
+from lora_serve.folders.folder import Folder
+from lora_serve.folders.ownership import open_own
+from lora_serve.identity import framed
+from lora_serve.models.kept_weights.file import (
+    KeptFile,
+    UnreadableFileError,
+    map_kept,
+    write_kept,
+)
+from lora_serve.models.kept_weights.reader import NotingReader
+from lora_serve.observability.sizes import shown_bytes
+from lora_serve.ops.contract import NotAsKeptError, PackedParts
+
+logger = logging.getLogger(__name__)
+
+FLAG = "--weights-cache-path"
+SUFFIX, UNFINISHED = ".weights", ".tmp"
+SETTLED_SECONDS = 2.0  # file systems keep times in steps of up to so many
+STALE_SECONDS = 3600.0
+ROOM_LEFT_BYTES = 2**30
+
+_CODE = ("layers", "models", "ops")  # whose files say what is packed, and how
+
+
+def open_cache(directory: Path) -> Folder:
+    """Raises ConfigError where others than this user may write, or nothing can be made."""
+    return open_own(directory, FLAG, "weights")
+
+
+def key_of(files: Iterable[Path], facts: Iterable[str]) -> str | None:
+    """What the file of a model is called; None for one that changed just now.
+
+    Args:
+        files: of its checkpoint.
+        facts: all else that shapes packed weights, but the version of this software.
+    """
+    found = [(path.resolve(), path.stat()) for path in sorted(files)]
+    if any(time.time() - status.st_ctime < SETTLED_SECONDS for _, status in found):
+        return None
+    parts = [f"{path} {_identity(status)}".encode() for path, status in found]
+    parts += [fact.encode() for fact in facts]
+    return hashlib.sha256(framed(_software(), *parts)).hexdigest()
+
+
+def _identity(status: os.stat_result) -> str:
+    times = f"{status.st_mtime_ns} {status.st_ctime_ns}"
+    return f"{status.st_dev} {status.st_ino} {status.st_size} {times}"
+
+
+def _software() -> bytes:
+    root = Path(lora_serve.__file__).parent
+    files = [
+        file for part in _CODE for kind in ("*.py", "*.so") for file in (root / part).rglob(kind)
+    ]
+    digest = xxhash.xxh3_128(torch.__version__.encode())
+    for file in sorted(files):
+        digest.update(framed(str(file.relative_to(root)).encode(), file.read_bytes()))
+    return digest.digest()
+
+
+class WeightsCache:
+    """One directory, as one load uses it. most_bytes: of all its files together."""
+
+    def __init__(self, folder: Folder, most_bytes: int) -> None:
+        self._folder = folder
+        self._most_bytes = most_bytes
+
+    def size_of(self, key: str) -> int:
+        """Bytes of the file of this key; 0 if there is none."""
+        with suppress(OSError):
+            return self._folder.status_of(key + SUFFIX).st_size
+        return 0
+
+    def find(self, key: str, note: Callable[[int], object]) -> KeptFile:
+        """Map what was kept under this key. Raises NotAsKeptError if it cannot be used."""
+        name = key + SUFFIX
+        try:
+            with self._folder.opened(name) as descriptor:
+                kept = map_kept(descriptor, key, note)
+            self._folder.set_time(name, time.time())
+        except (UnreadableFileError, OSError) as error:
+            raise NotAsKeptError(str(error)) from error
+        return kept
+
+    def forget(self, key: str, reason: str) -> None:
+        """Delete the file of this key, for a reason that is told."""
+        logger.warning("packed weights %s%s are not used: %s", key, SUFFIX, reason)
+        with suppress(OSError):
+            self._folder.unlink(key + SUFFIX)
+
+    def keep_later(self, key: str, reader: NotingReader, packs: list[PackedParts]) -> None:
+        """Write a model's weights in a thread that takes only time that nothing else wants."""
+        threading.Thread(
+            target=self._keep, args=(key, reader, packs), name="weights-cache", daemon=True
+        ).start()
+
+    def _keep(self, key: str, reader: NotingReader, packs: list[PackedParts]) -> None:
+        with suppress(OSError, AttributeError):  # of this thread alone
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        needed = sum(count for pack in packs for _, count in pack.parts)
+        needed += sum(table.nbytes for table in reader.tables.values())
+        name = uuid4().hex + UNFINISHED
+        try:
+            self._make_room(needed)
+            try:
+                with self._folder.opened(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor:
+                    write_kept(descriptor, key, reader.taken(), reader.tables, packs)
+                self._folder.move(name, self._folder, key + SUFFIX)
+            finally:
+                self._folder.unlink(name)
+        except OSError as error:
+            logger.warning("packed weights are not kept for the next start: %s", error)
+            return
+        logger.info("packed weights are kept for the next start: %s", shown_bytes(needed))
+
+    def _make_room(self, needed: int) -> None:
+        """Delete what was used longest ago, so that this and the rest stay within the bounds.
+
+        Raises OSError where there is no room.
+        """
+        if needed > self._most_bytes:
+            raise OSError(
+                f"they take {shown_bytes(needed)}, --weights-cache-bytes allows "
+                f"{shown_bytes(self._most_bytes)}"
+            )
+        files = []
+        for name in self._folder.names():
+            with suppress(FileNotFoundError):  # another server has just deleted it
+                status = self._folder.status_of(name)
+                if name.endswith(SUFFIX):
+                    files.append((status.st_mtime, status.st_size, name))
+                elif name.endswith(UNFINISHED) and time.time() - status.st_mtime > STALE_SECONDS:
+                    self._folder.unlink(name)
+        total = needed + sum(size for _, size, _ in files)
+        for _, size, name in sorted(files):
+            if total <= self._most_bytes and self._free_bytes() >= needed:
+                break
+            self._folder.unlink(name)
+            total -= size
+        if self._free_bytes() < needed:
+            raise OSError(
+                f"they take {shown_bytes(needed)}, and of this disk {shown_bytes(ROOM_LEFT_BYTES)} "
+                "stay free"
+            )
+
+    def _free_bytes(self) -> int:
+        return self._folder.free_bytes() - ROOM_LEFT_BYTES
