@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from lora_serve.memory_bound import bounded_memory
 from lora_serve.text.tokenizer import Tokenizer
 from tests.fakes.peft_adapters import save_adapters
 from tests.fakes.served_model import save_served_model
@@ -97,9 +97,5 @@ def short_path() -> Iterator[Path]:
 @pytest.fixture
 def little_memory() -> Iterator[None]:
     """Half a gigabyte more than there is in use: what a lying header asks for is not to be had."""
-    with open("/proc/self/statm") as statm:
-        used = int(statm.read().split()[0]) * resource.getpagesize()
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + 2**29, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    with bounded_memory(2**29):
+        yield

@@ -93,6 +93,19 @@ def check_adapter(
         raise AdapterFormatError(path, findings)
 
 
+def check_has_weights(path: str) -> None:
+    """Raise for a directory whose weights other programs would look for in pickles, or elsewhere.
+
+    Raises:
+        AdapterNotFoundError, AdapterError: as read_adapter.
+        AdapterFormatError: it has no safetensors file of weights.
+    """
+    findings: list[str] = []
+    with _opened(path, ()) as directory, _weights(directory, findings):
+        if findings:
+            raise AdapterFormatError(path, findings)
+
+
 def own_shapes(path: str) -> Shapes:
     """What `lora_modules` must hold for the tensors in directory `path`, as their shapes say.
 

@@ -14,12 +14,12 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import save_file
 
-from lora_serve.adapters.checkpoint import CONFIG_NAME, WEIGHTS_NAME, read_adapter
+from lora_serve.adapters.checkpoint import WEIGHTS_NAME, read_adapter
 from lora_serve.adapters.findings import listed
 from lora_serve.cli.hub import prepare_hub
 from lora_serve.cli.low_rank import EXACT, Factors, spectrum
 from lora_serve.cli.new_directory import check_is_new, new_directory
-from lora_serve.cli.peft_model import check_is_adapter
+from lora_serve.cli.peft_model import adapter_config, check_is_adapter
 from lora_serve.cli.weight_changes import AdaptedModel
 from lora_serve.config.model import AUTO
 from lora_serve.errors import AdapterFormatError, ConfigError
@@ -94,11 +94,8 @@ def _check_numbers(args: argparse.Namespace) -> None:
 
 
 def _own_base(adapter: str) -> str:
-    """The model that the adapter names. Raises ConfigError."""
-    try:
-        name = json.loads((Path(adapter) / CONFIG_NAME).read_bytes())["base_model_name_or_path"]
-    except (OSError, ValueError, TypeError, KeyError):
-        name = None
+    """The model that the adapter names. Raises ConfigError, and AdapterFormatError."""
+    name = adapter_config(adapter).get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{adapter} names no model that it is for; name it: --base MODEL")
     return name

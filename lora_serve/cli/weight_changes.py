@@ -6,11 +6,9 @@ itself, so that differences from the base weights keep their digits and memory h
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from peft import PeftModel, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -18,9 +16,8 @@ from peft.utils import load_peft_weights
 from torch import Tensor
 from torch.nn import Module
 
-from lora_serve.adapters.checkpoint import CONFIG_NAME
 from lora_serve.adapters.peft_config import REFUSED
-from lora_serve.cli.peft_model import add_adapter, load_base
+from lora_serve.cli.peft_model import adapter_config, add_adapter, load_base
 from lora_serve.errors import AdapterFormatError
 from lora_serve.models.weights import bytes_digest
 
@@ -32,7 +29,7 @@ def method_of(adapter: str) -> str:
 
     The config is one that PEFT has read.
     """
-    config = json.loads((Path(adapter) / CONFIG_NAME).read_bytes())
+    config = adapter_config(adapter)
     return ", ".join([str(config["peft_type"]), *(name for name in REFUSED if config.get(name))])
 
 

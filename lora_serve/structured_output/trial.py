@@ -21,13 +21,13 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from lora_serve.errors import InvalidRequestError
+from lora_serve.memory_bound import memory_in_use
 from lora_serve.structured_output.backend import Backend
 from lora_serve.structured_outputs import StructuredOutput
 
 logger = logging.getLogger(__name__)
 
 _NICENESS = 5  # behind the kernels' threads
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MOST_OUTCOME_BYTES = 2**16
 _MOST_REASON_CHARS = 200
 _FIRST_FILE = 3  # behind stdin, stdout, stderr
@@ -227,9 +227,9 @@ def _ended_outcome(status: int, takes_more: str) -> Outcome:
 def _compiled(backend: Backend, constraint: StructuredOutput, max_bytes: int) -> Outcome:
     what = f"structured_outputs: compiling the {constraint.kind}"
     try:
-        _, before = _memory()
+        _, before = memory_in_use()
         backend.compile(constraint).matcher().bitmask()
-        return Outcome(num_bytes=max(0, _memory()[1] - before))
+        return Outcome(num_bytes=max(0, memory_in_use()[1] - before))
     except InvalidRequestError as error:
         return Outcome(error=str(error))
     except MemoryError:
@@ -250,19 +250,12 @@ def _mib(num_bytes: int) -> str:
 def _limit_this_process(seconds: float, max_bytes: int) -> None:
     """max_bytes: on top of what it has."""
     os.nice(_NICENESS)
-    limit = _memory()[0] + max_bytes
+    limit = memory_in_use()[0] + max_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     cpu_seconds = math.ceil(seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what a library says when it is out of memory
-
-
-def _memory() -> tuple[int, int]:
-    """Bytes of address space, and of memory in use."""
-    with open("/proc/self/statm") as file:
-        size, resident, *_ = file.read().split()
-    return int(size) * _PAGE_BYTES, int(resident) * _PAGE_BYTES
 
 
 def _close_files_but(number: int) -> None:

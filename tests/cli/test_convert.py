@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from lora_serve.adapters.checkpoint import read_adapter
+from lora_serve.cli import peft_model
 from lora_serve.cli.low_rank import EXACT, spectrum
 from lora_serve.cli.main import main
 from lora_serve.models.base import lora_modules
@@ -181,6 +182,16 @@ def add_stranger(model: Path, adapter: Path) -> None:
     save_file(load_file(path) | {"base_model.model.experts.lora_A": torch.ones(2)}, path)
 
 
+def nest_config(model: Path, adapter: Path) -> None:
+    (adapter / "adapter_config.json").write_text('{"a":' + "[" * 100_000)
+
+
+def save_as_pickle(model: Path, adapter: Path) -> None:
+    weights = adapter / "adapter_model.safetensors"
+    torch.save(load_file(weights), adapter / "adapter_model.bin")
+    weights.unlink()
+
+
 OTHERS: dict[str, peft.PeftConfig] = {
     "loha": peft.LoHaConfig(r=3, target_modules=["o_proj"]),
     "plain": peft.LoraConfig(r=4, target_modules=["q_proj"]),
@@ -215,6 +226,14 @@ def others(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         ("loha", edited(base_model_name_or_path=None), "name it: --base MODEL"),
         ("loha", edited(target_modules=["o_proj", "up_proj"]), "missing adapter keys"),
         ("loha", edited(megatron_config={"a": 1}), "Megatron's parallel layers cannot be read"),
+        ("loha", edited(peft_type="XLORA", adapters={"a": "org/b"}), "adapters that lie elsewhere"),
+        ("loha", nest_config, "adapter_config.json is not valid JSON"),
+        ("loha", save_as_pickle, "adapter_model.bin is a pickle, which can run code"),
+        (
+            "loha",
+            lambda model, adapter: (adapter / "adapter_model.safetensors").unlink(),
+            "there is no adapter_model.safetensors",
+        ),
         ("loha", add_stranger, "cannot hold: 'base_model.model.experts.lora_A'; --partial"),
         (
             "loha",
@@ -244,6 +263,22 @@ def test_what_cannot_be_converted_is_told_in_a_line_and_leaves_nothing(
     assert words in told
     assert "Traceback" not in told
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_an_adapter_that_asks_for_memory_gets_no_more_than_its_files_can_need(
+    model_path: Path,
+    others: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rank of its config is memory before a tensor of its file is compared with it."""
+    monkeypatch.setattr(peft_model, "_ROOM_BYTES", 2**20)
+    adapter, out = tmp_path / "adapter", tmp_path / "out"
+    shutil.copytree(others["loha"], adapter)
+    edited(r=10**6)(model_path, adapter)  # 256 MB and more for each projection
+    assert main(["convert", str(adapter), str(out), "--base", str(model_path)]) == 2
+    assert "allocate memory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
