@@ -5,7 +5,7 @@ What is not in it is read by the door for all others, transformers_backend.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from lora_serve.config.model import AUTO, OWN_IMPL, TRANSFORMERS_IMPL
 from lora_serve.errors import ConfigError
@@ -26,12 +26,11 @@ from lora_serve.models.settings import Settings
 from lora_serve.models.smollm import read_smollm3
 from lora_serve.models.starcoder import read_starcoder2
 
-# What takes memory for each before a tensor is looked for; real models have a tenth at most.
+# What takes memory for each before a tensor is looked for; real models have a tenth at most, and in
+# all of their layers together 23,000 experts. GPT-Neo counts its layers in a list of their types.
 _MOST_LAYERS_AND_EXPERTS = 4096
-_COUNTS = (
-    *("num_hidden_layers", "n_layer", "num_layers"),
-    *("num_experts", "num_local_experts", "n_routed_experts"),
-)
+_MOST_EXPERTS_OF_ALL_LAYERS = 2**18
+_LAYERS, _EXPERTS = ("layer", "layers", "blocks", "attention_types"), ("experts",)
 
 SpecReader = Callable[[Settings, str], ModelSpec]
 
@@ -75,7 +74,7 @@ def read_spec(config: Mapping[str, object], path: str, model_impl: str = AUTO) -
     names = architectures if isinstance(architectures, list) else []
     own = next((name for name in names if isinstance(name, str) and name in ARCHITECTURES), None)
     settings = Settings(config)
-    _check_counts(settings, path)
+    _check_counts(config, path)
     refuse_quantised(settings)
     spec: ModelSpec | None
     if own is not None and model_impl != TRANSFORMERS_IMPL:
@@ -96,12 +95,34 @@ def read_spec(config: Mapping[str, object], path: str, model_impl: str = AUTO) -
     return spec
 
 
-def _check_counts(settings: Settings, path: str) -> None:
-    """Raise ConfigError for more layers or experts than any model has."""
-    for part in (settings, settings.part("text_config")):
-        for key in _COUNTS:
-            count = part.get(key)
-            if isinstance(count, int) and count > _MOST_LAYERS_AND_EXPERTS:
-                raise ConfigError(
-                    f"{path}: {key} is {str(count)[:20]}, the most is {_MOST_LAYERS_AND_EXPERTS}"
-                )
+def _check_counts(config: Mapping[str, object], path: str) -> None:
+    """Raise ConfigError for more layers or experts than any model has, in any part of a config."""
+    layers, experts = (list(_counts(config, ends)) for ends in (_LAYERS, _EXPERTS))
+    key, count = max(layers + experts, key=_by_count, default=("", 0))
+    if count > _MOST_LAYERS_AND_EXPERTS:
+        raise ConfigError(
+            f"{path}: {key} is {str(count)[:20]}, the most is {_MOST_LAYERS_AND_EXPERTS}"
+        )
+    most_layers, most_experts = (max(map(_by_count, each), default=1) for each in (layers, experts))
+    if most_layers * most_experts > _MOST_EXPERTS_OF_ALL_LAYERS:
+        raise ConfigError(
+            f"{path}: {most_layers} layers of {most_experts} experts are more than "
+            f"{_MOST_EXPERTS_OF_ALL_LAYERS} experts in all"
+        )
+
+
+def _counts(config: Mapping[str, object], ends: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    """The whole numbers below keys that end so, at any depth, each with its key."""
+    left: list[tuple[str, object]] = list(config.items())
+    while left:
+        key, value = left.pop()
+        if isinstance(value, dict):
+            left += value.items()
+        elif isinstance(value, list):
+            left += [(key, below) for below in value]
+        elif isinstance(value, int) and key.endswith(ends):
+            yield key, value
+
+
+def _by_count(found: tuple[str, int]) -> int:
+    return found[1]

@@ -28,8 +28,16 @@ def test_quantised_checkpoints_are_refused_with_all_else_that_is_wrong() -> None
     )
 
 
-@pytest.mark.parametrize("key", ["num_hidden_layers", "num_experts", "num_local_experts"])
+@pytest.mark.parametrize("key", ["num_hidden_layers", "n_layer", "decoder_layers", "num_experts"])
 def test_no_memory_is_taken_for_layers_and_experts_that_no_model_has(key: str) -> None:
-    for changes in ({key: 10**12}, {"text_config": {key: 10**12}}):
+    deep: dict[str, object] = {key: 10**12}
+    for _ in range(2000):
+        deep = {"text_config": deep}
+    for changes in ({key: 10**12}, deep):
         with pytest.raises(ConfigError, match=f"{key} is 1000000000000, the most is 4096"):
             read(architectures=["Qwen2MoeForCausalLM"], **changes)
+    types = [[["global"], 10**12]]
+    with pytest.raises(ConfigError, match="attention_types is 1000000000000, the most is 4096"):
+        read(architectures=["GPTNeoForCausalLM"], attention_types=types)
+    with pytest.raises(ConfigError, match="4096 layers of 4096 experts are more than 262144"):
+        read(num_hidden_layers=4096, num_local_experts=4096)

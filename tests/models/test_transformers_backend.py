@@ -16,6 +16,7 @@ from lora_serve.config.model import AUTO, OWN_IMPL, TRANSFORMERS_IMPL, ModelConf
 from lora_serve.errors import ConfigError
 from lora_serve.models.registry import read_spec
 from lora_serve.models.source import load_spec
+from lora_serve.models.transformers_backend import reading
 from lora_serve.models.transformers_backend.row_operations import RowOperations
 from lora_serve.ops.select import available_ops
 from lora_serve.worker.device import CpuDevice
@@ -174,6 +175,20 @@ def test_what_cannot_be_served_is_refused_by_name(
     name = architectures()[model_type]
     with pytest.raises(ConfigError, match=f"{name} cannot be served.*{told}"):
         read_spec({**config, "architectures": [name], **changes}, "c.json")
+
+
+def test_a_config_gets_no_more_memory_than_honest_ones_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Transformers makes a list, or a module, of as many as a config says, under many keys."""
+    monkeypatch.setattr(reading, "_MOST_BYTES", 2**25)
+    config = json.loads(tiny_config("stablelm").to_json_string(use_diff=False))
+    config |= {"architectures": ["StableLmForCausalLM"], "max_position_embeddings": 10**12}
+    with pytest.raises(ConfigError) as told:
+        read_spec({**config, "num_labels": 10**6}, "c.json")
+    assert "takes more than 33554432 bytes of memory" in str(told.value)
+    with pytest.raises(ConfigError, match=r"must be from 1 to \d+, is 1000000000000"):
+        read_spec(config, "c.json")
 
 
 def test_code_of_a_checkpoint_is_never_run() -> None:

@@ -10,12 +10,16 @@ from typing import Any
 
 import torch
 
+from lora_serve.memory_bound import bounded_memory
 from lora_serve.models.common_config import stored_dtype
+from lora_serve.models.rope import MOST_POSITIONS
 from lora_serve.models.settings import Settings
 from lora_serve.models.transformers_backend.interfaces import NAME, register
 from lora_serve.models.transformers_backend.spec import TransformersSpec
 from lora_serve.models.transformers_backend.tracing import trace
 
+# What a config may take, and the modules of it without weights: those of 400 layers are some MiB.
+_MOST_BYTES = 4 * 2**30
 # With any key that has "implementation" in it.
 _WHO_COMPUTES = frozenset(("auto_map", "fusion_config", "kernel_config"))
 
@@ -27,13 +31,23 @@ def read_transformers(
 
     values: the config as it stands. architecture: that it names first.
     """
+    with bounded_memory(_MOST_BYTES):
+        return _read(values, architecture, settings)
+
+
+def _read(
+    values: Mapping[str, object], architecture: str, settings: Settings
+) -> TransformersSpec | None:
     config = _read_config(values, settings)
     model_class = None if config is None else _class_of(config, architecture, settings)
     if config is None or model_class is None:
         return None
     max_positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if not isinstance(max_positions, int) or max_positions < 1:
-        settings.refuse("max_position_embeddings is missing")
+    if not isinstance(max_positions, int) or not 1 <= max_positions <= MOST_POSITIONS:
+        settings.refuse(
+            f"max_position_embeddings must be from 1 to {MOST_POSITIONS}, is "
+            f"{str(max_positions)[:20]}"
+        )
         max_positions = 1
     dtype = stored_dtype(settings)
     register()
@@ -135,4 +149,6 @@ def _stored_shapes(
 
 
 def _short(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return f"it takes more than {_MOST_BYTES} bytes of memory, without weights"
     return f"{type(error).__name__}: {str(error)[:160]}"
