@@ -22,8 +22,11 @@ from lora_serve.errors import ConfigError
 from lora_serve.gguf.types import TENSOR_TYPES
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
-# The largest vocabularies take 20 MB. What is parsed takes some times more memory than its bytes.
+# The largest vocabularies take 20 MB.
 MAX_HEADER_BYTES = 128 * 2**20
+# Of all lists together. A byte of a file may be a value of 36 bytes here; the largest vocabularies,
+# with kinds, scores and merges, have 2 million.
+MAX_LISTED = 2**23
 MAX_DIMENSIONS = 4
 MAX_NAME_BYTES = 65_535  # of metadata keys, as the format's document bounds them
 DEFAULT_ALIGNMENT = 32
@@ -166,6 +169,7 @@ class _Reader:
         self._limit = limit
         self._is_bounded = is_bounded
         self.position = 0
+        self._num_listed = 0
 
     @property
     def left(self) -> int:
@@ -184,6 +188,17 @@ class _Reader:
         """`number`, if so many things of at least so many bytes can follow."""
         if number * least_bytes > self.left:
             raise _Broken(self._told(f"{number:,} {what}"))
+        return number
+
+    def _count_listed(self, number: int, least_bytes: int, what: str) -> int:
+        """Count the items of one more list."""
+        self.count(number, least_bytes, what)
+        self._num_listed += number
+        if self._num_listed > MAX_LISTED:
+            raise _Broken(
+                f"with {number:,} {what} its lists have {self._num_listed:,} items, above the "
+                f"{MAX_LISTED:,} of any model"
+            )
         return number
 
     def number(self, code: str) -> int:
@@ -205,13 +220,15 @@ class _Reader:
         item_kind, length = self.number("<I"), self.number("<Q")
         if item_kind in _NUMBERS:
             dtype = np.dtype(_NUMBERS[item_kind])
-            self.count(length, dtype.itemsize, f"values of {key[:80]!r}")
+            self._count_listed(length, dtype.itemsize, f"values of {key[:80]!r}")
             values: list[Scalar] = np.frombuffer(self.take(length * dtype.itemsize), dtype).tolist()
             return values
         if item_kind == _STRING:
-            return self._strings(self.count(length, _LENGTH_BYTES, f"texts of {key[:80]!r}"))
+            return self._strings(
+                self._count_listed(length, _LENGTH_BYTES, f"texts of {key[:80]!r}")
+            )
         item = self._scalar_reader(item_kind, key)
-        return [item() for _ in range(self.count(length, 1, f"values of {key[:80]!r}"))]
+        return [item() for _ in range(self._count_listed(length, 1, f"values of {key[:80]!r}"))]
 
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         """Name, shape, number of the type, and offset behind the header."""

@@ -20,6 +20,7 @@ _PREFIX = "tokenizer.ggml"
 NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 3, 4, 6  # kinds of tokens
 SPACE = "\u2581"  # how SentencePiece writes a space
 MAX_MERGED_CHARS = 256  # longer tokens are of spaces or an attacker's; ways to split them are many
+MAX_MERGES = 2**21  # made of scores; Gemma's vocabulary makes a quarter of that
 _END_TOKENS = ("eos", "eot", "eom")
 # What llama.cpp takes for the end of an answer wherever a vocabulary has it.
 _END_TEXTS = frozenset(
@@ -178,6 +179,11 @@ class GgufVocabulary:
                 for cut in range(1, len(text) * (len(text) <= MAX_MERGED_CHARS))
                 if text[:cut] in ids and text[cut:] in ids
             ]
+            if len(merges) > MAX_MERGES:
+                raise self._refused(
+                    f"its {len(tokens):,} tokens are made of each other in more than "
+                    f"{MAX_MERGES:,} ways"
+                )
         merges.sort(key=_order_of_merge)
         return [(tokens[left], tokens[right]) for *_, left, right in merges]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lora_serve.errors import ConfigError
-from lora_serve.gguf.header import MAX_HEADER_BYTES, read_header
+from lora_serve.gguf.header import MAX_HEADER_BYTES, MAX_LISTED, read_header
 
 _START = b"GGUF" + struct.pack("<I", 3)
 
@@ -183,6 +183,17 @@ def test_a_header_larger_than_any_models_is_refused(tmp_path: Path) -> None:
         file.truncate(MAX_HEADER_BYTES + 2**28)
     with pytest.raises(ConfigError, match="the header goes beyond 134,217,728 bytes"):
         read_header(path)
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_lists_of_more_items_than_any_models_are_refused(tmp_path: Path) -> None:
+    """Such as 50 million numbers of two bytes, each of which would be an object here."""
+    half = MAX_LISTED // 2 + 1
+    lists = b"".join(text(key) + struct.pack("<IIQ", 9, 3, half) + bytes(2 * half)
+                     for key in (b"a", b"b"))  # fmt: skip
+    (tmp_path / "m.gguf").write_bytes(header(counts=(0, 2), values=lists))
+    with pytest.raises(ConfigError, match=r"its lists have 8,388,610 items, above the 8,388,608"):
+        read_header(tmp_path / "m.gguf")
 
 
 def test_changed_bytes_are_read_or_refused_and_nothing_else(written: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from lora_serve.errors import ConfigError
+from lora_serve.text import gguf_vocabulary
 from lora_serve.text.chat_template_files import chat_templates
 from lora_serve.text.gguf_vocabulary import SPLITS
 from lora_serve.text.tokenizer import Tokenizer
@@ -157,6 +158,16 @@ def test_qwens_texts_are_composed_first(tmp_path: Path) -> None:
 def test_every_end_that_the_vocabulary_has_ends_an_answer(tmp_path: Path) -> None:
     path = write_byte_level(tmp_path / "m.gguf", eot_token_id=1, eos_token_id=0)
     assert set(Tokenizer(str(path)).eos_token_ids) == {0, 1}
+
+
+def test_tokens_that_can_be_made_in_millions_of_ways_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as all texts of two letters: each one of 20 is made of two others in 19 ways."""
+    monkeypatch.setattr(gguf_vocabulary, "MAX_MERGES", 4)
+    path = write_sentence_piece(tmp_path / "m.gguf", sentence_piece_tokenizer())
+    with pytest.raises(ConfigError, match="are made of each other in more than 4 ways"):
+        Tokenizer(str(path))
 
 
 @pytest.mark.parametrize(
