@@ -22,6 +22,8 @@ _RESERVED_NAMES = frozenset(
     inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters
 ) - {"documents"}
 
+_MOST_TOLD_CHARS = 400  # of what a template raises
+
 _max_chars: ContextVar[int | None] = ContextVar("_max_chars", default=None)  # of this rendering
 
 
@@ -87,8 +89,9 @@ def render_chat(
     except PromptTooLongError:
         raise
     except Exception as error:  # a template can raise anything: it is a program
+        told = str(error)[:_MOST_TOLD_CHARS] or type(error).__name__
         raise InvalidRequestError(
-            f"the chat template refused the messages: {error or type(error).__name__}", "messages"
+            f"the chat template refused the messages: {told}", "messages"
         ) from error
     finally:
         _max_chars.reset(limit)

@@ -140,8 +140,8 @@ class ServerConfig:
         metavar="FILE",
     )
     trust_request_chat_template: bool = setting(
-        "Accept a chat_template in requests. It is a program, run in a sandbox that limits what it "
-        "writes, but not how long it runs.",
+        "Accept a chat_template in requests. It is a program, run in a sandbox and in a process of "
+        "its own, for 2 s of processor time and in 256 MiB.",
         False,
     )
     return_tokens_as_token_ids: bool = setting(

@@ -144,7 +144,7 @@ def _context(
         spool=spool,
         names=names,
         texts=texts,
-        inputs=Inputs(engine, texts),
+        inputs=Inputs(engine, texts, template),
         chat_formats=ChatFormats(config, engine.tokenizer, template),
         responses=StoredResponses(
             config.max_stored_responses,

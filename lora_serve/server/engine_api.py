@@ -65,11 +65,14 @@ class Tokenizer(Protocol):
         tools: Sequence[Mapping[str, object]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
         max_chars: int | None = None,
+        trusts_template: bool = True,
     ) -> str:
         """A conversation as text, to be encoded without special tokens: it has them.
 
+        trusts_template: or `chat_template` is a client's, which may take little time and memory.
+
         Raises InvalidRequestError when there is no template, or it refuses the messages, or writes
-        more than `max_chars`.
+        more than `max_chars`, or takes more than it may.
         """
 
     def token_piece(self, token_id: int) -> str:

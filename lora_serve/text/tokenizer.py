@@ -19,6 +19,7 @@ from lora_serve.gguf.location import gguf_file
 from lora_serve.text.generation_config import end_token_ids, read_model_json, sampling_defaults
 from lora_serve.text.gguf_tokenizer import gguf_tokenizer
 from lora_serve.text.gguf_vocabulary import GgufVocabulary
+from lora_serve.text.request_templates import Rendering, RequestTemplates
 from lora_serve.text.token_bytes import token_bytes
 from lora_serve.text.tokenizer_files import check_tokenizer_directory
 
@@ -63,6 +64,7 @@ class Tokenizer:
         special = {token.content: i for i, token in added.items() if token.special}
         self.special_token_ids = frozenset(special.values())
         self._special_token_ids = MappingProxyType(special)  # by text
+        self._request_templates = RequestTemplates()
 
     @functools.cached_property
     def max_token_chars(self) -> int:
@@ -146,13 +148,29 @@ class Tokenizer:
         tools: Sequence[Mapping[str, object]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
         max_chars: int | None = None,
+        trusts_template: bool = True,
     ) -> str:
         """A conversation as text, to be encoded without special tokens: it has them.
 
+        trusts_template: or `chat_template` is a client's, which may take little time and memory.
+
         Raises:
             InvalidRequestError: there is no template, or it refuses these messages, or writes more
-                than `max_chars`.
+                than `max_chars`, or takes more than it may.
+            OverloadedError: no process for a client's template can be started.
         """
+        if not trusts_template:
+            return self._request_templates.render(
+                Rendering(
+                    self.template_source(chat_template),
+                    messages,
+                    tools,
+                    {**self._hf.special_tokens_map, **(template_kwargs or {})},
+                    add_generation_prompt,
+                    continue_final_message,
+                    max_chars,
+                )
+            )
         return render_chat(
             self._hf,
             messages,

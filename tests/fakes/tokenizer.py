@@ -46,6 +46,7 @@ class ByteTokenizer:
         tools: Sequence[Mapping[str, object]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
         max_chars: int | None = None,
+        trusts_template: bool = True,
     ) -> str:
         text = chat_template or ""
         for message in messages:

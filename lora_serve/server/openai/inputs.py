@@ -20,6 +20,7 @@ from lora_serve.prompts import (
     verify_vocabulary,
 )
 from lora_serve.server.engine_api import Engine, Tokenizer
+from lora_serve.server.http.turns import ThreadByTurns
 from lora_serve.server.openai.fields import MAX_PROMPTS, TextOrTokens
 from lora_serve.server.openai.prompt_embeds import decode_prompt_embeds
 from lora_serve.server.openai.protocol import (
@@ -89,9 +90,12 @@ class Inputs:
     A `share` is whose request it is: an API key's, or "" for all callers without one.
     """
 
-    def __init__(self, engine: Engine, texts: TextWork) -> None:
+    def __init__(self, engine: Engine, texts: TextWork, own_template: str | None = None) -> None:
+        """own_template: of --chat-template; what else a chat is written with is a client's."""
         self._engine = engine
         self._texts = texts
+        self._own_template = own_template
+        self._request_templates = ThreadByTurns("request-templates")
         self._max_token_chars: int | None = None  # until the first text
 
     async def from_completion(
@@ -228,6 +232,7 @@ class Inputs:
         source = tokenizer.template_source(chat_template)
         _check_roles(messages, source)
         kwargs, tools = body.template_kwargs, [tool.tool.plain for tool in body.tools or ()]
+        is_own = chat_template is self._own_template
 
         def render() -> str:
             return tokenizer.render_chat(
@@ -238,9 +243,12 @@ class Inputs:
                 tools=tools or None,
                 template_kwargs=kwargs,
                 max_chars=limit,
+                trusts_template=is_own,
             )
 
-        return await self._texts.run(share, num_chars, render)
+        if is_own:
+            return await self._texts.run(share, num_chars, render)
+        return await self._request_templates.run(share, render)
 
     async def _rows(
         self, share: str, messages: Sequence[ChatMessage], *, takes_embeds: bool

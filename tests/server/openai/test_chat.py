@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -202,7 +203,16 @@ async def test_the_chunk_that_tells_the_role_counts_no_token(client: httpx.Async
     assert chunks[0]["usage"]["prompt_tokens"] == chunks[-1]["usage"]["prompt_tokens"]
 
 
-async def test_a_requests_own_template_needs_the_servers_trust(engine: FakeEngine) -> None:
+async def test_a_requests_own_template_needs_the_servers_trust(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    render, trusted = engine.tokenizer.render_chat, []
+
+    def noting_render(*args: Any, trusts_template: bool, **given: Any) -> str:
+        trusted.append(trusts_template)
+        return render(*args, **given)
+
+    monkeypatch.setattr(engine.tokenizer, "render_chat", noting_render)
     async with client_for(engine, ServerConfig(trust_request_chat_template=True)) as client:
         await chat(client, chat_template="MINE")
         too_long = {"messages": HELLO, "chat_template": "x" * 65_537}
@@ -214,6 +224,7 @@ async def test_a_requests_own_template_needs_the_servers_trust(engine: FakeEngin
     error = error_of(response, 400)
     assert error["param"] == "chat_template"
     assert "--trust-request-chat-template" in error["message"]
+    assert trusted == [False, True]
 
 
 async def test_a_conversation_is_cut_to_the_tokens_that_are_asked_for(
