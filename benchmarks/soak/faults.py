@@ -39,6 +39,7 @@ from tests.fakes.redis_server import RedisServer
 FLOOD = 120  # questions at once: more than may run and wait
 CROWD = 24
 REDIS_BYTES = 16_000_000
+SLOW_SECONDS = 120.0  # by when a reader of nothing must have been given up
 NOTICE_SECONDS = 30.0  # a tier that has failed is left alone for a while
 
 
@@ -162,7 +163,7 @@ class Faults:
 
     async def slow_reader(self, rng: Random) -> None:
         begin = time.monotonic()
-        status, end = await read_slowly(self.origin, seconds=rng.uniform(5, 20))
+        status, end = await read_slowly(self.origin, SLOW_SECONDS)
         if "--max-stream-backlog" in end:
             self.journal.note(GIVEN_UP)
         elif status == 200:

@@ -7,13 +7,16 @@ import base64
 import io
 import json
 import socket
+import time
 from dataclasses import dataclass
 
 import torch
 
+from benchmarks.soak.samples import get
 from lora_serve.bench.http_stream import Origin, request
 
 # Long enough not to fit the buffers that the kernel keeps for a connection.
+SLOW_READER_ID = "slow" * 64
 SLOW_READER: dict[str, object] = {
     "prompt": [5] * 20,
     "max_tokens": 600,
@@ -23,10 +26,12 @@ SLOW_READER: dict[str, object] = {
     "ignore_eos": True,
     "logprobs": 20,
     "stream": True,
-    "request_id": "slow" * 64,
+    "request_id": SLOW_READER_ID,
 }
 SMALL_BUFFER = 4096
 LAST_BYTES = 8192
+LOOK_SECONDS = 0.5
+REST_SECONDS = 30.0  # for what the buffers still hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,9 @@ class HostileBody:
 
 
 async def read_slowly(origin: Origin, seconds: float) -> tuple[int, str]:
-    """Ask for a long stream and leave it unread for a while.
+    """Ask for a long stream and leave it unread until the server is done with it.
+
+    seconds: after which it is read all the same.
 
     Returns:
         The status, 0 if the connection broke, and the last of what came.
@@ -64,8 +71,9 @@ async def read_slowly(origin: Origin, seconds: float) -> tuple[int, str]:
     try:
         writer.write(head.encode() + body)
         status = int((await reader.readline()).split()[1])
-        await asyncio.sleep(seconds if status == 200 else 0)
-        async with asyncio.timeout(30):
+        if status == 200:
+            await _until_done_with(origin, seconds)
+        async with asyncio.timeout(REST_SECONDS):
             while piece := await reader.read(2**16):
                 end = end[-LAST_BYTES:] + piece
     except (OSError, ValueError, IndexError, TimeoutError):
@@ -73,6 +81,16 @@ async def read_slowly(origin: Origin, seconds: float) -> tuple[int, str]:
     finally:
         writer.close()
     return status, end.decode(errors="replace")
+
+
+async def _until_done_with(origin: Origin, seconds: float) -> None:
+    """Wait until no slow reader's request is in flight, or for so long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        await asyncio.sleep(LOOK_SECONDS)
+        listed = await get(origin, "/v1/requests?limit=1000")
+        if listed and SLOW_READER_ID not in listed:
+            return
 
 
 def _completion(**fields: object) -> bytes:
@@ -86,6 +104,21 @@ def _sparse_embeds() -> str:
     file = io.BytesIO()
     torch.save(rows, file)
     return base64.b64encode(file.getvalue()).decode()
+
+
+def _nested_tag() -> bytes:
+    """A structural tag within a tag, and so on."""
+    tag: dict[str, object] = {"type": "any_text"}
+    for _ in range(500):
+        tag = {"type": "tag", "begin": "<", "content": tag, "end": ">"}
+    return _completion(response_format={"type": "structural_tag", "format": tag})
+
+
+def _tensors(payload: bytes) -> bytes:
+    """An adapter in a body."""
+    texts = [base64.b64encode(payload).decode()]
+    body = {"lora_name": "ghost", "config_dict": {}, "serialized_named_tensors": texts}
+    return json.dumps(body).encode()
 
 
 HOSTILE_BODIES = (
@@ -114,5 +147,21 @@ HOSTILE_BODIES = (
                 b'{"lora_name": "ghost", "lora_path": "/dev"}', (400, 404)),
     HostileBody("unloading an unknown name", "/v1/unload_lora_adapter", b'{"lora_name": "ghost"}',
                 (404,)),
+    HostileBody("a tag in a tag, 500 times", "/v1/completions", _nested_tag()),
+    HostileBody("more stop strings than there may be", "/v1/completions",
+                _completion(stop=["x"] * 17)),
+    HostileBody("bad words without end", "/v1/completions", _completion(bad_words=["x" * 5000])),
+    HostileBody("choices times logprobs", "/v1/completions",
+                _completion(n=128, logprobs=20, max_tokens=900)),
+    HostileBody("a template that loops", "/v1/chat/completions",
+                b'{"messages": [{"role": "user", "content": "x"}], "chat_template": '
+                b'"{% for i in range(99999) %}{{ i * messages[0].content }}{% endfor %}"}'),
+    HostileBody("an answer to what was never answered", "/v1/responses",
+                b'{"input": "x", "previous_response_id": "nobody"}', (404,)),
+    HostileBody("an adapter that is a pickle", "/load_lora_adapter_from_tensors",
+                _tensors(b"\x80\x04cos\nsystem\n")),
+    HostileBody("an adapter that declares a terabyte", "/load_lora_adapter_from_tensors",
+                _tensors(b'\x4e\0\0\0\0\0\0\0{"a":{"dtype":"F32","shape":[1099511627776],'
+                         b'"data_offsets":[0,4398046511104]}}')),
     HostileBody("a deleted token", "/detokenize", b'{"tokens": [1000000000]}'),
 )  # fmt: skip

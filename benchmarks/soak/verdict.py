@@ -23,7 +23,7 @@ from benchmarks.soak.journal import (
 from benchmarks.soak.samples import Sample
 
 MORE_DESCRIPTORS = 3  # one that is just being closed, and its like
-HEALTH_SECONDS = 1.0  # in which 999 of 1,000 probes must be answered, kills and floods included
+HEALTH_SECONDS = 0.25  # in which 999 of 1,000 probes must be answered, kills and floods included
 MORE_THREADS = 8  # of a pool that grows with what is asked at once
 
 

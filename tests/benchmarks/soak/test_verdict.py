@@ -82,7 +82,7 @@ def test_a_soak_in_which_all_went_well_passes() -> None:
             "no restart that no kill explains",
             replace(WELL, totals={**TOTALS, "lora_serve:engine_restarts_total": 3.0}),
         ),
-        ("/health answers at its 99.9th percentile, ms", replace(WELL, health_p999_seconds=1.1)),
+        ("/health answers at its 99.9th percentile, ms", replace(WELL, health_p999_seconds=0.26)),
         ("/health answers at its 99.9th percentile, ms", replace(WELL, num_health_checks=0)),
         ("met: races of admins", replace(WELL, counts={**WELL.counts, RACED: 0})),
         ("met: hostile bodies", replace(WELL, counts={**WELL.counts, BAD_BODY: 0})),
