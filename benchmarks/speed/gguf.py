@@ -1,7 +1,8 @@
 """Measures GGUF files beside llama.cpp: `python -m benchmarks.speed.gguf`, on a quiet machine.
 
 Both engines serve the same file, of Qwen2.5-0.5B's shape, and take turns. Load is the time from
-the start of a process until it answers, of a file that was read before: the best of some starts.
+the start of a process until it answers, of a file that was read before: the best of some starts;
+also of ours with the weights that an earlier start has kept (`--weights-cache-path`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import tempfile
 import time
+from collections.abc import Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,19 +32,26 @@ from lora_serve.bench.client import Endpoint
 from lora_serve.bench.http_stream import Origin
 from lora_serve.bench.server import running_server
 from lora_serve.demo.server_process import free_port
+from lora_serve.models.kept_weights.cache import SUFFIX
 
 KINDS = {kind: quantization for quantization, kind in QUANTIZATIONS.items()}
 MEASUREMENTS = tuple(each for round_ in PHASES[0].rounds[:3] for each in round_)
 OURS, THEIRS = LoraServe.name, LlamaCpp.name
+KEPT = f"{OURS}, weights kept"
+ROWS = ("load", "speed")
 Figures = dict[str, dict[str, float]]  # by row, by engine
 
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """One file of llama.cpp's making. deployment: of llama.cpp, which names the file."""
+    """One file of llama.cpp's making.
+
+    deployment: of llama.cpp, which names the file. kept: where servers keep packed weights.
+    """
 
     environment: Environment
     deployment: Deployment
+    kept: Path
 
     def launch(self, engine: str, port: int) -> Launch:
         theirs = LlamaCpp().launch(self.environment, self.deployment, port)
@@ -49,7 +59,11 @@ class Contest:
             return theirs
         file = Path(theirs.command[theirs.command.index("--model") + 1])
         ours = replace(self.deployment, checkpoint=file, quantization="")
-        return LoraServe().launch(self.environment, ours, port)
+        launch = LoraServe().launch(self.environment, ours, port)
+        if engine == OURS:
+            return launch
+        flags = ("--weights-cache-path", str(self.kept))
+        return replace(launch, command=(*launch.command, *flags))
 
     async def serve(self, stack: AsyncExitStack, engine: str) -> Endpoint:
         """Start the engine, until the stack ends; it answers when this returns."""
@@ -65,8 +79,12 @@ class Contest:
     async def loads(self, num_starts: int) -> dict[str, float]:
         """Seconds until each engine answers."""
         best: dict[str, float] = {}
+        async with AsyncExitStack() as stack:
+            await self.serve(stack, KEPT)
+            while not list(self.kept.glob(f"*{SUFFIX}")):
+                await asyncio.sleep(0.1)
         for _ in range(num_starts):
-            for engine in (OURS, THEIRS):
+            for engine in (OURS, KEPT, THEIRS):
                 start = time.monotonic()
                 async with AsyncExitStack() as stack:
                     await self.serve(stack, engine)
@@ -90,16 +108,21 @@ class Contest:
         return found
 
 
-async def contest(environment: Environment, deployment: Deployment, num_starts: int) -> Figures:
+async def contest(
+    environment: Environment, deployment: Deployment, num_starts: int, rows: Collection[str]
+) -> Figures:
     LlamaCpp().prepare(environment, deployment)
-    one = Contest(environment, deployment)
-    return {"load": await one.loads(num_starts), **await one.figures()}
+    with tempfile.TemporaryDirectory(prefix="lora-serve-gguf-") as kept:
+        one = Contest(environment, deployment, Path(kept))
+        loads = {"load": await one.loads(num_starts)} if "load" in rows else {}
+        return {**loads, **(await one.figures() if "speed" in rows else {})}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["Q4_K_M", "Q8_0"])
     parser.add_argument("--starts", type=int, default=4)
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
     parser.add_argument("--out", type=Path, help="where to write the JSON")
     args = parser.parse_args()
     environments = Path(os.environ.get("LORA_SERVE_PEERS") or CACHE / "peers")
@@ -112,7 +135,7 @@ def main() -> None:
         deployment = Deployment(
             checkpoint=checkpoint, quantization=KINDS[kind], num_threads=threads
         )
-        figures[kind] = asyncio.run(contest(environment, deployment, args.starts))
+        figures[kind] = asyncio.run(contest(environment, deployment, args.starts, args.rows))
         for row, by_engine in figures[kind].items():
             print(kind, row, {engine: round(value, 4) for engine, value in by_engine.items()})
     write_facts(args.out, figures=figures)

@@ -50,7 +50,7 @@ class TensorSource(Protocol):
         """Tensors that will be read, about in this order."""
 
     def files(self) -> frozenset[Path] | None:
-        """Those that hold the tensors; None if that is not known, or there are none."""
+        """Those that say what the tensors are; None if that is not known, or there are none."""
 
 
 class Checkpoint:
@@ -69,6 +69,7 @@ class Checkpoint:
         self._format = form.name
         self._dtypes = form.dtypes
         self._source = form.open(directory)
+        self._configs = () if directory.is_file() else tuple(directory.glob("*.json"))
         self._stored = {
             name: (stored, tensor)
             for stored, tensor in self._source.tensors().items()
@@ -101,7 +102,9 @@ class Checkpoint:
 
     def files(self) -> frozenset[Path] | None:
         ranges = [tensor.ranges for _, tensor in self._stored.values()]
-        return frozenset(each.path for some in ranges for each in some) if all(ranges) else None
+        if not all(ranges):
+            return None
+        return frozenset({*(each.path for some in ranges for each in some), *self._configs})
 
     def read(self, name: str) -> Tensor:
         stored, tensor = self._stored[name]

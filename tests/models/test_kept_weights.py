@@ -174,6 +174,17 @@ def test_a_checkpoint_that_was_written_over_is_read_again(
     assert second[1] != first[1]
 
 
+def test_a_config_that_was_written_over_is_read_again(
+    model: Path, where: Path, start: Start
+) -> None:
+    """It may say what codes mean, such as those of GPTQ."""
+    start(model)
+    kept(where)
+    config = model / "config.json"
+    config.write_text(config.read_text() + " ")
+    assert start(model)[0] == READ
+
+
 def test_settings_that_shape_packed_weights_have_files_of_their_own(
     model: Path, where: Path, start: Start
 ) -> None:
