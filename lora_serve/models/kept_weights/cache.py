@@ -115,14 +115,12 @@ class WeightsCache:
             self._folder.unlink(key + SUFFIX)
 
     def keep_later(self, key: str, reader: NotingReader, packs: list[PackedParts]) -> None:
-        """Write a model's weights in a thread that takes only time that nothing else wants."""
+        """Write a model's weights in a thread of its own, while the model is used."""
         threading.Thread(
             target=self._keep, args=(key, reader, packs), name="weights-cache", daemon=True
         ).start()
 
     def _keep(self, key: str, reader: NotingReader, packs: list[PackedParts]) -> None:
-        with suppress(OSError, AttributeError):  # of this thread alone
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         needed = sum(count for pack in packs for _, count in pack.parts)
         needed += sum(table.nbytes for table in reader.tables.values())
         name = uuid4().hex + UNFINISHED

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -183,10 +184,13 @@ class _Writer:
 
     def write(self, memory: memoryview) -> None:
         for start in range(0, len(memory), _AT_ONCE):
+            began = time.monotonic()
             part = memory[start : start + _AT_ONCE]
             self._hashed.update(part)
             while part:
                 part = part[os.write(self._descriptor, part) :]
+            if len(memory) > _AT_ONCE:  # leave as much time to what else wants the processor
+                time.sleep(time.monotonic() - began)
         self.num_bytes += len(memory)
 
 
