@@ -28,6 +28,7 @@ BUFFER_BYTES = 256 * 2**20  # of messages that may be asked for again
 LOOK_SECONDS = 0.1  # how often a thread without events looks for consumers that ask or subscribe
 CLOSE_SECONDS = 1.0
 MOST_AT_ONCE = 1000  # messages of subscribers between two batches
+MOST_REPLAYS = 16  # between two batches, or one consumer that asks on and on keeps all from others
 SUBSCRIBES = b"\x01"
 END = (-1).to_bytes(8, "big", signed=True)
 
@@ -125,7 +126,9 @@ class EventPublisher:
             self.publish(())
 
     def _answer_replays(self) -> None:
-        while self._sockets.replay.poll(0):
+        for _ in range(MOST_REPLAYS):
+            if not self._sockets.replay.poll(0):
+                break
             frames = self._sockets.replay.recv_multipart()
             if len(frames) == 3 and len(frames[2]) == 8:
                 self.num_replays += 1

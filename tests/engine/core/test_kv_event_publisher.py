@@ -190,6 +190,33 @@ def test_malformed_requests_for_a_replay_are_ignored(tmp_path: Path, consumers: 
         publisher.close()
 
 
+class AsksOnAndOn:
+    """In the place of the replays' socket: there is always one more that asks."""
+
+    num_asked = 0
+
+    def poll(self, timeout: int) -> int:
+        return 1
+
+    def recv_multipart(self) -> list[bytes]:
+        self.num_asked += 1
+        assert self.num_asked < 10_000, "no batch is published any more"
+        return [b"client", b"", bytes(8)]
+
+    def send_multipart(self, frames: Sequence[bytes]) -> None:
+        """Nobody reads it."""
+
+
+def test_a_consumer_that_asks_for_replays_on_and_on_holds_up_no_batch(tmp_path: Path) -> None:
+    publisher = open_publisher(config(tmp_path))
+    assert publisher is not None
+    publisher._sockets.replay.close()
+    publisher._sockets.replay = AsksOnAndOn()  # type: ignore[assignment]
+    publisher._answer_replays()
+    assert 0 < publisher.num_replays < 100
+    publisher.close()
+
+
 def test_consumers_are_told_everything_anew_after_a_batch_found_no_room(
     tmp_path: Path, consumers: Consumers
 ) -> None:
