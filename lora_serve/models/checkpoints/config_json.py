@@ -7,18 +7,15 @@ from pathlib import Path
 
 from lora_serve.errors import ConfigError
 
-# Values of quantization_config's quant_method that have a format of their own.
-QUANTIZATION_METHODS = ("gptq", "awq", "compressed-tensors", "fp8")
-
 
 def quantization_method(directory: Path) -> str | None:
-    """Which of QUANTIZATION_METHODS a directory's weights are quantised by; None: by none."""
+    """How a directory's weights are quantised, as its config calls it; None if it says nothing."""
     try:
         settings = read_config_json(directory).get("quantization_config")
     except ConfigError:
         return None
     method = settings.get("quant_method") if isinstance(settings, dict) else None
-    return method if method in QUANTIZATION_METHODS else None
+    return method if isinstance(method, str) else None
 
 
 def read_config_json(directory: Path) -> dict[str, object]:

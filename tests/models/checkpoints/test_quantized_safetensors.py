@@ -14,6 +14,9 @@ from transformers import PreTrainedModel
 from lora_serve.config.model import AUTO
 from lora_serve.errors import ConfigError
 from lora_serve.models.checkpoints.choose import format_of
+from lora_serve.models.checkpoints.fp8 import Fp8
+from lora_serve.models.checkpoints.quantized_safetensors import QuantizedSafetensors
+from lora_serve.models.checkpoints.safetensors import FORMAT as SAFETENSORS
 from lora_serve.models.source import load_spec
 from lora_serve.models.weights import open_weights
 from tests.fakes.quantized_checkpoints import (
@@ -45,6 +48,17 @@ KINDS: dict[str, tuple[Written, int | None]] = {
 }
 
 WITH_ZEROS = ("gptq-4", "gptq-v2", "awq", "w4a16-zero-points")
+
+
+def test_a_scheme_is_recognised_by_the_name_that_it_has_itself(tmp_path: Path) -> None:
+    class NewScheme(Fp8):
+        method = "new"
+
+    config = {"quantization_config": {"quant_method": "new"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").touch()
+    assert QuantizedSafetensors(NewScheme()).recognises(tmp_path)
+    assert not SAFETENSORS.recognises(tmp_path)
 
 
 @pytest.fixture(params=KINDS)
