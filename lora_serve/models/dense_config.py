@@ -6,8 +6,8 @@ from lora_serve.layers.rotary import RopeSpec
 from lora_serve.models.common_config import check_heads, stored_dtype
 from lora_serve.models.dense import DenseSpec
 from lora_serve.models.rope import (
-    MOST_POSITIONS,
     check_factors,
+    read_max_positions,
     read_rope,
     read_rotary_size,
     refuse_partial,
@@ -54,7 +54,7 @@ def read_dense(
     num_heads = settings.integer("num_attention_heads")
     hidden_size = settings.integer("hidden_size")
     head_size = settings.integer("head_dim", head_size or hidden_size // num_heads)
-    max_positions = settings.integer("max_position_embeddings", most=MOST_POSITIONS)
+    max_positions = read_max_positions(settings)
     if ropes is None:
         rope, max_positions = read_rope(settings, max_positions, default_theta)
         ropes = rope, rope

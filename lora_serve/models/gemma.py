@@ -36,8 +36,8 @@ from lora_serve.models.decoder_parts import DecoderParts
 from lora_serve.models.decoder_shape import FINAL_NORM, DecoderShape
 from lora_serve.models.facts import facts_text
 from lora_serve.models.rope import (
-    MOST_POSITIONS,
     check_factors,
+    read_max_positions,
     read_rope,
     read_ropes_by_kind,
     refuse_partial,
@@ -180,7 +180,7 @@ def _embedding_scale(hidden_size: int, dtype: torch.dtype) -> float:
 
 def read_gemma2(settings: Settings, architecture: str) -> GemmaSpec:
     """The facts of a Gemma 2; faults are among the findings of `settings`."""
-    max_positions = settings.integer("max_position_embeddings", 8192, most=MOST_POSITIONS)
+    max_positions = read_max_positions(settings, 8192)
     refuse_partial(settings)
     rope, _ = read_rope(settings, max_positions)
     return _read(
@@ -200,7 +200,7 @@ def read_gemma2(settings: Settings, architecture: str) -> GemmaSpec:
 
 def read_gemma3(settings: Settings, architecture: str) -> GemmaSpec:
     """The facts of a Gemma 3; faults are among the findings of `settings`."""
-    max_positions = settings.integer("max_position_embeddings", 131_072, most=MOST_POSITIONS)
+    max_positions = read_max_positions(settings, 131_072)
     if settings.get("attn_logit_softcapping") is not None:
         settings.refuse("attn_logit_softcapping is not supported in Gemma 3")
     period = settings.integer("sliding_window_pattern", 6)

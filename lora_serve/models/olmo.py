@@ -12,7 +12,7 @@ from lora_serve.models.common_config import FULL, SLIDING, attention_bias, layer
 from lora_serve.models.dense import DenseSpec, NormNames
 from lora_serve.models.dense_config import read_dense
 from lora_serve.models.mixture_config import read_mixture
-from lora_serve.models.rope import MOST_POSITIONS, read_ropes_by_kind
+from lora_serve.models.rope import read_max_positions, read_ropes_by_kind
 from lora_serve.models.settings import Settings
 
 _NORMS = NormNames(
@@ -45,7 +45,7 @@ def read_olmo3(settings: Settings, architecture: str) -> DenseSpec:
     windows = windows_of(kinds, settings.integer("sliding_window", _OLMO3_WINDOW))
     ropes = read_ropes_by_kind(
         settings,
-        settings.integer("max_position_embeddings", most=MOST_POSITIONS),
+        read_max_positions(settings),
         default_theta=_OLMO3_THETA,
         windowed_key="rope_theta",
         default_windowed_theta=_OLMO3_THETA,

@@ -24,6 +24,11 @@ MOST_POSITIONS = 2**24  # tables of angles have a row for each
 KINDS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
 
 
+def read_max_positions(settings: Settings, default: int | None = None) -> int:
+    """How many positions the model was made for, without what its rotary scaling adds."""
+    return settings.integer("max_position_embeddings", default, most=MOST_POSITIONS)
+
+
 def read_rope(
     settings: Settings, max_position_embeddings: int, default_theta: float = 10000.0
 ) -> tuple[RopeSpec, int]:
