@@ -18,12 +18,16 @@ from torch import Tensor
 from lora_serve.config.model import RANDOM_WEIGHTS
 from lora_serve.identity import framed
 from lora_serve.models.base import ModelSpec
-from lora_serve.models.checkpoints.base import CheckpointFormat, StoredTensor, refuse_all
+from lora_serve.models.checkpoints.base import (
+    FLOATS,
+    CheckpointFormat,
+    StoredTensor,
+    refuse_all,
+)
 from lora_serve.models.checkpoints.choose import format_of
 from lora_serve.models.readahead import ReadAhead
 from lora_serve.ops.quantization import QuantizedWeight
 
-FLOATS = frozenset({"F32", "F16", "BF16"})  # as formats call them
 _CPU = torch.device("cpu")
 _BUFFER = ".rotary_emb.inv_freq"  # old checkpoints hold it; it is computed here
 _RANDOM_POOL = 1_048_583  # values; a prime, so that no two rows of a weight are alike
@@ -83,7 +87,7 @@ class Checkpoint:
 
     @property
     def is_quantised(self) -> bool:
-        return not {tensor.dtype for _, tensor in self._stored.values()} <= FLOATS
+        return any(tensor.dtype not in FLOATS for _, tensor in self._stored.values())
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse a checkpoint that does not hold exactly `shapes`, naming what differs."""

@@ -15,8 +15,8 @@ from types import MappingProxyType
 
 from torch import Tensor
 
+from lora_serve.models.checkpoints.base import FLOATS
 from lora_serve.models.checkpoints.quantized_safetensors import (
-    FLOATS,
     ROW_GROUP,
     QuantizedSafetensors,
     Shapes,

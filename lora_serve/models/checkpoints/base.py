@@ -17,6 +17,7 @@ from lora_serve.errors import ConfigError
 from lora_serve.models.readahead import FileRange
 from lora_serve.ops.quantization import QuantizedWeight
 
+FLOATS = ("F32", "F16", "BF16")  # the dtypes of weights that are not quantised
 MOST_FINDINGS = 8  # named in an error; a wrong checkpoint has hundreds
 
 

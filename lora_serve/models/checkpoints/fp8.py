@@ -18,8 +18,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from lora_serve.models.checkpoints.base import FLOATS
 from lora_serve.models.checkpoints.quantized_safetensors import (
-    FLOATS,
     FLOATS8,
     QuantizedSafetensors,
     Shapes,

@@ -22,7 +22,7 @@ from lora_serve.models.settings import Settings
 from lora_serve.ops.quantization import CodeFormat, QuantizedWeight
 
 QUANTIZATION = "quantization_config"
-FLOATS, FLOATS8 = ("F32", "F16", "BF16"), ("F8_E4M3", "F8_E5M2")  # dtypes of parts
+FLOATS8 = ("F8_E4M3", "F8_E5M2")
 KEPT_GROUPS = (16, 32, 64, 128, 256)
 ROW_GROUP = 128  # so many codes of a row share what is one scale of all
 Shapes = Mapping[str, tuple[int, ...]]

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lora_serve.errors import ConfigError
-from lora_serve.models.checkpoints.base import StoredTensor
+from lora_serve.models.checkpoints.base import FLOATS, StoredTensor
 from lora_serve.models.checkpoints.config_json import quantization_method, read_config_json
 from lora_serve.models.readahead import FileRange
 from lora_serve.ops.quantization import QuantizedWeight
@@ -22,7 +22,7 @@ MAX_HEADER_BYTES = 100_000_000  # as safetensors itself has it
 class Safetensors:
     name = "safetensors"
     files = ("*.safetensors",)
-    dtypes = ("F32", "BF16", "F16")
+    dtypes = FLOATS
 
     def recognises(self, directory: Path) -> bool:
         has_files = (directory / INDEX).is_file() or (directory / SINGLE).is_file()
