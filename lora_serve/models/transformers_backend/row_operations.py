@@ -22,8 +22,7 @@ products of activations), of the others nobody has looked.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from enum import Enum, auto
 from typing import Any
 
@@ -31,9 +30,9 @@ import torch
 import xxhash
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lora_serve.ops.reference import REFERENCE
+from lora_serve.ops.watched_operations import OperationWatch
 
 BLOCK_ELEMENTS = 8192  # a multiple of any vector, and too few for torch to share among threads
 BLOCK_ROWS = 16
@@ -73,38 +72,15 @@ _SUMS = frozenset(("linalg_vector_norm", "logsumexp", "mean", "norm", "std", "su
 _COMPARED = frozenset(("max", "min"))  # exact, but over all rows unless a dimension is named
 
 
-class RowOperations(TorchDispatchMode):
-    """Runs torch's operations as the module says."""
+class RowOperations(OperationWatch):
+    """Runs torch's operations as the module says. It looks away from calls of our own kernels."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._is_looking = True
         self._may_share: dict[Hashable, bool] = {}  # by kind of reduction
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing here is compiled; torch would import its compiler, and Triton, to skip it."""
-        return False
-
-    @contextmanager
-    def looking_away(self) -> Iterator[None]:
-        """Let calls pass as they are: those of our own kernels."""
-        was_looking, self._is_looking = self._is_looking, False
-        try:
-            yield
-        finally:
-            self._is_looking = was_looking
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        kind = _kind(func, args, kwargs) if self._is_looking else Kind.EXACT
-        match kind:
+    def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        match _kind(func, args, kwargs):
             case Kind.EXACT:
                 return func(*args, **kwargs)
             case Kind.ELEMENTWISE:
@@ -117,8 +93,7 @@ class RowOperations(TorchDispatchMode):
                 return args[0] * args[1]
             case Kind.COMPLEX_PRODUCT:
                 return _complex_product(*args)
-        with self:
-            result = func.decompose(*args, **kwargs)
+        result = self.run_parts(func, args, kwargs)
         assert result is not NotImplemented, f"{func} was not met before weights were read"
         return result
 
@@ -130,14 +105,10 @@ class RowOperations(TorchDispatchMode):
         if may_share is None:
             may_share = self._may_share[key] = _rows_may_share(reduction, width, rows.dtype)
         size = BLOCK_ROWS if may_share else 1
-        short = -len(rows) % size
-        padded = pad(rows, (0, 0, 0, short)) if short else rows
-        # A part may lie anywhere, and a row alone where its block began: copies are aligned alike.
-        parts = [reduction.of_block(part.clone()) for part in padded.split(size)]
-        return reduction.shaped((parts[0] if len(parts) == 1 else torch.cat(parts))[: len(rows)])
+        return reduction.shaped(_in_blocks(rows, size, reduction.of_block))
 
 
-class NotedOperations(TorchDispatchMode):
+class NotedOperations(OperationWatch):
     """Runs operations without weights or values (on torch's meta device), to see which there are.
 
     num_rows: that the model is run with. unknown: the names of operations that `RowOperations`
@@ -149,24 +120,12 @@ class NotedOperations(TorchDispatchMode):
         self._num_rows = num_rows
         self.unknown: list[str] = []
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         name = _plain_name(func)
         numbers_rows = name == "arange" and self._num_rows in args
         if _kind(func, args, kwargs) is not None and not numbers_rows:
             return func(*args, **kwargs)
-        with self:
-            result = func.decompose(*args, **kwargs)
+        result = self.run_parts(func, args, kwargs)
         if result is not NotImplemented:
             return result
         if name not in self.unknown:
@@ -225,6 +184,18 @@ def _is_in_place(func: Any) -> bool:
     return str(func._schema.name).endswith("_")
 
 
+def _in_blocks(x: Tensor, size: int, of_block: Callable[[Tensor], Tensor]) -> Tensor:
+    """Compute x (N, …) by blocks of `size` of its N, the last one filled up with zeros.
+
+    of_block: may write to what it gets.
+    """
+    short = -len(x) % size
+    padded = pad(x, (*(0, 0) * (x.ndim - 1), 0, short)) if short else x
+    # A block may lie anywhere, and what is alone where its block began: copies are aligned alike.
+    parts = [of_block(block.clone()) for block in padded.split(size)]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts))[: len(x)]
+
+
 # ── functions of one element ────────────────────────────────────────────────────────────────────
 
 
@@ -232,13 +203,12 @@ def _elementwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tens
     """Compute in blocks of BLOCK_ELEMENTS, so that no element is left to a loop of its own."""
     at = next(i for i, each in enumerate(args) if isinstance(each, Tensor))
     x: Tensor = args[at]
-    flat = x.contiguous().view(-1)
-    short = -len(flat) % BLOCK_ELEMENTS
-    padded = pad(flat, (0, short)) if short else flat.clone()
-    parts = [
-        func(*args[:at], part, *args[at + 1 :], **kwargs) for part in padded.split(BLOCK_ELEMENTS)
-    ]
-    result = (parts[0] if len(parts) == 1 else torch.cat(parts))[: len(flat)].view(x.shape)
+
+    def of_block(block: Tensor) -> Tensor:
+        result: Tensor = func(*args[:at], block, *args[at + 1 :], **kwargs)
+        return result
+
+    result = _in_blocks(x.reshape(-1), BLOCK_ELEMENTS, of_block).view(x.shape)
     return x.copy_(result) if _is_in_place(func) else result
 
 

@@ -9,18 +9,17 @@ takes 2.7 ms (Zen 4, November 2026), a tenth of what the kernels take.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lora_serve.ops._cpu import Backend, Recording
 from lora_serve.ops.cpu.memory import ChunkMemory
 from lora_serve.ops.recorded_steps import NotRecordableError
+from lora_serve.ops.watched_operations import OperationWatch
 
 # Smaller tensors are torch's own: its allocator has their memory at hand.
 _LARGE_BYTES = 1 << 20
@@ -99,33 +98,11 @@ class Recorder:
         return RecordedCalls(self._native, self._calls, output)
 
 
-class _NothingComputed(TorchDispatchMode):
-    """Lets torch view tensors."""
+class _NothingComputed(OperationWatch):
+    """Lets torch view tensors, and looks away where the recorder takes memory of its own."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._is_looking = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing here is compiled; torch would import its compiler, and Triton, to skip it."""
-        return False
-
-    @contextmanager
-    def looking_away(self) -> Iterator[None]:
-        """Let calls pass unseen: those for the recorder's own memory, whose life it knows."""
-        self._is_looking = False
-        yield
-        self._is_looking = True
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if self._is_looking and func._schema.name not in _VIEWS:
+    def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        if func._schema.name not in _VIEWS:
             raise NotRecordableError(f"torch computes {func} between the kernels")
         return result
