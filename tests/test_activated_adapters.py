@@ -12,8 +12,8 @@ import torch
 
 from lora_serve.errors import InvalidRequestError
 from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, OracleEngine
-from lora_serve.fuzz.oracle.executor import lone_answer
 from lora_serve.fuzz.oracle.loader import INVOCATION, oracle_checkpoint
+from lora_serve.fuzz.oracle.lone_answers import lone_answer
 from lora_serve.identity import BlockHasher
 from lora_serve.llm import LLM
 from lora_serve.messages import ResetPrefixCache

@@ -17,7 +17,7 @@ import pytest
 
 from lora_serve.config import SpeculativeConfig
 from lora_serve.fuzz.oracle import executor, traces
-from lora_serve.fuzz.oracle.executor import VOCAB_SIZE
+from lora_serve.fuzz.oracle.content import VOCAB_SIZE
 from lora_serve.fuzz.oracle.expected import TraceResult
 from lora_serve.fuzz.oracle.traces import OracleTrace
 from lora_serve.identity import BASE_MODEL

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lora_serve.fuzz.oracle.executor import EOS
+from lora_serve.fuzz.oracle.content import EOS
 from lora_serve.fuzz.oracle.grammars import OracleGrammars, _ToyAnswer
 from lora_serve.fuzz.oracle.traces import OracleTrace
 from lora_serve.scheduler.request import Request

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from lora_serve.fuzz.oracle.engine import OracleEngine
-from lora_serve.fuzz.oracle.executor import OracleExecutor, lone_answer
+from lora_serve.fuzz.oracle.executor import OracleExecutor
+from lora_serve.fuzz.oracle.lone_answers import lone_answer
 from lora_serve.fuzz.oracle.tier_store import Faults, OracleTierStore
 from lora_serve.fuzz.oracle.tiered_traces import TieredTrace
 from lora_serve.fuzz.oracle.traces import OracleTrace

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from lora_serve.fuzz.oracle.engine import OracleEngine
-from lora_serve.fuzz.oracle.executor import lone_answer
+from lora_serve.fuzz.oracle.lone_answers import lone_answer
 from lora_serve.fuzz.oracle.tiered_traces import TieredTrace
 from lora_serve.fuzz.oracle.traces import FULL, GROUPS, NARROW, WIDE, OracleTrace
 from lora_serve.identity import BlockHash

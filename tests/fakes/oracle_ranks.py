@@ -15,13 +15,8 @@ import torch
 
 from lora_serve.distributed.group import ROOT, Group, broadcast
 from lora_serve.distributed.shares import HeadChannels, Heads, given, place_of
-from lora_serve.fuzz.oracle.executor import (
-    CONTENT_BYTES,
-    ONE_GROUP,
-    UNWRITTEN,
-    OracleExecutor,
-    oracle_model,
-)
+from lora_serve.fuzz.oracle.content import CONTENT_BYTES, UNWRITTEN
+from lora_serve.fuzz.oracle.executor import ONE_GROUP, OracleExecutor, oracle_model
 from lora_serve.kv_groups import KVGroup
 from lora_serve.model_info import ModelInfo
 from lora_serve.step import ScheduledRequest

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from lora_serve.fuzz.oracle.engine import OracleEngine
-from lora_serve.fuzz.oracle.executor import lone_answer
+from lora_serve.fuzz.oracle.lone_answers import lone_answer
 from lora_serve.messages import AbortRequests, Pause, ResetPrefixCache, UnloadAdapter
 from lora_serve.scheduler.queue import OVERTAKE_LIMIT
 from lora_serve.scheduler.request import Request

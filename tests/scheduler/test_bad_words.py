@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import random
 
+from lora_serve.fuzz.oracle.content import bad_ends
 from lora_serve.fuzz.oracle.engine import OracleEngine
-from lora_serve.fuzz.oracle.executor import bad_ends, lone_answer
+from lora_serve.fuzz.oracle.lone_answers import lone_answer
 from lora_serve.messages import TokenRules
 from lora_serve.scheduler.bad_words import BadWords
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from lora_serve.config import SpeculativeConfig
 from lora_serve.fuzz.oracle.engine import OracleEngine
-from lora_serve.fuzz.oracle.executor import lone_answer
+from lora_serve.fuzz.oracle.lone_answers import lone_answer
 from lora_serve.messages import AbortRequests
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SchedulerOutput

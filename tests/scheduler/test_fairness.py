@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lora_serve.fuzz.oracle.engine import OracleEngine
-from lora_serve.fuzz.oracle.executor import lone_answer
+from lora_serve.fuzz.oracle.lone_answers import lone_answer
 from lora_serve.identity import BASE_MODEL
 from lora_serve.scheduler.queue import OVERTAKE_LIMIT
 from lora_serve.scheduler.shares import FairShares

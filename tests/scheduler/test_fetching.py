@@ -8,14 +8,10 @@ from dataclasses import replace
 import pytest
 
 from lora_serve.config import KVTierConfig
+from lora_serve.fuzz.oracle.content import UNWRITTEN
 from lora_serve.fuzz.oracle.engine import OracleEngine
-from lora_serve.fuzz.oracle.executor import (
-    UNWRITTEN,
-    OracleExecutor,
-    lone_answer,
-    lone_pooled,
-    lone_prompt_logprobs,
-)
+from lora_serve.fuzz.oracle.executor import OracleExecutor
+from lora_serve.fuzz.oracle.lone_answers import lone_answer, lone_pooled, lone_prompt_logprobs
 from lora_serve.fuzz.oracle.tier_store import Faults, OracleTierStore
 from lora_serve.identity import BASE_MODEL, Everything
 from lora_serve.kv.fetches import Fetches

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from lora_serve.fuzz.oracle.content import EOS
 from lora_serve.fuzz.oracle.engine import OracleEngine
-from lora_serve.fuzz.oracle.executor import EOS, OracleExecutor, lone_answer
+from lora_serve.fuzz.oracle.executor import OracleExecutor
+from lora_serve.fuzz.oracle.lone_answers import lone_answer
 from lora_serve.messages import AbortRequests, ResetPrefixCache
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import ModelRunnerOutput, SchedulerOutput

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, OracleEngine
-from lora_serve.fuzz.oracle.executor import lone_answer
+from lora_serve.fuzz.oracle.lone_answers import lone_answer
 from lora_serve.identity import BASE_MODEL, NoAdapter
 from lora_serve.messages import AbortRequests
 

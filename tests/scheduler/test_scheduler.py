@@ -4,8 +4,9 @@ from collections import Counter
 
 import pytest
 
+from lora_serve.fuzz.oracle.content import EOS
 from lora_serve.fuzz.oracle.engine import OracleEngine
-from lora_serve.fuzz.oracle.executor import EOS, lone_answer, lone_prompt_logprobs
+from lora_serve.fuzz.oracle.lone_answers import lone_answer, lone_prompt_logprobs
 from lora_serve.messages import AbortRequests, ResetPrefixCache
 from lora_serve.sampling_params import SamplingParams
 

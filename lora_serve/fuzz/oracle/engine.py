@@ -19,15 +19,9 @@ from lora_serve.engine.core.core import EngineCore
 from lora_serve.engine.core.kv_events import KVEvents
 from lora_serve.engine.core.kv_tiers import StaleVersions
 from lora_serve.engine.core.start import most_tokens_in_flight
+from lora_serve.fuzz.oracle.content import EOS, VOCAB_SIZE
 from lora_serve.fuzz.oracle.drafts import DraftWatch
-from lora_serve.fuzz.oracle.executor import (
-    EOS,
-    ONE_GROUP,
-    VOCAB_SIZE,
-    MakeExecutor,
-    OracleExecutor,
-    oracle_model,
-)
+from lora_serve.fuzz.oracle.executor import ONE_GROUP, MakeExecutor, OracleExecutor, oracle_model
 from lora_serve.fuzz.oracle.grammars import OracleGrammars
 from lora_serve.fuzz.oracle.indexer import OracleIndexer, OraclePublisher, RecordingHasher
 from lora_serve.fuzz.oracle.loader import OracleLoader, ReadFaults

@@ -4,26 +4,34 @@ In each group of layers a position's content is a hash of (the content before it
 the group's block table, the token, the adapter's digest). Its slot holds that, and the content
 before its block, so that blocks which do not follow each other show. All blocks that a position
 sees are looked at. A token is drawn from the last contents of all groups. So the right answer is a
-pure function of prompt, adapter and settings (`lone_answer`), and any stale, foreign, freed or
+pure function of prompt, adapter and settings (`lone_answers.py`), and any stale, foreign, freed or
 unwritten block in sight changes it. Where a mask is given, the token is one that it allows. What
 is pooled are the contents themselves.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-
-import numpy as np
+from collections.abc import Callable, Sequence
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
-from lora_serve.fuzz.oracle.grammars import allowed_next
+from lora_serve.fuzz.oracle.content import (
+    BROKEN,
+    CONTENT_BYTES,
+    SLOT_BYTES,
+    UNWRITTEN,
+    VOCAB_SIZE,
+    allowed_tokens,
+    chosen_token,
+    drawn_token,
+    hidden_sums,
+    next_content,
+    scored_token,
+    start_content,
+)
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.kv_groups import KVGroup
-from lora_serve.messages import NO_RULES, TokenRules
 from lora_serve.model_info import ModelInfo
-from lora_serve.pooling import PoolingParams
 from lora_serve.step import (
     KVLoad,
     ModelRunnerOutput,
@@ -33,15 +41,7 @@ from lora_serve.step import (
     TokenLogprobs,
     accepted,
 )
-from lora_serve.structured_outputs import ReasoningTokens, StructuredOutput
 
-VOCAB_SIZE = 500
-EOS = 7
-CONTENT_BYTES = 16
-SLOT_BYTES = 2 * CONTENT_BYTES  # its own content, then that before its block
-START = b"start".ljust(CONTENT_BYTES)  # what the first position follows
-BROKEN = b"no chain".ljust(CONTENT_BYTES)  # what is read through blocks that are not one prefix
-UNWRITTEN = b"never written".ljust(SLOT_BYTES)
 ONE_GROUP = (KVGroup(),)
 
 
@@ -60,161 +60,6 @@ def oracle_model(
         kv_block_bytes=len(groups) * block_size * SLOT_BYTES,
         kv_layout=b"l" * 32,
     )
-
-
-def start_content(group: int) -> bytes:
-    """What the first position follows, in each group another: no block passes for one elsewhere."""
-    return START[:-1] + bytes([START[-1] + group])
-
-
-def next_content(before: bytes, token_id: int, embeds_row: bytes, digest: bytes) -> bytes:
-    hashed = hashlib.sha256(before + token_id.to_bytes(4, "little") + embeds_row + b"|" + digest)
-    return hashed.digest()[:CONTENT_BYTES]
-
-
-def drawn_token(contents: Sequence[bytes]) -> int:
-    """contents: of the last position, in each group."""
-    return sum(int.from_bytes(content[:4], "little") for content in contents) % VOCAB_SIZE
-
-
-def scored_token(token_id: int, contents: Sequence[bytes]) -> TokenLogprobs:
-    """A token's prompt logprob. contents: of the position before it, in each group."""
-    return TokenLogprobs(token_id, -float(drawn_token(contents)), 1)
-
-
-def chosen_token(drawn: int, allowed: Sequence[int] | None, banned: Collection[int] = ()) -> int:
-    """The token that is drawn where only some are allowed (None allows all), and some banned."""
-    if allowed is None and drawn not in banned:
-        return drawn
-    left = tokens_left(allowed, banned)
-    return left[drawn % len(left)]
-
-
-def tokens_left(allowed: Sequence[int] | None, banned: Collection[int]) -> list[int]:
-    among = range(VOCAB_SIZE) if allowed is None else allowed
-    return [token_id for token_id in among if token_id not in banned]
-
-
-def allowed_tokens(bitmask: bytes) -> list[int]:
-    """The tokens that a SampleInput.bitmask allows, ascending."""
-    bits = np.unpackbits(np.frombuffer(bitmask, np.uint8), bitorder="little")
-    return [int(token_id) for token_id in np.flatnonzero(bits)]
-
-
-def bad_ends(words: Sequence[tuple[int, ...]], answer: Sequence[int]) -> set[int]:
-    """What bad words forbid behind an answer."""
-    return {word[-1] for word in words if tuple(answer[len(answer) + 1 - len(word) :]) == word[:-1]}
-
-
-def prompt_contents(
-    prompt: Sequence[int],
-    digest: bytes,
-    embeds_rows: Sequence[bytes] = (),
-    num_groups: int = 1,
-    invocation: Sequence[int] = (),
-) -> Iterator[list[bytes]]:
-    """The contents of each position of a prompt, one for each group.
-
-    invocation: the adapter's invocation tokens.
-    """
-    start = invoked_at(prompt, invocation)
-    contents = [start_content(group) for group in range(num_groups)]
-    for position, token_id in enumerate(prompt):
-        row = embeds_rows[position] if position < len(embeds_rows) else b""
-        acting = digest if position >= start else b""
-        contents = [next_content(content, token_id, row, acting) for content in contents]
-        yield contents
-
-
-def invoked_at(prompt: Sequence[int], invocation: Sequence[int]) -> int:
-    """Where the invocation tokens, which the prompt holds, begin for the last time; 0 for none."""
-    return max(_places(prompt, invocation)) if invocation else 0
-
-
-def holds(prompt: Sequence[int], invocation: Sequence[int]) -> bool:
-    return bool(_places(prompt, invocation))
-
-
-def _places(prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    places = range(len(prompt) + 1 - len(tokens))
-    return [place for place in places if [*prompt[place : place + len(tokens)]] == [*tokens]]
-
-
-def lone_prompt_logprobs(
-    prompt: Sequence[int],
-    digest: bytes,
-    start: int,
-    num_groups: int = 1,
-    invocation: Sequence[int] = (),
-) -> list[TokenLogprobs]:
-    """The prompt logprobs that a cold server, alone with this request, gives."""
-    all_contents = list(prompt_contents(prompt, digest, (), num_groups, invocation))
-    return [*map(scored_token, prompt[start + 1 :], all_contents[start:])]
-
-
-def lone_answer(
-    prompt: Sequence[int],
-    digest: bytes,
-    max_tokens: int,
-    embeds_rows: Sequence[bytes] = (),
-    num_groups: int = 1,
-    constraint: StructuredOutput | None = None,
-    rules: TokenRules = NO_RULES,
-    reasoning: ReasoningTokens | None = None,
-    invocation: Sequence[int] = (),
-) -> list[int]:
-    """What a cold server, alone with this request, answers.
-
-    Where the grammar and the rules leave no token, the answer is what there is by then.
-    """
-    may_begin = reasoning is not None and not reasoning.is_open
-    held: list[int] | None = None if reasoning and reasoning.is_open else []  # None: it reasons
-    *_, contents = prompt_contents(prompt, digest, embeds_rows, num_groups, invocation)
-    answer: list[int] = []
-    while len(answer) < max_tokens:
-        allowed = None if rules.allowed is None else allowed_tokens(rules.allowed)
-        by_client = allowed
-        if constraint is not None and held is not None:
-            by_grammar = allowed_next(constraint, held, VOCAB_SIZE, EOS)
-            if by_grammar is None:
-                break
-            allowed = [one for one in by_grammar if allowed is None or one in allowed]
-        banned = bad_ends(rules.bad_words, answer)
-        if not tokens_left(allowed, banned):
-            break
-        if reasoning and may_begin and not answer and allowed is not None:
-            begins = by_client is None or reasoning.start in by_client
-            allowed = sorted({*allowed, *([reasoning.start] if begins else ())})
-        answer.append(chosen_token(drawn_token(contents), allowed, banned))
-        if answer[-1] == EOS:
-            break
-        if reasoning and held is None:
-            held = [] if answer[-1] == reasoning.end else None
-        elif reasoning and may_begin and answer == [reasoning.start]:
-            held = None
-        elif held is not None:
-            held.append(answer[-1])
-        contents = [next_content(content, answer[-1], b"", digest) for content in contents]
-    return answer
-
-
-def lone_pooled(
-    prompt: Sequence[int],
-    digest: bytes,
-    pooling: PoolingParams,
-    embeds_rows: Sequence[bytes] = (),
-    num_groups: int = 1,
-    invocation: Sequence[int] = (),
-) -> bytes:
-    """What a cold server, alone with this request, makes an embedding of."""
-    rows = list(prompt_contents(prompt, digest, embeds_rows, num_groups, invocation))
-    return hidden_sums(rows) if pooling.needs_all_rows else b"".join(rows[-1])
-
-
-def hidden_sums(rows: Sequence[Sequence[bytes]]) -> bytes:
-    """The sums over the rows' contents, taken as whole numbers."""
-    numbers = [np.frombuffer(b"".join(contents), np.uint32) for contents in rows]
-    return np.sum(numbers, axis=0, dtype=np.int64).tobytes()
 
 
 class OracleExecutor:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from lora_serve.config import KVTierConfig
 from lora_serve.config.kv_tiers import KV_ROLES
+from lora_serve.fuzz.oracle.content import SLOT_BYTES
 from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, OracleEngine
-from lora_serve.fuzz.oracle.executor import SLOT_BYTES, MakeExecutor, OracleExecutor
+from lora_serve.fuzz.oracle.executor import MakeExecutor, OracleExecutor
 from lora_serve.fuzz.oracle.expected import TraceResult
 from lora_serve.fuzz.oracle.loader import OracleLoader
 from lora_serve.fuzz.oracle.tier_store import Faults, OracleTierStore

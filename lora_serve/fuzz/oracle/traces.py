@@ -9,18 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from lora_serve.fuzz.oracle.content import EOS, VOCAB_SIZE
 from lora_serve.fuzz.oracle.drafts import Asked, Repeats, drawn_speculation
 from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, ROW_BYTES, OracleEngine
-from lora_serve.fuzz.oracle.executor import (
-    EOS,
-    VOCAB_SIZE,
-    MakeExecutor,
-    OracleExecutor,
-    holds,
-    lone_answer,
-    lone_pooled,
-    lone_prompt_logprobs,
-)
+from lora_serve.fuzz.oracle.executor import MakeExecutor, OracleExecutor
 from lora_serve.fuzz.oracle.expected import Expected, TraceResult
 from lora_serve.fuzz.oracle.grammars import OracleGrammars, toy_constraint
 from lora_serve.fuzz.oracle.indexer import OracleIndexer
@@ -30,6 +22,12 @@ from lora_serve.fuzz.oracle.loader import (
     OracleLoader,
     ReadFaults,
     invocation_of,
+)
+from lora_serve.fuzz.oracle.lone_answers import (
+    holds,
+    lone_answer,
+    lone_pooled,
+    lone_prompt_logprobs,
 )
 from lora_serve.fuzz.oracle.pauses import RandomPauses
 from lora_serve.identity import (

@@ -10,7 +10,7 @@ import pytest
 from lora_serve.config import KVTierConfig
 from lora_serve.engine.core.held_answers import HeldAnswers
 from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, OracleEngine
-from lora_serve.fuzz.oracle.executor import lone_answer
+from lora_serve.fuzz.oracle.lone_answers import lone_answer
 from lora_serve.fuzz.oracle.tier_store import OracleTierStore
 from lora_serve.kv.connector import KVConnector
 from lora_serve.kv_tiers.base import TierNamespace

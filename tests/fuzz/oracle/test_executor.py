@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from lora_serve.fuzz.oracle.engine import OracleEngine
-from lora_serve.fuzz.oracle.executor import lone_answer
+from lora_serve.fuzz.oracle.lone_answers import lone_answer
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import KVLoad
 
