@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from lora_serve.config import KVTierConfig
 from lora_serve.config.kv_tiers import KV_ROLES
 from lora_serve.fuzz.oracle.content import SLOT_BYTES
+from lora_serve.fuzz.oracle.draws import RequestDraws
 from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, OracleEngine
 from lora_serve.fuzz.oracle.executor import MakeExecutor, OracleExecutor
 from lora_serve.fuzz.oracle.expected import TraceResult
@@ -34,8 +35,19 @@ class TieredResult(TraceResult):
     num_handed_over: int = 0
 
 
+class ForkedDraws(RequestDraws):
+    """Prompts have one of few beginnings that fork, so that requests share parts of their KV."""
+
+    def _prompt(self) -> list[int]:
+        pieces = [prefix[:20] for prefix in self.prefixes]
+        chosen = self.rng.choices(pieces, weights=(4, 2, 1), k=self.rng.randrange(1, 6))
+        return [*(token for piece in chosen for token in piece), *self._tokens(1)]
+
+
 class TieredTrace(OracleTrace):
     """A trace with tiers, in which the engine is killed or stopped now and then."""
+
+    draws_class = ForkedDraws
 
     def __init__(
         self,
@@ -105,12 +117,6 @@ class TieredTrace(OracleTrace):
         self.settings["kv_tiers"] = replace(tiers, kv_role=role)
         self.store = self.store.restarted()
         return OracleEngine(**self.settings, store=self.store)
-
-    def _prompt(self) -> list[int]:
-        """Draw one of few beginnings that fork, so that requests share parts of their KV."""
-        pieces = [prefix[:20] for prefix in self.prefixes]
-        chosen = self.rng.choices(pieces, weights=(4, 2, 1), k=self.rng.randrange(1, 6))
-        return [*(token for piece in chosen for token in piece), *self._tokens(1)]
 
     def _operate(self) -> None:
         choice = self.rng.random()

@@ -9,22 +9,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from lora_serve.fuzz.oracle.content import EOS, VOCAB_SIZE
 from lora_serve.fuzz.oracle.drafts import Asked, Repeats, drawn_speculation
-from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, ROW_BYTES, OracleEngine
+from lora_serve.fuzz.oracle.draws import RequestDraws
+from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, OracleEngine
 from lora_serve.fuzz.oracle.executor import MakeExecutor, OracleExecutor
 from lora_serve.fuzz.oracle.expected import Expected, TraceResult
-from lora_serve.fuzz.oracle.grammars import OracleGrammars, toy_constraint
+from lora_serve.fuzz.oracle.grammars import OracleGrammars
 from lora_serve.fuzz.oracle.indexer import OracleIndexer
 from lora_serve.fuzz.oracle.loader import (
     HUB,
-    INVOCATION,
     OracleLoader,
     ReadFaults,
     invocation_of,
 )
 from lora_serve.fuzz.oracle.lone_answers import (
-    holds,
     lone_answer,
     lone_pooled,
     lone_prompt_logprobs,
@@ -45,13 +43,9 @@ from lora_serve.messages import (
     AbortRequests,
     ErrorInfo,
     ResetPrefixCache,
-    TokenRules,
     UnloadAdapter,
 )
-from lora_serve.pooling import PoolingParams, PoolingType
 from lora_serve.sampling_params import SamplingParams
-from lora_serve.structured_output.backend import bitmask_of
-from lora_serve.structured_outputs import ReasoningTokens, StructuredOutput
 
 NAMES = ("red", "green", "blue", "grey")
 FULL, NARROW, WIDE = KVGroup(), KVGroup(20), KVGroup(50)
@@ -82,6 +76,8 @@ def pool_blocks(num_blocks: int, groups: Sequence[KVGroup]) -> int:
 class OracleTrace:
     """One engine and the random operations on it."""
 
+    draws_class = RequestDraws
+
     def __init__(
         self,
         seed: int,
@@ -98,13 +94,7 @@ class OracleTrace:
         self.rng = rng = random.Random(seed)
         self.other_rng = random.Random(f"shares {seed}")
         self.grammar_rng = random.Random(f"grammars {seed}")
-        self.reasoning_rng = random.Random(f"reasoning {seed}")
         self.read_rng = random.Random(f"reads {seed}")
-        self.rules_rng = random.Random(f"rules {seed}")
-        self.mixed_rng = random.Random(f"tokens among rows {seed}")
-        self.invocation_rng = random.Random(f"invocations {seed}")
-        self.scoring_rng = random.Random(f"prompt logprobs {seed}")
-        self.pooling_rng = random.Random(f"pooling {seed}")
         self.settings = {
             **self._drawn_settings(groups or random.Random(f"groups {seed}").choice(GROUPS)),
             "loader_class": loader_class,
@@ -118,8 +108,7 @@ class OracleTrace:
         if recorder_class is not None:
             self.settings |= self._event_settings(recorder_class, random.Random(f"events {seed}"))
         self.engine = self._new_engine()
-        self.prefixes = [self._tokens(rng.choice((20, 50, 100))) for _ in range(3)]
-        self.embeds = [self._rows(rng.choice((20, 40))) for _ in range(2)]
+        self.draws = self.draws_class(seed, rng, self.grammar_rng)
         self.expected: dict[str, Expected] = {}
         self.versions: dict[str, str] = {}  # name -> content, as far as calls were answered
         self.pending: dict[int, PendingLoad] = {}
@@ -197,19 +186,6 @@ class OracleTrace:
                 self.engine.step()
                 self._settle_loads()
 
-    def _tokens(self, count: int) -> list[int]:
-        return [self.rng.randrange(8, VOCAB_SIZE) for _ in range(count)]
-
-    def _rows(self, count: int) -> list[bytes]:
-        return [self.rng.randbytes(ROW_BYTES) for _ in range(count)]
-
-    def _with_gaps(self, rows: list[bytes]) -> list[bytes]:
-        """Now and then, put tokens among rows: 0, which is what stands for a row elsewhere."""
-        rng = self.mixed_rng
-        for _ in range(rng.choice((0, 0, 1, 1, 2))):
-            rows = [*rows[: (place := rng.randrange(min(len(rows), 8)))], b"", *rows[place:]]
-        return rows
-
     def _namespace(self) -> tuple[str | NoAdapter, str]:
         """Draw an adapter's name, or BASE_MODEL, and a salt."""
         names: list[str | NoAdapter] = [BASE_MODEL, *self.versions]
@@ -224,20 +200,20 @@ class OracleTrace:
             name, salt, tenant = repeated.name, repeated.salt, repeated.tenant
         digest = b"" if name is BASE_MODEL else _digest(self.versions[name])
         invocation = () if name is BASE_MODEL else invocation_of(self.versions[name])
-        prompt, rows = self._prompt_or_rows(invocation, repeated)
+        prompt, rows = self.draws.prompt_or_rows(invocation, repeated)
         if repeated is None and not rows:
             self.repeats.note(Asked(name, salt, tenant, prompt))
         max_tokens = rng.randrange(1, 60)
         num_groups = len(self.settings["groups"])
-        pooling, rules, reasoning = self._pooling(), NO_RULES, None
+        pooling, rules, reasoning = self.draws.pooling(), NO_RULES, None
         if pooling is None:
-            constraint = self._constraint()
-            scored_start = None if rows else self._scored_start(len(prompt))
+            constraint = self.draws.constraint()
+            scored_start = None if rows else self.draws.scored_start(len(prompt))
             ask = (prompt, digest, max_tokens, rows, num_groups, constraint)
             lone = partial(lone_answer, *ask, invocation=invocation)
             if constraint is not None:
-                reasoning = self._reasoning(*ask[:5], constraint, invocation)
-            rules = self._rules(lone(reasoning=reasoning))
+                reasoning = self.draws.reasoning(*ask[:5], constraint, invocation)
+            rules = self.draws.rules(lone(reasoning=reasoning))
             expected = Expected(lone(rules=rules, reasoning=reasoning), digest)
             expected.may_fail = constraint is not None and rules is not NO_RULES
             if scored_start is not None:
@@ -270,110 +246,9 @@ class OracleTrace:
             do_remote_decode=self._is_handed_over(),
         )
 
-    def _prompt_or_rows(
-        self, invocation: tuple[int, ...], repeated: Asked | None
-    ) -> tuple[list[int], list[bytes]]:
-        """A prompt, and the rows that stand in it; with an adapter's invocation tokens.
-
-        Now and then others' prompts have such tokens, too, which are nothing to them.
-        """
-        rng, rows = self.rng, list[bytes]()
-        if rng.random() < 0.2:
-            rows = self._with_gaps(
-                self.rng.choice(self.embeds)[: rng.randrange(1, 41)] + self._rows(1)
-            )
-            prompt = [0] * len(rows)
-        else:
-            prompt = self._prompt()
-        if repeated is not None:
-            prompt, rows = repeated.prompt, []
-            wanted = () if holds(prompt, invocation) else invocation
-        else:
-            wanted = invocation or (INVOCATION if self.invocation_rng.random() < 0.25 else ())
-        return self._invoked(prompt, rows, wanted) if wanted else (prompt, rows)
-
-    def _invoked(
-        self, prompt: list[int], rows: list[bytes], invocation: tuple[int, ...]
-    ) -> tuple[list[int], list[bytes]]:
-        """The prompt with invocation tokens in it: now and then twice, or once and a part of them.
-
-        Those in a prefix of many stand where others have them, so that they share what is before.
-        """
-        rng = self.invocation_rng
-        before = rng.choice(((), (), (), (invocation,), (invocation[:1],)))
-        for tokens in (*before, invocation):
-            usual = min(2 * BLOCK_SIZE - 1, len(prompt))  # across the end of a block
-            place = rng.choice((len(prompt), rng.randrange(len(prompt)), usual, usual))
-            prompt = [*prompt[:place], *tokens, *prompt[place:]]
-            if rows:
-                rows = [*rows[:place], *[b""] * len(tokens), *rows[place:]]
-        return prompt, rows
-
     def _is_handed_over(self) -> bool:
         """Whether another engine is to go on with the prompt; there is none here."""
         return False
-
-    def _reasoning(
-        self,
-        prompt: Sequence[int],
-        digest: bytes,
-        max_tokens: int,
-        rows: Sequence[bytes],
-        num_groups: int,
-        constraint: StructuredOutput,
-        invocation: Sequence[int],
-    ) -> ReasoningTokens | None:
-        """Draw reasoning for every other grammar, marked by tokens that its answer comes to."""
-        rng = self.reasoning_rng
-        if rng.random() < 0.5:
-            return None
-        ask = (prompt, digest, 1, rows, num_groups, constraint)
-        (start,) = lone_answer(*ask, invocation=invocation)
-        is_open = rng.random() < 0.5
-        endless = ReasoningTokens(start, -1, is_open)
-        ask = (prompt, digest, min(max_tokens, 8), rows, num_groups, constraint)
-        answer = lone_answer(*ask, reasoning=endless, invocation=invocation)
-        return ReasoningTokens(start, rng.choice(answer[not is_open :] or [start]), is_open)
-
-    def _rules(self, answer: Sequence[int]) -> TokenRules:
-        """Draw what a request allows and forbids: for every fifth one, and so that it matters.
-
-        answer: without rules, of which bad words are made. A prompt's tokens are no part of them.
-        """
-        rng = self.rules_rng
-        if rng.random() >= 0.2:
-            return NO_RULES
-        allowed = None
-        if rng.random() < 0.5:
-            allowed = bitmask_of(
-                [EOS, *rng.sample(range(8, VOCAB_SIZE), rng.choice((10, 300)))], VOCAB_SIZE
-            )
-        places = [rng.randrange(len(answer)) for _ in range(3 if answer else 0)]
-        words = [tuple(answer[max(0, end - rng.randrange(4)) : end + 1]) for end in places]
-        return TokenRules(allowed, tuple(words))
-
-    def _constraint(self) -> StructuredOutput | None:
-        """Draw one of few grammars for every third request."""
-        rng = self.grammar_rng
-        is_held = rng.random() < 0.3
-        return toy_constraint(rng.randrange(3), rng.choice((1, 5, 50))) if is_held else None
-
-    def _scored_start(self, num_tokens: int) -> int | None:
-        """Draw for every fifth request where its prompt logprobs begin."""
-        rng = self.scoring_rng
-        if rng.random() >= 0.2:
-            return None
-        return rng.choice((0, rng.randrange(num_tokens), max(0, num_tokens - 2)))
-
-    def _pooling(self) -> PoolingParams | None:
-        """Draw what an embedding is made of for every fifth request."""
-        kinds: list[PoolingType | None] = ["LAST", "MEAN", *(None,) * 8]
-        pooling_type = self.pooling_rng.choice(kinds)
-        return None if pooling_type is None else PoolingParams(pooling_type=pooling_type)
-
-    def _prompt(self) -> list[int]:
-        prompt = self.rng.choice(self.prefixes)[: self.rng.randrange(1, 101)] + self._tokens(1)
-        return [*self.prefixes[0], 9] if self.rng.random() < 0.4 else prompt
 
     def _abort(self) -> None:
         if self.expected:
