@@ -25,6 +25,7 @@ from lora_serve.engine.frontend.output import OutputProcessor
 from lora_serve.engine.frontend.pooling_defaults import pooling_defaults
 from lora_serve.engine.frontend.startup_checks import check_startup
 from lora_serve.engine.wire import error_from_info
+from lora_serve.engine_stats import EngineStats
 from lora_serve.errors import ConfigError, InvalidRequestError, LoraServeError
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import BASE_MODEL, EVERYTHING
@@ -34,7 +35,6 @@ from lora_serve.messages import (
     CallReply,
     EngineMessage,
     EngineRequest,
-    EngineStats,
     ListAdapters,
     LoadAdapter,
     ResetPrefixCache,

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from lora_serve.engine_stats import EngineStats, RequestTimes
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import BASE_MODEL, EVERYTHING, AdapterRef, Everything, NoAdapter
 from lora_serve.step import TokenLogprobs
@@ -235,99 +236,6 @@ class EngineOutput(msgspec.Struct, frozen=True):
     num_accepted_drafts: int = 0
     num_rejected_drafts: int = 0
     error: ErrorInfo | None = None
-
-
-class RequestTimes(msgspec.Struct, frozen=True):
-    """A finished request's story, for the histograms; seconds of one monotonic clock.
-
-    num_queried_tokens: prompt tokens looked up in the prefix cache; num_cached_tokens were found.
-    scheduled and first_token are 0 for a request that never got that far.
-    """
-
-    lora_name: str | NoAdapter
-    finish_reason: str
-    num_prompt_tokens: int
-    num_output_tokens: int
-    num_queried_tokens: int
-    num_cached_tokens: int
-    num_preemptions: int
-    max_tokens: int
-    arrival: float
-    scheduled: float
-    first_token: float
-    finished: float
-
-
-class KVTierStats(msgspec.Struct, frozen=True):
-    """One KV tier's gauges and totals since start: `kv_tiers.base.TierFigures`, flat.
-
-    seconds_bounds: of the counts in load_seconds and save_seconds, whose last has none.
-    """
-
-    tier: str
-    num_blocks: int
-    num_bytes: int
-    capacity_bytes: int
-    num_evicted: int
-    quarantined: dict[str, int]
-    hits: int
-    hit_bytes: int
-    misses: dict[str, int]
-    num_saved: int
-    saved_bytes: int
-    unsaved: dict[str, int]
-    seconds_bounds: tuple[float, ...]
-    load_seconds: tuple[int, ...]
-    load_seconds_sum: float
-    save_seconds: tuple[int, ...]
-    save_seconds_sum: float
-    load_breaker: str
-    save_breaker: str
-    num_trips: int
-
-
-class EngineStats(msgspec.Struct, frozen=True):
-    """Gauges and totals since start. Token counters are counted once for each admission.
-
-    external_cache_queries, _hits: prompt tokens that the device cache did not have and the KV
-    tiers were asked for, and gave. num_late_fetches: fetches that ended at their deadline.
-    num_drafts, …: as of SchedulerTotals.
-    num_kv_event_batches: messages to consumers of KV events; those for which there was no room,
-    num_lost_kv_event_batches, among them.
-    """
-
-    num_running: int = 0
-    num_waiting: int = 0
-    num_deferred: int = 0
-    num_fetching: int = 0
-    num_awaiting_mask: int = 0
-    is_paused: bool = False
-    kv_cache_usage: float = 0.0
-    num_blocks: int = 0
-    kv_cache_size_tokens: int = 0
-    num_preemptions: int = 0
-    num_steps: int = 0
-    num_computed_tokens: int = 0
-    num_generated_tokens: int = 0
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_accepted_by_position: tuple[int, ...] = ()
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    external_cache_queries: int = 0
-    external_cache_hits: int = 0
-    num_late_fetches: int = 0
-    kv_tiers: tuple[KVTierStats, ...] = ()
-    adapter_loads: int = 0
-    adapter_evictions: int = 0
-    adapter_load_timeouts: int = 0
-    adapter_late_loads: int = 0
-    num_kv_event_batches: int = 0
-    num_lost_kv_event_batches: int = 0
-    num_kv_event_replays: int = 0
-    running_adapters: tuple[str, ...] = ()
-    waiting_adapters: tuple[str, ...] = ()
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):

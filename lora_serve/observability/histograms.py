@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.metrics_core import Metric
 
-from lora_serve.messages import RequestTimes
+from lora_serve.engine_stats import RequestTimes
 
 FIRST_TOKEN_SECONDS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),

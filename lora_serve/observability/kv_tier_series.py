@@ -12,7 +12,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric
 
-from lora_serve.messages import KVTierStats
+from lora_serve.engine_stats import KVTierStats
 
 GAUGES: dict[str, tuple[str, Callable[[KVTierStats], float]]] = {
     "blocks": ("KV blocks that the tier holds, as far as it knows.", lambda t: t.num_blocks),

@@ -18,8 +18,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from lora_serve.config import EngineConfig
+from lora_serve.engine_stats import EngineStats, RequestTimes
 from lora_serve.identity import BASE_MODEL
-from lora_serve.messages import AdapterInfo, EngineStats, RequestTimes, StepOutputs
+from lora_serve.messages import AdapterInfo, StepOutputs
 from lora_serve.observability.adapter_series import MAX_SERIES, OTHER, AdapterCounter
 from lora_serve.observability.histograms import RequestHistograms
 from lora_serve.observability.intervals import TokenIntervals

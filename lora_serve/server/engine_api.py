@@ -11,9 +11,10 @@ from typing import Protocol
 from lora_serve.config import EngineConfig
 from lora_serve.engine.frontend.admission import RequestGroup
 from lora_serve.engine.frontend.requests_in_flight import RequestInFlight
+from lora_serve.engine_stats import EngineStats
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import EVERYTHING, Everything
-from lora_serve.messages import AdapterInfo, EngineReady, EngineStats, PauseMode
+from lora_serve.messages import AdapterInfo, EngineReady, PauseMode
 from lora_serve.observability.metrics import EngineMetrics
 from lora_serve.outputs import OutputDelta
 from lora_serve.pooling import PoolingParams

@@ -9,8 +9,8 @@ import time
 from collections.abc import AsyncIterator, Mapping
 
 from lora_serve.config import LogConfig
+from lora_serve.engine_stats import EngineStats
 from lora_serve.errors import LoraServeError
-from lora_serve.messages import EngineStats
 from lora_serve.observability.log import with_fields
 from lora_serve.server.engine_api import Engine
 

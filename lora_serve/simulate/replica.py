@@ -14,11 +14,12 @@ from lora_serve.config import CacheConfig, EngineConfig, LoRAConfig, SchedulerCo
 from lora_serve.engine.core.core import EngineCore
 from lora_serve.engine.core.kv_tiers import StaleVersions
 from lora_serve.engine.core.start import most_tokens_in_flight
+from lora_serve.engine_stats import EngineStats
 from lora_serve.identity import BlockHasher
 from lora_serve.kv.connector import KVConnector
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.kv_groups import KVGroup
-from lora_serve.messages import EngineMessage, EngineReply, EngineStats
+from lora_serve.messages import EngineMessage, EngineReply
 from lora_serve.model_info import ModelInfo
 from lora_serve.simulate.adapters import make_loader, name_of
 from lora_serve.simulate.costs import Costs, EngineSettings

@@ -20,6 +20,7 @@ from lora_serve.engine.frontend.admission import RequestGroup
 from lora_serve.engine.frontend.bad_words import BadWordEncoder
 from lora_serve.engine.frontend.input import InputProcessor
 from lora_serve.engine.frontend.requests_in_flight import RequestInFlight
+from lora_serve.engine_stats import EngineStats
 from lora_serve.errors import (
     AdapterChangedError,
     AdapterExistsError,
@@ -29,7 +30,7 @@ from lora_serve.errors import (
 )
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import BASE_MODEL, EVERYTHING, AdapterRef, Everything, NoAdapter
-from lora_serve.messages import AdapterInfo, EngineReady, EngineStats, PauseMode, StepOutputs
+from lora_serve.messages import AdapterInfo, EngineReady, PauseMode, StepOutputs
 from lora_serve.observability.metrics import EngineMetrics
 from lora_serve.outputs import AnswerTimes, OutputDelta
 from lora_serve.pooling import PoolingParams, embedding

@@ -3,8 +3,9 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from lora_serve.engine.core.kv_tiers import tier_stats
+from lora_serve.engine_stats import EngineStats
 from lora_serve.kv_tiers.base import TierContents, TierFigures, TierStats
-from lora_serve.messages import EngineStats, StepOutputs
+from lora_serve.messages import StepOutputs
 from lora_serve.observability.metrics import EngineMetrics
 
 

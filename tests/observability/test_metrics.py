@@ -3,15 +3,9 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from lora_serve.config import EngineConfig, LoRAConfig, ModelConfig, SpeculativeConfig
+from lora_serve.engine_stats import EngineStats, RequestTimes
 from lora_serve.identity import BASE_MODEL, NoAdapter
-from lora_serve.messages import (
-    AdapterInfo,
-    EngineOutput,
-    EngineStats,
-    ErrorInfo,
-    RequestTimes,
-    StepOutputs,
-)
+from lora_serve.messages import AdapterInfo, EngineOutput, ErrorInfo, StepOutputs
 from lora_serve.observability.adapter_series import MAX_SERIES
 from lora_serve.observability.metrics import EngineMetrics
 

@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from lora_serve.config import LogConfig
+from lora_serve.engine_stats import EngineStats
 from lora_serve.errors import EngineDeadError
-from lora_serve.messages import EngineStats
 from lora_serve.server import throughput
 from lora_serve.server.throughput import Throughput, shown, throughput_lines
 from tests.fakes.engine import FakeEngine

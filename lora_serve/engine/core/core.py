@@ -27,6 +27,7 @@ from lora_serve.engine.core.start import engine_ready, most_tokens_in_flight, nu
 from lora_serve.engine.core.stats import engine_stats, standings
 from lora_serve.engine.fair_share import share_of
 from lora_serve.engine.wire import error_info
+from lora_serve.engine_stats import EngineStats
 from lora_serve.errors import InvalidRequestError, KVLoadError, LoraServeError
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import (
@@ -49,7 +50,6 @@ from lora_serve.messages import (
     EngineReady,
     EngineReply,
     EngineRequest,
-    EngineStats,
     GetRequests,
     GetStats,
     Pause,

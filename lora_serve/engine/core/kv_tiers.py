@@ -10,6 +10,7 @@ import msgspec
 
 from lora_serve.config import KVTierConfig
 from lora_serve.engine.wire import error_info
+from lora_serve.engine_stats import KVTierStats
 from lora_serve.errors import NotForgottenError
 from lora_serve.identity import AdapterRef, BlockHasher
 from lora_serve.kv.connector import KVConnector
@@ -17,7 +18,7 @@ from lora_serve.kv.tiered_connector import TieredConnector, tier_namespaces
 from lora_serve.kv_tiers.base import LATENCY_BUCKETS, TierStats
 from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.kv_tiers.opening import open_store
-from lora_serve.messages import CallReply, KVTierStats
+from lora_serve.messages import CallReply
 from lora_serve.model_info import ModelInfo
 from lora_serve.scheduler.request import Request
 

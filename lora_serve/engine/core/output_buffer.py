@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from lora_serve.messages import (
-    CallReply,
-    EngineOutput,
-    EngineReply,
-    RequestTimes,
-    StepOutputs,
-)
+from lora_serve.engine_stats import RequestTimes
+from lora_serve.messages import CallReply, EngineOutput, EngineReply, StepOutputs
 from lora_serve.scheduler.progress import RequestProgress
 from lora_serve.scheduler.request import Request
 

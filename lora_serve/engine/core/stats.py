@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from lora_serve.adapters.manager import AdapterManager
 from lora_serve.engine.core.kv_events import Publisher
 from lora_serve.engine.core.kv_tiers import tier_stats
+from lora_serve.engine_stats import EngineStats
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.kv_tiers.base import TierStats
-from lora_serve.messages import EngineStats, RequestStanding
+from lora_serve.messages import RequestStanding
 from lora_serve.scheduler.request import RequestStatus
 from lora_serve.scheduler.scheduler import Scheduler
 

@@ -30,6 +30,7 @@ from lora_serve.engine.frontend.starting import start_parts
 from lora_serve.engine.frontend.supervisor import Client, EngineSupervisor
 from lora_serve.engine.frontend.watchdog import Watchdog, end_if_it_hangs
 from lora_serve.engine.wire import error_from_info
+from lora_serve.engine_stats import EngineStats
 from lora_serve.errors import EngineDeadError
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import EVERYTHING, Everything
@@ -40,7 +41,6 @@ from lora_serve.messages import (
     EngineMessage,
     EngineReady,
     EngineReply,
-    EngineStats,
     GetRequests,
     GetStats,
     ListAdapters,
