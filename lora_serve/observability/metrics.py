@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -21,7 +20,11 @@ from lora_serve.config import EngineConfig
 from lora_serve.engine_stats import EngineStats, RequestTimes
 from lora_serve.identity import BASE_MODEL
 from lora_serve.messages import AdapterInfo, StepOutputs
-from lora_serve.observability.adapter_series import MAX_SERIES, OTHER, AdapterCounter
+from lora_serve.observability.adapter_series import (
+    AdapterCounter,
+    adapter_gauges,
+    lora_requests_info,
+)
 from lora_serve.observability.histograms import RequestHistograms
 from lora_serve.observability.intervals import TokenIntervals
 from lora_serve.observability.kv_tier_series import kv_tier_series
@@ -221,10 +224,10 @@ class EngineMetrics(Collector):
             [({"finished_reason": reason}, n) for reason, n in self._finished.items()],
         )
         yield self._waiting_by_reason()
-        yield self._lora_requests_info()
+        yield lora_requests_info(self._config.lora.cpu_lora_limit, self._stats, self._adapters)
         yield self._cache_config_info()
         yield from self._adapter_counters()
-        yield from self._adapter_gauges()
+        yield from adapter_gauges(self._labels, self._adapters)
         if self._catalog is not None:
             yield from self._catalog_gauges(self._catalog())
         if self._stats.kv_tiers:
@@ -280,26 +283,6 @@ class EngineMetrics(Collector):
         family = CounterMetricFamily(name, help, labels=())
         for labels, value in samples:
             family.add_sample(f"{name}_total", self._labels | labels, value)
-        return family
-
-    def _lora_requests_info(self) -> GaugeMetricFamily:
-        """Which adapters could run in the next step, and which wait; the newest time counts.
-
-        Gateways send a request where its adapter is named, and else where fewer than `max_lora`
-        are. So all adapters on the device are named, those in the running batch first.
-        """
-        on_device = [adapter.name for adapter in self._adapters if adapter.is_resident]
-        labels = {
-            "max_lora": str(self._config.lora.cpu_lora_limit),
-            "running_lora_adapters": _name_list((*self._stats.running_adapters, *on_device)),
-            "waiting_lora_adapters": _name_list(self._stats.waiting_adapters),
-        }
-        family = GaugeMetricFamily(
-            "vllm:lora_requests_info",
-            "Adapters on the device and adapters that wait, with the time.",
-            labels=tuple(labels),
-        )
-        family.add_metric(tuple(labels.values()), time.time())
         return family
 
     def _catalog_gauges(self, figures: CatalogFigures) -> Iterator[GaugeMetricFamily]:
@@ -360,41 +343,3 @@ class EngineMetrics(Collector):
         ):
             samples = [({"lora_name": key}, n) for key, n in counter.totals().items()]
             yield self._counter(f"lora_serve:{name}", f"{help} By adapter.", samples)
-
-    def _adapter_gauges(self) -> Iterator[GaugeMetricFamily]:
-        """One series for each registered adapter, resident ones first, gone with the adapter.
-
-        Those beyond MAX_SERIES are added up as "other".
-        """
-        labels = (*self._labels, "lora_name", "digest", "generation", "rank", "pinned")
-        resident = GaugeMetricFamily(
-            "lora_serve:adapter_resident",
-            "1 if the adapter's weights are in memory, 0 if they were evicted.",
-            labels=labels,
-        )
-        size = GaugeMetricFamily(
-            "lora_serve:adapter_size_bytes",
-            "Bytes of the adapter's weights.",
-            labels=(*self._labels, "lora_name"),
-        )
-        own = tuple(self._labels.values())
-        adapters = sorted(self._adapters, key=lambda adapter: not adapter.is_resident)
-        for adapter in adapters[:MAX_SERIES]:
-            version = (adapter.digest, str(adapter.generation), str(adapter.rank))
-            resident.add_metric(
-                (*own, adapter.name, *version, str(adapter.pinned).lower()),
-                adapter.is_resident,
-            )
-            size.add_metric((*own, adapter.name), adapter.num_bytes)
-        if rest := adapters[MAX_SERIES:]:
-            num_resident = sum(adapter.is_resident for adapter in rest)
-            resident.add_metric((*own, OTHER, "", "", "", ""), num_resident)
-            size.add_metric((*own, OTHER), sum(adapter.num_bytes for adapter in rest))
-        yield resident
-        yield size
-
-
-def _name_list(names: Iterable[str]) -> str:
-    """At most MAX_SERIES names with commas between; one that has a comma would be read as two."""
-    told = dict.fromkeys(name for name in names if "," not in name)
-    return ",".join(islice(told, MAX_SERIES))
