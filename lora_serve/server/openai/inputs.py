@@ -6,7 +6,6 @@ Tokenizing runs in worker threads, so that a long prompt does not delay other re
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,14 +13,19 @@ from functools import partial
 from lora_serve.errors import InvalidRequestError, PromptTooLongError
 from lora_serve.prompts import (
     EmbedsPrompt,
-    MixedPrompt,
     Prompt,
     TokensPrompt,
     verify_vocabulary,
 )
-from lora_serve.server.engine_api import Engine, Tokenizer
+from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.turns import ThreadByTurns
 from lora_serve.server.openai.fields import MAX_PROMPTS, TextOrTokens
+from lora_serve.server.openai.mixed_chats import (
+    drawn_marks,
+    encode_pieces,
+    mixed_prompt,
+    pieces_between,
+)
 from lora_serve.server.openai.prompt_embeds import decode_prompt_embeds
 from lora_serve.server.openai.protocol import (
     ChatMessage,
@@ -187,16 +191,15 @@ class Inputs:
         """
         _check_ending(body)
         rows = await self._rows(share, messages, takes_embeds=takes_embeds)
-        # No text that a client sends can hold these: they are drawn when it has been read.
-        marks = [f"embeds{secrets.token_hex(16)}n{index}end" for index in range(len(rows))]
+        marks = drawn_marks(len(rows))
         limit = await self._max_chars()
         text = await self._rendered(share, messages, body, chat_template, marks, limit)
-        pieces = _between(text, marks)
+        pieces = pieces_between(text, marks)
         num_chars = sum(map(len, pieces))
         _check_length(num_chars, limit, "messages")
-        encode = partial(_encode_pieces, self._engine.tokenizer, pieces)
+        encode = partial(encode_pieces, self._engine.tokenizer, pieces)
         token_ids = await self._texts.run(share, num_chars, encode)
-        item = Input(_mixed(token_ids, rows), ending=pieces[-1][-ENDING_CHARS:])
+        item = Input(mixed_prompt(token_ids, rows), ending=pieces[-1][-ENDING_CHARS:])
         return item if truncation is None else truncation.of(item)
 
     async def from_written_chat(
@@ -327,52 +330,6 @@ def _check_length(num_chars: int, limit: int, param: str) -> None:
             "can hold; shorten it",
             param,
         )
-
-
-def _between(text: str, marks: Sequence[str]) -> list[str]:
-    """The pieces of a rendered text before, between and behind its marks.
-
-    Raises:
-        InvalidRequestError: the template has not written each of them once, in their order.
-    """
-    pieces = []
-    for mark in marks:
-        piece, found, text = text.partition(mark)
-        if not found or mark in text:
-            raise InvalidRequestError(
-                "the chat template leaves out, repeats or moves the content of a message with "
-                "prompt_embeds; send embeddings in messages of the user, or use /v1/completions",
-                "messages",
-            )
-        pieces.append(piece)
-    return [*pieces, text]
-
-
-def _encode_pieces(tokenizer: Tokenizer, pieces: Sequence[str]) -> list[list[int]]:
-    """The tokens of each piece. Behind embeddings a text goes on, as behind a special token.
-
-    Some tokenizers begin each text with a space that they would not write there.
-    """
-    first, *others = pieces
-    encoded = [tokenizer.encode(first, False)]
-    special = tokenizer.special_token("eos") or ""
-    special_id = tokenizer.special_token_id(special)
-    for piece in others:
-        token_ids = tokenizer.encode(special + piece, False)
-        if special_id is None or token_ids[:1] != [special_id]:
-            encoded.append(tokenizer.encode(piece, False))
-        else:
-            encoded.append(token_ids[1:])
-    return encoded
-
-
-def _mixed(pieces: Sequence[Sequence[int]], rows: Sequence[EmbedsPrompt]) -> Prompt:
-    """The prompt of pieces of tokens, with rows between each two."""
-    first, *others = pieces
-    if not rows:
-        return TokensPrompt(tuple(first))
-    pairs = zip(rows, others, strict=True)
-    return MixedPrompt.of([first, *(part for pair in pairs for part in pair)])
 
 
 def _check_enabled(engine: Engine) -> None:
