@@ -9,13 +9,12 @@ import contextlib
 import queue
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
 
 from lora_serve.chat.formats import AUTO, reasoning_format
-from lora_serve.config import EngineConfig
 from lora_serve.engine.core.core import EngineCore
 from lora_serve.engine.core.executor import make_executor
 from lora_serve.engine.core.kv_event_publisher import open_publisher
@@ -24,9 +23,10 @@ from lora_serve.engine.frontend.input import InputProcessor
 from lora_serve.engine.frontend.output import OutputProcessor
 from lora_serve.engine.frontend.pooling_defaults import pooling_defaults
 from lora_serve.engine.frontend.startup_checks import check_startup
+from lora_serve.engine.settings import engine_config
 from lora_serve.engine.wire import error_from_info
 from lora_serve.engine_stats import EngineStats
-from lora_serve.errors import ConfigError, InvalidRequestError, LoraServeError
+from lora_serve.errors import InvalidRequestError, LoraServeError
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import BASE_MODEL, EVERYTHING
 from lora_serve.messages import (
@@ -41,7 +41,6 @@ from lora_serve.messages import (
     StepOutputs,
     UnloadAdapter,
 )
-from lora_serve.ops.cpu.numa import with_ranks_of_nodes
 from lora_serve.outputs import EmbeddingOutput, RequestOutput
 from lora_serve.pooling import PoolingParams
 from lora_serve.prompts import Prompt, TokensPrompt
@@ -388,21 +387,3 @@ def _require_one_each(num_prompts: int, **counts: int) -> None:
             raise InvalidRequestError(
                 f"{num_prompts} prompts but {count} {name}; give one for all, or one for each", name
             )
-
-
-def engine_config(**settings: Any) -> EngineConfig:
-    """Sort settings, named like the flags, into the parts of a config.
-
-    Raises:
-        ConfigError: naming a setting that does not exist.
-    """
-    parts: dict[str, Any] = {}
-    for part in fields(EngineConfig):
-        kind = part.default_factory
-        assert isinstance(kind, type), f"{part.name} has no default"
-        names = {field.name for field in fields(kind)}
-        chosen = {name: settings.pop(name) for name in list(settings) if name in names}
-        parts[part.name] = kind(**chosen)
-    if settings:
-        raise ConfigError(f"unknown settings: {', '.join(sorted(settings))}")
-    return with_ranks_of_nodes(EngineConfig(**parts))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from dataclasses import Field, fields
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -25,6 +24,7 @@ from lora_serve.config import (
     SpeculativeConfig,
     StructuredOutputsConfig,
 )
+from lora_serve.config.engine import engine_parts
 from lora_serve.config.quantities import READERS, shown_size
 from lora_serve.config.refusals import Refusals
 from lora_serve.config.setting import flag_name
@@ -49,19 +49,6 @@ GROUPS: tuple[tuple[str, type], ...] = (
     ("fleet", FleetConfig),
     ("log", LogConfig),
 )
-ENGINE_PARTS: Mapping[str, type[Any]] = {
-    "model": ModelConfig,
-    "cache": CacheConfig,
-    "parallel": ParallelConfig,
-    "scheduler": SchedulerConfig,
-    "lora": LoRAConfig,
-    "limits": LimitsConfig,
-    "kv_tiers": KVTierConfig,
-    "kv_events": KVEventsConfig,
-    "structured_outputs": StructuredOutputsConfig,
-    "speculative": SpeculativeConfig,
-    "log": LogConfig,
-}
 POSITIONAL = {"model"}
 METAVARS = {"bytes": "SIZE", "count": "N", int: "N", float: "X"}
 
@@ -99,7 +86,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     """
     refusals = Refusals()
     parts = {}
-    for name, config in ENGINE_PARTS.items():
+    for name, config in engine_parts().items():
         with refusals.noted():
             parts[name] = _part(config, args)
     refusals.raise_noted()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from lora_serve.config.cache import CacheConfig
 from lora_serve.config.kv_events import KVEventsConfig
@@ -47,3 +48,13 @@ class EngineConfig:
                     f"--lora-modules {name}: the model itself is served as {', '.join(served)}; "
                     "choose another name"
                 )
+
+
+def engine_parts() -> dict[str, type[Any]]:
+    """The class of each part of an `EngineConfig`, by its name."""
+    parts: dict[str, type[Any]] = {}
+    for part in fields(EngineConfig):
+        kind = part.default_factory
+        assert isinstance(kind, type), f"{part.name} has no default"
+        parts[part.name] = kind
+    return parts

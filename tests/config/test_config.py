@@ -15,8 +15,9 @@ from lora_serve.config import (
     ServerConfig,
 )
 from lora_serve.config.setting import flag_name
+from lora_serve.engine.settings import engine_config
 from lora_serve.errors import ConfigError
-from lora_serve.llm import LLM, engine_config
+from lora_serve.llm import LLM
 
 
 @pytest.mark.parametrize(

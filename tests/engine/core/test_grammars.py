@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from lora_serve.engine.core.grammars import make_grammar_service
+from lora_serve.engine.settings import engine_config
 from lora_serve.errors import OverloadedError
 from lora_serve.fuzz.oracle.engine import OracleEngine
 from lora_serve.fuzz.oracle.grammars import OracleGrammars, toy_constraint
 from lora_serve.fuzz.oracle.lone_answers import lone_answer
-from lora_serve.llm import engine_config
 from lora_serve.messages import AbortRequests
 from lora_serve.model_info import ModelInfo
 from lora_serve.sampling_params import SamplingParams

@@ -18,6 +18,7 @@ from lora_serve.config import EngineConfig
 from lora_serve.engine.frontend import starting
 from lora_serve.engine.frontend.async_engine import AsyncEngine
 from lora_serve.engine.frontend.client import EngineClient
+from lora_serve.engine.settings import engine_config
 from lora_serve.errors import (
     AdapterChangedError,
     AdapterError,
@@ -28,7 +29,6 @@ from lora_serve.errors import (
 )
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import BASE_MODEL, NoAdapter
-from lora_serve.llm import engine_config
 from lora_serve.messages import AdapterInfo, EngineReady
 from lora_serve.outputs import OutputDelta, RequestOutput
 from lora_serve.prompts import TokensPrompt

@@ -11,8 +11,8 @@ import pytest
 from lora_serve.config import EngineConfig, ModelConfig
 from lora_serve.engine.frontend import engine_process as process_module
 from lora_serve.engine.frontend.client import EngineClient
+from lora_serve.engine.settings import engine_config
 from lora_serve.errors import EngineDeadError, LoraServeError
-from lora_serve.llm import engine_config
 
 
 async def test_a_closed_client_leaves_no_descriptor_open(tmp_path: Path) -> None:

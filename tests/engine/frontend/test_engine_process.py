@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from lora_serve.engine.frontend.engine_process import EngineProcess
+from lora_serve.engine.settings import engine_config
 from lora_serve.errors import ConfigError
-from lora_serve.llm import engine_config
 
 
 def test_it_tells_what_no_engine_can_start_with_and_goes_on(model_path: Path) -> None:

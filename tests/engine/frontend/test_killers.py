@@ -12,9 +12,9 @@ import pytest
 from lora_serve.engine.frontend.async_engine import AsyncEngine
 from lora_serve.engine.frontend.client import EngineClient
 from lora_serve.engine.frontend.quarantine import Quarantine
+from lora_serve.engine.settings import engine_config
 from lora_serve.errors import RequestFailedError
 from lora_serve.generate_request import GenerateRequest
-from lora_serve.llm import engine_config
 from lora_serve.messages import EngineMessage, EngineReply, EngineRequest, StepOutputs
 from lora_serve.observability.metrics import EngineMetrics
 from lora_serve.outputs import RequestOutput

@@ -11,8 +11,8 @@ import pytest
 
 from lora_serve.engine.frontend import startup_checks
 from lora_serve.engine.frontend.startup_checks import check_startup
+from lora_serve.engine.settings import engine_config
 from lora_serve.errors import AdapterFormatError, ConfigError, LoraServeError
-from lora_serve.llm import engine_config
 from tests.fakes.peft_adapters import make_peft
 
 
