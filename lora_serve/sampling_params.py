@@ -81,6 +81,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
         )
 
+    def has_filters(self, vocab_size: int) -> bool:
+        """Whether draws of so many tokens leave some out for what the others weigh."""
+        return 0 < self.top_k < vocab_size or self.min_p > 0 or self.top_p < 1
+
     @cached_property
     def stop_token_id_set(self) -> frozenset[int]:
         return frozenset(self.stop_token_ids)

@@ -23,13 +23,12 @@ class LogprobsMode:
         """The mode that the flag calls so: `raw_logprobs`, `processed_logits`, and the others."""
         return cls(name.startswith("processed_"), name.endswith("_logits"))
 
-    def changes(self, item: SampleInput) -> bool:
-        """Whether the logits that are told can differ from those of the model."""
+    def changes(self, item: SampleInput, vocab_size: int) -> bool:
+        """Whether the logits (V) that are told can differ from those of the model."""
         if not self.is_processed:
             return False
         params = item.params
-        is_plain = params.temperature == 1 and params.top_k <= 0
-        is_plain = is_plain and params.min_p == 0 and params.top_p == 1
+        is_plain = params.temperature == 1 and not params.has_filters(vocab_size)
         return item.changes_logits or not (params.is_greedy or is_plain)
 
 

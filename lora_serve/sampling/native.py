@@ -48,7 +48,8 @@ class NativeSampler:
         choices = [_choice(item, arrays) for item in inputs]
         rows = self._rows(logits, choices)
         for place, item in enumerate(inputs):
-            tells_other = self._mode.changes(item) or item.params.logprob_token_ids
+            is_changed = self._mode.changes(item, logits.shape[1])
+            tells_other = is_changed or item.params.logprob_token_ids
             if item.params.logprobs is not None and tells_other:
                 rows[place] = self._told_row(logits[place], item, rows[place][0])
         return HostSamplerOutput(
@@ -61,7 +62,7 @@ class NativeSampler:
     def _told_row(self, logits: Tensor, item: SampleInput, token_id: int) -> _Sampled:
         """What is told of a drawn token by the row it was drawn from, or of listed others."""
         row, listed = float_rows(logits), item.params.logprob_token_ids
-        if self._mode.changes(item):
+        if self._mode.changes(item, len(row)):
             with np.errstate(over="ignore"):
                 row = processed(row, item)
         num_top = 0 if listed else item.params.logprobs

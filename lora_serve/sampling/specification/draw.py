@@ -33,9 +33,9 @@ def draw_token(row: FloatRow, params: SamplingParams, random: int) -> int:
 
 def drawable(row: FloatRow, params: SamplingParams) -> NDArray[np.bool_] | None:
     """(V): what the filters leave of a row as of `draw_token`; None if there is no filter."""
-    ids, kept = _kept(row, params)
-    if ids is None and params.min_p <= 0 and params.top_p >= 1:
+    if not params.has_filters(len(row)):
         return None
+    ids, kept = _kept(row, params)
     found = np.zeros(len(row), np.bool_)
     found[slice(None) if ids is None else ids] = kept > 0
     return found

@@ -41,8 +41,7 @@ def processed_rows(
 
 
 def _is_filtered(params: SamplingParams, vocab_size: int) -> bool:
-    has_top_k = 0 < params.top_k < vocab_size
-    return not params.is_greedy and (has_top_k or params.min_p > 0 or params.top_p < 1)
+    return not params.is_greedy and params.has_filters(vocab_size)
 
 
 def _drawable(
