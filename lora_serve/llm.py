@@ -1,6 +1,7 @@
 """`LLM`: the engine for Python users, in their own process.
 
-Steps 3 to 13 of a request's way are the server's own code; only the two hops are missing.
+Steps 3 and 5 to 13 of a request's way (docs/architecture.md) are the server's own code, without the
+hops between processes and their queues.
 """
 
 from __future__ import annotations

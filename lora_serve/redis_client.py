@@ -1,4 +1,4 @@
-"""Opens Redis or Valkey for whoever needs it, and words what goes wrong. Keeps no connection open.
+"""Opens Redis or Valkey, and words what goes wrong. Keeps no connection open.
 
 The client library is an extra: importing this module without it is a ModuleNotFoundError.
 """

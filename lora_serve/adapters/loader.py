@@ -200,7 +200,7 @@ class AdapterLoader:
 
     def take_results(self) -> list[LoadResult]:
         """All results so far, oldest first. Never waits."""
-        while not self._ended.empty():  # nobody else takes any out
+        while not self._ended.empty():  # no other thread takes any out
             self._take_in(*self._ended.get_nowait())
         self._give_up_overdue()
         self._start_reads()

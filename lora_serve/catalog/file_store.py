@@ -5,7 +5,7 @@
     changes   the last MAX_CHANGES changes, by serial
     replicas  id → member, report, and when it was last heard from
 
-Writers wait for each other; readers for nobody. Each watch has a connection of its own and looks at
+Writers wait for each other, readers never. Each watch has a connection of its own and looks at
 PRAGMA data_version, which costs microseconds and changes with each commit of another connection.
 """
 

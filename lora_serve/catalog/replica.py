@@ -83,7 +83,7 @@ class CatalogReplica:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[CatalogReplica]:
-        """Follow the catalog; at the end sign off, so that nobody waits for this replica."""
+        """Follow the catalog; at the end sign off, so that no roll-out waits for this replica."""
         self.view.note_awake(self._clock())
         tasks = [
             asyncio.create_task(run(), name=f"catalog-{run.__name__.strip('_')}")

@@ -1,4 +1,4 @@
-"""Finds out what a server is and can do, by asking; nobody's documentation is trusted.
+"""Finds out what a server is and can do, by asking; no documentation is trusted.
 
 A field that a server does not know may be refused or passed over in silence: which of the two
 decides what may be concluded from it.

@@ -53,7 +53,7 @@ class Lab:
     # ── asking ──────────────────────────────────────────────────────────────────────────────
 
     def prompt(self, num_tokens: int = 0) -> str:
-        """A prompt that nobody has asked, whose every block is new."""
+        """A prompt that was never asked, whose every block is new."""
         lines = self.facts.lines_for(num_tokens) if num_tokens else self.facts.lines
         return long_prompt(lines, f"{self._unique()} is the number of this archive.")
 

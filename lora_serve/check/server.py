@@ -1,4 +1,4 @@
-"""Speaks HTTP with a server that nobody vouches for, and keeps what was said.
+"""Speaks HTTP with a server that is not trusted, and keeps what was said.
 
 Every call ends: by an answer that could be read, or by an error that says why it could not.
 """

@@ -37,7 +37,7 @@ class EventSockets:
 
 
 def _attach(socket: zmq.Socket[bytes], name: str, endpoint: str, binds: bool = False) -> None:
-    """Bind, or connect to one that is somebody else's, by vLLM's rule."""
+    """Bind, or connect to one that another process has bound, by vLLM's rule."""
     binds = binds or "*" in endpoint or "::" in endpoint or not endpoint.startswith("tcp://")
     if "[" in endpoint:
         socket.set(zmq.IPV6, 1)

@@ -1,4 +1,4 @@
-"""Replicas that have ended without signing off from the catalog: nobody is to wait for them.
+"""Replicas that have ended without signing off from the catalog: no roll-out is to wait for them.
 
 Every replica looks for the others that are silent. What has become of them is told by who runs
 them.

@@ -74,7 +74,7 @@ def changes_adapters(path: str) -> bool:
 
 
 def found(answers: Sequence[WholeAnswer]) -> WholeAnswer:
-    """The answer of the replica that has found it, or else that nobody has."""
+    """The answer of the replica that has found it, or one that says it was not found."""
     return min(answers, key=lambda answer: answer.head.status == 404)
 
 

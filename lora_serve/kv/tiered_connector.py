@@ -88,7 +88,7 @@ class TierStore(Protocol):
 
 
 def _tell_no_one() -> None:
-    """Wake nobody when a fetch has come. Small worlds are pickled, which lambdas cannot be."""
+    """Wake no thread when a fetch has come. Small worlds are pickled, which lambdas cannot be."""
 
 
 class TieredConnector(KVConnector[R]):

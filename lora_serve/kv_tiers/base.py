@@ -135,7 +135,7 @@ class TierWatcher(Protocol):
         """These blocks were offered to the tier, and were there when it was looked."""
 
     def removed(self, tier: str, hashes: Sequence[BlockHash]) -> None:
-        """These blocks, of whoever's, are in the tier no more."""
+        """These blocks are in the tier no more, whichever server stored them."""
 
     def dropped(self, tier: str, drop: Drop) -> None:
         """The tier has forgotten what `drop` takes."""

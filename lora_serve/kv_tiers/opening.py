@@ -48,7 +48,7 @@ def check_tiers(config: KVTierConfig) -> None:
 
 
 def _check_role(config: KVTierConfig) -> None:
-    """Raise ConfigError for a role that has nobody to work with."""
+    """Raise ConfigError for a role that no tier shares with another server."""
     if config.kv_role != "kv_both" and not config.is_shared:
         raise ConfigError(
             f"--kv-role {config.kv_role}: no tier is named that other servers look into; give "

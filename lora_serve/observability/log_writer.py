@@ -1,7 +1,7 @@
-"""Writes lines of the log in a thread, so that a stderr that nobody reads stops no answer.
+"""Writes lines of the log in a thread, so that a stderr that is not read stops no answer.
 
-A pipe whose reader hangs blocks whoever writes to it. Here that is a thread of its own; the lines
-that come meanwhile wait up to a bound, and further ones are counted and told of later.
+A pipe whose reader hangs blocks its writer, which is a thread of its own here; the lines that come
+meanwhile wait up to a bound, and further ones are counted and told of later.
 """
 
 from __future__ import annotations

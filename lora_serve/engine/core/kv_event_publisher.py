@@ -67,7 +67,7 @@ class EventPublisher:
         return self._batches.empty()
 
     def publish(self, events: Sequence[KVEvent]) -> bool:
-        """Hand on a batch that nobody changes any more; False if there is no room for it."""
+        """Hand on a batch that is not changed any more; False if there is no room for it."""
         with self._numbering:
             batch = self.num_batches, time.time(), events
             self.num_batches += 1

@@ -2,7 +2,7 @@
 
 No answer tells of a foreign draft, which changes nothing but times. The oracle draws its tokens
 from so many that two which follow each other hardly ever do so in another text. So a draft whose
-pairs neither its request nor the answers of its origin have is somebody else's.
+pairs neither its request nor the answers of its origin have comes from another origin.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Repeats:
     def take(self, names: Collection[str | NoAdapter]) -> Asked | None:
         """What is to be asked again, if anything is; of one of these names.
 
-        Now and then somebody else asks it, and must not be offered what the first was told.
+        Now and then another tenant asks it, and must not be offered what the first was told.
         """
         if not self._is_on or self._rng.random() < 0.3:
             return None

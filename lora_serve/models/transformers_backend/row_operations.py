@@ -16,7 +16,7 @@ of a product depend on it. Here each operation that torch runs is one of four ki
 Complex numbers, in which some rotate, are multiplied as pairs of real ones.
 
 All others are refused by name, before weights are read: some would mix rows (cumulative sums,
-products of activations), of the others nobody has looked.
+products of activations), the others were not looked at.
 """
 
 from __future__ import annotations

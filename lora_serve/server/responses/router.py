@@ -113,7 +113,7 @@ async def _run(
 ) -> None:
     """Answer in the background. What comes of it is in the store, whatever that is.
 
-    A server that shuts down waits for it as for any request, and for whoever fetches it no longer.
+    A server that shuts down waits for the answer as for any, but not for clients to fetch it.
     """
 
     def note(response: Response, body: bytes) -> None:
