@@ -9,6 +9,7 @@ Source: github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import math
+import os
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import BinaryIO
 import numpy as np
 
 from lora_serve.errors import ConfigError
+from lora_serve.file_identity import file_identity
 from lora_serve.gguf.types import TENSOR_TYPES
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
@@ -62,6 +64,9 @@ class GgufHeader:
     tensors: Mapping[str, TensorEntry]
 
 
+_last: tuple[tuple[object, ...], GgufHeader] | None = None
+
+
 class _Broken(Exception):
     """What is wrong with the file, in words."""
 
@@ -78,13 +83,33 @@ def read_header(path: Path, file: BinaryIO | None = None) -> GgufHeader:
     """
     try:
         if file is not None:
-            return _read(path, file)
+            return _remembered(path, file)
         with path.open("rb") as opened:
-            return _read(path, opened)
+            return _remembered(path, opened)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     except _Broken as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def forget_header() -> None:
+    """Give back the memory of the header that was read last: a vocabulary takes 50 MB."""
+    global _last
+    _last = None
+
+
+def _remembered(path: Path, file: BinaryIO) -> GgufHeader:
+    """The header, which a start asks for several times; from memory if the file is the same."""
+    global _last
+    found = file_identity(os.fstat(file.fileno()))
+    if found is None:
+        return _read(path, file)
+    identity, last = (path, *found), _last
+    if last is not None and last[0] == identity:
+        return last[1]
+    header = _read(path, file)
+    _last = (identity, header)
+    return header
 
 
 def _read(path: Path, file: BinaryIO) -> GgufHeader:

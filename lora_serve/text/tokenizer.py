@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFas
 
 from lora_serve.chat.template import render_chat
 from lora_serve.errors import ConfigError, InvalidRequestError
+from lora_serve.gguf.header import forget_header
 from lora_serve.gguf.location import gguf_file
 from lora_serve.text.generation_config import end_token_ids, read_model_json, sampling_defaults
 from lora_serve.text.gguf_tokenizer import gguf_tokenizer
@@ -54,6 +55,7 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         generation, config = _model_settings(model or source, revision)
+        forget_header()
         own = {"eos_token_id": self._hf.eos_token_id}
         self.eos_token_ids = tuple(end_token_ids((own, generation, config)))
         self.generation_defaults: Mapping[str, float] = MappingProxyType(

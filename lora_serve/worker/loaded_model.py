@@ -14,6 +14,7 @@ from lora_serve.distributed.agreement import least
 from lora_serve.distributed.group import ALONE, ROOT, Group
 from lora_serve.distributed.shares import place_of
 from lora_serve.errors import ConfigError
+from lora_serve.gguf.header import forget_header
 from lora_serve.models.base import Model, ModelSpec
 from lora_serve.models.choices import dtype_name, max_model_len
 from lora_serve.models.fingerprint import model_fingerprint
@@ -86,6 +87,7 @@ def load_model(
         return spec.build(weights, ops, on_device_tables, group)
 
     model, weights = Loading(spec, source, dtype, ops, build).load(config, group)
+    forget_header()
     fingerprint = model_fingerprint(
         spec, dtype, weights.digest(), tables, machine_numerics(ops), block_size
     )

@@ -8,8 +8,9 @@ import gguf
 import numpy as np
 import pytest
 
+from lora_serve import file_identity
 from lora_serve.errors import ConfigError
-from lora_serve.gguf.header import MAX_HEADER_BYTES, MAX_LISTED, read_header
+from lora_serve.gguf.header import MAX_HEADER_BYTES, MAX_LISTED, forget_header, read_header
 
 _START = b"GGUF" + struct.pack("<I", 3)
 
@@ -65,6 +66,22 @@ def test_values_and_tensors_are_as_they_were_written(written: Path) -> None:
             theirs[name].data_offset,
             theirs[name].n_bytes,
         )
+
+
+def test_a_header_is_read_once_as_long_as_its_file_is_the_same(
+    written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_identity, "SETTLED_SECONDS", -1.0)
+    first = read_header(written)
+    assert read_header(written) is first
+    written.write_bytes(written.read_bytes())
+    second = read_header(written)
+    assert second == first
+    assert second is not first
+    forget_header()
+    assert read_header(written) is not second
+    monkeypatch.setattr(file_identity, "SETTLED_SECONDS", 3600.0)
+    assert read_header(written) is not read_header(written)
 
 
 def test_a_file_that_is_cut_off_anywhere_is_refused(written: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as GgmlType
 
+from lora_serve import file_identity
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.errors import ConfigError
 from lora_serve.identity import BASE_MODEL
-from lora_serve.models.kept_weights import cache
 from lora_serve.models.kept_weights.cache import SUFFIX, key_of, open_cache
 from lora_serve.models.kept_weights.file import Taken
 from lora_serve.models.kept_weights.reader import KeptReader
@@ -39,7 +39,7 @@ READ, MAPPED = "weights read and packed", "packed weights checked and mapped"
 @pytest.fixture(autouse=True)
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints that a test has just written are kept."""
-    monkeypatch.setattr(cache, "SETTLED_SECONDS", -1.0)
+    monkeypatch.setattr(file_identity, "SETTLED_SECONDS", -1.0)
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def until_replaced(file: Path, content: bytes) -> None:
 def test_a_checkpoint_that_changed_just_now_is_not_kept(
     model: Path, where: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "SETTLED_SECONDS", 3600.0)
+    monkeypatch.setattr(file_identity, "SETTLED_SECONDS", 3600.0)
     assert start(model)[0] == READ
     assert key_of([model / "model.safetensors"], []) is None
     assert not list(where.glob("*"))

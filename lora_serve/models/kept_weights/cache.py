@@ -3,9 +3,8 @@
     DIRECTORY/KEY.weights     one model's; appears by rename, when it is whole
     DIRECTORY/UUID.tmp        being written
 
-A checkpoint is told apart by its files' names, inodes, sizes and times of change, as git tells
-files apart: reading all of it would take the time that is to be saved. What has changed within
-the last seconds is not kept, since a clock's step may hide a second change.
+A checkpoint is told apart by its files' names and `file_identity`. What changed just now is not
+kept.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ import torch
 import xxhash
 
 import lora_serve
+from lora_serve.file_identity import file_identity
 from lora_serve.folders.folder import Folder
 from lora_serve.folders.ownership import open_own
 from lora_serve.identity import framed
@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 FLAG = "--weights-cache-path"
 SUFFIX, UNFINISHED = ".weights", ".tmp"
-SETTLED_SECONDS = 2.0  # file systems keep times in steps of up to so many
 STALE_SECONDS = 3600.0
 ROOM_LEFT_BYTES = 2**30
 
@@ -60,17 +59,14 @@ def key_of(files: Iterable[Path], facts: Iterable[str]) -> str | None:
         files: of its checkpoint.
         facts: all else that shapes packed weights, but the version of this software.
     """
-    found = [(path.resolve(), path.stat()) for path in sorted(files)]
-    if any(time.time() - status.st_ctime < SETTLED_SECONDS for _, status in found):
-        return None
-    parts = [f"{path} {_identity(status)}".encode() for path, status in found]
+    parts: list[bytes] = []
+    for path in sorted(files):
+        identity = file_identity(path.stat())
+        if identity is None:
+            return None
+        parts.append(f"{path.resolve()} {identity}".encode())
     parts += [fact.encode() for fact in facts]
     return hashlib.sha256(framed(_software(), *parts)).hexdigest()
-
-
-def _identity(status: os.stat_result) -> str:
-    times = f"{status.st_mtime_ns} {status.st_ctime_ns}"
-    return f"{status.st_dev} {status.st_ino} {status.st_size} {times}"
 
 
 def _software() -> bytes:
