@@ -191,7 +191,7 @@ def test_malformed_requests_for_a_replay_are_ignored(tmp_path: Path, consumers: 
 
 
 class AsksOnAndOn:
-    """In the place of the replays' socket: there is always one more that asks."""
+    """Stands in the place of the replays' socket: there is always one more that asks."""
 
     num_asked = 0
 
