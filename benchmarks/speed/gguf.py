@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.common.environment import as_users_have_it
 from benchmarks.common.facts import write_facts
 from benchmarks.common.make_checkpoint import QWEN_0_5B, ensure_checkpoint
 from benchmarks.peers.__main__ import CACHE, PATIENCE_SECONDS
@@ -70,7 +71,7 @@ class Contest:
         port = free_port()
         url, log = f"http://127.0.0.1:{port}", self.environment.root / f"gguf-{engine}.log"
         launch = self.launch(engine, port)
-        variables = {**os.environ, **launch.variables}
+        variables = {**as_users_have_it(), **launch.variables}
         await stack.enter_async_context(
             running_server(launch.command, url, log, variables, launch.ready_path, PATIENCE_SECONDS)
         )

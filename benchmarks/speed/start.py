@@ -17,6 +17,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+from benchmarks.common.environment import as_users_have_it
 from benchmarks.common.facts import write_facts
 from benchmarks.common.make_checkpoint import ensure_checkpoint
 from lora_serve.bench.server import lora_serve_command
@@ -37,7 +38,9 @@ def one_start(command: list[str]) -> dict[str, float]:
     """Seconds from the start of the process to the end of each part, and to the ready line."""
     began = time.time()
     with tempfile.TemporaryFile("w+") as log:
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        server = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env=as_users_have_it()
+        )
         assert server.stdout is not None
         try:
             if not server.stdout.readline().startswith(READY):
