@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=1.0,
         metavar="SECONDS",
-        help="Time between two looks; a server makes its metrics once a second at most. "
+        help="Time between two looks; a large server makes its metrics once a second at most. "
         "(default: %(default)s)",
     )
     parser.add_argument(

@@ -34,7 +34,7 @@ PATIENCE_SECONDS = 60
 
 
 def eventually(is_so: Callable[[], bool], what: str) -> None:
-    """Wait for it. A page of metrics is made once a second."""
+    """Wait for it. A new page of metrics may take a second."""
     until = time.monotonic() + PATIENCE_SECONDS
     while not is_so():
         assert time.monotonic() < until, f"not within {PATIENCE_SECONDS} s: {what}"

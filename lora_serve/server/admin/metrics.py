@@ -1,6 +1,6 @@
 """GET /metrics: one page for Prometheus, on the server's own port or on one for scrapers alone.
 
-However many ask, a page is made at most once in PAGE_SECONDS, and all who wait get the same one.
+However many ask, pages are made for a small share of the time, and all who wait get the same one.
 It names adapters, so who may read it is the KeyRing's to say, but for the port of --metrics-port.
 """
 
@@ -22,7 +22,8 @@ from lora_serve.server.http.errors import ErrorBoundary, answer_http_error
 from lora_serve.server.http.hosts import AllowedHosts, HostCheck
 from lora_serve.server.http.including import include_router
 
-PAGE_SECONDS = 1.0
+PAGE_SECONDS = 1.0  # at most from the beginning of one page to that of the next
+PAUSE_SHARE = 20  # a page that is made sooner waits for so many times what the last one took
 ENGINE_SECONDS = 2.0  # in which the engine must tell its gauges
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -37,7 +38,7 @@ class MetricsPage:
         self.http = HTTPMetrics()
         self._engine = engine
         self._next: asyncio.Task[bytes] | None = None  # the page that those who ask now will get
-        self._made_at = -PAGE_SECONDS
+        self._may_begin_at = time.monotonic()
 
     async def text(self) -> bytes:
         """What is counted when this returns, or up to ENGINE_SECONDS before."""
@@ -46,10 +47,14 @@ class MetricsPage:
         return await asyncio.shield(self._next)  # one who leaves must not take it from others
 
     async def _make(self) -> bytes:
-        await asyncio.sleep(self._made_at + PAGE_SECONDS - time.monotonic())
-        self._next, self._made_at = None, time.monotonic()
+        await asyncio.sleep(self._may_begin_at - time.monotonic())
+        begin = time.monotonic()
+        self._next, self._may_begin_at = None, begin + PAGE_SECONDS
         await self._refresh()
-        return self._engine.metrics.render() + self.http.render()
+        page = self._engine.metrics.render() + self.http.render()
+        pause = min(PAGE_SECONDS, PAUSE_SHARE * (time.monotonic() - begin))
+        self._may_begin_at = begin + pause
+        return page
 
     async def _refresh(self) -> None:
         """Ask for the gauges; a busy or dead engine leaves the last ones standing."""

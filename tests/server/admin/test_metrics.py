@@ -140,10 +140,20 @@ def test_a_taken_metrics_port_is_a_clear_error() -> None:
             open_listeners(ServerConfig(port=0, metrics_port=port))
 
 
-async def test_all_who_ask_within_a_second_share_a_page_that_is_new(
+async def test_a_page_that_was_made_fast_is_soon_followed_by_the_next(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "PAGE_SECONDS", 3600.0)
+    async with client_for(engine) as client:
+        for _ in range(3):
+            assert (await client.get("/metrics")).status_code == 200
+
+
+async def test_all_who_ask_meanwhile_share_a_page_that_is_new(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics, "PAGE_SECONDS", 0.3)
+    monkeypatch.setattr(metrics, "PAUSE_SHARE", 1e9)
     num_pages = 0
     render = engine.metrics.render
 
