@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 
 def include_router(app: FastAPI, router: APIRouter) -> None:
-    """Serve the routes of a router, which are all there."""
+    """Serve the routes of a router, which are all there. Other applications may share them."""
     for route in router.routes:
         assert isinstance(route, Route), "a router has routes of HTTP alone"
         _answer_head(route)
@@ -29,5 +29,5 @@ def _match_whole_paths(route: Route) -> None:
     Starlette takes `/health` and a line break for `/health`, where no middleware does, and a path
     with a line break in it for none that has a name.
     """
-    pattern = route.path_regex.pattern.removesuffix("$")
+    pattern = route.path_regex.pattern.removesuffix("$").removesuffix(r"\Z")
     route.path_regex = re.compile(rf"{pattern}\Z", re.DOTALL)

@@ -6,6 +6,7 @@ Every datum comes from other routes, which ask for the key that the page's reade
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import cache
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -38,7 +39,9 @@ HEADERS = {
 }
 
 
+@cache
 def ui_router() -> APIRouter:
+    """The same for all applications of a process."""
     router = APIRouter()
     router.add_api_route(UI_PATH, _answering(UIFile(PAGE)))
     for file in UI_FILES:
