@@ -5,6 +5,7 @@ the traces would catch. Each mutant puts one back.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -22,23 +23,52 @@ OVERLAPS = pytest.mark.parametrize(
 )
 
 
-@OVERLAPS
-def test_every_answer_that_is_held_to_a_grammar_is_the_lone_answer(async_scheduling: bool) -> None:
-    num_held = num_preempted = num_complete = 0
-    for seed in range(NUM_TRACES):
-        trace = OracleTrace(seed, async_scheduling=async_scheduling)
-        assert trace.run().wrong == [], f"seed {seed}"
+@dataclass
+class Lives:
+    """What the traces came to, added up. The last three count samples of requests that reason."""
+
+    wrong: list[str] = field(default_factory=list)
+    num_held: int = 0
+    num_preempted: int = 0
+    num_complete: int = 0
+    num_open: int = 0
+    num_begun: int = 0
+    num_held_after: int = 0
+
+    def add(self, seed: int, trace: OracleTrace) -> None:
+        self.wrong += [f"seed {seed}: {name}" for name in trace.run().wrong]
         steps = trace.engine.executor.steps
-        samples = [s for step in steps for chunk in step.requests for s in chunk.asked.samples]
-        num_held += sum(sample.bitmask is not None for sample in samples)
-        num_preempted += trace.result.num_preemptions
-        num_complete += sum(
+        for sample in (s for step in steps for chunk in step.requests for s in chunk.asked.samples):
+            is_held, reasoning = sample.bitmask is not None, sample.params.reasoning
+            self.num_held += is_held
+            if reasoning is not None:
+                self.num_held_after += is_held
+                self.num_open += reasoning.is_open and not is_held
+                self.num_begun += not reasoning.is_open and not is_held
+        self.num_preempted += trace.result.num_preemptions
+        self.num_complete += sum(
             outputs[-1].finish_reason == "stop" and not outputs[-1].new_token_ids
             for outputs in trace.engine.outputs.values()
         )
-    assert num_held > 50 * NUM_TRACES
-    assert num_preempted > NUM_TRACES
-    assert num_complete > NUM_TRACES
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["one by one", "overlapped"])
+def lives(request: pytest.FixtureRequest) -> Lives:
+    total = Lives()
+    for seed in range(NUM_TRACES):
+        total.add(seed, OracleTrace(seed, async_scheduling=request.param))
+    return total
+
+
+def test_every_answer_that_is_held_to_a_grammar_is_the_lone_answer(lives: Lives) -> None:
+    assert lives.wrong == []
+    assert lives.num_held > 50 * NUM_TRACES
+    assert lives.num_preempted > NUM_TRACES
+    assert lives.num_complete > NUM_TRACES
+
+
+def test_answers_begin_and_end_reasoning_before_a_grammar_holds_them(lives: Lives) -> None:
+    assert min(lives.num_open, lives.num_begun, lives.num_held_after) > NUM_TRACES
 
 
 def is_caught(make: Callable[[int], OracleTrace], num_traces: int = 40) -> bool:
@@ -120,24 +150,6 @@ def test_traces_catch_a_preempted_request_that_goes_on_without_its_mask(
 
     monkeypatch.setattr(Scheduler, "_preempt", preempt_without_grammars)
     assert is_caught(lambda seed: OracleTrace(seed))
-
-
-@OVERLAPS
-def test_answers_begin_and_end_reasoning_before_a_grammar_holds_them(
-    async_scheduling: bool,
-) -> None:
-    num_open = num_begun = num_held = 0
-    for seed in range(NUM_TRACES):
-        trace = OracleTrace(seed, async_scheduling=async_scheduling)
-        assert trace.run().wrong == [], f"seed {seed}"
-        for chunk in (one for step in trace.engine.executor.steps for one in step.requests):
-            for sample in chunk.asked.samples:
-                reasoning = sample.params.reasoning
-                if reasoning is not None and sample.bitmask is None:
-                    num_open += reasoning.is_open
-                    num_begun += not reasoning.is_open
-                num_held += reasoning is not None and sample.bitmask is not None
-    assert min(num_open, num_begun, num_held) > NUM_TRACES
 
 
 @OVERLAPS
