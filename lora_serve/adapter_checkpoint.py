@@ -18,6 +18,8 @@ class RawTensor:
 class LoRAModule:
     """The low-rank delta of one projection: y += scale * (x @ a.T) @ b.T.
 
+    Of the embeddings x is a token, as a row of zeros with a one: its column of a is taken.
+
     name: as in the base checkpoint, e.g. "model.layers.0.self_attn.q_proj".
     a: (rank, in_features). b: (out_features, rank).
     """
@@ -30,11 +32,25 @@ class LoRAModule:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenRows:
+    """Rows of the embeddings, or of the LM head, that stand in the place of the model's.
+
+    name: of the matrix, as in the base checkpoint. token_ids: different, in any order; None: all.
+    rows: (their number, hidden_size).
+    """
+
+    name: str
+    token_ids: tuple[int, ...] | None
+    rows: RawTensor
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterCheckpoint:
     """One adapter, verified: `digest` is over all that shapes its delta, and where it begins.
 
     invocation_tokens: it acts from where these last begin in a prompt; from the first token on if
         there are none.
+    token_rows: at most one of each matrix; modules are added to what stands there then.
     """
 
     path: str
@@ -44,3 +60,4 @@ class AdapterCheckpoint:
     base_model: str
     modules: tuple[LoRAModule, ...]
     invocation_tokens: tuple[int, ...] = ()
+    token_rows: tuple[TokenRows, ...] = ()

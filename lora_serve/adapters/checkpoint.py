@@ -1,26 +1,34 @@
 """Reads a PEFT LoRA checkpoint: checks all of it, then holds exactly the bytes it digested.
 
-An adapter that needs more than `y += scale * (x @ a.T) @ b.T` is refused, with all findings at
-once; no part of it is ever ignored in silence. Knows nothing of names, versions or memory, and
-touches no tensor.
+An adapter that needs more than `y += scale * (x @ a.T) @ b.T` and rows of embeddings and LM head is
+refused, with all findings at once; no part of it is ever ignored in silence. Knows nothing of
+names, versions or memory, and touches no tensor.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shlex
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor
+from lora_serve.adapters.adapter_tensors import (
+    Adaptable,
+    AdapterTensors,
+    Shapes,
+    check_tensors,
+    own_shapes_of,
+    read_tensors,
+)
 from lora_serve.adapters.directory import AdapterDirectory, open_directory
-from lora_serve.adapters.findings import listed, shown
+from lora_serve.adapters.findings import shown
 from lora_serve.adapters.peft_config import LoRASettings, parse_settings
 from lora_serve.adapters.strict_json import parse_object
-from lora_serve.adapters.tensor_file import TensorFile, TensorSpec
+from lora_serve.adapters.tensor_file import TensorFile
+from lora_serve.adapters.vocabulary import RowsInFile, find_rows, own_vocabulary, surely_kept
 from lora_serve.errors import (
     AdapterChangedError,
     AdapterError,
@@ -28,6 +36,7 @@ from lora_serve.errors import (
     AdapterNotFoundError,
 )
 from lora_serve.identity import framed
+from lora_serve.model_info import Vocabulary
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -38,20 +47,21 @@ _MAX_DIGEST_BYTES = 256
 _MAX_CONFIG_BYTES = 4 * 2**20
 _SCHEME = b"lora-serve/adapter/1"
 
-_TENSOR_NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])\.weight", re.DOTALL)
-
-Shapes = Mapping[str, tuple[int, int]]
-
 
 def read_adapter(
-    path: str, *, lora_modules: Shapes, max_lora_rank: int, allowed_roots: Sequence[str] = ()
+    path: str,
+    *,
+    lora_modules: Shapes,
+    max_lora_rank: int,
+    vocabulary: Vocabulary | None = None,
+    max_vocab_bytes: int | None = None,
+    allowed_roots: Sequence[str] = (),
 ) -> AdapterCheckpoint:
     """Read and check the adapter in directory `path`.
 
     Args:
         path: a directory with adapter_config.json and adapter_model.safetensors.
-        lora_modules: (out_features, in_features) of each projection an adapter may change.
-        max_lora_rank: highest rank of any module.
+        lora_modules, max_lora_rank, vocabulary, max_vocab_bytes: as of Adaptable.
         allowed_roots: directories below which all that is read must lie; anywhere if empty.
 
     Returns:
@@ -62,8 +72,9 @@ def read_adapter(
         AdapterFormatError: it cannot be served; lists every finding.
         AdapterError: the system would not let us read it.
     """
+    adaptable = Adaptable(lora_modules, max_lora_rank, vocabulary, max_vocab_bytes)
     with _opened(path, allowed_roots) as directory:
-        return _read(directory, lora_modules, max_lora_rank)
+        return _read(directory, adaptable)
 
 
 def check_adapter(
@@ -71,12 +82,14 @@ def check_adapter(
     *,
     lora_modules: Shapes | None,
     max_lora_rank: int,
+    vocabulary: Vocabulary | None = None,
+    max_vocab_bytes: int | None = None,
     allowed_roots: Sequence[str] = (),
 ) -> None:
     """Check the adapter in directory `path` as `read_adapter` does, without its tensors' bytes.
 
     Args:
-        path, max_lora_rank, allowed_roots: as of read_adapter.
+        path, max_lora_rank, vocabulary, max_vocab_bytes, allowed_roots: as of read_adapter.
         lora_modules: as of read_adapter; None where the model is not known, then only the config
             is checked.
 
@@ -88,7 +101,8 @@ def check_adapter(
         settings = _read_settings(directory, findings)
         with _weights(directory, findings) as file:
             if file is not None and lora_modules is not None:
-                _check_tensors(file, settings, lora_modules, max_lora_rank, findings)
+                adaptable = Adaptable(lora_modules, max_lora_rank, vocabulary, max_vocab_bytes)
+                check_tensors(file, settings, adaptable, findings)
     if findings:
         raise AdapterFormatError(path, findings)
 
@@ -106,24 +120,31 @@ def check_has_weights(path: str) -> None:
             raise AdapterFormatError(path, findings)
 
 
-def own_shapes(path: str) -> Shapes:
-    """What `lora_modules` must hold for the tensors in directory `path`, as their shapes say.
+def own_shapes(path: str) -> tuple[Shapes, Vocabulary | None]:
+    """What a model must have for the tensors in directory `path`, as their shapes say.
 
-    With them `read_adapter` finds all that can be found without the model.
+    With these `lora_modules` and this `vocabulary` `read_adapter` finds all that can be found
+    without the model.
 
     Raises:
         AdapterNotFoundError, AdapterError: as read_adapter.
     """
-    shapes: dict[str, tuple[int, int]] = {}
     with _opened(path, ()) as directory, _weights(directory, []) as file:
         specs = None if file is None else file.read_header([])
-    for name, spec in (specs or {}).items():
-        match = _TENSOR_NAME.fullmatch(name)
-        if match is not None and len(spec.shape) == 2:
-            num_out, num_in = shapes.get(match[1], (0, 0))
-            is_a = match[2] == "A"
-            shapes[match[1]] = (num_out, spec.shape[1]) if is_a else (spec.shape[0], num_in)
-    return shapes
+    return own_shapes_of(specs or {}), own_vocabulary(specs or {})
+
+
+def stored_rows(path: str, vocabulary: Vocabulary | None) -> list[RowsInFile]:
+    """The rows of tokens in directory `path` that stand for themselves, however the rest is stored.
+
+    Raises:
+        AdapterNotFoundError, AdapterFormatError, AdapterError: as read_adapter, for its config.
+    """
+    with _opened(path, ()) as directory:
+        settings = _read_settings(directory, [])
+        with _weights(directory, []) as file:
+            specs = None if file is None else file.read_header([])
+    return surely_kept(find_rows(specs or {}, settings, vocabulary, []))
 
 
 @contextmanager
@@ -150,27 +171,26 @@ def _told_as_adapter_errors(path: str) -> Iterator[None]:
         raise AdapterError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _read(
-    directory: AdapterDirectory, lora_modules: Shapes, max_lora_rank: int
-) -> AdapterCheckpoint:
+def _read(directory: AdapterDirectory, adaptable: Adaptable) -> AdapterCheckpoint:
     findings: list[str] = []
     settings = _read_settings(directory, findings)
-    modules: tuple[LoRAModule, ...] = ()
+    tensors = AdapterTensors()
     with _weights(directory, findings) as file:
         if file is not None:
-            modules = _read_modules(file, settings, lora_modules, max_lora_rank, findings)
+            tensors = read_tensors(file, settings, adaptable, findings)
     if findings:
         raise AdapterFormatError(directory.path, findings)
-    found = digest(modules, settings.invocation_tokens)
+    found = digest(tensors.modules, settings.invocation_tokens, tensors.stored_rows)
     _check_sidecar(directory, found)
     return AdapterCheckpoint(
         path=directory.path,
         digest=found,
-        rank=max(module.rank for module in modules),
-        num_bytes=sum(len(module.a.data) + len(module.b.data) for module in modules),
+        rank=max((module.rank for module in tensors.modules), default=0),
+        num_bytes=tensors.num_bytes,
         base_model=settings.base_model,
-        modules=modules,
+        modules=tensors.modules,
         invocation_tokens=settings.invocation_tokens,
+        token_rows=tensors.token_rows,
     )
 
 
@@ -202,24 +222,41 @@ def _weights(directory: AdapterDirectory, findings: list[str]) -> Iterator[Tenso
             yield TensorFile(weights)
 
 
-def digest(modules: tuple[LoRAModule, ...], invocation_tokens: Sequence[int] = ()) -> bytes:
+def digest(
+    modules: Sequence[LoRAModule],
+    invocation_tokens: Sequence[int] = (),
+    stored_rows: Sequence[tuple[RowsInFile, RawTensor]] = (),
+) -> bytes:
     """SHA-256 over all that shapes the delta: names, ranks, scales, dtypes, shapes and bytes.
 
-    And, of an activated LoRA, over the tokens that say where it begins.
+    And, of an activated LoRA, over the tokens that say where it begins; and over rows of tokens, as
+    the file has them: what they change depends on the model, which is in KV's identity by itself.
     """
     sha = hashlib.sha256(framed(_SCHEME))
     if invocation_tokens:
-        sha.update(framed(b"from", struct.pack(f"<{len(invocation_tokens)}q", *invocation_tokens)))
+        sha.update(framed(b"from", _int64s(invocation_tokens)))
     for module in sorted(modules, key=lambda module: module.name):
         scale = struct.pack("<d", module.scale)
         sha.update(framed(module.name.encode(), module.rank.to_bytes(8, "little"), scale))
-        for tensor in (module.a, module.b):
-            shape = struct.pack(f"<{len(tensor.shape)}Q", *tensor.shape)
-            sha.update(framed(tensor.dtype.encode(), shape))
-            # `framed` once more, without a copy of what may be hundreds of megabytes.
-            sha.update(len(tensor.data).to_bytes(8, "little"))
-            sha.update(tensor.data)
+        _add_tensors(sha, (module.a, module.b))
+    for rows, tensor in stored_rows:
+        ids = b"all" if rows.token_ids is None else _int64s(rows.token_ids)
+        sha.update(framed(b"rows", rows.matrix.encode(), rows.kind.value.encode(), ids))
+        _add_tensors(sha, (tensor,))
     return sha.digest()
+
+
+def _int64s(values: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(values)}q", *values)
+
+
+def _add_tensors(sha: hashlib._Hash, tensors: Sequence[RawTensor]) -> None:
+    for tensor in tensors:
+        shape = struct.pack(f"<{len(tensor.shape)}Q", *tensor.shape)
+        sha.update(framed(tensor.dtype.encode(), shape))
+        # `framed` once more, without a copy of what may be hundreds of megabytes.
+        sha.update(len(tensor.data).to_bytes(8, "little"))
+        sha.update(tensor.data)
 
 
 def _read_settings(directory: AdapterDirectory, findings: list[str]) -> LoRASettings:
@@ -260,103 +297,3 @@ def _missing_weights(directory: AdapterDirectory) -> str:
             command = shlex.join(["python", "-c", script, source, target])
             return f"{name} is a pickle, which can run code; convert it with: {command}"
     return f"there is no {WEIGHTS_NAME}"
-
-
-def _read_modules(
-    file: TensorFile,
-    settings: LoRASettings,
-    lora_modules: Shapes,
-    max_lora_rank: int,
-    findings: list[str],
-) -> tuple[LoRAModule, ...]:
-    """All modules by name, or findings. Reads no tensor while there are findings."""
-    checked = _check_tensors(file, settings, lora_modules, max_lora_rank, findings)
-    if checked is None or findings:
-        return ()
-    specs, pairs = checked
-    tensors = file.read_tensors(specs, findings)
-    return tuple(
-        _module(name, settings, tensors[pair["A"]], tensors[pair["B"]])
-        for name, pair in sorted(pairs.items())
-    )
-
-
-def _check_tensors(
-    file: TensorFile,
-    settings: LoRASettings,
-    lora_modules: Shapes,
-    max_lora_rank: int,
-    findings: list[str],
-) -> tuple[Mapping[str, TensorSpec], Mapping[str, Mapping[str, str]]] | None:
-    """What the file's header says: all tensors, and their names by module and side."""
-    specs = file.read_header(findings)
-    if specs is None:
-        return None
-    pairs = _pair(specs, lora_modules, findings)
-    ranks = {module: settings.rank_of(module) for module in pairs}
-    _check_shapes(pairs, specs, ranks, lora_modules, findings)
-    _check_ranks(ranks, max_lora_rank, findings)
-    return specs, pairs
-
-
-def _module(name: str, settings: LoRASettings, a: RawTensor, b: RawTensor) -> LoRAModule:
-    rank = a.shape[0]  # as its settings say: the shapes were checked
-    return LoRAModule(name, rank, settings.scale_of(name, rank), a, b)
-
-
-def _pair(
-    specs: Mapping[str, TensorSpec], lora_modules: Shapes, findings: list[str]
-) -> dict[str, dict[str, str]]:
-    """Tensor names by module and side ("A", "B"). Any other tensor is a finding."""
-    pairs: dict[str, dict[str, str]] = {}
-    strangers = []
-    for name in specs:
-        match = _TENSOR_NAME.fullmatch(name)
-        if match is None or match[1] not in lora_modules:
-            strangers.append(name)
-        elif match[2] in pairs.setdefault(match[1], {}):
-            findings.append(f"lora_{match[2]} of {match[1]} stands there twice")
-        else:
-            pairs[match[1]][match[2]] = name
-    if strangers:
-        served = sorted({module.rpartition(".")[2] for module in lora_modules})
-        findings.append(
-            f"tensors that are no lora_A or lora_B of a projection adapters may change here "
-            f"({', '.join(served)} of this model's layers): {listed(sorted(strangers))}"
-        )
-    elif not specs:
-        findings.append("it holds no tensor, so it would be the base model under another name")
-    return pairs
-
-
-def _check_shapes(
-    pairs: Mapping[str, Mapping[str, str]],
-    specs: Mapping[str, TensorSpec],
-    ranks: Mapping[str, int],
-    lora_modules: Shapes,
-    findings: list[str],
-) -> None:
-    missing, misshapen = [], []
-    for module, pair in sorted(pairs.items()):
-        out_features, in_features = lora_modules[module]
-        rank = ranks[module]
-        for side, expected in (("A", (rank, in_features)), ("B", (out_features, rank))):
-            if side not in pair:
-                missing.append(f"{module}.lora_{side}.weight")
-            elif (shape := specs[pair[side]].shape) != expected:
-                misshapen.append(f"{module}.lora_{side}.weight: {shape}, not {expected}")
-    if missing:
-        findings.append(f"one of a pair is missing: {listed(missing)}")
-    if misshapen:
-        findings.append(
-            f"shapes that do not fit this model and the ranks of {CONFIG_NAME}: {listed(misshapen)}"
-        )
-
-
-def _check_ranks(ranks: Mapping[str, int], max_lora_rank: int, findings: list[str]) -> None:
-    rank = max(ranks.values(), default=0)
-    if rank > max_lora_rank:
-        findings.append(
-            f"LoRA rank {rank} is greater than max_lora_rank {max_lora_rank}; raise "
-            "--max-lora-rank, or retrain"
-        )

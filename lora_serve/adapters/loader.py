@@ -126,6 +126,8 @@ def make_loader(
             found,
             lora_modules=model.lora_modules,
             max_lora_rank=config.max_lora_rank,
+            vocabulary=model.vocabulary,
+            max_vocab_bytes=config.max_lora_vocab_bytes,
             allowed_roots=roots,
         )
 

@@ -29,6 +29,8 @@ HONOURED = frozenset(
         "bias",
         "init_lora_weights",
         "alora_invocation_tokens",
+        "modules_to_save",
+        "trainable_token_indices",
     }
 )
 
@@ -44,7 +46,7 @@ HARMLESS = frozenset(
         "fan_in_fan_out",
         # details of what another setting switches on
         *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size"),
-        # about embeddings and heads, which would show as tensors
+        # about embeddings and heads, which show as tensors
         "ensure_weight_tying",
     }
 )
@@ -53,8 +55,6 @@ _CONVERT = "`lora-serve convert` writes it as plain LoRA"
 
 REFUSED = {
     "use_dora": f"this server does not yet support DoRA; {_CONVERT}, or retrain without",
-    "modules_to_save": "whole modules cannot be swapped for one request; retrain without",
-    "trainable_token_indices": "changed embeddings cannot be swapped; retrain without",
     "lora_bias": "biases are not served; retrain with lora_bias=False",
     "layer_replication": "it builds another base model; merge it and serve the result",
     "target_parameters": "only linear projections are adapted; retrain with target_modules",
@@ -105,6 +105,16 @@ def _are_invocation_tokens(value: object) -> TypeGuard[tuple[int, ...]]:
     )
 
 
+def _are_names(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _are_token_ids(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(
+        type(token) is int and 0 <= token < 2**31 for token in value
+    )
+
+
 _INVOCATION: _Kind[tuple[int, ...]] = _Kind(
     (), f"a list of 1 to {_MAX_INVOCATION_TOKENS} ids of tokens, or null", _are_invocation_tokens
 )
@@ -118,6 +128,8 @@ class LoRASettings:
     """Rank and scale of every module. base_model: "" if the config names none.
 
     invocation_tokens: as of `AdapterCheckpoint`.
+    modules_to_save: names, or ends of names, of modules that were copied and trained.
+    trainable_tokens: the same of matrices of which some rows were, and which; "": the embeddings.
     """
 
     rank: int = _RANK.default
@@ -127,6 +139,8 @@ class LoRASettings:
     alpha_pattern: ModulePatterns[float] = field(default_factory=ModulePatterns)
     base_model: str = ""
     invocation_tokens: tuple[int, ...] = ()
+    modules_to_save: tuple[str, ...] = ()
+    trainable_tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def rank_of(self, module: str) -> int:
         return self.rank_pattern.get(module, self.rank)
@@ -149,6 +163,8 @@ def parse_settings(config: Mapping[str, object], findings: list[str]) -> LoRASet
         alpha_pattern=_patterns(config, "alpha_pattern", _ALPHA, findings),
         base_model=_text(config.get("base_model_name_or_path")),
         invocation_tokens=_invocation_tokens(config, findings),
+        modules_to_save=_modules_to_save(config, findings),
+        trainable_tokens=_trainable_tokens(config, findings),
     )
 
 
@@ -159,6 +175,32 @@ def _invocation_tokens(config: Mapping[str, object], findings: list[str]) -> tup
         return ()
     token_ids = _value(config, name, _INVOCATION, findings)
     return tuple(token_ids)
+
+
+def _modules_to_save(config: Mapping[str, object], findings: list[str]) -> tuple[str, ...]:
+    names = config.get("modules_to_save") or []
+    if not _are_names(names):
+        findings.append(f"modules_to_save is {shown(names)}; it must be a list of names, or null")
+        return ()
+    return tuple(names)
+
+
+def _trainable_tokens(
+    config: Mapping[str, object], findings: list[str]
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Those of each matrix. PEFT takes a list for the embeddings'."""
+    value = config.get("trainable_token_indices") or {}
+    by_matrix: dict[str, object] = value if isinstance(value, dict) else {"": value}
+    found = []
+    for name, token_ids in by_matrix.items():
+        if not _are_token_ids(token_ids):
+            findings.append(
+                f"trainable_token_indices is {shown(value)}; it must be a list of ids of tokens, "
+                "or have one for each module"
+            )
+            return ()
+        found.append((name, tuple(token_ids)))
+    return tuple(found)
 
 
 def _check_kind(config: Mapping[str, object], findings: list[str]) -> None:

@@ -12,11 +12,13 @@ from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.checkpoint import CONFIG_NAME, own_shapes, read_adapter
 from lora_serve.cli.hub import is_hub_id, prepare_hub
 from lora_serve.errors import AdapterFormatError, ConfigError, LoraServeError
+from lora_serve.model_info import Vocabulary
 from lora_serve.observability.sizes import shown_bytes
 
 EXIT_REFUSED = 1
 
-Shapes = Mapping[str, tuple[int, int]]
+# (out_features, in_features) of each projection that adapters may change, and the vocabulary.
+Shapes = tuple[Mapping[str, tuple[int, int]], Vocabulary | None]
 
 
 def run_verify(args: argparse.Namespace) -> int:
@@ -36,13 +38,14 @@ def run_verify(args: argparse.Namespace) -> int:
 
 
 def shapes_of(model: str) -> Shapes:
-    """(out_features, in_features) of what adapters may change. Raises ConfigError."""
+    """What adapters may change of a model. Raises ConfigError."""
     from lora_serve.models.base import lora_modules  # imports torch
     from lora_serve.models.source import load_spec, model_path
 
     prepare_hub([model], None)
     directory = model_path(model, None, "auto", with_weights=False)
-    return lora_modules(load_spec(directory, "auto").linears())
+    spec = load_spec(directory, "auto")
+    return lora_modules(spec.linears()), spec.vocabulary()
 
 
 def _report(path: str, args: argparse.Namespace, shapes: Shapes | None) -> dict[str, object]:
@@ -51,10 +54,12 @@ def _report(path: str, args: argparse.Namespace, shapes: Shapes | None) -> dict[
         base, shapes = _own_base(path)
     found = os.path.realpath(os.path.expanduser(path))
     try:
+        lora_modules, vocabulary = own_shapes(found) if shapes is None else shapes
         checkpoint = read_adapter(
             found,
-            lora_modules=own_shapes(found) if shapes is None else shapes,
+            lora_modules=lora_modules,
             max_lora_rank=args.max_lora_rank,
+            vocabulary=vocabulary,
         )
     except AdapterFormatError as error:
         return {"path": path, "base": base, "findings": error.findings}
@@ -85,6 +90,7 @@ def _facts(checkpoint: AdapterCheckpoint) -> dict[str, object]:
         "num_bytes": checkpoint.num_bytes,
         "trained_on": checkpoint.base_model or None,
         "modules": [module.name for module in checkpoint.modules],
+        "token_rows": {rows.name: rows.rows.shape[0] for rows in checkpoint.token_rows},
     }
 
 
@@ -99,13 +105,18 @@ def _show(report: Mapping[str, object]) -> None:
     modules, num_bytes = report["modules"], report["num_bytes"]
     assert isinstance(modules, list)
     assert isinstance(num_bytes, int)
+    token_rows = report["token_rows"]
+    assert isinstance(token_rows, dict)
     if report["base"] is None:
         print(f"{path}: good by itself; whether it fits a model is not known: add --base MODEL")
     else:
         print(f"{path}: good, for {report['base']}")
     print(f"  digest   {report['digest']}")
     print(f"  rank     {report['rank']}, {shown_bytes(num_bytes)}")
-    print(f"  modules  {len(modules)}: {_kinds(modules)}")
+    if modules:
+        print(f"  modules  {len(modules)}: {_kinds(modules)}")
+    for name, count in token_rows.items():
+        print(f"  rows     {count} of {name}")
     print(f"  trained  on {report['trained_on'] or 'a model that it does not name'}")
 
 

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--partial",
         action="store_true",
-        help="Leave out what LoRA cannot hold, such as biases and embeddings, and say so.",
+        help="Leave out what an adapter cannot hold, such as biases and norms, and say so.",
     )
     parser.add_argument("--json", action="store_true", help="For machines: all projections.")
     parser.set_defaults(run=_run, parser=parser)

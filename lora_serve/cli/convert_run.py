@@ -7,14 +7,17 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from peft import LoraConfig
+from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
-from lora_serve.adapters.checkpoint import WEIGHTS_NAME, read_adapter
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
+from lora_serve.adapters.checkpoint import WEIGHTS_NAME, read_adapter, stored_rows
 from lora_serve.adapters.findings import listed
 from lora_serve.cli.hub import prepare_hub
 from lora_serve.cli.low_rank import EXACT, Factors, spectrum
@@ -23,6 +26,7 @@ from lora_serve.cli.peft_model import adapter_config, check_is_adapter
 from lora_serve.cli.weight_changes import AdaptedModel
 from lora_serve.config.model import AUTO
 from lora_serve.errors import AdapterFormatError, ConfigError
+from lora_serve.model_info import Vocabulary
 from lora_serve.models.base import lora_modules
 from lora_serve.models.source import load_spec, model_path
 from lora_serve.models.weights import TensorSource, open_weights
@@ -41,7 +45,22 @@ class Base:
     name: str
     directory: Path
     projections: Shapes
+    vocabulary: Vocabulary | None
     weights: TensorSource
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedRows:
+    """Rows of embeddings and LM head, which are written as they are.
+
+    token_ids: of each matrix of which there are some. copies: the matrices that are there whole.
+    tensors: by their names. weights: the model's tensors that they change.
+    """
+
+    token_ids: dict[str, list[int]] = field(default_factory=dict)
+    copies: list[str] = field(default_factory=list)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    weights: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +83,19 @@ def run_convert(args: argparse.Namespace) -> int:
     check_is_new(args.out)
     check_is_adapter(args.adapter)
     base = _open_base(args.base or _own_base(args.adapter))
-    _refuse_plain(args.adapter, base.projections, args.rank)
+    _refuse_plain(args.adapter, base, args.rank)
+    rows = _carried_rows(args.adapter, base.vocabulary)
     adapted = AdaptedModel(str(base.directory), args.adapter, base.projections)
     converted = _converted(adapted, base, args.rank, args.max_error)
-    others = adapted.other_changes()
+    others = [name for name in adapted.other_changes() if name not in rows.weights]
     findings = _findings(converted, others, args)
     if findings:
         raise AdapterFormatError(args.adapter, findings)
     kept = [each for each in converted if each.factors.rank]
     report = _report(adapted.method, base.name, kept, others)
     with new_directory(args.out) as directory:
-        _write(directory, base.name, kept, report)
-        read_adapter(str(directory), lora_modules=base.projections, max_lora_rank=args.rank)
+        _write(directory, base.name, kept, rows, report)
+        _read(str(directory), base, args.rank)
     if args.json:
         print(json.dumps(report, indent=1, ensure_ascii=False))
     else:
@@ -108,12 +128,32 @@ def _open_base(model: str) -> Base:
     spec = load_spec(directory)
     weights = open_weights(directory, spec, AUTO, 0, torch.float32)
     weights.will_read(spec.tensor_shapes())
-    return Base(model, directory, lora_modules(spec.linears()), weights)
+    return Base(model, directory, lora_modules(spec.linears()), spec.vocabulary(), weights)
 
 
-def _refuse_plain(adapter: str, projections: Shapes, rank: int) -> None:
+def _read(adapter: str, base: Base, rank: int) -> AdapterCheckpoint:
+    """What a server reads. Raises AdapterFormatError."""
+    return read_adapter(
+        adapter, lora_modules=base.projections, max_lora_rank=rank, vocabulary=base.vocabulary
+    )
+
+
+def _carried_rows(adapter: str, vocabulary: Vocabulary | None) -> CarriedRows:
+    """Those that stand for themselves, whatever method the projections have."""
+    if vocabulary is None:
+        return CarriedRows()
+    found = stored_rows(adapter, vocabulary)
+    with safe_open(Path(adapter) / WEIGHTS_NAME, "pt") as file:
+        tensors = {rows.tensor: file.get_tensor(rows.tensor) for rows in found}
+    changed = {matrix for rows in found for matrix in rows.matrices_changed(found, vocabulary)}
+    tokens = {rows.matrix: list(rows.token_ids) for rows in found if rows.token_ids is not None}
+    copies = [rows.matrix for rows in found if rows.token_ids is None]
+    return CarriedRows(tokens, copies, tensors, frozenset(f"{name}.weight" for name in changed))
+
+
+def _refuse_plain(adapter: str, base: Base, rank: int) -> None:
     try:
-        checkpoint = read_adapter(adapter, lora_modules=projections, max_lora_rank=rank)
+        checkpoint = _read(adapter, base, rank)
     except AdapterFormatError:
         return
     raise ConfigError(
@@ -178,7 +218,11 @@ def _report(
 
 
 def _write(
-    directory: Path, base: str, kept: Sequence[Converted], report: Mapping[str, object]
+    directory: Path,
+    base: str,
+    kept: Sequence[Converted],
+    rows: CarriedRows,
+    report: Mapping[str, object],
 ) -> None:
     ranks = {each.name: each.factors.rank for each in kept}
     highest = max(ranks.values())
@@ -192,6 +236,8 @@ def _write(
         rank_pattern=lower,
         alpha_pattern=lower,
         inference_mode=True,
+        trainable_token_indices=rows.token_ids or None,
+        modules_to_save=rows.copies or None,
     )
     directory.mkdir()
     config.save_pretrained(str(directory))
@@ -200,6 +246,7 @@ def _write(
         for each in kept
         for side, tensor in (("A", each.factors.a), ("B", each.factors.b))
     }
+    tensors |= rows.tensors
     save_file(tensors, directory / WEIGHTS_NAME, metadata={"format": "pt"})
     (directory / REPORT_NAME).write_text(json.dumps(report, indent=1) + "\n")
 

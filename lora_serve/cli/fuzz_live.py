@@ -21,7 +21,7 @@ from lora_serve.bench.http_stream import Origin
 from lora_serve.bench.machine import describe_machine
 from lora_serve.cli.arguments import add_config_arguments, engine_config, server_config
 from lora_serve.cli.parser import OneLineParser
-from lora_serve.config import EngineConfig, ParallelConfig, ServerConfig
+from lora_serve.config import EngineConfig, ModelConfig, ParallelConfig, ServerConfig
 from lora_serve.demo.model import ensure_demo
 from lora_serve.engine.frontend.startup_checks import check_startup
 from lora_serve.errors import ConfigError, LoraServeError
@@ -32,7 +32,8 @@ from lora_serve.fuzz.progress import ProgressLine
 from lora_serve.fuzz.runners import TIER_FLAGS, FreshServers, RunningServer, TraceRunner
 from lora_serve.fuzz.talks import TEMPLATE
 from lora_serve.fuzz.trace import API_KEYS, Trace, load_trace, save_trace
-from lora_serve.fuzz.versions import write_activated, write_versions
+from lora_serve.fuzz.versions import write_activated, write_changed_tokens, write_versions
+from lora_serve.model_info import Vocabulary
 
 EXIT_WRONG = 1
 DEFAULT_NUM_REQUESTS = 1000
@@ -168,6 +169,9 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
     with tempfile.TemporaryDirectory(prefix="lora-serve-fuzz-") as name:
         library = Path(name) / "versions"
         versions = (*write_versions(sources, library), write_activated(sources[0], library))
+        vocabulary = _vocabulary(config.model)
+        if vocabulary is not None:
+            versions = (*versions, write_changed_tokens(sources[0], vocabulary, library))
         from lora_serve.fuzz.reference import ColdEngine  # slow to import; not for --help
 
         cold = ColdEngine(config, versions, server)
@@ -207,6 +211,14 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
             yield _Stage(fuzzer, scope)
         finally:
             cold.close()
+
+
+def _vocabulary(config: ModelConfig) -> Vocabulary | None:
+    """Of the model, if adapters may change it."""
+    from lora_serve.models.source import load_spec, model_path  # imports torch
+
+    directory = model_path(config.model, config.revision, config.load_format, with_weights=False)
+    return load_spec(directory, config.load_format, config.model_impl).vocabulary()
 
 
 def _model(args: argparse.Namespace) -> tuple[str, list[Path]]:

@@ -28,6 +28,12 @@ class LoRAConfig:
         None,
     )
     max_lora_rank: int = setting("Highest rank an adapter may have.", 64)
+    max_lora_vocab_bytes: int = setting(
+        "Most memory for what an adapter changes of embeddings and LM head: rows of tokens, whole "
+        "copies, and LoRA on these two.",
+        32 * 2**20,
+        quantity="bytes",
+    )
     lora_modules: tuple[str, ...] = setting(
         'Adapters to load at start, as NAME=PATH or {"name": …, "path": …}.',
         (),
@@ -98,6 +104,7 @@ class LoRAConfig:
             object.__setattr__(self, "max_loras", most)  # it is being made, and not yet shared
         require_at_least(1, "--max-loras", self.max_loras)
         require_at_least(1, "--max-lora-rank", self.max_lora_rank)
+        require_at_least(0, "--max-lora-vocab-bytes", self.max_lora_vocab_bytes)
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             raise ConfigError(
                 f"--max-cpu-loras {self.max_cpu_loras} is below --max-loras {self.max_loras}; "

@@ -1,4 +1,6 @@
-"""Adapter versions: the given adapters, copies whose deltas are scaled, and an activated one.
+"""Adapter versions: the given adapters, copies whose deltas are scaled, and two of other kinds.
+
+One of these is activated; the other changes embeddings and LM head, too.
 
 Copies of activated adapters wait for the tokens that traces write, whatever their own are.
 
@@ -15,11 +17,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lora_serve.errors import ConfigError
+from lora_serve.model_info import Vocabulary
 
 SCALES = (1.0, 0.5, 1.5)
-ACTIVATED_SCALE = 0.75  # none of those: no two versions are the same
+ACTIVATED_SCALE, TOKENS_SCALE = 0.75, 1.25  # none of those: no two versions are the same
+MOST_TOKENS = 1000
+ROW_SIZE = 0.05  # about what a trained embedding's numbers are
 INVOCATION = (3,)  # the tokens that activated ones wait for: any model has this one
 _TOKENS = "alora_invocation_tokens"
+_SIDES_B = (".lora_B.weight", ".lora_embedding_B")
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 
@@ -38,6 +44,27 @@ def write_activated(source: Path, directory: Path) -> Path:
     target = _scaled_copy(source, ACTIVATED_SCALE, directory / "activated")
     config = json.loads((target / CONFIG).read_bytes())
     (target / CONFIG).write_text(json.dumps(config | {_TOKENS: INVOCATION}))
+    return target
+
+
+def write_changed_tokens(source: Path, vocabulary: Vocabulary, directory: Path) -> Path:
+    """The source with other rows of every third token, and of every fourth one in the LM head.
+
+    Raises ConfigError if it holds no adapter.
+    """
+    import numpy as np  # slow to import; not for --help
+    from safetensors.numpy import load_file, save_file
+
+    target = _scaled_copy(source, TOKENS_SCALE, directory / "tokens")
+    rng, tensors, token_ids = np.random.default_rng(0), load_file(target / WEIGHTS), {}
+    for matrix, step in ((vocabulary.embedding, 3), (vocabulary.head, 4)):
+        ids = token_ids[matrix] = list(range(0, vocabulary.size, step))[:MOST_TOKENS]
+        rows = ROW_SIZE * rng.standard_normal((len(ids), vocabulary.hidden_size))
+        name = f"base_model.model.{matrix}.token_adapter.trainable_tokens_delta"
+        tensors[name] = rows.astype(np.float32)
+    save_file(tensors, target / WEIGHTS, metadata={"format": "pt"})
+    config = json.loads((target / CONFIG).read_bytes()) | {_TOKENS: None}
+    (target / CONFIG).write_text(json.dumps(config | {"trainable_token_indices": token_ids}))
     return target
 
 
@@ -60,7 +87,8 @@ def _scaled_copy(source: Path, scale: float, target: Path) -> Path:
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise ConfigError(f"--adapters {source}: no adapter can be read there: {error}") from error
     scaled = {
-        name: tensor * scale if ".lora_B." in name else tensor for name, tensor in tensors.items()
+        name: tensor * scale if name.endswith(_SIDES_B) else tensor
+        for name, tensor in tensors.items()
     }
     save_file(scaled, target / WEIGHTS, metadata={"format": "pt"})
     if config.get(_TOKENS):

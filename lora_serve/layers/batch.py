@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from lora_serve.layers.vocabulary import EmbeddingChanges
 from lora_serve.ops.contract import AttentionPlan, LoRAPlan
 
 
@@ -37,6 +38,7 @@ class ForwardBatch:
         both.
     lora: from ops.adapters.plan_lora, None when no row has an adapter.
     outputs: None if all rows' hidden states are asked for.
+    embedding_changes: of rows whose adapters have any.
     """
 
     input_ids: Tensor
@@ -47,3 +49,4 @@ class ForwardBatch:
     inputs_embeds: Tensor | None = None
     is_embeds: Tensor | None = None
     outputs: OutputRows | None = None
+    embedding_changes: EmbeddingChanges = ()

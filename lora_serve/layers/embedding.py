@@ -10,6 +10,7 @@ from torch import Tensor, dtype, float16, where
 from lora_serve.layers.batch import ForwardBatch
 from lora_serve.layers.gather import Gather
 from lora_serve.layers.linear import packed
+from lora_serve.layers.vocabulary import HeadChanges
 from lora_serve.ops.contract import Ops, Screen, ScreenedArgmax
 from lora_serve.ops.quantization import QuantizedWeight
 
@@ -30,24 +31,36 @@ class Embedding:
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """(T, H), newly allocated: the model adds to it in place."""
-        rows = self._ops.rowwise.embed(self._weight, batch.input_ids, self._scale)
+        if batch.embedding_changes:
+            rows = self._changed(batch)
+        else:
+            rows = self._ops.rowwise.embed(self._weight, batch.input_ids, self._scale)
         if self._gather is not None:
             rows = self._gather(rows)
         if batch.inputs_embeds is None or batch.is_embeds is None:
             return rows
         return where(batch.is_embeds[:, None], batch.inputs_embeds, rows)
 
+    def _changed(self, batch: ForwardBatch) -> Tensor:
+        """The rows as adapters have them, in front of the scale."""
+        ops, input_ids = self._ops, batch.input_ids
+        rows = ops.rowwise.embed(self._weight, input_ids, None)
+        for start, end, change in batch.embedding_changes:
+            change.apply(ops, rows[start:end], input_ids[start:end])
+        return rows if self._scale is None else ops.rowwise.scale(rows, self._scale)
+
 
 class LMHead:
-    """weight: (V, H), or the rank's share of its rows. No adapter changes it.
+    """weight: (V, H), or the rank's share of its rows.
 
     Codes only where `ops` packs them; they are never screened.
     soft_cap: as RowwiseKernels.soft_cap takes it; None for plain logits. scale: of the logits,
         above 0; None for none. They are scaled first.
     gather: puts the logits of all ranks together. argmax_of_all: makes of a screen of this rank's
         share one of all; None for a whole LM head.
-    screened_argmax: finds the largest logits without computing all; None where that is not wanted,
-        or where what is done to them can make two of them equal, since then the first counts.
+    screened_argmax: finds the largest logits of rows without changes, without computing all; None
+        where that is not wanted, or where what is done to logits can make two of them equal, since
+        then the first counts.
     """
 
     def __init__(
@@ -75,9 +88,11 @@ class LMHead:
         else:
             self.screened_argmax = screen
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """hidden: (N, H) -> logits (N, V), in the model's dtype."""
+    def __call__(self, hidden: Tensor, changes: HeadChanges = ()) -> Tensor:
+        """hidden: (N, H) -> logits (N, V), in the model's dtype. changes: by rows' adapters."""
         logits = self._ops.linears.linear(hidden, self._packed)
+        for start, end, change in changes:
+            change.apply(self._ops, logits[start:end], hidden[start:end])
         if self._scale is not None:
             logits = self._ops.rowwise.scale(logits, self._scale)
         if self._soft_cap is not None:

@@ -18,6 +18,8 @@ from lora_serve.distributed.group import ALONE, Group
 from lora_serve.distributed.shares import Division, Evenly, RankPlace, Replicated
 from lora_serve.layers.batch import ForwardBatch
 from lora_serve.layers.rotary import HeadOrder
+from lora_serve.layers.vocabulary import HeadChanges
+from lora_serve.model_info import Vocabulary
 from lora_serve.ops.contract import Ops, ScreenedArgmax
 from lora_serve.ops.quantization import QuantizedWeight
 
@@ -131,8 +133,11 @@ class Model(Protocol):
         kind and size it always runs the same kernels, so that a step can be recorded.
         """
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """(N, H) -> (N, V), in the model's dtype."""
+    def logits(self, hidden: Tensor, changes: HeadChanges = ()) -> Tensor:
+        """(N, H) -> (N, V), in the model's dtype.
+
+        changes: of the LM head, for rows whose adapters have any. Only of models with a vocabulary.
+        """
 
     @property
     def screened_argmax(self) -> ScreenedArgmax | None:
@@ -166,6 +171,12 @@ class ModelSpec(Protocol):
 
     def linears(self) -> Sequence[LinearLayout]:
         """The linear layers that adapters may change, in the order of their index."""
+
+    def vocabulary(self) -> Vocabulary | None:
+        """The matrices of which adapters may change rows; None if they may not.
+
+        Its dtype and digests are not known yet.
+        """
 
     def kv_specs(self) -> Sequence[KVSpec]:
         """What each layer keeps in its KV cache."""
@@ -201,6 +212,19 @@ class ModelSpec(Protocol):
 def num_parameters(spec: ModelSpec) -> int:
     """How many values its tensors have; one that is used twice counts once."""
     return sum(math.prod(shape) for shape in spec.tensor_shapes().values())
+
+
+def vocabulary_linears(vocabulary: Vocabulary | None) -> tuple[LinearLayout, ...]:
+    """The vocabulary's matrices as the linear layers that their low-rank deltas are of.
+
+    Divided as DecoderParts divides them: embeddings by columns, the LM head by tokens.
+    """
+    if vocabulary is None:
+        return ()
+    return tuple(
+        LinearLayout(index, ((name, out_features),), in_features, has_bias=False)
+        for index, (name, (out_features, in_features)) in enumerate(vocabulary.lora_modules.items())
+    )
 
 
 def lora_modules(linears: Sequence[LinearLayout]) -> dict[str, tuple[int, int]]:

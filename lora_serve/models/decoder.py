@@ -10,6 +10,7 @@ from torch import Tensor
 from lora_serve.layers.batch import ForwardBatch, OutputRows
 from lora_serve.layers.embedding import Embedding, LMHead
 from lora_serve.layers.norm import Norm
+from lora_serve.layers.vocabulary import HeadChanges
 from lora_serve.ops.contract import ScreenedArgmax
 
 
@@ -61,8 +62,8 @@ class Decoder:
         assert x is not None, "a model has layers"
         return self._final_norm.add(x, residual)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._lm_head(hidden)
+    def logits(self, hidden: Tensor, changes: HeadChanges = ()) -> Tensor:
+        return self._lm_head(hidden, changes)
 
     @property
     def screened_argmax(self) -> ScreenedArgmax | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from lora_serve.distributed.shares import Evenly, HeadChannels, Heads
 from lora_serve.errors import ConfigError
 from lora_serve.layers.rotary import HeadOrder
+from lora_serve.model_info import Vocabulary
 from lora_serve.models.base import KVSpec, LinearLayout
 from lora_serve.models.mixture import Mixture
 
@@ -109,6 +110,15 @@ class DecoderShape:
 
     def named_layer(self, layer: int) -> str:
         return f"{self.prefix}.layers.{layer}"
+
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(
+            embedding=self.named(EMBEDDING).removesuffix(".weight"),
+            head=LM_HEAD.removesuffix(".weight"),
+            size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            is_tied=self.tie_word_embeddings,
+        )
 
     def kv_specs(self) -> tuple[KVSpec, ...]:
         return tuple(KVSpec(self.num_kv_heads, self.head_size, window) for window in self.windows)

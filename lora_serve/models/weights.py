@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lora_serve.config.model import RANDOM_WEIGHTS
 from lora_serve.identity import framed
+from lora_serve.model_info import weight_digest
 from lora_serve.models.base import ModelSpec
 from lora_serve.models.checkpoints.base import (
     FLOATS,
@@ -210,9 +211,8 @@ def bytes_digest(tensor: Tensor) -> bytes:
 
 def _digest(tensor: Tensor) -> bytes:
     """Digest a tensor's dtype, shape and bytes."""
-    return framed(
-        str(tensor.dtype).encode(), repr(tuple(tensor.shape)).encode(), bytes_digest(tensor)
-    )
+    values = tensor.cpu().flatten().view(torch.uint8).numpy().data
+    return weight_digest(str(tensor.dtype).removeprefix("torch."), tensor.shape, values)
 
 
 class WeightReader:

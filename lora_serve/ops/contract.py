@@ -110,6 +110,12 @@ class LinearKernels(Protocol[LinearT]):
     def pack_linear(self, weight: Tensor, bias: Tensor | None, /) -> LinearT:
         """Pack weight (out, in) and bias (out). May keep the weight itself."""
 
+    def pack_rows(self, weight: Tensor, /) -> LinearT:
+        """Pack weight (out, in) as it is, never quantised, for `linear`.
+
+        Any thread may, beside the one that runs steps. Its memory is free when it is dropped.
+        """
+
     def linear(self, x: Tensor, packed: LinearT, /) -> Tensor:
         """Give x @ weight.T + bias of x (T, in): (T, out), rounded once, after the bias."""
 

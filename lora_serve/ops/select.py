@@ -177,6 +177,9 @@ class _QuantizedLinears:
         how = self.quantization
         return self.pack_quantized(weight, how.weights, bias, how.activations)
 
+    def pack_rows(self, weight: Tensor, /) -> PackedLinear:
+        return self.kernels.pack_rows(weight)
+
     def linear(self, x: Tensor, packed: PackedLinear, /) -> Tensor:
         return self.kernels.linear(x, packed)
 

@@ -9,52 +9,94 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
 
 import torch
 from torch import Tensor
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor
+from lora_serve.identity import BASE_MODEL
 from lora_serve.layers.rotary import HeadOrder
+from lora_serve.layers.vocabulary import EmbeddingChange, HeadChange, HeadChanges
+from lora_serve.model_info import Vocabulary
 from lora_serve.models.base import LinearLayout
 from lora_serve.ops.contract import LoRAPart, Ops, PackedAdapter
+from lora_serve.step import ScheduledRequest
+from lora_serve.worker.adapter_vocabulary import VocabularyReader
 from lora_serve.worker.device import Device
 
 _STORED_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedAdapter:
+    """Weights on the device. embedding, head: None where the adapter leaves them as they are."""
+
+    packed: PackedAdapter
+    embedding: EmbeddingChange | None = None
+    head: HeadChange | None = None
+
+
 class AdapterWeights:
     """linears: the model's, or what this rank computes of them. dtype: the model's.
 
-    Adapters are rounded to it.
+    Adapters are rounded to it. vocabulary: the model's; None where adapters cannot change it.
 
     They lie on the device from `prepare` on.
     """
 
     def __init__(
-        self, linears: Sequence[LinearLayout], ops: Ops, device: Device, dtype: torch.dtype
+        self,
+        linears: Sequence[LinearLayout],
+        ops: Ops,
+        device: Device,
+        dtype: torch.dtype,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         self._ops = ops
         self._device = device
         self._dtype = dtype
         self._linears = linears
         self._lock = threading.Lock()  # over _prepared
-        self._prepared: dict[bytes, list[PackedAdapter]] = {}
-        self._active: dict[bytes, PackedAdapter] = {}
+        self._prepared: dict[bytes, list[PreparedAdapter]] = {}
+        self._active: dict[bytes, PreparedAdapter] = {}
+        # By digest, of the active ones that have any: most steps find nothing to ask for.
+        self.embedding_changes: dict[bytes, EmbeddingChange] = {}
+        self.head_changes: dict[bytes, HeadChange] = {}
+        self._reader: VocabularyReader | None = None
+        if vocabulary is not None:
+            names = vocabulary.embedding, vocabulary.head
+            self._reader = VocabularyReader(ops, self._tensor, *names)
 
     def prepare(self, checkpoint: AdapterCheckpoint) -> None:
         """Pack an adapter, whose modules' shapes were checked, for a later `change`."""
         with self._device.loading():
-            packed = self._ops.adapters.pack_adapter(self._linear_parts(checkpoint))
+            prepared = self._pack(checkpoint)
         with self._lock:
-            self._prepared.setdefault(checkpoint.digest, []).append(packed)
+            self._prepared.setdefault(checkpoint.digest, []).append(prepared)
 
     def discard(self, digest: bytes) -> None:
         """Forget what `prepare` made last of this adapter; no step will add it."""
         self._take_prepared(digest)
 
-    def _linear_parts(self, checkpoint: AdapterCheckpoint) -> list[list[LoRAPart]]:
-        """The parts of each linear layer, on the device."""
+    def _pack(self, checkpoint: AdapterCheckpoint) -> PreparedAdapter:
         modules = {module.name: module for module in checkpoint.modules}
+        token_rows = {rows.name: rows for rows in checkpoint.token_rows}
+        embedding, head = None, None
+        if self._reader is not None:
+            embedding = self._reader.embedding_change(modules, token_rows)
+            head = self._reader.head_change(modules, token_rows)
+            for name in (self._reader.embedding, self._reader.head):
+                modules.pop(name, None)
+                token_rows.pop(name, None)
+        packed = self._ops.adapters.pack_adapter(self._linear_parts(modules))
+        left = sorted({*modules, *token_rows})
+        assert not left, f"{checkpoint.path} was verified, yet changes {left}"
+        return PreparedAdapter(packed, embedding, head)
+
+    def _linear_parts(self, modules: dict[str, LoRAModule]) -> list[list[LoRAPart]]:
+        """The parts of each linear layer, on the device, taken out of `modules`."""
         linears: list[list[LoRAPart]] = []
         for linear in self._linears:
             parts, out_start = [], 0
@@ -63,30 +105,50 @@ class AdapterWeights:
                     parts.append(self._part(modules.pop(name), out_start, linear.head_order))
                 out_start += out_features
             linears.append(parts)
-        assert not modules, f"{checkpoint.path} was verified, yet changes {sorted(modules)}"
         return linears
 
-    def change(self, drop: Sequence[bytes], add: Sequence[bytes]) -> tuple[PackedAdapter, ...]:
+    def change(self, drop: Sequence[bytes], add: Sequence[bytes]) -> tuple[PreparedAdapter, ...]:
         """Forget the weights of `drop`, then let steps use the prepared weights of `add`.
 
         Returns what was dropped, to be kept until all steps before are done: a load beside them may
         take its memory at once.
         """
         dropped = tuple(self._active.pop(digest) for digest in drop)
+        for digest in drop:
+            self.embedding_changes.pop(digest, None)
+            self.head_changes.pop(digest, None)
         for digest in add:
-            self._active[digest] = self._take_prepared(digest)
+            self._active[digest] = added = self._take_prepared(digest)
+            if added.embedding is not None:
+                self.embedding_changes[digest] = added.embedding
+            if added.head is not None:
+                self.head_changes[digest] = added.head
         return dropped
 
     def __getitem__(self, digest: bytes) -> PackedAdapter:
-        return self._active[digest]
+        return self._active[digest].packed
 
-    def _take_prepared(self, digest: bytes) -> PackedAdapter:
+    def head_changes_of(
+        self, requests: Sequence[ScheduledRequest], counts: Sequence[int]
+    ) -> HeadChanges:
+        """What adapters change of the LM head, in rows of which `requests` have `counts`."""
+        found: list[tuple[int, int, HeadChange]] = []
+        rows = zip(requests, pairwise(accumulate(counts, initial=0)), strict=True)
+        for adapter, group in groupby(rows, key=lambda row: row[0].adapter):
+            bounds = [each for _, each in group]
+            start, end = bounds[0][0], bounds[-1][1]
+            change = None if adapter is BASE_MODEL else self.head_changes.get(adapter.digest)
+            if change is not None and start < end:
+                found.append((start, end, change))
+        return found
+
+    def _take_prepared(self, digest: bytes) -> PreparedAdapter:
         with self._lock:
             copies = self._prepared[digest]
-            packed = copies.pop()
+            prepared = copies.pop()
             if not copies:
                 del self._prepared[digest]
-        return packed
+        return prepared
 
     def _part(self, module: LoRAModule, out_start: int, order: HeadOrder | None) -> LoRAPart:
         a, b = self._tensor(module.a), self._tensor(module.b)

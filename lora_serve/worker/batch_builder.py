@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import TypeVar
@@ -14,11 +14,14 @@ from torch import Tensor
 
 from lora_serve.identity import BASE_MODEL
 from lora_serve.layers.batch import ForwardBatch, OutputRows
+from lora_serve.layers.vocabulary import EmbeddingChange, EmbeddingChanges
 from lora_serve.ops.contract import AttentionPlan, LoRAPlan, Ops, PackedAdapter
 from lora_serve.step import ScheduledRequest
 from lora_serve.worker.device import Device
 
 T = TypeVar("T")
+
+_NO_CHANGES: Mapping[bytes, EmbeddingChange] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class BatchRows:
         CPU tensors; tables are filled up with block 0, which is not looked at.
     segments: (start, end, adapter), as ops.adapters.plan_lora wants them.
     is_embeds (T), inputs_embeds (T, H): CPU tensors, or None where every row is a token.
+    embedding_changes: of rows whose adapters have any.
     """
 
     order: tuple[int, ...]
@@ -72,6 +76,7 @@ class BatchRows:
     segments: tuple[tuple[int, int, PackedAdapter], ...]
     is_embeds: Tensor | None
     inputs_embeds: Tensor | None
+    embedding_changes: EmbeddingChanges
 
     @property
     def num_rows(self) -> int:
@@ -127,8 +132,12 @@ class BatchBuilder:
         self,
         requests: Sequence[ScheduledRequest],
         adapter_of: Callable[[bytes], PackedAdapter],
+        embedding_changes: Mapping[bytes, EmbeddingChange] = _NO_CHANGES,
     ) -> BatchRows:
-        """The rows of all `requests`, at least one; adapter_of finds weights by digest."""
+        """The rows of all `requests`, at least one.
+
+        adapter_of finds weights by digest. embedding_changes: by digest, of adapters that have any.
+        """
         keys = [_adapter_key(request) for request in requests]
         order = sorted(range(len(requests)), key=keys.__getitem__)
         members = [requests[index] for index in order]
@@ -164,6 +173,9 @@ class BatchBuilder:
             segments=_segments(members, starts, adapter_of),
             is_embeds=is_embeds,
             inputs_embeds=inputs_embeds,
+            embedding_changes=(
+                _segments(members, starts, embedding_changes.get) if embedding_changes else ()
+            ),
         )
 
     def to_device(self, rows: BatchRows, pending: PendingTokens | None = None) -> ForwardBatch:
@@ -187,6 +199,7 @@ class BatchBuilder:
             inputs_embeds=self._upload(rows.inputs_embeds),
             is_embeds=self._upload(rows.is_embeds),
             outputs=self._outputs_to_device(rows.outputs, table[num_values:]),
+            embedding_changes=rows.embedding_changes,
         )
 
     def _attention_of(self, rows: BatchRows | Outputs, block_tables: Tensor) -> AttentionPlan:
@@ -299,14 +312,16 @@ def _seq_lens(members: Sequence[ScheduledRequest]) -> Tensor:
 def _segments(
     members: Sequence[ScheduledRequest],
     starts: Sequence[int],
-    adapter_of: Callable[[bytes], PackedAdapter],
-) -> tuple[tuple[int, int, PackedAdapter], ...]:
+    adapter_of: Callable[[bytes], T | None],
+) -> tuple[tuple[int, int, T], ...]:
     """members: with rows [starts[i], starts[i + 1]), the last ones of their chunks."""
-    segments: list[tuple[int, int, PackedAdapter]] = []
+    segments: list[tuple[int, int, T]] = []
     for digest, group in groupby(range(len(members)), key=lambda i: _adapter_key(members[i])):
         if not digest:
             continue
         indices, adapter = list(group), adapter_of(digest)
+        if adapter is None:
+            continue
         if not any(members[i].adapter_start for i in indices):
             segments.append((starts[indices[0]], starts[indices[-1] + 1], adapter))
             continue

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
-from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor
+from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor, TokenRows
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
+from lora_serve.model_info import Vocabulary
 from lora_serve.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIASES, SamplingParams
 from lora_serve.step import AskedOutputs, PromptScoring, SampleInput, ScheduledRequest, SeenTokens
 from lora_serve.worker.model_runner import LOGITS_ROWS_AT_ONCE
@@ -46,8 +47,13 @@ class StepLimits:
         return min(count, self.vocab_size)
 
 
-def largest_adapter(modules: Mapping[str, tuple[int, int]], rank: int) -> AdapterCheckpoint:
-    """An adapter of zeros on all modules. modules: as in ModelInfo.lora_modules."""
+def largest_adapter(
+    modules: Mapping[str, tuple[int, int]], rank: int, vocabulary: Vocabulary | None = None
+) -> AdapterCheckpoint:
+    """An adapter of zeros on all modules, and on a row of each of the vocabulary's matrices.
+
+    modules: as in ModelInfo.lora_modules, of one rank, with the vocabulary's.
+    """
     zeros = memoryview(bytes(2 * rank * max(max(sizes) for sizes in modules.values())))
 
     def raw(*shape: int) -> RawTensor:
@@ -58,8 +64,16 @@ def largest_adapter(modules: Mapping[str, tuple[int, int]], rank: int) -> Adapte
         LoRAModule(name, rank, 1.0, raw(rank, in_features), raw(out_features, rank))
         for name, (out_features, in_features) in modules.items()
     )
+    token_rows: tuple[TokenRows, ...] = ()
+    if vocabulary is not None:
+        width = modules[vocabulary.embedding][0]
+        token_rows = (
+            TokenRows(vocabulary.embedding, (0,), raw(1, width)),
+            TokenRows(vocabulary.head, (0,), raw(1, vocabulary.hidden_size)),
+        )
     num_bytes = sum(len(part.a.data) + len(part.b.data) for part in parts)
-    return AdapterCheckpoint(path, sha256(path.encode()).digest(), rank, num_bytes, "", parts)
+    digest = sha256(path.encode()).digest()
+    return AdapterCheckpoint(path, digest, rank, num_bytes, "", parts, token_rows=token_rows)
 
 
 def largest_steps(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,6 +15,7 @@ from lora_serve.distributed.group import ALONE, ROOT, Group
 from lora_serve.distributed.shares import place_of
 from lora_serve.errors import ConfigError
 from lora_serve.gguf.header import forget_header
+from lora_serve.model_info import Vocabulary
 from lora_serve.models.base import Model, ModelSpec
 from lora_serve.models.choices import dtype_name, max_model_len
 from lora_serve.models.fingerprint import model_fingerprint
@@ -39,7 +40,7 @@ logger = logging.getLogger(__name__)
 class LoadedModel:
     """screening: of the LM head, where it is screened. fingerprint: as in ModelInfo.
 
-    weights: their format, for people.
+    vocabulary: of the spec, with its dtype and digests. weights: their format, for people.
     """
 
     device: Device
@@ -51,6 +52,7 @@ class LoadedModel:
     sampler: Sampler
     screening: LMHeadScreening | None
     fingerprint: bytes
+    vocabulary: Vocabulary | None
     weights: str
 
 
@@ -103,7 +105,24 @@ def load_model(
         sampler=_sampler(ops, config, group),
         screening=LMHeadScreening(argmax) if argmax is not None and is_screened else None,
         fingerprint=fingerprint,
+        vocabulary=vocabulary_of(spec, dtype, weights),
         weights=_described(source, weights.kept, dtype),
+    )
+
+
+def vocabulary_of(spec: ModelSpec, dtype: torch.dtype, weights: WeightReader) -> Vocabulary | None:
+    """Told with what its matrices hold: adapters store copies of them."""
+    found = spec.vocabulary()
+    if found is None:
+        return None
+    stored = {found.embedding: found.embedding, found.head: found.head}
+    if found.is_tied:
+        stored[found.head] = found.embedding
+    digests = {name: weights.digests.get(f"{tensor}.weight") for name, tensor in stored.items()}
+    return replace(
+        found,
+        dtype=str(dtype).removeprefix("torch."),
+        digests={name: digest for name, digest in digests.items() if digest is not None},
     )
 
 

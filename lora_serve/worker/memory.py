@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lora_serve.errors import ConfigError
-from lora_serve.models.base import LinearLayout
+from lora_serve.model_info import Vocabulary
+from lora_serve.models.base import LinearLayout, vocabulary_linears
 
 CPU_DEFAULT_BYTES = 4 * 2**30
 _GIB = 2**30
@@ -79,6 +80,17 @@ def cpu_room(available_bytes: int, utilization: float, most_needed_bytes: int) -
         min(share, CPU_DEFAULT_BYTES, most_needed_bytes),
         f"--gpu-memory-utilization {utilization} of {available_bytes} free bytes",
     )
+
+
+def largest_vocabulary_bytes(
+    vocabulary: Vocabulary | None, rank: int, value_bytes: int, most_bytes: int
+) -> int:
+    """Both matrices whole, and a delta of the highest rank on each; at most `most_bytes`."""
+    if vocabulary is None:
+        return 0
+    copies = 2 * vocabulary.size * vocabulary.hidden_size * value_bytes
+    deltas = largest_adapter_bytes(vocabulary_linears(vocabulary), rank, value_bytes)
+    return min(most_bytes, copies + deltas)
 
 
 def largest_adapter_bytes(linears: Sequence[LinearLayout], rank: int, value_bytes: int) -> int:

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from lora_serve.distributed.group import ALONE, Group, broadcast
 from lora_serve.host_copies import HostCopy
+from lora_serve.layers.vocabulary import HeadChanges
 from lora_serve.models.base import Model
 from lora_serve.sampling.contract import SampledToken, Sampler, SamplerOutput
 from lora_serve.sampling.host import HostSamplerOutput
 from lora_serve.sampling.lm_head_screening import LMHeadScreening
 from lora_serve.step import (
-    PromptScoring,
     RequestStepOutput,
     ScheduledRequest,
     TokenLogprobs,
@@ -119,7 +119,8 @@ class ModelRunner:
         """Ask the device for a batch, whose results may be waited for later."""
         if not requests:
             return SubmittedBatch()
-        rows = self._builder.lay_out(requests, self._adapters.__getitem__)
+        adapters = self._adapters
+        rows = self._builder.lay_out(requests, adapters.__getitem__, adapters.embedding_changes)
         hidden = self._forward(rows)
         samplers = [requests[index] for index in rows.samplers]
         sampled = self._sample(samplers, self._sampled_rows(rows, hidden))
@@ -129,7 +130,7 @@ class ModelRunner:
         for index, (start, end) in bounds:
             asked = requests[index].asked
             if asked.scoring is not None:
-                prompt_logprobs[index] = self._prompt_logprobs(asked.scoring, hidden[start:end])
+                prompt_logprobs[index] = self._prompt_logprobs(requests[index], hidden[start:end])
             if asked.num_pooled:
                 pooled[index] = pooled_rows(hidden[end - asked.num_pooled : end])
             if asked.sums_hidden:
@@ -171,11 +172,17 @@ class ModelRunner:
         inputs = [item for request in requests for item in request.asked.samples]
         if not inputs:
             return NOTHING_SAMPLED
-        screened = self._screening.sample(hidden, inputs) if self._screening is not None else None
-        if screened is not None:
-            return screened
+        changes: HeadChanges = ()
+        if self._adapters.head_changes:
+            counts = [len(request.asked.samples) for request in requests]
+            changes = self._adapters.head_changes_of(requests, counts)
+        # A screen knows the model's own LM head alone.
+        if self._screening is not None and not changes:
+            screened = self._screening.sample(hidden, inputs)
+            if screened is not None:
+                return screened
         pending = self._uncounted_tokens(requests)
-        return self._sampler.sample(self._model.logits(hidden), inputs, pending)
+        return self._sampler.sample(self._model.logits(hidden, changes), inputs, pending)
 
     def _uncounted_tokens(self, requests: Sequence[ScheduledRequest]) -> Tensor | None:
         """The pending tokens that penalties ask for, as `Sampler.sample` takes them."""
@@ -192,11 +199,16 @@ class ModelRunner:
         tokens = self._last.sampled.token_ids[there.clamp(min=0)]
         return torch.where(there < 0, -1, tokens)
 
-    def _prompt_logprobs(self, scoring: PromptScoring, hidden: Tensor) -> tuple[TokenLogprobs, ...]:
+    def _prompt_logprobs(
+        self, request: ScheduledRequest, hidden: Tensor
+    ) -> tuple[TokenLogprobs, ...]:
         """The logprobs of the tokens that a chunk's hidden states predict."""
+        scoring = request.asked.scoring
+        assert scoring is not None, "asked for none"
         found: list[TokenLogprobs] = []
         for start in range(0, len(scoring.target_ids), LOGITS_ROWS_AT_ONCE):
             wanted = scoring.target_ids[start : start + LOGITS_ROWS_AT_ONCE]
-            logits = self._model.logits(hidden[start : start + len(wanted)])
+            changes = self._adapters.head_changes_of([request], [len(wanted)])
+            logits = self._model.logits(hidden[start : start + len(wanted)], changes)
             found += self._sampler.token_logprobs(logits, wanted, scoring.num_top)
         return tuple(found)

@@ -119,12 +119,14 @@ class RankExecutor:
             raise self._lost
 
     def _prepare(self, checkpoint: AdapterCheckpoint) -> None:
-        linears = self._worker.linears
+        linears, vocabulary = self._worker.linears, self._worker.vocabulary
         for place, links in zip(self._places[1:], self._others, strict=True):
-            send_call(links.calls, adapter_share(checkpoint, linears, place), self._seconds)
+            share = adapter_share(checkpoint, linears, vocabulary, place)
+            send_call(links.calls, share, self._seconds)
         own_error: Exception | None = None
         try:
-            self._worker.prepare_adapter(adapter_share(checkpoint, linears, self._places[0]))
+            share = adapter_share(checkpoint, linears, vocabulary, self._places[0])
+            self._worker.prepare_adapter(share)
         except Exception as error:  # told when the others have answered
             own_error = error
         refusals = [links.calls.receive(self._seconds).decode() for links in self._others]

@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor
+from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor, TokenRows
 from lora_serve.distributed.link import Link
 from lora_serve.errors import LoraServeError, RankLostError
 from lora_serve.worker.rank_wire import StepDecoder
@@ -110,10 +110,12 @@ def send_call(calls: Link, call: AdapterCheckpoint | bytes, seconds: float) -> N
         calls.send(pickle.dumps(call), seconds=seconds)
         return
     tensors = [tensor for module in call.modules for tensor in (module.a, module.b)]
+    tensors += [each.rows for each in call.token_rows]
     shapes = [(tensor.dtype, tensor.shape, tensor.data.nbytes) for tensor in tensors]
-    bare = replace(call, modules=())
+    bare = replace(call, modules=(), token_rows=())
     modules = [(module.name, module.rank, module.scale) for module in call.modules]
-    calls.send(pickle.dumps((bare, modules, shapes)), seconds=seconds)
+    token_rows = [(each.name, each.token_ids) for each in call.token_rows]
+    calls.send(pickle.dumps((bare, modules, token_rows, shapes)), seconds=seconds)
     calls.send(*(tensor.data for tensor in tensors), seconds=seconds)
 
 
@@ -121,15 +123,20 @@ def receive_call(calls: Link) -> AdapterCheckpoint | bytes:
     call = pickle.loads(calls.receive(None))
     if isinstance(call, bytes):
         return call
-    bare, modules, shapes = call
+    bare, modules, token_rows, shapes = call
     data, begin = memoryview(calls.receive(SEND_SECONDS)), 0
     tensors = []
     for dtype, shape, size in shapes:
         tensors.append(RawTensor(dtype, shape, data[begin : begin + size]))
         begin += size
-    pairs = zip(modules, tensors[::2], tensors[1::2], strict=True)
+    of_modules, of_rows = tensors[: 2 * len(modules)], tensors[2 * len(modules) :]
+    pairs = zip(modules, of_modules[::2], of_modules[1::2], strict=True)
     whole: AdapterCheckpoint = replace(
         bare,
         modules=tuple(LoRAModule(name, rank, scale, a, b) for (name, rank, scale), a, b in pairs),
+        token_rows=tuple(
+            TokenRows(name, token_ids, rows)
+            for (name, token_ids), rows in zip(token_rows, of_rows, strict=True)
+        ),
     )
     return whole

@@ -11,28 +11,58 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from lora_serve.adapter_checkpoint import AdapterCheckpoint, RawTensor
+from lora_serve.adapter_checkpoint import AdapterCheckpoint, RawTensor, TokenRows
 from lora_serve.distributed.shares import RankPlace, Replicated, given
-from lora_serve.models.base import LinearLayout
+from lora_serve.model_info import Vocabulary
+from lora_serve.models.base import LinearLayout, vocabulary_linears
 from lora_serve.step import KVLoad
 
 
 def adapter_share(
-    checkpoint: AdapterCheckpoint, linears: Sequence[LinearLayout], place: RankPlace
+    checkpoint: AdapterCheckpoint,
+    linears: Sequence[LinearLayout],
+    vocabulary: Vocabulary | None,
+    place: RankPlace,
 ) -> AdapterCheckpoint:
     """An adapter for one rank: A whole, since each shrinks by itself, and its outputs of B.
 
-    linears: of the whole model.
+    Of the rows of embeddings it gets its columns, of the LM head's those of its tokens, whose ids
+    then count from its first. linears, vocabulary: of the whole model.
     """
     if place.world_size == 1:
         return checkpoint
     own = {
         name: rows
-        for linear in linears
+        for linear in (*linears, *vocabulary_linears(vocabulary))
         for (name, _), rows in zip(linear.projections, linear.own_rows(place), strict=True)
     }
     modules = tuple(replace(m, b=_own_rows(m.b, own[m.name])) for m in checkpoint.modules)
-    return replace(checkpoint, modules=modules)
+    token_rows = checkpoint.token_rows
+    if vocabulary is not None:
+        token_rows = tuple(_own_token_rows(each, vocabulary, place) for each in token_rows)
+    return replace(checkpoint, modules=modules, token_rows=token_rows)
+
+
+def _own_token_rows(all_rows: TokenRows, vocabulary: Vocabulary, place: RankPlace) -> TokenRows:
+    rows, token_ids = all_rows.rows, all_rows.token_ids
+    if all_rows.name == vocabulary.embedding:
+        columns = place.share(vocabulary.hidden_size)
+        return replace(all_rows, rows=_own_columns(rows, columns))
+    share = place.share(vocabulary.size)
+    if token_ids is None:
+        return replace(all_rows, rows=_own_rows(rows, [share]))
+    places = [place for place, token in enumerate(token_ids) if token in share]
+    own = _own_rows(rows, [range(place, place + 1) for place in places])
+    return replace(
+        all_rows, rows=own, token_ids=tuple(token_ids[place] - share.start for place in places)
+    )
+
+
+def _own_columns(rows: RawTensor, columns: range) -> RawTensor:
+    count, width = rows.shape
+    table = np.frombuffer(rows.data, np.uint8).reshape(count, width, -1)
+    own = np.ascontiguousarray(table[:, columns.start : columns.stop])
+    return RawTensor(rows.dtype, (count, len(columns)), own.data.cast("B"))
 
 
 def _own_rows(b: RawTensor, rows: Sequence[range]) -> RawTensor:

@@ -19,14 +19,19 @@ from lora_serve.distributed.group import ALONE, Group
 from lora_serve.distributed.shares import RankPlace, place_of
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.kv_groups import KVNeeds
-from lora_serve.model_info import ModelInfo
-from lora_serve.models.base import LinearLayout, lora_modules, num_parameters
+from lora_serve.model_info import ModelInfo, Vocabulary
+from lora_serve.models.base import (
+    LinearLayout,
+    lora_modules,
+    num_parameters,
+    vocabulary_linears,
+)
 from lora_serve.ops.block_rows import RowsRead
-from lora_serve.ops.contract import Ops, PackedAdapter
+from lora_serve.ops.contract import Ops
 from lora_serve.ops.cpu.threads import default_num_threads
 from lora_serve.ops.recorded_steps import NotRecordableError
 from lora_serve.step import ModelRunnerOutput, SchedulerOutput
-from lora_serve.worker.adapter_weights import AdapterWeights
+from lora_serve.worker.adapter_weights import AdapterWeights, PreparedAdapter
 from lora_serve.worker.batch_builder import BatchBuilder
 from lora_serve.worker.device import Device, Event, open_device
 from lora_serve.worker.kv_cache import allocate_kv_caches, kv_block_bytes, num_kv_blocks
@@ -34,7 +39,13 @@ from lora_serve.worker.kv_layout import KVLayout, kv_layout
 from lora_serve.worker.kv_transfer import KVTransfer, layout_fingerprint
 from lora_serve.worker.largest_steps import StepLimits, largest_adapter, largest_steps
 from lora_serve.worker.loaded_model import LoadedModel, load_model
-from lora_serve.worker.memory import GpuMemory, Room, cpu_room, largest_adapter_bytes
+from lora_serve.worker.memory import (
+    GpuMemory,
+    Room,
+    cpu_room,
+    largest_adapter_bytes,
+    largest_vocabulary_bytes,
+)
 from lora_serve.worker.model_runner import ModelRunner, SubmittedBatch
 from lora_serve.worker.rank_shares import KVShares
 from lora_serve.worker.step_graphs import (
@@ -55,7 +66,7 @@ class SubmittedStep:
     step_id: int
     batch: SubmittedBatch
     saved: RowsRead
-    dropped: tuple[PackedAdapter, ...]
+    dropped: tuple[PreparedAdapter, ...]
     end: Event
 
 
@@ -94,6 +105,7 @@ class Worker:
         self._transfer: KVTransfer
         self.kv_shares: KVShares
         self.linears: Sequence[LinearLayout]  # of the whole model
+        self.vocabulary: Vocabulary | None  # of the whole model
         self.is_screened = False
         self._runner: ModelRunner
         self._submitted: deque[SubmittedStep] = deque()
@@ -115,9 +127,10 @@ class Worker:
         model = load_model(self._config, device, self._cache.block_size, self._group)
         require_equal(self._group, model.fingerprint)
         self.linears = model.spec.linears()
+        self.vocabulary = model.vocabulary
         self.is_screened = model.screening is not None
         linears = self._own_linears(model)
-        self._adapters = AdapterWeights(linears, model.ops, device, model.dtype)
+        self._adapters = AdapterWeights(linears, model.ops, device, model.dtype, model.vocabulary)
         layout = self._kv_layout(model, self._place)
         num_blocks = least(self._group, self._num_kv_blocks(model, layout, free_bytes))
         kv_caches = self._kv_caches(model, layout, num_blocks)
@@ -134,6 +147,7 @@ class Worker:
             num_blocks=num_blocks,
             kernels=model.ops.numerics,
             lora_modules=lora_modules(model.spec.linears()),
+            vocabulary=model.vocabulary,
             kv_groups=layout.groups,
             kv_block_bytes=self._transfer.record_bytes // kv_caches[0].shape[2] * num_kv_heads,
             kv_layout=layout_fingerprint(
@@ -297,6 +311,9 @@ class Worker:
         itemsize = model.dtype.itemsize
         linears = self._own_linears(model)
         adapter_bytes = largest_adapter_bytes(linears, lora.max_lora_rank, itemsize)
+        adapter_bytes += largest_vocabulary_bytes(
+            model.vocabulary, lora.max_lora_rank, itemsize, lora.max_lora_vocab_bytes
+        )
         return GpuMemory(
             free=free_bytes,
             utilization=self._cache.gpu_memory_utilization,
@@ -326,8 +343,9 @@ class Worker:
         if not self._lora.enable_lora:
             yield BASE_MODEL
             return
-        modules = lora_modules(self._own_linears(model))
-        adapter = largest_adapter(modules, self._lora.max_lora_rank)
+        layouts = [*model.spec.linears(), *vocabulary_linears(model.vocabulary)]
+        modules = lora_modules([layout.of_rank(self._place) for layout in layouts])
+        adapter = largest_adapter(modules, self._lora.max_lora_rank, model.vocabulary)
         self._adapters.prepare(adapter)
         self._adapters.change((), (adapter.digest,))
         yield AdapterRef(adapter.path, adapter.digest)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor
+from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor, TokenRows
 from lora_serve.adapters.registry import AdapterRegistry, DigestUse
 from lora_serve.errors import AdapterExistsError, AdapterNotFoundError
 from lora_serve.identity import AdapterRef
@@ -232,8 +232,9 @@ def test_the_registry_holds_no_tensors(registry: AdapterRegistry) -> None:
     buffer = bytearray(64)
     tensor = RawTensor("F32", (4, 4), memoryview(buffer))
     module = LoRAModule("q", 4, 1.0, tensor, tensor)
-    publish(registry, "n", AdapterCheckpoint("/p", A.digest, 4, 64, "", (module,)))
-    del tensor, module
+    rows = TokenRows("lm_head", (1, 2, 3, 4), tensor)
+    publish(registry, "n", AdapterCheckpoint("/p", A.digest, 4, 64, "", (module,), (), (rows,)))
+    del tensor, module, rows
     buffer.clear()  # fails while a view of it is alive
 
 

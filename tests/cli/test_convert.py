@@ -64,7 +64,9 @@ def served(base: Path, adapter: Path) -> Tensor:
     """The logits of the engine's model with it, or without one where there is none."""
     model = BareModel(base, REFERENCE, torch.float32)
     projections = lora_modules(model.spec.linears())
-    checkpoint = read_adapter(str(adapter), lora_modules=projections, max_lora_rank=128)
+    checkpoint = read_adapter(
+        str(adapter), lora_modules=projections, max_lora_rank=128, vocabulary=model.vocabulary
+    )
     return Prompt(TOKENS, range(4), model.add_adapter(checkpoint)).alone(model)
 
 
@@ -134,10 +136,8 @@ def test_the_error_is_told_of_each_projection_and_of_all(
     ("settings", "named"),
     [
         ({"bias": "lora_only"}, "'model.layers.0.self_attn.q_proj.bias'"),
-        ({"modules_to_save": ["lm_head"]}, "'lm_head.weight'"),
         ({"modules_to_save": ["model.norm"]}, "'model.norm.weight'"),
-        ({"trainable_token_indices": [1, 2]}, "'model.embed_tokens.weight'"),
-        ({"target_modules": ["o_proj", "embed_tokens"]}, "'model.embed_tokens.weight'"),
+        ({"r": 80, "target_modules": ["o_proj", "embed_tokens"]}, "'model.embed_tokens.weight'"),
     ],
 )
 def test_what_lora_cannot_hold_is_named_and_left_out_only_on_demand(
@@ -167,6 +167,22 @@ def test_what_lora_cannot_hold_is_named_and_left_out_only_on_demand(
         delta = scale * theirs[other] @ theirs[name]
         got = ours[other].double() @ ours[name].double()
         torch.testing.assert_close(got, delta, rtol=1e-5, atol=1e-6)
+
+
+def test_rows_of_tokens_and_whole_copies_are_carried_over(
+    model_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"trainable_token_indices": [1, 2], "modules_to_save": ["lm_head"]}
+    config = peft.LoraConfig(r=4, use_dora=True, target_modules=["k_proj"], **settings)
+    adapted = save_adapter(model_path, tmp_path / "adapter", config)
+    with torch.no_grad():
+        expected = adapted(torch.tensor([TOKENS])).logits[0]
+    out = tmp_path / "out"
+    assert main(["convert", str(tmp_path / "adapter"), str(out)]) == 0, capsys.readouterr().err
+    torch.testing.assert_close(served(model_path, out), expected, rtol=0, atol=2e-3)
+    again = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_path), out)
+    with torch.no_grad():
+        torch.testing.assert_close(again(torch.tensor([TOKENS])).logits[0], expected)
 
 
 def edited(**changes: Any) -> Callable[[Path, Path], None]:

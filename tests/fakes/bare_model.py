@@ -24,6 +24,7 @@ from lora_serve.worker.adapter_weights import AdapterWeights
 from lora_serve.worker.batch_builder import BatchBuilder
 from lora_serve.worker.device import CpuDevice, Device
 from lora_serve.worker.kv_cache import allocate_kv_caches
+from lora_serve.worker.loaded_model import vocabulary_of
 from tests.fakes.asked import scoring
 
 BLOCK_SIZE = 16
@@ -50,7 +51,8 @@ class BareModel:
         tables = self.spec.rotary_tables(self.spec.max_positions)
         tables = [table.to(device.torch_device) for table in tables]
         self.model = self.spec.build(weights, ops, tables)
-        self.adapters = AdapterWeights(self.spec.linears(), ops, device, dtype)
+        self.vocabulary = vocabulary_of(self.spec, dtype, weights)
+        self.adapters = AdapterWeights(self.spec.linears(), ops, device, dtype, self.vocabulary)
         self.kv_caches = allocate_kv_caches(
             self.spec.kv_specs(), ops, num_blocks, BLOCK_SIZE, dtype
         )
@@ -75,12 +77,14 @@ class BareModel:
     @torch.inference_mode()
     def asked_logits(self, requests: Sequence[ScheduledRequest]) -> list[Tensor]:
         """The logits of the rows that each request asks for: none, the last, or all."""
-        rows = self.builder.lay_out(requests, self.adapters.__getitem__)
+        adapters = self.adapters
+        rows = self.builder.lay_out(requests, adapters.__getitem__, adapters.embedding_changes)
         hidden = self.model.forward(self.builder.to_device(rows), self.kv_caches)
-        logits = {
-            index: self.model.logits(hidden[start:end])
-            for index, (start, end) in zip(rows.order, pairwise(rows.output_start_loc), strict=True)
-        }
+        # All rows at once, those of each adapter side by side, as samplers ask for them.
+        ordered = [requests[index] for index in rows.order]
+        counts = [end - start for start, end in pairwise(rows.output_start_loc)]
+        logits_of_all = self.model.logits(hidden, adapters.head_changes_of(ordered, counts))
+        logits = dict(zip(rows.order, logits_of_all.split(counts), strict=True))
         return [logits[index] for index in range(len(requests))]
 
 

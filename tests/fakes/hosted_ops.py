@@ -49,6 +49,9 @@ class HostedOps:
             self._up(weight), None if bias is None else self._up(bias)
         )
 
+    def pack_rows(self, weight: Tensor) -> PackedLinear:
+        return self._ops.linears.pack_rows(self._up(weight))
+
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         return self._ops.linears.linear(self._up(x), packed).cpu()
 

@@ -11,6 +11,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.checkpoint import read_adapter
+from lora_serve.model_info import Vocabulary
 from lora_serve.models.base import ModelSpec, lora_modules
 from tests.fakes.tiny_models import ALL_MODELS, EXPERTS_ONE_LAYER, MIXTURES
 
@@ -28,14 +29,17 @@ def make_peft(family: str, seed: int, **settings: Any) -> PeftModel:
     """A tiny model with an adapter whose every delta is far from 0."""
     modules = NO_EXPERTS if family in (*MIXTURES, EXPERTS_ONE_LAYER) else ALL_PROJECTIONS
     settings = {"r": 8, "lora_alpha": 16, "target_modules": modules, **settings}
-    with warnings.catch_warnings():  # peft asks transformers by a name it is about to drop
-        warnings.simplefilter("ignore", FutureWarning)
+    with warnings.catch_warnings():
+        # peft asks transformers by a name it is about to drop, and warns of changed tied weights.
+        warnings.simplefilter("ignore")
         model = get_peft_model(ALL_MODELS[family].make(), LoraConfig(**settings)).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_" in name:
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+            elif "trainable_tokens_delta" in name or ".modules_to_save." in name:
+                parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
     return model
 
 
@@ -47,7 +51,20 @@ def save_adapters(root: Path, family: str) -> list[Path]:
     return paths
 
 
-def read_saved(model: PeftModel, directory: Path, spec: ModelSpec) -> AdapterCheckpoint:
+def save_adapter(model: PeftModel, directory: Path) -> None:
+    with warnings.catch_warnings():  # that embeddings are saved with LoRA on them
+        warnings.simplefilter("ignore", UserWarning)
+        model.save_pretrained(str(directory))
+
+
+def read_saved(
+    model: PeftModel, directory: Path, spec: ModelSpec, vocabulary: Vocabulary | None = None
+) -> AdapterCheckpoint:
     """What the server reads of the adapter when PEFT has saved it."""
-    model.save_pretrained(str(directory))
-    return read_adapter(str(directory), lora_modules=lora_modules(spec.linears()), max_lora_rank=64)
+    save_adapter(model, directory)
+    return read_adapter(
+        str(directory),
+        lora_modules=lora_modules(spec.linears()),
+        max_lora_rank=64,
+        vocabulary=vocabulary,
+    )

@@ -7,7 +7,13 @@ import pytest
 
 from lora_serve.adapters.checkpoint import own_shapes, read_adapter
 from lora_serve.errors import ConfigError
-from lora_serve.fuzz.versions import INVOCATION, write_activated, write_versions
+from lora_serve.fuzz.versions import (
+    INVOCATION,
+    write_activated,
+    write_changed_tokens,
+    write_versions,
+)
+from lora_serve.model_info import Vocabulary
 
 
 def test_no_two_versions_are_alike_and_activated_ones_wait_for_tokens_of_traces(
@@ -21,13 +27,20 @@ def test_no_two_versions_are_alike_and_activated_ones_wait_for_tokens_of_traces(
         json.dumps(config | {"alora_invocation_tokens": [90, 91, 92]})
     )
     library = tmp_path / "library"
-    paths = (*write_versions([adapter_paths[1], own], library), write_activated(own, library))
-    read = [
-        read_adapter(str(path), lora_modules=own_shapes(str(path)), max_lora_rank=64)
-        for path in paths
-    ]
-    assert len({each.digest for each in read}) == 7
-    assert [each.invocation_tokens for each in read] == [()] * 3 + [INVOCATION] * 4
+    vocabulary = Vocabulary("model.embed_tokens", "lm_head", 100, 8, is_tied=True)
+    paths = (
+        *write_versions([adapter_paths[1], own], library),
+        write_activated(own, library),
+        write_changed_tokens(own, vocabulary, library),
+    )
+    read = []
+    for path in map(str, paths):
+        modules, found = own_shapes(path)
+        checkpoint = read_adapter(path, lora_modules=modules, max_lora_rank=64, vocabulary=found)
+        read.append(checkpoint)
+    assert len({each.digest for each in read}) == 8
+    assert [each.invocation_tokens for each in read] == [()] * 3 + [INVOCATION] * 4 + [()]
+    assert [len(rows.token_ids or ()) for rows in read[-1].token_rows] == [25, 34]
 
 
 @pytest.mark.parametrize("content", ["[]x", "3", "[1]"])

@@ -130,7 +130,8 @@ def test_loads_go_beside_the_steps_and_dropped_weights_are_handed_over(
     slots.change((), (b"one",))
     assert device.num_loads == 1
     weights = slots[b"one"]
-    assert slots.change((b"one",), ()) == (weights,)
+    (dropped,) = slots.change((b"one",), ())
+    assert dropped.packed is weights
 
 
 def test_weights_prepared_again_can_be_dropped_and_added_in_one_step(slots: AdapterWeights) -> None:

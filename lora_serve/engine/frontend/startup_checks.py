@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -27,10 +28,14 @@ from lora_serve.errors import (
 )
 from lora_serve.gguf.location import names_gguf
 from lora_serve.kv_tiers.opening import check_tiers
+from lora_serve.model_info import Vocabulary
 from lora_serve.structured_output.backend import require_installed
 from lora_serve.text.tokenizer_files import check_tokenizer_files
 
 Got = TypeVar("Got")
+
+# (out_features, in_features) of each projection that adapters may change, and the vocabulary.
+Adapted = tuple[Mapping[str, tuple[int, int]] | None, Vocabulary | None]
 
 
 def check_startup(config: EngineConfig) -> None:
@@ -40,9 +45,9 @@ def check_startup(config: EngineConfig) -> None:
         LoraServeError: the one refusal, or a ConfigError with a line for each of several.
     """
     refusals = Refusals()
-    lora_modules: Mapping[str, tuple[int, int]] | None = None
+    adapted: Adapted = (None, None)
     with refusals.noted():
-        lora_modules = _check_model(config.model, config.parallel.tensor_parallel_size)
+        adapted = _check_model(config.model, config.parallel.tensor_parallel_size)
     with refusals.noted():
         _check_kernels(config.model)
     with refusals.noted():
@@ -56,18 +61,18 @@ def check_startup(config: EngineConfig) -> None:
     with refusals.noted():
         check_endpoints(config.kv_events)
     with refusals.noted():
-        _check_adapters(config.lora, lora_modules)
+        _check_adapters(config.lora, adapted)
     with refusals.noted():
         require_installed(config.structured_outputs.library)
     refusals.raise_noted()
 
 
-def _check_adapters(config: LoRAConfig, lora_modules: Mapping[str, tuple[int, int]] | None) -> None:
+def _check_adapters(config: LoRAConfig, adapted: Adapted) -> None:
     """Check all of them, up to the first that is not read in time: others may lie beside it."""
     refusals = Refusals()
     for name, path in config.modules:
         try:
-            _check_adapter(name, path, config, lora_modules)
+            _check_adapter(name, path, config, adapted)
         except AdapterUnavailableError as error:
             refusals.note(error)
             break
@@ -76,8 +81,8 @@ def _check_adapters(config: LoRAConfig, lora_modules: Mapping[str, tuple[int, in
     refusals.raise_noted()
 
 
-def _check_model(config: ModelConfig, world_size: int) -> Mapping[str, tuple[int, int]]:
-    """The shapes of the modules that adapters may change, if the model's config can be served."""
+def _check_model(config: ModelConfig, world_size: int) -> Adapted:
+    """What adapters may change, if the model's config can be served."""
     from lora_serve.models.base import lora_modules  # imports torch
     from lora_serve.models.choices import dtype_name, max_model_len
     from lora_serve.models.source import load_spec, model_path
@@ -85,8 +90,10 @@ def _check_model(config: ModelConfig, world_size: int) -> Mapping[str, tuple[int
     directory = model_path(config.model, config.revision, config.load_format, with_weights=False)
     spec = load_spec(directory, config.load_format, config.model_impl)
     refusals = Refusals()
+    vocabulary = spec.vocabulary()
     with refusals.noted():
-        dtype_name(config.dtype, spec)
+        dtype = dtype_name(config.dtype, spec)
+        vocabulary = vocabulary and replace(vocabulary, dtype=dtype)
     with refusals.noted():
         max_model_len(config.max_model_len, spec)
     with refusals.noted():
@@ -94,7 +101,7 @@ def _check_model(config: ModelConfig, world_size: int) -> Mapping[str, tuple[int
     with refusals.noted():
         _check_dimensions(pooling_defaults(config).dimensions, spec.hidden_size)
     refusals.raise_noted()
-    return lora_modules(spec.linears())
+    return lora_modules(spec.linears()), vocabulary
 
 
 def _check_ranks(config: EngineConfig) -> None:
@@ -154,9 +161,7 @@ def _check_kernels(config: ModelConfig) -> None:
     refusals.raise_noted()
 
 
-def _check_adapter(
-    name: str, path: str, config: LoRAConfig, lora_modules: Mapping[str, tuple[int, int]] | None
-) -> None:
+def _check_adapter(name: str, path: str, config: LoRAConfig, adapted: Adapted) -> None:
     """Refuse an adapter, also one whose disk does not answer.
 
     Raises:
@@ -177,8 +182,10 @@ def _check_adapter(
         check = partial(
             check_adapter,
             found,
-            lora_modules=lora_modules,
+            lora_modules=adapted[0],
             max_lora_rank=config.max_lora_rank,
+            vocabulary=adapted[1],
+            max_vocab_bytes=config.max_lora_vocab_bytes,
             allowed_roots=config.lora_allowed_roots,
         )
         _in_time(module, *load_limit, check)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lora_serve.errors import ConfigError
 from lora_serve.layers.batch import ForwardBatch
+from lora_serve.layers.vocabulary import HeadChanges
 from lora_serve.models.base import KVSpec
 from lora_serve.models.transformers_backend.interfaces import Named, attach, scale_of
 from lora_serve.models.transformers_backend.row_operations import RowOperations
@@ -190,7 +191,8 @@ class TransformersModel:
             self._step.begin(None, ())  # it would keep adapters that were dropped
         return hidden if batch.outputs is None else hidden.index_select(0, batch.outputs.rows)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, changes: HeadChanges = ()) -> Tensor:
+        assert not changes, "TransformersSpec has no vocabulary that adapters change"
         with self._step.operations:
             logits = head_logits(self._module, self._found, hidden)
         return logits.to(self._dtype).contiguous()

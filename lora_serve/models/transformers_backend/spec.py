@@ -56,6 +56,9 @@ class TransformersSpec:
     def hidden_size(self) -> int:
         return self.found.hidden_size
 
+    def vocabulary(self) -> None:
+        """Do what `ModelSpec` says: embeddings and head are modules of transformers."""
+
     def facts(self) -> str:
         """Do what `ModelSpec` says: the config, and whose code computes on which processor."""
         import transformers

@@ -37,7 +37,7 @@ def pack_experts(experts: Sequence[Packed]) -> PackedExperts:
     assert len(shapes) == 1, f"experts of the shapes {sorted(shapes)}"
     plain = [(e.address, e.bias_address) for e in experts if isinstance(e, PackedLinear)]
     quantized = [(e.weight, e.bias_address) for e in experts if isinstance(e, QuantizedLinear)]
-    assert not (plain and quantized), "some experts are quantised, others are not"
+    assert len(experts) in (len(plain), len(quantized)), "experts are not packed alike"
     first = experts[0]
     return PackedExperts(
         NativeExperts(plain or quantized),

@@ -15,10 +15,12 @@ from lora_serve.ops.cpu.recording import Recorder
 from lora_serve.ops.cpu.weights import (
     Packed,
     PackedLinear,
+    PackedRows,
     QuantizedLinear,
     pack_codes,
     pack_linear,
     pack_quantized,
+    pack_rows,
 )
 from lora_serve.ops.quantization import CodeFormat, QuantizedWeight
 
@@ -38,6 +40,9 @@ class CpuLinears:
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Packed:
         return pack_linear(self._packing, weight, bias)
 
+    def pack_rows(self, weight: Tensor) -> Packed:
+        return pack_rows(self._native.path, weight)
+
     def pack_quantized(
         self,
         weight: Tensor,
@@ -51,7 +56,9 @@ class CpuLinears:
         return pack_codes(self._packing, weight, bias)
 
     def linear(self, x: Tensor, packed: Packed) -> Tensor:
-        if isinstance(packed, QuantizedLinear):
+        if not isinstance(packed, PackedLinear):
+            if isinstance(packed, PackedRows):
+                return torch.cat([self.linear(x, part) for part in packed.parts], dim=1)
             return self.quantized_linear(x, packed)
         x = x.contiguous()
         rows, in_features = x.shape

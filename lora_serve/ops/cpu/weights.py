@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lora_serve.ops._cpu import LoraAdapter, PackedQuantized, PackedWeight
+from lora_serve.ops._cpu import Backend, LoraAdapter, PackedQuantized, PackedWeight
 from lora_serve.ops.contract import LoRAPart
 from lora_serve.ops.cpu.dtypes import dtype_code
 from lora_serve.ops.cpu.packing import CpuPacking
 from lora_serve.ops.quantization import CodeFormat, QuantizedWeight
+
+_PART_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,22 @@ class QuantizedLinear:
     out_features: int
 
 
-Packed = PackedLinear | QuantizedLinear
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """Rows that came while steps were running. parts: their outputs lie side by side."""
+
+    parts: tuple[PackedLinear, ...]
+
+    @property
+    def in_features(self) -> int:
+        return self.parts[0].in_features
+
+    @property
+    def out_features(self) -> int:
+        return sum(part.out_features for part in self.parts)
+
+
+Packed = PackedLinear | QuantizedLinear | PackedRows
 
 
 def pack_linear(packing: CpuPacking, weight: Tensor, bias: Tensor | None) -> PackedLinear:
@@ -54,6 +71,17 @@ def pack_linear(packing: CpuPacking, weight: Tensor, bias: Tensor | None) -> Pac
     packed = packing.weight(weight)
     bias_address = 0 if bias is None else bias.data_ptr()
     return PackedLinear(packed, bias, code, packed.address, bias_address, in_features, out_features)
+
+
+def pack_rows(path: str, weight: Tensor) -> PackedRows:
+    """Copies the weight into the kernels' order, in any thread; the source is not kept.
+
+    In memory of its own, which is given back with it, and without the threads of the steps; and in
+    parts, because the interpreter's lock is held while one is packed: for about a millisecond.
+    """
+    packing = CpuPacking(Backend(path, 1))
+    num_rows = max(1, _PART_BYTES // (weight.shape[1] * weight.itemsize))
+    return PackedRows(tuple(pack_linear(packing, part, None) for part in weight.split(num_rows)))
 
 
 def pack_quantized(

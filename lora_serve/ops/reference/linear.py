@@ -50,6 +50,10 @@ def pack_linear(weight: Tensor, bias: Tensor | None) -> Packed:
     return PackedWeight(packed, None if bias is None else bias.to(torch.float32))
 
 
+def pack_rows(weight: Tensor) -> Packed:
+    return pack_linear(weight, None)
+
+
 def pack_quantized(
     weight: Tensor, code_format: CodeFormat, bias: Tensor | None, quantize_activations: bool
 ) -> Packed:

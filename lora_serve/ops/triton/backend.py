@@ -106,6 +106,9 @@ class TritonKernels:
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         return pack_linear(weight, bias, self._device)
 
+    def pack_rows(self, weight: Tensor) -> PackedLinear:
+        return pack_linear(weight, None, self._device)
+
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         if not self._batch_invariant:
             return torch.nn.functional.linear(x, packed.weight, packed.bias)

@@ -1,0 +1,200 @@
+"""The tensors of an adapter's file: which module's, and whether they fit the model and the config.
+
+All of the header is checked before a tensor is read. Knows nothing of directories.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lora_serve.adapter_checkpoint import LoRAModule, RawTensor, TokenRows
+from lora_serve.adapters.findings import listed
+from lora_serve.adapters.peft_config import LoRASettings
+from lora_serve.adapters.tensor_file import TensorFile, TensorSpec
+from lora_serve.adapters.vocabulary import (
+    RowsInFile,
+    check_vocabulary_bytes,
+    find_rows,
+    read_rows,
+    surely_kept,
+)
+from lora_serve.model_info import Vocabulary
+
+_TENSOR_NAME = re.compile(
+    r"(?:base_model\.model\.)?(.+)\.lora_(?:([AB])\.weight|embedding_([AB]))", re.DOTALL
+)
+
+Shapes = Mapping[str, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptable:
+    """What adapters may change of a model, and how much of it.
+
+    lora_modules: (out_features, in_features) of each projection an adapter may change.
+    max_lora_rank: highest rank of any module.
+    vocabulary: of which rows may be changed, and to which a low-rank delta may be added; None: not.
+    max_vocab_bytes: what these may take in memory; None: any.
+    """
+
+    lora_modules: Shapes
+    max_lora_rank: int
+    vocabulary: Vocabulary | None = None
+    max_vocab_bytes: int | None = None
+
+    @property
+    def all_modules(self) -> Shapes:
+        """Those of the vocabulary among them."""
+        if self.vocabulary is None:
+            return self.lora_modules
+        return {**self.lora_modules, **self.vocabulary.lora_modules}
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterTensors:
+    """What an adapter consists of. stored_rows: all in the file, also those that change nothing."""
+
+    modules: tuple[LoRAModule, ...] = ()
+    token_rows: tuple[TokenRows, ...] = ()
+    stored_rows: tuple[tuple[RowsInFile, RawTensor], ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        low_rank = sum(len(m.a.data) + len(m.b.data) for m in self.modules)
+        return low_rank + sum(len(each.rows.data) for each in self.token_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTensors:
+    """What a header says. pairs: tensors' names by module and side ("A", "B")."""
+
+    specs: Mapping[str, TensorSpec]
+    pairs: Mapping[str, Mapping[str, str]]
+    rows: tuple[RowsInFile, ...]
+
+
+def read_tensors(
+    file: TensorFile, settings: LoRASettings, adaptable: Adaptable, findings: list[str]
+) -> AdapterTensors:
+    """All modules by name, or findings. Reads no tensor while there are findings."""
+    found = check_tensors(file, settings, adaptable, findings)
+    if found is None or findings:
+        return AdapterTensors()
+    tensors = file.read_tensors(found.specs, findings)
+    token_rows = read_rows(found.rows, tensors, adaptable.vocabulary, findings)
+    if not found.pairs and not token_rows:
+        findings.append("its rows are the model's own: it would be that under another name")
+    ranks = {name: settings.rank_of(name) for name in found.pairs}
+    check_vocabulary_bytes(
+        ranks, token_rows, adaptable.vocabulary, adaptable.max_vocab_bytes, findings
+    )
+    return AdapterTensors(
+        tuple(
+            _module(name, settings, tensors[pair["A"]], tensors[pair["B"]])
+            for name, pair in sorted(found.pairs.items())
+        ),
+        token_rows,
+        tuple((rows, tensors[rows.tensor]) for rows in found.rows),
+    )
+
+
+def check_tensors(
+    file: TensorFile, settings: LoRASettings, adaptable: Adaptable, findings: list[str]
+) -> FoundTensors | None:
+    """Check what the file's header says; what is wrong is appended to `findings`."""
+    specs = file.read_header(findings)
+    if specs is None:
+        return None
+    rows = find_rows(specs, settings, adaptable.vocabulary, findings)
+    named = {each.tensor for each in rows}
+    pairs = _pair({n: s for n, s in specs.items() if n not in named}, adaptable, findings)
+    for each in rows:
+        if each.token_ids is not None and each.matrix in pairs:
+            findings.append(f"{each.matrix} has LoRA and rows of some tokens; PEFT has no both")
+    if not specs:
+        findings.append("it holds no tensor, so it would be the base model under another name")
+    ranks = {module: settings.rank_of(module) for module in pairs}
+    _check_shapes(pairs, specs, ranks, adaptable.all_modules, findings)
+    _check_ranks(ranks, adaptable.max_lora_rank, findings)
+    check_vocabulary_bytes(
+        ranks, surely_kept(rows), adaptable.vocabulary, adaptable.max_vocab_bytes, findings
+    )
+    return FoundTensors(specs, pairs, rows)
+
+
+def own_shapes_of(specs: Mapping[str, TensorSpec]) -> Shapes:
+    """The `lora_modules` that tensors fit, as their names and shapes say."""
+    shapes: dict[str, tuple[int, int]] = {}
+    for name, spec in specs.items():
+        match = _TENSOR_NAME.fullmatch(name)
+        if match is not None and match[2] and len(spec.shape) == 2:
+            num_out, num_in = shapes.get(match[1], (0, 0))
+            is_a = match[2] == "A"
+            shapes[match[1]] = (num_out, spec.shape[1]) if is_a else (spec.shape[0], num_in)
+    return shapes
+
+
+def _module(name: str, settings: LoRASettings, a: RawTensor, b: RawTensor) -> LoRAModule:
+    rank = a.shape[0]  # as its settings say: the shapes were checked
+    return LoRAModule(name, rank, settings.scale_of(name, rank), a, b)
+
+
+def _pair(
+    specs: Mapping[str, TensorSpec], adaptable: Adaptable, findings: list[str]
+) -> dict[str, dict[str, str]]:
+    """Tensor names by module and side ("A", "B"). Any other tensor is a finding."""
+    modules, vocabulary = adaptable.all_modules, adaptable.vocabulary
+    embedding = None if vocabulary is None else vocabulary.embedding
+    pairs: dict[str, dict[str, str]] = {}
+    strangers = []
+    for name in specs:
+        match = _TENSOR_NAME.fullmatch(name)
+        side = "" if match is None else match[3] if match[1] == embedding else match[2]
+        if match is None or not side or match[1] not in modules:
+            strangers.append(name)
+        elif side in pairs.setdefault(match[1], {}):
+            findings.append(f"lora_{side} of {match[1]} stands there twice")
+        else:
+            pairs[match[1]][side] = name
+    if strangers:
+        served = sorted({module.rpartition(".")[2] for module in modules})
+        findings.append(
+            f"tensors that are no lora_A or lora_B of a projection adapters may change here "
+            f"({', '.join(served)} of this model's layers): {listed(sorted(strangers))}"
+        )
+    return pairs
+
+
+def _check_shapes(
+    pairs: Mapping[str, Mapping[str, str]],
+    specs: Mapping[str, TensorSpec],
+    ranks: Mapping[str, int],
+    lora_modules: Shapes,
+    findings: list[str],
+) -> None:
+    missing, misshapen = [], []
+    for module, pair in sorted(pairs.items()):
+        out_features, in_features = lora_modules[module]
+        rank = ranks[module]
+        for side, expected in (("A", (rank, in_features)), ("B", (out_features, rank))):
+            if side not in pair:
+                missing.append(f"{module}.lora_{side}.weight")
+            elif (shape := specs[pair[side]].shape) != expected:
+                misshapen.append(f"{module}.lora_{side}.weight: {shape}, not {expected}")
+    if missing:
+        findings.append(f"one of a pair is missing: {listed(missing)}")
+    if misshapen:
+        findings.append(
+            f"shapes that do not fit this model and the ranks of its config: {listed(misshapen)}"
+        )
+
+
+def _check_ranks(ranks: Mapping[str, int], max_lora_rank: int, findings: list[str]) -> None:
+    rank = max(ranks.values(), default=0)
+    if rank > max_lora_rank:
+        findings.append(
+            f"LoRA rank {rank} is greater than max_lora_rank {max_lora_rank}; raise "
+            "--max-lora-rank, or retrain"
+        )
