@@ -32,6 +32,19 @@ class LoRAModule:
 
 
 @dataclass(frozen=True, slots=True)
+class ModuleBias:
+    """A vector that an adapter has for the outputs of one projection.
+
+    name: of the projection. values: (out_features). scale: y += scale * values; None: they stand in
+        the place of the model's own bias.
+    """
+
+    name: str
+    values: RawTensor
+    scale: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class TokenRows:
     """Rows of the embeddings, or of the LM head, that stand in the place of the model's.
 
@@ -61,3 +74,4 @@ class AdapterCheckpoint:
     modules: tuple[LoRAModule, ...]
     invocation_tokens: tuple[int, ...] = ()
     token_rows: tuple[TokenRows, ...] = ()
+    biases: tuple[ModuleBias, ...] = ()

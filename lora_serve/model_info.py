@@ -30,7 +30,7 @@ class Vocabulary:
 
     @property
     def lora_modules(self) -> dict[str, tuple[int, int]]:
-        """As of ModelInfo: the low-rank delta of the embeddings takes tokens, and gives rows."""
+        """What ModelInfo says of these two: a delta of embeddings takes tokens, and gives rows."""
         return {
             self.embedding: (self.hidden_size, self.size),
             self.head: (self.size, self.hidden_size),

@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lora_serve.adapter_checkpoint import LoRAModule, RawTensor, TokenRows
-from lora_serve.adapters.findings import listed
+from lora_serve.adapter_checkpoint import LoRAModule, ModuleBias, RawTensor, TokenRows
+from lora_serve.adapters.findings import listed, shown
 from lora_serve.adapters.peft_config import LoRASettings
 from lora_serve.adapters.tensor_file import TensorFile, TensorSpec
 from lora_serve.adapters.vocabulary import (
@@ -25,6 +25,8 @@ from lora_serve.model_info import Vocabulary
 _TENSOR_NAME = re.compile(
     r"(?:base_model\.model\.)?(.+)\.lora_(?:([AB])\.weight|embedding_([AB]))", re.DOTALL
 )
+
+_BIAS_NAME = re.compile(r"(?:base_model\.model\.)?(.+?)(\.lora_B|\.base_layer)?\.bias", re.DOTALL)
 
 Shapes = Mapping[str, tuple[int, int]]
 
@@ -57,21 +59,27 @@ class AdapterTensors:
     """What an adapter consists of. stored_rows: all in the file, also those that change nothing."""
 
     modules: tuple[LoRAModule, ...] = ()
+    biases: tuple[ModuleBias, ...] = ()
     token_rows: tuple[TokenRows, ...] = ()
     stored_rows: tuple[tuple[RowsInFile, RawTensor], ...] = ()
 
     @property
     def num_bytes(self) -> int:
         low_rank = sum(len(m.a.data) + len(m.b.data) for m in self.modules)
-        return low_rank + sum(len(each.rows.data) for each in self.token_rows)
+        biases = sum(len(each.values.data) for each in self.biases)
+        return low_rank + biases + sum(len(each.rows.data) for each in self.token_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class FoundTensors:
-    """What a header says. pairs: tensors' names by module and side ("A", "B")."""
+    """What a header says. pairs: tensors' names by module and side ("A", "B").
+
+    biases: names of projections and whether it is lora_B's, by the tensors' names.
+    """
 
     specs: Mapping[str, TensorSpec]
     pairs: Mapping[str, Mapping[str, str]]
+    biases: Mapping[str, tuple[str, bool]]
     rows: tuple[RowsInFile, ...]
 
 
@@ -84,7 +92,7 @@ def read_tensors(
         return AdapterTensors()
     tensors = file.read_tensors(found.specs, findings)
     token_rows = read_rows(found.rows, tensors, adaptable.vocabulary, findings)
-    if not found.pairs and not token_rows:
+    if not found.pairs and not found.biases and not token_rows:
         findings.append("its rows are the model's own: it would be that under another name")
     ranks = {name: settings.rank_of(name) for name in found.pairs}
     check_vocabulary_bytes(
@@ -94,6 +102,10 @@ def read_tensors(
         tuple(
             _module(name, settings, tensors[pair["A"]], tensors[pair["B"]])
             for name, pair in sorted(found.pairs.items())
+        ),
+        tuple(
+            _bias(*found.biases[name], settings, ranks, tensors[name])
+            for name in sorted(found.biases)
         ),
         token_rows,
         tuple((rows, tensors[rows.tensor]) for rows in found.rows),
@@ -108,7 +120,8 @@ def check_tensors(
     if specs is None:
         return None
     rows = find_rows(specs, settings, adaptable.vocabulary, findings)
-    named = {each.tensor for each in rows}
+    biases = _biases(specs, adaptable.lora_modules, settings, findings)
+    named = {*biases, *(each.tensor for each in rows)}
     pairs = _pair({n: s for n, s in specs.items() if n not in named}, adaptable, findings)
     for each in rows:
         if each.token_ids is not None and each.matrix in pairs:
@@ -121,7 +134,49 @@ def check_tensors(
     check_vocabulary_bytes(
         ranks, surely_kept(rows), adaptable.vocabulary, adaptable.max_vocab_bytes, findings
     )
-    return FoundTensors(specs, pairs, rows)
+    without = sorted({n for n, is_of_b in biases.values() if is_of_b and n not in pairs})
+    if without:
+        findings.append(f"biases of lora_B without its weight: {listed(without)}")
+    return FoundTensors(specs, pairs, biases, rows)
+
+
+def _biases(
+    specs: Mapping[str, TensorSpec],
+    lora_modules: Shapes,
+    settings: LoRASettings,
+    findings: list[str],
+) -> dict[str, tuple[str, bool]]:
+    """The biases of projections, as FoundTensors has them; others are left out."""
+    found: dict[str, tuple[str, bool]] = {}
+    for name, spec in specs.items():
+        match = _BIAS_NAME.fullmatch(name)
+        if match is None or match[1] not in lora_modules:
+            continue
+        bias = match[1], match[2] == ".lora_B"
+        if bias in found.values():
+            findings.append(f"the bias of {bias[0]} stands there twice")
+        if spec.shape != lora_modules[bias[0]][:1]:
+            findings.append(
+                f"{shown(name)} has shape {spec.shape}, not {lora_modules[bias[0]][:1]}"
+            )
+        if settings.invocation_tokens and not bias[1]:
+            findings.append(
+                f"{shown(name)} would act before the invocation tokens of an activated LoRA, too; "
+                "retrain with bias 'none'"
+            )
+        found[name] = bias
+    return found
+
+
+def _bias(
+    module: str,
+    is_of_b: bool,
+    settings: LoRASettings,
+    ranks: Mapping[str, int],
+    values: RawTensor,
+) -> ModuleBias:
+    scale = settings.scale_of(module, ranks[module]) if is_of_b else None
+    return ModuleBias(module, values, scale)
 
 
 def own_shapes_of(specs: Mapping[str, TensorSpec]) -> Shapes:
@@ -129,7 +184,10 @@ def own_shapes_of(specs: Mapping[str, TensorSpec]) -> Shapes:
     shapes: dict[str, tuple[int, int]] = {}
     for name, spec in specs.items():
         match = _TENSOR_NAME.fullmatch(name)
-        if match is not None and match[2] and len(spec.shape) == 2:
+        bias = _BIAS_NAME.fullmatch(name)
+        if bias is not None and len(spec.shape) == 1:
+            shapes[bias[1]] = (spec.shape[0], shapes.get(bias[1], (0, 0))[1])
+        elif match is not None and match[2] and len(spec.shape) == 2:
             num_out, num_in = shapes.get(match[1], (0, 0))
             is_a = match[2] == "A"
             shapes[match[1]] = (num_out, spec.shape[1]) if is_a else (spec.shape[0], num_in)

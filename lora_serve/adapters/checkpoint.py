@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor
+from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, ModuleBias, RawTensor
 from lora_serve.adapters.adapter_tensors import (
     Adaptable,
     AdapterTensors,
@@ -180,7 +180,7 @@ def _read(directory: AdapterDirectory, adaptable: Adaptable) -> AdapterCheckpoin
             tensors = read_tensors(file, settings, adaptable, findings)
     if findings:
         raise AdapterFormatError(directory.path, findings)
-    found = digest(tensors.modules, settings.invocation_tokens, tensors.stored_rows)
+    found = digest(tensors.modules, settings.invocation_tokens, tensors.stored_rows, tensors.biases)
     _check_sidecar(directory, found)
     return AdapterCheckpoint(
         path=directory.path,
@@ -191,6 +191,7 @@ def _read(directory: AdapterDirectory, adaptable: Adaptable) -> AdapterCheckpoin
         modules=tensors.modules,
         invocation_tokens=settings.invocation_tokens,
         token_rows=tensors.token_rows,
+        biases=tensors.biases,
     )
 
 
@@ -226,6 +227,7 @@ def digest(
     modules: Sequence[LoRAModule],
     invocation_tokens: Sequence[int] = (),
     stored_rows: Sequence[tuple[RowsInFile, RawTensor]] = (),
+    biases: Sequence[ModuleBias] = (),
 ) -> bytes:
     """SHA-256 over all that shapes the delta: names, ranks, scales, dtypes, shapes and bytes.
 
@@ -243,6 +245,10 @@ def digest(
         ids = b"all" if rows.token_ids is None else _int64s(rows.token_ids)
         sha.update(framed(b"rows", rows.matrix.encode(), rows.kind.value.encode(), ids))
         _add_tensors(sha, (tensor,))
+    for bias in biases:
+        scale = b"" if bias.scale is None else struct.pack("<d", bias.scale)
+        sha.update(framed(b"bias", bias.name.encode(), scale))
+        _add_tensors(sha, (bias.values,))
     return sha.digest()
 
 

@@ -27,6 +27,7 @@ HONOURED = frozenset(
         "rank_pattern",
         "alpha_pattern",
         "bias",
+        "lora_bias",
         "init_lora_weights",
         "alora_invocation_tokens",
         "modules_to_save",
@@ -55,7 +56,6 @@ _CONVERT = "`lora-serve convert` writes it as plain LoRA"
 
 REFUSED = {
     "use_dora": f"this server does not yet support DoRA; {_CONVERT}, or retrain without",
-    "lora_bias": "biases are not served; retrain with lora_bias=False",
     "layer_replication": "it builds another base model; merge it and serve the result",
     "target_parameters": "only linear projections are adapted; retrain with target_modules",
     "use_qalora": "QALoRA pools the input; retrain as plain LoRA",
@@ -71,6 +71,7 @@ REFUSED = {
 SERVED_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica"})
 _INIT_ADVICE = f"it changes the base weights; {_CONVERT}, or retrain"
 
+_BIASES = ("none", "all", "lora_only")  # the tensors say whose they are
 _LARGEST_FLOAT32 = 3.4e38
 _MAX_INVOCATION_TOKENS = 128
 _MAX_NAME_CHARACTERS = 500
@@ -208,8 +209,8 @@ def _check_kind(config: Mapping[str, object], findings: list[str]) -> None:
     if peft_type != "LORA":
         findings.append(f"peft_type is {shown(peft_type)}; only 'LORA' is served; {_CONVERT}")
     bias = config.get("bias", "none")
-    if bias != "none":
-        findings.append(f"bias is {shown(bias)}; biases are not served, retrain with 'none'")
+    if bias not in _BIASES:
+        findings.append(f"bias is {shown(bias)}; it must be one of {', '.join(_BIASES)}")
     init = config.get("init_lora_weights", True)
     is_plain = init is None or isinstance(init, bool)
     if not is_plain and not (isinstance(init, str) and init.lower() in SERVED_INITS):

@@ -70,7 +70,9 @@ class AdapterRegistry:
             AdapterExistsError: the name is taken and `load_inplace` is not set.
         """
         self.check_name_free(name, load_inplace)
-        return self._publish(name, replace(checkpoint, modules=(), token_rows=()), pinned)
+        return self._publish(
+            name, replace(checkpoint, modules=(), token_rows=(), biases=()), pinned
+        )
 
     def unload(self, name: str) -> AdapterRef:
         """Remove `name`; returns the version that it stood for.

@@ -84,8 +84,8 @@ def run_convert(args: argparse.Namespace) -> int:
     check_is_adapter(args.adapter)
     base = _open_base(args.base or _own_base(args.adapter))
     _refuse_plain(args.adapter, base, args.rank)
-    rows = _carried_rows(args.adapter, base.vocabulary)
     adapted = AdaptedModel(str(base.directory), args.adapter, base.projections)
+    rows = _carried_rows(args.adapter, base.vocabulary)  # PEFT has read the files by now
     converted = _converted(adapted, base, args.rank, args.max_error)
     others = [name for name in adapted.other_changes() if name not in rows.weights]
     findings = _findings(converted, others, args)

@@ -32,7 +32,7 @@ from lora_serve.fuzz.progress import ProgressLine
 from lora_serve.fuzz.runners import TIER_FLAGS, FreshServers, RunningServer, TraceRunner
 from lora_serve.fuzz.talks import TEMPLATE
 from lora_serve.fuzz.trace import API_KEYS, Trace, load_trace, save_trace
-from lora_serve.fuzz.versions import write_activated, write_changed_tokens, write_versions
+from lora_serve.fuzz.versions import write_activated, write_extended, write_versions
 from lora_serve.model_info import Vocabulary
 
 EXIT_WRONG = 1
@@ -171,7 +171,7 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
         versions = (*write_versions(sources, library), write_activated(sources[0], library))
         vocabulary = _vocabulary(config.model)
         if vocabulary is not None:
-            versions = (*versions, write_changed_tokens(sources[0], vocabulary, library))
+            versions = (*versions, write_extended(sources[0], vocabulary, library))
         from lora_serve.fuzz.reference import ColdEngine  # slow to import; not for --help
 
         cold = ColdEngine(config, versions, server)
@@ -214,7 +214,7 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
 
 
 def _vocabulary(config: ModelConfig) -> Vocabulary | None:
-    """Of the model, if adapters may change it."""
+    """The model's, if adapters may change it."""
     from lora_serve.models.source import load_spec, model_path  # imports torch
 
     directory = model_path(config.model, config.revision, config.load_format, with_weights=False)

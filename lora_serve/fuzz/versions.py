@@ -1,6 +1,6 @@
 """Adapter versions: the given adapters, copies whose deltas are scaled, and two of other kinds.
 
-One of these is activated; the other changes embeddings and LM head, too.
+One of these is activated; the other has biases, and changes embeddings and LM head, too.
 
 Copies of activated adapters wait for the tokens that traces write, whatever their own are.
 
@@ -20,9 +20,9 @@ from lora_serve.errors import ConfigError
 from lora_serve.model_info import Vocabulary
 
 SCALES = (1.0, 0.5, 1.5)
-ACTIVATED_SCALE, TOKENS_SCALE = 0.75, 1.25  # none of those: no two versions are the same
+ACTIVATED_SCALE, EXTENDED_SCALE = 0.75, 1.25  # none of those: no two versions are the same
 MOST_TOKENS = 1000
-ROW_SIZE = 0.05  # about what a trained embedding's numbers are
+SMALL = 0.05  # about what a trained embedding's numbers are
 INVOCATION = (3,)  # the tokens that activated ones wait for: any model has this one
 _TOKENS = "alora_invocation_tokens"
 _SIDES_B = (".lora_B.weight", ".lora_embedding_B")
@@ -47,24 +47,30 @@ def write_activated(source: Path, directory: Path) -> Path:
     return target
 
 
-def write_changed_tokens(source: Path, vocabulary: Vocabulary, directory: Path) -> Path:
-    """The source with other rows of every third token, and of every fourth one in the LM head.
+def write_extended(source: Path, vocabulary: Vocabulary, directory: Path) -> Path:
+    """The source with biases, and with other rows of some tokens in embeddings and LM head.
 
     Raises ConfigError if it holds no adapter.
     """
     import numpy as np  # slow to import; not for --help
     from safetensors.numpy import load_file, save_file
 
-    target = _scaled_copy(source, TOKENS_SCALE, directory / "tokens")
+    target = _scaled_copy(source, EXTENDED_SCALE, directory / "extended")
     rng, tensors, token_ids = np.random.default_rng(0), load_file(target / WEIGHTS), {}
+
+    def small(*shape: int) -> np.ndarray:
+        return (SMALL * rng.standard_normal(shape)).astype(np.float32)
+
+    for name in [name for name in tensors if name.endswith(".lora_B.weight")]:
+        tensors[f"{name.removesuffix('weight')}bias"] = small(len(tensors[name]))
     for matrix, step in ((vocabulary.embedding, 3), (vocabulary.head, 4)):
         ids = token_ids[matrix] = list(range(0, vocabulary.size, step))[:MOST_TOKENS]
-        rows = ROW_SIZE * rng.standard_normal((len(ids), vocabulary.hidden_size))
         name = f"base_model.model.{matrix}.token_adapter.trainable_tokens_delta"
-        tensors[name] = rows.astype(np.float32)
+        tensors[name] = small(len(ids), vocabulary.hidden_size)
     save_file(tensors, target / WEIGHTS, metadata={"format": "pt"})
-    config = json.loads((target / CONFIG).read_bytes()) | {_TOKENS: None}
-    (target / CONFIG).write_text(json.dumps(config | {"trainable_token_indices": token_ids}))
+    config = json.loads((target / CONFIG).read_bytes())
+    config |= {_TOKENS: None, "lora_bias": True, "trainable_token_indices": token_ids}
+    (target / CONFIG).write_text(json.dumps(config))
     return target
 
 

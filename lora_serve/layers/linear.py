@@ -9,13 +9,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from lora_serve.layers.batch import ForwardBatch, OutputRows
+from lora_serve.layers.biases import add_biases
 from lora_serve.layers.gather import Gather
 from lora_serve.ops.contract import Ops, PackedLinear
 from lora_serve.ops.quantization import QuantizedWeight
 
 
 class Linear:
-    """y = x W^T + bias + each row's own low-rank delta.
+    """y = x W^T + bias + each row's own low-rank delta, and its adapter's bias.
 
     weight: codes only where `ops` packs them. index: number of this layer among all linear layers
     of the model, which finds its deltas. gather_in, gather_out: where ranks share the rows x, or y.
@@ -43,6 +44,8 @@ class Linear:
         y = self._ops.linears.linear(x, self._packed)
         if rows.lora is not None:
             self._ops.adapters.lora(y, x, rows.lora, self._index)
+        if rows.biases:
+            add_biases(y, rows.biases, self._index)
         return y if self._gather_out is None else self._gather_out(y)
 
 

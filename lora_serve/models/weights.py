@@ -237,6 +237,7 @@ class WeightReader:
             keeps_codes: whether kernels take the codes that matrices are stored as.
         """
         self.kept: Counter[str] = Counter()  # matrices whose codes were taken, by their format
+        self.biases: dict[str, Tensor] = {}  # what was given as such, on the CPU, in float32
         self._source = source
         self._keeps_codes = keeps_codes
         self.dtype = dtype
@@ -247,6 +248,8 @@ class WeightReader:
     def take(self, name: str) -> Tensor:
         tensor = self._source.read(name).to(self.dtype).contiguous()
         self.digests[name] = _digest(tensor)
+        if name.endswith(".bias"):
+            self.biases[name] = tensor.float()
         if self._note is not None:
             self._note(tensor.nbytes)
         return tensor.to(self._device)

@@ -8,15 +8,16 @@ once: two names may be loaded with the same bytes, the second while a step activ
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 
 import torch
 from torch import Tensor
 
-from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor
+from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, ModuleBias, RawTensor
 from lora_serve.identity import BASE_MODEL
+from lora_serve.layers.biases import LayerBiases
 from lora_serve.layers.rotary import HeadOrder
 from lora_serve.layers.vocabulary import EmbeddingChange, HeadChange, HeadChanges
 from lora_serve.model_info import Vocabulary
@@ -26,14 +27,19 @@ from lora_serve.step import ScheduledRequest
 from lora_serve.worker.adapter_vocabulary import VocabularyReader
 from lora_serve.worker.device import Device
 
+_NO_BIASES: Mapping[str, Tensor] = {}
 _STORED_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedAdapter:
-    """Weights on the device. embedding, head: None where the adapter leaves them as they are."""
+    """Weights on the device. embedding, head: None where the adapter leaves them as they are.
+
+    biases: empty where it has none.
+    """
 
     packed: PackedAdapter
+    biases: LayerBiases
     embedding: EmbeddingChange | None = None
     head: HeadChange | None = None
 
@@ -42,6 +48,7 @@ class AdapterWeights:
     """linears: the model's, or what this rank computes of them. dtype: the model's.
 
     Adapters are rounded to it. vocabulary: the model's; None where adapters cannot change it.
+    base_biases: the model's own, float32, by the names of their tensors.
 
     They lie on the device from `prepare` on.
     """
@@ -53,17 +60,20 @@ class AdapterWeights:
         device: Device,
         dtype: torch.dtype,
         vocabulary: Vocabulary | None = None,
+        base_biases: Mapping[str, Tensor] = _NO_BIASES,
     ) -> None:
         self._ops = ops
         self._device = device
         self._dtype = dtype
         self._linears = linears
+        self._base_biases = base_biases
         self._lock = threading.Lock()  # over _prepared
         self._prepared: dict[bytes, list[PreparedAdapter]] = {}
         self._active: dict[bytes, PreparedAdapter] = {}
         # By digest, of the active ones that have any: most steps find nothing to ask for.
         self.embedding_changes: dict[bytes, EmbeddingChange] = {}
         self.head_changes: dict[bytes, HeadChange] = {}
+        self.biases: dict[bytes, LayerBiases] = {}
         self._reader: VocabularyReader | None = None
         if vocabulary is not None:
             names = vocabulary.embedding, vocabulary.head
@@ -93,7 +103,34 @@ class AdapterWeights:
         packed = self._ops.adapters.pack_adapter(self._linear_parts(modules))
         left = sorted({*modules, *token_rows})
         assert not left, f"{checkpoint.path} was verified, yet changes {left}"
-        return PreparedAdapter(packed, embedding, head)
+        return PreparedAdapter(packed, self._layer_biases(checkpoint.biases), embedding, head)
+
+    def _layer_biases(self, biases: Sequence[ModuleBias]) -> LayerBiases:
+        """What is added to each linear layer's outputs, of those that get something."""
+        found: dict[int, Tensor] = {}
+        for linear in self._linears:
+            names = {name for name, _ in linear.projections}
+            if not any(bias.name in names for bias in biases):
+                continue
+            parts = [self._bias_of(name, size, biases) for name, size in linear.projections]
+            added = torch.cat(parts)
+            if linear.head_order is not None:
+                added = linear.head_order.reorder(added)
+            if added.any():
+                found[linear.index] = self._device.upload(added)
+        return found
+
+    def _bias_of(self, name: str, size: int, biases: Sequence[ModuleBias]) -> Tensor:
+        """What is added to one projection's outputs (size), float32, on the CPU."""
+        added = torch.zeros(size)
+        for bias in biases:
+            if bias.name == name and bias.scale is not None:
+                added += bias.scale * _stored(bias.values).float()
+            elif bias.name == name:
+                # Rounded as the model's own is: one that was not trained adds nothing.
+                added += _stored(bias.values).to(self._dtype).float()
+                added -= self._base_biases.get(f"{name}.bias", torch.zeros(size))
+        return added
 
     def _linear_parts(self, modules: dict[str, LoRAModule]) -> list[list[LoRAPart]]:
         """The parts of each linear layer, on the device, taken out of `modules`."""
@@ -117,12 +154,15 @@ class AdapterWeights:
         for digest in drop:
             self.embedding_changes.pop(digest, None)
             self.head_changes.pop(digest, None)
+            self.biases.pop(digest, None)
         for digest in add:
             self._active[digest] = added = self._take_prepared(digest)
             if added.embedding is not None:
                 self.embedding_changes[digest] = added.embedding
             if added.head is not None:
                 self.head_changes[digest] = added.head
+            if added.biases:
+                self.biases[digest] = added.biases
         return dropped
 
     def __getitem__(self, digest: bytes) -> PackedAdapter:
@@ -157,5 +197,10 @@ class AdapterWeights:
         return LoRAPart(a, b, module.scale, out_start)
 
     def _tensor(self, raw: RawTensor) -> Tensor:
-        stored = torch.frombuffer(bytearray(raw.data), dtype=_STORED_DTYPES[raw.dtype])
-        return self._device.upload(stored.view(raw.shape).to(self._dtype))
+        return self._device.upload(_stored(raw).to(self._dtype))
+
+
+def _stored(raw: RawTensor) -> Tensor:
+    """A copy on the CPU, as it is stored."""
+    stored = torch.frombuffer(bytearray(raw.data), dtype=_STORED_DTYPES[raw.dtype])
+    return stored.view(raw.shape)

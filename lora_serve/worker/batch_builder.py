@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lora_serve.identity import BASE_MODEL
 from lora_serve.layers.batch import ForwardBatch, OutputRows
+from lora_serve.layers.biases import BiasChanges, LayerBiases
 from lora_serve.layers.vocabulary import EmbeddingChange, EmbeddingChanges
 from lora_serve.ops.contract import AttentionPlan, LoRAPlan, Ops, PackedAdapter
 from lora_serve.step import ScheduledRequest
@@ -21,6 +22,7 @@ from lora_serve.worker.device import Device
 
 T = TypeVar("T")
 
+_NO_BIASES: Mapping[bytes, LayerBiases] = {}
 _NO_CHANGES: Mapping[bytes, EmbeddingChange] = {}
 
 
@@ -38,6 +40,7 @@ class Outputs:
     seq_lens: Tensor
     block_tables: Tensor
     segments: tuple[tuple[int, int, PackedAdapter], ...]
+    biases: BiasChanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ class BatchRows:
         CPU tensors; tables are filled up with block 0, which is not looked at.
     segments: (start, end, adapter), as ops.adapters.plan_lora wants them.
     is_embeds (T), inputs_embeds (T, H): CPU tensors, or None where every row is a token.
-    embedding_changes: of rows whose adapters have any.
+    embedding_changes, biases: of rows whose adapters have any.
     """
 
     order: tuple[int, ...]
@@ -77,6 +80,7 @@ class BatchRows:
     is_embeds: Tensor | None
     inputs_embeds: Tensor | None
     embedding_changes: EmbeddingChanges
+    biases: BiasChanges
 
     @property
     def num_rows(self) -> int:
@@ -133,10 +137,12 @@ class BatchBuilder:
         requests: Sequence[ScheduledRequest],
         adapter_of: Callable[[bytes], PackedAdapter],
         embedding_changes: Mapping[bytes, EmbeddingChange] = _NO_CHANGES,
+        biases: Mapping[bytes, LayerBiases] = _NO_BIASES,
     ) -> BatchRows:
         """The rows of all `requests`, at least one.
 
-        adapter_of finds weights by digest. embedding_changes: by digest, of adapters that have any.
+        adapter_of finds weights by digest. embedding_changes, biases: by digest, of adapters that
+        have any.
         """
         keys = [_adapter_key(request) for request in requests]
         order = sorted(range(len(requests)), key=keys.__getitem__)
@@ -152,7 +158,7 @@ class BatchBuilder:
         return BatchRows(
             order=tuple(order),
             query_start_loc=starts,
-            outputs=self._outputs(members, starts, num_outputs, adapter_of),
+            outputs=self._outputs(members, starts, num_outputs, adapter_of, biases),
             output_start_loc=ends,
             samplers=tuple(order[i] for i in samplers),
             logits_indices=np.array(
@@ -176,6 +182,7 @@ class BatchBuilder:
             embedding_changes=(
                 _segments(members, starts, embedding_changes.get) if embedding_changes else ()
             ),
+            biases=_segments(members, starts, biases.get) if biases else (),
         )
 
     def to_device(self, rows: BatchRows, pending: PendingTokens | None = None) -> ForwardBatch:
@@ -200,6 +207,7 @@ class BatchBuilder:
             is_embeds=self._upload(rows.is_embeds),
             outputs=self._outputs_to_device(rows.outputs, table[num_values:]),
             embedding_changes=rows.embedding_changes,
+            biases=rows.biases,
         )
 
     def _attention_of(self, rows: BatchRows | Outputs, block_tables: Tensor) -> AttentionPlan:
@@ -219,7 +227,8 @@ class BatchBuilder:
         if outputs is None:
             return None
         plan = self._attention_of(outputs, outputs.block_tables)
-        return OutputRows(indices, {len(self._group_of) - 1: plan}, self._lora_of(outputs))
+        last = len(self._group_of) - 1
+        return OutputRows(indices, {last: plan}, self._lora_of(outputs), outputs.biases)
 
     def _places(
         self, members: Sequence[ScheduledRequest], counts: Sequence[int]
@@ -249,6 +258,7 @@ class BatchBuilder:
         starts: Sequence[int],
         num_outputs: Sequence[int],
         adapter_of: Callable[[bytes], PackedAdapter],
+        biases: Mapping[bytes, LayerBiases],
     ) -> Outputs | None:
         if sum(num_outputs) == starts[-1]:
             return None
@@ -263,6 +273,7 @@ class BatchBuilder:
             seq_lens=_seq_lens(some),
             block_tables=_block_tables(some, self._group_of[-1]),
             segments=_segments(some, query_start_loc, adapter_of),
+            biases=_segments(some, query_start_loc, biases.get) if biases else (),
         )
 
     def _upload(self, host: Tensor | None) -> Tensor | None:

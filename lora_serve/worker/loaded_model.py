@@ -40,7 +40,8 @@ logger = logging.getLogger(__name__)
 class LoadedModel:
     """screening: of the LM head, where it is screened. fingerprint: as in ModelInfo.
 
-    vocabulary: of the spec, with its dtype and digests. weights: their format, for people.
+    vocabulary: of the spec, with its dtype and digests. biases: all, whole, float32, on the CPU, by
+    their names. weights: their format, for people.
     """
 
     device: Device
@@ -53,6 +54,7 @@ class LoadedModel:
     screening: LMHeadScreening | None
     fingerprint: bytes
     vocabulary: Vocabulary | None
+    biases: Mapping[str, torch.Tensor]
     weights: str
 
 
@@ -106,6 +108,7 @@ def load_model(
         screening=LMHeadScreening(argmax) if argmax is not None and is_screened else None,
         fingerprint=fingerprint,
         vocabulary=vocabulary_of(spec, dtype, weights),
+        biases=weights.biases,
         weights=_described(source, weights.kept, dtype),
     )
 

@@ -120,7 +120,9 @@ class ModelRunner:
         if not requests:
             return SubmittedBatch()
         adapters = self._adapters
-        rows = self._builder.lay_out(requests, adapters.__getitem__, adapters.embedding_changes)
+        rows = self._builder.lay_out(
+            requests, adapters.__getitem__, adapters.embedding_changes, adapters.biases
+        )
         hidden = self._forward(rows)
         samplers = [requests[index] for index in rows.samplers]
         sampled = self._sample(samplers, self._sampled_rows(rows, hidden))

@@ -13,7 +13,13 @@ from functools import partial
 
 import msgspec
 
-from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor, TokenRows
+from lora_serve.adapter_checkpoint import (
+    AdapterCheckpoint,
+    LoRAModule,
+    ModuleBias,
+    RawTensor,
+    TokenRows,
+)
 from lora_serve.distributed.link import Link
 from lora_serve.errors import LoraServeError, RankLostError
 from lora_serve.worker.rank_wire import StepDecoder
@@ -111,11 +117,13 @@ def send_call(calls: Link, call: AdapterCheckpoint | bytes, seconds: float) -> N
         return
     tensors = [tensor for module in call.modules for tensor in (module.a, module.b)]
     tensors += [each.rows for each in call.token_rows]
+    tensors += [bias.values for bias in call.biases]
     shapes = [(tensor.dtype, tensor.shape, tensor.data.nbytes) for tensor in tensors]
-    bare = replace(call, modules=(), token_rows=())
+    bare = replace(call, modules=(), token_rows=(), biases=())
     modules = [(module.name, module.rank, module.scale) for module in call.modules]
     token_rows = [(each.name, each.token_ids) for each in call.token_rows]
-    calls.send(pickle.dumps((bare, modules, token_rows, shapes)), seconds=seconds)
+    biases = [(bias.name, bias.scale) for bias in call.biases]
+    calls.send(pickle.dumps((bare, modules, token_rows, biases, shapes)), seconds=seconds)
     calls.send(*(tensor.data for tensor in tensors), seconds=seconds)
 
 
@@ -123,20 +131,19 @@ def receive_call(calls: Link) -> AdapterCheckpoint | bytes:
     call = pickle.loads(calls.receive(None))
     if isinstance(call, bytes):
         return call
-    bare, modules, token_rows, shapes = call
+    bare, modules, token_rows, biases, shapes = call
     data, begin = memoryview(calls.receive(SEND_SECONDS)), 0
     tensors = []
     for dtype, shape, size in shapes:
         tensors.append(RawTensor(dtype, shape, data[begin : begin + size]))
         begin += size
-    of_modules, of_rows = tensors[: 2 * len(modules)], tensors[2 * len(modules) :]
-    pairs = zip(modules, of_modules[::2], of_modules[1::2], strict=True)
+    taken = iter(tensors)
     whole: AdapterCheckpoint = replace(
         bare,
-        modules=tuple(LoRAModule(name, rank, scale, a, b) for (name, rank, scale), a, b in pairs),
-        token_rows=tuple(
-            TokenRows(name, token_ids, rows)
-            for (name, token_ids), rows in zip(token_rows, of_rows, strict=True)
+        modules=tuple(
+            LoRAModule(name, rank, scale, next(taken), next(taken)) for name, rank, scale in modules
         ),
+        token_rows=tuple(TokenRows(name, ids, next(taken)) for name, ids in token_rows),
+        biases=tuple(ModuleBias(name, next(taken), scale) for name, scale in biases),
     )
     return whole

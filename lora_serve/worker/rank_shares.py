@@ -5,11 +5,13 @@ A record is the same bytes at every number of ranks: that of one rank, which has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint, RawTensor, TokenRows
 from lora_serve.distributed.shares import RankPlace, Replicated, given
@@ -37,10 +39,23 @@ def adapter_share(
         for (name, _), rows in zip(linear.projections, linear.own_rows(place), strict=True)
     }
     modules = tuple(replace(m, b=_own_rows(m.b, own[m.name])) for m in checkpoint.modules)
+    biases = tuple(replace(b, values=_own_rows(b.values, own[b.name])) for b in checkpoint.biases)
     token_rows = checkpoint.token_rows
     if vocabulary is not None:
         token_rows = tuple(_own_token_rows(each, vocabulary, place) for each in token_rows)
-    return replace(checkpoint, modules=modules, token_rows=token_rows)
+    return replace(checkpoint, modules=modules, token_rows=token_rows, biases=biases)
+
+
+def bias_shares(
+    biases: Mapping[str, Tensor], linears: Sequence[LinearLayout], place: RankPlace
+) -> dict[str, Tensor]:
+    """What one rank has of the biases of projections. linears: of the whole model."""
+    return {
+        name: torch.cat([biases[name][rows.start : rows.stop] for rows in own])
+        for linear in linears
+        for (projection, _), own in zip(linear.projections, linear.own_rows(place), strict=True)
+        if (name := f"{projection}.bias") in biases
+    }
 
 
 def _own_token_rows(all_rows: TokenRows, vocabulary: Vocabulary, place: RankPlace) -> TokenRows:

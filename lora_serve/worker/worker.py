@@ -47,7 +47,7 @@ from lora_serve.worker.memory import (
     largest_vocabulary_bytes,
 )
 from lora_serve.worker.model_runner import ModelRunner, SubmittedBatch
-from lora_serve.worker.rank_shares import KVShares
+from lora_serve.worker.rank_shares import KVShares, bias_shares
 from lora_serve.worker.step_graphs import (
     GraphSizes,
     StepGraphs,
@@ -130,7 +130,10 @@ class Worker:
         self.vocabulary = model.vocabulary
         self.is_screened = model.screening is not None
         linears = self._own_linears(model)
-        self._adapters = AdapterWeights(linears, model.ops, device, model.dtype, model.vocabulary)
+        biases = bias_shares(model.biases, self.linears, self._place)
+        self._adapters = AdapterWeights(
+            linears, model.ops, device, model.dtype, model.vocabulary, biases
+        )
         layout = self._kv_layout(model, self._place)
         num_blocks = least(self._group, self._num_kv_blocks(model, layout, free_bytes))
         kv_caches = self._kv_caches(model, layout, num_blocks)

@@ -255,9 +255,9 @@ def test_all_findings_are_listed_at_once(findings: Findings, lora_modules: Shape
     tensors = lora_tensors(some(lora_modules, Q0), rank=16)
     tensors["base_model.model.lm_head.lora_A.weight"] = random_tensor((16, 16), 1)
     found = "; ".join(
-        findings(tensors, {"r": 16, "use_dora": True, "bias": "all", "modules_to_save": ["x"]})
+        findings(tensors, {"r": 16, "use_dora": True, "bias": "x", "modules_to_save": ["x"]})
     )
-    for part in ("use_dora", "bias is 'all'", "modules_to_save", "lm_head", "max_lora_rank 8"):
+    for part in ("use_dora", "bias is 'x'", "modules_to_save", "lm_head", "max_lora_rank 8"):
         assert part in found
 
 
@@ -268,7 +268,7 @@ def test_all_findings_are_listed_at_once(findings: Findings, lora_modules: Shape
         "base_model.model.model.embed_tokens.lora_embedding_A",
         "base_model.model.model.embed_tokens.weight",
         f"base_model.model.{Q0}.lora_magnitude_vector",
-        f"base_model.model.{Q0}.lora_B.bias",
+        "base_model.model.model.layers.0.input_layernorm.bias",
         f"base_model.model.{Q0}.lora_A.default.weight",
         "base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight",
         "",
@@ -550,3 +550,39 @@ def test_a_directory_that_holds_a_model_is_told_from_one_that_holds_nothing(tmp_
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(AdapterNotFoundError, match="it holds a model, which is served as MODEL"):
         read_adapter(str(tmp_path), lora_modules={}, max_lora_rank=64)
+
+
+# ── biases ──────────────────────────────────────────────────────────────────────────────────
+
+
+def with_bias(
+    lora_modules: Shapes, name: str, size: int = 16, seed: int = 1
+) -> dict[str, StoredTensor]:
+    tensors = lora_tensors(some(lora_modules, Q0))
+    return tensors | {f"base_model.model.{name}": random_tensor((size,), seed)}
+
+
+def test_biases_are_read_with_their_scales(read: Read, lora_modules: Shapes) -> None:
+    of_b = read(with_bias(lora_modules, f"{Q0}.lora_B.bias"), {"lora_alpha": 6})
+    assert [(b.name, b.scale, b.values.shape) for b in of_b.biases] == [(Q0, 1.5, (16,))]
+    own = read(with_bias(lora_modules, f"{Q0}.base_layer.bias"), {"bias": "lora_only"})
+    assert [(b.name, b.scale) for b in own.biases] == [(Q0, None)]
+    other = read(with_bias(lora_modules, f"{DOWN1}.bias"), {"bias": "all"})
+    assert [(b.name, b.scale) for b in other.biases] == [(DOWN1, None)]
+    changed = read(with_bias(lora_modules, f"{DOWN1}.bias", seed=2), {"bias": "all"})
+    none = read(lora_tensors(some(lora_modules, Q0)))
+    assert len({each.digest for each in (of_b, own, other, changed, none)}) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "words"),
+    [
+        (f"{Q0}.lora_B.bias", 15, "has shape (15,), not (16,)"),
+        (f"{DOWN1}.lora_B.bias", 16, f"biases of lora_B without its weight: '{DOWN1}'"),
+        ("model.norm.bias", 16, "tensors that are no lora_A or lora_B"),
+    ],
+)
+def test_biases_that_fit_nothing_are_refused(
+    findings: Findings, lora_modules: Shapes, name: str, size: int, words: str
+) -> None:
+    assert words in "; ".join(findings(with_bias(lora_modules, name, size), {"bias": "all"}))

@@ -120,8 +120,6 @@ def test_an_activated_adapter_has_the_tokens_that_peft_saved(
     ("settings", "named"),
     [
         ({"use_dora": True}, "use_dora"),
-        ({"bias": "lora_only"}, "bias is 'lora_only'"),
-        ({"lora_bias": True}, "lora_bias"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"trainable_token_indices": [1, 2]}, "trainable_token_indices"),
         ({"target_modules": ["q_proj", "embed_tokens"]}, "embed_tokens"),

@@ -74,9 +74,9 @@ def test_invocation_tokens_must_be_ids(tokens: object) -> None:
     assert "must be a list of 1 to 128 ids" in finding
 
 
-@pytest.mark.parametrize("bias", ["all", "lora_only", None, False])
-def test_biases_are_refused(bias: object) -> None:
-    assert f"bias is {bias!r}" in findings_of(bias=bias)[0]
+@pytest.mark.parametrize("bias", ["boft_only", None, False])
+def test_an_unknown_bias_is_refused(bias: object) -> None:
+    assert f"bias is {bias!r}; it must be one of none, all" in findings_of(bias=bias)[0]
 
 
 @pytest.mark.parametrize("init", [True, False, None, "gaussian", "Gaussian", "eva", "orthogonal"])

@@ -135,7 +135,7 @@ def test_the_error_is_told_of_each_projection_and_of_all(
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"bias": "lora_only"}, "'model.layers.0.self_attn.q_proj.bias'"),
+        ({"r": 80, "bias": "lora_only"}, "'model.layers.0.self_attn.q_proj.bias'"),
         ({"modules_to_save": ["model.norm"]}, "'model.norm.weight'"),
         ({"r": 80, "target_modules": ["o_proj", "embed_tokens"]}, "'model.embed_tokens.weight'"),
     ],
@@ -169,10 +169,15 @@ def test_what_lora_cannot_hold_is_named_and_left_out_only_on_demand(
         torch.testing.assert_close(got, delta, rtol=1e-5, atol=1e-6)
 
 
-def test_rows_of_tokens_and_whole_copies_are_carried_over(
-    model_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "settings", [{"trainable_token_indices": [7, 2]}, {"modules_to_save": ["lm_head"]}], ids=str
+)
+def test_rows_of_embeddings_and_lm_head_are_carried_over(
+    model_path: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    settings: dict[str, Any],
 ) -> None:
-    settings = {"trainable_token_indices": [1, 2], "modules_to_save": ["lm_head"]}
     config = peft.LoraConfig(r=4, use_dora=True, target_modules=["k_proj"], **settings)
     adapted = save_adapter(model_path, tmp_path / "adapter", config)
     with torch.no_grad():

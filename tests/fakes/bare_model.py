@@ -52,7 +52,9 @@ class BareModel:
         tables = [table.to(device.torch_device) for table in tables]
         self.model = self.spec.build(weights, ops, tables)
         self.vocabulary = vocabulary_of(self.spec, dtype, weights)
-        self.adapters = AdapterWeights(self.spec.linears(), ops, device, dtype, self.vocabulary)
+        self.adapters = AdapterWeights(
+            self.spec.linears(), ops, device, dtype, self.vocabulary, weights.biases
+        )
         self.kv_caches = allocate_kv_caches(
             self.spec.kv_specs(), ops, num_blocks, BLOCK_SIZE, dtype
         )
@@ -78,7 +80,9 @@ class BareModel:
     def asked_logits(self, requests: Sequence[ScheduledRequest]) -> list[Tensor]:
         """The logits of the rows that each request asks for: none, the last, or all."""
         adapters = self.adapters
-        rows = self.builder.lay_out(requests, adapters.__getitem__, adapters.embedding_changes)
+        rows = self.builder.lay_out(
+            requests, adapters.__getitem__, adapters.embedding_changes, adapters.biases
+        )
         hidden = self.model.forward(self.builder.to_device(rows), self.kv_caches)
         # All rows at once, those of each adapter side by side, as samplers ask for them.
         ordered = [requests[index] for index in rows.order]

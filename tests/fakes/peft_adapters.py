@@ -25,8 +25,11 @@ ALL_PROJECTIONS = [
 NO_EXPERTS = r".*(self_attn|shared_expert)\.\w+_proj"
 
 
-def make_peft(family: str, seed: int, **settings: Any) -> PeftModel:
-    """A tiny model with an adapter whose every delta is far from 0."""
+def make_peft(family: str, seed: int, *, seeds_biases: bool = True, **settings: Any) -> PeftModel:
+    """A tiny model with an adapter whose every delta is far from 0.
+
+    seeds_biases: whether biases of the model that PEFT trains, too, are changed.
+    """
     modules = NO_EXPERTS if family in (*MIXTURES, EXPERTS_ONE_LAYER) else ALL_PROJECTIONS
     settings = {"r": 8, "lora_alpha": 16, "target_modules": modules, **settings}
     with warnings.catch_warnings():
@@ -38,7 +41,7 @@ def make_peft(family: str, seed: int, **settings: Any) -> PeftModel:
         for name, parameter in model.named_parameters():
             if "lora_" in name:
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
-            elif "trainable_tokens_delta" in name or ".modules_to_save." in name:
+            elif parameter.requires_grad and (seeds_biases or not name.endswith("bias")):
                 parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
     return model
 

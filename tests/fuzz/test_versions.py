@@ -10,7 +10,7 @@ from lora_serve.errors import ConfigError
 from lora_serve.fuzz.versions import (
     INVOCATION,
     write_activated,
-    write_changed_tokens,
+    write_extended,
     write_versions,
 )
 from lora_serve.model_info import Vocabulary
@@ -31,7 +31,7 @@ def test_no_two_versions_are_alike_and_activated_ones_wait_for_tokens_of_traces(
     paths = (
         *write_versions([adapter_paths[1], own], library),
         write_activated(own, library),
-        write_changed_tokens(own, vocabulary, library),
+        write_extended(own, vocabulary, library),
     )
     read = []
     for path in map(str, paths):

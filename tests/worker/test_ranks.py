@@ -69,10 +69,10 @@ def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Adap
 def vocabulary_adapters(
     model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> list[AdapterCheckpoint]:
-    """One changes rows of tokens, the other all of embeddings and LM head."""
+    """One changes biases and rows of tokens; the other all of embeddings and LM head."""
     spec = load_spec(model)
     settings: list[dict[str, Any]] = [
-        {"r": 4, "trainable_token_indices": [1, 100, 20, VOCAB_SIZE - 1]},
+        {"r": 4, "bias": "all", "trainable_token_indices": [1, 100, 20, VOCAB_SIZE - 1]},
         {"r": 24, "target_modules": ["q_proj", "down_proj", "embed_tokens", "lm_head"]},
     ]
     return [

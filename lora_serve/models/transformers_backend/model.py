@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lora_serve.errors import ConfigError
 from lora_serve.layers.batch import ForwardBatch
+from lora_serve.layers.biases import add_biases
 from lora_serve.layers.vocabulary import HeadChanges
 from lora_serve.models.base import KVSpec
 from lora_serve.models.transformers_backend.interfaces import Named, attach, scale_of
@@ -63,6 +64,7 @@ class PackedModule:
             batch = self._step.batch
             if self._index is not None and batch is not None and batch.lora is not None:
                 self._ops.adapters.lora(y, rows, batch.lora, self._index)
+                add_biases(y, batch.biases, self._index)
         return y.view(*x.shape[:-1], out_features)
 
 

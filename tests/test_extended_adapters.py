@@ -1,4 +1,4 @@
-"""Adapters that change embeddings and LM head, in the whole engine, and the bugs that they invite.
+"""Adapters with biases, or that change embeddings and LM head, and the bugs that they invite.
 
 Whatever is in the batch, in chunks, from the cache, recorded or screened: the answer of a cold
 engine alone.
@@ -41,8 +41,8 @@ SCORED = SamplingParams(max_tokens=2, temperature=0.0, logprobs=3, prompt_logpro
 DRAWN = SamplingParams(max_tokens=5, temperature=0.9, seed=3, ignore_eos=True)
 CASES: list[tuple[str | None, list[int], SamplingParams]] = [
     (name, [*SHARED, index], params)
-    for index, name in enumerate((None, *NAMES, "plain"))
-    for params in ((GREEDY, SCORED) if name != "plain" else (DRAWN,))
+    for index, name in enumerate((None, *NAMES, "biased"))
+    for params in ((GREEDY, SCORED) if name != "biased" else (DRAWN,))
 ]
 
 
@@ -50,9 +50,11 @@ CASES: list[tuple[str | None, list[int], SamplingParams]] = [
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("vocabulary")
     found = {}
-    for seed, (name, kind) in enumerate({**NAMES, "plain": ""}.items()):
+    kinds = {name: KINDS[kind] for name, kind in NAMES.items()}
+    kinds["biased"] = {"bias": "all", "lora_bias": True}
+    for seed, (name, settings) in enumerate(kinds.items()):
         found[name] = root / name
-        save_adapter(make_peft("qwen2", seed, **KINDS.get(kind, {})), found[name])
+        save_adapter(make_peft("qwen2", seed, **settings), found[name])
     return found
 
 
@@ -113,7 +115,7 @@ def screen_all(self: AdapterWeights, requests: Any, counts: Any) -> tuple[()]:
     return ()
 
 
-@pytest.mark.parametrize("bug", ["the LM head of another", "embeddings of the base"])
+@pytest.mark.parametrize("bug", ["the LM head of another", "embeddings of the base", "no biases"])
 def test_each_bug_that_they_invite_is_noticed(
     model_path: Path,
     paths: dict[str, Path],
@@ -130,17 +132,20 @@ def test_each_bug_that_they_invite_is_noticed(
 
         monkeypatch.setattr(AdapterWeights, "head_changes_of", shifted)
     else:
-        lay_out = BatchBuilder.lay_out
-        monkeypatch.setattr(
-            BatchBuilder, "lay_out", lambda self, requests, of, changes: lay_out(self, requests, of)
-        )
+        lay_out, is_of_biases = BatchBuilder.lay_out, bug == "no biases"
+
+        def forgetful(self: BatchBuilder, requests: Any, of: Any, changes: Any, biases: Any) -> Any:
+            left = (changes, {}) if is_of_biases else ({}, biases)
+            return lay_out(self, requests, of, *left)
+
+        monkeypatch.setattr(BatchBuilder, "lay_out", forgetful)
     assert not is_right(model_path, paths, right)
 
 
 def test_a_screen_of_the_models_own_head_is_noticed(
     model_path: Path, paths: dict[str, Path], right: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if a screen were asked for rows whose adapter changes the LM head."""
+    """A screen is asked for rows whose adapter changes the LM head."""
     cases = [case for case in CASES if case[2] is GREEDY]
     expected = [answer for answer, case in zip(right, CASES, strict=True) if case[2] is GREEDY]
     monkeypatch.setattr(AdapterWeights, "head_changes_of", screen_all)
