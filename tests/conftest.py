@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from lora_serve.memory_bound import bounded_memory
 from lora_serve.text.tokenizer import Tokenizer
+from tests.fakes import shared_certificates
 from tests.fakes.peft_adapters import save_adapters
 from tests.fakes.served_model import save_served_model
 from tests.fakes.tokenizer_files import byte_level_tokenizer, saved, sentence_piece_tokenizer
@@ -30,9 +32,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Unless the GPU's tests were asked for, hide the GPU: "auto" then means the CPU."""
+    """Unless the GPU's tests were asked for, hide the GPU: "auto" then means the CPU.
+
+    What a program compiles of us is kept for the next, or each server would compile 500 modules.
+    """
     if "not gpu" in config.option.markexpr:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+    shared_certificates.install()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
