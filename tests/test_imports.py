@@ -52,40 +52,38 @@ API_PROCESS = """
 import sys
 import lora_serve.engine.frontend.async_engine
 import lora_serve.server.app
+from lora_serve.text.tokenizer import Tokenizer
 
 engines = ("engine.core", "scheduler", "kv", "adapters", "worker", "models", "layers", "ops")
 print([name for name in engines if f"lora_serve.{name}" in sys.modules])
-"""
-
-
-def test_the_api_process_imports_nothing_of_the_engine_that_it_starts() -> None:
-    command = [sys.executable, "-c", API_PROCESS]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.strip() == "[]"
-
-
-START = """
-import sys
-import lora_serve.engine.frontend.async_engine
-import lora_serve.server.app
-from lora_serve.text.tokenizer import Tokenizer
-
 for path in sys.argv[1:]:
     Tokenizer(path).decode([0])
 print([name for name in ("torch._dynamo", "triton") if name in sys.modules])
 """
 
 
-def test_the_api_process_imports_no_compiler_and_no_triton(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def api_process(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
     """The tokenizers of some families import more than others."""
     models = []
     for family in ("qwen2", "llama", "mistral", "gemma3_text"):
-        models.append(saved(byte_level_tokenizer(), tmp_path / family))
+        models.append(saved(byte_level_tokenizer(), tmp_path_factory.mktemp(family)))
         (models[-1] / "config.json").write_text(json.dumps({"model_type": family}))
-    command = [sys.executable, "-c", START, *map(str, models)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.strip() == "[]"
-    assert "nanobind" not in done.stderr
+    command = [sys.executable, "-c", API_PROCESS, *map(str, models)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+
+
+def test_the_api_process_imports_nothing_of_the_engine_that_it_starts(
+    api_process: subprocess.CompletedProcess[str],
+) -> None:
+    assert api_process.stdout.splitlines()[0] == "[]"
+
+
+def test_the_api_process_imports_no_compiler_and_no_triton(
+    api_process: subprocess.CompletedProcess[str],
+) -> None:
+    assert api_process.stdout.splitlines()[1:] == ["[]"]
+    assert "nanobind" not in api_process.stderr
 
 
 def test_an_engine_on_a_cpu_imports_no_compiler_and_no_triton(model_path: Path) -> None:
