@@ -28,7 +28,7 @@ from tests.fakes.mutant_hashers import (
     KeyIgnoresTheParent,
 )
 
-NUM_TRACES = 100
+NUM_TRACES = 60
 
 
 def run_traces(

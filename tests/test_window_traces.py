@@ -21,6 +21,8 @@ from lora_serve.scheduler.request import Request
 
 WINDOWED = sorted({groups for groups in GROUPS if groups != (FULL,)}, key=str)
 MIXED = (FULL, NARROW)
+NUM_TRACES = 10
+NUM_TIERED_TRACES = 2
 
 
 @pytest.mark.parametrize("groups", WINDOWED, ids=str)
@@ -28,24 +30,24 @@ MIXED = (FULL, NARROW)
 def test_every_answer_of_every_trace_is_the_lone_answer(
     groups: tuple[KVGroup, ...], is_overlapped: bool
 ) -> None:
-    num_traces, num_hit_tokens, num_preemptions = 15, 0, 0
-    for seed in range(num_traces):
+    num_hit_tokens, num_preemptions = 0, 0
+    for seed in range(NUM_TRACES):
         result = OracleTrace(seed, async_scheduling=is_overlapped, groups=groups).run()
         assert result.wrong == [], f"seed {seed}"
         num_hit_tokens += result.num_hit_tokens
         num_preemptions += result.num_preemptions
-    assert num_hit_tokens > 100 * num_traces
+    assert num_hit_tokens > 100 * NUM_TRACES
     assert num_preemptions > 0 or FULL not in groups  # a narrow window leaves room for all
 
 
 @pytest.mark.parametrize("groups", WINDOWED, ids=str)
 def test_every_answer_over_failing_tiers_is_the_lone_answer(groups: tuple[KVGroup, ...]) -> None:
-    num_traces, num_tier_tokens = 4, 0
-    for seed in range(num_traces):
+    num_tier_tokens = 0
+    for seed in range(NUM_TIERED_TRACES):
         trace = TieredTrace(seed, async_scheduling=seed % 2 > 0, groups=groups)
         assert trace.run(200).wrong == [], f"seed {seed}"
         num_tier_tokens += trace.tiered.num_tier_tokens
-    assert num_tier_tokens > 100 * num_traces
+    assert num_tier_tokens > 100 * NUM_TIERED_TRACES
 
 
 @pytest.mark.slow
@@ -87,7 +89,7 @@ def test_prompts_are_computed_to_their_end_once_they_are_admitted(
 ) -> None:
     """However little room there is for others: a request without an answer is never preempted."""
     rng = random.Random(5)
-    for _ in range(20):
+    for _ in range(8):
         engine = OracleEngine(
             groups=groups,
             num_blocks=len(groups) * rng.randrange(20, 40),
@@ -110,7 +112,7 @@ def test_prompts_are_computed_to_their_end_once_they_are_admitted(
 # ── bugs that are put back ──────────────────────────────────────────────────────────────────
 
 
-def is_caught(make: Callable[[int], OracleTrace], num_traces: int = 40) -> bool:
+def is_caught(make: Callable[[int], OracleTrace], num_traces: int = NUM_TRACES) -> bool:
     """Whether some trace gives a wrong answer or breaks an invariant."""
     for seed in range(num_traces):
         try:
