@@ -23,7 +23,7 @@ from lora_serve.structured_outputs import StructuredOutput
 from lora_serve.text.tokenizer import Tokenizer
 from tests.structured_output.conftest import grammar_settings
 
-DEADLINE = 30.0
+DEADLINE = 60.0
 YES_OR_NO = StructuredOutput.of(choice=["yes", "no"])
 
 
@@ -207,42 +207,40 @@ def test_others_get_their_masks_while_a_hostile_constraint_compiles(
 
 
 def test_answers_go_on_where_they_were_when_the_process_dies(
-    model_path: Path, tokenizer: Tokenizer
+    grammars: GrammarProcess, tokenizer: Tokenizer
 ) -> None:
-    process = GrammarProcess(grammar_settings(model_path, tokenizer))
-    constraint = StructuredOutput.of(regex="a{3}b{3}")
     letters = tokenizer.encode("aaabb", add_special_tokens=False)
-    process.open("one", constraint)
-    replies(process)
-    follow(process, letters[:-1])
-    assert process._process is not None
-    os.kill(process._process.pid, signal.SIGKILL)
-    reply = follow(process, letters[-1:])
+    grammars.open("one", StructuredOutput.of(regex="a{3}b{3}"))
+    replies(grammars)
+    follow(grammars, letters[:-1])
+    assert grammars._process is not None
+    os.kill(grammars._process.pid, signal.SIGKILL)
+    reply = follow(grammars, letters[-1:])
     assert tokenizer.decode(allowed(reply)) == "b"
-    process.shut_down()
+    grammars.close("one")
 
 
 def test_an_answer_that_ends_the_process_again_and_again_is_refused(
-    model_path: Path, tokenizer: Tokenizer
+    grammars: GrammarProcess, tokenizer: Tokenizer
 ) -> None:
-    process = GrammarProcess(grammar_settings(model_path, tokenizer))
     for name in ("other", "one"):
-        process.open(name, YES_OR_NO)
-        replies(process)
+        grammars.open(name, YES_OR_NO)
+        replies(grammars)
     (letter,) = tokenizer.encode("y", add_special_tokens=False)
-    assert process._process is not None
-    os.kill(process._process.pid, signal.SIGSTOP)  # it must owe the mask when it dies
-    process.advance([("one", (letter,))])
+    assert grammars._process is not None
+    os.kill(grammars._process.pid, signal.SIGSTOP)  # it must owe the mask when it dies
+    grammars.advance([("one", (letter,))])
     came: list[MaskReply] = []
     for _ in range(2):
-        assert process._process is not None
-        os.kill(process._process.pid, signal.SIGKILL)
-        process._process.wait()
-        came += process.take(1.0)
+        assert grammars._process is not None
+        os.kill(grammars._process.pid, signal.SIGKILL)
+        grammars._process.wait()
+        came += grammars.take(1.0)
     assert [(reply.request_id, reply.is_fault) for reply in came] == [("one", True)]
-    process.advance([("other", (letter,))])
-    assert replies(process)["other"].bitmask
-    process.shut_down()
+    grammars.advance([("other", (letter,))])
+    assert replies(grammars)["other"].bitmask
+    for name in ("other", "one"):
+        grammars.close(name)
 
 
 def test_the_process_logs_as_its_server_does(
@@ -412,15 +410,14 @@ def test_a_process_that_still_loads_or_takes_nothing_never_holds_up_the_engine(
 
 
 def test_answers_have_the_time_of_a_start_when_their_process_is_started_anew(
-    model_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    grammars: GrammarProcess, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = GrammarProcess(grammar_settings(model_path, tokenizer))
-    process.open("one", YES_OR_NO)
-    replies(process)
+    grammars.open("one", YES_OR_NO)
+    replies(grammars)
     monkeypatch.setattr(client, "HANG_SECONDS", 0.01)  # a start takes longer
-    assert process._process is not None
-    os.kill(process._process.pid, signal.SIGKILL)
+    assert grammars._process is not None
+    os.kill(grammars._process.pid, signal.SIGKILL)
     (letter,) = tokenizer.encode("y", add_special_tokens=False)
-    process.advance([("one", (letter,))])
-    assert replies(process)["one"].bitmask
-    process.shut_down()
+    grammars.advance([("one", (letter,))])
+    assert replies(grammars)["one"].bitmask
+    grammars.close("one")

@@ -115,7 +115,7 @@ class OneGrammar:
         return Mock(is_finished=False, bitmask=lambda: b"1", grammar=self)
 
 
-NUM_SCHEMAS, MOST_KEPT = 300, 16
+NUM_SCHEMAS, MOST_KEPT = 2 * _MAX_REFUSALS + 12, 16
 
 
 def num_kept_after_many_schemas() -> tuple[int, int]:
