@@ -7,10 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from itertools import islice
+from typing import TypeVar
 
 
 class LoraServeError(Exception):
     """Base of all errors that lora-serve raises on purpose."""
+
+
+AnyError = TypeVar("AnyError", bound=LoraServeError)
+
+
+def without_frames(error: AnyError) -> AnyError:
+    """The error as a value to be kept: without the frames that it went through, and its causes.
+
+    Frames hold what was worked on, which may be all of an adapter. One of them that keeps the error
+    is in a cycle with it, and an engine collects cycles late.
+    """
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 class InvalidRequestError(LoraServeError):

@@ -24,6 +24,7 @@ from benchmarks.soak.samples import Sample
 
 MORE_DESCRIPTORS = 3  # one that is just being closed, and its like
 HEALTH_SECONDS = 0.25  # in which 999 of 1,000 probes must be answered, kills and floods included
+WARM_SECONDS = 60.0  # in which a new engine records steps and touches its pool
 MORE_THREADS = 8  # of a pool that grows with what is asked at once
 
 
@@ -102,17 +103,24 @@ def _of_the_end(record: Record) -> list[Check]:
 
 
 def _of_memory(samples: Sequence[Sample]) -> list[Check]:
-    """Compares the second quarter with the last; the engine's only where it is one process."""
-    quarter = len(samples) // 4
-    second, last = samples[quarter : 2 * quarter], samples[-quarter:]
-    living = last[-1].engine_pid
+    """Compares the second quarter with the last, and of the engine that lives the thirds."""
+    api = [sample.api.rss_bytes / 2**20 for sample in samples]
+    quarter = len(api) // 4
+    engine = _of_living_engine(samples)
+    third = len(engine) // 3
     return [
         level("memory of the API process keeps its level, MiB",
-              [s.api.rss_bytes / 2**20 for s in second], [s.api.rss_bytes / 2**20 for s in last]),
+              api[quarter : 2 * quarter], api[-quarter:]),
         level("memory of the engine process keeps its level, MiB",
-              [s.engine.rss_bytes / 2**20 for s in second if s.engine_pid == living],
-              [s.engine.rss_bytes / 2**20 for s in last if s.engine_pid == living]),
+              engine[:third], engine[2 * third :]),
     ]  # fmt: skip
+
+
+def _of_living_engine(samples: Sequence[Sample]) -> list[float]:
+    """MiB of the engine that lived last, once it had met what it takes memory for once."""
+    of_it = [sample for sample in samples if sample.engine_pid == samples[-1].engine_pid]
+    warm = of_it[0].seconds + WARM_SECONDS
+    return [sample.engine.rss_bytes / 2**20 for sample in of_it if sample.seconds >= warm]
 
 
 def _of_the_disk(record: Record) -> Check:

@@ -32,6 +32,7 @@ from lora_serve.errors import (
     AdapterUnavailableError,
     HubNotAllowedError,
     LoraServeError,
+    without_frames,
 )
 from lora_serve.identity import AdapterRef
 from lora_serve.model_info import ModelInfo
@@ -346,7 +347,7 @@ def _guarded(path: str, act: Callable[[], Got]) -> Got | LoraServeError:
     try:
         return act()
     except LoraServeError as error:
-        return error
+        return without_frames(error)
     except MemoryError:
         return AdapterUnavailableError(f"{path} could not be loaded: there is not enough memory")
     except Exception as error:  # a bug of ours must not end the thread: it would hang callers

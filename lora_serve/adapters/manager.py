@@ -26,6 +26,7 @@ from lora_serve.errors import (
     AdapterNotFoundError,
     AdapterUnavailableError,
     LoraServeError,
+    without_frames,
 )
 from lora_serve.identity import AdapterRef
 from lora_serve.messages import AdapterInfo, LoadAdapter
@@ -241,7 +242,7 @@ class AdapterManager:
                 pinned=call.pinned,
             )
         except LoraServeError as error:
-            return error
+            return without_frames(error)
         return self.info(ref)
 
     def _end_reload(self, ref: AdapterRef, result: LoadResult, events: AdapterEvents) -> None:

@@ -134,7 +134,10 @@ class RankExecutor:
             return
         self._discard(checkpoint.digest, own_error is None, refusals)
         if own_error is not None:
-            raise own_error
+            try:
+                raise own_error
+            finally:
+                own_error = None  # or it and this frame would keep each other, and the adapter
         rank, refusal = next((r, told) for r, told in enumerate(refusals, 1) if told)
         raise MemoryError(f"rank {rank} cannot hold the adapter: {refusal}")
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from lora_serve.config import LoRAConfig
 from lora_serve.errors import (
     AdapterChangedError,
     AdapterError,
+    AdapterFormatError,
     AdapterNotFoundError,
     AdapterUnavailableError,
 )
@@ -144,6 +146,31 @@ def test_a_read_that_fails_is_told(
     (result,) = books.loader.take_results()
     assert type(result.outcome) is error
     assert message in str(result.outcome)
+
+
+class Buffer(bytearray):
+    """What a read holds, and can be watched."""
+
+
+def test_an_error_keeps_nothing_alive_of_what_was_read() -> None:
+    buffers = []
+
+    def read(path: str) -> AdapterCheckpoint:
+        buffer = Buffer()
+        buffers.append(weakref.ref(buffer))
+        try:
+            raise ValueError("it is not finite")
+        except ValueError as error:
+            raise AdapterFormatError(path, [str(error)]) from error
+
+    threads = ManualThreads()
+    source = AdapterSource(read, lambda adapter: "")
+    loader = AdapterLoader(CONFIG, source, lambda checkpoint: None, lambda: None, threads)
+    loader.submit(LoadJob("/a", call=LoadAdapter(0, "a", "/a")))
+    threads.reads.popleft()()
+    (result,) = loader.take_results()
+    assert "it is not finite" in str(result.outcome)
+    assert [buffer() for buffer in buffers] == [None]
 
 
 def test_weights_for_which_there_is_no_memory_are_an_error_of_their_load() -> None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
+from dataclasses import fields
 
 import pytest
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
+from lora_serve.adapters.loader import LoadResult
 from lora_serve.adapters.manager import AdapterEvents, AdapterManager
 from lora_serve.errors import (
     AdapterChangedError,
@@ -219,6 +222,24 @@ def test_weights_that_were_prepared_and_not_published_arrive_and_go(
         manager.publish("n", A, load_inplace=False)
     assert manager.take_changes() == ((), (A.digest,))
     assert manager.is_resident(ref)
+
+
+class Watched(AdapterCheckpoint):
+    """A checkpoint that can be watched."""
+
+
+def test_the_error_of_a_load_that_came_second_keeps_none_of_its_tensors_alive(
+    manager: AdapterManager, loader: ManualLoader
+) -> None:
+    manager.start_load(LoadAdapter(1, "n", "/adapters/one"))
+    publish(manager, "n", "A")
+    checkpoint = Watched(**{each.name: getattr(B, each.name) for each in fields(B)})
+    watched = weakref.ref(checkpoint)
+    loader.end(LoadResult(loader.jobs.pop(), checkpoint))
+    del checkpoint
+    ((_, error),) = manager.take_events().published
+    assert isinstance(error, AdapterExistsError)
+    assert watched() is None
 
 
 def test_files_that_changed_since_the_load_are_refused(

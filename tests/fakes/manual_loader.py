@@ -39,7 +39,11 @@ class ManualLoader:
         """End the job that brings `ref` back."""
         (job,) = (job for job in self.jobs if job.ref == ref)
         self.jobs.remove(job)
-        self._results.append(LoadResult(job, outcome))
+        self.end(LoadResult(job, outcome))
+
+    def end(self, result: LoadResult) -> None:
+        """Tell of a job that is not among `jobs` any more."""
+        self._results.append(result)
 
     def take_results(self) -> list[LoadResult]:
         results, self._results = self._results, []
