@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -83,6 +84,13 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def adapter_paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Three adapters of different ranks for the served model."""
     return save_adapters(tmp_path_factory.mktemp("adapters"), "qwen2")
+
+
+# A machine that others use at the same time is slow: that is no failure of a test.
+hypothesis.settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")
