@@ -99,7 +99,7 @@ def main() -> None:
         rounds = measure(args, Path(directory))
     tell(rounds)
     found = checks(rounds)
-    rows = {name: [each.row for each in reports] for name, reports in rounds.items()}
+    rows = {name: [each.figures for each in reports] for name, reports in rounds.items()}
     write_facts(args.out, flags=FLAGS, columns=COLUMNS, rows=rows, checks=found)
     report(found, ())
 

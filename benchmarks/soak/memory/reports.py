@@ -33,10 +33,15 @@ class Report(msgspec.Struct, frozen=True):
     lines: dict[str, int]
 
     @property
+    def figures(self) -> tuple[float, ...]:
+        """What COLUMNS names."""
+        sizes = (self.resident_bytes, self.used_bytes, self.free_bytes)
+        mib = (round(each / MIB, 1) for each in sizes)
+        return (*mib, self.num_arenas, self.num_python_blocks, self.num_objects)
+
+    @property
     def row(self) -> tuple[str, ...]:
-        mib = (each / MIB for each in (self.resident_bytes, self.used_bytes, self.free_bytes))
-        counts = (self.num_arenas, self.num_python_blocks, self.num_objects)
-        return (*(f"{each:.1f}" for each in mib), *(f"{each:,}" for each in counts))
+        return tuple(f"{each:,}" for each in self.figures)
 
 
 COLUMNS = ("resident MiB", "used", "free", "arenas", "Python blocks", "objects")
