@@ -59,6 +59,7 @@ class Scheduler:
         self._shared = SharedKV(kv, connector)
         self._in_flight = StepsInFlight()
         self._planned: list[ScheduledPair] = []  # of the step that is being planned
+        self.admitted: list[Request] = []  # in the last step that was planned
         self._pause = SchedulerPause()
         self.totals = SchedulerTotals()
 
@@ -189,6 +190,7 @@ class Scheduler:
         assert len(self._in_flight) < 2, "two steps before this one have not been reported"
         self._slots.release_unused()
         self._planned = []
+        self.admitted = []
         budget = 0 if self._pause.is_paused else self._config.max_num_batched_tokens
         if victim := self._unfairly_placed():
             if self._in_flight:
@@ -298,6 +300,7 @@ class Scheduler:
         self._queue.pop(request)
         request.status = RequestStatus.RUNNING
         self._running.add(request)
+        self.admitted.append(request)
         num_by_tier = self._shared.admitted(request, hit)
         if request.num_preemptions == 0:
             is_cached = self._kv.enable_prefix_caching

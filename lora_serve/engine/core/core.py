@@ -313,7 +313,7 @@ class EngineCore:
         drop, add = self.adapters.take_changes()
         if not (step.requests or step.kv_saves or drop or add):
             return False
-        self._note_first_scheduled(step)
+        self._note_first_scheduled()
         if drop or add:  # which is rare, and a copy costs each step
             self._executor.submit(replace(step, drop_adapters=drop, add_adapters=add))
         else:
@@ -337,12 +337,10 @@ class EngineCore:
         self._outbox.count_step(num_tokens)
         return len(step.requests)
 
-    def _note_first_scheduled(self, step: SchedulerOutput) -> None:
-        now = self._clock()
-        for chunk in step.requests:
-            request = self.scheduler.get(chunk.request_id)
-            if request is not None and not request.scheduled_time:
-                request.scheduled_time = now
+    def _note_first_scheduled(self) -> None:
+        for request in self.scheduler.admitted:
+            if not request.scheduled_time:
+                request.scheduled_time = self._clock()
 
     def _tell(self, progress: RequestProgress, now: float) -> bool:
         """Send what a step gave a request; whether its first token is among it."""

@@ -37,6 +37,20 @@ def test_stats_tell_who_runs_who_waits_and_what_was_hit() -> None:
     assert engine.core.stats().kv_cache_usage == 0
 
 
+def test_a_request_is_scheduled_when_it_is_first_admitted_and_never_again() -> None:
+    """Not when it comes, and not when it goes on after a preemption."""
+    engine = OracleEngine(num_blocks=12, max_num_seqs=2, enable_prefix_caching=False)
+    begin = engine.clock.now
+    for name in ("first", "second", "third"):
+        engine.add(name, LONG[:70], max_tokens=60)
+    engine.run()
+    assert engine.core.scheduler.totals.num_preemptions > 0
+    ages = [engine.last(name).scheduled_time - begin for name in ("first", "second", "third")]
+    seconds = engine.clock.now - begin
+    assert 0 < ages[0] <= ages[1] < 0.2 * seconds
+    assert ages[1] < ages[2] < seconds
+
+
 def test_it_tells_how_far_the_requests_that_it_has_have_come() -> None:
     engine = OracleEngine(max_num_seqs=1, enable_lora=False)
     for name in ("first", "second"):
