@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 import msgspec
 
 from lora_serve.identity import NoAdapter
+
+LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)  # seconds
 
 
 class RequestTimes(msgspec.Struct, frozen=True):
@@ -28,25 +33,41 @@ class RequestTimes(msgspec.Struct, frozen=True):
     finished: float
 
 
-class KVTierStats(msgspec.Struct, frozen=True):
-    """One KV tier's gauges and totals since start: `kv_tiers.base.TierFigures`, flat.
+@dataclass(frozen=True, slots=True)
+class TierContents:
+    """What a tier holds, as far as it knows without I/O. capacity_bytes: 0 if not bounded here.
 
-    seconds_bounds: of the counts in load_seconds and save_seconds, whose last has none.
+    quarantined: files or records that were refused and set aside since start, by Cause.
+    """
+
+    num_blocks: int = 0
+    num_bytes: int = 0
+    capacity_bytes: int = 0
+    num_evicted: int = 0
+    quarantined: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierFigures:
+    """One tier's counters since start; blocks, bytes and seconds.
+
+    misses: blocks that were asked for and not loaded, by Cause: those that a fetch still wanted
+        when this tier had no more for it, and one for each record that was refused.
+    unsaved: blocks offered and not kept, by Cause.
+    load_seconds: duration of each load, as counts of those at most as long as each bound of
+        LATENCY_BUCKETS (the last count is for longer ones); load_seconds_sum over all.
+    load_breaker, save_breaker: "closed", "open" or "half-open"; a full disk still gives what it
+        has. num_trips: how often they opened.
     """
 
     tier: str
-    num_blocks: int
-    num_bytes: int
-    capacity_bytes: int
-    num_evicted: int
-    quarantined: dict[str, int]
+    contents: TierContents
     hits: int
     hit_bytes: int
-    misses: dict[str, int]
+    misses: Mapping[str, int]
     num_saved: int
     saved_bytes: int
-    unsaved: dict[str, int]
-    seconds_bounds: tuple[float, ...]
+    unsaved: Mapping[str, int]
     load_seconds: tuple[int, ...]
     load_seconds_sum: float
     save_seconds: tuple[int, ...]
@@ -88,7 +109,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     external_cache_queries: int = 0
     external_cache_hits: int = 0
     num_late_fetches: int = 0
-    kv_tiers: tuple[KVTierStats, ...] = ()
+    kv_tiers: tuple[TierFigures, ...] = ()
     adapter_loads: int = 0
     adapter_evictions: int = 0
     adapter_load_timeouts: int = 0

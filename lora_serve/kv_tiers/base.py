@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
+from lora_serve.engine_stats import TierContents, TierFigures
 from lora_serve.identity import EVERYTHING, BlockHash, Everything
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -188,20 +189,6 @@ class TierError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class TierContents:
-    """What a tier holds, as far as it knows without I/O. capacity_bytes: 0 if not bounded here.
-
-    quarantined: files or records that were refused and set aside since start, by Cause.
-    """
-
-    num_blocks: int = 0
-    num_bytes: int = 0
-    capacity_bytes: int = 0
-    num_evicted: int = 0
-    quarantined: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class FetchResult:
     """The result of a fetch.
 
@@ -214,39 +201,6 @@ class FetchResult:
     blocks: tuple[memoryview, ...] = ()
     num_blocks_by_tier: Mapping[str, int] = field(default_factory=dict)
     causes: Mapping[str, Cause] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierFigures:
-    """One tier's counters since start; blocks, bytes and seconds.
-
-    misses: blocks that were asked for and not loaded, by Cause: those that a fetch still wanted
-        when this tier had no more for it, and one for each record that was refused.
-    unsaved: blocks offered and not kept, by Cause.
-    load_seconds: duration of each load, as counts of those at most as long as each bound of
-        LATENCY_BUCKETS (the last count is for longer ones); load_seconds_sum over all.
-    load_breaker, save_breaker: "closed", "open" or "half-open"; a full disk still gives what it
-        has. num_trips: how often they opened.
-    """
-
-    tier: str
-    contents: TierContents
-    hits: int
-    hit_bytes: int
-    misses: Mapping[str, int]
-    num_saved: int
-    saved_bytes: int
-    unsaved: Mapping[str, int]
-    load_seconds: tuple[int, ...]
-    load_seconds_sum: float
-    save_seconds: tuple[int, ...]
-    save_seconds_sum: float
-    load_breaker: str
-    save_breaker: str
-    num_trips: int
-
-
-LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 @dataclass(frozen=True, slots=True)

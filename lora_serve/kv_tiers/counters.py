@@ -7,7 +7,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
-from lora_serve.kv_tiers.base import LATENCY_BUCKETS, Cause, Record, TierContents, TierFigures
+from lora_serve.engine_stats import LATENCY_BUCKETS, TierContents, TierFigures
+from lora_serve.kv_tiers.base import Cause, Record
 from lora_serve.kv_tiers.breaker import Breaker
 
 

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from lora_serve.engine_stats import TierFigures
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import (
     Cause,
@@ -22,7 +23,6 @@ from lora_serve.kv_tiers.base import (
     Record,
     Tier,
     TierError,
-    TierFigures,
     TierNamespace,
     TierWatcher,
 )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from lora_serve.config import KVTierConfig
+from lora_serve.engine_stats import TierContents
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import (
     Cause,
@@ -15,7 +16,6 @@ from lora_serve.kv_tiers.base import (
     Loaded,
     Record,
     Tier,
-    TierContents,
     TierNamespace,
     TierTraits,
     TierWatcher,

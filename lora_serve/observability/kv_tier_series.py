@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client.core import (
@@ -12,41 +12,44 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric
 
-from lora_serve.engine_stats import KVTierStats
+from lora_serve.engine_stats import LATENCY_BUCKETS, TierFigures
 
-GAUGES: dict[str, tuple[str, Callable[[KVTierStats], float]]] = {
-    "blocks": ("KV blocks that the tier holds, as far as it knows.", lambda t: t.num_blocks),
-    "bytes": ("Bytes of them.", lambda t: t.num_bytes),
+GAUGES: dict[str, tuple[str, Callable[[TierFigures], float]]] = {
+    "blocks": (
+        "KV blocks that the tier holds, as far as it knows.",
+        lambda t: t.contents.num_blocks,
+    ),
+    "bytes": ("Bytes of them.", lambda t: t.contents.num_bytes),
     "capacity_bytes": (
         "Most bytes it may hold; 0 if not bounded here.",
-        lambda t: t.capacity_bytes,
+        lambda t: t.contents.capacity_bytes,
     ),
     "load_breaker_open": ("1 while nothing is read from it.", lambda t: t.load_breaker != "closed"),
     "save_breaker_open": ("1 while nothing is stored in it.", lambda t: t.save_breaker != "closed"),
 }
 
-COUNTERS: dict[str, tuple[str, Callable[[KVTierStats], float]]] = {
+COUNTERS: dict[str, tuple[str, Callable[[TierFigures], float]]] = {
     "hit_blocks": ("KV blocks it gave.", lambda t: t.hits),
     "hit_bytes": ("Bytes of them.", lambda t: t.hit_bytes),
     "saved_blocks": ("KV blocks stored in it.", lambda t: t.num_saved),
     "saved_bytes": ("Bytes of them.", lambda t: t.saved_bytes),
-    "evicted_blocks": ("KV blocks evicted to keep to its bound.", lambda t: t.num_evicted),
+    "evicted_blocks": ("KV blocks evicted to keep to its bound.", lambda t: t.contents.num_evicted),
     "breaker_trips": ("Times it was left alone after failures.", lambda t: t.num_trips),
 }
 
-BY_CAUSE: dict[str, tuple[str, Callable[[KVTierStats], dict[str, int]]]] = {
+BY_CAUSE: dict[str, tuple[str, Callable[[TierFigures], Mapping[str, int]]]] = {
     "missed_blocks": ("KV blocks it was asked for and did not give.", lambda t: t.misses),
     "unsaved_blocks": ("KV blocks it was offered and did not keep.", lambda t: t.unsaved),
-    "quarantined_files": ("What was refused and set aside.", lambda t: t.quarantined),
+    "quarantined_files": ("What was refused and set aside.", lambda t: t.contents.quarantined),
 }
 
-SECONDS: dict[str, tuple[str, Callable[[KVTierStats], tuple[Sequence[int], float]]]] = {
+SECONDS: dict[str, tuple[str, Callable[[TierFigures], tuple[Sequence[int], float]]]] = {
     "load_seconds": ("Duration of each load.", lambda t: (t.load_seconds, t.load_seconds_sum)),
     "save_seconds": ("Duration of each save.", lambda t: (t.save_seconds, t.save_seconds_sum)),
 }
 
 
-def kv_tier_series(labels: dict[str, str], tiers: Sequence[KVTierStats]) -> Iterator[Metric]:
+def kv_tier_series(labels: dict[str, str], tiers: Sequence[TierFigures]) -> Iterator[Metric]:
     """Every family, with a series for each tier."""
     names = (*labels, "tier")
     values = {tier.tier: (*labels.values(), tier.tier) for tier in tiers}
@@ -70,11 +73,11 @@ def kv_tier_series(labels: dict[str, str], tiers: Sequence[KVTierStats]) -> Iter
         histogram = HistogramMetricFamily(f"lora_serve:kv_tier_{key}", help, labels=names)
         for tier in tiers:
             counts, total = read_seconds(tier)
-            histogram.add_metric(values[tier.tier], _buckets(tier.seconds_bounds, counts), total)
+            histogram.add_metric(values[tier.tier], _buckets(counts), total)
         yield histogram
 
 
-def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+def _buckets(counts: Sequence[int]) -> list[tuple[str, float]]:
     """Cumulative counts by upper bound, the last of them without one."""
-    names = [*(str(bound) for bound in bounds), "+Inf"]
+    names = [*map(str, LATENCY_BUCKETS), "+Inf"]
     return list(zip(names, map(float, accumulate(counts)), strict=True))

@@ -3,8 +3,12 @@ from __future__ import annotations
 import pytest
 
 from lora_serve.engine.wire import encoder, message_decoder, reply_decoder
+from lora_serve.engine_stats import EngineStats, TierContents
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import BASE_MODEL, EVERYTHING, AdapterRef, Everything, NoAdapter
+from lora_serve.kv_tiers.base import Cause
+from lora_serve.kv_tiers.breaker import Breaker
+from lora_serve.kv_tiers.counters import TierCounters
 from lora_serve.messages import EngineOutput, EngineRequest, ResetPrefixCache, StepOutputs
 from lora_serve.prompts import TokensPrompt
 from lora_serve.sampling_params import SamplingParams
@@ -31,4 +35,14 @@ def test_what_is_reset_is_the_same_on_the_other_side(scope: str | Everything) ->
 @pytest.mark.parametrize("adapter", [BASE_MODEL, AdapterRef("a", b"d", 1)])
 def test_what_answered_is_the_same_on_the_other_side(adapter: AdapterRef | NoAdapter) -> None:
     sent = StepOutputs((EngineOutput("r", adapter=adapter),))
+    assert reply_decoder().decode(encoder().encode(sent)) == sent
+
+
+def test_the_figures_of_a_tier_are_the_same_on_the_other_side() -> None:
+    counters = TierCounters()
+    counters.miss(Cause.ABSENT)
+    counters.load_took(0.2)
+    contents = TierContents(3, 4, 5, 6, {"damaged": 1})
+    figures = counters.figures("disk", contents, Breaker(), Breaker())
+    sent = StepOutputs((), stats=EngineStats(kv_tiers=(figures,)))
     assert reply_decoder().decode(encoder().encode(sent)) == sent

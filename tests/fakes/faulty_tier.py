@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Sequence
 
+from lora_serve.engine_stats import TierContents
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import (
     Cause,
@@ -13,7 +14,6 @@ from lora_serve.kv_tiers.base import (
     Loaded,
     Record,
     Tier,
-    TierContents,
     TierError,
     TierNamespace,
     TierWatcher,

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from lora_serve.engine_stats import TierFigures
 from lora_serve.identity import EVERYTHING, BlockHash, Everything
 from lora_serve.kv_tiers import deadlines
-from lora_serve.kv_tiers.base import Cause, Drop, FetchResult, Tier, TierFigures, TierNamespace
+from lora_serve.kv_tiers.base import Cause, Drop, FetchResult, Tier, TierNamespace
 from lora_serve.kv_tiers.codec import record_bytes
 from lora_serve.kv_tiers.disk.tier import DiskTier
 from lora_serve.kv_tiers.fetch import Fetch

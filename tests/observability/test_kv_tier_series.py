@@ -2,9 +2,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from lora_serve.engine.core.kv_tiers import tier_stats
-from lora_serve.engine_stats import EngineStats
-from lora_serve.kv_tiers.base import TierContents, TierFigures, TierStats
+from lora_serve.engine_stats import EngineStats, TierContents, TierFigures
 from lora_serve.messages import StepOutputs
 from lora_serve.observability.metrics import EngineMetrics
 
@@ -43,9 +41,7 @@ def samples(stats: EngineStats) -> dict[tuple[str, str, str], float]:
 
 
 def test_each_tier_has_its_series() -> None:
-    found = samples(
-        EngineStats(kv_tiers=tier_stats(TierStats(tuple(map(figures, ("ram", "disk"))))))
-    )
+    found = samples(EngineStats(kv_tiers=tuple(map(figures, ("ram", "disk")))))
     prefix = "lora_serve:kv_tier_"
     for tier in ("ram", "disk"):
         assert found[f"{prefix}hit_blocks_total", tier, ""] == 3

@@ -10,12 +10,10 @@ import msgspec
 
 from lora_serve.config import KVTierConfig
 from lora_serve.engine.wire import error_info
-from lora_serve.engine_stats import KVTierStats
 from lora_serve.errors import NotForgottenError
 from lora_serve.identity import AdapterRef, BlockHasher
 from lora_serve.kv.connector import KVConnector
 from lora_serve.kv.tiered_connector import TieredConnector, tier_namespaces
-from lora_serve.kv_tiers.base import LATENCY_BUCKETS, TierStats
 from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.kv_tiers.opening import open_store
 from lora_serve.messages import CallReply
@@ -124,32 +122,3 @@ class StaleVersions:
         for ref in refs:
             del self._due[ref.name]
         return refs
-
-
-def tier_stats(stats: TierStats) -> tuple[KVTierStats, ...]:
-    """What a message tells of each tier."""
-    return tuple(
-        KVTierStats(
-            tier=figures.tier,
-            num_blocks=figures.contents.num_blocks,
-            num_bytes=figures.contents.num_bytes,
-            capacity_bytes=figures.contents.capacity_bytes,
-            num_evicted=figures.contents.num_evicted,
-            quarantined=dict(figures.contents.quarantined),
-            hits=figures.hits,
-            hit_bytes=figures.hit_bytes,
-            misses=dict(figures.misses),
-            num_saved=figures.num_saved,
-            saved_bytes=figures.saved_bytes,
-            unsaved=dict(figures.unsaved),
-            seconds_bounds=LATENCY_BUCKETS,
-            load_seconds=figures.load_seconds,
-            load_seconds_sum=figures.load_seconds_sum,
-            save_seconds=figures.save_seconds,
-            save_seconds_sum=figures.save_seconds_sum,
-            load_breaker=figures.load_breaker,
-            save_breaker=figures.save_breaker,
-            num_trips=figures.num_trips,
-        )
-        for figures in stats.tiers
-    )

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from lora_serve.adapters.manager import AdapterManager
 from lora_serve.engine.core.kv_events import Publisher
-from lora_serve.engine.core.kv_tiers import tier_stats
 from lora_serve.engine_stats import EngineStats
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.kv_tiers.base import TierStats
@@ -47,7 +46,7 @@ def engine_stats(
         external_cache_queries=totals.external_cache_queries,
         external_cache_hits=totals.external_cache_hits,
         num_late_fetches=tiers.num_late,
-        kv_tiers=tier_stats(tiers),
+        kv_tiers=tiers.tiers,
         adapter_loads=adapters.num_loads,
         adapter_evictions=adapters.num_evictions,
         adapter_load_timeouts=adapters.num_load_timeouts,

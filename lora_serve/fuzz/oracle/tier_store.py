@@ -10,17 +10,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from lora_serve.engine_stats import TierContents, TierFigures
 from lora_serve.identity import BlockHash
-from lora_serve.kv_tiers.base import (
-    Cause,
-    Drop,
-    FetchResult,
-    TierContents,
-    TierFigures,
-    TierNamespace,
-    TierStats,
-    TierWatcher,
-)
+from lora_serve.kv_tiers.base import Cause, Drop, FetchResult, TierNamespace, TierStats, TierWatcher
 from lora_serve.kv_tiers.forgetting import Forgetting
 from lora_serve.kv_tiers.watchers import Watchers
 

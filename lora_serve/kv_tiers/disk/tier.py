@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
+from lora_serve.engine_stats import TierContents
 from lora_serve.folders.folder import Folder
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import (
@@ -23,7 +24,6 @@ from lora_serve.kv_tiers.base import (
     Drop,
     Loaded,
     Record,
-    TierContents,
     TierError,
     TierNamespace,
     TierTraits,

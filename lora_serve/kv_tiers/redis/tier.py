@@ -10,13 +10,13 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 
+from lora_serve.engine_stats import TierContents
 from lora_serve.identity import BlockHash
 from lora_serve.kv_tiers.base import (
     Cause,
     Drop,
     Loaded,
     Record,
-    TierContents,
     TierNamespace,
     TierTraits,
     TierWatcher,
