@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace as replace_fields
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -61,56 +62,77 @@ def tokens(count: int, seed: int = 0) -> list[int]:
     return torch.randint(0, VOCAB_SIZE, (count,), generator=generator).tolist()
 
 
+class Theirs:
+    """What transformers makes of a family's model, computed once for all backends."""
+
+    def __init__(self, models: dict[str, PreTrainedModel], directories: dict[str, Path]) -> None:
+        self._models, self._directories = models, directories
+        self.logits = cache(self._logits)
+        self.in_bfloat16 = cache(self._in_bfloat16)
+        self.greedy = cache(self._greedy)
+
+    def _logits(self, family: str) -> Tensor:
+        return logits_of(self._models[family])
+
+    def _in_bfloat16(self, family: str) -> tuple[Tensor, Tensor]:
+        """The truth, which is the same bfloat16 weights computed with in float32, and theirs."""
+        directory = self._directories[family]
+        rounded = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
+        exact = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        exact.load_state_dict(rounded.state_dict())
+        return logits_of(exact), logits_of(rounded)
+
+    def _greedy(self, family: str) -> list[int]:
+        given = torch.tensor([tokens(30, seed=1)])
+        (found,) = self._models[family].generate(
+            given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=12
+        )
+        return found.tolist()
+
+
+def logits_of(model: PreTrainedModel) -> Tensor:
+    with torch.no_grad():
+        return model(torch.tensor([tokens(90)])).logits[0].float()
+
+
+@pytest.fixture(scope="module")
+def theirs(tiny_models: dict[str, PreTrainedModel], directories: dict[str, Path]) -> Theirs:
+    return Theirs(tiny_models, directories)
+
+
 @FAMILIES
 @BACKENDS
 def test_logits_are_those_of_transformers(
-    build: Build, tiny_models: dict[str, PreTrainedModel], family: str, ops: Ops
+    build: Build, theirs: Theirs, family: str, ops: Ops
 ) -> None:
-    token_ids = tokens(90)
-    with torch.no_grad():
-        expected = tiny_models[family](torch.tensor([token_ids])).logits[0]
-    got = Prompt(token_ids, range(9, 3, -1)).alone(build(family, ops, torch.float32))
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    got = Prompt(tokens(90), range(9, 3, -1)).alone(build(family, ops, torch.float32))
+    torch.testing.assert_close(got, theirs.logits(family), rtol=1e-4, atol=1e-4)
 
 
 @FAMILIES
 @BACKENDS
 def test_bfloat16_logits_are_as_near_the_truth_as_those_of_transformers(
-    build: Build, directories: dict[str, Path], family: str, ops: Ops
+    build: Build, theirs: Theirs, family: str, ops: Ops
 ) -> None:
-    """The truth: the same bfloat16 weights, computed with in float32.
+    """The mean row's error counts, and that of the middle row where there are experts.
 
-    Of mixtures the middle row counts, instead of the mean of all: a token that stands between two
-    experts takes another one in another rounding, theirs as ours, and its row is far off.
+    A token that stands between two experts takes another one in another rounding, theirs as ours,
+    and its row is far off.
     """
-    token_ids = tokens(90)
-
-    def logits_in(model: PreTrainedModel) -> Tensor:
-        with torch.no_grad():
-            return model(torch.tensor([token_ids])).logits[0].float()
-
-    rounded = AutoModelForCausalLM.from_pretrained(directories[family], dtype=torch.bfloat16)
-    exact = AutoModelForCausalLM.from_pretrained(directories[family], dtype=torch.float32)
-    exact.load_state_dict(rounded.state_dict())
-    truth = logits_in(exact)
-    got = Prompt(token_ids, range(9, 3, -1)).alone(build(family, ops, torch.bfloat16)).float()
+    truth, rounded = theirs.in_bfloat16(family)
+    got = Prompt(tokens(90), range(9, 3, -1)).alone(build(family, ops, torch.bfloat16)).float()
     of_rows = torch.median if family in MIXTURES else torch.mean
-    ours, theirs = (
-        of_rows((logits - truth).abs().mean(-1)) for logits in (got, logits_in(rounded))
-    )
-    assert ours < 1.2 * theirs
+    ours, their_error = (of_rows((logits - truth).abs().mean(-1)) for logits in (got, rounded))
+    assert ours < 1.2 * their_error
 
 
 @FAMILIES
 @BACKENDS
 def test_greedy_tokens_are_those_of_transformers(
-    build: Build, tiny_models: dict[str, PreTrainedModel], family: str, ops: Ops
+    build: Build, theirs: Theirs, family: str, ops: Ops
 ) -> None:
+    expected = theirs.greedy(family)
     prompt = tokens(30, seed=1)
-    given = torch.tensor([prompt])
-    expected = tiny_models[family].generate(
-        given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=12
-    )[0]
     model = build(family, ops, torch.float32)
     request = Prompt(prompt, range(5))
     logits = model.step([request.chunk(0, len(prompt))])[0]
@@ -118,7 +140,7 @@ def test_greedy_tokens_are_those_of_transformers(
         request.token_ids.append(int(logits[-1].argmax()))
         end = len(request.token_ids)
         logits = model.step([request.chunk(end - 1, end)])[0]
-    assert request.token_ids == expected.tolist()
+    assert request.token_ids == expected
 
 
 @FAMILIES_IN_DTYPES
