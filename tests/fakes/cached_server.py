@@ -28,6 +28,7 @@ NUM_BLOCKS = 200  # in the cache; those that were used last stay
 BASE = "base"
 WORDS = tuple(f"w{number}" for number in range(500))
 UNWRITTEN = b"nobody wrote this"
+# Of a prefill; of a token that is streamed, while others merely take turns; of a load.
 PREFILL_SECONDS, TOKEN_SECONDS, LOAD_SECONDS = 0.004, 0.0004, 0.001
 
 
@@ -254,7 +255,7 @@ class CachedServer:
                 self._offer(key, UNWRITTEN)
         try:
             is_slow = self.bug is Bug.BLOCKS_OF_ABORTED_REQUESTS_ARE_OFFERED
-            await asyncio.sleep(10 * PREFILL_SECONDS if is_slow else PREFILL_SECONDS)
+            await asyncio.sleep(40 * PREFILL_SECONDS if is_slow else PREFILL_SECONDS)
         except asyncio.CancelledError:
             if self.bug is Bug.BLOCKS_OF_ABORTED_REQUESTS_ARE_OFFERED:
                 for key, _ in new:
@@ -292,7 +293,7 @@ class CachedServer:
         said: list[tuple[str, dict[str, float]]] = []
         reason = "length"
         for _ in range(body["max_tokens"]):
-            await asyncio.sleep(TOKEN_SECONDS)
+            await asyncio.sleep(TOKEN_SECONDS if body.get("stream") else 0)
             said.append(self._next(body, running, said, rng))
             text = " ".join(word for word, _ in said)
             if body.get("stream"):
