@@ -19,7 +19,8 @@ from torch import Tensor
 from benchmarks.common.facts import write_facts
 from benchmarks.common.make_checkpoint import ModelShape, ensure_checkpoint
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
-from lora_serve.distributed.group import ROOT
+from lora_serve.config.parallel import NUM_SEGMENTS
+from lora_serve.distributed.group import ROOT, own_columns
 from lora_serve.identity import BASE_MODEL
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import AskedOutputs, SampleInput, ScheduledRequest, SchedulerOutput
@@ -96,7 +97,7 @@ class Counted:
 class OnPaper:
     """One machine and model; milliseconds.
 
-    all_reduce: of two sums of a layer, in the place of its gathers.
+    summing: of what --tensor-parallel-reduce segments, or all-reduce, has in the place of gathers.
     """
 
     what: str
@@ -104,7 +105,7 @@ class OnPaper:
     chunk_tokens: int
     chunk_bytes: int
     chunk_gathering: float
-    chunk_all_reduce: float
+    chunk_summing: float
     chunk_computing: float
     decode_gathers: int
     decode_gathering: float
@@ -130,6 +131,17 @@ class CountingGroup:
             whole[:, begin : begin + width] = part[:, :width]
             begin += width
 
+    def all_to_all(
+        self,
+        rows: Tensor,
+        shares: Sequence[range],
+        parts: Tensor,
+        seconds: float | None = None,
+    ) -> None:
+        self.num_gathers += 1
+        self.num_bytes += parts.nbytes - parts[0].nbytes
+        parts[:] = own_columns(rows, shares[self.rank])
+
     def close(self) -> None:
         return None
 
@@ -145,7 +157,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
     args = parser.parse_args(argv)
     for num_ranks in (2, 4, 8):
-        check(num_ranks)
+        for num_segments in (1, NUM_SEGMENTS):
+            check(num_ranks, num_segments)
     rows = [on_paper(*case) for case in CASES]
     print(table(rows))
     write_facts(args.out, machines=[asdict(machine) for machine, *_ in CASES], rows=rows)
@@ -162,7 +175,7 @@ def table(rows: Sequence[OnPaper]) -> str:
 
 _NAMES = (
     *("", "gathered per token", "chunk of a prompt", "each rank receives", "which takes"),
-    *("all-reduce would take", "computing takes", "decode of one: gathers", "which take"),
+    *("in segments it takes", "computing takes", "decode of one: gathers", "which take"),
     "reading the weights takes",
 )
 
@@ -173,7 +186,7 @@ def _cells(row: OnPaper) -> list[str]:
         f"{row.chunk_tokens} tokens",
         f"{row.chunk_bytes / 1e9:.2f} GB",
         f"{row.chunk_gathering:.0f} ms",
-        f"{row.chunk_all_reduce:.0f} ms",
+        f"{row.chunk_summing:.0f} ms",
         f"{row.chunk_computing:.0f} ms",
         str(row.decode_gathers),
         f"{row.decode_gathering:.1f} ms",
@@ -184,17 +197,17 @@ def _cells(row: OnPaper) -> list[str]:
 def on_paper(machine: Machine, model: str, shape: ModelShape, tokens: int) -> OnPaper:
     """A chunk of a prompt whose last row is sampled, and the decode of one request."""
     chunk, decode = (received(shape, machine.num_ranks, count) for count in (tokens, 1))
-    # A ring hands on a rank's part of each sum twice; there are two sums of H in a layer.
-    reduced = 4 * shape.hidden_size * shape.num_hidden_layers * VALUE_BYTES * tokens
-    others = (machine.num_ranks - 1) / machine.num_ranks
+    summed = received(shape, machine.num_ranks, tokens, in_segments=True)
     parameters = _num_parameters(shape)
     return OnPaper(
         what=f"{machine.name}, {model}",
-        bytes_per_token=shape.num_hidden_layers * _layer_width(shape) * VALUE_BYTES,
+        bytes_per_token=shape.num_hidden_layers
+        * _layer_width(shape, in_segments=False)
+        * VALUE_BYTES,
         chunk_tokens=tokens,
         chunk_bytes=chunk.num_bytes,
         chunk_gathering=1e3 * chunk.num_bytes / machine.link_bytes,
-        chunk_all_reduce=1e3 * reduced * others / machine.link_bytes,
+        chunk_summing=1e3 * summed.num_bytes / machine.link_bytes,
         chunk_computing=2e3 * parameters * tokens / machine.num_ranks / machine.operations,
         decode_gathers=decode.num_gathers,
         decode_gathering=1e3 * decode.num_gathers * machine.gather_seconds,
@@ -202,16 +215,21 @@ def on_paper(machine: Machine, model: str, shape: ModelShape, tokens: int) -> On
     )
 
 
-def received(shape: ModelShape, num_ranks: int, tokens: int) -> Counted:
+def received(
+    shape: ModelShape, num_ranks: int, tokens: int, *, in_segments: bool = False
+) -> Counted:
     """What one rank receives in a step of `tokens` rows, the last of which is sampled."""
-    layers, width = shape.num_hidden_layers, _layer_width(shape)
+    layers, width = shape.num_hidden_layers, _layer_width(shape, in_segments)
     # The last layer goes on with the sampled row alone.
     numbers = ((layers - 1) * width + shape.hidden_size) * tokens + width + shape.vocab_size
-    return Counted(4 * layers + 2, numbers * VALUE_BYTES * (num_ranks - 1) // num_ranks)
+    meetings = 2 if in_segments and num_ranks == 2 else 4  # of a layer
+    return Counted(meetings * layers + 2, numbers * VALUE_BYTES * (num_ranks - 1) // num_ranks)
 
 
-def _layer_width(shape: ModelShape) -> int:
-    """How many numbers of a token a layer gathers."""
+def _layer_width(shape: ModelShape, in_segments: bool) -> int:
+    """How many numbers of a token a layer gathers; each of two sums is handed on twice."""
+    if in_segments:
+        return 4 * shape.hidden_size
     return (
         shape.num_attention_heads * shape.head_dim + 2 * shape.hidden_size + shape.intermediate_size
     )
@@ -226,7 +244,7 @@ def _num_parameters(shape: ModelShape) -> int:
 # ── counting ────────────────────────────────────────────────────────────────────────────────
 
 
-def check(num_ranks: int, shape: ModelShape = SMALL) -> None:
+def check(num_ranks: int, num_segments: int = 1, shape: ModelShape = SMALL) -> None:
     """Hold `received` against what a rank on real kernels is given, in a chunk and in a decode."""
     group = CountingGroup(num_ranks)
     with tempfile.TemporaryDirectory(prefix="lora-serve-on-paper-") as name:
@@ -241,13 +259,15 @@ def check(num_ranks: int, shape: ModelShape = SMALL) -> None:
             max_num_seqs=1,
             max_num_batched_tokens=64,
             group=group,
+            num_segments=num_segments,
         )
         worker.load()
     for start, tokens in ((0, 40), (40, 1)):
         group.counted()
         worker.submit(SchedulerOutput(0, (_request(start, tokens),)))
         worker.collect()
-        counted, expected = group.counted(), received(shape, num_ranks, tokens)
+        counted = group.counted()
+        expected = received(shape, num_ranks, tokens, in_segments=num_segments > 1)
         assert counted == expected, f"{num_ranks} ranks, {tokens} tokens: {counted}, {expected}"
 
 

@@ -2,7 +2,8 @@
 
 `python -m benchmarks.speed.tensor_parallel`, on a quiet machine of as many cores. Both execute the
 same steps in turns, so that a neighbour slows both or neither: prompts, decodes and loads of an
-adapter, at the shape of Qwen2.5-0.5B. Memory is that of processes which have loaded one share.
+adapter, at the shape of Qwen2.5-0.5B; `--reduce gather segments all-reduce` has each way of ranks
+take its turn. Memory is that of processes which have loaded one share.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from lora_serve.config import (
     ParallelConfig,
     SchedulerConfig,
 )
+from lora_serve.config.parallel import GATHER
 from lora_serve.engine.core.executor import Executor, make_executor
 from lora_serve.identity import BASE_MODEL
 from lora_serve.sampling_params import SamplingParams
@@ -48,9 +50,10 @@ _KIB = 1024
 
 @dataclass(frozen=True)
 class Row:
-    """Milliseconds, and how much of one rank's speed is kept."""
+    """Milliseconds, and how much of one rank's speed is kept. reduce: what the ranks had."""
 
     what: str
+    reduce: str
     one_rank: float
     ranks: float
     kept: float
@@ -71,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--checkpoint", type=Path, default=Path("/tmp/lora-serve-0.5b"))
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--backend", default="auto")
+    parser.add_argument("--reduce", nargs="+", default=[GATHER], help="ways that take turns")
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
     parser.add_argument("--load-only", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -80,22 +84,27 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     memory = [_memory(argv or sys.argv[1:], size) for size in (1, args.ranks)]
     rows = _speed(model, args)
-    print("| step | 1 rank, ms | ranks, ms | speed kept |\n|---|--:|--:|--:|")
+    print("| step | of ranks | 1 rank, ms | ranks, ms | speed kept |\n|---|---|--:|--:|--:|")
     for row in rows:
-        print(f"| {row.what} | {row.one_rank:.2f} | {row.ranks:.2f} | {row.kept:.1%} |")
+        times = f"{row.one_rank:.2f} | {row.ranks:.2f} | {row.kept:.1%}"
+        print(f"| {row.what} | {row.reduce} | {times} |")
     for each in memory:
         print(f"{each.processes}: {', '.join(f'{mib:.0f} MiB' for mib in each.mib)}")
     write_facts(args.out, ranks=args.ranks, rows=rows, memory=memory)
 
 
-def _config(model: Path, args: argparse.Namespace, size: int) -> EngineConfig:
+def _config(model: Path, args: argparse.Namespace, size: int, reduce: str = GATHER) -> EngineConfig:
     return EngineConfig(
         model=ModelConfig(
             model=str(model), dtype=args.dtype, cpu_threads=args.ranks // size, max_model_len=4096
         ),
         cache=CacheConfig(num_gpu_blocks_override=MOST_REQUESTS * BLOCKS_OF_REQUEST),
         lora=LoRAConfig(enable_lora=True, max_loras=2),
-        parallel=ParallelConfig(tensor_parallel_size=size, tensor_parallel_backend=args.backend),
+        parallel=ParallelConfig(
+            tensor_parallel_size=size,
+            tensor_parallel_backend=args.backend,
+            tensor_parallel_reduce=reduce,
+        ),
         scheduler=SchedulerConfig(max_num_seqs=MOST_REQUESTS),
     )
 
@@ -104,9 +113,10 @@ def _config(model: Path, args: argparse.Namespace, size: int) -> EngineConfig:
 
 
 def _speed(model: Path, args: argparse.Namespace) -> list[Row]:
-    """Steps of both in turns; the first of each is not counted."""
-    both = [make_executor(_config(model, args, size)) for size in (1, args.ranks)]
-    infos = [executor.load() for executor in both]
+    """Steps of all in turns, one rank's first; the first of each is not counted."""
+    executors = [make_executor(_config(model, args, 1))]
+    executors += [make_executor(_config(model, args, args.ranks, way)) for way in args.reduce]
+    infos = [executor.load() for executor in executors]
     adapter = largest_adapter(infos[0].lora_modules, RANK)
     works: dict[str, Callable[[Executor], object]] = {
         f"prompt of {PREFILL_TOKENS} tokens": lambda e: _run(e, _prompt()),
@@ -116,15 +126,16 @@ def _speed(model: Path, args: argparse.Namespace) -> list[Row]:
     }
     rows = []
     for what, work in works.items():
-        seconds: list[list[float]] = [[], []]
+        seconds: list[list[float]] = [[] for _ in executors]
         for _ in range(args.rounds + 1):
-            for executor, times in zip(both, seconds, strict=True):
+            for executor, times in zip(executors, seconds, strict=True):
                 begin = time.perf_counter()
                 work(executor)
                 times.append(time.perf_counter() - begin)
-        one, ranks = (1e3 * median(times[1:]) for times in seconds)
-        rows.append(Row(what, one, ranks, one / ranks))
-    for executor in both:
+        one, *others = (1e3 * median(times[1:]) for times in seconds)
+        for way, ranks in zip(args.reduce, others, strict=True):
+            rows.append(Row(what, way, one, ranks, one / ranks))
+    for executor in executors:
         executor.close()
     return rows
 

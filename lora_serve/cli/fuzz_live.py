@@ -22,6 +22,7 @@ from lora_serve.bench.machine import describe_machine
 from lora_serve.cli.arguments import add_config_arguments, engine_config, server_config
 from lora_serve.cli.parser import OneLineParser
 from lora_serve.config import EngineConfig, ModelConfig, ParallelConfig, ServerConfig
+from lora_serve.config.parallel import GATHER, SEGMENTS
 from lora_serve.demo.model import ensure_demo
 from lora_serve.engine.frontend.startup_checks import check_startup
 from lora_serve.errors import ConfigError, LoraServeError
@@ -46,7 +47,7 @@ SERVER_FLAGS = (
     *("--api-key", *API_KEYS, "--allow-runtime-lora-updating"),
     "--batch-invariant",  # as it always is on CPUs; on a GPU rounding would be taken for faults
 )
-WORLD_SIZES = (2, 3, 4)
+WORLD_SIZES = (1, 2, 3, 4)
 MOST_SHOWN = 10
 
 
@@ -144,12 +145,13 @@ def _command(args: argparse.Namespace, path: Path) -> str:
     return shlex.join(words)
 
 
-def possible_ranks(config: EngineConfig) -> tuple[int, ...]:
-    """Among how many ranks the model can be divided on this machine's cores, one apart."""
+def possible_ranks(config: EngineConfig, reduce: str = GATHER) -> tuple[int, ...]:
+    """Among how many ranks this machine's cores can run the model; without ranks, 1."""
 
     def is_possible(size: int) -> bool:
+        parallel = ParallelConfig(tensor_parallel_size=size, tensor_parallel_reduce=reduce)
         try:
-            check_startup(replace(config, parallel=ParallelConfig(tensor_parallel_size=size)))
+            check_startup(replace(config, parallel=parallel))
         except LoraServeError:
             return False
         return True
@@ -204,7 +206,8 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
             has_chat=cold.has_chat,
             has_embeds=config.model.enable_prompt_embeds,
             fixed_flags=bool(args.url),
-            num_ranks=possible_ranks(config),
+            num_ranks=possible_ranks(config)[1:],
+            in_segments=possible_ranks(config, SEGMENTS),
         )
         try:
             fuzzer = Fuzzer(runner, cold, config.cache.block_size, args.serve_args)

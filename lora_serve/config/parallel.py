@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from lora_serve.config.setting import require_at_least, require_choices, setting
 
 GATHERS = ("auto", "shared_memory", "gloo")
+NUM_SEGMENTS = 8  # of --tensor-parallel-reduce segments: part of the numerics
+GATHER, SEGMENTS, ALL_REDUCE = "gather", "segments", "all-reduce"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,13 @@ class ParallelConfig:
         choices=GATHERS,
     )
 
+    tensor_parallel_reduce: str = setting(
+        "How attention's output and the MLP's are computed: gather sums whole rows; segments adds "
+        f"the sums of {NUM_SEGMENTS} parts of each row, in one order at any number of ranks; "
+        "all-reduce adds those of each rank's part, so that answers depend on that number.",
+        GATHER,
+        choices=(GATHER, SEGMENTS, ALL_REDUCE),
+    )
     cpu_ranks: str = setting(
         "Where these run: auto spreads them evenly over the NUMA nodes, one on each unless "
         "--tensor-parallel-size is given, and binds each one's threads and memory to its node.",
@@ -36,3 +45,9 @@ class ParallelConfig:
     def __post_init__(self) -> None:
         require_choices(self)
         require_at_least(1, "--tensor-parallel-size", self.tensor_parallel_size)
+
+    @property
+    def num_segments(self) -> int:
+        """How many sums make one of attention's outputs, or of the MLP's."""
+        nums = {GATHER: 1, SEGMENTS: NUM_SEGMENTS, ALL_REDUCE: self.tensor_parallel_size}
+        return nums[self.tensor_parallel_reduce]

@@ -1,6 +1,6 @@
 """What ranks do together: each gives its part of some rows, and all get the whole rows.
 
-The one rule: parts are put side by side in the order of ranks, and nothing is ever added up. So a
+The one rule: parts are put side by side in the order of ranks, and nothing is added up here. So a
 row has the same bits at any number of ranks, whichever of them was first.
 """
 
@@ -40,6 +40,25 @@ class Group(Protocol):
             RankLostError: another rank has ended, or did not come in time.
         """
 
+    def all_to_all(
+        self,
+        rows: Tensor,
+        shares: Sequence[range],
+        parts: Tensor,
+        seconds: float | None = None,
+    ) -> None:
+        """Give each rank its columns of rows that all have, and take the own ones of all ranks.
+
+        Args:
+            rows: (T, width), contiguous.
+            shares: each rank's columns; they may overlap.
+            parts: (world_size, T, len(shares[rank])), contiguous, is filled.
+            seconds: as `gather` has it.
+
+        Raises:
+            RankLostError: another rank has ended, or did not come in time.
+        """
+
     def close(self) -> None:
         """Give back what the group holds. Others that wait for this rank are not told."""
 
@@ -56,11 +75,26 @@ class Alone:
         """Do what `Group` says."""
         whole.copy_(part)
 
+    def all_to_all(
+        self,
+        rows: Tensor,
+        shares: Sequence[range],
+        parts: Tensor,
+        seconds: float | None = None,
+    ) -> None:
+        """Do what `Group` says."""
+        parts[0].copy_(own_columns(rows, shares[0]))
+
     def close(self) -> None:
         """Do what `Group` says."""
 
 
 ALONE = Alone()
+
+
+def own_columns(rows: Tensor, share: range) -> Tensor:
+    """View some columns of rows (T, width)."""
+    return rows[:, share.start : share.stop]
 
 
 def exchange(group: Group, value: bytes, seconds: float | None = None) -> list[bytes]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lora_serve.distributed.group import own_columns
 from lora_serve.errors import RankLostError
 
 
@@ -36,6 +37,21 @@ class InProcessGroup:
         self._meeting.parts[self.rank] = part
         self._wait(seconds)
         whole.copy_(torch.cat([part for part in self._meeting.parts if part is not None], dim=1))
+        self._wait(seconds)  # until all have read it
+
+    def all_to_all(
+        self,
+        rows: Tensor,
+        shares: Sequence[range],
+        parts: Tensor,
+        seconds: float | None = None,
+    ) -> None:
+        """Do what `Group` says."""
+        self._meeting.parts[self.rank] = rows
+        self._wait(seconds)
+        for part, theirs in zip(parts, self._meeting.parts, strict=True):
+            assert theirs is not None, "all have come"
+            part.copy_(own_columns(theirs, shares[self.rank]))
         self._wait(seconds)  # until all have read it
 
     def close(self) -> None:

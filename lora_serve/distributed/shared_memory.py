@@ -17,7 +17,8 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -86,15 +87,29 @@ class SharedMemoryGroup:
         self, part: Tensor, widths: Sequence[int], whole: Tensor, seconds: float | None = None
     ) -> None:
         """Do what `Group` says."""
-        itemsize = part.itemsize
-        sizes = [width * itemsize for width in widths]
-        rows, deadline = len(part), self._seconds if seconds is None else seconds
+        sizes = [width * part.itemsize for width in widths]
         own, result = _bytes(part), _bytes(whole)
-        at_once = max(1, SLOT_BYTES // max(1, *sizes))
-        assert max(sizes) <= SLOT_BYTES, f"rows of {max(sizes)} bytes"
-        for start in range(0, rows, at_once):
-            some = slice(start, start + at_once)
-            self._gather_rows(own[some], sizes, result[some], deadline)
+        ends = list(accumulate(sizes))
+        for some in _pieces(len(part), max(sizes)):
+            self._put(own[some])
+            for rank, (size, end) in enumerate(zip(sizes, ends, strict=True)):
+                result[some, end - size : end] = self._taken(rank, own[some], size, seconds)
+
+    def all_to_all(
+        self,
+        rows: Tensor,
+        shares: Sequence[range],
+        parts: Tensor,
+        seconds: float | None = None,
+    ) -> None:
+        """Do what `Group` says."""
+        own, share, itemsize = _bytes(rows), shares[self.rank], rows.itemsize
+        columns = slice(share.start * itemsize, share.stop * itemsize)
+        results = list(map(_bytes, parts))
+        for some in _pieces(*own.shape):
+            self._put(own[some])
+            for rank, result in enumerate(results):
+                result[some] = self._taken(rank, own[some], own.shape[1], seconds)[:, columns]
 
     def close(self) -> None:
         """Do what `Group` says."""
@@ -102,21 +117,19 @@ class SharedMemoryGroup:
         del self._slots
         self._map.close()
 
-    def _gather_rows(self, own: Bytes, sizes: Sequence[int], result: Bytes, seconds: float) -> None:
+    def _put(self, own: Bytes) -> None:
+        """Begin the next gather with this rank's rows."""
         self._num_gathers += 1
-        turn = self._num_gathers
-        slots, rows = self._slots[:, turn % 2], len(own)
-        slots[self.rank, : own.size] = own.reshape(-1)
-        self._counters[self.rank * _LINE // _WORD] = turn
-        begin = 0
-        for rank, size in enumerate(sizes):
-            if rank == self.rank:
-                result[:, begin : begin + size] = own
-            else:
-                self._await(rank, turn, seconds)
-                part = slots[rank, : rows * size].reshape(rows, size)
-                result[:, begin : begin + size] = part
-            begin += size
+        self._slots[self.rank, self._num_gathers % 2, : own.size] = own.reshape(-1)
+        self._counters[self.rank * _LINE // _WORD] = self._num_gathers
+
+    def _taken(self, rank: int, own: Bytes, size: int, seconds: float | None) -> Bytes:
+        """What a rank has put, as many rows as the own ones, of so many bytes."""
+        if rank == self.rank:
+            return own
+        turn, rows = self._num_gathers, len(own)
+        self._await(rank, turn, self._seconds if seconds is None else seconds)
+        return self._slots[rank, turn % 2, : rows * size].reshape(rows, size)
 
     def _await(self, rank: int, turn: int, seconds: float) -> None:
         """Wait for a rank's counter: at first without giving the core away, then ever lazier."""
@@ -136,6 +149,14 @@ class SharedMemoryGroup:
                     f"rank {self.rank} has waited {seconds:g} s for rank {rank}, which hangs"
                 )
             time.sleep(_NAP_SECONDS)
+
+
+def _pieces(num_rows: int, row_bytes: int) -> Iterator[slice]:
+    """The rows in pieces that a slot holds."""
+    assert row_bytes <= SLOT_BYTES, f"rows of {row_bytes} bytes"
+    at_once = max(1, SLOT_BYTES // max(1, row_bytes))
+    for start in range(0, num_rows, at_once):
+        yield slice(start, start + at_once)
 
 
 def _bytes(rows: Tensor) -> Bytes:

@@ -6,7 +6,7 @@ fit in one process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
+from lora_serve.distributed.group import own_columns
 from lora_serve.errors import RankLostError
 
 
@@ -45,19 +46,41 @@ class TorchGroup:
         own = torch.zeros(len(part), longest, dtype=torch.uint8, device=part.device)
         own[:, : sizes[self.rank]] = part.view(torch.uint8)
         parts = [torch.empty_like(own) for _ in sizes]
-        limit = timedelta(seconds=self._seconds if seconds is None else seconds)
-        try:
-            self._group.allgather([parts], [own]).wait(limit)
-        except RuntimeError as error:
-            raise RankLostError(f"rank {self.rank} waits in vain for others: {error}") from error
+        limit = self._limit(seconds)
+        self._wait(lambda: self._group.allgather([parts], [own]), limit)
         result, begin = whole.view(torch.uint8), 0
         for other, size in zip(parts, sizes, strict=True):
             result[:, begin : begin + size] = other[:, :size]
             begin += size
 
+    def all_to_all(
+        self,
+        rows: Tensor,
+        shares: Sequence[range],
+        parts: Tensor,
+        seconds: float | None = None,
+    ) -> None:
+        """Do what `Group` says."""
+        sent = [own_columns(rows, share).reshape(-1).view(torch.uint8) for share in shares]
+        taken = parts.view(-1).view(torch.uint8)
+        sizes = [len(taken) // len(shares)] * len(shares)
+        message, limit = torch.cat(sent), self._limit(seconds)
+        self._wait(
+            lambda: self._group.alltoall_base(taken, message, sizes, list(map(len, sent))), limit
+        )
+
     def close(self) -> None:
         """Do what `Group` says."""
         del self._group
+
+    def _limit(self, seconds: float | None) -> timedelta:
+        return timedelta(seconds=self._seconds if seconds is None else seconds)
+
+    def _wait(self, begin: Callable[[], Any], limit: timedelta) -> None:
+        try:
+            begin().wait(limit)
+        except RuntimeError as error:
+            raise RankLostError(f"rank {self.rank} waits in vain for others: {error}") from error
 
 
 def _opened(

@@ -6,6 +6,7 @@ import json
 from random import Random
 
 from lora_serve.config.model import LOGPROBS_MODES
+from lora_serve.config.parallel import SEGMENTS
 from lora_serve.pooling import PoolingType
 
 # A prompt, at most 9 tokens longer than its prefix, and its answer just fit the smallest pool; two
@@ -13,6 +14,7 @@ from lora_serve.pooling import PoolingType
 POOLS = (20, 20, 24, 32, 1000)  # blocks, of 16 tokens or more
 LOGPROBS_MODE_SHARE = 0.5  # of the traces
 RANKS_SHARE = 0.2  # of the traces
+SEGMENTS_SHARE = 0.2  # of those that can have them
 WEIGHTS_SHARE = 0.3  # of the traces
 WORKSPACE = "@workspace"  # stands for a directory that all traces of a run share
 SHARED_TIERS = frozenset({"disk", "redis"})
@@ -44,6 +46,7 @@ def drawn_flags(
     tiers: tuple[str, ...],
     pooling_type: PoolingType,
     num_ranks: tuple[int, ...],
+    in_segments: tuple[int, ...],
 ) -> tuple[str, ...]:
     """All flags, of which the later ones are not drawn from `rng`."""
     pooler = ("--pooler-config", json.dumps({"pooling_type": pooling_type}))
@@ -54,10 +57,13 @@ def drawn_flags(
     role = ("--kv-role", "kv_producer") if is_producer else ()
     rank_rng = Random(f"ranks {seed}")
     is_divided = bool(num_ranks) and rank_rng.random() < RANKS_SHARE
-    ranks = ("--tensor-parallel-size", str(rank_rng.choice(num_ranks))) if is_divided else ()
+    size = rank_rng.choice(num_ranks) if is_divided else 1
+    ranks = ("--tensor-parallel-size", str(size)) if is_divided else ()
+    is_summed = size in in_segments and Random(f"segments {seed}").random() < SEGMENTS_SHARE
+    reduce = ("--tensor-parallel-reduce", SEGMENTS) if is_summed else ()
     keeps_weights = Random(f"weights {seed}").random() < WEIGHTS_SHARE
     weights = ("--weights-cache-path", f"{WORKSPACE}/weights") if keeps_weights else ()
-    later = (*pooler, *shares, *role, *ranks, *(("--logprobs-mode", mode) if mode else ()))
+    later = (*pooler, *shares, *role, *ranks, *reduce, *(("--logprobs-mode", mode) if mode else ()))
     return (*_flags(rng, tiers), *later, *weights, *_speculation(Random(f"speculation {seed}")))
 
 

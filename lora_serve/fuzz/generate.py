@@ -63,7 +63,8 @@ class Scope:
     """What a trace may use. vocab_size: ids below it are all known to the model.
 
     fixed_flags: the server runs already, so that traces cannot choose how it is set up. num_ranks:
-    among how many its model can be divided on this machine, one apart.
+    among how many its model can be divided on this machine, one apart. in_segments: of how many
+    ranks, one among them, sums may be in segments.
     """
 
     vocab_size: int
@@ -76,6 +77,7 @@ class Scope:
     has_embeds: bool = True
     fixed_flags: bool = False
     num_ranks: tuple[int, ...] = ()
+    in_segments: tuple[int, ...] = ()
 
 
 def make_trace(seed: int, scope: Scope) -> Trace:
@@ -86,7 +88,7 @@ def make_trace(seed: int, scope: Scope) -> Trace:
         seed=seed,
         flags=()
         if scope.fixed_flags
-        else drawn_flags(seed, rng, tiers, pooling_type, scope.num_ranks),
+        else drawn_flags(seed, rng, tiers, pooling_type, scope.num_ranks, scope.in_segments),
         tiers=tiers,
         concurrency=rng.choice((max(1, scope.concurrency // 2), scope.concurrency)),
         events=tuple(_Writer(rng, scope, tiers, seed, pooling_type).events()),

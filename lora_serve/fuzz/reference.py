@@ -55,7 +55,7 @@ class ColdEngine:
         """server: how conversations are written and read."""
         self._config, self._versions = config, versions
         self._server = server or ServerConfig()
-        self._of_modes: dict[str, ColdEngine] = {}  # of logprobs, other than this one's
+        self._others: dict[tuple[str, str], ColdEngine] = {}  # under other flags than this one's
         model = {name: getattr(config.model, name) for name in config.model.__slots__}
         self._llm = LLM(
             **{**model, "enforce_eager": True},
@@ -67,6 +67,7 @@ class ColdEngine:
             max_loras=1,
             max_cpu_loras=max(1, len(versions)),
             max_lora_rank=config.lora.max_lora_rank,
+            tensor_parallel_reduce=config.parallel.tensor_parallel_reduce,
         )
         self._chats = ColdChats(self._llm, self._server)
         infos = [self._llm.load_lora_adapter(f"v{i}", str(p)) for i, p in enumerate(versions)]
@@ -79,23 +80,28 @@ class ColdEngine:
         self.vocab_size = self._llm.model_info.vocab_size
 
     def under(self, flags: Sequence[str]) -> ColdEngine:
-        """The engine whose logprobs are of the mode that a server's flags name; else this one."""
-        own = self._config.model.logprobs_mode
+        """The engine of the logprobs' mode, and of the sums, that a server's flags name."""
+        own_model, own_parallel = self._config.model, self._config.parallel
+        own = (own_model.logprobs_mode, own_parallel.tensor_parallel_reduce)
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        parser.add_argument("--logprobs-mode", default=own)
-        mode = parser.parse_known_args(list(flags))[0].logprobs_mode
-        if mode == own:
+        parser.add_argument("--logprobs-mode", default=own[0])
+        parser.add_argument("--tensor-parallel-reduce", default=own[1])
+        named = parser.parse_known_args(list(flags))[0]
+        key = (named.logprobs_mode, named.tensor_parallel_reduce)
+        if key == own:
             return self
-        if mode not in self._of_modes:
-            model = replace(self._config.model, logprobs_mode=mode)
-            self._of_modes[mode] = ColdEngine(
-                replace(self._config, model=model), self._versions, self._server
+        if key not in self._others:
+            config = replace(
+                self._config,
+                model=replace(own_model, logprobs_mode=key[0]),
+                parallel=replace(own_parallel, tensor_parallel_reduce=key[1]),
             )
-        return self._of_modes[mode]
+            self._others[key] = ColdEngine(config, self._versions, self._server)
+        return self._others[key]
 
     def close(self) -> None:
         self._llm.close()
-        for engine in self._of_modes.values():
+        for engine in self._others.values():
             engine.close()
 
     @property

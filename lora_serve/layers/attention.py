@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lora_serve.layers.batch import ForwardBatch, OutputRows
-from lora_serve.layers.linear import Linear
+from lora_serve.layers.linear import Linear, RowsLinear
 from lora_serve.ops.contract import Ops
 
 
@@ -44,7 +44,7 @@ class Attention:
         *,
         layer: int,
         qkv: Linear,
-        output: Linear,
+        output: RowsLinear,
         q_norm: Callable[[Tensor], Tensor] | None,
         k_norm: Callable[[Tensor], Tensor] | None,
         cos_sin: Tensor,

@@ -6,6 +6,8 @@ an adapter's deltas address the projections by their first output column.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from torch import Tensor
 
 from lora_serve.layers.batch import ForwardBatch, OutputRows
@@ -13,6 +15,12 @@ from lora_serve.layers.biases import add_biases
 from lora_serve.layers.gather import Gather
 from lora_serve.ops.contract import Ops, PackedLinear
 from lora_serve.ops.quantization import QuantizedWeight
+
+
+class RowsLinear(Protocol):
+    """What gives rows for rows, and knows whose they are."""
+
+    def __call__(self, x: Tensor, rows: ForwardBatch | OutputRows) -> Tensor: ...
 
 
 class Linear:

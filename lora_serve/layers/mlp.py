@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from lora_serve.layers.batch import ForwardBatch, OutputRows
-from lora_serve.layers.linear import Linear
+from lora_serve.layers.linear import Linear, RowsLinear
 
 
 class GatedMLP:
@@ -17,7 +17,7 @@ class GatedMLP:
     """
 
     def __init__(
-        self, gate_up: Linear, act_and_mul: Callable[[Tensor], Tensor], down: Linear
+        self, gate_up: Linear, act_and_mul: Callable[[Tensor], Tensor], down: RowsLinear
     ) -> None:
         self._gate_up = gate_up
         self._act_and_mul = act_and_mul
@@ -33,7 +33,7 @@ class PlainMLP:
     act: of (T, I), may work in place, such as Ops.gelu_tanh.
     """
 
-    def __init__(self, up: Linear, act: Callable[[Tensor], Tensor], down: Linear) -> None:
+    def __init__(self, up: Linear, act: Callable[[Tensor], Tensor], down: RowsLinear) -> None:
         self._up = up
         self._act = act
         self._down = down

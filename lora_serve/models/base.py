@@ -51,6 +51,8 @@ class LinearLayout:
         the checkpoint's.
     parts: what ranks divide each by itself, where that is not the projections' outputs evenly.
     inputs: how ranks divide what it takes; None: all have whole rows of it.
+    num_segments: so many parts of the inputs are multiplied by themselves, and then added up.
+    segment: the inputs of one such part; None: all of `in_features`.
     """
 
     index: int
@@ -60,10 +62,39 @@ class LinearLayout:
     head_order: HeadOrder | None = None
     parts: tuple[Division, ...] = ()
     inputs: Division | None = None
+    num_segments: int = 1
+    segment: range | None = None
+
+    def segments(self) -> tuple[LinearLayout, ...]:
+        """The layers of which this is the sum, with as many indices from this one's on."""
+        if self.num_segments == 1:
+            return (self,)
+        places = RankPlace(0, self.num_segments).all()
+        return tuple(
+            replace(
+                self,
+                index=self.index + place.rank,
+                has_bias=self.has_bias and place.rank == 0,
+                num_segments=1,
+                segment=place.share(self.in_features),
+            )
+            for place in places
+        )
+
+    @property
+    def columns(self) -> range:
+        """The inputs that it takes."""
+        return range(self.in_features) if self.segment is None else self.segment
+
+    def is_own(self, place: RankPlace) -> bool:
+        """Whether a rank has all inputs of this segment."""
+        assert self.inputs is not None, "all ranks have whole rows"
+        own, segment = self.inputs.share(place), self.segment
+        return segment is not None and own.start <= segment.start and segment.stop <= own.stop
 
     def own_rows(self, place: RankPlace) -> tuple[tuple[range, ...], ...]:
         """Which outputs of each projection are a rank's own: its share of each part."""
-        if place.world_size == 1:
+        if place.world_size == 1 or self.segment is not None:
             return tuple((range(size),) for _, size in self.projections)
         rows: list[tuple[range, ...]] = []
         parts = iter(self.parts or [Evenly(size) for _, size in self.projections])
@@ -81,6 +112,8 @@ class LinearLayout:
         """What one rank computes of it."""
         if place.world_size == 1:
             return self
+        if self.segment is not None:
+            return self if self.is_own(place) else replace(self, projections=())
         return replace(
             self,
             projections=tuple(
@@ -192,6 +225,9 @@ class ModelSpec(Protocol):
 
         context_len: the longest context that is served, which some scalings heed.
         """
+
+    def in_segments(self, num_segments: int) -> ModelSpec:
+        """The model whose layers of divided inputs are sums over so many segments of these."""
 
     def check_world_size(self, world_size: int) -> None:
         """Raise ConfigError if the model cannot be divided among so many ranks."""

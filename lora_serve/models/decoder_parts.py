@@ -21,8 +21,9 @@ from lora_serve.layers.divided_argmax import DividedArgmax
 from lora_serve.layers.embedding import Embedding, LMHead
 from lora_serve.layers.experts import ExpertsMLP, SharedExpert
 from lora_serve.layers.gather import Gather
-from lora_serve.layers.linear import Linear
+from lora_serve.layers.linear import Linear, RowsLinear
 from lora_serve.layers.mlp import GatedMLP
+from lora_serve.layers.summed_linear import SummedLinear, SumOfRanks
 from lora_serve.models.base import LinearLayout, Weights
 from lora_serve.models.decoder_shape import EMBEDDING, LM_HEAD, DecoderShape
 from lora_serve.models.mixture import Mixture
@@ -83,11 +84,32 @@ class DecoderParts:
         """A layer of whole rows, which gives this rank's share of each projection."""
         return self._linear(layout, None, None)
 
-    def gathered_linear(self, layout: LinearLayout) -> Linear:
+    def gathered_linear(self, layout: LinearLayout) -> RowsLinear:
         """A layer that takes what the ranks have of each row, and gives whole rows."""
         ((_, out_features),) = layout.projections
+        if layout.num_segments > 1:
+            return self._summed_linear(layout)
         assert layout.inputs is not None, "it takes whole rows"
         return self._linear(layout, self.gather(layout.inputs), self.gather(Evenly(out_features)))
+
+    def _summed_linear(self, layout: LinearLayout) -> SummedLinear:
+        ((name, out_features),) = layout.projections
+        weight = self.weights.take_matrix(f"{name}.weight")
+        # All segments are codes, or none: the same at every number of ranks.
+        if isinstance(weight, QuantizedWeight) and not all(
+            weight.has_columns(each.columns) for each in layout.segments()
+        ):
+            weight = self.weights.take(f"{name}.weight")
+        bias = self.weights.take(f"{name}.bias") if layout.has_bias else None
+        own = []
+        for each in layout.segments():
+            if each.is_own(self._place):
+                columns = _own_columns(weight, each.columns)
+                linear = Linear(self.ops, columns, bias if each.has_bias else None, each.index)
+                own.append((len(each.columns), linear))
+        is_divided = self.group.world_size > 1
+        total = SumOfRanks(self.ops, self.group, out_features) if is_divided else None
+        return SummedLinear(self.ops, own, total)
 
     def _linear(
         self, layout: LinearLayout, gather_in: Gather | None, gather_out: Gather | None
@@ -173,6 +195,14 @@ def _own_rows(weight: Tensor | QuantizedWeight, share: range) -> Tensor | Quanti
     if isinstance(weight, QuantizedWeight):
         return weight.with_rows(lambda rows: _own(rows, 0, share))
     return _own(weight, 0, share)
+
+
+def _own_columns(weight: Tensor | QuantizedWeight, share: range) -> Tensor | QuantizedWeight:
+    return (
+        weight.with_columns(share)
+        if isinstance(weight, QuantizedWeight)
+        else _own(weight, 1, share)
+    )
 
 
 def _fused(parts: Sequence[Tensor | QuantizedWeight]) -> Tensor | QuantizedWeight:

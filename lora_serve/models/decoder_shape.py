@@ -6,9 +6,11 @@ The families name their tensors alike, as transformers does; norms are the famil
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Self
 
-from lora_serve.distributed.shares import Evenly, HeadChannels, Heads
+from lora_serve.distributed.shares import Evenly, HeadChannels, Heads, RankPlace
 from lora_serve.errors import ConfigError
 from lora_serve.layers.rotary import HeadOrder
 from lora_serve.model_info import Vocabulary
@@ -41,9 +43,12 @@ class LayerLinears:
     output: LinearLayout
     mlp: MLPLinears | None
 
-    def all(self) -> tuple[LinearLayout, ...]:
+    def whole(self) -> tuple[LinearLayout, ...]:
         mlp = () if self.mlp is None else (self.mlp.into, self.mlp.out)
         return (self.qkv, self.output, *mlp)
+
+    def all(self) -> tuple[LinearLayout, ...]:
+        return tuple(each for linear in self.whole() for each in linear.segments())
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,8 @@ class DecoderShape:
 
     qkv_bias, output_bias, mlp_bias: whether q k v, o, and the MLP's layers have a bias. windows: of
     each layer, as KVSpec has them. max_positions, dtype: as ModelSpec has them. is_gated: whether
-    the MLP has a gate. mixture: of experts, in the place of some layers' MLPs.
+    the MLP has a gate. mixture: of experts, in the place of some layers' MLPs. num_segments: as
+    LinearLayout has them, of o and of the MLP's second layer.
     """
 
     architecture: str
@@ -86,6 +92,7 @@ class DecoderShape:
     mlp_bias: bool = False
     is_gated: bool = True
     mixture: Mixture | None = None
+    num_segments: int = 1
 
     @property
     def head_order(self) -> HeadOrder | None:
@@ -130,8 +137,9 @@ class DecoderShape:
             "tokens": self.vocab_size,
             "hidden channels": self.hidden_size,
         }
-        for size in filter(None, map(self._mlp_size, range(self.num_layers))):
-            counts["intermediate channels"] = size
+        sizes = list(filter(None, map(self._mlp_size, range(self.num_layers))))
+        if sizes:
+            counts["intermediate channels"] = min(sizes)
         if self.mixture is not None:
             counts["channels of an expert"] = self.mixture.intermediate_size
         what = min(counts, key=lambda each: counts[each])
@@ -140,6 +148,32 @@ class DecoderShape:
                 f"--tensor-parallel-size {world_size} is above the model's {counts[what]} {what}; "
                 "lower it"
             )
+        self._check_segments(RankPlace(0, world_size))
+
+    def _check_segments(self, place: RankPlace) -> None:
+        """Each rank has as many segments, whole: else ranks would add in another order."""
+        if self.num_segments == 1:
+            return
+        each = self.num_segments / place.world_size
+        for linear in chain(*(self.layer_linears(i).whole() for i in range(self.num_layers))):
+            own = [segment for segment in linear.segments() if segment.segment is not None]
+            counts = {sum(segment.is_own(other) for segment in own) for other in place.all()}
+            if own and counts != {each}:
+                ((name, _),) = linear.projections
+                raise ConfigError(
+                    f"--tensor-parallel-reduce: {place.world_size} ranks do not divide the "
+                    f"{self.num_segments} segments of {name}; choose gather, or another "
+                    "--tensor-parallel-size"
+                )
+
+    def in_segments(self, num_segments: int) -> Self:
+        least = min(each.in_features for each in self.linears() if each.inputs is not None)
+        if num_segments > least:
+            raise ConfigError(
+                f"--tensor-parallel-reduce makes {num_segments} segments of {least} inputs; "
+                "choose gather"
+            )
+        return replace(self, num_segments=num_segments)
 
     def linears(self) -> tuple[LinearLayout, ...]:
         layers = map(self.layer_linears, range(self.num_layers))
@@ -151,11 +185,19 @@ class DecoderShape:
         names, hidden = self.projections, self.hidden_size
         qkv = self._named_sizes(layer, names.qkv, (q.size, kv.size, kv.size))
         output = self._named_sizes(layer, (names.output,), (hidden,))
-        index = sum(2 if self._mlp_size(each) is None else 4 for each in range(layer))
+        pair = 1 + self.num_segments  # of layers, the second of which is in segments
+        index = sum(pair if self._mlp_size(each) is None else 2 * pair for each in range(layer))
         return LayerLinears(
             qkv=LinearLayout(index, qkv, hidden, self.qkv_bias, self.head_order, (q, kv, kv)),
-            output=LinearLayout(index + 1, output, q.size, self.output_bias, inputs=q),
-            mlp=self._mlp_linears(layer, index + 2),
+            output=LinearLayout(
+                index + 1,
+                output,
+                q.size,
+                self.output_bias,
+                inputs=q,
+                num_segments=self.num_segments,
+            ),
+            mlp=self._mlp_linears(layer, index + pair),
         )
 
     def mixture_of(self, layer: int) -> Mixture | None:
@@ -182,7 +224,14 @@ class DecoderShape:
         parts = tuple(map(Evenly, sizes))
         return MLPLinears(
             into=LinearLayout(index, inner, self.hidden_size, self.mlp_bias, None, parts),
-            out=LinearLayout(index + 1, outer, size, self.mlp_bias, inputs=Evenly(size)),
+            out=LinearLayout(
+                index + 1,
+                outer,
+                size,
+                self.mlp_bias,
+                inputs=Evenly(size),
+                num_segments=self.num_segments,
+            ),
         )
 
     def _named_sizes(
@@ -205,7 +254,7 @@ class DecoderShape:
             self.named(EMBEDDING): (self.vocab_size, self.hidden_size)
         }
         for layer in range(self.num_layers):
-            for linear in self.layer_linears(layer).all():
+            for linear in self.layer_linears(layer).whole():
                 for name, out_features in linear.projections:
                     shapes[f"{name}.weight"] = (out_features, linear.in_features)
                     if linear.has_bias:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+LEAST_GROUP = 16  # that kernels take
 WEIGHTS_AT_ONCE = 1 << 18  # temporaries of 1 MB stay in a cache, and are not new pages each time
 
 
@@ -61,6 +62,23 @@ class QuantizedWeight:
         """The weight whose rows `change` has reordered or chosen; it is asked for each tensor."""
         offsets = None if self.offsets is None else change(self.offsets)
         return replace(self, codes=change(self.codes), scales=change(self.scales), offsets=offsets)
+
+    def has_columns(self, share: range) -> bool:
+        """Whether these end with groups of a size that kernels take."""
+        return math.gcd(self.format.group, share.start, share.stop) >= LEAST_GROUP
+
+    def with_columns(self, share: range) -> QuantizedWeight:
+        """Some of its columns, which it has, in groups that end with them."""
+        group = math.gcd(self.format.group, share.start, share.stop)
+        finer = replace(self.format, group=group)
+        weight = self.in_format(finer, has_offsets=self.offsets is not None)
+        groups = slice(share.start // group, share.stop // group)
+        return replace(
+            weight,
+            codes=weight.codes[:, share.start : share.stop],
+            scales=weight.scales[:, groups],
+            offsets=None if weight.offsets is None else weight.offsets[:, groups],
+        )
 
     def in_format(self, code_format: CodeFormat, *, has_offsets: bool) -> QuantizedWeight:
         """The same weight in wider codes, or in groups that are a part of this one's."""

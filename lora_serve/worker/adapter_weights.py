@@ -18,7 +18,6 @@ from torch import Tensor
 from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, ModuleBias, RawTensor
 from lora_serve.identity import BASE_MODEL
 from lora_serve.layers.biases import LayerBiases
-from lora_serve.layers.rotary import HeadOrder
 from lora_serve.layers.vocabulary import EmbeddingChange, HeadChange, HeadChanges
 from lora_serve.model_info import Vocabulary
 from lora_serve.models.base import LinearLayout
@@ -110,7 +109,8 @@ class AdapterWeights:
         found: dict[int, Tensor] = {}
         for linear in self._linears:
             names = {name for name, _ in linear.projections}
-            if not any(bias.name in names for bias in biases):
+            is_first = linear.columns.start == 0  # of the segments that are added up
+            if not is_first or not any(bias.name in names for bias in biases):
                 continue
             parts = [self._bias_of(name, size, biases) for name, size in linear.projections]
             added = torch.cat(parts)
@@ -134,14 +134,18 @@ class AdapterWeights:
 
     def _linear_parts(self, modules: dict[str, LoRAModule]) -> list[list[LoRAPart]]:
         """The parts of each linear layer, on the device, taken out of `modules`."""
+        taken = set()
         linears: list[list[LoRAPart]] = []
         for linear in self._linears:
             parts, out_start = [], 0
             for name, out_features in linear.projections:
                 if name in modules:
-                    parts.append(self._part(modules.pop(name), out_start, linear.head_order))
+                    parts.append(self._part(modules[name], out_start, linear))
+                    taken.add(name)
                 out_start += out_features
             linears.append(parts)
+        for name in taken:
+            del modules[name]
         return linears
 
     def change(self, drop: Sequence[bytes], add: Sequence[bytes]) -> tuple[PreparedAdapter, ...]:
@@ -190,10 +194,12 @@ class AdapterWeights:
                 del self._prepared[digest]
         return prepared
 
-    def _part(self, module: LoRAModule, out_start: int, order: HeadOrder | None) -> LoRAPart:
+    def _part(self, module: LoRAModule, out_start: int, linear: LinearLayout) -> LoRAPart:
         a, b = self._tensor(module.a), self._tensor(module.b)
-        if order is not None:
-            b = order.reorder(b, out_start)
+        if linear.segment is not None:
+            a = a[:, linear.segment.start : linear.segment.stop].contiguous()
+        if linear.head_order is not None:
+            b = linear.head_order.reorder(b, out_start)
         return LoRAPart(a, b, module.scale, out_start)
 
     def _tensor(self, raw: RawTensor) -> Tensor:

@@ -59,11 +59,16 @@ class LoadedModel:
 
 
 def load_model(
-    config: ModelConfig, device: Device, block_size: int, group: Group = ALONE
+    config: ModelConfig,
+    device: Device,
+    block_size: int,
+    group: Group = ALONE,
+    num_segments: int = 1,
 ) -> LoadedModel:
     """Read, or make up, the weights that `config` asks for, in a form that its kernels take.
 
-    group: the ranks that the model is divided among; this one's share is kept.
+    group: the ranks that the model is divided among; this one's share is kept. num_segments: as
+    ParallelConfig has them.
 
     Raises:
         ConfigError: when the model, or a setting for it, cannot be served.
@@ -78,6 +83,8 @@ def load_model(
         with_weights=config.load_format != RANDOM_WEIGHTS,
     )
     spec = load_spec(directory, config.load_format, config.model_impl)
+    if num_segments > 1:
+        spec = spec.in_segments(num_segments)
     spec.check_world_size(group.world_size)
     dtype: torch.dtype = getattr(torch, dtype_name(config.dtype, spec))
     longest = max_model_len(config.max_model_len, spec)

@@ -97,7 +97,7 @@ def largest_adapter_bytes(linears: Sequence[LinearLayout], rank: int, value_byte
     """A and B of the highest rank on every projection, the rank as kernels may round it up."""
     rank = -(-rank // _RANK_STEP) * _RANK_STEP
     return sum(
-        rank * (linear.in_features + out_features) * value_bytes
+        rank * (len(linear.columns) + out_features) * value_bytes
         for linear in linears
         for _, out_features in linear.projections
     )

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from lora_serve.config import EngineConfig
+from lora_serve.config.parallel import ALL_REDUCE
 from lora_serve.distributed import shared_memory
 from lora_serve.distributed.group import Group
 from lora_serve.distributed.link import Link, new_link
@@ -53,6 +54,13 @@ def start_ranks(config: EngineConfig) -> RankExecutor:
     if config.parallel.cpu_ranks == AUTO:
         shares = rank_shares(config.parallel.tensor_parallel_size)
         config = with_threads_of(config, shares)
+    if config.parallel.tensor_parallel_reduce == ALL_REDUCE:
+        logger.warning(
+            "--tensor-parallel-reduce %s: answers depend on the number of ranks, %d; those of "
+            "another number have another system_fingerprint, and other stored KV",
+            ALL_REDUCE,
+            config.parallel.tensor_parallel_size,
+        )
     ranks = RankProcesses(config, shares)
     try:
         ranks.start()
@@ -191,6 +199,7 @@ def _worker(config: EngineConfig, group: Group, share: NodeShare | None) -> Work
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_draft_rows=config.speculative.max_draft_rows,
+        num_segments=config.parallel.num_segments,
         group=group,
         node_free_bytes=None if share is None else partial(node_free_bytes, share),
     )

@@ -74,8 +74,9 @@ class Worker:
     """`load` comes first. `prepare_adapter` may run in another thread than all the rest.
 
     device: opened as the model's config says if left out. max_draft_rows: as of StepLimits. group:
-    the ranks that the model is divided among, of which this is one. node_free_bytes: what this rank
-    may still take of its NUMA node, where its memory is bound to one.
+    the ranks that the model is divided among, of which this is one. num_segments: as ParallelConfig
+    has them. node_free_bytes: what this rank may still take of its NUMA node, where its memory is
+    bound to one.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Worker:
         device: Device | None = None,
         max_draft_rows: int = 0,
         group: Group = ALONE,
+        num_segments: int = 1,
         node_free_bytes: Callable[[], int] | None = None,
     ) -> None:
         self._config = model
@@ -98,6 +100,7 @@ class Worker:
         self._max_draft_rows = max_draft_rows
         self._given_device = device
         self._group = group
+        self._num_segments = num_segments
         self._node_free_bytes = node_free_bytes
         self._place = place_of(group)
         self._device: Device
@@ -124,7 +127,9 @@ class Worker:
         )
         self._device = device = self._given_device or open_device(self._config.device)
         free_bytes = device.free_bytes()
-        model = load_model(self._config, device, self._cache.block_size, self._group)
+        model = load_model(
+            self._config, device, self._cache.block_size, self._group, self._num_segments
+        )
         require_equal(self._group, model.fingerprint)
         self.linears = model.spec.linears()
         self.vocabulary = model.vocabulary

@@ -48,7 +48,7 @@ def test_what_does_not_belong_together_is_refused(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("cores", "sizes"), [(1, ()), (2, (2,)), (4, (2, 3, 4))])
+@pytest.mark.parametrize(("cores", "sizes"), [(1, (1,)), (2, (1, 2)), (4, (1, 2, 3, 4))])
 def test_servers_have_the_ranks_that_cores_and_four_heads_allow(
     cores: int, sizes: tuple[int, ...], model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,14 +57,18 @@ def test_servers_have_the_ranks_that_cores_and_four_heads_allow(
     add_config_arguments(parser)
     config = engine_config(parser.parse_args([str(model_path), *SERVER_FLAGS]))
     assert possible_ranks(config) == sizes
+    assert possible_ranks(config, "segments") == tuple(size for size in sizes if size != 3)
 
 
 def test_traces_draw_how_many_ranks_there_are() -> None:
-    scope = Scope(vocab_size=300, num_versions=6, num_requests=1, num_ranks=(2, 4))
+    some = {"vocab_size": 300, "num_versions": 6, "num_requests": 1}
+    scope = Scope(**some, num_ranks=(2, 4), in_segments=(1, 2))
     flags = [make_trace(seed, scope).flags for seed in range(60)]
     flag = "--tensor-parallel-size"
     drawn = {each[each.index(flag) + 1] if flag in each else "1" for each in flags}
     assert drawn == {"1", "2", "4"}
+    summed = [each for each in flags if "--tensor-parallel-reduce" in each]
+    assert {each[each.index(flag) + 1] if flag in each else "1" for each in summed} == {"1", "2"}
 
 
 def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:

@@ -95,6 +95,28 @@ def test_parts_stand_side_by_side_in_the_order_of_ranks(
         assert all(map(torch.equal, results, expected))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_each_rank_gets_its_columns_of_the_rows_of_all(
+    make_groups: MakeGroups, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also piece by piece, and beside gathers."""
+    monkeypatch.setattr(shared_memory, "SLOT_BYTES", 64)
+    shares = [range(4), range(2, 7), range(7, 7)]
+
+    def exchange_often(group: Group) -> list[bool]:
+        own, results = shares[group.rank], []
+        for turn in range(5):
+            rows = [part_of(rank, 7, 5, dtype, turn) for rank in range(3)]
+            parts = torch.empty(3, 5, len(own), dtype=dtype)
+            group.all_to_all(rows[group.rank], shares, parts)
+            exchange(group, b"between")
+            expected = torch.stack(rows)[:, :, own.start : own.stop]
+            results.append(torch.equal(parts, expected))
+        return results
+
+    assert on_all(make_groups(3, SECONDS), exchange_often) == [[True] * 5] * 3
+
+
 def test_rows_that_fill_no_slot_at_once_are_gathered_in_pieces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -21,7 +21,11 @@ SECONDS = 60.0
 
 
 def make_rank(
-    directory: Path, group: Group, kind: type[Worker] = Worker, **settings: Any
+    directory: Path,
+    group: Group,
+    kind: type[Worker] = Worker,
+    num_segments: int = 1,
+    **settings: Any,
 ) -> Worker:
     """A worker with 64 blocks on the native kernels; settings are ModelConfig's."""
     return kind(
@@ -31,6 +35,7 @@ def make_rank(
         max_num_seqs=8,
         max_num_batched_tokens=256,
         group=group,
+        num_segments=num_segments,
     )
 
 

@@ -206,6 +206,14 @@ def test_only_our_own_families_are_served_where_that_is_asked_for(paths: dict[st
         load_spec(paths["stablelm"], AUTO, OWN_IMPL)
 
 
+def test_its_modules_are_not_divided_among_ranks(paths: dict[str, Path]) -> None:
+    spec = load_spec(paths["stablelm"])
+    with pytest.raises(ConfigError, match="StableLmForCausalLM is run by transformers' modules"):
+        spec.check_world_size(2)
+    with pytest.raises(ConfigError, match=r"StableLmForCausalLM .* whose sums are whole"):
+        spec.in_segments(8)
+
+
 def test_a_module_that_looks_at_other_tokens_is_refused(
     paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,4 +52,5 @@ def make_executor(config: EngineConfig) -> Executor:
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_draft_rows=config.speculative.max_draft_rows,
+        num_segments=config.parallel.num_segments,
     )

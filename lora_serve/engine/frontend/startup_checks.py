@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from lora_serve.adapters.checkpoint import CONFIG_NAME, check_adapter
 from lora_serve.adapters.location import HubAdapter, download_from_hub, find_adapter
-from lora_serve.config import EngineConfig, LoRAConfig, ModelConfig
+from lora_serve.config import EngineConfig, LoRAConfig, ModelConfig, ParallelConfig
 from lora_serve.config.refusals import Refusals
 from lora_serve.engine.frontend.pooling_defaults import pooling_defaults
 from lora_serve.engine.kv_event_sockets import check_endpoints
@@ -47,7 +47,7 @@ def check_startup(config: EngineConfig) -> None:
     refusals = Refusals()
     adapted: Adapted = (None, None)
     with refusals.noted():
-        adapted = _check_model(config.model, config.parallel.tensor_parallel_size)
+        adapted = _check_model(config.model, config.parallel)
     with refusals.noted():
         _check_kernels(config.model)
     with refusals.noted():
@@ -81,7 +81,7 @@ def _check_adapters(config: LoRAConfig, adapted: Adapted) -> None:
     refusals.raise_noted()
 
 
-def _check_model(config: ModelConfig, world_size: int) -> Adapted:
+def _check_model(config: ModelConfig, parallel: ParallelConfig) -> Adapted:
     """What adapters may change, if the model's config can be served."""
     from lora_serve.models.base import lora_modules  # imports torch
     from lora_serve.models.choices import dtype_name, max_model_len
@@ -97,7 +97,9 @@ def _check_model(config: ModelConfig, world_size: int) -> Adapted:
     with refusals.noted():
         max_model_len(config.max_model_len, spec)
     with refusals.noted():
-        spec.check_world_size(world_size)
+        if parallel.num_segments > 1:
+            spec = spec.in_segments(parallel.num_segments)
+        spec.check_world_size(parallel.tensor_parallel_size)
     with refusals.noted():
         _check_dimensions(pooling_defaults(config).dimensions, spec.hidden_size)
     refusals.raise_noted()

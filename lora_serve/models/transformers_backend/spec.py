@@ -99,6 +99,13 @@ class TransformersSpec:
         """Do what `ModelSpec` says: there are none, since the modules turn q and k themselves."""
         return ()
 
+    def in_segments(self, num_segments: int) -> TransformersSpec:
+        """Do what `ModelSpec` says: this model has no such layers."""
+        raise ConfigError(
+            f"--tensor-parallel-reduce: {self.architecture} is run by transformers' modules, whose "
+            "sums are whole; leave the flag out"
+        )
+
     def check_world_size(self, world_size: int) -> None:
         if world_size > 1:
             raise ConfigError(
