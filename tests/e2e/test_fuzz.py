@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from lora_serve.cli.main import main
+from lora_serve.demo.scenarios import Server, server_flags
+from lora_serve.demo.server_process import ServerProcess
 from lora_serve.fuzz.generate import Scope, make_trace
 from lora_serve.fuzz.trace import save_trace
 
@@ -37,10 +39,22 @@ def test_a_mini_run_compares_every_answer(
     assert {*others, *talks} <= set(tally["kinds"])
 
 
-def test_a_kept_trace_is_replayed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], more_flags: list[str]
+def test_a_kept_trace_is_replayed_on_a_server_that_runs(
+    server: ServerProcess,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    more_flags: list[str],
 ) -> None:
     path = tmp_path / "trace.json"
-    save_trace(make_trace(1, Scope(vocab_size=300, num_versions=6, num_requests=10)), path)
-    assert main(["fuzz", "--replay", str(path), "--times", "1", *SERVE_ARGS, *more_flags]) == 0
+    scope = Scope(
+        vocab_size=300,
+        num_versions=6,
+        num_requests=10,
+        has_chat=False,
+        has_embeds=False,
+        fixed_flags=True,
+    )
+    save_trace(make_trace(1, scope), path)
+    flags = ("--url", server.base_url, "--serve-args", *server_flags(Server.CACHED), *more_flags)
+    assert main(["fuzz", "--replay", str(path), "--times", "1", *flags]) == 0
     assert "10 requests, 1 times, all as if alone" in capsys.readouterr().out

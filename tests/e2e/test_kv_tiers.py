@@ -12,10 +12,9 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -133,9 +132,50 @@ def end_it(process: ServerProcess) -> None:
     process.wait()
 
 
+class Table:
+    """What is asked with embeddings and with the ids that stand for them, and the cold answers."""
+
+    def __init__(self, without_tiers: ServerProcess, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+        self.a = {"prompt_embeds": embeddings("a", num_tokens), "cache_salt": "tenant"}
+        self.b = {"prompt_embeds": embeddings("b", num_tokens), "cache_salt": "tenant"}
+        self.ids = {"prompt": [0] * num_tokens, "cache_salt": "tenant"}
+        num_times = 10 if num_tokens == LONG else 2  # as reported; longer ones take seconds each
+        bodies = (self.a, self.b, self.ids)
+        self.cold_a, self.cold_b, self.cold_ids = (ask(without_tiers, **each) for each in bodies)
+        assert not self.cold_a.same_as(self.cold_b)
+        for body, cold in ((self.a, self.cold_a), (self.b, self.cold_b)):
+            again = [ask(without_tiers, **body) for _ in range(num_times - 1)]
+            assert all(answer.same_as(cold) for answer in again)  # row 1
+            assert not any(answer.found for answer in (cold, *again))  # row 5
+
+    def store(self, server: ServerProcess) -> int:
+        """How many tokens are to be stored then."""
+        empty = ask(server, **{**self.b, "cache_salt": "before anything is stored"})  # row 4
+        assert empty.same_as(self.cold_b)
+        assert empty.found == 0
+        assert ask(server, **self.a).same_as(self.cold_a)
+        return 2 * self.num_tokens
+
+    def check_what_was_stored(self, server: ServerProcess) -> int:
+        """That it is found for what it is of, and for nothing else; as `store`."""
+        for answer, cold in (
+            (ask(server, **self.b), self.cold_b),  # row 2
+            (ask(server, **{**self.b, "cache_salt": "another"}), self.cold_b),  # row 3
+            (ask(server, **self.ids), self.cold_ids),  # row 6
+        ):
+            assert answer.same_as(cold)
+            assert answer.found == 0
+        warm = ask(server, **self.a)  # row 7
+        assert warm.same_as(self.cold_a)
+        assert warm.found == num_findable(self.num_tokens)
+        assert warm.found > 0.95 * self.num_tokens
+        return 3 * self.num_tokens
+
+
 @pytest.mark.parametrize("place", QUICK_PLACES, indirect=True)
 @pytest.mark.parametrize("num_tokens", [LONG, pytest.param(LONGER, marks=pytest.mark.slow)])
-def test_embeddings_of_one_length_never_share_kv_across_a_restart(
+def test_restarts_mix_up_neither_embeddings_of_one_length_nor_versions_of_an_adapter(
     demo_paths: DemoPaths,
     start_server: StartServer,
     without_tiers: ServerProcess,
@@ -143,8 +183,26 @@ def test_embeddings_of_one_length_never_share_kv_across_a_restart(
     tmp_path: Path,
     num_tokens: int,
 ) -> None:
-    start = partial(serving, start_server, demo_paths)
-    play_the_table(start, without_tiers, place, tmp_path, num_tokens)
+    """An adapter is retrained in place between two lives of the server."""
+    table, adapter = Table(without_tiers, num_tokens), tmp_path / "adapter"
+    prompt = {"model": "tenant", "prompt": [3 + i % 700 for i in range(LONG)]}
+    colds: dict[Path, Answer] = {}
+    for life, source in enumerate((demo_paths.alpha, demo_paths.beta, demo_paths.alpha)):
+        adapter.unlink(missing_ok=True)
+        adapter.symlink_to(source)
+        flags = (*place, "--lora-modules", f"tenant={adapter}")
+        with serving(start_server, demo_paths, tmp_path / f"{life}.log", *flags) as server:
+            answer = ask(server, **prompt)
+            assert answer.found == (num_findable(LONG) if source in colds else 0)
+            assert answer.same_as(colds.setdefault(source, answer))
+            num_saved = LONG if life < 2 else 0
+            if life == 0:
+                num_saved += table.store(server)
+            elif life == 1:
+                num_saved += table.check_what_was_stored(server)
+            store_all(server, num_saved)
+            end_it(server)
+    assert not colds[demo_paths.alpha].same_as(colds[demo_paths.beta])
 
 
 @pytest.mark.slow
@@ -157,66 +215,9 @@ def test_the_longest_embeddings_never_share_kv_across_a_restart(
         return serving(start_server, long_model, log, *flags, *longer)
 
     with start(tmp_path / "off.log") as without_tiers:
-        play_the_table(start, without_tiers, place, tmp_path, LONGEST)
-
-
-def play_the_table(
-    start: Callable[..., AbstractContextManager[ServerProcess]],
-    without_tiers: ServerProcess,
-    place: tuple[str, str],
-    tmp_path: Path,
-    num_tokens: int,
-) -> None:
-    """start: (log, *flags) to a server."""
-    a = {"prompt_embeds": embeddings("a", num_tokens), "cache_salt": "tenant"}
-    b = {"prompt_embeds": embeddings("b", num_tokens), "cache_salt": "tenant"}
-    ids = {"prompt": [0] * num_tokens, "cache_salt": "tenant"}  # what stands for embeddings
-    num_times = 10 if num_tokens == LONG else 2  # as reported; longer ones take seconds each
-    cold_a, cold_b, cold_ids = (ask(without_tiers, **each) for each in (a, b, ids))
-    assert not cold_a.same_as(cold_b)
-    for body, cold in ((a, cold_a), (b, cold_b)):
-        again = [ask(without_tiers, **body) for _ in range(num_times - 1)]
-        assert all(answer.same_as(cold) for answer in again)  # row 1
-        assert not any(answer.found for answer in (cold, *again))  # row 5
-    with start(tmp_path / "first.log", *place) as server:
-        empty = ask(server, **{**b, "cache_salt": "before anything is stored"})  # row 4
-        assert empty.same_as(cold_b)
-        assert empty.found == 0
-        assert ask(server, **a).same_as(cold_a)
-        store_all(server, 2 * num_tokens)
-        end_it(server)
-    with start(tmp_path / "second.log", *place) as server:
-        for answer, cold in (
-            (ask(server, **b), cold_b),  # row 2
-            (ask(server, **{**b, "cache_salt": "another"}), cold_b),  # row 3
-            (ask(server, **ids), cold_ids),  # row 6
-        ):
-            assert answer.same_as(cold)
-            assert answer.found == 0
-        warm = ask(server, **a)  # row 7
-        assert warm.same_as(cold_a)
-        assert warm.found == num_findable(num_tokens)
-        assert warm.found > 0.95 * num_tokens
-
-
-@pytest.mark.parametrize("place", QUICK_PLACES, indirect=True)
-def test_an_adapter_retrained_in_place_between_two_starts_finds_its_own_kv_only(
-    demo_paths: DemoPaths, start_server: StartServer, place: tuple[str, str], tmp_path: Path
-) -> None:
-    adapter = tmp_path / "adapter"
-    prompt = {"model": "tenant", "prompt": [3 + i % 700 for i in range(LONG)]}
-    colds: dict[Path, Answer] = {}
-    for number, (source, is_warm) in enumerate(
-        ((demo_paths.alpha, False), (demo_paths.beta, False), (demo_paths.alpha, True))
-    ):
-        adapter.unlink(missing_ok=True)
-        adapter.symlink_to(source)
-        flags = (*place, "--lora-modules", f"tenant={adapter}")
-        with serving(start_server, demo_paths, tmp_path / f"{number}.log", *flags) as server:
-            answer = ask(server, **prompt)
-            assert answer.found == (num_findable(LONG) if is_warm else 0)
-            assert answer.same_as(colds.setdefault(source, answer))
-            if not is_warm:
-                store_all(server, LONG)
+        table = Table(without_tiers, LONGEST)
+        with start(tmp_path / "first.log", *place) as server:
+            store_all(server, table.store(server))
             end_it(server)
-    assert not colds[demo_paths.alpha].same_as(colds[demo_paths.beta])
+        with start(tmp_path / "second.log", *place) as server:
+            table.check_what_was_stored(server)

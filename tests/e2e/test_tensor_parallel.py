@@ -22,7 +22,7 @@ from tests.e2e.test_engine_restart import engine_pid, num_active, whole
 from tests.e2e.test_trace import random_ids
 
 PATIENCE = 200  # two processes import torch; on a busy machine that takes minutes
-STEP_TIMEOUT = 15
+STEP_TIMEOUT = 8
 
 pytestmark = pytest.mark.skipif(
     default_num_threads() < 2, reason="two ranks need two cores, and this machine gives one"
