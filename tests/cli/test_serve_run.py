@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import re
 import shutil
 import signal
 import socket
@@ -24,8 +25,9 @@ from lora_serve.config import CatalogConfig, EngineConfig, LoRAConfig, ModelConf
 from lora_serve.demo.model import DemoPaths
 from lora_serve.engine.frontend.async_engine import AsyncEngine
 from lora_serve.engine.frontend.engine_process import EngineProcess
+from lora_serve.errors import ConfigError
 from lora_serve.server import app
-from lora_serve.server.http.listener import Listeners
+from lora_serve.server.http.listener import Listeners, check_tool_choice
 from tests.fakes.engine import FakeEngine
 
 COMMAND = [sys.executable, "-m", "lora_serve.cli.main", "serve"]
@@ -82,24 +84,19 @@ def test_full_collections_do_not_walk_over_what_the_start_left(
     assert served > at_start + 10_000
 
 
-def test_a_taken_port_is_told_in_one_line(model_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        (told,) = refusals(str(model_path), "--host", "127.0.0.1", "--port", str(port))
-    assert told.startswith(f"cannot listen on --host 127.0.0.1 --port {port}: ")
-
-
 def test_all_that_needs_no_weights_is_refused_at_once(model_path: Path, tmp_path: Path) -> None:
     """The engine never starts: it would say that there are no weights."""
     ignored = shutil.ignore_patterns("*.safetensors")
     model = shutil.copytree(model_path, tmp_path / "model", ignore=ignored)
     with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
         told = refusals(
-            *(str(model), "--host", "127.0.0.1", "--port", str(taken.getsockname()[1])),
+            *(str(model), "--host", "127.0.0.1", "--port", str(port)),
             *("--chat-template", "/none", "--max-model-len", "1000000", "--tokenizer", "/none"),
             *("--override-op", "lore=reference", "--kv-disk-path", "/proc/kv"),
             *("--enable-lora", "--lora-modules", "a=/none"),
         )
+    assert told[0].startswith(f"cannot listen on --host 127.0.0.1 --port {port}: ")
     assert [next(word for word in line.split() if "-" in word or "/" in word) for line in told] == [
         *("--host", "--chat-template", "--max-model-len", "--override-op", "/none:"),
         *("--kv-disk-path", "--lora-modules"),
@@ -119,7 +116,9 @@ def test_a_template_without_known_tool_calls_is_refused_before_weights_are_read(
     (told,) = refusals(*serve, "--chat-template", str(template))
     assert told.startswith("--enable-auto-tool-choice: the chat template holds no known format")
     (model / "chat_template.jinja").write_text(template.read_text())
-    assert refusals(*serve) == [told]
+    server = ServerConfig(enable_auto_tool_choice=True)
+    with pytest.raises(ConfigError, match=f"^{re.escape(told)}$"):
+        check_tool_choice(server, ModelConfig(model=str(model)))
 
 
 def test_the_demos_adapters_are_allowed_beside_the_operators_own(
