@@ -20,7 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lora_serve.cli.main import COMMANDS
 from lora_serve.cli.parser import OneLineParser
-from lora_serve.messages import AdapterInfo, KVTierStats, RequestTimes, StepOutputs
+from lora_serve.engine_stats import KVTierStats, RequestTimes
+from lora_serve.messages import AdapterInfo, StepOutputs
 from lora_serve.observability.http import HTTPMetrics
 from lora_serve.observability.kv_tier_series import kv_tier_series
 from lora_serve.observability.metrics import EngineMetrics
