@@ -31,6 +31,33 @@ class ReasoningTokens(msgspec.Struct, frozen=True):
     is_open: bool
 
 
+class ForcedTokens(msgspec.Struct, frozen=True):
+    """Tokens that a grammar forces: each is the only one that it allows behind those before.
+
+    token_ids: one or more. bitmask: what may follow all of them, as of `SampleInput`.
+    """
+
+    token_ids: tuple[int, ...]
+    bitmask: bytes
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], bitmask: bytes | None) -> ForcedTokens | None:
+        """These tokens, or all but the last where what may follow that is not known.
+
+        None if that leaves no token.
+        """
+        if bitmask is None and token_ids:
+            *token_ids, last = token_ids
+            bitmask = bitmask_of_one(last)
+        return cls(tuple(token_ids), bitmask) if token_ids and bitmask is not None else None
+
+    def bitmask_behind(self, num_tokens: int) -> bytes:
+        """What may follow the first num_tokens of them."""
+        if num_tokens < len(self.token_ids):
+            return bitmask_of_one(self.token_ids[num_tokens])
+        return self.bitmask
+
+
 class StructuredOutput(msgspec.Struct, frozen=True):
     """Equal values are one grammar. Make one with `StructuredOutput.of`.
 
@@ -103,6 +130,11 @@ class StructuredOutput(msgspec.Struct, frozen=True):
             raise InvalidRequestError(f"{param}: the {self.kind} is empty", param)
         if self.kind == "choice":
             _verify_choices(self.text, param)
+
+
+def bitmask_of_one(token_id: int) -> bytes:
+    """The mask, as of `SampleInput`, that allows one token alone."""
+    return bytes(token_id // 8) + bytes((1 << token_id % 8,))
 
 
 def _verify_choices(text: str, param: str) -> None:

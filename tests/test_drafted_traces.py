@@ -50,7 +50,7 @@ def run_trace(seed: int, **settings: Any) -> tuple[TraceResult, DraftCounts]:
         answer = trace.expected[request.request_id].answer[request.num_output_tokens :]
         return some_drafts(answer, VOCAB_SIZE, rng)
 
-    many = SpeculativeConfig(speculation="off", speculative_max_step_rows=64)  # for made-up ones
+    many = SpeculativeConfig(speculative_max_step_rows=64)  # for made-up ones
     with made_up_drafts(drafts) as counts, speculation(many):
         trace = OracleTrace(seed, **settings)
         return trace.run(), counts

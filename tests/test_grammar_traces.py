@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from lora_serve.fuzz.oracle.content import EOS
+from lora_serve.engine.core import grammars
+from lora_serve.fuzz.oracle.content import EOS, VOCAB_SIZE, allowed_tokens
 from lora_serve.fuzz.oracle.grammars import OracleGrammars, _ToyAnswer
 from lora_serve.fuzz.oracle.traces import OracleTrace
 from lora_serve.scheduler.request import Request
 from lora_serve.scheduler.scheduler import Scheduler
+from lora_serve.structured_output.backend import bitmask_of
 from lora_serve.structured_output.service import MaskReply
+from lora_serve.structured_outputs import ForcedTokens
 
 NUM_TRACES = 30
 
@@ -25,7 +28,9 @@ OVERLAPS = pytest.mark.parametrize(
 
 @dataclass
 class Lives:
-    """What the traces came to, added up. The last three count samples of requests that reason."""
+    """What the traces came to, added up. The three after num_complete count samples of requests
+    that reason.
+    """
 
     wrong: list[str] = field(default_factory=list)
     num_held: int = 0
@@ -34,6 +39,7 @@ class Lives:
     num_open: int = 0
     num_begun: int = 0
     num_held_after: int = 0
+    num_forced: int = 0
 
     def add(self, seed: int, trace: OracleTrace) -> None:
         self.wrong += [f"seed {seed}: {name}" for name in trace.run().wrong]
@@ -45,6 +51,7 @@ class Lives:
                 self.num_held_after += is_held
                 self.num_open += reasoning.is_open and not is_held
                 self.num_begun += not reasoning.is_open and not is_held
+        self.num_forced += trace.engine.drafts.num_forced if trace.engine.drafts else 0
         self.num_preempted += trace.result.num_preemptions
         self.num_complete += sum(
             outputs[-1].finish_reason == "stop" and not outputs[-1].new_token_ids
@@ -65,6 +72,7 @@ def test_every_answer_that_is_held_to_a_grammar_is_the_lone_answer(lives: Lives)
     assert lives.num_held > 50 * NUM_TRACES
     assert lives.num_preempted > NUM_TRACES
     assert lives.num_complete > NUM_TRACES
+    assert lives.num_forced > 5 * NUM_TRACES
 
 
 def test_answers_begin_and_end_reasoning_before_a_grammar_holds_them(lives: Lives) -> None:
@@ -183,3 +191,42 @@ def test_traces_catch_a_step_that_is_planned_before_it_is_known_that_reasoning_h
 
     monkeypatch.setattr(Request, "num_ready_tokens", property(ready_while_it_reasons))
     assert is_caught(lambda seed: OracleTrace(seed, async_scheduling=True))
+
+
+def test_traces_catch_rows_of_forced_tokens_that_get_the_mask_of_another_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    behind = ForcedTokens.bitmask_behind
+    monkeypatch.setattr(
+        ForcedTokens, "bitmask_behind", lambda forced, count: behind(forced, count - 1)
+    )
+    assert is_caught(lambda seed: OracleTrace(seed))
+
+
+class ForcesWhatTheMaskLeavesOpen(OracleGrammars):
+    """Goes on with the first of several tokens as if it were the only one."""
+
+    def _forced(self, answer: _ToyAnswer) -> ForcedTokens | None:
+        forced = super()._forced(answer)
+        if forced is None:
+            return None
+        token_ids = (*forced.token_ids, allowed_tokens(forced.bitmask)[0])
+        allowed = self._allowed(_ToyAnswer(answer.constraint, [*answer.token_ids, *token_ids]))
+        return ForcedTokens(token_ids, bitmask_of(allowed, VOCAB_SIZE)) if allowed else forced
+
+
+def test_traces_catch_a_forced_token_that_is_one_of_several() -> None:
+    assert is_caught(lambda seed: OracleTrace(seed, grammars_class=ForcesWhatTheMaskLeavesOpen))
+
+
+def test_traces_catch_forced_tokens_behind_which_the_client_allows_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leaves_any = grammars._leaves_any
+    monkeypatch.setattr(
+        grammars,
+        "_leaves_any",
+        lambda request, mask, forced=(): bool(forced) or leaves_any(request, mask),
+    )
+    with pytest.raises(ZeroDivisionError):  # the oracle draws one of no tokens
+        is_caught(lambda seed: OracleTrace(seed))

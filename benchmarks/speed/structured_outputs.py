@@ -141,7 +141,8 @@ def main() -> None:
     arguments = parse_arguments()
     costs = []
     model = str(ensure_checkpoint(arguments.checkpoint))
-    with LLM(model, max_model_len=512, num_gpu_blocks_override=512) as llm:
+    size = {"max_model_len": 512, "num_gpu_blocks_override": 512}
+    with LLM(model, speculation="off", **size) as llm:  # a step is one token
         print(HEAD, flush=True)
         lines = list(product(arguments.requests, (1.0, 0.0)))
         patience = arguments.seconds / len(lines)

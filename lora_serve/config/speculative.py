@@ -29,14 +29,14 @@ class SpeculativeConfig:
 
     speculation: str | None = setting(
         "Whether tokens are drafted: auto drafts by suffixes unless --speculative-config names a "
-        "method; off drafts nothing, even if it does.",
+        "method; off drafts nothing, even if it does, and not what a grammar forces either.",
         None,
         choices=("auto", "off"),
     )
     speculative_method: str | None = setting(
         "Draft how an answer may go on: by the request's own text (ngram), or also by past answers "
-        "of the same adapter version, cache salt and API key (suffix). Nothing is drafted if left "
-        "out.",
+        "of the same adapter version, cache salt and API key (suffix). If left out, only the "
+        "tokens that a grammar forces are drafted.",
         None,
         choices=METHODS,
         flag=f"{_FLAG}.method",
@@ -103,7 +103,9 @@ class SpeculativeConfig:
         given = [
             each.name.removeprefix(_PREFIX)
             for each in fields(self)
-            if each.name.startswith(_PREFIX) and getattr(self, each.name) != each.default
+            if each.name.startswith(_PREFIX)
+            and each.name != "speculative_max_step_rows"  # holds for forced tokens, too
+            and getattr(self, each.name) != each.default
         ]
         if given and self.speculation is None and self.method is None:
             raise ConfigError(
@@ -128,12 +130,18 @@ class SpeculativeConfig:
 
     @property
     def is_enabled(self) -> bool:
+        """Whether tokens are guessed; those that grammars force are drafted without that."""
         return self.method is not None
 
     @property
     def max_draft_rows(self) -> int:
         """Rows that a step with drafts samples, at most; 0 where nothing drafts."""
-        return self.speculative_max_step_rows if self.is_enabled else 0
+        return 0 if self.speculation == "off" else self.speculative_max_step_rows
+
+    @property
+    def max_drafts(self) -> int:
+        """Most drafts of one request in one step."""
+        return max(0, self.max_draft_rows - 1)
 
 
 def _refuse_draft_models(given: str | Mapping[str, object]) -> None:

@@ -68,10 +68,10 @@ def drawn_flags(
 
 
 def _speculation(rng: Random) -> tuple[str, ...]:
-    """What drafts, in two of three traces."""
+    """What drafts, in two of three traces; in some of the others not even forced tokens are."""
     method = rng.choice(("", "ngram", "suffix"))
     if not method:
-        return ()
+        return rng.choice(((), ("--speculation", "off")))
     settings = {
         "method": method,
         "num_speculative_tokens": rng.choice((1, 3, 8)),

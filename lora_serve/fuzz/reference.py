@@ -61,6 +61,7 @@ class ColdEngine:
             **{**model, "enforce_eager": True},
             block_size=config.cache.block_size,
             enable_prefix_caching=False,
+            speculation="off",
             num_gpu_blocks_override=NUM_BLOCKS,
             max_num_seqs=1,
             enable_lora=True,

@@ -245,11 +245,11 @@ class EngineMetrics(Collector):
 
     def _draft_counters(self) -> Iterator[CounterMetricFamily]:
         """What became of drafts, where there may be any."""
-        if not self._config.speculative.is_enabled:
+        num_positions = self._config.speculative.max_drafts
+        if not num_positions:
             return
         for name, (help, read) in DRAFT_COUNTERS.items():
             yield self._counter(name, help, [({}, read(self._stats))])
-        num_positions = self._config.speculative.speculative_num_speculative_tokens
         counts = self._stats.num_accepted_by_position
         yield self._counter(
             "vllm:spec_decode_num_accepted_tokens_per_pos",

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from lora_serve.scheduler.queue import WaitingQueue
 from lora_serve.scheduler.request import Request, RequestStatus
+from lora_serve.structured_outputs import ForcedTokens
 
 
 class AwaitedMasks:
@@ -23,9 +24,9 @@ class AwaitedMasks:
         self.num_waiting += 1
         request.status = RequestStatus.AWAITING_MASK
 
-    def came(self, request: Request, bitmask: bytes) -> None:
+    def came(self, request: Request, bitmask: bytes, forced: ForcedTokens | None) -> None:
         """Give a request its next mask; if it waited for it, it goes to the queue."""
-        request.next_mask = bitmask
+        request.next_mask, request.forced = bitmask, forced
         if request.status is RequestStatus.AWAITING_MASK:
             self.num_waiting -= 1
             request.status = RequestStatus.WAITING

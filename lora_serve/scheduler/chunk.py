@@ -72,7 +72,6 @@ def _sample_input(request: Request, position: int, drafts: Sequence[int] = ()) -
     params = request.params
     if not (params.has_penalties or request.is_restricted):
         return SampleInput(params, request.seed, position)  # the usual case, once a token
-    assert not (drafts and request.has_grammar), "a draft is verified without its mask"
     seen = request.counts.seen() if request.counts else NOTHING_SEEN
     if request.counts:
         for draft in drafts:
@@ -83,8 +82,16 @@ def _sample_input(request: Request, position: int, drafts: Sequence[int] = ()) -
         position=position,
         seen=seen,
         banned_token_ids=request.banned_token_ids(position, drafts),
-        bitmask=request.bitmask,
+        bitmask=_bitmask_behind(request, len(drafts)),
     )
+
+
+def _bitmask_behind(request: Request, num_drafts: int) -> bytes | None:
+    """What may be sampled behind so many drafts."""
+    if not (num_drafts and request.has_grammar):
+        return request.bitmask
+    assert request.forced is not None, "a draft is verified without its mask"
+    return request.forced.bitmask_behind(num_drafts)
 
 
 def _pooling_asked(pooling: PoolingParams, is_last: bool) -> AskedOutputs:

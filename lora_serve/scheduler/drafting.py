@@ -2,6 +2,7 @@
 
 Drafts get what is left when all else is planned: tokens of the budget, rows, and blocks that are
 free beyond one for each running request. No request is preempted, and none waits, for a draft.
+Tokens that a grammar forces come before guesses: they are certain to be drawn.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ CurrentVersion = Callable[[str], AdapterRef | None]
 class Drafting:
     """Drafts of all requests. current: which version an adapter's name stands for.
 
+    drafter: None where nothing is drafted but what grammars force.
     A request's drafter holds its tokens, so there are at most twice as many of them as a step with
     drafts has rows. Requests that run beside them draft once one of those has ended.
     """
@@ -37,7 +39,7 @@ class Drafting:
     def __init__(
         self,
         config: SpeculativeConfig,
-        drafter: Drafter,
+        drafter: Drafter | None,
         kv: KVCacheManager,
         current: CurrentVersion,
     ) -> None:
@@ -50,9 +52,33 @@ class Drafting:
 
     def add(self, planned: list[ScheduledPair], budget: int, num_running: int) -> None:
         """Put drafts behind the last tokens of planned chunks. budget: tokens that are left."""
-        self._drafter.work()
+        has_forced = any(request.forced is not None for request, _ in planned)
+        if self._drafter is None and not has_forced:
+            return
         num_sampling = sum(bool(chunk.asked.samples) for _, chunk in planned)
         num_rows = min(budget, self._max_rows - num_sampling)
+        if has_forced:
+            num_rows -= self._add_forced(planned, num_rows, num_running)
+        if self._drafter is not None:
+            self._drafter.work()
+            self._add_guesses(planned, num_rows, num_sampling, num_running)
+
+    def _add_forced(self, planned: list[ScheduledPair], num_rows: int, num_running: int) -> int:
+        """Add what grammars force, in at most so many rows; returns how many."""
+        num_left = num_rows
+        for index, (request, chunk) in enumerate(planned):
+            if num_left <= 0:
+                break
+            if request.forced is None or not chunk.asked.samples:
+                continue
+            drafts = request.forced.token_ids[: min(num_left, _most_drafts(request))]
+            num_left -= self._put(planned, index, drafts, num_running)
+        return num_rows - num_left
+
+    def _add_guesses(
+        self, planned: list[ScheduledPair], num_rows: int, num_sampling: int, num_running: int
+    ) -> None:
+        """Add what drafters guess, in at most so many rows. num_sampling: requests that sample."""
         for index, (request, chunk) in enumerate(planned):
             num_wanted = 0
             if chunk.asked.samples:
@@ -66,16 +92,14 @@ class Drafting:
             drafter = request.drafted.drafter
             drafter.take_in(request.token_ids, max(_TOKENS_TAKEN_IN, chunk.num_tokens))
             if num_wanted and (drafts := tuple(drafter.draft(num_wanted))):
-                drafts = self._with_room(request, chunk, drafts, num_running)
-                planned[index] = request, scheduled_chunk(request, chunk.num_tokens, drafts)
-                num_rows -= len(drafts)
+                num_rows -= self._put(planned, index, drafts, num_running)
 
     def verified(self, progress: RequestProgress, totals: SchedulerTotals) -> None:
         """Take in what became of a request's drafts."""
         request, num_accepted = progress.request, progress.num_accepted_drafts
         num_drafts = num_accepted + progress.num_rejected_drafts
-        assert request.drafted is not None, f"{request.request_id} verified what it did not draft"
-        request.drafted.pace.verified(num_drafts, num_accepted, request.num_output_tokens)
+        if request.drafted is not None:  # else they were forced
+            request.drafted.pace.verified(num_drafts, num_accepted, request.num_output_tokens)
         totals.count_drafts(num_drafts, num_accepted)
 
     def ended(self, request: Request) -> None:
@@ -83,17 +107,21 @@ class Drafting:
         if request.drafted is not None:
             request.drafted = None
             self._num_drafters -= 1
-        adapter = request.namespace.adapter
+        adapter, drafter = request.namespace.adapter, self._drafter
+        if drafter is None:
+            return
         if adapter is BASE_MODEL or self._current(adapter.name) == adapter:
-            self._drafter.learn(_origin(request), request.token_ids[request.num_prompt_tokens :])
+            drafter.learn(_origin(request), request.token_ids[request.num_prompt_tokens :])
 
     def reset(self, lora_name: str | Everything) -> None:
         """Forget EVERYTHING of past answers, or those of a name."""
-        self._drafter.forget(lora_name)
+        if self._drafter is not None:
+            self._drafter.forget(lora_name)
 
     def name_stands_for(self, name: str, ref: AdapterRef | None) -> None:
         """Forget the answers of versions that a name no longer stands for."""
-        self._drafter.forget(name, ref)
+        if self._drafter is not None:
+            self._drafter.forget(name, ref)
 
     def _has_drafter(self, request: Request) -> bool:
         """Whether the request has a drafter, or could be given one."""
@@ -103,6 +131,7 @@ class Drafting:
         return request.drafted is not None
 
     def _begin(self, request: Request) -> DraftedRequest:
+        assert self._drafter is not None, "nothing is guessed here"
         drafter = self._drafter.begin(_origin(request), request.num_prompt_tokens)
         return DraftedRequest(drafter, DraftPace(self._most))
 
@@ -113,8 +142,16 @@ class Drafting:
         num_wanted = self._most
         if request.drafted is not None:
             num_wanted = request.drafted.pace.num_wanted(request.num_output_tokens)
-        num_left = request.max_tokens - request.num_output_tokens - 1
-        return max(0, min(num_wanted, num_rows, num_left))
+        return max(0, min(num_wanted, num_rows, _most_drafts(request)))
+
+    def _put(
+        self, planned: list[ScheduledPair], index: int, drafts: tuple[int, ...], num_running: int
+    ) -> int:
+        """Put drafts behind a chunk, as far as there are blocks; returns how many they are."""
+        request, chunk = planned[index]
+        if drafts := self._with_room(request, chunk, drafts, num_running):
+            planned[index] = request, scheduled_chunk(request, chunk.num_tokens, drafts)
+        return len(drafts)
 
     def _with_room(
         self,
@@ -132,8 +169,13 @@ class Drafting:
         return drafts
 
 
+def _most_drafts(request: Request) -> int:
+    """How many drafts may stand before the last token of the answer."""
+    return request.max_tokens - request.num_output_tokens - 1
+
+
 def _may_draft(request: Request) -> bool:
-    """Whether drafts can be verified.
+    """Whether guesses can be verified.
 
     With a grammar each row would need a mask of its own. What prompt embeddings stand for is no
     text to find a token in.

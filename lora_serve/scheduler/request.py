@@ -22,6 +22,7 @@ from lora_serve.sampling_params import SamplingParams
 from lora_serve.scheduler.bad_words import BadWords
 from lora_serve.scheduler.drafted import DraftedRequest
 from lora_serve.scheduler.seen import TokenCounts
+from lora_serve.structured_outputs import ForcedTokens
 
 SortKey = tuple[int, int]  # (priority, order of arrival): smaller goes first
 
@@ -68,6 +69,7 @@ class Request:
         reasons.
     next_mask: what the grammar and the client allow next; None while that is not known, or without
         a grammar. While the model reasons it says only that the grammar is there.
+    forced: the tokens that come next where next_mask allows one alone; None where none is known.
     bad_words: None without any.
     end_token_ids: all that end the answer, and are not drawn before min_tokens.
     pooling: how an embedding is made of the prompt, which is all that it asks for then; else None.
@@ -119,6 +121,7 @@ class Request:
     allowed: bytes | None = None
     grammar_start: int | None = field(init=False)
     next_mask: bytes | None = None
+    forced: ForcedTokens | None = None
     bad_words: BadWords | None = None
     end_token_ids: array[int] = field(init=False)
     drafted: DraftedRequest | None = None
@@ -280,7 +283,7 @@ class Request:
         if reasoning is not None and is_first and token_id == reasoning.start:
             self.grammar_start = None  # one that is open has none before its end
         else:
-            self.next_mask = None
+            self.next_mask = self.forced = None
 
     def _hash_full_blocks(self) -> None:
         size = self.block_size

@@ -30,6 +30,7 @@ from lora_serve.scheduler.shared_kv import SharedKV
 from lora_serve.scheduler.shares import FairShares
 from lora_serve.scheduler.totals import SchedulerTotals
 from lora_serve.step import ModelRunnerOutput, RequestStepOutput, ScheduledRequest, SchedulerOutput
+from lora_serve.structured_outputs import ForcedTokens
 
 
 class Scheduler:
@@ -128,9 +129,14 @@ class Scheduler:
             self._finish(request)
         return request
 
-    def mask_came(self, request: Request, bitmask: bytes) -> None:
-        """The grammar has said what may follow the tokens that the request has now."""
-        self._masks.came(request, bitmask)
+    def mask_came(
+        self, request: Request, bitmask: bytes, forced: ForcedTokens | None = None
+    ) -> None:
+        """The grammar has said what may follow the tokens that the request has now.
+
+        forced: where that is one token, and each row behind the tokens can draw one.
+        """
+        self._masks.came(request, bitmask, forced)
 
     def pause(self, *, drains: bool) -> None:
         """Plan no more steps for requests, or with `drains` only for those that have begun."""

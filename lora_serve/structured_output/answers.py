@@ -5,16 +5,18 @@ Computes what it is asked for at once; knows no process, and no time.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from lora_serve.errors import InvalidRequestError
-from lora_serve.structured_output.backend import Grammar, Matcher
+from lora_serve.structured_output.backend import Grammar, Matcher, refusal
 from lora_serve.structured_output.service import MaskReply
-from lora_serve.structured_outputs import StructuredOutput
+from lora_serve.structured_outputs import ForcedTokens, StructuredOutput, bitmask_of_one
+
+Outlook = bytes | InvalidRequestError | None  # a mask, or why there is none; None: nothing follows
 
 
 class GrammarCache:
@@ -51,20 +53,46 @@ class GrammarCache:
 
 @dataclass(slots=True)
 class _Answer:
+    """ahead: forced tokens that the matcher has, and the answer has not yet.
+
+    outlook: what may follow all that the matcher has; of no meaning where `is_known` is not set.
+    """
+
     constraint: StructuredOutput
     matcher: Matcher
     allows_eos: bool
     num_tokens: int = 0
+    ahead: deque[int] = field(default_factory=deque)
+    outlook: Outlook = None
+    is_known: bool = False
+
+    def accept(self, token_id: int) -> None:
+        """Go on with a token; a forced one is no news to the matcher."""
+        if not self.ahead:
+            self.is_known = False
+            self.matcher.accept(token_id)
+        elif token_id != self.ahead.popleft():
+            raise refusal(f"it does not allow token {token_id} here")
 
 
 class Answers:
     """The matchers of all answers, by request."""
 
-    def __init__(self, cache: GrammarCache, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """vocab_size: of the model's logits; a tokenizer may know more tokens."""
+    def __init__(
+        self,
+        cache: GrammarCache,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        max_forced_tokens: int = 0,
+    ) -> None:
+        """vocab_size: of the model's logits; a tokenizer may know more tokens.
+
+        max_forced_tokens: that are looked for ahead of each answer.
+        """
         self._cache = cache
         self._vocab_size = vocab_size
         self._eos_token_ids = [i for i in eos_token_ids if i < vocab_size]
+        self._max_forced_tokens = max_forced_tokens
         self._answers: dict[str, _Answer] = {}
 
     def begin(
@@ -87,21 +115,54 @@ class Answers:
         answer = self._answers[request_id]
         answer.num_tokens += len(token_ids)
         try:
-            mask = self._next_mask(answer, token_ids)
+            self._go_on(answer, token_ids)
         except InvalidRequestError as error:
             # Earlier answers may have grown what all of this grammar share: the next one is new.
             self._cache.discard(answer.constraint)
             self.end(request_id)
             return MaskReply(request_id, answer.num_tokens, error=str(error))
-        return MaskReply(request_id, answer.num_tokens, mask, is_finished=mask is None)
+        mask = answer.outlook if isinstance(answer.outlook, bytes) else None
+        if not answer.ahead:
+            return MaskReply(request_id, answer.num_tokens, mask, is_finished=mask is None)
+        return MaskReply(
+            request_id,
+            answer.num_tokens,
+            bitmask_of_one(answer.ahead[0]),
+            forced=ForcedTokens.of(answer.ahead, mask),
+        )
 
     def end(self, request_id: str) -> None:
         self._answers.pop(request_id, None)
 
-    def _next_mask(self, answer: _Answer, token_ids: Sequence[int]) -> bytes | None:
-        """What may follow after some more tokens; None if nothing may."""
+    def _go_on(self, answer: _Answer, token_ids: Sequence[int]) -> None:
+        """Take in some more tokens, and let the matcher go on by those that are forced then."""
         for token_id in token_ids:
-            answer.matcher.accept(token_id)
+            answer.accept(token_id)
+        if not answer.is_known:
+            answer.outlook, answer.is_known = self._next_mask(answer), True
+        if isinstance(answer.outlook, InvalidRequestError) and not answer.ahead:
+            raise answer.outlook
+        while len(answer.ahead) < self._max_forced_tokens:
+            token_id = self._forced(answer.outlook)
+            if token_id is None:
+                return
+            answer.ahead.append(token_id)
+            try:
+                answer.matcher.accept(token_id)
+                answer.outlook = self._next_mask(answer)
+            except InvalidRequestError as error:
+                answer.outlook = error  # the answer may end before it comes there
+
+    def _forced(self, outlook: Outlook) -> int | None:
+        """The one token that may follow, if there is just one and it does not end the answer."""
+        if not isinstance(outlook, bytes):
+            return None
+        number = int.from_bytes(outlook, "little")
+        token_id = number.bit_length() - 1
+        return token_id if number.bit_count() == 1 and token_id not in self._eos_token_ids else None
+
+    def _next_mask(self, answer: _Answer) -> bytes | None:
+        """What may follow what the matcher has; None if nothing may."""
         if answer.matcher.is_finished:
             return None
         mask = answer.matcher.bitmask()

@@ -255,7 +255,7 @@ def serve(connection: Connection, at_work: AtWork) -> None:
         tokenizer.special_token_ids,
     )
     cache = GrammarCache(settings.max_grammars, settings.max_cache_bytes)
-    answers = Answers(cache, settings.vocab_size, eos_token_ids)
+    answers = Answers(cache, settings.vocab_size, eos_token_ids, settings.max_forced_tokens)
     backend = load_backend(settings.backend, vocabulary)
     starter = TrialStarter(
         backend, seconds=settings.compile_seconds, max_bytes=settings.max_grammar_bytes

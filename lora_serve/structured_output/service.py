@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from lora_serve.structured_outputs import StructuredOutput
+from lora_serve.structured_outputs import ForcedTokens, StructuredOutput
 
 
 class MaskReply(msgspec.Struct, frozen=True):
@@ -16,6 +16,8 @@ class MaskReply(msgspec.Struct, frozen=True):
     bitmask: as of `SampleInput`; None if `is_finished`, where nothing may follow, or `error` says
     why the answer cannot go on. is_fault: that is not the request's fault.
     is_unavailable: no grammar can be followed now; retry later.
+    forced: the tokens that come next, if `bitmask` allows one alone; None also where they are not
+    looked for.
     """
 
     request_id: str
@@ -25,6 +27,7 @@ class MaskReply(msgspec.Struct, frozen=True):
     error: str = ""
     is_fault: bool = False
     is_unavailable: bool = False
+    forced: ForcedTokens | None = None
 
 
 class GrammarService(Protocol):

@@ -17,7 +17,8 @@ class GrammarSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The first message. tokenizer, revision, model: as of `text.tokenizer.Tokenizer`.
 
     vocab_size: of the model's logits. max_grammars, max_cache_bytes: of compiled grammars that are
-    kept. compile_seconds, max_grammar_bytes: what compiling one may take. log: of the process.
+    kept. compile_seconds, max_grammar_bytes: what compiling one may take. max_forced_tokens: that
+    are looked for ahead of each answer. log: of the process.
     """
 
     backend: str
@@ -29,6 +30,7 @@ class GrammarSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     max_grammars: int = 64
     max_cache_bytes: int = 512 * 2**20
     max_grammar_bytes: int = 128 * 2**20
+    max_forced_tokens: int = 0
     log: LogConfig = LogConfig()
 
 

@@ -49,7 +49,12 @@ def test_speculation_can_be_left_to_the_server_or_switched_off() -> None:
     ngram = {"method": "ngram"}
     assert SpeculativeConfig(speculation="auto", speculative_config=ngram).method == "ngram"
     off = SpeculativeConfig(speculation="off", speculative_config=ngram)
-    assert (off.method, off.is_enabled, off.max_draft_rows) == (None, False, 0)
+    assert (off.method, off.is_enabled, off.max_draft_rows, off.max_drafts) == (None, False, 0, 0)
+
+
+def test_rows_may_be_set_for_the_tokens_that_grammars_force_alone() -> None:
+    few = SpeculativeConfig(speculative_config={"max_step_rows": 4})
+    assert (few.is_enabled, few.max_draft_rows, few.max_drafts) == (False, 4, 3)
 
 
 @pytest.mark.parametrize(

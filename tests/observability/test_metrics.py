@@ -335,4 +335,6 @@ def test_drafts_are_counted_by_their_places_where_there_may_be_any() -> None:
     assert found["vllm:spec_decode_num_accepted_tokens_total", ()] == 4
     name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
     assert [found[name, (("position", str(i)),)] for i in range(3)] == [3, 1, 0]
-    assert not any("spec_decode" in name for name, _ in samples(EngineMetrics("tiny")))
+    assert (name, (("position", "14"),)) in found  # tokens that a grammar forces fill all rows
+    off = EngineMetrics("tiny", EngineConfig(speculative=SpeculativeConfig(speculation="off")))
+    assert not any("spec_decode" in name for name, _ in samples(off))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from lora_serve.config import SpeculativeConfig
 from lora_serve.fuzz.oracle.engine import OracleEngine
+from lora_serve.fuzz.oracle.grammars import toy_constraint
 from lora_serve.fuzz.oracle.lone_answers import lone_answer
 from lora_serve.messages import AbortRequests
 from lora_serve.sampling_params import SamplingParams
@@ -92,3 +95,53 @@ def test_only_so_many_requests_have_drafters_at_once() -> None:
             many.core.handle(AbortRequests(("r0", "r1")))
     assert most == 4
     assert owner._num_drafters == 0
+
+
+FORCED = toy_constraint(1, 40, forced=90)
+RIGHT = lone_answer(PROMPT, b"", 40, constraint=FORCED)
+
+
+def held(max_tokens: int = 40) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, seed=1, structured_outputs=FORCED)
+
+
+def forced_engine(**speculative: Any) -> OracleEngine:
+    """Guesses nothing."""
+    return OracleEngine(speculative=SpeculativeConfig(**speculative), max_num_seqs=8)
+
+
+@pytest.mark.parametrize(
+    ("speculative", "num_steps", "num_drafts"), [({"speculation": "off"}, 41, 0), ({}, 7, 34)]
+)
+def test_tokens_that_a_grammar_forces_take_one_step_together(
+    speculative: dict[str, str], num_steps: int, num_drafts: int
+) -> None:
+    alone = forced_engine(**speculative)
+    alone.add("r", PROMPT, params=held())
+    alone.run()
+    assert alone.tokens("r") == RIGHT
+    assert len(RIGHT) == 40
+    totals = alone.core.scheduler.totals
+    assert totals.num_steps == num_steps
+    assert totals.num_accepted_tokens == totals.num_draft_tokens == num_drafts
+
+
+def test_forced_tokens_come_before_guesses_and_leave_them_the_rest_of_the_rows() -> None:
+    mixed = answered_before(engine(max_step_rows=8))
+    mixed.add("guessed", PROMPT, max_tokens=40)
+    mixed.add("held", PROMPT, params=held())
+    mixed.run()
+    assert mixed.tokens("guessed") == lone_answer(PROMPT, b"", 40)
+    assert mixed.tokens("held") == RIGHT
+    steps = [num_drafts(step) for step in mixed.executor.steps if len(step.requests) == 2]
+    assert any(guessed and forced for guessed, forced in steps)
+    assert max(forced for _, forced in steps) == 6
+    assert all(sum(step) <= 6 for step in steps)
+
+
+def test_no_forced_token_is_drafted_behind_the_last_token_of_an_answer() -> None:
+    short = forced_engine()
+    short.add("r", PROMPT, params=held(max_tokens=3))
+    short.run()
+    assert short.tokens("r") == RIGHT[:3]
+    assert short.core.scheduler.totals.num_draft_tokens <= 2

@@ -153,10 +153,9 @@ class EngineCore:
 
     def _drafting(self, config: SpeculativeConfig) -> Drafting | None:
         """What drafts, if anything does."""
-        drafter = make_drafter(config)
-        if drafter is None:
+        if not config.max_draft_rows:
             return None
-        drafting = Drafting(config, drafter, self._kv, self.adapters.current)
+        drafting = Drafting(config, make_drafter(config), self._kv, self.adapters.current)
         self.adapters.watch_names(drafting.name_stands_for)
         return drafting
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from lora_serve.step import leaves_any
 from lora_serve.structured_output.client import GrammarProcess
 from lora_serve.structured_output.service import GrammarService, MaskReply
 from lora_serve.structured_output.wire import GrammarSettings
+from lora_serve.structured_outputs import ForcedTokens
 
 PATIENCE_SECONDS = 0.003  # a step's, for masks; eight take a tenth of it (Zen 5)
 POLL_SECONDS = 0.001  # between two looks, while nothing else is to be done
@@ -137,10 +138,8 @@ class RequestGrammars:
             return request, None
         assert reply.bitmask is not None, "an answer that is not complete has no mask"
         mask = _common(reply.bitmask, request.allowed)
-        banned = request.banned_token_ids(request.num_tokens)
-        is_as_it_was = request.allowed is None and not banned  # most often
-        if is_as_it_was or leaves_any(mask, banned):
-            self._scheduler.mask_came(request, mask)
+        if _leaves_any(request, mask):
+            self._scheduler.mask_came(request, mask, _drawable(request, reply.forced))
             return None
         return request, None if _may_end(reply.bitmask, request) else _nothing_left(request)
 
@@ -152,6 +151,27 @@ def _common(bitmask: bytes, allowed: bytes | None) -> bytes:
     size = min(len(bitmask), len(allowed))
     both = np.frombuffer(bitmask, np.uint8, size) & np.frombuffer(allowed, np.uint8, size)
     return both.tobytes()
+
+
+def _leaves_any(request: Request, mask: bytes, forced: Sequence[int] = ()) -> bool:
+    """Whether a mask allows a token that may be drawn behind a request's tokens, and the forced."""
+    banned = request.banned_token_ids(request.num_tokens + len(forced), forced)
+    is_as_it_was = request.allowed is None and not banned  # most often
+    return is_as_it_was or leaves_any(mask, banned)
+
+
+def _drawable(request: Request, forced: ForcedTokens | None) -> ForcedTokens | None:
+    """Those of the forced tokens, the first ones, behind which a token may be drawn each."""
+    reasoning = request.params.reasoning
+    if forced is None or (reasoning and not reasoning.is_open and not request.num_output_tokens):
+        return None  # the answer may begin with reasoning instead
+    token_ids = forced.token_ids
+    mask = b""
+    for count in range(1, len(token_ids) + 1):
+        mask = _common(forced.bitmask_behind(count), request.allowed)
+        if not _leaves_any(request, mask, token_ids[:count]):
+            return ForcedTokens.of(token_ids[:count], None)
+    return ForcedTokens(token_ids, mask)
 
 
 def _may_end(bitmask: bytes, request: Request) -> bool:
@@ -183,6 +203,7 @@ def make_grammar_service(config: EngineConfig, model: ModelInfo) -> GrammarProce
             model=config.model.model,
             vocab_size=model.vocab_size,
             compile_seconds=settings.structured_outputs_compile_timeout,
+            max_forced_tokens=config.speculative.max_drafts,
             log=config.log,
         ),
         config.limits.engine_ready_timeout or math.inf,

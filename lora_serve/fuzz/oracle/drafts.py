@@ -25,10 +25,13 @@ WhoseText = tuple[AdapterRef | NoAdapter, str, str]  # the version, salt and ten
 
 
 def drawn_speculation(rng: random.Random) -> SpeculativeConfig:
-    """Nothing is drafted in every third trace."""
+    """Nothing is guessed in every third trace; of these every other one drafts nothing at all."""
     method = rng.choice((None, "ngram", "suffix"))
     if method is None:
-        return SpeculativeConfig()
+        max_step_rows = rng.choice((4, 16, 64))
+        return SpeculativeConfig(
+            speculation=rng.choice((None, "off")), speculative_max_step_rows=max_step_rows
+        )
     return SpeculativeConfig(
         speculative_method=method,
         speculative_num_speculative_tokens=rng.choice((1, 3, 8)),
@@ -78,10 +81,15 @@ class Repeats:
 
 
 class DraftWatch:
-    """The texts of one engine's requests, as its callers know them."""
+    """The texts of one engine's requests, as its callers know them.
 
-    def __init__(self) -> None:
+    checks_guesses: where guesses are made; else tests make drafts up.
+    """
+
+    def __init__(self, checks_guesses: bool) -> None:
+        self._checks_guesses = checks_guesses
         self.num_drafts = 0
+        self.num_forced = 0
         self._prompts: dict[str, Sequence[int]] = {}
         self._answers: defaultdict[str, list[int]] = defaultdict(list)
         self._ended: set[str] = set()
@@ -111,6 +119,12 @@ class DraftWatch:
                     self._check(chunk)
 
     def _check(self, chunk: ScheduledRequest) -> None:
+        if chunk.asked.samples[0].params.structured_outputs is not None:
+            self._check_forced(chunk)
+        elif self._checks_guesses:
+            self._check_guesses(chunk)
+
+    def _check_guesses(self, chunk: ScheduledRequest) -> None:
         self.num_drafts += chunk.asked.num_drafts
         name = chunk.request_id
         pairs = set(pairwise(chunk.token_ids[-chunk.asked.num_drafts - 1 :]))
@@ -118,3 +132,15 @@ class DraftWatch:
         if others:
             others -= set(pairwise((*self._prompts[name], *self._answers[name])))
         assert not others, f"{name} was offered drafts that are none of its own: {others}"
+
+    def _check_forced(self, chunk: ScheduledRequest) -> None:
+        """Assert that each draft is the only token that may be drawn before it."""
+        self.num_forced += chunk.asked.num_drafts
+        for draft, sample in zip(chunk.draft_token_ids, chunk.asked.samples, strict=False):
+            is_forced = sample.bitmask is not None and is_only_one(sample.bitmask, draft)
+            assert is_forced, f"{chunk.request_id} was offered {draft}, which no grammar forces"
+
+
+def is_only_one(bitmask: bytes, token_id: int) -> bool:
+    """Whether a SampleInput.bitmask allows this token and no other."""
+    return int.from_bytes(bitmask, "little") == 1 << token_id

@@ -28,6 +28,7 @@ class RequestDraws:
         """rng, grammar_rng: the trace draws other things from them, too."""
         self.rng = rng
         self._grammar_rng = grammar_rng
+        self._forced_rng = random.Random(f"forced tokens {seed}")
         self._reasoning_rng = random.Random(f"reasoning {seed}")
         self._rules_rng = random.Random(f"rules {seed}")
         self._mixed_rng = random.Random(f"tokens among rows {seed}")
@@ -132,7 +133,10 @@ class RequestDraws:
         """Draw one of few grammars for every third request."""
         rng = self._grammar_rng
         is_held = rng.random() < 0.3
-        return toy_constraint(rng.randrange(3), rng.choice((1, 5, 50))) if is_held else None
+        if not is_held:
+            return None
+        forced = self._forced_rng.choice((0, 60, 90))
+        return toy_constraint(rng.randrange(3), rng.choice((1, 5, 50)), forced)
 
     def scored_start(self, num_tokens: int) -> int | None:
         """Draw for every fifth request where its prompt logprobs begin."""

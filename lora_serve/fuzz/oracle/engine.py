@@ -137,11 +137,13 @@ class OracleEngine:
             hasher,
             self._connector(model, hasher),
             StaleVersions(self.kv_tiers.kv_stale_version_seconds, self.clock),
-            self.grammars_class(VOCAB_SIZE, EOS, self.max_mask_delay),
+            self.grammars_class(VOCAB_SIZE, EOS, self.max_mask_delay, self.speculative.max_drafts),
             self.events,
             self.clock,
         )
-        self.drafts = DraftWatch() if self.speculative.is_enabled else None
+        self.drafts: DraftWatch | None = None
+        if self.speculative.max_drafts:
+            self.drafts = DraftWatch(self.speculative.is_enabled)
         self._num_watched = 0  # of the executor's steps
         self.outputs: dict[str, list[EngineOutput]] = {}
         self.calls: dict[int, CallReply] = {}

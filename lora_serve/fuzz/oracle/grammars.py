@@ -1,7 +1,8 @@
 """Toy grammars: what may follow is a hash of the constraint and of all tokens of the answer so far.
 
 So a mask of another request, of an earlier step or of a forgotten answer shows in the next token.
-A constraint is a "regex" of the text "SEED LENGTH": the answer has at most LENGTH tokens.
+A constraint is a "regex" of the text "SEED LENGTH FORCED": the answer has at most LENGTH tokens, of
+which FORCED percent are the only ones that are allowed in their places.
 """
 
 from __future__ import annotations
@@ -12,22 +13,25 @@ from dataclasses import dataclass, field
 
 from lora_serve.structured_output.backend import bitmask_of
 from lora_serve.structured_output.service import MaskReply
-from lora_serve.structured_outputs import StructuredOutput
+from lora_serve.structured_outputs import ForcedTokens, StructuredOutput
 
 NUM_ALLOWED = 20
 
 
-def toy_constraint(seed: int, length: int) -> StructuredOutput:
-    return StructuredOutput("regex", f"{seed} {length}")
+def toy_constraint(seed: int, length: int, forced: int = 0) -> StructuredOutput:
+    return StructuredOutput("regex", f"{seed} {length} {forced}")
 
 
 def allowed_next(
     constraint: StructuredOutput, token_ids: Sequence[int], vocab_size: int, eos: int
 ) -> list[int] | None:
     """The tokens that may follow, ascending; None where the answer is complete."""
-    if len(token_ids) >= int(constraint.text.split()[1]):
+    _, length, forced = map(int, constraint.text.split())
+    if len(token_ids) >= length:
         return None
     rng = random.Random(f"{constraint.text} {list(token_ids)}")
+    if rng.randrange(100) < forced:
+        return [rng.randrange(8, vocab_size)]
     allowed = set(rng.sample(range(8, vocab_size), NUM_ALLOWED))
     return sorted(allowed | ({eos} if rng.random() < 0.2 else set()))
 
@@ -43,10 +47,13 @@ class _ToyAnswer:
 class OracleGrammars:
     """A `GrammarService` whose replies come some looks late, each another number of them."""
 
-    def __init__(self, vocab_size: int, eos: int, max_delay: int = 0) -> None:
+    def __init__(
+        self, vocab_size: int, eos: int, max_delay: int = 0, max_forced_tokens: int = 0
+    ) -> None:
         self._vocab_size = vocab_size
         self._eos = eos
         self._max_delay = max_delay
+        self._max_forced_tokens = max_forced_tokens
         self._rng = random.Random(max_delay)
         self._answers: dict[str, _ToyAnswer] = {}
 
@@ -97,7 +104,17 @@ class OracleGrammars:
         if allowed is None:
             return MaskReply(request_id, len(answer.token_ids), is_finished=True)
         mask = bitmask_of(allowed, self._vocab_size)
-        return MaskReply(request_id, len(answer.token_ids), mask)
+        forced = self._forced(answer) if len(allowed) == 1 else None
+        return MaskReply(request_id, len(answer.token_ids), mask, forced=forced)
+
+    def _forced(self, answer: _ToyAnswer) -> ForcedTokens | None:
+        ahead = _ToyAnswer(answer.constraint, answer.token_ids[:])
+        allowed, num_forced = self._allowed(ahead), 0
+        while allowed and len(allowed) == 1 and num_forced < self._max_forced_tokens:
+            ahead.token_ids += allowed
+            allowed, num_forced = self._allowed(ahead), num_forced + 1
+        mask = bitmask_of(allowed, self._vocab_size) if allowed else None
+        return ForcedTokens.of(ahead.token_ids[len(answer.token_ids) :], mask)
 
     def _allowed(self, answer: _ToyAnswer) -> list[int] | None:
         return allowed_next(answer.constraint, answer.token_ids, self._vocab_size, self._eos)
