@@ -67,9 +67,10 @@ class SampleInput(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_screenable(self) -> bool:
-        """Whether it is greedy and asks nothing but which logit is the largest of those allowed."""
+        """Whether all that it asks is which logit is the largest of those allowed."""
         params = self.params
-        return params.is_greedy and params.logprobs is None and not self._changes_single_logits
+        draws_the_largest = params.is_greedy or params.top_k == 1
+        return draws_the_largest and params.logprobs is None and not self._changes_single_logits
 
     @property
     def changes_logits(self) -> bool:

@@ -6,8 +6,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from lora_serve.sampling.specification.adjust import adjusted
+from lora_serve.sampling.specification.sampler import sample
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput
 from lora_serve.structured_outputs import ReasoningTokens, StructuredOutput
@@ -91,6 +93,16 @@ def test_what_a_step_adds_to_the_parameters_is_known_likewise(
     item = msgspec.structs.replace(plain, **change)
     assert item.changes_logits
     assert item.is_screenable == is_screenable
+
+
+def test_a_request_that_keeps_one_token_alone_is_screened_as_a_greedy_one() -> None:
+    settings = {"temperature": 1.5, "top_p": 0.7, "min_p": 0.1}
+    item = SampleInput(SamplingParams(top_k=1, **settings), seed=3, position=9)
+    assert item.is_screenable
+    assert not SampleInput(SamplingParams(top_k=2, **settings), seed=3, position=9).is_screenable
+    rows = np.random.default_rng(0).normal(size=(50, 40)).astype(np.float32).round(1)  # with ties
+    drawn = [token_id for token_id, _ in sample(torch.from_numpy(rows), [item] * 50)]
+    assert drawn == rows.argmax(axis=1).tolist()
 
 
 def test_every_field_of_a_draws_input_is_known_here() -> None:
