@@ -38,8 +38,15 @@ OVERLAPS = pytest.mark.parametrize(
 
 
 def speculation(config: SpeculativeConfig) -> AbstractContextManager[object]:
-    """Traces that are made meanwhile speculate so."""
-    return mock.patch.object(traces, "drawn_speculation", return_value=config)
+    """Traces that are made meanwhile speculate so, whatever rows cost."""
+
+    def drawn_costs(rng: random.Random) -> None:
+        return None
+
+    def drawn(rng: random.Random) -> SpeculativeConfig:
+        return config
+
+    return mock.patch.multiple(traces, drawn_speculation=drawn, drawn_row_costs=drawn_costs)
 
 
 def run_trace(seed: int, **settings: Any) -> tuple[TraceResult, DraftCounts]:

@@ -65,7 +65,7 @@ def test_answers_are_those_without_drafts_to_the_bit(
     without: tuple[list[SamplingParams], list[RequestOutput]],
 ) -> None:
     asked, expected = without
-    settings = {"method": method, "num_speculative_tokens": 5}
+    settings = {"method": method, "num_speculative_tokens": 5, "measure_row_costs": False}
     with make(model_path, adapter_paths, speculative_config=settings) as llm:
         num_accepted = []
         for _ in range(2):
@@ -87,7 +87,11 @@ def test_answers_are_those_without_drafts_to_the_bit(
 def test_what_one_tenant_was_told_is_no_draft_for_another(
     model_path: Path, adapter_paths: list[Path]
 ) -> None:
-    settings = {"method": "suffix", "suffix_decoding_max_spec_factor": 2}
+    settings = {
+        "method": "suffix",
+        "suffix_decoding_max_spec_factor": 2,
+        "measure_row_costs": False,
+    }
     sampled = SamplingParams(max_tokens=30, temperature=1.5, seed=1, ignore_eos=True)
     with make(model_path, adapter_paths, speculative_config=settings) as llm:
 

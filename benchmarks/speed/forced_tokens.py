@@ -31,22 +31,21 @@ PERSON = {
     "additionalProperties": False,
 }
 CALL = {
-    "structures": [
-        {
-            "begin": '<tool_call>{"name": "get_weather", "arguments": ',
-            "schema": {
-                "type": "object",
-                "properties": {
-                    "city": {"type": "string", "maxLength": 20},
-                    "unit": {"enum": ["celsius", "fahrenheit"]},
-                },
-                "required": ["city", "unit"],
-                "additionalProperties": False,
+    "type": "tag",
+    "begin": '<tool_call>{"name": "get_weather", "arguments": ',
+    "content": {
+        "type": "json_schema",
+        "json_schema": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 20},
+                "unit": {"enum": ["celsius", "fahrenheit"]},
             },
-            "end": "}</tool_call>",
-        }
-    ],
-    "triggers": ["<tool_call>"],
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+    "end": "}</tool_call>",
 }
 WORKLOADS: Mapping[str, tuple[str, StructuredOutput]] = {
     "an object of four properties": (
@@ -66,7 +65,7 @@ WORKLOADS: Mapping[str, tuple[str, StructuredOutput]] = {
     ),
     "a call of a tool": (
         "What is the weather in Oslo? Call get_weather.",
-        StructuredOutput.of(structural_tag=CALL),
+        StructuredOutput.of(structural_tag={"format": CALL}),
     ),
 }
 HEAD = "| answer | tokens | steps | with forced tokens | drafted | times fewer |\n" + (
@@ -121,7 +120,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     model = arguments.model or str(ensure_checkpoint(arguments.cache))
-    size = {"max_model_len": 1024, "num_gpu_blocks_override": 128}
+    size = {"max_model_len": 1024, "num_gpu_blocks_override": 128, "cpu_threads": 1}
     savings = []
     with LLM(model, speculation="off", **size) as without, LLM(model, **size) as drafting:
         print(HEAD, flush=True)

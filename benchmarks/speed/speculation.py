@@ -231,6 +231,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--method", choices=METHODS, default="suffix")
     parser.add_argument("--num-speculative-tokens", type=int, default=8)
     parser.add_argument("--max-step-rows", type=int, default=16)
+    parser.add_argument("--all-rows", action="store_true", help="guess whatever the rows cost")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--max-tokens", type=int, default=200, help="of each answer")
@@ -250,6 +251,7 @@ def main() -> None:
         "method": arguments.method,
         "num_speculative_tokens": arguments.num_speculative_tokens,
         "max_step_rows": arguments.max_step_rows,
+        "measure_row_costs": not arguments.all_rows,
     }
     size = {"max_model_len": 2048, "num_gpu_blocks_override": 4096, "max_num_seqs": 128}
     if arguments.threads:

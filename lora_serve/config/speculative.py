@@ -51,6 +51,12 @@ class SpeculativeConfig:
         16,
         flag=f"{_FLAG}.max-step-rows",
     )
+    speculative_measure_row_costs: bool = setting(
+        "Measure at start how long steps take by their rows, and guess only where that pays; "
+        "without, guesses take all rows there are.",
+        True,
+        flag=f"{_FLAG}.measure-row-costs",
+    )
     speculative_prompt_lookup_min: int | None = setting(
         "ngram: the fewest last tokens that must have stood before; 2, or prompt-lookup-max if "
         "that is less.",

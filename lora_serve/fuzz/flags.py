@@ -72,11 +72,13 @@ def _speculation(rng: Random) -> tuple[str, ...]:
     method = rng.choice(("", "ngram", "suffix"))
     if not method:
         return rng.choice(((), ("--speculation", "off")))
-    settings = {
+    settings: dict[str, object] = {
         "method": method,
         "num_speculative_tokens": rng.choice((1, 3, 8)),
         "max_step_rows": rng.choice((4, 16, 64)),
     }
+    if rng.random() < 0.5:
+        settings["measure_row_costs"] = False  # more is guessed
     if method == "ngram":
         settings["prompt_lookup_min"] = 1
     return ("--speculative-config", json.dumps(settings))

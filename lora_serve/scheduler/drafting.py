@@ -7,7 +7,8 @@ Tokens that a grammar forces come before guesses: they are certain to be drawn.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from lora_serve.config import SpeculativeConfig
 from lora_serve.identity import BASE_MODEL, AdapterRef, Everything
@@ -20,6 +21,7 @@ from lora_serve.scheduler.request import Request
 from lora_serve.scheduler.totals import SchedulerTotals
 from lora_serve.speculation.base import Drafter, Origin
 from lora_serve.speculation.pace import DraftPace
+from lora_serve.speculation.row_costs import RowCosts
 from lora_serve.step import ScheduledRequest
 
 _TOKENS_TAKEN_IN = 256  # of one request in a step, at least: a millisecond, about
@@ -31,7 +33,8 @@ CurrentVersion = Callable[[str], AdapterRef | None]
 class Drafting:
     """Drafts of all requests. current: which version an adapter's name stands for.
 
-    drafter: None where nothing is drafted but what grammars force.
+    drafter: None where nothing is drafted but what grammars force. costs: of rows, for guesses that
+    are worth their time; None takes all that there is room for.
     A request's drafter holds its tokens, so there are at most twice as many of them as a step with
     drafts has rows. Requests that run beside them draft once one of those has ended.
     """
@@ -42,12 +45,14 @@ class Drafting:
         drafter: Drafter | None,
         kv: KVCacheManager,
         current: CurrentVersion,
+        costs: RowCosts | None = None,
     ) -> None:
         self._most = config.speculative_num_speculative_tokens
         self._max_rows = config.speculative_max_step_rows
         self._drafter = drafter
         self._kv = kv
         self._current = current
+        self._costs = costs
         self._num_drafters = 0
 
     def add(self, planned: list[ScheduledPair], budget: int, num_running: int) -> None:
@@ -79,6 +84,7 @@ class Drafting:
         self, planned: list[ScheduledPair], num_rows: int, num_sampling: int, num_running: int
     ) -> None:
         """Add what drafters guess, in at most so many rows. num_sampling: requests that sample."""
+        offers = []
         for index, (request, chunk) in enumerate(planned):
             num_wanted = 0
             if chunk.asked.samples:
@@ -92,7 +98,35 @@ class Drafting:
             drafter = request.drafted.drafter
             drafter.take_in(request.token_ids, max(_TOKENS_TAKEN_IN, chunk.num_tokens))
             if num_wanted and (drafts := tuple(drafter.draft(num_wanted))):
-                num_rows -= self._put(planned, index, drafts, num_running)
+                offers.append((index, drafts))
+                num_rows -= len(drafts)
+        for (index, drafts), count in zip(offers, self._nums_worth(planned, offers), strict=True):
+            self._put(planned, index, drafts[:count], num_running)
+
+    def _nums_worth(
+        self, planned: Sequence[ScheduledPair], offers: Sequence[tuple[int, tuple[int, ...]]]
+    ) -> list[int]:
+        """How many of each request's drafts are worth the time of their rows, the first ones.
+
+        offers: drafts of the requests at these indices of the step.
+        """
+        if self._costs is None or not offers:
+            return [len(drafts) for _, drafts in offers]
+        requests = [planned[index][0] for index, _ in offers]
+        paces = [request.drafted.pace for request in requests if request.drafted is not None]
+        rows = sorted(
+            (-(paces[place].acceptance ** count), place)
+            for place, (_, drafts) in enumerate(offers)
+            for count in range(1, len(drafts) + 1)
+        )
+        num_rows = sum(chunk.num_tokens for _, chunk in planned)
+        num_tokens = sum(len(chunk.asked.samples) for _, chunk in planned)
+        num_worth = self._costs.num_worth(num_rows, num_tokens, [-gain for gain, _ in rows])
+        counts = Counter(place for _, place in rows[:num_worth])
+        return [
+            counts[place] or int(paces[place].is_due(request.num_output_tokens))
+            for place, request in enumerate(requests)
+        ]
 
     def verified(self, progress: RequestProgress, totals: SchedulerTotals) -> None:
         """Take in what became of a request's drafts."""
@@ -149,7 +183,7 @@ class Drafting:
     ) -> int:
         """Put drafts behind a chunk, as far as there are blocks; returns how many they are."""
         request, chunk = planned[index]
-        if drafts := self._with_room(request, chunk, drafts, num_running):
+        if drafts and (drafts := self._with_room(request, chunk, drafts, num_running)):
             planned[index] = request, scheduled_chunk(request, chunk.num_tokens, drafts)
         return len(drafts)
 

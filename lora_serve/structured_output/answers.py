@@ -143,12 +143,12 @@ class Answers:
         if isinstance(answer.outlook, InvalidRequestError) and not answer.ahead:
             raise answer.outlook
         while len(answer.ahead) < self._max_forced_tokens:
-            token_id = self._forced(answer.outlook)
-            if token_id is None:
+            forced = self._forced(answer.outlook)
+            if forced is None:
                 return
-            answer.ahead.append(token_id)
+            answer.ahead.append(forced)
             try:
-                answer.matcher.accept(token_id)
+                answer.matcher.accept(forced)
                 answer.outlook = self._next_mask(answer)
             except InvalidRequestError as error:
                 answer.outlook = error  # the answer may end before it comes there

@@ -12,6 +12,7 @@ from lora_serve.fuzz.oracle.grammars import toy_constraint
 from lora_serve.fuzz.oracle.lone_answers import lone_answer
 from lora_serve.messages import AbortRequests
 from lora_serve.sampling_params import SamplingParams
+from lora_serve.speculation.row_costs import RowCosts
 from lora_serve.step import SchedulerOutput
 from tests.fakes.drafting import drafting
 
@@ -95,6 +96,30 @@ def test_only_so_many_requests_have_drafters_at_once() -> None:
             many.core.handle(AbortRequests(("r0", "r1")))
     assert most == 4
     assert owner._num_drafters == 0
+
+
+def num_rows_by_costs(costs: RowCosts | None, max_tokens: int = 100) -> list[int]:
+    """The rows of each step that decodes, of an answer that was given before."""
+    repeated = answered_before(engine(row_costs=costs), max_tokens)
+    repeated.add("again", PROMPT, max_tokens=max_tokens)
+    repeated.run()
+    assert repeated.tokens("again") == lone_answer(PROMPT, b"", max_tokens)
+    decodes = [step for step in repeated.executor.steps if step.requests[0].start >= len(PROMPT)]
+    return [step.num_tokens for step in decodes]
+
+
+def test_guesses_take_no_more_rows_than_are_worth_their_time() -> None:
+    free = num_rows_by_costs(RowCosts([(1, 1.0), (16, 1.0)]))
+    assert free == num_rows_by_costs(None)
+    assert max(free) == 9
+    stepped = num_rows_by_costs(RowCosts([(1, 1.0), (5, 1.1), (6, 9.0)]))
+    assert (max(stepped), len(stepped)) == (5, pytest.approx(100 / 5, abs=4))
+
+
+def test_where_each_row_costs_as_much_as_the_first_a_guess_is_tried_now_and_then() -> None:
+    dear = num_rows_by_costs(RowCosts([(1, 1.0), (2, 2.0)]))
+    assert sorted(set(dear)) == [1, 2]
+    assert dear.count(2) == 2  # of 100 tokens
 
 
 FORCED = toy_constraint(1, 40, forced=90)

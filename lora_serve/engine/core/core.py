@@ -23,6 +23,7 @@ from lora_serve.engine.core.kv_event_publisher import EventPublisher
 from lora_serve.engine.core.kv_events import KVEvents, make_events
 from lora_serve.engine.core.kv_tiers import StaleVersions, make_connector
 from lora_serve.engine.core.output_buffer import OutputBuffer, progress_output, request_times
+from lora_serve.engine.core.row_costs import make_row_costs
 from lora_serve.engine.core.start import engine_ready, most_tokens_in_flight, num_steps_ahead
 from lora_serve.engine.core.stats import engine_stats, standings
 from lora_serve.engine.fair_share import share_of
@@ -61,6 +62,7 @@ from lora_serve.scheduler.progress import RequestProgress
 from lora_serve.scheduler.request import Request, request_from_message
 from lora_serve.scheduler.scheduler import Scheduler
 from lora_serve.speculation.methods import make_drafter
+from lora_serve.speculation.row_costs import RowCosts
 from lora_serve.step import SchedulerOutput
 from lora_serve.structured_output.service import GrammarService
 
@@ -83,7 +85,9 @@ class EngineCore:
         grammars: GrammarService,
         events: KVEvents | None = None,
         clock: Callable[[], float] = time.monotonic,
+        row_costs: RowCosts | None = None,
     ) -> None:
+        """row_costs: of steps that verify guesses; None where they were not measured."""
         self._config = config
         self._clock = clock
         self._executor = executor
@@ -96,7 +100,7 @@ class EngineCore:
         self._in_flight: deque[SchedulerOutput] = deque()
         self._outbox = OutputBuffer()
         self.adapters = adapters
-        drafting = self._drafting(config.speculative)
+        drafting = self._drafting(config.speculative, row_costs)
         self.scheduler = Scheduler(
             config.scheduler, config.lora.max_loras, kv, adapters, connector, drafting
         )
@@ -149,13 +153,15 @@ class EngineCore:
             StaleVersions(config.kv_tiers.kv_stale_version_seconds),
             make_grammar_service(config, model),
             None if publisher is None else make_events(config, model, publisher, notify),
+            row_costs=make_row_costs(config, executor, model),
         )
 
-    def _drafting(self, config: SpeculativeConfig) -> Drafting | None:
+    def _drafting(self, config: SpeculativeConfig, costs: RowCosts | None) -> Drafting | None:
         """What drafts, if anything does."""
         if not config.max_draft_rows:
             return None
-        drafting = Drafting(config, make_drafter(config), self._kv, self.adapters.current)
+        current = self.adapters.current
+        drafting = Drafting(config, make_drafter(config), self._kv, current, costs)
         self.adapters.watch_names(drafting.name_stands_for)
         return drafting
 

@@ -16,6 +16,7 @@ from itertools import pairwise
 from lora_serve.config import SpeculativeConfig
 from lora_serve.identity import AdapterRef, NoAdapter
 from lora_serve.messages import EngineOutput
+from lora_serve.speculation.row_costs import RowCosts
 from lora_serve.step import ScheduledRequest, SchedulerOutput
 
 MOST_REPEATABLE = 4
@@ -40,6 +41,12 @@ def drawn_speculation(rng: random.Random) -> SpeculativeConfig:
         speculative_suffix_decoding_max_spec_factor=rng.choice((1.0, 4.0)),
         speculative_suffix_decoding_max_cached_tokens=rng.choice((200, 10_000)),
     )
+
+
+def drawn_row_costs(rng: random.Random) -> RowCosts | None:
+    """Every row as costly as the first, nearly for nothing up to a number, or not known."""
+    costs = (None, RowCosts([(1, 1.0), (2, 2.0)]), RowCosts([(1, 1.0), (5, 1.1), (6, 3.0)]))
+    return rng.choice(costs)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ from lora_serve.pooling import PoolingParams
 from lora_serve.prompts import EmbedsPrompt, MixedPrompt, Prompt, TokensPrompt, embeds_digests
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.scheduler.request import Request
+from lora_serve.speculation.row_costs import RowCosts
 
 BLOCK_SIZE = 16
 ROW_BYTES = 8
@@ -104,6 +105,7 @@ class OracleEngine:
     event_rng: Random = field(default_factory=lambda: Random(0))
     loses_events: float = 0.0
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    row_costs: RowCosts | None = None
 
     def __post_init__(self) -> None:
         config = self._config()
@@ -140,6 +142,7 @@ class OracleEngine:
             self.grammars_class(VOCAB_SIZE, EOS, self.max_mask_delay, self.speculative.max_drafts),
             self.events,
             self.clock,
+            self.row_costs,
         )
         self.drafts: DraftWatch | None = None
         if self.speculative.max_drafts:

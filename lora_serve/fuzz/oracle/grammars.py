@@ -1,8 +1,8 @@
 """Toy grammars: what may follow is a hash of the constraint and of all tokens of the answer so far.
 
 So a mask of another request, of an earlier step or of a forgotten answer shows in the next token.
-A constraint is a "regex" of the text "SEED LENGTH FORCED": the answer has at most LENGTH tokens, of
-which FORCED percent are the only ones that are allowed in their places.
+A constraint is a "regex" of the text "SEED LENGTH", or "SEED LENGTH FORCED": the answer has at most
+LENGTH tokens, of which FORCED percent are the only ones that are allowed in their places.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ NUM_ALLOWED = 20
 
 
 def toy_constraint(seed: int, length: int, forced: int = 0) -> StructuredOutput:
-    return StructuredOutput("regex", f"{seed} {length} {forced}")
+    return StructuredOutput("regex", f"{seed} {length}" + f" {forced}" * bool(forced))
 
 
 def allowed_next(
     constraint: StructuredOutput, token_ids: Sequence[int], vocab_size: int, eos: int
 ) -> list[int] | None:
     """The tokens that may follow, ascending; None where the answer is complete."""
-    _, length, forced = map(int, constraint.text.split())
+    _, length, *forced = map(int, constraint.text.split())
     if len(token_ids) >= length:
         return None
     rng = random.Random(f"{constraint.text} {list(token_ids)}")
-    if rng.randrange(100) < forced:
+    if forced and rng.randrange(100) < forced[0]:
         return [rng.randrange(8, vocab_size)]
     allowed = set(rng.sample(range(8, vocab_size), NUM_ALLOWED))
     return sorted(allowed | ({eos} if rng.random() < 0.2 else set()))

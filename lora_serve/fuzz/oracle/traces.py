@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from lora_serve.fuzz.oracle.drafts import Asked, Repeats, drawn_speculation
+from lora_serve.fuzz.oracle.drafts import Asked, Repeats, drawn_row_costs, drawn_speculation
 from lora_serve.fuzz.oracle.draws import RequestDraws
 from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, OracleEngine
 from lora_serve.fuzz.oracle.executor import MakeExecutor, OracleExecutor
@@ -104,6 +104,7 @@ class OracleTrace:
             "async_scheduling": async_scheduling,
             "grammars_class": grammars_class,
             "speculative": drawn_speculation(random.Random(f"speculation {seed}")),
+            "row_costs": drawn_row_costs(random.Random(f"row costs {seed}")),
         }
         if recorder_class is not None:
             self.settings |= self._event_settings(recorder_class, random.Random(f"events {seed}"))

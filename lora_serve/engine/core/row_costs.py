@@ -1,0 +1,91 @@
+"""Measures how long steps take by their rows, before any request has come."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+from lora_serve.config import EngineConfig
+from lora_serve.engine.core.executor import Executor
+from lora_serve.identity import BASE_MODEL
+from lora_serve.model_info import ModelInfo
+from lora_serve.sampling_params import SamplingParams
+from lora_serve.speculation.row_costs import RowCosts
+from lora_serve.step import AskedOutputs, SampleInput, ScheduledRequest, SchedulerOutput
+
+logger = logging.getLogger(__name__)
+
+_NUM_TIMES = 2  # that a step is timed; the shorter time counts
+_MOST_SECONDS = 2.0  # for all; large models are measured up to fewer rows
+_SAMPLE = SampleInput(SamplingParams(temperature=0.0), 0, 1)
+
+
+def make_row_costs(config: EngineConfig, executor: Executor, model: ModelInfo) -> RowCosts | None:
+    """Measured where tokens are guessed, unless not to; what grammars force is worth its rows."""
+    speculative = config.speculative
+    if not (speculative.is_enabled and speculative.speculative_measure_row_costs):
+        return None
+    most_rows = min(speculative.max_draft_rows, config.scheduler.max_num_batched_tokens)
+    return measured_row_costs(executor, model, config.cache.block_size, most_rows)
+
+
+def measured_row_costs(
+    executor: Executor,
+    model: ModelInfo,
+    block_size: int,
+    most_rows: int,
+    clock: Callable[[], float] = time.monotonic,
+) -> RowCosts | None:
+    """Run steps of 1, 2, 4 … rows of one request; None if there is room for a single row.
+
+    They write to the first blocks, which no request has had yet.
+
+    Args:
+        most_rows: that a step with drafts may have.
+        clock: of seconds.
+    """
+    room = block_size * (model.num_blocks // len(model.kv_groups))
+    most_rows = min(most_rows, model.max_model_len, room)
+    if most_rows < 2:
+        return None
+    begin = clock()
+    measured = []
+    for num_rows in _doubled(most_rows):
+        _run(executor, model, block_size, num_rows)  # records it, and brings all to the caches
+        times = []
+        for _ in range(_NUM_TIMES):
+            start = clock()
+            _run(executor, model, block_size, num_rows)
+            times.append(clock() - start)
+        measured.append((num_rows, min(times)))
+        if len(measured) > 1 and clock() - begin > _MOST_SECONDS:
+            break
+    told = ", ".join(f"{rows} rows {1e3 * seconds:.2f} ms" for rows, seconds in measured)
+    logger.info("drafts by what steps take: %s", told)
+    return RowCosts(measured)
+
+
+def _doubled(most: int) -> Iterator[int]:
+    """1, 2, 4 … and the most."""
+    num_rows = 1
+    while num_rows < most:
+        yield num_rows
+        num_rows *= 2
+    yield most
+
+
+def _run(executor: Executor, model: ModelInfo, block_size: int, num_rows: int) -> None:
+    num_blocks, num_groups = -(-num_rows // block_size), len(model.kv_groups)
+    request = ScheduledRequest(
+        request_id="rows",
+        adapter=BASE_MODEL,
+        start=0,
+        token_ids=[0] * num_rows,
+        block_tables=[
+            range(group * num_blocks, (group + 1) * num_blocks) for group in range(num_groups)
+        ],
+        asked=AskedOutputs((_SAMPLE,) * num_rows),
+    )
+    executor.submit(SchedulerOutput(0, (request,)))
+    executor.collect()

@@ -1,0 +1,45 @@
+"""How long steps take by their rows, and how many rows of drafts are worth that time.
+
+A step that reads all weights takes about as long for two rows as for one on some machines, and
+twice as long on others. So it is measured, once, with the model that is served.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+
+
+class RowCosts:
+    """Seconds of a step by its rows: between two measured numbers in proportion, and so beyond."""
+
+    def __init__(self, measured: Sequence[tuple[int, float]]) -> None:
+        """measured: two or more pairs of rows and seconds, rows ascending and different."""
+        assert len(measured) > 1, "one number of rows says nothing of others"
+        self._rows = [rows for rows, _ in measured]
+        # What a neighbour on the machine made slower must not make larger steps look cheaper.
+        self._seconds = list(accumulate((seconds for _, seconds in measured), max))
+
+    def seconds(self, num_rows: int) -> float:
+        """Of a step of so many rows, one or more."""
+        end = min(max(1, bisect_left(self._rows, num_rows)), len(self._rows) - 1)
+        (low, high), (before, after) = (
+            self._rows[end - 1 : end + 1],
+            self._seconds[end - 1 : end + 1],
+        )
+        return before + (after - before) * (num_rows - low) / (high - low)
+
+    def num_worth(self, num_rows: int, num_tokens: int, gains: Sequence[float]) -> int:
+        """How many rows of drafts to add for most tokens a second.
+
+        Args:
+            num_rows, num_tokens: that the step computes, and draws, without them.
+            gains: the tokens that each row may be expected to add, largest first.
+        """
+        best, most = 0, num_tokens / self.seconds(num_rows)
+        for count, gained in enumerate(accumulate(gains), 1):
+            rate = (num_tokens + gained) / self.seconds(num_rows + count)
+            if rate > most:
+                best, most = count, rate
+        return best

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from lora_serve.engine.core.row_costs import measured_row_costs
+from lora_serve.fuzz.oracle.executor import OracleExecutor, oracle_model
+from lora_serve.step import ModelRunnerOutput, SchedulerOutput
+
+BLOCK_SIZE = 4
+MODEL = oracle_model(8, BLOCK_SIZE)
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class SlowExecutor(OracleExecutor):
+    """Each step takes a second and row_seconds for each row; the first of a size ten times that."""
+
+    row_seconds: float
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        super().__init__(BLOCK_SIZE)
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        is_first = all(other.num_tokens != step.num_tokens for other in self.steps)
+        seconds = 1.0 + self.row_seconds * step.num_tokens
+        self.clock.now += (10 if is_first else 1) * seconds / 1000
+        return super().execute(step)
+
+
+@pytest.mark.parametrize(("most_rows", "sizes"), [(16, [1, 2, 4, 8, 16]), (6, [1, 2, 4, 6])])
+def test_steps_of_doubled_rows_are_timed_once_they_are_recorded(
+    most_rows: int, sizes: list[int]
+) -> None:
+    executor = SlowExecutor(0.25)
+    costs = measured_row_costs(executor, MODEL, BLOCK_SIZE, most_rows, executor.clock)
+    assert costs is not None
+    assert [step.num_tokens for step in executor.steps] == [n for n in sizes for _ in range(3)]
+    assert [costs.seconds(n) for n in (1, 2, 3, 12)] == pytest.approx(
+        [0.00125, 0.0015, 0.00175, 0.004]
+    )
+
+
+def test_a_large_model_is_measured_up_to_fewer_rows() -> None:
+    executor = SlowExecutor(100.0)
+    costs = measured_row_costs(executor, MODEL, BLOCK_SIZE, 16, executor.clock)
+    assert costs is not None
+    assert max(step.num_tokens for step in executor.steps) == 2
+    assert costs.seconds(16) == pytest.approx(1.601)
+
+
+def test_one_row_alone_tells_nothing_of_others() -> None:
+    executor = SlowExecutor(1.0)
+    assert measured_row_costs(executor, MODEL, BLOCK_SIZE, 1, executor.clock) is None
