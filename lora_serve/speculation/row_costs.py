@@ -22,7 +22,7 @@ class RowCosts:
         self._seconds = list(accumulate((seconds for _, seconds in measured), max))
 
     def seconds(self, num_rows: int) -> float:
-        """Of a step of so many rows, one or more."""
+        """Seconds of a step of so many rows, one or more."""
         end = min(max(1, bisect_left(self._rows, num_rows)), len(self._rows) - 1)
         (low, high), (before, after) = (
             self._rows[end - 1 : end + 1],

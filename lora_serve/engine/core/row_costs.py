@@ -67,7 +67,7 @@ def measured_row_costs(
 
 
 def _doubled(most: int) -> Iterator[int]:
-    """1, 2, 4 … and the most."""
+    """Numbers that double from 1 on, and the most."""
     num_rows = 1
     while num_rows < most:
         yield num_rows
