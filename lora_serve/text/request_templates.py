@@ -62,6 +62,7 @@ class RequestTemplates:
         self._seconds = seconds
         self._lock = threading.Lock()
         self._connection: Connection | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._end: Callable[[], object] = lambda: None  # ends the process
 
     def render(self, rendering: Rendering) -> str:
@@ -74,6 +75,8 @@ class RequestTemplates:
         """
         order = json.dumps({**asdict(rendering), "seconds": self._seconds}).encode()
         with self._lock:
+            if self._process is not None and self._process.poll() is not None:
+                self.close()  # it was ended, and by no template
             connection = self._connection or self._start()
             try:
                 connection.send_bytes(order)
@@ -94,7 +97,7 @@ class RequestTemplates:
 
     def close(self) -> None:
         """End the process; the next rendering starts another."""
-        self._connection = None
+        self._connection = self._process = None
         self._end()
 
     def _start(self) -> Connection:
@@ -114,7 +117,7 @@ class RequestTemplates:
             raise OverloadedError(
                 f"no process for templates of requests can be started: {error}; retry later"
             ) from error
-        self._connection = connection
+        self._connection, self._process = connection, process
         return connection
 
 

@@ -54,4 +54,8 @@ def test_templates_of_requests_are_rendered_within_bounds(
     with pytest.raises(InvalidRequestError, match="takes more than 0 s of processor time"):
         render(LOOP)
     assert render(TEMPLATE) == honest, "another process goes on"
+    assert templates._process is not None
+    templates._process.kill()
+    templates._process.wait()
+    assert render(TEMPLATE) == honest, "no template is to blame"
     templates.close()
