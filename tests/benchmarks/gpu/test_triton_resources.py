@@ -79,15 +79,12 @@ def test_every_version_recorded_is_of_the_same_launches() -> None:
 
 
 @HAS_RECORD
-def test_captured_decode_takes_what_was_recorded() -> None:
-    done = check("--models", "0.5B", "--works", "captured decode of 256", "--capabilities", "90")
+def test_captured_decode_and_sampling_take_what_was_recorded() -> None:
+    works = ("--works", "captured decode of 256", "--capabilities", "90")
+    done = check("--models", "0.5B", "any", *works)
     assert done.returncode == 0, done.stderr
-
-
-@HAS_RECORD
-def test_sampling_takes_what_was_recorded() -> None:
-    done = check("--models", "any", "--capabilities", "90")
-    assert done.returncode == 0, done.stderr
+    assert "work='captured decode of 256'" in done.stderr
+    assert "work='sampling of 32'" in done.stderr
 
 
 @HAS_RECORD

@@ -51,8 +51,10 @@ def phase(name: str) -> Phase:
 
 
 def shortened(measurement: Measurement) -> Measurement:
-    spec = replace(measurement.spec, input_tokens=4, output_tokens=2, shared_prefix_tokens=0)
-    return replace(measurement, spec=spec)
+    spec = measurement.spec
+    num_requests = min(8, spec.num_requests)
+    spec = replace(spec, num_requests=num_requests, input_tokens=4, output_tokens=2)
+    return replace(measurement, spec=replace(spec, shared_prefix_tokens=0))
 
 
 def bench_of(directory: Path, name: str) -> Bench:
