@@ -128,6 +128,13 @@ WRITERS: dict[str, list[Callable[[Sequence[Call]], str]]] = {
             f"[TOOL_CALLS]{n}[CALL_ID]a1B2c3D4e[ARGS]{json.dumps(a)}" for n, a in calls
         ),
     ],
+    "internlm": [
+        lambda calls: "\n".join(
+            f"<|action_start|><|plugin|>\n{_json_call(call, key)}<|action_end|>"
+            for call, key in zip(calls, ("arguments", "parameters", "arguments"), strict=False)
+        ),
+        lambda calls: "".join(f"<|action_start|><|plugin|>{_json_call(c)}" for c in calls),
+    ],
     "granite": [lambda calls: "<|tool_call|>" + _listed(calls)],
     "llama3_json": [
         lambda calls: "; ".join(_json_call(call, "parameters") for call in calls),

@@ -26,6 +26,7 @@ TEMPLATES = {
         "granite",
     ),
     "DeepSeek R1": ("<｜tool▁calls▁begin｜> content.split('</think>')", "deepseek_v3", "qwen3"),
+    "InternLM 2.5": ("'<|action_start|><|plugin|>\\n' '{\"name\": \"'", "internlm", None),
     "Llama 2": ("[INST]", None, None),
 }
 

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from lora_serve.chat.tool_parsers.reader import CallReader, Steps
 
 
 class TaggedCall(CallReader):
     """One call, then </tool_call>. A model may forget the end."""
 
+    end: ClassVar[str] = "</tool_call>"
+
     def read(self) -> Steps:
         yield from self.spaces()
         yield from self.json_call()
-        yield from self.accept("</tool_call>")
+        yield from self.accept(self.end)
+
+
+class PluginAction(TaggedCall):
+    """The same, with the end that InternLM writes."""
+
+    end = "<|action_end|>"
 
 
 class CallSequence(CallReader):

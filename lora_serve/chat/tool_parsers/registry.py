@@ -9,13 +9,19 @@ from types import MappingProxyType
 
 from lora_serve.chat.tool_parsers import deepseek_v3, mistral, pythonic
 from lora_serve.chat.tool_parsers.deepseek_v3 import DeepSeekCalls
-from lora_serve.chat.tool_parsers.json_calls import CallList, CallSequence, TaggedCall
+from lora_serve.chat.tool_parsers.json_calls import (
+    CallList,
+    CallSequence,
+    PluginAction,
+    TaggedCall,
+)
 from lora_serve.chat.tool_parsers.mistral import MistralCalls
 from lora_serve.chat.tool_parsers.parser import ToolFormat
 from lora_serve.chat.tool_parsers.pythonic import PythonicCalls
 from lora_serve.chat.tool_parsers.qwen3_coder import Qwen3CoderCalls
 
 PYTHON_TAG = "<|python_tag|>"
+ACTION_START, PLUGIN = "<|action_start|>", "<|plugin|>"
 
 # In this order templates are looked at: one that also fits a later line belongs to the first.
 TOOL_FORMATS = (
@@ -53,6 +59,13 @@ TOOL_FORMATS = (
         markers=("<|tool_call|>",),
         special_tokens=("<|tool_call|>",),
         in_template=(("<|tool_call|>",),),
+    ),
+    ToolFormat(
+        "internlm",
+        PluginAction,
+        markers=(ACTION_START + PLUGIN,),
+        special_tokens=(ACTION_START, PLUGIN, PluginAction.end),
+        in_template=((ACTION_START + PLUGIN,),),
     ),
     ToolFormat(
         "hermes",
