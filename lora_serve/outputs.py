@@ -30,7 +30,8 @@ class OutputDelta:
     finish_reason: "stop", "length" or "abort" on the choice's last delta, else None.
     stop_reason: the stop string or stop token id that ended it, None for an end token.
     num_cached_tokens, num_cached_by_tier, adapter: on every delta, once known; the tiers are those
-        beyond the device cache, which is "device", and empty if there are none.
+        beyond the device cache, which is "device", and empty if there are none. The adapter is None
+        where none of its versions answered, because no engine had the request.
     prompt_logprobs: of the prompt tokens asked for, from the second on; on the first delta only.
     embedding: what was asked for instead of an answer, little-endian float32.
     num_accepted_drafts, num_rejected_drafts: guesses of tokens that were verified since the delta
@@ -47,7 +48,7 @@ class OutputDelta:
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
     num_cached_by_tier: dict[str, int] = field(default_factory=dict)
-    adapter: AdapterRef | NoAdapter = BASE_MODEL
+    adapter: AdapterRef | NoAdapter | None = BASE_MODEL
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     embedding: bytes = b""
     times: AnswerTimes | None = None
@@ -67,7 +68,10 @@ def count_logprobs(positions: Iterable[TokenLogprobs]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
-    """One prompt's embedding. adapter: the version that gave it, None for the base model."""
+    """One prompt's embedding; with pooling_type ALL those of its tokens, one after the other.
+
+    adapter: the version that gave it, None for the base model.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -104,7 +108,8 @@ class CompletionOutput:
 class RequestOutput:
     """All choices of one prompt. `add` folds deltas in, in the order they come.
 
-    adapter: the version that answered, None for the base model, as in `LLM`'s arguments.
+    version: as a delta's adapter. adapter: the same, but None for the base model, as in `LLM`'s
+        arguments.
     embedding: little-endian float32; b"" where an answer was asked for.
     num_accepted_drafts, num_rejected_drafts: of all choices.
     times: of the choice that ended last, once all have. num_stored_tokens: as of `OutputDelta`.
@@ -115,7 +120,7 @@ class RequestOutput:
     num_choices: int = 1
     num_cached_tokens: int = 0
     num_cached_by_tier: dict[str, int] = field(default_factory=dict)
-    adapter: AdapterRef | None = None
+    version: AdapterRef | NoAdapter | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     embedding: bytes = b""
     times: AnswerTimes | None = None
@@ -126,6 +131,10 @@ class RequestOutput:
 
     def __post_init__(self) -> None:
         self.outputs = [CompletionOutput(index) for index in range(self.num_choices)]
+
+    @property
+    def adapter(self) -> AdapterRef | None:
+        return None if self.version is BASE_MODEL else self.version
 
     def add(self, delta: OutputDelta) -> None:
         choice = self.outputs[delta.index]
@@ -139,7 +148,7 @@ class RequestOutput:
             self.num_cached_by_tier = delta.num_cached_by_tier
             self.prompt_logprobs.extend(delta.prompt_logprobs)
         self.embedding += delta.embedding
-        self.adapter = None if delta.adapter is BASE_MODEL else delta.adapter
+        self.version = delta.adapter
         self.times = delta.times or self.times
         self.num_accepted_drafts += delta.num_accepted_drafts
         self.num_rejected_drafts += delta.num_rejected_drafts

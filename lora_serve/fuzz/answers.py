@@ -14,7 +14,8 @@ from typing import Any
 class Choice:
     """fingerprints: what `system_fingerprint` said of the versions that gave it.
 
-    logprobs: one entry a token, in the words of its route. embedding: base64, instead of a text.
+    logprobs: one entry a token, in the words of its route. embedding: base64, instead of a text;
+        of all tokens one after the other, where all are asked for.
     items: ["reasoning", text], ["call", id, name, arguments] and, where the route has messages
         among them, ["message", text]; a chat's reasoning comes first, its calls last.
     """
@@ -40,7 +41,7 @@ class Choice:
         self._add_parsed(message)
         self.token_ids.extend(piece.get("token_ids") or ())
         self.logprobs.extend(_logprobs(piece.get("logprobs")))
-        self.embedding += piece.get("embedding") or ""
+        self.embedding += piece.get("embedding") or piece.get("data") or ""
         self.finish_reason = piece.get("finish_reason") or self.finish_reason
         if piece.get("stop_reason") is not None:
             self.stop_reason = piece["stop_reason"]
@@ -118,7 +119,7 @@ class Heard:
         for piece in document["choices"] if "choices" in document else document["data"]:
             choice = self.choices.setdefault(piece["index"], Choice())
             choice.add(piece)
-            choice.fingerprints |= set(document["system_fingerprint"].split(","))
+            choice.fingerprints |= named_versions(document)
             self.prompt_logprobs = piece.get("prompt_logprobs") or self.prompt_logprobs
         self.prompt_logprobs = document.get("prompt_logprobs") or self.prompt_logprobs
         if usage := document.get("usage"):
@@ -162,6 +163,11 @@ class CalledAtOnce:
     """The outcomes of concurrent calls, in the order in which the trace lists the calls."""
 
     outcomes: tuple[Called, ...]
+
+
+def named_versions(document: Mapping[str, Any]) -> set[str]:
+    """Those that an answer says to be from: none where it was aborted before it began."""
+    return set(filter(None, document["system_fingerprint"].split(",")))
 
 
 def _logprobs(logprobs: Mapping[str, Any] | None) -> list[object]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from lora_serve.fuzz.answers import Choice, Heard
+from lora_serve.fuzz.answers import Choice, Heard, named_versions
 
 Json = Mapping[str, Any]
 FAILURES = {  # the status that an error in a stream would have had before it
@@ -81,7 +81,7 @@ def _add_response(heard: Heard, choice: Choice, response: Json) -> None:
         for part in item["content"]
         for logprob in part["logprobs"]
     ]
-    choice.fingerprints = set(response["system_fingerprint"].split(","))
+    choice.fingerprints = named_versions(response)
     usage = response["usage"]
     heard.num_prompt_tokens = usage["input_tokens"]
     heard.num_cached_tokens = usage["input_tokens_details"]["cached_tokens"]
@@ -144,7 +144,7 @@ def _add_of_message(heard: Heard, kind: str, document: Json) -> bool:
 
 
 def _add_message(heard: Heard, choice: Choice, message: Json) -> None:
-    choice.fingerprints = set(message["system_fingerprint"].split(","))
+    choice.fingerprints = named_versions(message)
     _add_usage(heard, message["usage"])
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from lora_serve.errors import LoraServeError, RequestAbortedError, SlowReaderError
+from lora_serve.identity import BASE_MODEL
 from lora_serve.messages import EngineRequest
 from lora_serve.outputs import OutputDelta
 
@@ -147,11 +148,13 @@ class RequestState:
 
         An embedding is told whole or not at all, so a request for one fails.
         """
-        if self.message.request.pooling is not None:
+        asked = self.message.request
+        if asked.pooling is not None:
             self.fail(RequestAbortedError(EMBEDDING_ABORTED))
             return
+        version = BASE_MODEL if asked.lora_name is BASE_MODEL else None
         for index in range(self.num_choices):
-            self.put(OutputDelta(index, finish_reason="abort"))
+            self.put(OutputDelta(index, finish_reason="abort", adapter=version))
 
     def leave(self) -> None:
         """The caller is gone."""

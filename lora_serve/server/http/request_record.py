@@ -134,7 +134,7 @@ class RequestRecord:
     def _note_first(self, prompt_index: int, delta: OutputDelta) -> None:
         if delta.index == 0:  # later choices hit what the first one computed
             self._num_cached[prompt_index] = delta.num_cached_tokens
-        self.adapter = delta.adapter
+        self.adapter = delta.adapter or self.adapter
         if self._first_token is None:
             self._first_token = time.monotonic()
 

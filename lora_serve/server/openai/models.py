@@ -85,8 +85,10 @@ def as_asked_for(error: AdapterNotFoundError, target: ModelTarget) -> AdapterNot
     return AdapterNotFoundError(named, "model")
 
 
-def system_fingerprint(model_fingerprint: bytes, adapter: AdapterRef | NoAdapter) -> str:
-    """Which weights answered: the model's, and the adapter's version."""
+def system_fingerprint(model_fingerprint: bytes, adapter: AdapterRef | NoAdapter | None) -> str:
+    """Which weights answered: the model's, and the adapter's version; "" if none did."""
+    if adapter is None:
+        return ""
     model = model_fingerprint.hex()[:SHORT_HEX]
     if adapter is BASE_MODEL:
         return model

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import UNSET, UnsetType
 
-from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
+from lora_serve.identity import AdapterRef, NoAdapter
 from lora_serve.outputs import AnswerTimes, OutputDelta, RequestOutput
 from lora_serve.server.openai.answers import (
     CompletionTokensDetails,
@@ -66,7 +66,7 @@ class UsageCounter:
         if delta.index == 0:
             self._num_cached_tokens[prompt_index] = delta.num_cached_tokens
             self._num_cached_by_tier[prompt_index] = delta.num_cached_by_tier
-        self._adapters.setdefault(delta.adapter)
+        self._note_version(delta.adapter)
 
     def add_output(self, prompt_index: int, output: RequestOutput) -> None:
         self._num_output_tokens += sum(len(choice.token_ids) for choice in output.outputs)
@@ -75,7 +75,11 @@ class UsageCounter:
             self._times += [output.times] * len(output.outputs)
         self._num_cached_tokens[prompt_index] = output.num_cached_tokens
         self._num_cached_by_tier[prompt_index] = output.num_cached_by_tier
-        self._adapters.setdefault(output.adapter or BASE_MODEL)
+        self._note_version(output.version)
+
+    def _note_version(self, adapter: AdapterRef | NoAdapter | None) -> None:
+        if adapter is not None:
+            self._adapters.setdefault(adapter)
 
     def _note_drafts(self, answer: OutputDelta | RequestOutput) -> None:
         self._num_accepted_drafts += answer.num_accepted_drafts
@@ -83,10 +87,10 @@ class UsageCounter:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the version that answered; of each, if several did."""
+        """The fingerprint of the version that answered; of each, if several did, "" if none."""
         return ",".join(self.fingerprint_of(adapter) for adapter in self._adapters)
 
-    def fingerprint_of(self, adapter: AdapterRef | NoAdapter) -> str:
+    def fingerprint_of(self, adapter: AdapterRef | NoAdapter | None) -> str:
         return system_fingerprint(self._model_fingerprint, adapter)
 
     @property

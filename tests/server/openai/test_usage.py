@@ -4,7 +4,7 @@ import msgspec
 from msgspec import UNSET
 
 from lora_serve.identity import AdapterRef
-from lora_serve.outputs import OutputDelta
+from lora_serve.outputs import OutputDelta, RequestOutput
 from lora_serve.prompts import TokensPrompt
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.usage import UsageCounter
@@ -31,6 +31,15 @@ def test_an_adapter_replaced_between_two_prompts_shows_as_two_versions() -> None
         usage.add(index, OutputDelta(0, adapter=adapter))
     model = "aa" * 6
     assert usage.fingerprint == f"{model}-{'01' * 6}-g0,{model}-{'02' * 6}-g1"
+
+
+def test_an_answer_that_no_version_gave_names_none() -> None:
+    usage, delta = UsageCounter(b"\xaa" * 32, INPUTS), OutputDelta(0, adapter=None)
+    output = RequestOutput("", [1])
+    output.add(delta)
+    usage.add(0, delta)
+    usage.add_output(1, output)
+    assert (usage.fingerprint, usage.fingerprint_of(None), output.adapter) == ("", "", None)
 
 
 def test_cached_tokens_are_summed_by_tier_where_there_are_tiers() -> None:
