@@ -222,13 +222,17 @@ class LLM:
     def _with_reasoning(
         self, params: Sequence[SamplingParams], texts: Sequence[str], chat_template: str | None
     ) -> list[SamplingParams]:
-        """Let grammars wait for reasoning where the chat template tells how it is marked."""
+        """Let grammars wait for reasoning where the chat template tells how it is marked.
+
+        Its budget needs the same marks.
+        """
         form = reasoning_format(AUTO, self.tokenizer.template_source(chat_template))
-        if form is None or self.config.structured_outputs.structured_outputs_enable_in_reasoning:
+        if form is None:
             return list(params)
+        waits = not self.config.structured_outputs.structured_outputs_enable_in_reasoning
         return [
             msgspec.structs.replace(one, reasoning=form.tokens(self._encode, text))
-            if one.structured_outputs is not None and one.reasoning is None
+            if one.reasoning is None and one.needs_reasoning(grammars_wait=waits)
             else one
             for one, text in zip(params, texts, strict=True)
         ]

@@ -15,11 +15,13 @@ import numpy.typing as npt
 
 from lora_serve.errors import InvalidRequestError, RequestFailedError
 
-PoolingType: TypeAlias = Literal["LAST", "MEAN"]
+SequencePoolingType: TypeAlias = Literal["LAST", "MEAN"]
+PoolingType: TypeAlias = Literal["LAST", "MEAN", "ALL"]
 
 UNITS = 2.0**26  # in 1
 LARGEST_VALUE = 2.0**16  # above float16's largest
 MAX_ROWS = 2**20  # so that no sum of a column leaves 64 bits
+MAX_TOKEN_VALUES = 2**23  # of all tokens' hidden states, which wait for the last one's
 
 
 NO_NUMBERS = (
@@ -36,7 +38,8 @@ NO_MEAN = (
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True):
     """One request's choices.
 
-    pooling_type: LAST takes the hidden state of the last token, MEAN the mean over all tokens.
+    pooling_type: LAST takes the hidden state of the last token, MEAN the mean over all tokens, ALL
+        that of each token, one after the other.
     normalize: to length 1. dimensions: only so many of the first values, all if None; they are cut
         before the rest is done.
     """
@@ -47,7 +50,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_all_rows(self) -> bool:
-        return self.pooling_type == "MEAN"
+        return self.pooling_type != "LAST"
 
     def verify(self, hidden_size: int, num_tokens: int) -> None:
         """Raise InvalidRequestError for the first field that does not fit model or prompt."""
@@ -58,7 +61,13 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True):
                 f"{dimensions}",
                 "dimensions",
             )
-        if self.needs_all_rows and num_tokens > MAX_ROWS:
+        if self.pooling_type == "ALL" and num_tokens * hidden_size > MAX_TOKEN_VALUES:
+            raise InvalidRequestError(
+                f"the input has {num_tokens} tokens with {hidden_size} values each, of which at "
+                f"most {MAX_TOKEN_VALUES} together are given; shorten it",
+                "input",
+            )
+        if self.pooling_type == "MEAN" and num_tokens > MAX_ROWS:
             raise InvalidRequestError(
                 f"the input has {num_tokens} tokens, a mean is taken of {MAX_ROWS} at most; "
                 "shorten it",
@@ -75,21 +84,24 @@ def sums_added(some: bytes, others: bytes) -> bytes:
 
 
 def embedding(pooled: bytes, params: PoolingParams, num_tokens: int) -> bytes:
-    """The values of an embedding, as little-endian float32.
+    """The values of an embedding, or of each token's, as little-endian float32.
 
     Args:
-        pooled: the hidden state of the last token, float32, or the sums of all.
+        pooled: the hidden state of the last token, float32, the sums of all, or all.
 
     Raises:
         RequestFailedError: there is a value in it that is no number.
     """
-    values = _mean(pooled, num_tokens) if params.needs_all_rows else np.frombuffer(pooled, "<f4")
-    values = values[: params.dimensions].astype(np.float64)
+    is_mean = params.pooling_type == "MEAN"
+    values = _mean(pooled, num_tokens) if is_mean else np.frombuffer(pooled, "<f4")
+    if params.pooling_type == "ALL":
+        values = values.reshape(num_tokens, -1)
+    values = values[..., : params.dimensions].astype(np.float64)
     if not np.isfinite(values).all():
-        raise RequestFailedError(NO_MEAN if params.needs_all_rows else NO_NUMBERS)
+        raise RequestFailedError(NO_MEAN if is_mean else NO_NUMBERS)
     if params.normalize:
-        length = np.sqrt(np.square(values).sum())
-        values = values / (length or 1.0)
+        lengths = np.sqrt(np.square(values).sum(axis=-1, keepdims=True))
+        values = values / np.where(lengths, lengths, 1.0)
     return values.astype("<f4").tobytes()
 
 

@@ -42,6 +42,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     structured_outputs: what the answer must match; None for any answer.
     reasoning: what the answer may begin with before it must match; None if it must from its first
         token.
+    thinking_token_budget: the most tokens of the reasoning, which `reasoning` must mark; then the
+        token that ends it is drawn. None for any number.
     """
 
     n: int = 1
@@ -70,6 +72,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutput | None = None
     reasoning: ReasoningTokens | None = None
+    thinking_token_budget: int | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -84,6 +87,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def has_filters(self, vocab_size: int) -> bool:
         """Whether draws of so many tokens leave some out for what the others weigh."""
         return 0 < self.top_k < vocab_size or self.min_p > 0 or self.top_p < 1
+
+    def needs_reasoning(self, *, grammars_wait: bool) -> bool:
+        """Whether it matters where reasoning begins and ends: to a grammar that waits, or a budget.
+
+        A grammar that does not wait holds the whole answer, which then has no reasoning.
+        """
+        if self.structured_outputs is not None:
+            return grammars_wait
+        return self.thinking_token_budget is not None
 
     @cached_property
     def stop_token_id_set(self) -> frozenset[int]:
@@ -156,6 +168,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if self.reasoning is not None:
             for token_id in (self.reasoning.start, self.reasoning.end):
                 _require_range("reasoning", token_id, 0, vocab_size - 1)
+        if self.thinking_token_budget is not None:
+            _require_range("thinking_token_budget", self.thinking_token_budget, 0, 2**31 - 1)
         self._verify_tokens(vocab_size)
 
     def _verify_counts(self, max_n: int) -> None:

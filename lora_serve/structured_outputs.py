@@ -20,7 +20,7 @@ MAX_CHOICES = 4096
 
 
 class ReasoningTokens(msgspec.Struct, frozen=True):
-    """The reasoning that an answer may begin with, and that no grammar holds.
+    """The reasoning that an answer may begin with, and that no grammar holds; it may be bounded.
 
     start, end: the tokens that mark it. is_open: the prompt has begun it; else it is begun by an
         answer whose first token is `start`, which is allowed there whatever the grammar says.

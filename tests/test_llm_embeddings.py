@@ -21,6 +21,7 @@ from tests.fakes.served_model import save_served_model
 from tests.test_llm import NAMES, load_adapters, prompts_with_shared_prefixes
 
 LAST, MEAN = PoolingParams(), PoolingParams(pooling_type="MEAN", normalize=False)
+ALL = PoolingParams(pooling_type="ALL", normalize=False)
 ARITHMETIC: dict[str, tuple[str, dict[str, Any]]] = {
     "float32": ("qwen2", {"dtype": "float32"}),
     "gemma2, int4 and 8": (
@@ -30,7 +31,7 @@ ARITHMETIC: dict[str, tuple[str, dict[str, Any]]] = {
     "reference": ("qwen2", {"override_op": ("all=reference",), "cpu_threads": 1}),
 }
 PROMPTS = prompts_with_shared_prefixes(12)
-PARAMS = [LAST, MEAN, MEAN] * 4
+PARAMS = [LAST, MEAN, ALL] * 4
 LORA_NAMES = [NAMES[i % len(NAMES)] for i in range(len(PROMPTS))]
 
 
@@ -97,6 +98,7 @@ def test_embeddings_are_those_of_transformers(model_path: Path, dtype: str) -> N
         (PoolingParams(dimensions=10), normalize(hidden[-1][:10], dim=0)),
         (MEAN, hidden.mean(0)),
         (PoolingParams(pooling_type="MEAN"), normalize(hidden.mean(0), dim=0)),
+        (PoolingParams(pooling_type="ALL"), normalize(hidden, dim=1).flatten()),
     ]
     with LLM(str(model_path), dtype=dtype) as llm:
         outputs = llm.embed([prompt] * len(kinds), [params for params, _ in kinds])

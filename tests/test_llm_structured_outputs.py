@@ -201,6 +201,27 @@ def test_a_chats_grammar_waits_until_the_reasoning_that_its_template_knows_has_e
         assert lone.tokenizer.decode(token_ids[num_reasoned:]) in CHOICES
 
 
+def test_a_chats_reasoning_ends_when_its_budget_is_spent(
+    lone: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, end = 80, 81
+    markers, encode = {"<think>": [start], "</think>": [end]}, lone._encode
+    monkeypatch.setattr(lone, "_encode", lambda text: markers.get(text) or encode(text))
+    params = SamplingParams(
+        max_tokens=20, temperature=0, logit_bias={end: -100.0}, thinking_token_budget=3
+    )
+    held = msgspec.structs.replace(params, structured_outputs=CONSTRAINTS[3])
+    conversation = [{"role": "user", "content": "Hello"}]
+    template = "{{ messages[0].content }}{# </think> #}<think>"
+    answers = lone.chat([conversation] * 2, [params, held], chat_template=template)
+    for answer in answers:
+        assert list(answer.outputs[0].token_ids).index(end) == 3
+    assert lone.tokenizer.decode(answers[1].outputs[0].token_ids[4:]) in CHOICES
+    with pytest.raises(InvalidRequestError, match="one token each") as refusal:
+        lone.generate("Hello", params)
+    assert refusal.value.param == "thinking_token_budget"
+
+
 def test_a_refused_constraint_leaves_the_engine_as_it_was(lone: LLM) -> None:
     for constraint in (StructuredOutput("regex", "("), StructuredOutput("json", "false")):
         with pytest.raises(InvalidRequestError, match="structured_outputs") as refusal:

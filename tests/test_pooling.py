@@ -6,9 +6,18 @@ import numpy as np
 import pytest
 
 from lora_serve.errors import InvalidRequestError, RequestFailedError
-from lora_serve.pooling import MAX_ROWS, UNITS, PoolingParams, embedding, sums_added
+from lora_serve.pooling import (
+    MAX_ROWS,
+    MAX_TOKEN_VALUES,
+    UNITS,
+    PoolingParams,
+    embedding,
+    sums_added,
+)
 
-LAST, MEAN = (PoolingParams(pooling_type=kind, normalize=False) for kind in ("LAST", "MEAN"))
+LAST, MEAN, ALL = (
+    PoolingParams(pooling_type=kind, normalize=False) for kind in ("LAST", "MEAN", "ALL")
+)
 
 
 def floats(*values: float) -> bytes:
@@ -36,6 +45,13 @@ def test_a_mean_is_the_sum_over_the_tokens_divided_by_their_number() -> None:
     assert embedding(sums(9, -12), PoolingParams(pooling_type="MEAN"), 3) == floats(0.6, -0.8)
 
 
+def test_each_token_has_an_embedding_of_its_own() -> None:
+    rows = floats(3, -4, 12, 0, 0, 5)
+    assert embedding(rows, ALL, 2) == rows
+    cut = PoolingParams(pooling_type="ALL", dimensions=2)
+    assert embedding(rows, cut, 2) == floats(0.6, -0.8, 0, 0)
+
+
 def test_zeros_stay_zeros() -> None:
     assert embedding(floats(0, 0), PoolingParams(), 1) == floats(0, 0)
 
@@ -45,6 +61,7 @@ def test_zeros_stay_zeros() -> None:
     [
         (floats(1, math.nan), PoolingParams()),
         (floats(1, math.inf), LAST),
+        (floats(1, math.inf, 1, 1), ALL),
         (sums(1, 2, num_unsummed=1), MEAN),
     ],
 )
@@ -73,3 +90,7 @@ def test_parameters_that_do_not_fit_the_model_or_the_prompt_are_refused() -> Non
     MEAN.verify(8, MAX_ROWS)
     with pytest.raises(InvalidRequestError, match=f"{MAX_ROWS} at most"):
         MEAN.verify(8, MAX_ROWS + 1)
+    LAST.verify(8, MAX_TOKEN_VALUES)
+    ALL.verify(8, MAX_TOKEN_VALUES // 8)
+    with pytest.raises(InvalidRequestError, match=f"at most {MAX_TOKEN_VALUES} together"):
+        ALL.verify(8, MAX_TOKEN_VALUES // 8 + 1)

@@ -1,4 +1,4 @@
-"""The random lives of tests/test_traces.py, of which every fifth request wants an embedding, and
+"""The random lives of tests/test_traces.py, of which every fifth request wants embeddings, and
 the bugs that the traces would catch. Each mutant puts one back.
 """
 
@@ -8,6 +8,7 @@ import pytest
 
 from lora_serve.fuzz.oracle.executor import OracleExecutor
 from lora_serve.fuzz.oracle.traces import OracleTrace
+from lora_serve.pooling import PoolingParams
 from lora_serve.scheduler import chunk, progress
 from lora_serve.scheduler.request import Request
 from lora_serve.scheduler.scheduler import Scheduler
@@ -22,7 +23,7 @@ OVERLAPS = pytest.mark.parametrize(
 
 @OVERLAPS
 def test_every_embedding_is_the_one_that_a_lone_server_gives(async_scheduling: bool) -> None:
-    num_means = num_last = num_chunks_of_means = num_hit_tokens = 0
+    num_means = num_last = num_of_tokens = num_chunks_of_means = num_hit_tokens = 0
     for seed in range(NUM_TRACES):
         trace = OracleTrace(seed, async_scheduling=async_scheduling)
         assert trace.run().wrong == [], f"seed {seed}"
@@ -31,10 +32,13 @@ def test_every_embedding_is_the_one_that_a_lone_server_gives(async_scheduling: b
         pooled = {each.request_id for each in chunks if each.asked.num_pooled}
         num_means += len({each.request_id for each in summed})
         num_chunks_of_means += len(summed)
-        num_last += len(pooled)
+        of_tokens = {each.request_id for each in chunks if each.asked.num_pooled > 1}
+        num_of_tokens += len(of_tokens)
+        num_last += len(pooled - of_tokens)
         num_hit_tokens += sum(trace.engine.num_cached(request_id) for request_id in pooled)
     assert num_last > NUM_TRACES
     assert num_means > NUM_TRACES
+    assert num_of_tokens > NUM_TRACES
     assert num_chunks_of_means > 2 * num_means
     assert num_hit_tokens > 10 * NUM_TRACES
 
@@ -62,15 +66,26 @@ def test_traces_catch_a_sum_that_begins_again_with_each_chunk(
     assert is_caught(async_scheduling)
 
 
-def test_traces_catch_a_sum_that_a_preempted_request_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["hidden_sums", "hidden_rows"])
+def test_traces_catch_what_a_preempted_request_keeps(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     preempt = Scheduler._preempt
 
     def preempt_keeping(self: Scheduler, victim: Request) -> None:
-        sums = victim.hidden_sums
+        kept = getattr(victim, name)
         preempt(self, victim)
-        victim.hidden_sums = sums
+        setattr(victim, name, kept)
 
     monkeypatch.setattr(Scheduler, "_preempt", preempt_keeping)
+    assert is_caught()
+
+
+def test_traces_catch_hidden_states_without_those_of_cached_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_mean = property(lambda params: params.pooling_type == "MEAN")
+    monkeypatch.setattr(PoolingParams, "needs_all_rows", is_mean)
     assert is_caught()
 
 
@@ -91,7 +106,7 @@ def test_traces_catch_an_embedding_that_is_told_before_the_prompts_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        chunk, "_pooling_asked", lambda pooling, is_last: AskedOutputs(num_pooled=1)
+        chunk, "_pooling_asked", lambda pooling, num_tokens, is_last: AskedOutputs(num_pooled=1)
     )
     take_in = progress.take_in
 

@@ -61,6 +61,7 @@ CHANGES: dict[str, Change] = {
     "allowed_token_ids": Change((1,)),
     "bad_words": Change(("a",)),
     "structured_outputs": Change(StructuredOutput.of(regex="a+")),
+    "thinking_token_budget": Change(3),
     "reasoning": Change(ReasoningTokens(start=1, end=2, is_open=False)),
 }
 

@@ -64,14 +64,14 @@ CACHED_USAGE = (
     "usage tells how many tokens of the prompt were cached, which differs between two calls"
 )
 FLOATS = "embeddings are float32, as numbers or base64, and are not padded"
-POOLING = "the route /pooling is not there"
+TOO_LONG = "a text that is too long is refused by its place, its length and the limit, in our words"
+TOKEN_EMBEDDINGS = "/pooling gives embeddings of tokens beside those of texts, without a flag"
 MASKS = "the tokens that could be drawn (--return-sampling-mask) are told by logprobs alone"
 NAMED_SCORES = "prompt_logprob_token_ids is refused by name"
 STOPS_ACT = "stop strings act whatever detokenize says"
 ABORTS = "/abort_requests is there for admins, on every server"
 SESSIONS = "SageMaker's stateful sessions are not offered"
 OWN_CODE = "runs vLLM's own routes or scripts in the test's process, or in vLLM's server"
-INTERNLM = "InternLM's format of tool calls is not there"
 RUN_BATCH = "runs vLLM's own command run-batch"
 
 _CHAT, _COMPLETION = "chat_completion/test_chat.py", "completion/test_completion.py"
@@ -84,6 +84,7 @@ _BIAS, _REASONING = "test_chat_logit_bias_validation.py", "test_include_reasonin
 _RESPONSES, _TOOLS = "responses/test_simple.py", "test_completion_with_function_calling.py"
 _METRICS = "instrumentator/test_metrics.py"
 _TOOL_CHATS = "tool_use/test_chat_completions.py"
+_SCORES = "scoring/test_bi_encoder_online.py"
 _EMBED, _TOKENS = "embed/test_online.py", "test_serving_tokens.py"
 VERDICTS = tuple(
     Verdict(file, name, kind, reason)
@@ -162,7 +163,13 @@ VERDICTS = tuple(
         (_EMBED, "test_base64_embed_dtype", DIFFERS, FLOATS),
         (_EMBED, "test_bytes", DIFFERS, FLOATS),
         (_EMBED, "test_params_not_supported", DIFFERS, WORDS),
-        (_EMBED, "test_pooling", DIFFERS, POOLING),
+        (_EMBED, "test_pooling_embed", NOT_APPLICABLE, OTHER_MODEL),
+        (_EMBED, "test_pooling_not_supported[token_embed", DIFFERS, TOKEN_EMBEDDINGS),
+        (_SCORES, "test_score_api_max_model_len", DIFFERS, TOO_LONG),
+        (_SCORES, "test_rerank_api_max_model_len", DIFFERS, TOO_LONG),
+        (_SCORES, "test_score_api", NOT_APPLICABLE, OFFLINE),
+        (_SCORES, "test_rerank_api", NOT_APPLICABLE, OTHER_MODEL),
+        (_SCORES, "test_pooling_embed", NOT_APPLICABLE, OTHER_MODEL),
         (_TOKENS, "test_generate_sampling_mask", DIFFERS, MASKS),
         (_TOKENS, "test_generate_prompt_token_id_logprobs", DIFFERS, NAMED_SCORES),
         (_TOKENS, "test_stop_string_workflow", DIFFERS, STOPS_ACT),
@@ -175,9 +182,6 @@ VERDICTS = tuple(
         ("test_sagemaker_handler_overrides.py", "test_handler", NOT_APPLICABLE, OWN_CODE),
         ("test_sagemaker_handler_overrides.py", "test_env", NOT_APPLICABLE, OWN_CODE),
         ("test_sagemaker_middleware_integration.py", "test_", NOT_APPLICABLE, OWN_CODE),
-        (_TOOL_CHATS, "test_chat_completion_without_tools[internlm", DIFFERS, INTERNLM),
-        (_TOOL_CHATS, "test_chat_completion_with_tools[internlm", DIFFERS, INTERNLM),
-        (_TOOL_CHATS, "test_response_format_with_tool_choice_required[internlm", DIFFERS, INTERNLM),
         ("tool_use/test_tool_calls.py", "test_", NOT_APPLICABLE, OTHER_MODEL),
         ("tool_use/test_parallel_tool_calls.py", "test_", NOT_APPLICABLE, OTHER_MODEL),
         (_RESPONSES, "test_basic", NOT_APPLICABLE, OTHER_MODEL),

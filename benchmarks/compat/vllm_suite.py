@@ -51,6 +51,7 @@ FILES = (
     "tests/entrypoints/openai/test_return_token_ids.py",
     "tests/entrypoints/openai/test_return_tokens_as_ids.py",
     "tests/entrypoints/pooling/embed/test_online.py",
+    "tests/entrypoints/pooling/scoring/test_bi_encoder_online.py",
     "tests/entrypoints/scale_out/token_in_token_out/test_serving_tokens.py",
     "tests/entrypoints/serve/instrumentator/test_basic.py",
     "tests/entrypoints/serve/instrumentator/test_metrics.py",

@@ -204,6 +204,7 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
             faults=() if args.url else _faults(args.faults),
             tiers=tuple(name for name in TIER_FLAGS if args.redis_url or name != "redis"),
             has_chat=cold.has_chat,
+            marks_reasoning=cold.marks_reasoning,
             has_embeds=config.model.enable_prompt_embeds,
             fixed_flags=bool(args.url),
             num_ranks=possible_ranks(config)[1:],

@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 import msgspec
 
 from lora_serve.errors import ConfigError
-from lora_serve.pooling import PoolingParams, PoolingType
+from lora_serve.pooling import PoolingParams, SequencePoolingType
 
 
 class _PoolerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is known of vLLM's keys; the two of a line mean the same."""
 
-    pooling_type: PoolingType | None = None
-    seq_pooling_type: PoolingType | None = None
+    pooling_type: SequencePoolingType | None = None
+    seq_pooling_type: SequencePoolingType | None = None
     normalize: bool | None = None
     use_activation: bool | None = None
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None

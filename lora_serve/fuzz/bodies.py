@@ -18,14 +18,14 @@ from lora_serve.structured_outputs import StructuredOutput
 Json = dict[str, Any]
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-EMBEDDINGS = "/v1/embeddings"
+EMBEDDINGS, TOKEN_EMBEDDINGS = "/v1/embeddings", "/pooling"
 TALKS = {"chat": CHAT, "responses": "/v1/responses", "messages": "/v1/messages"}
 _CONVERTED = ("logprobs", "logit_bias", "structured_outputs", "reasoning")
 
 
 def route(ask: Ask) -> str:
     if ask.pooling is not None:
-        return EMBEDDINGS
+        return TOKEN_EMBEDDINGS if ask.pooling.pooling_type == "ALL" else EMBEDDINGS
     if ask.talk is not None:
         return TALKS[ask.talk.route]
     return CHAT if isinstance(ask.prompt, Chat) else COMPLETIONS
@@ -75,6 +75,8 @@ def _embedding(prompt: Prompt, pooling: PoolingParams) -> Json:
         "use_activation": pooling.normalize,
         "dimensions": pooling.dimensions,
     }
+    if pooling.pooling_type == "ALL":
+        fields["task"] = "token_embed"
     match prompt:
         case Tokens(token_ids):
             return fields | {"input": list(token_ids)}

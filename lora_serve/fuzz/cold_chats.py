@@ -77,11 +77,12 @@ class ColdChats:
         params, ending = self._settings(ask), text[-ENDING_CHARS:]
         if (forced := forced_calls(body, form)) is not None:
             params = replace(params, structured_outputs=forced)
-        if params.structured_outputs is not None and form.reasoning is not None:
-            waits = not self._llm.config.structured_outputs.structured_outputs_enable_in_reasoning
-            tokens = form.reasoning.tokens(self._llm._encode, ending) if waits else None
+        waits = not self._llm.config.structured_outputs.structured_outputs_enable_in_reasoning
+        if form.reasoning is not None and params.needs_reasoning(grammars_wait=waits):
+            tokens = form.reasoning.tokens(self._llm._encode, ending)
             params = replace(params, reasoning=tokens)
-            form = dataclasses.replace(form, grammar_waits=tokens is not None)
+            is_held = tokens is not None and params.structured_outputs is not None
+            form = dataclasses.replace(form, grammar_waits=is_held)
         return ColdChat(TokensPrompt(tuple(self._llm._encode(text))), ending, params, form)
 
     def _settings(self, ask: Ask) -> SamplingParams:

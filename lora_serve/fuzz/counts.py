@@ -104,7 +104,7 @@ class FuzzCounts(msgspec.Struct):
 
 def _kind(ask: Ask) -> str:
     if ask.pooling is not None:
-        return "embeddings"
+        return "embeddings of tokens" if ask.pooling.pooling_type == "ALL" else "embeddings"
     if ask.talk is not None:
         return f"{ask.talk.route}, tools" if ask.talk.tools else ask.talk.route
     match ask.prompt:

@@ -7,7 +7,7 @@ from random import Random
 
 from lora_serve.config.model import LOGPROBS_MODES
 from lora_serve.config.parallel import SEGMENTS
-from lora_serve.pooling import PoolingType
+from lora_serve.pooling import SequencePoolingType
 
 # A prompt, at most 9 tokens longer than its prefix, and its answer just fit the smallest pool; two
 # that share nothing do not, so that the one that grows last is preempted.
@@ -44,7 +44,7 @@ def drawn_flags(
     seed: int,
     rng: Random,
     tiers: tuple[str, ...],
-    pooling_type: PoolingType,
+    pooling_type: SequencePoolingType,
     num_ranks: tuple[int, ...],
     in_segments: tuple[int, ...],
 ) -> tuple[str, ...]:

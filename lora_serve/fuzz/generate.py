@@ -36,7 +36,7 @@ from lora_serve.fuzz.trace import (
     Unload,
 )
 from lora_serve.fuzz.versions import INVOCATION
-from lora_serve.pooling import PoolingParams, PoolingType
+from lora_serve.pooling import PoolingParams, SequencePoolingType
 from lora_serve.sampling_params import PROMPT_ONLY, SamplingParams
 from lora_serve.structured_outputs import StructuredOutput
 
@@ -53,6 +53,7 @@ PAUSES_SHARE = 0.02  # of a trace's events
 ABORTS_SHARE = 0.03  # of a trace's events
 TAGS_SHARE = 0.25  # of the requests with a grammar
 EMBEDDINGS_SHARE = 0.15  # of the requests
+TOKEN_EMBEDDINGS_SHARE = 0.3  # of these
 INVOKED_SHARE = 0.5  # of the prompts of tokens
 KV_TRANSFERS_SHARE = 0.2  # of the requests, where other servers could find KV
 RESERVED_TOKENS = 3  # the first ids are often special
@@ -62,9 +63,10 @@ RESERVED_TOKENS = 3  # the first ids are often special
 class Scope:
     """What a trace may use. vocab_size: ids below it are all known to the model.
 
-    fixed_flags: the server runs already, so that traces cannot choose how it is set up. num_ranks:
-    among how many its model can be divided on this machine, one apart. in_segments: of how many
-    ranks, one among them, sums may be in segments.
+    marks_reasoning: by one token each, so that it may have a budget. fixed_flags: the server runs
+    already, so that traces cannot choose how it is set up. num_ranks: among how many its model can
+    be divided on this machine, one apart. in_segments: of how many ranks, one among them, sums may
+    be in segments.
     """
 
     vocab_size: int
@@ -74,6 +76,7 @@ class Scope:
     faults: tuple[str, ...] = ()
     tiers: tuple[str, ...] = ()
     has_chat: bool = True
+    marks_reasoning: bool = False
     has_embeds: bool = True
     fixed_flags: bool = False
     num_ranks: tuple[int, ...] = ()
@@ -82,7 +85,7 @@ class Scope:
 
 def make_trace(seed: int, scope: Scope) -> Trace:
     rng = Random(seed)
-    pooling_type: PoolingType = Random(f"pooling type {seed}").choice(("LAST", "MEAN"))
+    pooling_type: SequencePoolingType = Random(f"pooling type {seed}").choice(("LAST", "MEAN"))
     tiers = () if scope.fixed_flags else _tiers(rng, scope)
     return Trace(
         seed=seed,
@@ -108,7 +111,7 @@ class _Writer:
         scope: Scope,
         tiers: tuple[str, ...],
         seed: int,
-        pooling_type: PoolingType,
+        pooling_type: SequencePoolingType,
     ) -> None:
         """Answers are held to a grammar in half of the traces, and calls are sent at once.
 
@@ -123,7 +126,8 @@ class _Writer:
         self._tag_rng = Random(f"structural tags {seed}")
         self._sampling_rng = Random(f"sampling {seed}")
         self._pooling_rng = Random(f"pooling {seed}")
-        self._talks = TalkWriter(seed)
+        self._token_pooling_rng = Random(f"pooling of tokens {seed}")
+        self._talks = TalkWriter(seed, scope.marks_reasoning)
         self._invocation_rng = Random(f"invocations {seed}")
         self._key_rng = Random(f"API keys {seed}")
         self._transfer_rng = Random(f"KV transfers {seed}")
@@ -263,8 +267,9 @@ class _Writer:
     def _embedding(self, ask: Ask) -> Ask:
         """The same request for an embedding of its prompt."""
         rng = self._pooling_rng
+        is_of_tokens = self._token_pooling_rng.random() < TOKEN_EMBEDDINGS_SHARE
         pooling = PoolingParams(
-            pooling_type=self._pooling_type,
+            pooling_type="ALL" if is_of_tokens else self._pooling_type,
             normalize=rng.random() < 0.5,
             dimensions=rng.choice((None, None, 8)),
         )

@@ -109,11 +109,20 @@ class ColdEngine:
     def has_chat(self) -> bool:
         """Whether the model's tokenizer knows how a chat is written."""
         try:
-            hello = Ask(prompt=Chat((("user", "Hello"),)), params=SamplingParams())
-            self._chats.plan(hello, ())
+            self._hello(SamplingParams())
         except InvalidRequestError:
             return False
         return True
+
+    @property
+    def marks_reasoning(self) -> bool:
+        """Whether it has one token each that begins and ends the reasoning of a chat's answer."""
+        if not self.has_chat:
+            return False
+        return self._hello(SamplingParams(thinking_token_budget=1)).params.reasoning is not None
+
+    def _hello(self, params: SamplingParams) -> ColdChat:
+        return self._chats.plan(Ask(prompt=Chat((("user", "Hello"),)), params=params), ())
 
     def version_of(self, fingerprint: str) -> int | NoAdapter:
         """Which version a `system_fingerprint` names.

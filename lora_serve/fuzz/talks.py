@@ -57,8 +57,10 @@ UNSAID = ("min_p", "repetition_penalty")  # settings of models that /v1/messages
 class TalkWriter:
     """Lets some of a trace's requests become conversations with tools, or of other routes."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, marks_reasoning: bool = False) -> None:
+        """marks_reasoning: as of `Scope`."""
         self._rng = Random(f"talks {seed}")
+        self._budget_rng = Random(f"budgets {seed}") if marks_reasoning else None
         self._labels: list[str] = []
 
     def draw(self, ask: Ask) -> Ask:
@@ -72,6 +74,7 @@ class TalkWriter:
         if forces or holds:
             answer = rng.choice(ANSWERS) if holds else None
             params = replace(params, **_NO_RULES, structured_outputs=answer)
+        params = replace(params, thinking_token_budget=self._budget())
         return replace(
             ask,
             prompt=Chat((("user", rng.choice(LABEL_REQUESTS)),)),
@@ -79,6 +82,10 @@ class TalkWriter:
             pooling=None,
             talk=talk,
         )
+
+    def _budget(self) -> int | None:
+        rng = self._budget_rng
+        return rng.choice((None, 0, 1, 5, 20)) if rng is not None else None
 
     def _talk(self, route: Route) -> Talk:
         rng = self._rng

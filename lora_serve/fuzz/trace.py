@@ -65,7 +65,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
 
     lora_name: null in the file for the base model; `adapter` says it in the code.
     api_key: the place among API_KEYS of the one that it is sent with.
-    pooling: asks for an embedding instead of an answer; its pooling_type is the server's.
+    pooling: asks for an embedding instead of an answer; its pooling_type is the server's, or ALL.
     leaves_after_tokens: the client hangs up once so many have been streamed; leaves_after_ms: or
         after so long, whether anything has come or not. On routes that tell no tokens while they
         stream, events count as tokens.

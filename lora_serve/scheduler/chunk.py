@@ -50,7 +50,7 @@ def scheduled_chunk(
         block_tables,
         AskedOutputs(samples, _scoring(request, start, end))
         if request.pooling is None
-        else _pooling_asked(request.pooling, is_last),
+        else _pooling_asked(request.pooling, num_tokens, is_last),
         NO_ROWS if (prompt := request.prompt_embeds) is None else rows_between(prompt, start, end),
         request.step_index if is_pending else None,
         request.adapter_start,
@@ -94,9 +94,12 @@ def _bitmask_behind(request: Request, num_drafts: int) -> bytes | None:
     return request.forced.bitmask_behind(num_drafts)
 
 
-def _pooling_asked(pooling: PoolingParams, is_last: bool) -> AskedOutputs:
-    if pooling.needs_all_rows:
+def _pooling_asked(pooling: PoolingParams, num_tokens: int, is_last: bool) -> AskedOutputs:
+    """num_tokens: of the chunk."""
+    if pooling.pooling_type == "MEAN":
         return AskedOutputs(sums_hidden=True)
+    if pooling.pooling_type == "ALL":
+        return AskedOutputs(num_pooled=num_tokens)
     return AskedOutputs(num_pooled=1) if is_last else NOTHING_ASKED
 
 

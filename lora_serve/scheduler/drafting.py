@@ -211,10 +211,12 @@ def _most_drafts(request: Request) -> int:
 def _may_draft(request: Request) -> bool:
     """Whether guesses can be verified.
 
-    With a grammar each row would need a mask of its own. What prompt embeddings stand for is no
-    text to find a token in.
+    With a grammar each row would need a mask of its own, and so with reasoning that may have to
+    end. What prompt embeddings stand for is no text to find a token in.
     """
-    return request.max_tokens > 1 and not request.has_grammar and request.prompt_embeds is None
+    if request.has_grammar or (request.thinking is not None and not request.thinking.is_over):
+        return False
+    return request.max_tokens > 1 and request.prompt_embeds is None
 
 
 def _origin(request: Request) -> Origin:

@@ -44,7 +44,7 @@ def progress_of(
         new_token_ids,
         result.logprobs[: len(new_token_ids)],
         _fresh_prompt_logprobs(request, chunk, result) if result.prompt_logprobs else (),
-        (request.hidden_sums or result.pooled) if finish_reason is not None else b"",
+        (request.hidden_sums or request.hidden_rows) if finish_reason is not None else b"",
         finish_reason,
         stop_token_id,
         num_accepted,
@@ -70,6 +70,8 @@ def take_in(
     request.num_computed_tokens = chunk.end - num_samples + len(token_ids)
     if result.hidden_sums:
         request.add_hidden_sums(result.hidden_sums)
+    if result.pooled:
+        request.hidden_rows += result.pooled
     if num_samples:
         request.num_pending_tokens -= 1
     if num_samples <= 1:  # the usual case

@@ -22,6 +22,7 @@ from lora_serve.sampling_params import SamplingParams
 from lora_serve.scheduler.bad_words import BadWords
 from lora_serve.scheduler.drafted import DraftedRequest
 from lora_serve.scheduler.seen import TokenCounts
+from lora_serve.scheduler.thinking import Thinking
 from lora_serve.structured_outputs import ForcedTokens
 
 SortKey = tuple[int, int]  # (priority, order of arrival): smaller goes first
@@ -70,10 +71,11 @@ class Request:
     next_mask: what the grammar and the client allow next; None while that is not known, or without
         a grammar. While the model reasons it says only that the grammar is there.
     forced: the tokens that come next where next_mask allows one alone; None where none is known.
-    bad_words: None without any.
+    bad_words: None without any. thinking: None where reasoning may be of any length.
     end_token_ids: all that end the answer, and are not drawn before min_tokens.
     pooling: how an embedding is made of the prompt, which is all that it asks for then; else None.
     hidden_sums: of its computed tokens, as of `RequestStepOutput`; b"" where no mean is asked for.
+    hidden_rows: hidden states of its computed tokens, as far as they are asked for.
     num_prompt_logprobs: how many have been reported. num_overtaken: later requests that got
         in before this one, which waits for its adapter's LoRA slot.
     """
@@ -98,6 +100,7 @@ class Request:
     do_remote_decode: bool = False
     pooling: PoolingParams | None = None
     hidden_sums: bytes = b""
+    hidden_rows: bytes = b""
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
     num_planned_tokens: int = 0
@@ -123,6 +126,7 @@ class Request:
     next_mask: bytes | None = None
     forced: ForcedTokens | None = None
     bad_words: BadWords | None = None
+    thinking: Thinking | None = None
     end_token_ids: array[int] = field(init=False)
     drafted: DraftedRequest | None = None
 
@@ -130,6 +134,9 @@ class Request:
         reasoning = self.params.reasoning
         is_open = reasoning is not None and reasoning.is_open
         self.grammar_start = None if is_open else self.num_prompt_tokens
+        if self.params.thinking_token_budget is not None:
+            assert reasoning is not None, f"{self.request_id}: nothing marks its reasoning"
+            self.thinking = Thinking(reasoning, self.params.thinking_token_budget)
         self.end_token_ids = array("q", (*self.eos_token_ids, *self.params.stop_token_ids))
         if self.params.has_penalties:  # an embedding row is no token and is never penalised
             self.counts = TokenCounts(self._prompt_tokens())
@@ -173,11 +180,14 @@ class Request:
         """How many tokens the next step may compute; 0 while that hangs on the step in flight.
 
         A pending token may be computed, for the worker has it: unless it will end the answer by its
-        number, or drafts are behind it, or the grammar or bad words have to know it first.
+        number, or drafts are behind it, or the grammar, bad words or the reasoning's budget have to
+        know it first.
         """
         if self.has_grammar and (self.next_mask is None or self.num_pending_tokens):
             return 0
         if self.num_pending_tokens and self.bad_words is not None and self.bad_words.has_sequences:
+            return 0
+        if self.thinking is not None and self.thinking.hangs_on(self.num_pending_tokens):
             return 0
         num_known = self.num_tokens - self.num_planned_tokens
         if num_known > 0 or not self.num_pending_tokens:
@@ -197,11 +207,17 @@ class Request:
             or self.params.min_tokens
             or self.allowed is not None
             or self.bad_words is not None
+            or (self.thinking is not None and self.thinking.must_end)
         )
 
     @property
     def bitmask(self) -> bytes | None:
-        """What may be sampled next, as `SampleInput.bitmask` has it; a grammar's mask is known."""
+        """What may be sampled next, as `SampleInput.bitmask` has it; a grammar's mask is known.
+
+        Where reasoning must end its marker comes, whatever else excludes it.
+        """
+        if self.thinking is not None and self.thinking.must_end:
+            return self.thinking.only_end
         if not self.has_grammar or self.grammar_start is None:
             return self.allowed
         reasoning, mask = self.params.reasoning, self.next_mask
@@ -217,6 +233,8 @@ class Request:
 
     def banned_token_ids(self, position: int, drafts: Sequence[int] = ()) -> Sequence[int]:
         """What may not be drawn at a position, besides what a mask says. drafts: those before."""
+        if self.thinking is not None and self.thinking.must_end:
+            return ()
         is_short = position - self.num_prompt_tokens < self.params.min_tokens
         ends: Sequence[int] = self.end_token_ids if is_short else ()
         if self.bad_words is None:
@@ -234,7 +252,7 @@ class Request:
     def num_findable_tokens(self) -> int:
         """Tokens whose KV may be found: those behind them are computed, to score or to sample.
 
-        0 where a mean over all tokens is asked for, since no cache has their hidden states.
+        0 where the hidden states of all tokens are asked for, or their mean: no cache has them.
         """
         if self.pooling is not None:
             return 0 if self.pooling.needs_all_rows else self.num_tokens - 1
@@ -257,7 +275,7 @@ class Request:
         """Compute all tokens again, those drawn so far among them."""
         self.num_preemptions += 1
         self.num_computed_tokens = self.num_planned_tokens = 0
-        self.hidden_sums = b""
+        self.hidden_sums = self.hidden_rows = b""
         self.offers_blocks = True
 
     def add_hidden_sums(self, sums: bytes) -> None:
@@ -269,6 +287,8 @@ class Request:
             self._note_for_grammar(token_id)
         if self.counts is not None:
             self.counts.drew(token_id)
+        if self.thinking is not None:
+            self.thinking.drew(token_id)
         if len(self.token_ids) % self.block_size == 0:
             self._hash_full_blocks()
 

@@ -70,9 +70,17 @@ from lora_serve.server.openai.render import render_router
 from lora_serve.server.openai.text_work import TextWork
 from lora_serve.server.openai.tokens import tokens_router
 from lora_serve.server.openapi_document import DocumentRoute
+from lora_serve.server.pooling.pooling import pooling_router
+from lora_serve.server.pooling.scores import scores_router
 from lora_serve.server.responses.router import responses_router
 from lora_serve.server.responses.store import StoredResponses
-from lora_serve.server.routes import GENERATING_PATHS, OPEN_PATHS, PATHS, STATE_PATHS
+from lora_serve.server.routes import (
+    GENERATING_PATHS,
+    NOT_SERVED,
+    OPEN_PATHS,
+    PATHS,
+    STATE_PATHS,
+)
 from lora_serve.server.sagemaker.invocations import invocations_router
 from lora_serve.server.sglang.generate import sglang_router
 from lora_serve.server.summary import start_summary, tell_summary
@@ -115,8 +123,11 @@ def create_app(
     _include_routers(app, context, page)
     app.add_exception_handler(LoraServeError, answer_error)
     metrics_port = config.metrics_port
-    elsewhere = {} if metrics_port is None else {METRICS_PATH: f"--metrics-port {metrics_port}"}
-    not_found = partial(answer_http_error, paths=PATHS, elsewhere=elsewhere)
+    reasons = dict(NOT_SERVED)
+    if metrics_port is not None:
+        port_flag = f"--metrics-port {metrics_port}"
+        reasons[METRICS_PATH] = f" on this port; {port_flag} gives it one of its own"
+    not_found = partial(answer_http_error, paths=PATHS, reasons=reasons)
     app.add_exception_handler(HTTPException, not_found)
     _add_middleware(app, context, page, tracing)
     return app
@@ -179,6 +190,8 @@ def _include_routers(app: FastAPI, context: ServerContext, page: MetricsPage) ->
         render_router(context),
         messages_router(context),
         embeddings_router(context),
+        pooling_router(context),
+        scores_router(context),
         responses_router(context),
         models_router(context.engine, context.models, int(time.time()), context.names),
         adapters_router(context),

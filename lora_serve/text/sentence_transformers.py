@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lora_serve.errors import ConfigError
-from lora_serve.pooling import LAST_NORMALISED, PoolingParams, PoolingType
+from lora_serve.pooling import LAST_NORMALISED, PoolingParams, SequencePoolingType
 from lora_serve.text.generation_config import read_json_file, read_model_json
 
 _REMEDY = """give --pooler-config '{"pooling_type": "LAST"}' to leave modules.json aside"""
 _DEFAULT_MODE = "mean"
 _MODE_KEY = "pooling_mode"
-_POOLING_TYPES: Mapping[str, PoolingType] = {
+_POOLING_TYPES: Mapping[str, SequencePoolingType] = {
     "lasttoken": "LAST",
     "mean": "MEAN",
     "mean_tokens": "MEAN",
@@ -43,14 +43,14 @@ def checkpoint_pooling(source: str, revision: str | None = None) -> PoolingParam
             f"modules.json of {source} asks for {', '.join(sorted(unknown))}, which this server "
             f"does not compute; {_REMEDY}"
         )
-    pooling_type: PoolingType = "LAST"
+    pooling_type: SequencePoolingType = "LAST"
     if "Pooling" in kinds:
         path = f"{kinds['Pooling'].get('path')}/config.json"
         pooling_type = _pooling_type(source, path, read_model_json(source, revision, path))
     return PoolingParams(pooling_type=pooling_type, normalize="Normalize" in kinds)
 
 
-def _pooling_type(source: str, path: str, config: Mapping[str, object]) -> PoolingType:
+def _pooling_type(source: str, path: str, config: Mapping[str, object]) -> SequencePoolingType:
     prefix = f"{_MODE_KEY}_"
     modes = [
         key.removeprefix(prefix)

@@ -148,7 +148,7 @@ def _request(
         asked=AskedOutputs(
             (sample,) * num_samples,
             PromptScoring([0] * num_scored, limits.num_top) if index == 0 else None,
-            num_pooled=1,
+            num_pooled=num_tokens,
             sums_hidden=index == 0,
         ),
     )

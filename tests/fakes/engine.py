@@ -320,6 +320,9 @@ class FakeEngine:
             weights = Path(self._adapters[request.lora_name].path, WEIGHTS).read_bytes()
         said = hashlib.sha256(repr(request.prompt).encode() + weights).digest()
         hidden = np.frombuffer(said, np.int8)[: self.model_info.hidden_size].astype("<f4")
+        if pooling.pooling_type == "ALL":
+            num_tokens = request.prompt.num_tokens
+            return embedding(np.tile(hidden, num_tokens).tobytes(), pooling, num_tokens)
         return embedding(hidden.tobytes(), replace(pooling, pooling_type="LAST"), 1)
 
     def _text(self, request: GenerateRequest, index: int) -> tuple[str, str, str | None]:

@@ -111,7 +111,9 @@ def test_the_right_answer_of_a_chat_reasons_before_its_grammar_as_a_servers_does
     encode = llm._encode
     monkeypatch.setattr(llm, "_encode", lambda text: markers.get(text) or encode(text))
     template = ServerConfig(chat_template="hi{# </think> #}<think>")
+    assert not cold.marks_reasoning
     monkeypatch.setattr(cold, "_chats", ColdChats(llm, template))
+    assert cold.marks_reasoning
     params = SamplingParams(
         max_tokens=9, logit_bias={81: 100.0}, structured_outputs=StructuredOutput.of(choice=["no"])
     )

@@ -246,6 +246,10 @@ def test_traces_draw_conversations_of_every_route_and_are_kept_with_them(tmp_pat
     assert {talk.route for talk in talks} == {"chat", "responses", "messages"}
     assert {talk.tool_choice for talk in talks} == {"auto", "none", "required", *TOOLS}
     assert {ask.api_key for ask in asks} == set(range(len(API_KEYS)))
+    assert not any(ask.params.thinking_token_budget for ask in asks), "nothing marks reasoning"
+    marked = make_trace(0, replace(scope, marks_reasoning=True))
+    budgets = {ask.params.thinking_token_budget for ask in marked.events if isinstance(ask, Ask)}
+    assert {None, 0, 5} < budgets
     stored = {talk.stored_as for talk in talks} - {""}
     assert {talk.continues for talk in talks} & stored
     save_trace(traces[0], tmp_path / "trace.json")

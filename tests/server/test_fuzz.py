@@ -147,6 +147,7 @@ ANTHROPIC: dict[str, SearchStrategy[object]] = {
     ),
     "stop_sequences": st.lists(TEXTS, max_size=3),
 }
+SCORED = TEXTS | st.lists(TEXTS | st.builds(lambda text: {"text": text}, TEXTS), max_size=3)
 LIKELY: dict[str, SearchStrategy[object]] = {
     "prompt": PROMPTS | st.lists(PROMPTS, max_size=2),
     "messages": MESSAGES,
@@ -178,6 +179,14 @@ LIKELY: dict[str, SearchStrategy[object]] = {
     "reasoning_effort": st.sampled_from(["none", "high", "huge"]),
     "input": PROMPTS | st.lists(PROMPTS, max_size=2) | ITEMS,
     "dimensions": st.integers(-1, 9),
+    "task": st.sampled_from(["embed", "token_embed", "classify"]),
+    **dict.fromkeys(
+        ("query", "queries", "documents", "items", "text_1", "text_2", "data_1", "data_2"),
+        SCORED,
+    ),
+    "max_tokens_per_query": st.integers(-1, 9),
+    "max_tokens_per_doc": st.integers(-1, 9),
+    "top_n": st.integers(-1, 9),
     "encoding_format": st.sampled_from(["float", "base64", "bytes"]),
     "prompt_embeds": TEXTS | st.just("AAAA"),
     "input_ids": st.lists(st.integers(-1, 270), max_size=5),

@@ -11,7 +11,7 @@ NOT_SEEN_BY_A_STEP = {
     *("n", "max_tokens", "min_tokens", "seed", "stop", "stop_token_ids", "ignore_eos"),
     *("include_stop_str_in_output", "skip_special_tokens", "structured_outputs", "reasoning"),
     *("allowed_token_ids", "bad_words", "prompt_logprobs", "prompt_logprob_start"),
-    "prompt_logprobs_last_n",
+    *("prompt_logprobs_last_n", "thinking_token_budget"),
 }
 TAKES_LESS = {"logprob_token_ids"}  # than the most likely ones, in whose place they stand
 

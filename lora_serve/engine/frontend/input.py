@@ -17,6 +17,11 @@ from lora_serve.prompts import Prompt, embeds_digests, verify_vocabulary
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import leaves_any
 
+NO_THINKING = (
+    "thinking_token_budget needs one token each that begins and ends the reasoning, as the chat "
+    "template or --reasoning-parser tells, and a grammar that waits for its end; leave it out"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class InputProcessor:
@@ -65,6 +70,8 @@ class InputProcessor:
     def _resolve(self, params: SamplingParams, num_tokens: int) -> SamplingParams:
         """Fill what depends on the prompt, and the seed, once prompt and answer fit."""
         num_wanted = params.max_tokens if params.max_tokens is not None else 1
+        if params.thinking_token_budget is not None and params.reasoning is None:
+            raise InvalidRequestError(NO_THINKING, "thinking_token_budget")
         most_cached = self.model.max_request_tokens
         for limit, what, remedy in (
             (self.model.max_model_len, "the model's context", "shorten them"),

@@ -30,11 +30,13 @@ class RequestDraws:
         self._grammar_rng = grammar_rng
         self._forced_rng = random.Random(f"forced tokens {seed}")
         self._reasoning_rng = random.Random(f"reasoning {seed}")
+        self._budget_rng = random.Random(f"budget {seed}")
         self._rules_rng = random.Random(f"rules {seed}")
         self._mixed_rng = random.Random(f"tokens among rows {seed}")
         self._invocation_rng = random.Random(f"invocations {seed}")
         self._scoring_rng = random.Random(f"prompt logprobs {seed}")
         self._pooling_rng = random.Random(f"pooling {seed}")
+        self._token_pooling_rng = random.Random(f"pooling of tokens {seed}")
         self.prefixes = [self._tokens(rng.choice((20, 50, 100))) for _ in range(3)]
         self._embeds = [self._rows(rng.choice((20, 40))) for _ in range(2)]
 
@@ -97,10 +99,10 @@ class RequestDraws:
         max_tokens: int,
         rows: Sequence[bytes],
         num_groups: int,
-        constraint: StructuredOutput,
+        constraint: StructuredOutput | None,
         invocation: Sequence[int],
     ) -> ReasoningTokens | None:
-        """Draw reasoning for every other grammar, marked by tokens that its answer comes to."""
+        """Draw reasoning for every other answer, marked by tokens that it comes to."""
         rng = self._reasoning_rng
         if rng.random() < 0.5:
             return None
@@ -111,6 +113,11 @@ class RequestDraws:
         ask = (prompt, digest, min(max_tokens, 8), rows, num_groups, constraint)
         answer = lone_answer(*ask, reasoning=endless, invocation=invocation)
         return ReasoningTokens(start, rng.choice(answer[not is_open :] or [start]), is_open)
+
+    def budget(self) -> int | None:
+        """Draw how long its reasoning may be, for some answers; half of them have reasoning."""
+        rng = self._budget_rng
+        return rng.choice((0, 1, 2, 5, 20)) if rng.random() < 0.4 else None
 
     def rules(self, answer: Sequence[int]) -> TokenRules:
         """Draw what a request allows and forbids: for every fifth one, and so that it matters.
@@ -149,7 +156,10 @@ class RequestDraws:
         """Draw what an embedding is made of for every fifth request."""
         kinds: list[PoolingType | None] = ["LAST", "MEAN", *(None,) * 8]
         pooling_type = self._pooling_rng.choice(kinds)
-        return None if pooling_type is None else PoolingParams(pooling_type=pooling_type)
+        if pooling_type is None:
+            return None
+        is_of_tokens = self._token_pooling_rng.random() < 0.3
+        return PoolingParams(pooling_type="ALL" if is_of_tokens else pooling_type)
 
     def _prompt(self) -> list[int]:
         prompt = self.rng.choice(self.prefixes)[: self.rng.randrange(1, 101)] + self._tokens(1)

@@ -80,15 +80,18 @@ def lone_answer(
     rules: TokenRules = NO_RULES,
     reasoning: ReasoningTokens | None = None,
     invocation: Sequence[int] = (),
+    budget: int | None = None,
 ) -> list[int]:
     """What a cold server, alone with this request, answers.
 
-    Where the grammar and the rules leave no token, the answer is what there is by then.
+    budget: the most tokens of its reasoning. Where the grammar and the rules leave no token, the
+    answer is what there is by then.
     """
     may_begin = reasoning is not None and not reasoning.is_open
     held: list[int] | None = None if reasoning and reasoning.is_open else []  # None: it reasons
     *_, contents = prompt_contents(prompt, digest, embeds_rows, num_groups, invocation)
     answer: list[int] = []
+    num_thought = 0
     while len(answer) < max_tokens:
         allowed = None if rules.allowed is None else allowed_tokens(rules.allowed)
         by_client = allowed
@@ -98,6 +101,8 @@ def lone_answer(
                 break
             allowed = [one for one in by_grammar if allowed is None or one in allowed]
         banned = bad_ends(rules.bad_words, answer)
+        if reasoning and held is None and num_thought == budget:
+            allowed, banned = [reasoning.end], set()
         if not tokens_left(allowed, banned):
             break
         if reasoning and may_begin and not answer and allowed is not None:
@@ -106,14 +111,21 @@ def lone_answer(
         answer.append(chosen_token(drawn_token(contents), allowed, banned))
         if answer[-1] == EOS:
             break
-        if reasoning and held is None:
-            held = [] if answer[-1] == reasoning.end else None
-        elif reasoning and may_begin and answer == [reasoning.start]:
-            held = None
-        elif held is not None:
-            held.append(answer[-1])
+        num_thought += held is None
+        held = _held_after(held, answer, reasoning)
         contents = [next_content(content, answer[-1], b"", digest) for content in contents]
     return answer
+
+
+def _held_after(
+    held: list[int] | None, answer: Sequence[int], reasoning: ReasoningTokens | None
+) -> list[int] | None:
+    """What a grammar holds once the answer has another token; None while it reasons."""
+    if reasoning and held is None:
+        return [] if answer[-1] == reasoning.end else None
+    if reasoning and not reasoning.is_open and [*answer] == [reasoning.start]:
+        return None
+    return None if held is None else [*held, answer[-1]]
 
 
 def lone_pooled(
@@ -126,4 +138,7 @@ def lone_pooled(
 ) -> bytes:
     """What a cold server, alone with this request, makes an embedding of."""
     rows = list(prompt_contents(prompt, digest, embeds_rows, num_groups, invocation))
-    return hidden_sums(rows) if pooling.needs_all_rows else b"".join(rows[-1])
+    if pooling.pooling_type == "MEAN":
+        return hidden_sums(rows)
+    asked = rows if pooling.pooling_type == "ALL" else rows[-1:]
+    return b"".join(map(b"".join, asked))

@@ -212,17 +212,20 @@ class OracleTrace:
             scored_start = None if rows else self.draws.scored_start(len(prompt))
             ask = (prompt, digest, max_tokens, rows, num_groups, constraint)
             lone = partial(lone_answer, *ask, invocation=invocation)
-            if constraint is not None:
-                reasoning = self.draws.reasoning(*ask[:5], constraint, invocation)
-            rules = self.draws.rules(lone(reasoning=reasoning))
-            expected = Expected(lone(rules=rules, reasoning=reasoning), digest)
+            budget = self.draws.budget()
+            if constraint is not None or budget is not None:
+                reasoning = self.draws.reasoning(*ask, invocation)
+            budget = None if reasoning is None else budget
+            rules = self.draws.rules(lone(reasoning=reasoning, budget=budget))
+            answer = lone(rules=rules, reasoning=reasoning, budget=budget)
+            expected = Expected(answer, digest)
             expected.may_fail = constraint is not None and rules is not NO_RULES
             if scored_start is not None:
                 asked = (prompt, digest, scored_start, num_groups, invocation)
                 scored = lone_prompt_logprobs(*asked)
                 expected.prompt_logprobs = scored
         else:
-            max_tokens, constraint, scored_start = 0, None, None
+            max_tokens, constraint, scored_start, budget = 0, None, None, None
             pooled = lone_pooled(prompt, digest, pooling, rows, num_groups, invocation)
             expected = Expected([], digest, pooled=pooled)
         self.expected[request_id] = expected
@@ -237,6 +240,7 @@ class OracleTrace:
                 prompt_logprob_start=scored_start or 0,
                 structured_outputs=constraint,
                 reasoning=reasoning,
+                thinking_token_budget=budget,
             ),
             salt=salt,
             priority=rng.randrange(3),

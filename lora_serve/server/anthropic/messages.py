@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -66,6 +67,7 @@ def messages_router(context: ServerContext) -> APIRouter:
 
     async def create(request: Request, sent: MessagesBody) -> Response:
         body = generation_body(sent, late_system=await template.takes_late_system(sent))
+        body = body.model_copy(update={"thinking_token_budget": _thinking_budget(context, sent)})
         plan = await plan_chat(context, request, body)
         answer = MessageAnswer(
             plan.form,
@@ -89,6 +91,19 @@ def messages_router(context: ServerContext) -> APIRouter:
         return json_response(TokenCount(item.num_tokens))
 
     return router
+
+
+def _thinking_budget(context: ServerContext, body: MessagesBody) -> int | None:
+    """The most tokens of the answer's thinking, where the engine can see it begin and end."""
+    budget = None if body.thinking is None else body.thinking.budget_tokens
+    form = context.chat_formats.of(context.chat_template).reasoning
+    engine = context.engine
+    if engine.config.structured_outputs.structured_outputs_enable_in_reasoning:
+        return None  # a grammar may hold the thinking
+    if budget is None or form is None:
+        return None
+    encode = partial(engine.tokenizer.encode, add_special_tokens=False)
+    return None if form.tokens(encode, "") is None else budget
 
 
 class TemplateProbe:

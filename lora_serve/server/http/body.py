@@ -37,7 +37,7 @@ MAX_FAULTS_TOLD = 10
 MAX_VALUE_CHARS = 80
 EMBEDS_KEY = b'"prompt_embeds"'
 # What pydantic puts into the path of a fault: of a union's choice, and of a dict's key behind it.
-UNION_TAGS = ("[chat]", "[completion]", "[embedding]")
+UNION_TAGS = ("[chat]", "[completion]", "[embedding]", "[pooling]", "[score]", "[rerank]")
 MARKS = frozenset({*UNION_TAGS, "[key]"})
 IGNORES_UNKNOWN = "ignores_unknown"  # in the context of a validation, for fields that hold others
 

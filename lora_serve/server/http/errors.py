@@ -193,20 +193,18 @@ async def answer_http_error(
     request: Request,
     error: Exception,
     paths: frozenset[str] = frozenset(),
-    elsewhere: Mapping[str, str] = NOTHING,
+    reasons: Mapping[str, str] = NOTHING,
 ) -> Response:
     """Routing's own errors: no such route, or not with this method.
 
     paths: those that there are, one of which the client may have meant.
-    elsewhere: paths that another port of this server has, and the flag that names it.
+    reasons: why paths that a client may expect are not there, to follow their names.
     """
     assert isinstance(error, HTTPException), f"{error!r} has its own handler"
     message = error.detail
     headers = dict(error.headers or {})
     if error.status_code == 404:
-        message = (
-            f"there is no route {request.url.path}{_meant(request.url.path, paths, elsewhere)}"
-        )
+        message = f"there is no route {request.url.path}{_meant(request.url.path, paths, reasons)}"
     elif error.status_code == 405:
         headers["Allow"] = ", ".join(sorted(headers["Allow"].split(", ")))  # it comes of a set
         message = f"{request.method} is not allowed on {request.url.path}; use {headers['Allow']}"
@@ -214,10 +212,10 @@ async def answer_http_error(
     return _response(Fault(message, kind, None, error.status_code), request.scope, headers)
 
 
-def _meant(path: str, paths: frozenset[str], elsewhere: Mapping[str, str]) -> str:
+def _meant(path: str, paths: frozenset[str], reasons: Mapping[str, str]) -> str:
     """A hint for clients whose base URL has /v1 not at all, or twice, or that add a slash."""
-    if path in elsewhere:
-        return f" on this port; {elsewhere[path]} gives it one of its own"
+    if path in reasons:
+        return reasons[path]
     if path.rstrip("/") == "/v1":
         return ": it is a base URL, behind which clients put a route, as in /v1/models"
     single = f"/{path.strip('/')}"

@@ -75,7 +75,7 @@ async def _generate(
         tells_prompt=bool(body.return_token_ids),
         tells_text=tells_text,
     )
-    generation = start_generation(context, request, body, plan.target, [(item, params)])
+    generation = start_generation(context, request, body, plan.target, plan.prompts)
     return await respond(request, generation, answer, stream=bool(body.stream))
 
 

@@ -6,13 +6,11 @@ What other routes ask of a conversation goes the same way: they write it as a `C
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 import msgspec
 from starlette.requests import Request
 
 from lora_serve.chat.answer import AnswerFormat
-from lora_serve.chat.reasoning_parsers.parser import ReasoningFormat
 from lora_serve.errors import InvalidRequestError
 from lora_serve.prompts import TokensPrompt
 from lora_serve.sampling_params import SamplingParams
@@ -20,7 +18,7 @@ from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import share_of
 from lora_serve.server.openai.answer_size import chat_size
-from lora_serve.server.openai.generation import Generation, start_generation
+from lora_serve.server.openai.generation import Generation, reasoning_tokens, start_generation
 from lora_serve.server.openai.inputs import Input
 from lora_serve.server.openai.models import ModelTarget
 from lora_serve.server.openai.parameters import (
@@ -33,7 +31,6 @@ from lora_serve.server.openai.parameters import (
 )
 from lora_serve.server.openai.protocol import ChatBody
 from lora_serve.server.openai.tool_choice import answer_format, forced_calls
-from lora_serve.structured_outputs import ReasoningTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +86,13 @@ async def plan_chat(
     else:
         max_tokens = chat_max_tokens(body, context.sampling_defaults, room)
         params = like.params.with_end(max_tokens, None)
-    if params.structured_outputs is not None and form.reasoning is not None:
-        reasoning = _reasoning_tokens(context, form.reasoning, item.ending)
+    reasoning = reasoning_tokens(engine, form.reasoning, item.ending, params)
+    if reasoning is not None:
         if like is None:
             params = msgspec.structs.replace(params, reasoning=reasoning)
         else:
             params = params.with_end(params.max_tokens, reasoning)
-        form = replace(form, grammar_waits=reasoning is not None)
+        form = replace(form, grammar_waits=params.structured_outputs is not None)
     params = _checked(engine, body, params)
     in_pieces = bool(body.stream) and not tells_whole
     chat_size(body, params, stream=in_pieces).check(engine, [item], params)
@@ -130,20 +127,6 @@ def _checked(engine: Engine, body: ChatBody, params: SamplingParams) -> Sampling
     check_top_logprobs(body, max_logprobs, vocab_size)
     params.verify(max_logprobs, vocab_size, engine.config.model.max_n)
     return params.with_num_logprobs(vocab_size)
-
-
-def _reasoning_tokens(
-    context: ServerContext, form: ReasoningFormat, ending: str
-) -> ReasoningTokens | None:
-    """What marks the reasoning that a grammar waits for; None if it does not wait.
-
-    ending: of the prompt.
-    """
-    engine = context.engine
-    if engine.config.structured_outputs.structured_outputs_enable_in_reasoning:
-        return None
-    encode = partial(engine.tokenizer.encode, add_special_tokens=False)
-    return form.tokens(encode, ending)
 
 
 def _check_with_embeds(body: ChatBody) -> None:

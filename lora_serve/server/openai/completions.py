@@ -72,8 +72,7 @@ async def answer_completion(
         response_id=response_id(AnswerPrefix.COMPLETION, request, body),
         model=plan.target.shown,
     )
-    prompts = [(item, params) for item in inputs]
-    generation = start_generation(context, request, body, plan.target, prompts)
+    generation = start_generation(context, request, body, plan.target, plan.prompts)
     return await respond(request, generation, answer, stream=bool(body.stream))
 
 

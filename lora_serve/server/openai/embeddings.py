@@ -6,6 +6,7 @@ import base64
 import time
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from types import MappingProxyType
 
 import msgspec
@@ -29,8 +30,10 @@ from lora_serve.server.openai.generation import (
     response_id,
     scheduled_requests,
 )
+from lora_serve.server.openai.inputs import Input
+from lora_serve.server.openai.models import ModelTarget
 from lora_serve.server.openai.parameters import chat_template, truncation
-from lora_serve.server.openai.protocol import EmbeddingBody
+from lora_serve.server.openai.protocol import EmbeddingBody, ScheduledBody
 from lora_serve.server.openai.usage import UsageCounter
 
 # 40 MB of text each, roughly.
@@ -53,9 +56,37 @@ def embeddings_router(context: ServerContext) -> APIRouter:
 async def answer_embeddings(
     context: ServerContext, request: Request, body: EmbeddingBody
 ) -> Response:
+    pooling = pooling_params(body, context.engine.pooling_defaults)
+    asked = await ask_for_embeddings(context, request, body, pooling, AnswerPrefix.EMBEDDING)
+    return await respond_whole(request, asked.generation, partial(_answer, asked, body))
+
+
+def pooling_params(
+    body: EmbeddingBody, defaults: PoolingParams, *, of_tokens: bool = False
+) -> PoolingParams:
+    """How the body's embeddings are made: as it says, else as the server's settings do."""
+    normalize, dimensions = body.use_activation, body.dimensions
+    return PoolingParams(
+        pooling_type="ALL" if of_tokens else defaults.pooling_type,
+        normalize=defaults.normalize if normalize is None else normalize,
+        dimensions=defaults.dimensions if dimensions is None else dimensions,
+    )
+
+
+async def ask_for_embeddings(
+    context: ServerContext,
+    request: Request,
+    body: EmbeddingBody,
+    pooling: PoolingParams,
+    prefix: AnswerPrefix,
+) -> PooledRequest:
+    """Ask for what is made of all inputs of a body.
+
+    Raises:
+        InvalidRequestError: there are none, the answer would be too large, or other faults.
+    """
     engine = context.engine
     target = context.models.resolve(body.model)
-    pooling = pooling_params(body, engine.pooling_defaults)
     pooling.verify(engine.model_info.hidden_size, 1)
     inputs = await context.inputs.from_embedding(
         share_of(request),
@@ -63,79 +94,81 @@ async def answer_embeddings(
         chat_template=chat_template(body, context),
         truncation=truncation(body, engine.model_info.max_model_len, 0),
     )
-    _check_size(engine, body, len(inputs), pooling)
-    answer = EmbeddingAnswer(
-        is_base64=body.encoding_format == "base64",
-        usage=UsageCounter(engine.model_info.fingerprint, inputs),
-        response_id=response_id(AnswerPrefix.EMBEDDING, request, body),
-        model=target.shown,
-    )
-    prompts = [(item, PROMPT_ONLY) for item in inputs]
-    requests = [
-        msgspec.structs.replace(made, pooling=pooling)
-        for made in scheduled_requests(context, request, body, target, prompts)
-    ]
-    generation = Generation(
-        engine, target, requests, record_of(request), context.names, FIELD_NAMES
-    )
-    return await respond_whole(request, generation, answer.whole)
-
-
-def pooling_params(body: EmbeddingBody, defaults: PoolingParams) -> PoolingParams:
-    """How the body's embeddings are made: as it says, else as the server's settings do."""
-    normalize, dimensions = body.use_activation, body.dimensions
-    return PoolingParams(
-        pooling_type=defaults.pooling_type,
-        normalize=defaults.normalize if normalize is None else normalize,
-        dimensions=defaults.dimensions if dimensions is None else dimensions,
-    )
+    _check_size(engine, body, inputs, pooling)
+    return PooledRequest(context, request, body, target, inputs, pooling, prefix)
 
 
 def _check_size(
-    engine: Engine, body: EmbeddingBody, num_inputs: int, pooling: PoolingParams
+    engine: Engine, body: EmbeddingBody, inputs: Sequence[Input], pooling: PoolingParams
 ) -> None:
     """Raise InvalidRequestError for an answer that would take memory and time of all others."""
-    num_values = pooling.dimensions or engine.model_info.hidden_size
+    width = pooling.dimensions or engine.model_info.hidden_size
+    num_rows, rows = len(inputs), "inputs"
+    if pooling.pooling_type == "ALL":
+        num_rows, rows = sum(item.num_tokens for item in inputs), "tokens of inputs"
     encoding = body.encoding_format or "float"
     limit = MAX_BASE64_VALUES if encoding == "base64" else MAX_FLOATS
-    if num_inputs * num_values > limit:
+    if num_rows * width > limit:
         raise InvalidRequestError(
-            f"{num_inputs} inputs with {num_values} dimensions are {num_inputs * num_values} "
-            f"values, as {encoding} at most {limit} are allowed; send the inputs in parts, lower "
-            f"dimensions, or set encoding_format to base64 (at most {MAX_BASE64_VALUES})",
+            f"{num_rows} {rows} with {width} dimensions are {num_rows * width} values, as "
+            f"{encoding} at most {limit} are allowed; send the inputs in parts, lower dimensions, "
+            f"or set encoding_format to base64 (at most {MAX_BASE64_VALUES})",
             "input",
         )
 
 
-class EmbeddingAnswer:
-    """One body's embeddings, in the order of its inputs."""
+class PooledRequest:
+    """The hidden states that a body asks for, of all of its inputs, and what its answer tells."""
 
     def __init__(
-        self, *, is_base64: bool, usage: UsageCounter, response_id: str, model: str
+        self,
+        context: ServerContext,
+        request: Request,
+        body: ScheduledBody,
+        target: ModelTarget,
+        inputs: Sequence[Input],
+        pooling: PoolingParams,
+        prefix: AnswerPrefix,
     ) -> None:
-        self._is_base64 = is_base64
-        self._usage = usage
-        self._id = response_id
-        self._model = model
-        self._created = int(time.time())
-
-    def whole(self, outputs: Sequence[RequestOutput]) -> EmbeddingList:
-        for index, output in enumerate(outputs):
-            self._usage.add_output(index, output)
-        return EmbeddingList(
-            id=self._id,
-            created=self._created,
-            model=self._model,
-            data=[
-                Embedding(index=index, embedding=self._written(output.embedding))
-                for index, output in enumerate(outputs)
-            ],
-            system_fingerprint=self._usage.fingerprint,
-            usage=self._usage.usage,
+        """prefix: of the answer's id."""
+        self.model, self.created = target.shown, int(time.time())
+        self.response_id = response_id(prefix, request, body)
+        self._usage = UsageCounter(context.engine.model_info.fingerprint, inputs)
+        prompts = [(item, PROMPT_ONLY) for item in inputs]
+        requests = [
+            msgspec.structs.replace(made, pooling=pooling)
+            for made in scheduled_requests(context, request, body, target, prompts)
+        ]
+        self.generation = Generation(
+            context.engine, target, requests, record_of(request), context.names, FIELD_NAMES
         )
 
-    def _written(self, embedding: bytes) -> str | list[float]:
+    def usage_of(self, outputs: Sequence[RequestOutput]) -> UsageCounter:
+        """What the finished outputs took; to be called once."""
+        for index, output in enumerate(outputs):
+            self._usage.add_output(index, output)
+        return self._usage
+
+    def written(self, output: RequestOutput, encoding: str | None) -> str | list[float]:
         """Base64 of little-endian float32, or the same values as numbers."""
-        if self._is_base64:
-            return base64.b64encode(embedding).decode()
-        return array("f", embedding).tolist()
+        if encoding == "base64":
+            return base64.b64encode(output.embedding).decode()
+        return array("f", output.embedding).tolist()
+
+
+def _answer(
+    asked: PooledRequest, body: EmbeddingBody, outputs: Sequence[RequestOutput]
+) -> EmbeddingList:
+    """One body's embeddings, in the order of its inputs."""
+    usage = asked.usage_of(outputs)
+    return EmbeddingList(
+        id=asked.response_id,
+        created=asked.created,
+        model=asked.model,
+        data=[
+            Embedding(index=index, embedding=asked.written(output, body.encoding_format))
+            for index, output in enumerate(outputs)
+        ],
+        system_fingerprint=usage.fingerprint,
+        usage=usage.usage,
+    )

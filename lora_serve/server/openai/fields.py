@@ -205,6 +205,11 @@ def check_template_kwargs(kwargs: JsonObject) -> JsonObject:
     return kwargs
 
 
+def none_if_endless(budget: int) -> int | None:
+    """The number, where -1 stands for any."""
+    return None if budget == -1 else budget
+
+
 def drop(_: object) -> None:
     """Drop fields without effect: what they hold may be large, and would live as long as a body."""
 
@@ -302,6 +307,9 @@ CacheSalt = Annotated[
     ),
 ]
 NumLogprobs = Annotated[int | None, PlainValidator(parse_num_logprobs, Integer | bool | None)]
+ThinkingTokenBudget = Annotated[
+    Annotated[int, Field(ge=-1, le=2**31 - 1), AfterValidator(none_if_endless)] | None, None
+]
 Unsupported = Annotated[None, PlainValidator(refuse_unless_neutral, None)]
 UnsupportedFactor = Annotated[None, PlainValidator(neutral_is(1), Literal[1] | None)]
 UnsupportedCount = Annotated[None, PlainValidator(neutral_is(0), Literal[0] | None)]

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
@@ -17,6 +18,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lora_serve.chat.reasoning_parsers.parser import ReasoningFormat
 from lora_serve.engine.frontend.admission import RequestGroup
 from lora_serve.errors import AdapterNotFoundError, InvalidRequestError
 from lora_serve.generate_request import GenerateRequest
@@ -38,6 +40,7 @@ from lora_serve.server.openai.kv_transfer import check_kv_transfer
 from lora_serve.server.openai.models import ModelTarget, as_asked_for
 from lora_serve.server.openai.parameters import constraint_field
 from lora_serve.server.openai.protocol import GenerationBody, ScheduledBody
+from lora_serve.structured_outputs import ReasoningTokens
 
 # To write more would delay other requests' tokens.
 MANY_LOGPROBS = 400  # with their alternatives
@@ -51,6 +54,8 @@ class AnswerPrefix(StrEnum):
     COMPLETION = "cmpl-"
     CHAT = "chatcmpl-"
     EMBEDDING = "embd-"
+    POOLING = "pooling-"
+    SCORE = "score-"
     MESSAGE = "msg_"
     RESPONSE = "resp_"
     TOKENS = "generate-tokens-"
@@ -182,6 +187,19 @@ def _is_large(outputs: Sequence[RequestOutput]) -> bool:
     num_bytes = sum(len(output.embedding) for output in outputs)
     is_long = num_tokens > MANY_TOKENS or num_bytes > MANY_EMBEDDING_BYTES
     return num_logprobs > MANY_LOGPROBS or is_long
+
+
+def reasoning_tokens(
+    engine: Engine, form: ReasoningFormat | None, ending: str, params: SamplingParams
+) -> ReasoningTokens | None:
+    """What marks the reasoning of an answer, where that decides which tokens are drawn.
+
+    ending: of the prompt, as text.
+    """
+    waits = not engine.config.structured_outputs.structured_outputs_enable_in_reasoning
+    if form is None or not params.needs_reasoning(grammars_wait=waits):
+        return None
+    return form.tokens(partial(engine.tokenizer.encode, add_special_tokens=False), ending)
 
 
 def start_generation(

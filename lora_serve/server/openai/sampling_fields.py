@@ -15,6 +15,7 @@ from lora_serve.server.openai.fields import (
     Integer,
     LogitBias,
     Texts,
+    ThinkingTokenBudget,
     Tokens,
     Unsupported,
     UnsupportedCount,
@@ -43,11 +44,11 @@ class SamplingFields(Body):
     logprob_token_ids: Tokens | None = None
     skip_special_tokens: bool | None = None
     structured_outputs: StructuredOutputs = None
+    thinking_token_budget: ThinkingTokenBudget = None
 
     spaces_between_special_tokens: Ignored = None
 
     repetition_detection: Unsupported = None
-    thinking_token_budget: Unsupported = None
     watermarking: Unsupported = None
     routed_experts_prompt_start: UnsupportedCount = None
 

@@ -1,4 +1,4 @@
-"""POST /invocations: a chat, completions or embeddings, answered as by the routes that they have.
+"""POST /invocations: a body of another route, answered as there.
 
 Clients of SageMaker name an adapter in a header, because the platform reads it.
 """
@@ -15,6 +15,9 @@ from lora_serve.server.openai.chat import answer_chat
 from lora_serve.server.openai.completions import answer_completion
 from lora_serve.server.openai.embeddings import answer_embeddings
 from lora_serve.server.openai.protocol import MAX_MODEL_CHARS, ChatBody, CompletionBody
+from lora_serve.server.pooling.pooling import answer_pooling
+from lora_serve.server.pooling.protocol import PoolingBody, RerankBody, ScoreBody
+from lora_serve.server.pooling.scores import answer_rerank, answer_score
 from lora_serve.server.sagemaker.protocol import InvocationBody
 
 ADAPTER_HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
@@ -35,6 +38,12 @@ def invocations_router(context: ServerContext) -> APIRouter:
             return await answer_chat(context, request, body)
         if isinstance(body, CompletionBody):
             return await answer_completion(context, request, body)
+        if isinstance(body, ScoreBody):
+            return await answer_score(context, request, body)
+        if isinstance(body, RerankBody):
+            return await answer_rerank(context, request, body)
+        if isinstance(body, PoolingBody):
+            return await answer_pooling(context, request, body)
         return await answer_embeddings(context, request, body)
 
     return router

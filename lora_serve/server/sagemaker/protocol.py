@@ -8,14 +8,18 @@ from pydantic import Discriminator, RootModel, Tag
 
 from lora_serve.server.http.body import UNION_TAGS
 from lora_serve.server.openai.protocol import ChatBody, CompletionBody, EmbeddingBody
+from lora_serve.server.pooling.protocol import PoolingBody, RerankBody, ScoreBody
 
-CHAT, COMPLETION, EMBEDDING = UNION_TAGS
+CHAT, COMPLETION, EMBEDDING, POOLING, SCORE, RERANK = UNION_TAGS
 TAGS = {
-    "encoding_format": EMBEDDING,  # of messages, too
+    "task": POOLING,  # of messages, too, as the next
+    "encoding_format": EMBEDDING,
     "messages": CHAT,
     "prompt": COMPLETION,
     "prompt_embeds": COMPLETION,
     "input": EMBEDDING,
+    "query": RERANK,
+    **dict.fromkeys(("queries", "text_1", "data_1"), SCORE),
 }  # in the order in which they decide
 
 
@@ -31,13 +35,16 @@ class InvocationBody(
         Annotated[
             Annotated[ChatBody, Tag(CHAT)]
             | Annotated[CompletionBody, Tag(COMPLETION)]
-            | Annotated[EmbeddingBody, Tag(EMBEDDING)],
+            | Annotated[EmbeddingBody, Tag(EMBEDDING)]
+            | Annotated[PoolingBody, Tag(POOLING)]
+            | Annotated[ScoreBody, Tag(SCORE)]
+            | Annotated[RerankBody, Tag(RERANK)],
             Discriminator(
                 tag_of,
                 custom_error_type="invocation",
                 custom_error_message=(
                     "must have messages (for a chat), prompt or prompt_embeds (for completions), "
-                    "or input (for embeddings)"
+                    "input (for embeddings), queries (for scores) or query (for a ranking)"
                 ),
             ),
         ]

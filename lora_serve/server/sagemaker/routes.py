@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from lora_serve.server.openai.answers import ChatCompletion, Completion, EmbeddingList
 from lora_serve.server.operation import Access, Operation
+from lora_serve.server.pooling.answers import PooledList, Ranking, ScoreList
 from lora_serve.server.sagemaker.protocol import InvocationBody
 
 OPERATIONS = (
     Operation(
         method="post",
         path="/invocations",
-        summary="A chat, completions or embeddings, as SageMaker asks for them",
+        summary="A chat, completions, embeddings or scores, as SageMaker asks for them",
         access=Access.KEY,
-        answer=(Completion, ChatCompletion, EmbeddingList),
+        answer=(Completion, ChatCompletion, EmbeddingList, PooledList, ScoreList, Ranking),
         body=InvocationBody,
         example={"prompt": "Once upon a time", "max_tokens": 16},
         generates=True,

@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lora_serve.errors import InvalidRequestError
-from lora_serve.identity import BASE_MODEL
 from lora_serve.outputs import CompletionOutput, RequestOutput
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.context import ServerContext
@@ -59,9 +58,8 @@ def sglang_router(context: ServerContext) -> APIRouter:
             answer = SglangAnswer(
                 context.engine, asked, plan, response_id(AnswerPrefix.NONE, request, body)
             )
-            prompts = [(item, plan.params) for item in plan.inputs]
             streamed = body.model_copy(update={"stream": asked.stream})
-            generation = start_generation(context, request, streamed, plan.target, prompts)
+            generation = start_generation(context, request, streamed, plan.target, plan.prompts)
             return await respond(request, generation, answer, stream=bool(asked.stream))
 
     return router
@@ -125,7 +123,6 @@ class SglangAnswer:
 
     def _meta(self, index: int, output: RequestOutput, choice: CompletionOutput) -> SglangMeta:
         asked, times = self._asked, output.times
-        adapter = output.adapter or BASE_MODEL
         scored = self._of_prompt(output) if asked.return_logprob else None
         drawn = choice.logprobs if asked.return_logprob else None
         has_top = bool(asked.top_logprobs_num)
@@ -135,7 +132,7 @@ class SglangAnswer:
             prompt_tokens=self._inputs[index].num_tokens,
             completion_tokens=len(choice.token_ids),
             cached_tokens=output.num_cached_tokens,
-            weight_version=system_fingerprint(self._model_fingerprint, adapter),
+            weight_version=system_fingerprint(self._model_fingerprint, output.version),
             e2e_latency=times.last_token - times.arrival if times is not None else UNSET,
             input_token_logprobs=self._tokens(scored),
             output_token_logprobs=self._tokens(drawn),

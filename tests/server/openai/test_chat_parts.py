@@ -14,6 +14,7 @@ from lora_serve.config import ServerConfig
 from lora_serve.errors import ConfigError
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.prompts import TokensPrompt
+from lora_serve.server.anthropic import protocol
 from lora_serve.server.app import create_app
 from lora_serve.server.openai.protocol import ChatBody
 from lora_serve.structured_outputs import ReasoningTokens
@@ -619,6 +620,39 @@ async def test_a_prompt_that_has_begun_the_reasoning_leaves_it_open(
     body |= {"add_generation_prompt": False, "continue_final_message": True}
     await ask(client, **body)
     assert thinker.seen[-1].params.reasoning == ReasoningTokens(250, 251, is_open=True)
+
+
+async def test_a_budget_of_thinking_goes_with_what_marks_it(
+    thinker: ModelThatWrites, client: httpx.AsyncClient
+) -> None:
+    marks = ReasoningTokens(250, 251, is_open=False)
+    await ask(client, thinking_token_budget=5)
+    assert thinker.seen[-1].params.thinking_token_budget == 5
+    assert thinker.seen[-1].params.reasoning == marks
+    await ask(client, thinking_token_budget=-1)
+    assert thinker.seen[-1].params.thinking_token_budget is None
+    for prompts, are_open in ((["a", "b<think>\n"], [False, True]), (["a"], [False])):
+        body = {"prompt": prompts, "thinking_token_budget": 0}
+        assert (await client.post("/v1/completions", json=body)).status_code == 200
+        seen = [request.params.reasoning for request in thinker.seen[-len(prompts) :]]
+        assert [marked is not None and marked.is_open for marked in seen] == are_open
+    body = {"prompt": "a", "thinking_token_budget": 0, "guided_regex": "a"}
+    error = error_of(await client.post("/v1/completions", json=body), 400)
+    assert error["param"] == "thinking_token_budget"
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+async def test_anthropics_budget_bounds_the_thinking_that_is_marked(
+    is_marked: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "MIN_THINKING_TOKENS", 1)  # the context is small
+    model: ModelThatWrites = request.getfixturevalue("thinker" if is_marked else "model")
+    body: Json = {"model": "alias", "messages": HELLO, "max_tokens": 20}
+    thinking = {"thinking": {"type": "enabled", "budget_tokens": 7}}
+    async with client_for(model) as client:
+        for more, expected in (({}, None), (thinking, 7 if is_marked else None)):
+            assert (await client.post("/v1/messages", json={**body, **more})).status_code == 200
+            assert model.seen[-1].params.thinking_token_budget == expected
 
 
 async def test_no_grammar_waits_without_markers_that_are_tokens_or_reasoning(

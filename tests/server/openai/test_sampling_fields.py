@@ -22,6 +22,7 @@ from lora_serve.server.openai.protocol import (
     EmbeddingBody,
 )
 from lora_serve.server.openai.sampling_fields import GenerationFields
+from lora_serve.server.pooling.protocol import PoolingBody, RerankBody, ScoreBody
 from lora_serve.server.responses.protocol import ResponseBody
 from lora_serve.server.routes import OPERATIONS
 from lora_serve.server.sagemaker.protocol import InvocationBody
@@ -58,7 +59,8 @@ FIELDS: dict[str, tuple[object, object]] = {
     "prompt_logprobs_last_n": (1, 1),
 }
 WITHOUT_EFFECT = {"spaces_between_special_tokens", "repetition_detection"}
-REFUSED = {"thinking_token_budget", "watermarking", "routed_experts_prompt_start"}
+REFUSED = {"watermarking", "routed_experts_prompt_start"}
+NEEDS_MARKS = {"thinking_token_budget"}  # of reasoning: tests/server/openai/test_chat_parts.py
 SCORING = {"prompt_logprobs", "prompt_logprob_start", "prompt_logprobs_last_n"}
 
 OTHER_NAMES: dict[type[BaseModel], Mapping[str, str]] = {
@@ -88,7 +90,10 @@ UNSUPPORTED: dict[type[BaseModel], Mapping[str, set[str]]] = {
         "logprobs are asked for beside the sampling parameters": SCORING,
         "SGLang has no word for it": {"allowed_token_ids", "bad_words", "logprob_token_ids"},
     },
-    EmbeddingBody: {"an embedding has no tokens that are drawn": set(FIELDS)},
+    **{
+        body: {"an embedding has no tokens that are drawn": set(FIELDS)}
+        for body in (EmbeddingBody, PoolingBody, ScoreBody, RerankBody)
+    },
 }
 
 
@@ -99,8 +104,9 @@ def fields_of(body: type[BaseModel]) -> set[str]:
 
 
 def test_this_table_has_every_sampling_field() -> None:
-    assert set(FIELDS) | WITHOUT_EFFECT | REFUSED == set(GenerationFields.model_fields)
-    assert set(FIELDS) | {"logprobs", "reasoning"} == set(SamplingParams.__struct_fields__)
+    taken = set(FIELDS) | NEEDS_MARKS
+    assert taken | WITHOUT_EFFECT | REFUSED == set(GenerationFields.model_fields)
+    assert taken | {"logprobs", "reasoning"} == set(SamplingParams.__struct_fields__)
 
 
 GENERATING = {each.body for each in OPERATIONS if each.generates and each.body is not None}

@@ -16,6 +16,9 @@ BODIES = {
     "/v1/completions": {"prompt": "Once", "max_tokens": 4},
     "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 4},
     "/v1/embeddings": {"input": ["Once", "twice"]},
+    "/pooling": {"input": ["Once", "twice"], "task": "token_embed"},
+    "/score": {"text_1": "Once", "text_2": ["twice", "thrice"]},
+    "/rerank": {"query": "Once", "documents": ["twice", "thrice"]},
 }
 
 
