@@ -146,9 +146,10 @@ class Weights(Protocol):
     def take_table(self, name: str) -> Tensor:
         """What `take` gives, of a matrix whose rows are looked up; not to be written to."""
 
-    def take_matrix(self, name: str) -> Tensor | QuantizedWeight:
+    def take_matrix(self, name: str, *, may_be_codes: bool = True) -> Tensor | QuantizedWeight:
         """A linear layer's weight: the codes that the checkpoint stores, or what `take` gives.
 
+        It may be taken again, not as codes, where those of what it is computed with cannot be used.
         It is there to be packed: of weights that are packed already its numbers are not given.
         """
 

@@ -21,13 +21,13 @@ from lora_serve.layers.divided_argmax import DividedArgmax
 from lora_serve.layers.embedding import Embedding, LMHead
 from lora_serve.layers.experts import ExpertsMLP, SharedExpert
 from lora_serve.layers.gather import Gather
-from lora_serve.layers.linear import Linear, RowsLinear
+from lora_serve.layers.linear import Linear, RowsLinear, packed
 from lora_serve.layers.mlp import GatedMLP
 from lora_serve.layers.summed_linear import SummedLinear, SumOfRanks
 from lora_serve.models.base import LinearLayout, Weights
 from lora_serve.models.decoder_shape import EMBEDDING, LM_HEAD, DecoderShape
 from lora_serve.models.mixture import Mixture
-from lora_serve.ops.contract import Ops
+from lora_serve.ops.contract import Ops, PackedExperts, PackedLinear
 from lora_serve.ops.quantization import QuantizedWeight, rows_of_all, stacked
 
 
@@ -99,7 +99,7 @@ class DecoderParts:
         if isinstance(weight, QuantizedWeight) and not all(
             weight.has_columns(each.columns) for each in layout.segments()
         ):
-            weight = self.weights.take(f"{name}.weight")
+            weight = self.weights.take_matrix(f"{name}.weight", may_be_codes=False)
         bias = self.weights.take(f"{name}.bias") if layout.has_bias else None
         own = []
         for each in layout.segments():
@@ -115,17 +115,18 @@ class DecoderParts:
         self, layout: LinearLayout, gather_in: Gather | None, gather_out: Gather | None
     ) -> Linear:
         rows, order = layout.own_rows(self._place), layout.of_rank(self._place).head_order
+        names = [name for name, _ in layout.projections]
+        fused = self._joined(list(zip(names, rows, strict=True)))
         bias: Tensor | None = None
-        weights, biases = [], []
-        for (name, _), shares in zip(layout.projections, rows, strict=True):
-            weight = self.weights.take_matrix(f"{name}.weight")
-            weights += [_own_rows(weight, share) for share in shares]
-            if layout.has_bias:
-                whole = self.weights.take(f"{name}.bias")
-                biases += [_own(whole, 0, share) for share in shares]
-        fused = _fused(weights)
         if layout.has_bias:
-            bias = torch.cat(biases)
+            wholes = [self.weights.take(f"{name}.bias") for name in names]
+            bias = torch.cat(
+                [
+                    _own(whole, 0, share)
+                    for whole, shares in zip(wholes, rows, strict=True)
+                    for share in shares
+                ]
+            )
         if order is not None:
             reorder = order.reorder
             fused = (
@@ -147,13 +148,10 @@ class DecoderParts:
         """
         names, prefix, ops = mixture.names, self.shape.named_layer(layer), self.ops
         hidden_size, inner = self.shape.hidden_size, mixture.intermediate_size
-        pack, pack_gate = ops.linears.pack_linear, ops.experts.pack_gate
+        pack_gate, experts = ops.experts.pack_gate, list(mixture.experts(prefix))
         gate = pack_gate(self.weights.take(f"{prefix}.{names.gate}.weight"))
-        gate_up, down = [], []
-        for expert in mixture.experts(prefix):
-            into = [self._share(f"{expert}.{n}", inner) for n in (names.gate_proj, names.up_proj)]
-            gate_up.append(pack(torch.cat(into), None))
-            down.append(pack(self._share(f"{expert}.{names.down_proj}", hidden_size), None))
+        gate_up = self._expert_linears(experts, (names.gate_proj, names.up_proj), inner)
+        down = self._expert_linears(experts, (names.down_proj,), hidden_size)
         shared_expert = None
         if shared is not None:
             shared_gate = self.weights.take(f"{prefix}.{names.shared_gate}.weight")
@@ -161,9 +159,9 @@ class DecoderParts:
         return ExpertsMLP(
             ops,
             gate,
-            ops.experts.pack_experts(gate_up),
+            gate_up,
             act_and_mul,
-            ops.experts.pack_experts(down),
+            down,
             num_chosen=mixture.num_chosen,
             among_chosen=mixture.among_chosen,
             shared=shared_expert,
@@ -175,9 +173,52 @@ class DecoderParts:
         """Puts ranks' shares of rows side by side; None where there is one rank."""
         return Gather(self.ops, self.group, division) if self.group.world_size > 1 else None
 
-    def _share(self, name: str, out_features: int) -> Tensor:
-        """This rank's outputs of a linear layer that no adapter changes."""
-        return _own(self.weights.take(f"{name}.weight"), 0, self._place.share(out_features))
+    def _expert_linears(
+        self, experts: Sequence[str], names: Sequence[str], out_features: int
+    ) -> PackedExperts:
+        """One linear layer of each expert, that no adapter changes: the codes of all, or of none.
+
+        So codes wait for the last expert; one of floats makes floats of those before it.
+        """
+        shares = [self._place.share(out_features)]
+
+        def take(expert: str, *, may_be_codes: bool) -> Tensor | QuantizedWeight:
+            projections = [(f"{expert}.{name}", shares) for name in names]
+            return self._joined(projections, may_be_codes=may_be_codes)
+
+        codes: list[QuantizedWeight] = []
+        linears: list[PackedLinear] = []
+        for index, expert in enumerate(experts):
+            weight = take(expert, may_be_codes=len(codes) == index)
+            if isinstance(weight, QuantizedWeight):
+                codes.append(weight)
+                continue
+            if codes:
+                earlier = (take(each, may_be_codes=False) for each in experts[:index])
+                linears = [packed(self.ops, each, None) for each in earlier]
+                codes.clear()
+            linears.append(packed(self.ops, weight, None))
+        linears += [packed(self.ops, each, None) for each in codes]
+        return self.ops.experts.pack_experts(linears)
+
+    def _joined(
+        self, projections: Sequence[tuple[str, Sequence[range]]], *, may_be_codes: bool = True
+    ) -> Tensor | QuantizedWeight:
+        """Shares of the outputs of projections, side by side: the codes of all, or the floats."""
+        codes: list[QuantizedWeight] = []
+        floats: list[Tensor] = []
+        for name, shares in projections:
+            whole = self.weights.take_matrix(f"{name}.weight", may_be_codes=may_be_codes)
+            for share in shares:
+                if isinstance(whole, QuantizedWeight):
+                    codes.append(_own_codes(whole, share))
+                else:
+                    floats.append(_own(whole, 0, share))
+        if not floats:
+            return stacked(codes)
+        if codes:
+            return self._joined(projections, may_be_codes=False)
+        return floats[0] if len(floats) == 1 else rows_of_all(floats)
 
     @property
     def _place(self) -> RankPlace:
@@ -193,7 +234,7 @@ def _own(weight: Tensor, dim: int, share: range) -> Tensor:
 
 def _own_rows(weight: Tensor | QuantizedWeight, share: range) -> Tensor | QuantizedWeight:
     if isinstance(weight, QuantizedWeight):
-        return weight.with_rows(lambda rows: _own(rows, 0, share))
+        return _own_codes(weight, share)
     return _own(weight, 0, share)
 
 
@@ -205,13 +246,5 @@ def _own_columns(weight: Tensor | QuantizedWeight, share: range) -> Tensor | Qua
     )
 
 
-def _fused(parts: Sequence[Tensor | QuantizedWeight]) -> Tensor | QuantizedWeight:
-    """One matrix with the rows of all: codes where all are."""
-    if len(parts) == 1:
-        return parts[0]
-    codes = [part for part in parts if isinstance(part, QuantizedWeight)]
-    floats = [part for part in parts if isinstance(part, Tensor)]
-    if not floats:
-        return stacked(codes)
-    dtype = floats[0].dtype
-    return rows_of_all([p if isinstance(p, Tensor) else p.dequantized().to(dtype) for p in parts])
+def _own_codes(weight: QuantizedWeight, share: range) -> QuantizedWeight:
+    return weight.with_rows(lambda rows: _own(rows, 0, share))

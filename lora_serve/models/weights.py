@@ -6,7 +6,6 @@ copied out of the file, so that a file that changes later changes nothing here.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -215,6 +214,10 @@ def _digest(tensor: Tensor) -> bytes:
     return weight_digest(str(tensor.dtype).removeprefix("torch."), tensor.shape, values)
 
 
+def _as_codes(name: str) -> str:
+    return f"{name} as codes"
+
+
 class WeightReader:
     """Gives each tensor in the model's dtype on its device, once, and remembers what it gave."""
 
@@ -236,7 +239,7 @@ class WeightReader:
             note: told the bytes of each tensor that is taken, as large as it is in `dtype`.
             keeps_codes: whether kernels take the codes that matrices are stored as.
         """
-        self.kept: Counter[str] = Counter()  # matrices whose codes were taken, by their format
+        self.kept: dict[str, str] = {}  # the format of each matrix whose codes were taken
         self.biases: dict[str, Tensor] = {}  # what was given as such, on the CPU, in float32
         self._source = source
         self._keeps_codes = keeps_codes
@@ -257,9 +260,11 @@ class WeightReader:
     def take_table(self, name: str) -> Tensor:
         return self.take(name)
 
-    def take_matrix(self, name: str) -> Tensor | QuantizedWeight:
-        weight = self.take_codes(name)
+    def take_matrix(self, name: str, *, may_be_codes: bool = True) -> Tensor | QuantizedWeight:
+        weight = self.take_codes(name) if may_be_codes else None
         if weight is None:
+            self.kept.pop(name, None)
+            self.digests.pop(_as_codes(name), None)
             return self.take(name)
         if self._note is not None:
             self._note(weight.codes.numel() * self.dtype.itemsize)
@@ -270,13 +275,13 @@ class WeightReader:
         if weight is None:
             return None
         form = weight.format
-        self.digests[f"{name} as codes"] = framed(
+        self.digests[_as_codes(name)] = framed(
             repr((form.bits, form.group)).encode(),
             _digest(weight.codes),
             _digest(weight.scales),
             b"" if weight.offsets is None else _digest(weight.offsets),
         )
-        self.kept[form.name] += 1
+        self.kept[name] = form.name
         return weight
 
     def digest(self) -> bytes:

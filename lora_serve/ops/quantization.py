@@ -100,6 +100,8 @@ class QuantizedWeight:
 
 def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     """One weight with the rows of all of them, in a format that holds each exactly."""
+    if len(weights) == 1:
+        return weights[0]
     formats = [weight.format for weight in weights]
     shared = CodeFormat(
         name="+".join(dict.fromkeys(each.name for each in formats)),

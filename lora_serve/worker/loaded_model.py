@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -136,16 +137,24 @@ def vocabulary_of(spec: ModelSpec, dtype: torch.dtype, weights: WeightReader) ->
     )
 
 
-def _described(source: TensorSource, kept: Mapping[str, int], dtype: torch.dtype) -> str:
-    """The format of the weights, and which of them stay the codes that they were stored as."""
+def _described(source: TensorSource, kept: Mapping[str, str], dtype: torch.dtype) -> str:
+    """The format of the weights, and which of them stay the codes that they were stored as.
+
+    kept: as WeightReader has it.
+    """
     if not kept:
         if source.is_quantised:
             floats = str(dtype).removeprefix("torch.")
             logger.info("%s: no codes are kept; all weights are %s", source.described, floats)
         return source.described
-    counts = ", ".join(f"{count} matrices of {name}" for name, count in sorted(kept.items()))
+    formats = Counter(kept.values())
+    of_experts = Counter(form for name, form in kept.items() if ".experts." in name)
+    counts = ", ".join(
+        f"{count} matrices of {form}" + f" ({of_experts[form]} of experts)" * (form in of_experts)
+        for form, count in sorted(formats.items())
+    )
     logger.info("%s: codes are kept of %s; the others are floats", source.described, counts)
-    return f"{source.described}, codes kept of {', '.join(sorted(kept))}"
+    return f"{source.described}, codes kept of {', '.join(sorted(formats))}"
 
 
 def _sampler(ops: Ops, config: ModelConfig, group: Group) -> Sampler:

@@ -43,14 +43,17 @@ class BareModel:
         device: Device | None = None,
         change_spec: Callable[[Any], ModelSpec] = lambda spec: spec,
         model_impl: str = AUTO,
+        *,
+        keeps_codes: bool = False,
     ) -> None:
         device = device or CpuDevice()
         self.spec = change_spec(load_spec(directory, AUTO, model_impl))
-        source = open_weights(directory, self.spec, "safetensors", 0, dtype)
-        weights = WeightReader(source, dtype, device.torch_device)
+        source = open_weights(directory, self.spec, AUTO, 0, dtype)
+        weights = WeightReader(source, dtype, device.torch_device, keeps_codes=keeps_codes)
         tables = self.spec.rotary_tables(self.spec.max_positions)
         tables = [table.to(device.torch_device) for table in tables]
         self.model = self.spec.build(weights, ops, tables)
+        self.kept_codes = weights.kept
         self.vocabulary = vocabulary_of(self.spec, dtype, weights)
         self.adapters = AdapterWeights(
             self.spec.linears(), ops, device, dtype, self.vocabulary, weights.biases

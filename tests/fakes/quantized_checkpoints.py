@@ -19,6 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tests.fakes.gguf_files import saved_tensors
+
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # of the nibbles of a word, lowest first
 Ints = NDArray[np.int64]
 # The parts of a weight of this shape, and the weight.
@@ -37,13 +39,13 @@ def save_quantized(model: PreTrainedModel, directory: Path, how: Written) -> dic
     """Write the model with its layers' matrices made anew; all floats that it then has."""
     directory.mkdir()
     rng, stored, floats = np.random.default_rng(3), dict[str, Tensor](), dict[str, Tensor]()
-    for name, tensor in model.state_dict().items():
+    for name, tensor in saved_tensors(model).items():
         if name.endswith("_proj.weight"):
             parts, floats[name] = how.make(*tensor.shape, rng)
             layer = name.removesuffix(".weight")
             stored |= {f"{layer}.{part}": each.contiguous() for part, each in parts.items()}
-        elif name != "lm_head.weight" or not model.config.tie_word_embeddings:
-            stored[name] = floats[name] = tensor.clone()
+        else:
+            stored[name] = floats[name] = tensor
     save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
     config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
     config["quantization_config"] = how.settings

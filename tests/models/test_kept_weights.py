@@ -126,7 +126,8 @@ def test_the_second_start_maps_what_the_first_packed(
 
 
 def test_codes_of_a_checkpoint_are_kept(tmp_path: Path, where: Path, start: Start) -> None:
-    model = ALL_MODELS["qwen2-one-layer"].make()
+    """Those of experts, too."""
+    model = ALL_MODELS["olmoe"].make()
     file = save_gguf(model, tmp_path / "m.gguf", lambda _: GgmlType.Q4_0)
     _, *alone = start(file, None)
     assert start(file) == (READ, *alone)
@@ -240,9 +241,7 @@ def test_a_checkpoint_that_changed_just_now_is_not_kept(
 def test_a_reader_gives_nothing_that_was_not_kept() -> None:
     shapes = {"a.weight": (4, 4), "norm.weight": (4,)}
     source = RandomWeights(shapes, 0, torch.float32)
-    taken = Taken(
-        digests={"norm.weight": "00"}, matrices={"b.weight": (4, 4)}, codes={}, formats={}
-    )
+    taken = Taken(digests={"norm.weight": "00"}, matrices={"b.weight": (4, 4)}, codes={})
     reader = KeptReader(source, torch.float32, taken, {})
     for take in (reader.take_matrix, reader.take_table, reader.take):
         with pytest.raises(NotAsKeptError, match=r"^a\.weight"):

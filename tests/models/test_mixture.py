@@ -8,17 +8,24 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as GgmlType
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from lora_serve.adapters.checkpoint import read_adapter
 from lora_serve.errors import AdapterFormatError, ConfigError
 from lora_serve.models.base import lora_modules
 from lora_serve.models.dense import DenseSpec
 from lora_serve.models.mixture import Mixture
-from lora_serve.ops.contract import ChosenExperts
+from lora_serve.ops.contract import ChosenExperts, Ops
 from lora_serve.ops.reference import REFERENCE
+from lora_serve.ops.select import available_ops
 from tests.fakes.adapter_files import lora_tensors, write_adapter
 from tests.fakes.bare_model import BareModel, Prompt
+from tests.fakes.gguf_files import save_gguf
+from tests.fakes.peft_adapters import make_peft, read_saved
+from tests.fakes.quantized_checkpoints import gptq, save_quantized
 from tests.fakes.tiny_models import MIXTURES, VOCAB_SIZE
 from tests.models.configs import read
 
@@ -184,3 +191,44 @@ def test_experts_that_turn_rows_away_would_show_in_others_answers(
     model.poison()
     mixed = model.step([other.chunk(0, 40), one.chunk(0, 9)])
     assert torch.equal(mixed[1], alone) == (experts is REFERENCE.experts)
+
+
+def with_codes(model: PreTrainedModel, directory: Path, form: str) -> Path:
+    """An OLMoE whose experts are codes; "gptq-but-one": but for one's, which are in no order."""
+    if form == "gguf":
+
+        def type_of(name: str) -> GgmlType:
+            return GgmlType.Q8_0 if "_exps" in name else GgmlType.F32
+
+        return save_gguf(model, directory / "m.gguf", type_of)
+    path = directory / "model"
+    save_quantized(model, path, gptq(4, 32))
+    if form == "gptq-but-one":
+        tensors = load_file(path / "model.safetensors")
+        tensors["model.layers.1.mlp.experts.3.up_proj.g_idx"] %= 2
+        tensors["model.layers.1.mlp.experts.3.up_proj.g_idx"][:5] = 1
+        save_file(tensors, path / "model.safetensors")
+    return path
+
+
+@pytest.mark.parametrize(
+    "ops", [ops for ops in available_ops().values() if ops.pack_codes], ids=lambda ops: ops.name
+)
+@pytest.mark.parametrize(("form", "num_kept"), [("gguf", 30), ("gptq", 30), ("gptq-but-one", 20)])
+def test_experts_keep_the_codes_of_their_checkpoint(
+    tiny_models: dict[str, PreTrainedModel], tmp_path: Path, ops: Ops, form: str, num_kept: int
+) -> None:
+    """They answer as their dequantised weights, alone and in company, also to an adapter's."""
+    path = with_codes(tiny_models["olmoe"], tmp_path, form)
+    ours = BareModel(path, ops, torch.float32, keeps_codes=True)
+    floats = BareModel(path, REFERENCE, torch.float32)
+    assert sum(".experts." in name for name in ours.kept_codes) == num_kept
+    assert not floats.kept_codes
+    checkpoint = read_saved(make_peft("olmoe", seed=1), tmp_path / "adapter", ours.spec)
+    prompt = Prompt(TOKENS, range(6), ours.add_adapter(checkpoint))
+    floats.add_adapter(checkpoint)
+    alone = prompt.alone(ours)
+    torch.testing.assert_close(alone, prompt.alone(floats), atol=2e-4, rtol=0)
+    ours.poison()
+    mixed = ours.step([Prompt(TOKENS[3:30], range(10, 18)).chunk(0, 27), prompt.chunk(0, 40)])
+    assert torch.equal(mixed[1], alone)

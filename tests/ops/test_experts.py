@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.ops.contract import Ops
-from lora_serve.ops.quantization import INT4, INT8, CodeFormat, Quantization
+from lora_serve.ops.quantization import INT4, INT8, CodeFormat, Quantization, quantize
 from lora_serve.ops.select import quantize_linears
 from tests.ops.cases import assert_close, exact_linear, normal
 
@@ -112,15 +112,19 @@ def test_what_decides_between_experts_is_never_quantised(ops: Ops, dtype: torch.
     assert torch.equal(*logits)
 
 
-@pytest.mark.parametrize("activations", [False, True], ids=["weights", "both"])
+@pytest.mark.parametrize("how", ["weights", "both", "stored"])
 @pytest.mark.parametrize("code_format", [INT8, INT4], ids=lambda each: each.name)
 def test_experts_are_quantised_as_linear_layers_are(
-    ops: Ops, dtype: torch.dtype, code_format: CodeFormat, activations: bool
+    ops: Ops, dtype: torch.dtype, code_format: CodeFormat, how: str
 ) -> None:
-    if ops.pack_quantized is None:
+    if ops.pack_quantized is None or ops.pack_codes is None:
         pytest.skip(f"{ops.name} has no quantised linear layers")
-    ops = quantize_linears(ops, Quantization(code_format, activations=activations))
-    linears = [ops.linears.pack_linear(weight, None) for weight in weights_of(dtype)]
+    if how == "stored":
+        codes = [quantize(weight, code_format) for weight in weights_of(dtype)]
+        linears = [ops.pack_codes(each, None) for each in codes]
+    else:
+        ops = quantize_linears(ops, Quantization(code_format, activations=how == "both"))
+        linears = [ops.linears.pack_linear(weight, None) for weight in weights_of(dtype)]
     packed = ops.experts.pack_experts(linears)
     x = normal(30, IN, dtype=dtype)
     chosen = ops.experts.choose(choices(30, dtype), NUM_CHOSEN, True)

@@ -49,3 +49,14 @@ def test_a_tied_lm_head_keeps_the_codes_of_the_embeddings(
         load_model(ModelConfig(model=str(file), tokenizer=str(file)), CpuDevice(), 16)
     told = "GGUF (F32, Q8_0): codes are kept of 8 matrices of Q8_0; the others are floats"
     assert told in caplog.messages
+
+
+def test_the_log_tells_the_matrices_of_experts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_quantized(ALL_MODELS["olmoe"].make(), tmp_path / "model", gptq(4, 32))
+    with caplog.at_level(logging.INFO, "lora_serve.worker.loaded_model"):
+        model = load_model(ModelConfig(model=str(tmp_path / "model")), CpuDevice(), 16)
+    told = "codes are kept of 38 matrices of GPTQ (30 of experts); the others are floats"
+    assert f"GPTQ (F32, GPTQ): {told}" in caplog.messages
+    assert model.weights == "GPTQ (F32, GPTQ), codes kept of GPTQ"

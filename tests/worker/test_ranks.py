@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGMLQuantizationType as GgmlType
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -36,6 +37,7 @@ from lora_serve.worker.rank_server import RankLinks
 from lora_serve.worker.rank_shares import KVShares
 from lora_serve.worker.rank_wire import StepDecoder
 from lora_serve.worker.worker import Worker
+from tests.fakes.gguf_files import save_gguf
 from tests.fakes.peft_adapters import make_peft, read_saved
 from tests.fakes.rank_lives import DRAWN, GREEDY, chunk, divided, life, prompt_of, whole
 from tests.fakes.ranks import SECONDS, make_rank, start_threads
@@ -126,6 +128,15 @@ def test_families_are_divided(
     with caplog.at_level("INFO"):
         assert life(divided(directory, 3, **settings), []) == expected, "ranks of uneven shares"
     assert "not recorded" not in caplog.text
+
+
+def test_experts_of_codes_are_divided(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = save_gguf(ALL_MODELS["olmoe"].make(), tmp_path / "m.gguf", lambda _: GgmlType.Q8_0)
+    adapter = read_saved(make_peft("olmoe", seed=2), tmp_path / "adapter", load_spec(file))
+    with caplog.at_level("INFO"):
+        expected = life(whole(file), [adapter])
+    assert "(30 of experts)" in caplog.text
+    assert life(divided(file, 2), [adapter]) == expected
 
 
 @pytest.mark.parametrize("sizes", [(1, 4), (2, 1), (6, 2), (2, 3)], ids=str)

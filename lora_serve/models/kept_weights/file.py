@@ -64,13 +64,12 @@ class Taken(msgspec.Struct, frozen=True):
     """What a model took of its checkpoint.
 
     digests: hexadecimal, of every tensor, as `WeightReader` has them. matrices: shapes of those
-    that were only packed. codes: likewise, as codes. formats: how many matrices, by codes' format.
+    that were only packed. codes: likewise, as codes.
     """
 
     digests: Mapping[str, str]
     matrices: Mapping[str, tuple[int, ...]]
     codes: Mapping[str, KeptCodes]
-    formats: Mapping[str, int]
 
 
 class _Header(msgspec.Struct, frozen=True):

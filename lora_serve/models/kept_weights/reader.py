@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -34,9 +33,10 @@ class NotingReader(WeightReader):
         self._matrices: dict[str, tuple[int, ...]] = {}
         self._codes: dict[str, KeptCodes] = {}
 
-    def take_matrix(self, name: str) -> Tensor | QuantizedWeight:
-        weight = super().take_matrix(name)
+    def take_matrix(self, name: str, *, may_be_codes: bool = True) -> Tensor | QuantizedWeight:
+        weight = super().take_matrix(name, may_be_codes=may_be_codes)
         if isinstance(weight, Tensor):
+            self._codes.pop(name, None)
             self._matrices[name] = tuple(weight.shape)
         return weight
 
@@ -52,7 +52,7 @@ class NotingReader(WeightReader):
 
     def taken(self) -> Taken:
         digests = {name: digest.hex() for name, digest in self.digests.items()}
-        return Taken(digests, self._matrices, self._codes, self.kept)
+        return Taken(digests, self._matrices, self._codes)
 
 
 class KeptReader(WeightReader):
@@ -68,7 +68,7 @@ class KeptReader(WeightReader):
         self, source: TensorSource, dtype: torch.dtype, taken: Taken, tables: Mapping[str, Tensor]
     ) -> None:
         super().__init__(source, dtype)
-        self.kept = Counter(taken.formats)
+        self.kept.update({name: codes.format[0] for name, codes in taken.codes.items()})
         self.digests.update({name: bytes.fromhex(text) for name, text in taken.digests.items()})
         self._taken = taken
         self._tables = tables
@@ -80,8 +80,8 @@ class KeptReader(WeightReader):
             raise NotAsKeptError(f"{name} has other numbers than before")
         return tensor
 
-    def take_matrix(self, name: str) -> Tensor | QuantizedWeight:
-        codes = self.take_codes(name)
+    def take_matrix(self, name: str, *, may_be_codes: bool = True) -> Tensor | QuantizedWeight:
+        codes = self.take_codes(name) if may_be_codes else None
         if codes is not None:
             return codes
         return torch.empty(_found(self._taken.matrices, name), dtype=self.dtype, device=_NO_NUMBERS)
