@@ -12,7 +12,9 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4")
 SCREENS = ("auto", "on", "off")
 # Each is a module of lora_serve/models/checkpoints.
-CHECKPOINT_FORMATS = ("safetensors", "gguf", "gptq", "awq", "compressed_tensors", "fp8")
+CHECKPOINT_FORMATS = (
+    *("safetensors", "gguf", "gptq", "awq", "compressed_tensors", "fp8", "bitsandbytes"),
+)
 AUTO, RANDOM_WEIGHTS = "auto", "dummy"
 OWN_IMPL, TRANSFORMERS_IMPL = "lora_serve", "transformers"
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")

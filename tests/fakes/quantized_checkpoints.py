@@ -1,4 +1,4 @@
-"""Writes checkpoints of GPTQ, AWQ, compressed-tensors and FP8, each as its format is defined.
+"""Writes checkpoints of GPTQ, AWQ, compressed-tensors, FP8 and bitsandbytes, as each is defined.
 
 Codes, scales and zeros are random; what they stand for is computed in float64, whose results here
 are exact. Nothing of lora_serve is used.
@@ -36,7 +36,7 @@ class Written:
 
 
 def save_quantized(model: PreTrainedModel, directory: Path, how: Written) -> dict[str, Tensor]:
-    """Write the model with its layers' matrices made anew; all floats that it then has."""
+    """Write the model with its layers' matrices made anew, but gates; all floats that it has."""
     directory.mkdir()
     rng, stored, floats = np.random.default_rng(3), dict[str, Tensor](), dict[str, Tensor]()
     for name, tensor in saved_tensors(model).items():
@@ -162,3 +162,65 @@ def fp8(block: tuple[int, int] | None, scale_shape: tuple[int, ...] = ()) -> Wri
 
     settings: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
     return Written(settings | ({"weight_block_size": list(block)} if block else {}), make)
+
+
+# Dettmers et al. 2023, arxiv.org/abs/2305.14314, appendix E, here in the package's order.
+NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+
+
+def nf4(block: int = 64, *, nested_block: int | None = None) -> Written:
+    """nested_block: of double quantisation."""
+
+    def make(rows: int, width: int, rng: np.random.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        size = rows * width
+        num_blocks = -(-size // block)
+        code = np.array(NF4, np.float32)
+        q = rng.integers(0, 16, size + size % 2)
+        state: dict[str, Any] = {"quant_type": "nf4", "blocksize": block, "dtype": "bfloat16"}
+        state["shape"] = [rows, width]
+        if nested_block is None:
+            absmax = rng.uniform(0.01, 0.3, num_blocks).astype(np.float32)
+            parts = {"weight.absmax": torch.from_numpy(absmax)}
+        else:
+            p = rng.integers(0, 256, num_blocks)
+            nested_code = np.sort(rng.uniform(-1, 1, 256)).astype(np.float32)
+            nested = rng.uniform(0.01, 0.1, -(-num_blocks // nested_block)).astype(np.float32)
+            state |= {"nested_blocksize": nested_block, "nested_dtype": "float32"}
+            state["nested_offset"] = offset = float(np.float32(0.123))
+            absmax = nested_code[p] * nested[np.arange(num_blocks) // nested_block]
+            absmax += np.float32(offset)
+            parts = {
+                "weight.absmax": torch.from_numpy(p.astype(np.uint8)),
+                "weight.nested_absmax": torch.from_numpy(nested),
+                "weight.nested_quant_map": torch.from_numpy(nested_code),
+            }
+        said = np.frombuffer(json.dumps(state).encode(), np.uint8).copy()
+        parts |= {
+            "weight": torch.from_numpy((q[0::2] << 4 | q[1::2]).astype(np.uint8))[:, None],
+            "weight.quant_map": torch.from_numpy(code),
+            "weight.quant_state.bitsandbytes__nf4": torch.from_numpy(said),
+        }
+        values = code[q[:size]] * absmax[np.arange(size) // block]
+        return parts, torch.from_numpy(values.reshape(rows, width))
+
+    settings = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": nested_block is not None}
+    return Written({"quant_method": "bitsandbytes", "load_in_4bit": True, **settings}, make)
+
+
+def llm_int8() -> Written:
+    def make(rows: int, width: int, rng: np.random.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        q = rng.integers(-127, 128, (rows, width))
+        scales = torch.from_numpy(rng.uniform(0.1, 0.5, rows)).float()
+        parts = {
+            "weight": torch.from_numpy(q.astype(np.int8)),
+            "SCB": scales,
+            "weight_format": torch.tensor(0, dtype=torch.uint8),
+        }
+        return parts, (scales / 127)[:, None] * torch.from_numpy(q).float()
+
+    return Written({"quant_method": "bitsandbytes", "load_in_8bit": True}, make)

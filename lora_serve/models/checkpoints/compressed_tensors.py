@@ -24,6 +24,7 @@ from lora_serve.models.checkpoints.quantized_safetensors import (
     FLOATS8,
     ROW_GROUP,
     QuantizedSafetensors,
+    ReadPart,
     Shapes,
     centred,
     code_format,
@@ -48,7 +49,7 @@ class CompressedPacking:
     bits: int
     group: int
 
-    def shapes(self, found: Shapes) -> tuple[tuple[int, int], Shapes]:
+    def shapes(self, found: Shapes, read: ReadPart) -> tuple[tuple[int, int], Shapes]:
         name = "weight_packed" if self.form == PACKED else "weight"
         if len(found.get(name, ())) != 2:
             raise ValueError(f"{name} is missing, or no matrix")

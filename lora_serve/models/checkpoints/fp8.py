@@ -22,6 +22,7 @@ from lora_serve.models.checkpoints.base import FLOATS
 from lora_serve.models.checkpoints.quantized_safetensors import (
     FLOATS8,
     QuantizedSafetensors,
+    ReadPart,
     Shapes,
 )
 from lora_serve.models.settings import Settings
@@ -34,7 +35,7 @@ class Fp8Packing:
 
     block: tuple[int, int] | None
 
-    def shapes(self, found: Shapes) -> tuple[tuple[int, int], Shapes]:
+    def shapes(self, found: Shapes, read: ReadPart) -> tuple[tuple[int, int], Shapes]:
         if len(found["weight"]) != 2:
             raise ValueError(f"weight has shape {found['weight']}, not that of a matrix")
         rows, width = found["weight"]

@@ -20,6 +20,7 @@ from lora_serve.models.checkpoints.base import FLOATS
 from lora_serve.models.checkpoints.quantized_safetensors import (
     ROW_GROUP,
     QuantizedSafetensors,
+    ReadPart,
     Shapes,
     centred,
     code_format,
@@ -43,7 +44,7 @@ class GptqPacking:
     group: int
     zeros_added: int
 
-    def shapes(self, found: Shapes) -> tuple[tuple[int, int], Shapes]:
+    def shapes(self, found: Shapes, read: ReadPart) -> tuple[tuple[int, int], Shapes]:
         if len(found["qweight"]) != 2:
             raise ValueError(f"qweight has shape {found['qweight']}, not that of a matrix")
         words, rows = found["qweight"]

@@ -6,8 +6,9 @@ would have without, so that the rest of the engine sees a checkpoint like any ot
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -26,15 +27,19 @@ FLOATS8 = ("F8_E4M3", "F8_E5M2")
 KEPT_GROUPS = (16, 32, 64, 128, 256)
 ROW_GROUP = 128  # so many codes of a row share what is one scale of all
 Shapes = Mapping[str, tuple[int, ...]]
+ReadPart = Callable[[str], Tensor]
 
 
 class Packing(Protocol):
     """How one checkpoint's weights are packed, as its settings say."""
 
-    def shapes(self, found: Shapes) -> tuple[tuple[int, int], Shapes]:
+    def shapes(self, found: Shapes, read: ReadPart) -> tuple[tuple[int, int], Shapes]:
         """The weight's shape (out, in), and those that its tensors must have.
 
-        found: those that there are, by their part.
+        found: those that there are, by their part. read: gives a part whose values say it.
+
+        Raises:
+            ValueError: they cannot be those of one weight.
         """
 
     def weight(self, parts: Mapping[str, Tensor]) -> QuantizedWeight | Tensor:
@@ -44,8 +49,8 @@ class Packing(Protocol):
 class Scheme(Protocol):
     """A way to quantise. method: the quant_method of a config. name: what people call it.
 
-    required, optional: the parts of a weight, by the last words of their names. types: the dtypes
-    that a part may have, where not any can be read.
+    required, optional: the parts of a weight, by what their names have behind the layer's. types:
+    the dtypes that a part may have, where not any can be read.
     """
 
     method: str
@@ -119,7 +124,7 @@ class OpenQuantized:
         for name, parts in self._parts.items():
             found = {part: stored[tensor] for part, tensor in parts.items()}
             try:
-                shape = self._checked_shape(found)
+                shape = self._checked_shape(found, partial(self._read_part, parts))
             except ValueError as error:
                 findings.append(f"{name}: {error}")
                 continue
@@ -143,6 +148,9 @@ class OpenQuantized:
         # A code of -128 has no place in kernels, whose codes are as many below 0 as above.
         return None if int(weight.codes.min()) < weight.format.least else weight
 
+    def _read_part(self, names: Mapping[str, str], part: str) -> Tensor:
+        return self._plain.read(names[part])
+
     def _weight(self, name: str) -> QuantizedWeight | Tensor:
         parts = {part: self._plain.read(tensor) for part, tensor in self._parts[name].items()}
         try:
@@ -150,7 +158,7 @@ class OpenQuantized:
         except ValueError as error:
             raise ConfigError(f"{self._directory}: {name}: {error}") from error
 
-    def _checked_shape(self, found: Mapping[str, StoredTensor]) -> tuple[int, int]:
+    def _checked_shape(self, found: Mapping[str, StoredTensor], read: ReadPart) -> tuple[int, int]:
         missing = [part for part in self._scheme.required if part not in found]
         if missing:
             raise ValueError(f"{', '.join(missing)} is missing")
@@ -161,7 +169,7 @@ class OpenQuantized:
             if each.dtype not in types:
                 raise ValueError(f"{part} is stored as {each.dtype}, not {' or '.join(types)}")
         shapes = {part: each.shape for part, each in found.items()}
-        shape, expected = self._packing.shapes(shapes)
+        shape, expected = self._packing.shapes(shapes, read)
         for part, stated in shapes.items():
             if part in expected and stated != expected[part]:
                 raise ValueError(f"{part} has shape {stated}, not {expected[part]}")
@@ -175,9 +183,9 @@ def _weights(
     parts = (*scheme.required, *scheme.optional)
     layers: dict[str, dict[str, str]] = {}
     for name in stored:
-        layer, _, part = name.rpartition(".")
-        if part in parts:
-            layers.setdefault(layer, {})[part] = name
+        part = next((part for part in parts if name.endswith(f".{part}")), None)
+        if part is not None:
+            layers.setdefault(name.removesuffix(f".{part}"), {})[part] = name
     for layer, found in layers.items():
         if set(found) - {"weight"}:  # a weight without scales is one of floats
             yield f"{layer}.weight", found

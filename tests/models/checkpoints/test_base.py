@@ -24,6 +24,7 @@ from tests.fakes.quantized_checkpoints import (
     compressed,
     fp8,
     gptq,
+    nf4,
     save_quantized,
 )
 from tests.fakes.tiny_models import save
@@ -56,6 +57,7 @@ WRITERS: dict[str, Writer] = {
     "awq": quantized(awq(32)),
     "compressed_tensors": quantized(compressed("pack-quantized", 4, 32)),
     "fp8": quantized(fp8(None)),
+    "bitsandbytes": quantized(nf4(nested_block=16)),
 }
 
 

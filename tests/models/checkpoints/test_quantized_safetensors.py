@@ -25,6 +25,8 @@ from tests.fakes.quantized_checkpoints import (
     compressed,
     fp8,
     gptq,
+    llm_int8,
+    nf4,
     save_quantized,
 )
 
@@ -45,6 +47,10 @@ KINDS: dict[str, tuple[Written, int | None]] = {
     "fp8-blocks": (fp8((32, 16)), None),
     "fp8-tensors": (fp8(None), None),
     "fp8-one-large-block": (fp8((10**12, 10**12)), None),
+    "nf4": (nf4(), None),
+    "nf4-double": (nf4(nested_block=16), None),
+    "nf4-blocks-beyond-rows": (nf4(4096, nested_block=256), None),
+    "llm-int8": (llm_int8(), 128),
 }
 
 WITH_ZEROS = ("gptq-4", "gptq-v2", "awq", "w4a16-zero-points")
@@ -109,6 +115,7 @@ def test_weights_are_those_that_the_format_defines(
         (compressed("pack-quantized", 4, 32), {"config_groups": {}}, "must be one group"),
         (fp8(None), {"weight_block_size": [128]}, r"must be two whole numbers, is \[128\]"),
         (awq(32), {"quant_method": "aqlm"}, "quantised checkpoints are not supported"),
+        (nf4(), {"load_in_8bit": True}, "one of load_in_4bit and load_in_8bit must be true"),
     ],
 )
 def test_settings_that_cannot_be_read_are_refused_together(
@@ -150,6 +157,17 @@ def test_weights_whose_parts_lack_or_do_not_fit_are_all_named(
         (gptq(4, 32), "qweight", torch.ones(0, 64).int(), r"qweight of shape \(0, 64\) is empty"),
         (awq(32), "scales", torch.ones(2, 64).int(), "scales is stored as I32, not F32 or F16 or"),
         (fp8(None), "weight", torch.ones(64, 64), "weight is stored as F32, not F8_E4M3 or F8_E5"),
+        (nf4(), "weight", torch.ones(2048, 1), "weight is stored as F32, not U8 or I8"),
+        (nf4(), "weight.absmax", torch.ones(64).byte(), "weight.absmax is stored as torch.uint8, "),
+        (nf4(), "weight.quant_map", torch.ones(15), r"weight.quant_map has shape \(15,\), not"),
+        (llm_int8(), "SCB", torch.ones(1), r"SCB has shape \(1,\), not \(64,\)"),
+        (llm_int8(), "weight_format", torch.tensor(2).byte(), "weight_format 2 is a layout of"),
+        (
+            llm_int8(),
+            "weight",
+            torch.ones(64, 64).byte(),
+            r"weight is stored as torch\.uint8, ",
+        ),
         (
             compressed("float-quantized", 8, None),
             "weight",
@@ -186,3 +204,39 @@ def test_a_group_that_is_not_there_is_an_error(
     save_file(tensors, directory / "model.safetensors")
     with pytest.raises(ConfigError, match=rf"{name}\.weight: g_idx names groups beyond the 2"):
         format_of(directory, AUTO).open(directory).read(f"{name}.weight")
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        (b"[" * 4000, "its quant_state is not JSON"),
+        (b"[]", "its quant_state is no JSON object"),
+        (bytes(5000), r"has shape \(5000,\), which no state has"),
+        (b'{"blocksize": 0, "shape": [64]}', "blocksize must be a whole .*; shape must be that of"),
+        (b'{"blocksize": 64, "shape": [64, 1e99]}', "shape must be that of a matrix"),
+        (
+            b'{"blocksize": 64, "shape": [65536, 65536]}',
+            r"weight has shape \(2048, 1\), not \(2147",
+        ),
+        (b'{"blocksize": 9999, "shape": [64, 64]}', "blocksize is 9999, the most is 4096"),
+        (
+            b'{"blocksize": 64, "shape": [64, 64], "nested_offset": NaN, "nested_blocksize": 8}',
+            "nested_offset must be a number, is nan",
+        ),
+        (
+            b'{"blocksize": 64, "shape": [64, 64], "nested_offset": 0, "nested_blocksize": 8}',
+            r"weight.nested_absmax, weight.nested_quant_map is missing",
+        ),
+    ],
+)
+def test_a_state_that_no_weight_has_is_refused(
+    state: bytes, told: str, tiny_models: dict[str, PreTrainedModel], tmp_path: Path
+) -> None:
+    directory, name = tmp_path / "model", "model.layers.1.self_attn.q_proj.weight"
+    save_quantized(tiny_models["qwen2"], directory, nf4())
+    tensors = load_file(directory / "model.safetensors")
+    bytes_of_state = torch.frombuffer(bytearray(state), dtype=torch.uint8)
+    tensors[f"{name}.quant_state.bitsandbytes__nf4"] = bytes_of_state
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(ConfigError, match=f"{name}: .*{told}"):
+        format_of(directory, AUTO).open(directory)
