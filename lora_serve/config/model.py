@@ -10,6 +10,8 @@ from lora_serve.errors import ConfigError
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4")
+# Of checkpoints, as vLLM's flag calls them; each is one of CHECKPOINT_FORMATS.
+STORED_QUANTIZATIONS = ("gguf", "gptq", "awq", "compressed-tensors", "fp8", "bitsandbytes")
 SCREENS = ("auto", "on", "off")
 # Each is a module of lora_serve/models/checkpoints.
 CHECKPOINT_FORMATS = (
@@ -48,9 +50,11 @@ class ModelConfig:
     )
     quantization: str | None = setting(
         "Keep the weights of linear layers in 8 or 4 bits, quantised as they are loaded; adapters "
-        "keep full precision.",
+        "keep full precision. A quantised checkpoint's own method may be named, which changes "
+        "nothing.",
         None,
-        choices=QUANTIZATIONS,
+        choices=(*QUANTIZATIONS, *STORED_QUANTIZATIONS),
+        spellings={"awq_marlin": "awq", "gptq_marlin": "gptq"},
     )
     quantize_activations: bool = setting(
         "With --quantization, give linear layers their inputs in 8 bits, too: faster prompts, less "
@@ -175,7 +179,13 @@ class ModelConfig:
             from lora_serve.config.pooler import parse_pooler_config  # imports numpy
 
             parse_pooler_config(self.pooler_config)
-        if self.quantize_activations and self.quantization is None:
+        if self.quantize_activations and self.quantizes_to is None:
             raise ConfigError(
-                "--quantize-activations needs --quantization, which says how weights are kept"
+                "--quantize-activations needs --quantization int8 or int4, which says how weights "
+                "are kept"
             )
+
+    @property
+    def quantizes_to(self) -> str | None:
+        """One of QUANTIZATIONS: what weights become while they are loaded; None: they stay."""
+        return self.quantization if self.quantization in QUANTIZATIONS else None

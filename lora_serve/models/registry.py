@@ -72,12 +72,13 @@ def read_spec(config: Mapping[str, object], path: str, model_impl: str = AUTO) -
     """
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
-    own = next((name for name in names if isinstance(name, str) and name in ARCHITECTURES), None)
+    known = (name for name in names if isinstance(name, str) and name in ARCHITECTURES)
+    own = None if model_impl == TRANSFORMERS_IMPL else next(known, None)
     settings = Settings(config)
     _check_counts(config, path)
     refuse_quantised(settings)
     spec: ModelSpec | None
-    if own is not None and model_impl != TRANSFORMERS_IMPL:
+    if own is not None:
         spec = ARCHITECTURES[own](settings, own)
     elif model_impl == OWN_IMPL or not names or not isinstance(names[0], str):
         raise ConfigError(
@@ -91,8 +92,21 @@ def read_spec(config: Mapping[str, object], path: str, model_impl: str = AUTO) -
 
         spec = read_transformers(config, names[0], settings)
     if settings.findings or spec is None:
-        raise ConfigError(f"{path}: " + "; ".join(settings.findings))
+        is_other_able = own is not None and _has_transformers_spec(config, own)
+        hint = f"; --model-impl {TRANSFORMERS_IMPL} can run it" * is_other_able
+        raise ConfigError(f"{path}: " + "; ".join(settings.findings) + hint)
     return spec
+
+
+def _has_transformers_spec(config: Mapping[str, object], architecture: str) -> bool:
+    """Whether transformers' modules can run what a family of our own refuses."""
+    if config.get("model_type") is None:  # as in GGUF files
+        return False
+    from lora_serve.models.transformers_backend.reading import read_transformers
+
+    settings = Settings(config)
+    refuse_quantised(settings)
+    return read_transformers(config, architecture, settings) is not None and not settings.findings
 
 
 def _check_counts(config: Mapping[str, object], path: str) -> None:

@@ -6,7 +6,12 @@ import json
 import shlex
 from pathlib import Path
 
-from lora_serve.config.model import AUTO, RANDOM_WEIGHTS
+from lora_serve.config.model import (
+    AUTO,
+    QUANTIZATIONS,
+    RANDOM_WEIGHTS,
+    STORED_QUANTIZATIONS,
+)
 from lora_serve.errors import ConfigError
 from lora_serve.gguf.location import SUFFIX, gguf_file
 from lora_serve.models.base import ModelSpec
@@ -94,6 +99,22 @@ def _base_of(adapter_config: Path) -> str | None:
     except (OSError, ValueError, AttributeError):
         return None
     return shlex.quote(base[:MAX_SHOWN_CHARS]) if isinstance(base, str) and base else None
+
+
+def check_quantization(directory: Path, load_format: str, quantization: str | None) -> None:
+    """Refuse the name of a method (one of STORED_QUANTIZATIONS) that is not the checkpoint's.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    if quantization not in STORED_QUANTIZATIONS:
+        return
+    found = format_of(directory, load_format)
+    if found is not format_named(quantization.replace("-", "_")):
+        raise ConfigError(
+            f"--quantization {quantization}: the weights of {directory} are {found.name}; leave "
+            f"the flag out, or quantise them as they are loaded: {' or '.join(QUANTIZATIONS)}"
+        )
 
 
 def load_spec(directory: Path, load_format: str = AUTO, model_impl: str = AUTO) -> ModelSpec:

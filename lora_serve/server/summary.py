@@ -51,8 +51,8 @@ def _drafts(config: EngineConfig) -> str:
 
 def _model(config: EngineConfig, engine: EngineReady) -> str:
     names = ", ".join(config.model.served_model_name or (config.model.model,))
-    quantization = f", linear layers in {config.model.quantization}" * bool(
-        config.model.quantization
+    quantization = f", linear layers in {config.model.quantizes_to}" * bool(
+        config.model.quantizes_to
     )
     return (
         f"{names}: {engine.architecture}, {shown_count(engine.num_parameters)} parameters, "

@@ -21,7 +21,7 @@ from lora_serve.models.base import Model, ModelSpec
 from lora_serve.models.choices import dtype_name, max_model_len
 from lora_serve.models.fingerprint import model_fingerprint
 from lora_serve.models.kept_weights.loading import Loading
-from lora_serve.models.source import load_spec, model_path
+from lora_serve.models.source import check_quantization, load_spec, model_path
 from lora_serve.models.weights import TensorSource, WeightReader, open_weights
 from lora_serve.ops.contract import Ops
 from lora_serve.ops.quantization import FORMATS, Quantization
@@ -83,6 +83,7 @@ def load_model(
         config.load_format,
         with_weights=config.load_format != RANDOM_WEIGHTS,
     )
+    check_quantization(directory, config.load_format, config.quantization)
     spec = load_spec(directory, config.load_format, config.model_impl)
     if num_segments > 1:
         spec = spec.in_segments(num_segments)
@@ -177,8 +178,8 @@ def _chosen_ops(config: ModelConfig, device: torch.device, world_size: int) -> O
             f"--tensor-parallel-size {world_size}: the reference kernels sum in torch's order, "
             "which may change with the size of a layer; leave out --override-op"
         )
-    if config.quantization is None:
+    if config.quantizes_to is None:
         return ops
-    quantization = Quantization(FORMATS[config.quantization], config.quantize_activations)
+    quantization = Quantization(FORMATS[config.quantizes_to], config.quantize_activations)
     logger.info("linear layers are quantised: %s", quantization)
     return quantize_linears(ops, quantization)

@@ -16,7 +16,7 @@ from lora_serve.config.model import AUTO, OWN_IMPL, TRANSFORMERS_IMPL, ModelConf
 from lora_serve.errors import ConfigError
 from lora_serve.models.registry import read_spec
 from lora_serve.models.source import load_spec
-from lora_serve.models.transformers_backend import reading
+from lora_serve.models.transformers_backend import reading, row_operations
 from lora_serve.models.transformers_backend.row_operations import RowOperations
 from lora_serve.ops.select import available_ops
 from lora_serve.worker.device import CpuDevice
@@ -228,6 +228,57 @@ def test_a_module_that_looks_at_other_tokens_is_refused(
     monkeypatch.setattr(stablelm.StableLmMLP, "forward", shifted)
     with pytest.raises(ConfigError, match="a token from others of the batch"):
         BareModel(paths["stablelm"], FASTEST, torch.float32)
+
+
+@pytest.mark.parametrize("most_rows_apart", [1, 8])
+def test_an_operation_that_looks_at_a_neighbour_is_found(
+    paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch, most_rows_apart: int
+) -> None:
+    """A trial of a few rows finds it at load; or, if it keeps these apart, prompts in chunks do."""
+    plain = row_operations._elementwise
+
+    def mixed(*call: Any) -> Tensor:
+        rows = plain(*call)
+        looks_on = rows.ndim > 1 and rows.shape[-2] > most_rows_apart
+        return rows + 1e-3 * rows.roll(1, -2) if looks_on else rows
+
+    monkeypatch.setattr(row_operations, "_elementwise", mixed)
+    if most_rows_apart == 1:
+        with pytest.raises(ConfigError, match="a token from others of the batch"):
+            BareModel(paths["stablelm"], FASTEST, torch.float32)
+        return
+    model, prompt = BareModel(paths["stablelm"], FASTEST, torch.float32), Prompt(tokens(30), [1, 2])
+    assert not torch.equal(prompt.alone(model, chunk=7), prompt.alone(model))
+
+
+def test_ranks_are_refused_by_the_flag_and_the_reason(paths: dict[str, Path]) -> None:
+    spec = load_spec(paths["stablelm"])
+    with pytest.raises(
+        ConfigError, match="--tensor-parallel-size 2: StableLmForCausalLM is run by"
+    ):
+        spec.check_world_size(2)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "is_other_able"),
+    [
+        ("cohere", {"use_qk_norm": True}, True),
+        ("olmoe", {"clip_qkv": 8.0}, True),
+        ("olmoe", {"clip_qkv": 8.0, "model_type": None}, False),  # as a GGUF file's
+        ("cohere", {"use_qk_norm": True, "hidden_size": "64"}, False),
+        ("cohere", {"use_qk_norm": True, "quantization_config": {"quant_method": "x"}}, False),
+    ],
+)
+def test_what_a_family_of_our_own_refuses_names_the_modules_that_can_run_it(
+    model_type: str, changes: dict[str, Any], is_other_able: bool
+) -> None:
+    config = json.loads(tiny_config(model_type).to_json_string(use_diff=False))
+    config |= {"architectures": [architectures()[model_type]], **changes}
+    with pytest.raises(ConfigError) as refused:
+        read_spec(config, "c.json")
+    assert "is not supported" in str(refused.value)
+    hint = "; --model-impl transformers can run it"
+    assert str(refused.value).endswith(hint) == is_other_able
 
 
 def test_vllms_word_for_its_own_models_is_ours_for_ours() -> None:

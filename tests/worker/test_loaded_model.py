@@ -34,8 +34,9 @@ def test_the_log_says_what_became_of_codes(
         save(model, directory)
     else:
         save_quantized(model, directory, how)
+    named = None if how is None else how.settings["quant_method"]  # which changes nothing
     with caplog.at_level(logging.INFO, "lora_serve.worker.loaded_model"):
-        load_model(ModelConfig(model=str(directory)), CpuDevice(), 16)
+        load_model(ModelConfig(model=str(directory), quantization=named), CpuDevice(), 16)
     assert [r.getMessage() for r in caplog.records if "codes" in r.getMessage()] == told
 
 

@@ -85,12 +85,14 @@ def _check_model(config: ModelConfig, parallel: ParallelConfig) -> Adapted:
     """What adapters may change, if the model's config can be served."""
     from lora_serve.models.base import lora_modules  # imports torch
     from lora_serve.models.choices import dtype_name, max_model_len
-    from lora_serve.models.source import load_spec, model_path
+    from lora_serve.models.source import check_quantization, load_spec, model_path
 
     directory = model_path(config.model, config.revision, config.load_format, with_weights=False)
     spec = load_spec(directory, config.load_format, config.model_impl)
     refusals = Refusals()
     vocabulary = spec.vocabulary()
+    with refusals.noted():
+        check_quantization(directory, config.load_format, config.quantization)
     with refusals.noted():
         dtype = dtype_name(config.dtype, spec)
         vocabulary = vocabulary and replace(vocabulary, dtype=dtype)

@@ -160,7 +160,7 @@ def _base_card(engine: Engine, name: str, started_at: int) -> ModelCard:
         root=engine.config.model.model,
         max_model_len=engine.model_info.max_model_len,
         weights=engine.model_info.weights or UNSET,
-        quantization=engine.config.model.quantization or UNSET,
+        quantization=engine.config.model.quantizes_to or UNSET,
     )
 
 

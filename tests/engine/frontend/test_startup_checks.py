@@ -72,6 +72,10 @@ def test_embeddings_of_more_dimensions_than_the_model_has_are_refused(model: Pat
     assert told.startswith("--pooler-config: dimensions 100000 is above")
 
 
+def test_a_method_of_quantisation_that_is_not_the_checkpoints_is_refused(model: Path) -> None:
+    assert f"--quantization gptq: the weights of {model} are" in refusal(model, quantization="gptq")
+
+
 def test_a_kernel_that_does_not_exist_is_refused(model: Path) -> None:
     told = refusal(model, override_op=("lore=reference", "linear=reference", "emb=reference"))
     assert [line.split(":")[0] for line in told.splitlines()] == [

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lora_serve.config.model import CHECKPOINT_FORMATS, ModelConfig
+from lora_serve.config.model import CHECKPOINT_FORMATS, STORED_QUANTIZATIONS, ModelConfig
 from lora_serve.errors import ConfigError
 from lora_serve.models.checkpoints.base import CheckpointFormat
 from lora_serve.models.checkpoints.choose import format_named, format_of
-from lora_serve.models.source import load_spec
+from lora_serve.models.source import check_quantization, load_spec
 from lora_serve.models.weights import Checkpoint, open_weights
 from tests.fakes.gguf_files import save_gguf
 from tests.fakes.quantized_checkpoints import (
@@ -93,6 +93,18 @@ def test_a_directory_is_recognised_by_its_format_alone(
     assert [format_named(other) for other in recognised] == [form]
     assert format_of(directory, AUTO) is form
     assert not form.recognises(tmp_path)
+
+
+def test_its_method_may_be_named_and_no_other(
+    name: str, written: tuple[Path, Mapping[str, Tensor]]
+) -> None:
+    for stated in STORED_QUANTIZATIONS:
+        if stated.replace("-", "_") == name:
+            check_quantization(written[0], AUTO, stated)
+            continue
+        told = f"--quantization {stated}: the weights of {written[0]} are {format_named(name).name}"
+        with pytest.raises(ConfigError, match=f"{told}; leave the flag out, or .* int8 or int4"):
+            check_quantization(written[0], AUTO, stated)
 
 
 def test_its_files_are_among_those_fetched_from_the_hub(
