@@ -91,7 +91,10 @@ struct Decoded<EightBits, Bfloat16> {
     const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
     const __m512i high = _mm512_ternarylogic_epi32(look_up(kMagnitudes.high, magnitude), w.v, sign,
                                                    0xf8);  // high | (w & sign)
-    return {look_up(kMagnitudes.low, magnitude), high};
+    // Of -128 the tables gave the magnitude 0, whose low byte is the same.
+    const __mmask64 is_least = _mm512_cmpeq_epi8_mask(w.v, sign);
+    return {look_up(kMagnitudes.low, magnitude),
+            _mm512_mask_mov_epi8(high, is_least, _mm512_set1_epi8(static_cast<char>(0xc3)))};
   }
 
   SIMD_INLINE U32x16 word(const Decoded& decoded, int i) {

@@ -2,11 +2,11 @@
 //
 //   weight[n][k] ~ scale[n][k / G] * code[n][k] + offset[n][k / G]
 //
-// N outputs, K inputs, G codes to a group. Codes are in [-127, 127] (8 bits) or [-8, 7] (4 bits).
-// quantize.h chooses them, and scales in bfloat16 without offsets. Those that a checkpoint holds
-// have scales, and maybe offsets, in float. Panels hold 16 outputs, as in packing.h; each is its
-// scales, [group][lane], or scales and offsets, [group][2][lane], padded to 64 bytes, and then its
-// codes in words of 32 bits, [word][lane]:
+// N outputs, K inputs, G codes to a group. Codes are in [-128, 127] (8 bits) or [-8, 7] (4 bits).
+// quantize.h chooses them, but never -128, and scales in bfloat16 without offsets. Those that a
+// checkpoint holds have scales, and maybe offsets, in float. Panels hold 16 outputs, as in
+// packing.h; each is its scales, [group][lane], or scales and offsets, [group][2][lane], padded to
+// 64 bytes, and then its codes in words of 32 bits, [word][lane]:
 //
 //   8 bits, 4 to a word: byte i is code[k + i]
 //   4 bits, 8 to a word: nibbles 0 to 7 are code[k + 0, 2, 4, 6, 1, 3, 5, 7] + 8

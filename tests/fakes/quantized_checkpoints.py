@@ -80,7 +80,7 @@ def gptq(
 ) -> Written:
     def make(rows: int, width: int, rng: np.random.Generator) -> tuple[dict[str, Tensor], Tensor]:
         groups = width // group
-        q = rng.integers(1, 2**bits, (width, rows))
+        q = rng.integers(0, 2**bits, (width, rows))
         zeros = rng.integers(1, 2**bits, (groups, rows))
         if symmetric:
             zeros[:] = 2 ** (bits - 1)
@@ -128,7 +128,7 @@ def compressed(form: str, bits: int, group: int | None, *, symmetric: bool = Tru
             values = torch.from_numpy(rng.normal(0, 20, (rows, width))).to(torch.float8_e4m3fn)
             weight = exact[:, of_input] * values.double().numpy()
             return {"weight": values, "weight_scale": scales}, as_floats(weight)
-        q = rng.integers(1 - half, half, (rows, width))
+        q = rng.integers(-half, half, (rows, width))
         zeros = np.zeros((rows, groups), np.int64)
         parts = {"weight_scale": scales}
         if form == "int-quantized":

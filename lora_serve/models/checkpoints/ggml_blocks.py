@@ -147,7 +147,7 @@ def _block_type(name: str, apart: Callable[[Bytes], Blocks]) -> BlockType:
     group = 16 if name == "Q6_K" else 32
     if name.startswith("Q4"):
         return BlockType(apart, CodeFormat(name, bits=4, group=group, least=-8, most=7))
-    return BlockType(apart, CodeFormat(name, bits=8, group=group, least=-127, most=127))
+    return BlockType(apart, CodeFormat(name, bits=8, group=group, least=-128, most=127))
 
 
 BLOCK_TYPES: Mapping[str, BlockType] = MappingProxyType(

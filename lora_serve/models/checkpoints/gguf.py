@@ -128,8 +128,6 @@ class OpenGguf:
             if kept.offsets is not None:
                 offsets[part], has_offsets = kept.offsets.reshape(-1), True
             begin = part.stop
-        if codes.min() < form.least:  # Q8_0 could hold -128, which no program writes
-            return None
         per_row = (rows, -1)
         weight = QuantizedWeight(
             form,

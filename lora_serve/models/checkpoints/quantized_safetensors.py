@@ -143,10 +143,9 @@ class OpenQuantized:
 
     def read_codes(self, name: str) -> QuantizedWeight | None:
         weight = self._weight(name) if name in self._parts else None
-        if not isinstance(weight, QuantizedWeight) or weight.format.group not in KEPT_GROUPS:
-            return None
-        # A code of -128 has no place in kernels, whose codes are as many below 0 as above.
-        return None if int(weight.codes.min()) < weight.format.least else weight
+        if isinstance(weight, QuantizedWeight) and weight.format.group in KEPT_GROUPS:
+            return weight
+        return None
 
     def _read_part(self, names: Mapping[str, str], part: str) -> Tensor:
         return self._plain.read(names[part])
@@ -221,8 +220,8 @@ def centred(
 
 
 def code_format(name: str, bits: int, group: int) -> CodeFormat:
-    most = 2 ** (bits - 1) - 1
-    return CodeFormat(name, bits, group, least=-8 if bits == 4 else -most, most=most)
+    half = 2 ** (bits - 1)
+    return CodeFormat(name, bits, group, least=-half, most=half - 1)
 
 
 def is_in_order(of_input: Tensor, group: int) -> bool:

@@ -95,7 +95,7 @@ def test_codes_as_a_checkpoint_has_them(
     """Some of 300 rows get the bits that all get; blocks of each size have loops of their own."""
     x, bias = normal(300, 394, dtype=dtype), normal(1003, dtype=dtype, seed=2)
     most = 2 ** (bits - 1) - 1
-    form = CodeFormat("stored", bits, group, least=-most - (bits == 4), most=most)
+    form = CodeFormat("stored", bits, group, least=-most - 1, most=most)
     random = torch.Generator().manual_seed(bits + group)
     codes = torch.randint(form.least, most + 1, (1003, 394), generator=random, dtype=torch.int8)
     groups = -(-394 // group)
