@@ -215,6 +215,7 @@ static AttentionPartial span_result(const AttentionMemory<T>& memory, Range rows
   return {state.max, state.decay, state.out};
 }
 
+// out / sum, where a sink is in the sum alone.
 template <class T>
 static void write_out(const AttentionSetup<T>& setup, const AttentionUnit& unit,
                       const AttentionPartial& merged) {
@@ -224,7 +225,8 @@ static void write_out(const AttentionSetup<T>& setup, const AttentionUnit& unit,
     const size_t token = unit.first_token + r / setup.heads;
     const size_t head = unit.kv_head * setup.heads + r % setup.heads;
     T* out = static_cast<T*>(call.out) + (token * call.num_heads + head) * head_size;
-    const float sum = merged.sum[r] == 0 ? 1 : merged.sum[r];  // padding, which sees nothing
+    float sum = merged.sum[r] == 0 ? 1 : merged.sum[r];  // padding, which sees nothing
+    if (call.sinks != nullptr) sum += exp2_of(call.sinks[head] * kLog2E - merged.max[r]);
     for (size_t d = 0; d < head_size; d += kLanes) {
       // + 0: a zero comes out positive, whichever way its sum went to it.
       const F32x16 y = div(load(merged.out + r * head_size + d), broadcast(sum));

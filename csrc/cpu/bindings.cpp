@@ -490,6 +490,14 @@ class Backend {
                  size_t block_size, size_t num_kv_heads, size_t head_size,
                  const StepAttention& step, size_t num_heads, float scale, int64_t window,
                  float softcap) {
+    attention_with_sinks(dtype, q, q_stride, out, cache, block_size, num_kv_heads, head_size, step,
+                         num_heads, scale, window, softcap, 0);
+  }
+
+  void attention_with_sinks(int dtype, Address q, size_t q_stride, Address out, Address cache,
+                            size_t block_size, size_t num_kv_heads, size_t head_size,
+                            const StepAttention& step, size_t num_heads, float scale,
+                            int64_t window, float softcap, Address sinks) {
     submit<AttentionCall>(kernels_.attention, {Dtype(dtype),
                                                {pointer(q), q_stride},
                                                pointer(out),
@@ -499,7 +507,8 @@ class Backend {
                                                num_heads,
                                                scale,
                                                window,
-                                               softcap});
+                                               softcap,
+                                               pointer_to<float>(sinks)});
   }
 
   std::vector<Sampled> sample(int dtype, Address logits, size_t vocab_size,
@@ -645,6 +654,7 @@ NB_MODULE(_cpu, m) {
       .def("add_gated", &Backend::add_gated)
       .def("rotary_and_write_kv", &Backend::rotary_and_write_kv)
       .def("attention", &Backend::attention)
+      .def("attention_with_sinks", &Backend::attention_with_sinks)
       .def("sample", &Backend::sample)
       .def("thread_ids", &Backend::thread_ids)
       .def("multiply_only", &Backend::multiply_only)

@@ -232,8 +232,9 @@ struct AttentionCall {
   const AttentionPlan* plan;
   size_t num_heads;
   float scale;
-  int64_t window;  // 0: no window
-  float softcap;   // 0: none
+  int64_t window;      // 0: no window
+  float softcap;       // 0: none
+  const float* sinks;  // (num_heads), or null: see write_out
 };
 
 struct Kernels {

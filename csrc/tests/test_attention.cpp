@@ -86,7 +86,8 @@ struct Request {
       kernels.attention(
           {dtype, heads_from(fused, begin, 0), out.at(begin * out_width), kv.data(), kv_shape,
            &plan, shape.num_heads, 1 / std::sqrt(static_cast<float>(shape.head_size)), shape.window,
-           shape.softcap},
+           shape.softcap,
+           nullptr},
           workers);
     }
     return out;

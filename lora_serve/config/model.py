@@ -11,11 +11,11 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4")
 # Of checkpoints, as vLLM's flag calls them; each is one of CHECKPOINT_FORMATS.
-STORED_QUANTIZATIONS = ("gguf", "gptq", "awq", "compressed-tensors", "fp8", "bitsandbytes")
+STORED_QUANTIZATIONS = ("gguf", "gptq", "awq", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4")
 SCREENS = ("auto", "on", "off")
 # Each is a module of lora_serve/models/checkpoints.
 CHECKPOINT_FORMATS = (
-    *("safetensors", "gguf", "gptq", "awq", "compressed_tensors", "fp8", "bitsandbytes"),
+    *("safetensors", "gguf", "gptq", "awq", "compressed_tensors", "fp8", "bitsandbytes", "mxfp4"),
 )
 AUTO, RANDOM_WEIGHTS = "auto", "dummy"
 OWN_IMPL, TRANSFORMERS_IMPL = "lora_serve", "transformers"

@@ -297,6 +297,24 @@ class Backend:
         softcap: float,
         /,
     ) -> None: ...
+    def attention_with_sinks(
+        self,
+        dtype: int,
+        q: int,
+        q_stride: int,
+        out: int,
+        cache: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_size: int,
+        step: StepAttention,
+        num_heads: int,
+        scale: float,
+        window: int,
+        softcap: float,
+        sinks: int,
+        /,
+    ) -> None: ...
     def sample(
         self, dtype: int, logits: int, vocab_size: int, choices: Sequence[_Choice], /
     ) -> list[_Sampled]: ...

@@ -321,6 +321,7 @@ class AttentionKernels(Protocol[AttentionPlanT]):
         scale: float,
         sliding_window: int | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
         /,
     ) -> Tensor:
         """Attend from q (T, Hq, D), at any stride of tokens -> (T, Hq, D), newly allocated.
@@ -328,6 +329,9 @@ class AttentionKernels(Protocol[AttentionPlanT]):
         Causal: the query at position p sees [0, p], or (p - sliding_window, p]. Scores are
         scale * q . k, or softcap * tanh(scale * q . k / softcap). Blocks that lie before what any
         of a request's queries sees may hold anything, and need not be the request's.
+
+        sinks: (Hq), float32, contiguous: the score of one position more, which every query of the
+        head sees and which has no value.
         """
 
 

@@ -125,10 +125,11 @@ class HostedOps:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        there = self._up(q)
+        there, sinks = self._up(q), None if sinks is None else self._up(sinks)
         return self._ops.attention.paged_attention(
-            there, kv_cache, plan, scale, window, softcap
+            there, kv_cache, plan, scale, window, softcap, sinks
         ).cpu()
 
 

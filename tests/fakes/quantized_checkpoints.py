@@ -53,6 +53,31 @@ def save_quantized(model: PreTrainedModel, directory: Path, how: Written) -> dic
     return floats
 
 
+def save_mxfp4(model: PreTrainedModel, directory: Path) -> dict[str, Tensor]:
+    """Write a gpt-oss with experts made anew; all floats that it then has."""
+    directory.mkdir()
+    rng, stored, floats = np.random.default_rng(3), dict[str, Tensor](), dict[str, Tensor]()
+    magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    for name, tensor in saved_tensors(model).items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            stored[name] = floats[name] = tensor
+            continue
+        experts, width, rows = tensor.shape
+        q = rng.integers(0, 16, (experts, rows, width))
+        scales = rng.integers(120, 125, (experts, rows, width // 32))
+        signed = np.where(q < 8, 1.0, -1.0) * magnitudes[q % 8]
+        weight = signed * 2.0 ** (np.repeat(scales, 32, axis=2) - 127.0)
+        floats[name] = as_floats(weight).transpose(1, 2)
+        pairs = (q[:, :, 0::2] | q[:, :, 1::2] << 4).astype(np.uint8)
+        stored[f"{name}_blocks"] = torch.from_numpy(pairs.reshape(experts, rows, -1, 16))
+        stored[f"{name}_scales"] = torch.from_numpy(scales.astype(np.uint8))
+    save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
+    config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (directory / "config.json").write_text(json.dumps(config))
+    return floats
+
+
 def packed(numbers: Ints, bits: int) -> Tensor:
     """(R, N) -> (R, N * bits / 32), int32, the first number in the lowest bits."""
     words = numbers.reshape(len(numbers), -1, 32 // bits).astype(np.uint64)

@@ -23,11 +23,12 @@ from lora_serve.worker.device import CpuDevice
 from lora_serve.worker.loaded_model import load_model
 from tests.fakes.bare_model import BareModel, Prompt
 from tests.fakes.peft_adapters import read_saved
+from tests.fakes.quantized_checkpoints import save_mxfp4
 from tests.fakes.text_architectures import architectures, tiny_config, tiny_model
 
 # Rotary positions in a part of a head and layer norms; positions that are learned, and weights
-# (in, out); a mixture of experts.
-FEW = ("stablelm", "gpt2", "ernie4_5_moe")
+# (in, out); a mixture of experts; one whose experts have biases, with sinks and windows.
+FEW = ("stablelm", "gpt2", "ernie4_5_moe", "gpt_oss")
 FASTEST = list(available_ops().values())[-1]
 RECORD = Path(__file__).parents[2] / "benchmarks/results/model_impl.json"
 
@@ -130,6 +131,14 @@ def test_adapters_are_pefts_and_change_no_bit_of_others(
     mixed = model.step([base.chunk(0, 30), prompt.chunk(0, 40)])
     assert torch.equal(mixed[0], of_base)
     assert torch.equal(mixed[1], alone)
+
+
+def test_gpt_oss_is_read_as_it_is_published(tmp_path: Path) -> None:
+    model = tiny_model("gpt_oss")
+    model.load_state_dict(save_mxfp4(model, tmp_path / "model"))
+    prompt = Prompt(tokens(60), range(4))
+    got = prompt.alone(BareModel(tmp_path / "model", FASTEST, torch.float32))
+    assert_near(got, logits_of(model, prompt.token_ids))
 
 
 def test_a_family_of_our_own_gives_the_same_through_either_door(tmp_path: Path) -> None:

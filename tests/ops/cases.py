@@ -91,6 +91,7 @@ def exact_attention(
     scale: float,
     window: int | None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """q: (Q, Hq, D), a request's last positions; k and v: (S, Hkv, D), all -> (Q, Hq, D)."""
     group = q.shape[1] // k.shape[1]
@@ -102,7 +103,11 @@ def exact_attention(
     hidden = distance < 0
     if window is not None:
         hidden |= distance >= window
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if sinks is not None:
+        of_rows = sinks.double()[:, None, None].expand(-1, len(q), 1)
+        scores = torch.cat((scores, of_rows), dim=2)
+    weights = scores.softmax(-1)[:, :, : len(k)]
     return torch.einsum("hqk,khd->qhd", weights, values)
 
 
@@ -140,10 +145,13 @@ class PagedCase:
         block_size: int = 16,
         window: int | None = None,
         softcap: float | None = None,
+        has_sinks: bool = False,
         seed: int = 0,
     ) -> None:
         self.ops, self.block_size = ops, block_size
         self.window, self.softcap = window, softcap
+        # The last is far above all scores, whose share is then nearly nothing.
+        self.sinks = torch.linspace(-3.0, 40.0, num_heads) if has_sinks else None
         self.heads = (num_heads, num_kv_heads, num_kv_heads)
         self.scale = head_size**-0.5
         counts = [-(-seq_len // block_size) for seq_len in seq_lens]
@@ -187,7 +195,7 @@ class PagedCase:
             self.block_size,
         )
         out = self.ops.attention.paged_attention(
-            q, self.cache, plan, self.scale, self.window, self.softcap
+            q, self.cache, plan, self.scale, self.window, self.softcap, self.sinks
         )
         return list(out.split(sizes))
 
@@ -216,7 +224,7 @@ class PagedCase:
         positions = torch.arange(len(request.q))
         q = exact_rotation(request.q[start:], self.cos_sin, positions[start:]).to(request.q.dtype)
         k = exact_rotation(request.k, self.cos_sin, positions).to(request.k.dtype)
-        return exact_attention(q, k, request.v, self.scale, self.window, self.softcap)
+        return exact_attention(q, k, request.v, self.scale, self.window, self.softcap, self.sinks)
 
     def _block_tables(self, requests: Sequence[PagedRequest]) -> Tensor:
         """Filled up with block 0, which may be another request's."""

@@ -193,6 +193,20 @@ def test_an_overflow_reaches_no_capped_row_before_it(
     assert torch.equal(case.step([(0, 0, 70)])[0][:50], before)
 
 
+@pytest.mark.parametrize("window", [None, 20])
+def test_sinks_take_their_share_of_the_softmax(
+    ops: Ops, dtype: torch.dtype, window: int | None
+) -> None:
+    """Each head has its own, and chunks of any size give the same bits."""
+    case = make(ops, dtype, 540, heads=(6, 2), window=window, has_sinks=True)
+    whole = case.step([(0, 0, 540)])[0]
+    assert_close(whole, case.exact(0), dtype)
+    case.cache.fill_(torch.nan)
+    assert torch.equal(case.chunked(0, 100), whole)
+    for position in (63, 511, 539):
+        assert torch.equal(case.step([(0, position, position + 1)])[0], whole[position:][:1])
+
+
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf, 3e4])
 @pytest.mark.parametrize("window", [1, 20, 100, 300])
 def test_blocks_before_a_window_may_be_anything(

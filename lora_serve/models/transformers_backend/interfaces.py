@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 NAME = "lora_serve"
+SINKS = "s_aux"  # what attention calls them
 
 
 class Hooks(Protocol):

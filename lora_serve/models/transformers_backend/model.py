@@ -19,7 +19,7 @@ from lora_serve.layers.batch import ForwardBatch
 from lora_serve.layers.biases import add_biases
 from lora_serve.layers.vocabulary import HeadChanges
 from lora_serve.models.base import KVSpec
-from lora_serve.models.transformers_backend.interfaces import Named, attach, scale_of
+from lora_serve.models.transformers_backend.interfaces import SINKS, Named, attach, scale_of
 from lora_serve.models.transformers_backend.row_operations import RowOperations
 from lora_serve.models.transformers_backend.tracing import (
     Trace,
@@ -108,6 +108,7 @@ class PagedHooks:
         self._kv_specs = kv_specs
         self._experts = experts
         self._step = step
+        self._sinks: dict[int, Tensor] = {}  # by layer
 
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: object, named: Named
@@ -140,11 +141,22 @@ class PagedHooks:
         attention.rotary_and_write_kv(
             q_rows, k_rows, v_rows, still, at_zero, cache, batch.slot_mapping[layer]
         )
-        softcap = named.get("softcap")
         attended = attention.paged_attention(
-            q_rows, cache, batch.attention[layer], scale, spec.window, softcap
+            q_rows,
+            cache,
+            batch.attention[layer],
+            scale,
+            spec.window,
+            named.get("softcap"),
+            self._sinks_of(layer, named.get(SINKS)),
         )
         return attended[None, :, :, : v.shape[3]].to(q.dtype).contiguous()
+
+    def _sinks_of(self, layer: int, given: Tensor | None) -> Tensor | None:
+        """The weights that a module gives, as kernels take them."""
+        if given is not None and layer not in self._sinks:
+            self._sinks[layer] = given.detach().to(torch.float32).contiguous()
+        return self._sinks.get(layer)
 
     def experts(self, module: Any, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         packed, experts = self._experts[module], self._ops.experts

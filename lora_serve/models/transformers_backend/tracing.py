@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lora_serve.models.base import KVSpec
-from lora_serve.models.transformers_backend.interfaces import Mask, Named, attach
+from lora_serve.models.transformers_backend.interfaces import SINKS, Mask, Named, attach
 from lora_serve.models.transformers_backend.row_operations import NotedOperations
 
 NUM_ROWS = 7  # no other size of a model is likely to be this
@@ -21,7 +21,7 @@ _KNOWN_NAMED = frozenset(
     (
         *("cache_position", "dropout", "is_causal", "output_attentions", "output_hidden_states"),
         *("position_embeddings", "position_ids", "return_dict", "scaling", "sliding_window"),
-        *("softcap", "use_cache", "output_router_logits", "logits_to_keep"),
+        *("softcap", "use_cache", "output_router_logits", "logits_to_keep", SINKS),
     )
 )
 
@@ -213,6 +213,9 @@ class _NotingHooks:
                 self._found.refuse(f"its attention takes {key}")
         if not getattr(module, "is_causal", True) or named.get("is_causal") is False:
             self._found.refuse("its attention is not causal")
+        sinks = named.get(SINKS)
+        if sinks is not None and sinks.shape != (q.shape[1],):
+            self._found.refuse("its attention has other sinks than one for each head")
         if {q.shape[2], k.shape[2], v.shape[2]} != {NUM_ROWS}:
             self._found.refuse("it attends to other tokens than those of its input")
         head_size = max(q.shape[3], v.shape[3])

@@ -93,12 +93,13 @@ class CpuAttention:
         scale: float,
         sliding_window: int | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         assert softcap is None or softcap > 0, f"scores capped at {softcap}"
         tokens, num_heads, head_size = q.shape
         _, _, num_kv_heads, groups, _ = kv_cache.shape
         out = self._recorder.new(tokens, num_heads, head_size, dtype=q.dtype)
-        self._native.attention(
+        call = (
             DTYPE_CODES[q.dtype],
             q.data_ptr(),
             token_stride(q, head_size),
@@ -113,4 +114,10 @@ class CpuAttention:
             sliding_window or 0,
             softcap or 0.0,
         )
+        if sinks is None:
+            self._native.attention(*call)
+        else:
+            assert sinks.dtype == torch.float32, f"sinks of {sinks.dtype}"
+            assert sinks.shape == (num_heads,), f"sinks {tuple(sinks.shape)}, {num_heads} heads"
+            self._native.attention_with_sinks(*call, sinks.data_ptr())
         return out

@@ -4,6 +4,8 @@
     or, with soft-capping, s[t] = softcap * tanh(scale * q . k[t] / softcap)
     out  = sum over tiles of (sum of w v in the tile)  /  sum over tiles of (sum of w in the tile)
 
+With sinks, e^(sink - max s) of the head is added to the divisor.
+
 A tile is KV_TILE keys from a multiple of KV_TILE on, whichever of them the query may see, and
 tiles are added in ascending order, starting from 0. A tile that is wholly hidden adds 0, so it does
 not matter which tiles a chunk walks as long as they cover what each of its queries sees.
@@ -94,6 +96,7 @@ def paged_attention(
     scale: float,
     sliding_window: int | None,
     softcap: float | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     out = torch.empty(q.shape, dtype=q.dtype)
     for request in plan:
@@ -101,7 +104,7 @@ def paged_attention(
         for start, end in _query_chunks(request, q.shape[1]):
             positions = torch.arange(start, end) + (request.seq_len - request.end)
             out[start:end] = _attend(
-                q[start:end], positions, keys, values, scale, sliding_window, softcap
+                q[start:end], positions, keys, values, scale, sliding_window, softcap, sinks
             ).to(q.dtype)
     return out
 
@@ -140,6 +143,7 @@ def _attend(
     scale: float,
     sliding_window: int | None,
     softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """The formula for q (n, Hq, D) at ascending `positions` (n) -> (n, Hq, D), float32."""
     num_queries, num_heads, head_size = q.shape
@@ -159,10 +163,12 @@ def _attend(
     masked = slice(span.start + num_clear, span.stop)
     hidden = _hidden(row_positions, rows[0].shape[0], masked, sliding_window)
     scores[num_clear:].masked_fill_(hidden, -torch.inf)
-    weights = exponential(scores.sub_(scores.amax(dim=(0, 3), keepdim=True)))
+    highest = scores.amax(dim=(0, 3), keepdim=True)
+    weights = exponential(scores.sub_(highest))
     weights[num_clear:].masked_fill_(hidden, 0.0)
     finite, broken = _split_finite(values[span])
-    out = _weighted_values(weights, finite)
+    sunk = None if sinks is None else _sunk(sinks, highest[0, :, :, 0], num_queries)
+    out = _weighted_values(weights, finite, sunk)
     if broken is not None:
         out.masked_fill_(_see_any(broken, num_clear, hidden), torch.nan)
     out = out[:, : row_positions.shape[0]]
@@ -192,14 +198,25 @@ def _hidden(
     return hidden
 
 
-def _weighted_values(weights: Tensor, values: Tensor) -> Tensor:
-    """(Hkv, rows, D): the quotient of sums in the formula above."""
+def _sunk(sinks: Tensor, highest: Tensor, num_queries: int) -> Tensor:
+    """e^(sink - max s) of each row: (Hkv, rows), as `highest`. Padding has a sink of 0."""
+    of_rows = torch.zeros_like(highest)
+    of_heads = sinks.view(len(highest), -1).repeat_interleave(num_queries, dim=1)
+    of_rows[:, : of_heads.shape[1]] = of_heads
+    return exponential(of_rows - highest)
+
+
+def _weighted_values(weights: Tensor, values: Tensor, sunk: Tensor | None) -> Tensor:
+    """(Hkv, rows, D): the quotient of sums in the formula above. sunk: what the divisor gets."""
     num_tiles, num_kv_heads, num_rows, _ = weights.shape
     partial = values.new_empty(num_tiles, num_kv_heads, num_rows, values.shape[2])
     for tile in range(num_tiles):
         for head in range(num_kv_heads):
             multiply_tiles(weights[tile, head], values[tile, head], partial[tile, head])
-    return _sum_in_order(partial) / _sum_in_order(row_sum(weights))[..., None]
+    divisor = _sum_in_order(row_sum(weights))
+    if sunk is not None:
+        divisor += sunk
+    return _sum_in_order(partial) / divisor[..., None]
 
 
 def _split_finite(values: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -2,7 +2,8 @@
 
     s[t] = q . k[t]     m = max s     z = sum of e^(scale (s[t] - m))     a = the same sum of v[t]
 
-With soft-capping, s[t] = tanh(inner q . k[t]), and scale holds the cap.
+With soft-capping, s[t] = tanh(inner q . k[t]), and scale holds the cap. A sink is one position
+more for all rows of a head: it is added to z when a is divided by it.
 
 Each query row walks its keys in tiles of KEYS from position 0 on, with running m, z and a. After
 every span of keys the three are folded into the row's totals, and begin anew (attention_spans.py).
@@ -23,7 +24,7 @@ import triton
 import triton.language as tl
 
 from lora_serve.ops.triton.arithmetic import hyperbolic_tangent, multiply, rounded
-from lora_serve.ops.triton.attention_spans import fold, load_4, span_of, span_start
+from lora_serve.ops.triton.attention_spans import fold, load_4, span_of, span_start, sunk
 from lora_serve.ops.triton.launch import kernel
 from lora_serve.ops.triton.overlap import wait_for_earlier_kernels
 
@@ -166,6 +167,8 @@ def store(
     out_ptr,
     partial_ptr,
     partial_stats_ptr,
+    sinks_ptr,
+    scale,
     tile_row,
     partial_row,
     num_tokens,
@@ -176,6 +179,7 @@ def store(
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     """Rows as the answer; or, where there is a partial row for them, as sums to be folded."""
     pair = first_pair + tl.arange(0, ROWS)
@@ -187,6 +191,8 @@ def store(
     if partial_row < 0:
         # A padding row sees no key: its attention is 0.
         divisor = tl.where(z == 0.0, 1.0, z)
+        if SINKS:
+            divisor += sunk(tl.load(sinks_ptr + head), m, scale)
         out = rounded(a / divisor[:, None], out_ptr.dtype.element_ty)
         to = (tile_row + token).to(tl.int64) * HEADS + head
         tl.store(out_ptr + to[:, None] * HEAD + channel[None, :], out, mask=mask)
@@ -205,6 +211,7 @@ def attention_kernel(
     plan_ptr,
     partial_ptr,
     partial_stats_ptr,
+    sinks_ptr,
     q_stride,
     scale,
     inner,
@@ -224,11 +231,13 @@ def attention_kernel(
     TILE_WORDS: tl.constexpr,
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
+    SINKS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     # q (T, KV_HEADS GROUP, HEAD), tokens q_stride apart; out alike, contiguous
     # cache (blocks, 2, KV_HEADS, BLOCK_SIZE, HEAD); plan: see attention_plan.py
     # partial (partial rows, KV_HEADS GROUP, HEAD), partial_stats (the same, 2): m and z
+    # sinks (KV_HEADS GROUP), float32, if SINKS
     # One unit: a KV head for ROWS of a tile's (token, head of the group) pairs
     q_stride = tl.multiple_of(q_stride, 16)  # heads are multiples of it
     num_units = tl.load(plan_ptr + 2 * LIST) * (KV_HEADS * SUBTILES)
@@ -276,8 +285,8 @@ def attention_kernel(
         first_pair += tl.load(tile_ptr + 7)
         first_head = kv_head * GROUP
         store(
-            m, z, a, out_ptr, partial_ptr, partial_stats_ptr,
+            m, z, a, out_ptr, partial_ptr, partial_stats_ptr, sinks_ptr, scale,
             tile_row, partial_row, num_tokens, first_pair, first_head,
-            HEAD, HEAD_BLOCK, KV_HEADS * GROUP, GROUP, ROWS,
+            HEAD, HEAD_BLOCK, KV_HEADS * GROUP, GROUP, ROWS, SINKS,
         )  # fmt: skip
     wait_for_earlier_kernels(OVERLAPS)  # without a unit, too

@@ -38,6 +38,7 @@ def attention_launches(
     scale: float,
     sliding_window: int | None,
     softcap: float | None,
+    sinks: Tensor | None,
     machine: Machine,
 ) -> list[Launch]:
     """All of one call: single tiles, wide tiles, then the fold of what was walked apart."""
@@ -50,12 +51,14 @@ def attention_launches(
         "plan_ptr": plan.words,
         "partial_ptr": partial,
         "partial_stats_ptr": stats,
+        "sinks_ptr": stats if sinks is None else sinks,
         "scale": (scale if softcap is None else softcap) * LOG2_E,
     }
     shape: Constants = {
         "HEAD": head_size,
         "KV_HEADS": num_kv_heads,
         "GROUP": num_heads // num_kv_heads,
+        "SINKS": sinks is not None,
         "OVERLAPS": machine.overlaps_launches,
     }
     arguments: Arguments = {

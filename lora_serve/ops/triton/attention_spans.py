@@ -29,6 +29,12 @@ def fold(total_m, total_z, total_a, m, z, a, scale):
 
 
 @triton.jit
+def sunk(sink, m, scale):
+    """What a sink, a score in natural units, adds to z."""
+    return tl.exp2(sink * 1.4426950408889634 - m * scale)
+
+
+@triton.jit
 def span_start(
     span, NEAR_SPANS: tl.constexpr, SPAN_TILES: tl.constexpr, FAR_SPAN_TILES: tl.constexpr
 ):
@@ -60,6 +66,7 @@ def fold_kernel(
     plan_ptr,
     partial_ptr,
     partial_stats_ptr,
+    sinks_ptr,
     scale,
     HEAD: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -69,6 +76,7 @@ def fold_kernel(
     GROUP_BLOCK: tl.constexpr,
     FOLD_WORDS: tl.constexpr,
     STAGES: tl.constexpr,
+    SINKS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     # The spans of one token that were walked apart, in ascending order
@@ -95,6 +103,9 @@ def fold_kernel(
             a_ptrs = partial_ptr + source[:, None] * HEAD + channel[None, :]
             a = tl.load(a_ptrs, mask=mask, other=0.0)
             total_m, total_z, total_a = fold(total_m, total_z, total_a, m, z, a, scale)
+        if SINKS:
+            sink = tl.load(sinks_ptr + kv_head * GROUP + row, mask=row < GROUP, other=0.0)
+            total_z += sunk(sink, total_m, scale)
         out = rounded(total_a / total_z[:, None], out_ptr.dtype.element_ty)
         head = token_row.to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + row
         tl.store(out_ptr + head[:, None] * HEAD + channel[None, :], out, mask=mask)

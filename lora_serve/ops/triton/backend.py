@@ -226,11 +226,12 @@ class TritonKernels:
         scale: float,
         sliding_window: int | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         assert softcap is None or softcap > 0, f"scores capped at {softcap}"
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         launches = attention_launches(
-            q, out, kv_cache, plan, scale, sliding_window, softcap, self._machine
+            q, out, kv_cache, plan, scale, sliding_window, softcap, sinks, self._machine
         )
         for launch in launches:
             self._run(launch)

@@ -25,8 +25,10 @@ from tests.fakes.quantized_checkpoints import (
     fp8,
     gptq,
     nf4,
+    save_mxfp4,
     save_quantized,
 )
+from tests.fakes.text_architectures import tiny_model
 from tests.fakes.tiny_models import save
 
 # Writes a model in a format, and says which floats it then stores: all, or what rounding left.
@@ -50,6 +52,10 @@ def quantized(how: Written) -> Writer:
     return lambda model, directory: save_quantized(model, directory, how)
 
 
+def as_mxfp4(_: PreTrainedModel, directory: Path) -> Mapping[str, Tensor]:
+    return save_mxfp4(tiny_model("gpt_oss"), directory)
+
+
 WRITERS: dict[str, Writer] = {
     "safetensors": as_safetensors,
     "gguf": as_gguf,
@@ -58,6 +64,7 @@ WRITERS: dict[str, Writer] = {
     "compressed_tensors": quantized(compressed("pack-quantized", 4, 32)),
     "fp8": quantized(fp8(None)),
     "bitsandbytes": quantized(nf4(nested_block=16)),
+    "mxfp4": as_mxfp4,
 }
 
 

@@ -27,8 +27,10 @@ from tests.fakes.quantized_checkpoints import (
     gptq,
     llm_int8,
     nf4,
+    save_mxfp4,
     save_quantized,
 )
+from tests.fakes.text_architectures import tiny_model
 
 # With the group of the codes that kernels get, if they are kept.
 KINDS: dict[str, tuple[Written, int | None]] = {
@@ -237,6 +239,32 @@ def test_a_state_that_no_weight_has_is_refused(
     tensors = load_file(directory / "model.safetensors")
     bytes_of_state = torch.frombuffer(bytearray(state), dtype=torch.uint8)
     tensors[f"{name}.quant_state.bitsandbytes__nf4"] = bytes_of_state
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(ConfigError, match=f"{name}: .*{told}"):
+        format_of(directory, AUTO).open(directory)
+
+
+@pytest.mark.parametrize(
+    ("part", "stored", "told"),
+    [
+        ("blocks", None, "its _blocks are missing"),
+        ("scales", None, "its _scales are missing"),
+        ("scales", torch.ones(4, 64, 1).byte(), r"have shape \(4, 64, 1\), not \(4, 64, 3\)"),
+        ("scales", torch.ones(4, 64, 3), "its _scales are stored as F32, not as U8"),
+        ("blocks", torch.ones(4, 64, 3, 8).byte(), r"not \(experts, out, groups, 16\)"),
+        ("blocks", torch.ones(4, 0, 3, 16).byte(), r"its _blocks have shape \(4, 0, 3, 16\)"),
+    ],
+)
+def test_blocks_and_scales_that_do_not_fit_are_refused(
+    part: str, stored: Tensor | None, told: str, tmp_path: Path
+) -> None:
+    directory, name = tmp_path / "model", "model.layers.1.mlp.experts.down_proj"
+    save_mxfp4(tiny_model("gpt_oss"), directory)
+    tensors = load_file(directory / "model.safetensors")
+    assert tensors[f"{name}_scales"].shape == (4, 64, 3)
+    del tensors[f"{name}_{part}"]
+    if stored is not None:
+        tensors[f"{name}_{part}"] = stored
     save_file(tensors, directory / "model.safetensors")
     with pytest.raises(ConfigError, match=f"{name}: .*{told}"):
         format_of(directory, AUTO).open(directory)

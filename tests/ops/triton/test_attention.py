@@ -24,6 +24,7 @@ def make(
     block_size: int = 16,
     window: int | None = None,
     softcap: float | None = None,
+    has_sinks: bool = False,
 ) -> PagedCase:
     return PagedCase(
         ops,
@@ -35,6 +36,7 @@ def make(
         block_size=block_size,
         window=window,
         softcap=softcap,
+        has_sinks=has_sinks,
     )
 
 
@@ -114,6 +116,16 @@ def test_soft_capping_squeezes_scores_before_the_softmax(
     case.requests[0].q[::2].mul_(60)
     whole = case.step([(0, 0, 270)])[0]
     assert_close(whole, case.exact(0), dtype)
+    for position in (63, 269):
+        assert torch.equal(case.step([(0, position, position + 1)])[0], whole[position:][:1])
+
+
+@WINDOWS
+def test_sinks_take_their_share_of_the_softmax(ops: Ops, window: int | None) -> None:
+    """Also where spans are walked apart, and folded afterwards."""
+    case = make(ops, 270, heads=(4, 2), window=window, has_sinks=True)
+    whole = case.step([(0, 0, 270)])[0]
+    assert_close(whole, case.exact(0), BF16)
     for position in (63, 269):
         assert torch.equal(case.step([(0, position, position + 1)])[0], whole[position:][:1])
 
@@ -289,7 +301,7 @@ def dealt_out(rows: int, rng: random.Random) -> list[int]:
 
 def attend(case: PagedCase, q: torch.Tensor, plan: object) -> torch.Tensor:
     return case.ops.attention.paged_attention(
-        q, case.cache, plan, case.scale, case.window, case.softcap
+        q, case.cache, plan, case.scale, case.window, case.softcap, case.sinks
     )
 
 
