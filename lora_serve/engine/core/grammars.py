@@ -31,6 +31,7 @@ from lora_serve.structured_output.wire import GrammarSettings
 from lora_serve.structured_outputs import ForcedTokens
 
 PATIENCE_SECONDS = 0.003  # a step's, for masks; eight take a tenth of it (Zen 5)
+MOST_FORCED_TOKENS = 64  # in one reply: at a mask's limit of 0.1 s no process seems to hang
 POLL_SECONDS = 0.001  # between two looks, while nothing else is to be done
 
 Ended = tuple[Request, LoraServeError | None]  # None: the answer is complete
@@ -203,7 +204,7 @@ def make_grammar_service(config: EngineConfig, model: ModelInfo) -> GrammarProce
             model=config.model.model,
             vocab_size=model.vocab_size,
             compile_seconds=settings.structured_outputs_compile_timeout,
-            max_forced_tokens=config.speculative.max_drafts,
+            max_forced_tokens=min(config.speculative.max_drafts, MOST_FORCED_TOKENS),
             log=config.log,
         ),
         config.limits.engine_ready_timeout or math.inf,
