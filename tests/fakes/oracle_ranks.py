@@ -34,6 +34,7 @@ class OracleRank(OracleExecutor):
 
     linears = ()
     is_screened = False
+    vocabulary = None
 
     def __init__(
         self, group: Group, block_size: int, row_bytes: int, groups: Sequence[KVGroup]
