@@ -20,7 +20,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lora_serve.cli.main import COMMANDS
 from lora_serve.cli.parser import OneLineParser
-from lora_serve.engine_stats import KVTierStats, RequestTimes
+from lora_serve.engine_stats import RequestTimes, TierContents, TierFigures
+from lora_serve.kv_tiers.base import Cause
+from lora_serve.kv_tiers.breaker import Breaker
+from lora_serve.kv_tiers.counters import TierCounters
 from lora_serve.messages import AdapterInfo, StepOutputs
 from lora_serve.observability.http import HTTPMetrics
 from lora_serve.observability.kv_tier_series import kv_tier_series
@@ -100,8 +103,7 @@ def metric_families() -> Mapping[str, list[Metric]]:
     engine.watch_refusals({"queue": 0})
     http = HTTPMetrics()
     http.observe("/health", "GET", 200, 0.0)
-    tier = specimen(KVTierStats, load_seconds=(0,), save_seconds=(0,))  # one bucket: +Inf
-    tiers = list(kv_tier_series({"model_name": "", "engine": ""}, [tier]))
+    tiers = list(kv_tier_series({"model_name": "", "engine": ""}, [tier_specimen()]))
     return {
         "Engine and adapters": _read(engine.render()),
         "KV tiers": tiers,
@@ -109,20 +111,27 @@ def metric_families() -> Mapping[str, list[Metric]]:
     }
 
 
-def specimen(kind: type[Struct], **given: object) -> Struct:
-    """One with the least in every field that neither has a default nor is given."""
+def tier_specimen() -> TierFigures:
+    """Figures of a tier with something to tell by cause."""
+    counters = TierCounters()
+    counters.miss(Cause.ABSENT)
+    counters.unsaved(Cause.ABSENT, 1)
+    contents = TierContents(quarantined={Cause.ABSENT.value: 1})
+    return counters.figures("ram", contents, Breaker(), Breaker())
+
+
+def specimen(kind: type[Struct]) -> Struct:
+    """One with the least in every field that has no default."""
     hints = get_type_hints(kind)
     least: dict[object, object] = {
         str: "name",
         int: 0,
         float: 0.0,
         bool: False,
-        dict: {"cause": 0},
-        tuple: (),
     }
-    values: dict[str, object] = dict(given)
+    values: dict[str, object] = {}
     for field in msgspec.structs.fields(kind):
-        if field.required and field.name not in given:
+        if field.required:
             hint = hints[field.name]
             kinds = (hint, get_origin(hint), *get_args(hint))
             values[field.name] = next(least[each] for each in kinds if each in least)
