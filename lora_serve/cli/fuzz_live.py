@@ -22,6 +22,7 @@ from lora_serve.bench.machine import describe_machine
 from lora_serve.cli.arguments import add_config_arguments, engine_config, server_config
 from lora_serve.cli.parser import OneLineParser
 from lora_serve.config import EngineConfig, ModelConfig, ParallelConfig, ServerConfig
+from lora_serve.config.model import AUTO, OWN_IMPL, TRANSFORMERS_IMPL
 from lora_serve.config.parallel import GATHER, SEGMENTS
 from lora_serve.demo.model import ensure_demo
 from lora_serve.engine.frontend.startup_checks import check_startup
@@ -148,15 +149,35 @@ def _command(args: argparse.Namespace, path: Path) -> str:
 def possible_ranks(config: EngineConfig, reduce: str = GATHER) -> tuple[int, ...]:
     """Among how many ranks this machine's cores can run the model; without ranks, 1."""
 
-    def is_possible(size: int) -> bool:
+    def of_size(size: int) -> EngineConfig:
         parallel = ParallelConfig(tensor_parallel_size=size, tensor_parallel_reduce=reduce)
-        try:
-            check_startup(replace(config, parallel=parallel))
-        except LoraServeError:
-            return False
-        return True
+        return replace(config, parallel=parallel)
 
-    return tuple(filter(is_possible, WORLD_SIZES))
+    return tuple(size for size in WORLD_SIZES if _can_start(of_size(size)))
+
+
+def other_impls(config: EngineConfig) -> tuple[str, ...]:
+    """What can run the model here beside its family; nothing if the user chose what does."""
+    from lora_serve.worker.device import open_device  # imports torch
+
+    def run_by(impl: str) -> EngineConfig:
+        return replace(config, model=replace(config.model, model_impl=impl))
+
+    if (
+        config.model.model_impl != AUTO
+        or open_device(config.model.device).torch_device.type != "cpu"
+    ):
+        return ()
+    both = (OWN_IMPL, TRANSFORMERS_IMPL)
+    return (TRANSFORMERS_IMPL,) if all(_can_start(run_by(impl)) for impl in both) else ()
+
+
+def _can_start(config: EngineConfig) -> bool:
+    try:
+        check_startup(config)
+    except LoraServeError:
+        return False
+    return True
 
 
 # ── what is played on ───────────────────────────────────────────────────────────────────────
@@ -171,12 +192,13 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
     with tempfile.TemporaryDirectory(prefix="lora-serve-fuzz-") as name:
         library = Path(name) / "versions"
         versions = (*write_versions(sources, library), write_activated(sources[0], library))
+        num_for_all = len(versions)
         vocabulary = _vocabulary(config.model)
         if vocabulary is not None:
             versions = (*versions, write_extended(sources[0], vocabulary, library))
         from lora_serve.fuzz.reference import ColdEngine  # slow to import; not for --help
 
-        cold = ColdEngine(config, versions, server)
+        cold = ColdEngine(config, versions, server, num_for_all)
         runner: TraceRunner
         if args.url:
             runner = RunningServer(
@@ -199,6 +221,7 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
         scope = Scope(
             vocab_size=cold.vocab_size,
             num_versions=len(versions),
+            num_versions_for_all=num_for_all,
             num_requests=args.requests_per_trace,
             concurrency=args.concurrency,
             faults=() if args.url else _faults(args.faults),
@@ -209,6 +232,7 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
             fixed_flags=bool(args.url),
             num_ranks=possible_ranks(config)[1:],
             in_segments=possible_ranks(config, SEGMENTS),
+            model_impls=other_impls(config),
         )
         try:
             fuzzer = Fuzzer(runner, cold, config.cache.block_size, args.serve_args)

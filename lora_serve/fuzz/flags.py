@@ -17,6 +17,7 @@ RANKS_SHARE = 0.2  # of the traces
 SEGMENTS_SHARE = 0.2  # of those that can have them
 WEIGHTS_SHARE = 0.3  # of the traces
 WORKSPACE = "@workspace"  # stands for a directory that all traces of a run share
+MODEL_IMPL_SHARE = 0.15  # of the traces
 SHARED_TIERS = frozenset({"disk", "redis"})
 
 
@@ -47,24 +48,36 @@ def drawn_flags(
     pooling_type: SequencePoolingType,
     num_ranks: tuple[int, ...],
     in_segments: tuple[int, ...],
+    model_impls: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """All flags, of which the later ones are not drawn from `rng`."""
+    """All flags, of which the later ones are not drawn from `rng`. Others as `Scope` has them."""
     pooler = ("--pooler-config", json.dumps({"pooling_type": pooling_type}))
     mode_rng = Random(f"logprobs mode {seed}")
     mode = mode_rng.choice(LOGPROBS_MODES) if mode_rng.random() < LOGPROBS_MODE_SHARE else ""
     shares = ("--fair-share", "key") if Random(f"fair share {seed}").random() < 0.2 else ()
     is_producer = not SHARED_TIERS.isdisjoint(tiers) and Random(f"KV role {seed}").random() < 0.2
     role = ("--kv-role", "kv_producer") if is_producer else ()
-    rank_rng = Random(f"ranks {seed}")
-    is_divided = bool(num_ranks) and rank_rng.random() < RANKS_SHARE
-    size = rank_rng.choice(num_ranks) if is_divided else 1
-    ranks = ("--tensor-parallel-size", str(size)) if is_divided else ()
-    is_summed = size in in_segments and Random(f"segments {seed}").random() < SEGMENTS_SHARE
-    reduce = ("--tensor-parallel-reduce", SEGMENTS) if is_summed else ()
+    # Of models that transformers' modules run there are no ranks, and no sums in segments.
+    impl = _model_impl(Random(f"model impl {seed}"), model_impls)
+    computed_by = impl or _ranks(seed, num_ranks, in_segments)
     keeps_weights = Random(f"weights {seed}").random() < WEIGHTS_SHARE
     weights = ("--weights-cache-path", f"{WORKSPACE}/weights") if keeps_weights else ()
-    later = (*pooler, *shares, *role, *ranks, *reduce, *(("--logprobs-mode", mode) if mode else ()))
+    later = (*pooler, *shares, *role, *computed_by, *(("--logprobs-mode", mode) if mode else ()))
     return (*_flags(rng, tiers), *later, *weights, *_speculation(Random(f"speculation {seed}")))
+
+
+def _ranks(seed: int, num_ranks: tuple[int, ...], in_segments: tuple[int, ...]) -> tuple[str, ...]:
+    rng = Random(f"ranks {seed}")
+    is_divided = bool(num_ranks) and rng.random() < RANKS_SHARE
+    size = rng.choice(num_ranks) if is_divided else 1
+    ranks = ("--tensor-parallel-size", str(size)) if is_divided else ()
+    is_summed = size in in_segments and Random(f"segments {seed}").random() < SEGMENTS_SHARE
+    return (*ranks, *(("--tensor-parallel-reduce", SEGMENTS) if is_summed else ()))
+
+
+def _model_impl(rng: Random, model_impls: tuple[str, ...]) -> tuple[str, ...]:
+    is_other = bool(model_impls) and rng.random() < MODEL_IMPL_SHARE
+    return ("--model-impl", rng.choice(model_impls)) if is_other else ()
 
 
 def _speculation(rng: Random) -> tuple[str, ...]:

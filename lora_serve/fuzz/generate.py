@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import replace as with_fields
 from random import Random
 from typing import Literal
 
@@ -66,7 +67,8 @@ class Scope:
     marks_reasoning: by one token each, so that it may have a budget. fixed_flags: the server runs
     already, so that traces cannot choose how it is set up. num_ranks: among how many its model can
     be divided on this machine, one apart. in_segments: of how many ranks, one among them, sums may
-    be in segments.
+    be in segments. model_impls: what can run the model beside what runs it by default.
+    num_versions_for_all: so many versions, the first, can be loaded whatever runs it; None: all.
     """
 
     vocab_size: int
@@ -81,17 +83,23 @@ class Scope:
     fixed_flags: bool = False
     num_ranks: tuple[int, ...] = ()
     in_segments: tuple[int, ...] = ()
+    model_impls: tuple[str, ...] = ()
+    num_versions_for_all: int | None = None
 
 
 def make_trace(seed: int, scope: Scope) -> Trace:
     rng = Random(seed)
     pooling_type: SequencePoolingType = Random(f"pooling type {seed}").choice(("LAST", "MEAN"))
     tiers = () if scope.fixed_flags else _tiers(rng, scope)
+    flags: tuple[str, ...] = ()
+    if not scope.fixed_flags:
+        can_be = (scope.num_ranks, scope.in_segments, scope.model_impls)
+        flags = drawn_flags(seed, rng, tiers, pooling_type, *can_be)
+    if "--model-impl" in flags and scope.num_versions_for_all is not None:
+        scope = with_fields(scope, num_versions=scope.num_versions_for_all)
     return Trace(
         seed=seed,
-        flags=()
-        if scope.fixed_flags
-        else drawn_flags(seed, rng, tiers, pooling_type, scope.num_ranks, scope.in_segments),
+        flags=flags,
         tiers=tiers,
         concurrency=rng.choice((max(1, scope.concurrency // 2), scope.concurrency)),
         events=tuple(_Writer(rng, scope, tiers, seed, pooling_type).events()),

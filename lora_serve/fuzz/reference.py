@@ -50,12 +50,17 @@ class ColdEngine:
     """Answers of every version, each computed once. The files of `versions` must not change."""
 
     def __init__(
-        self, config: EngineConfig, versions: Sequence[Path], server: ServerConfig | None = None
+        self,
+        config: EngineConfig,
+        versions: Sequence[Path],
+        server: ServerConfig | None = None,
+        num_for_all: int | None = None,
     ) -> None:
-        """server: how conversations are written and read."""
+        """server: how conversations are written and read. num_for_all: as `Scope` has it."""
+        self._num_for_all = num_for_all
         self._config, self._versions = config, versions
         self._server = server or ServerConfig()
-        self._others: dict[tuple[str, str], ColdEngine] = {}  # under other flags than this one's
+        self._others: dict[tuple[str, str, str], ColdEngine] = {}  # under other flags than its own
         model = {name: getattr(config.model, name) for name in config.model.__slots__}
         self._llm = LLM(
             **{**model, "enforce_eager": True},
@@ -81,23 +86,30 @@ class ColdEngine:
         self.vocab_size = self._llm.model_info.vocab_size
 
     def under(self, flags: Sequence[str]) -> ColdEngine:
-        """The engine of the logprobs' mode, and of the sums, that a server's flags name."""
+        """The engine of the logprobs' mode, the sums and the modules that a server's flags name."""
         own_model, own_parallel = self._config.model, self._config.parallel
-        own = (own_model.logprobs_mode, own_parallel.tensor_parallel_reduce)
+        own = (
+            own_model.logprobs_mode,
+            own_parallel.tensor_parallel_reduce,
+            own_model.model_impl,
+        )
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         parser.add_argument("--logprobs-mode", default=own[0])
         parser.add_argument("--tensor-parallel-reduce", default=own[1])
+        parser.add_argument("--model-impl", default=own[2])
         named = parser.parse_known_args(list(flags))[0]
-        key = (named.logprobs_mode, named.tensor_parallel_reduce)
+        key = (named.logprobs_mode, named.tensor_parallel_reduce, named.model_impl)
         if key == own:
             return self
         if key not in self._others:
             config = replace(
                 self._config,
-                model=replace(own_model, logprobs_mode=key[0]),
+                model=replace(own_model, logprobs_mode=key[0], model_impl=key[2]),
                 parallel=replace(own_parallel, tensor_parallel_reduce=key[1]),
             )
-            self._others[key] = ColdEngine(config, self._versions, self._server)
+            num_versions = None if key[2] == own[2] else self._num_for_all
+            versions = self._versions[:num_versions]
+            self._others[key] = ColdEngine(config, versions, self._server)
         return self._others[key]
 
     def close(self) -> None:

@@ -7,13 +7,20 @@ import msgspec
 import pytest
 
 from lora_serve.cli.arguments import add_config_arguments, engine_config
-from lora_serve.cli.fuzz_live import SERVER_FLAGS, possible_ranks
+from lora_serve.cli.fuzz_live import SERVER_FLAGS, other_impls, possible_ranks
 from lora_serve.cli.main import main
+from lora_serve.config import EngineConfig
 from lora_serve.errors import ConfigError
 from lora_serve.fuzz.generate import Scope, make_trace
 from lora_serve.fuzz.oracle.campaign import OracleTotals
 from lora_serve.fuzz.trace import load_trace
 from lora_serve.ops.cpu import threads
+
+
+def config_of(model: Path, *flags: str) -> EngineConfig:
+    parser = argparse.ArgumentParser()
+    add_config_arguments(parser)
+    return engine_config(parser.parse_args([str(model), *SERVER_FLAGS, *flags]))
 
 
 def test_the_oracle_repeats_one_trace_and_writes_its_figures(
@@ -53,9 +60,7 @@ def test_servers_have_the_ranks_that_cores_and_four_heads_allow(
     cores: int, sizes: tuple[int, ...], model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "default_num_threads", lambda: cores)
-    parser = argparse.ArgumentParser()
-    add_config_arguments(parser)
-    config = engine_config(parser.parse_args([str(model_path), *SERVER_FLAGS]))
+    config = config_of(model_path)
     assert possible_ranks(config) == sizes
     assert possible_ranks(config, "segments") == tuple(size for size in sizes if size != 3)
 
@@ -69,6 +74,38 @@ def test_traces_draw_how_many_ranks_there_are() -> None:
     assert drawn == {"1", "2", "4"}
     summed = [each for each in flags if "--tensor-parallel-reduce" in each]
     assert {each[each.index(flag) + 1] if flag in each else "1" for each in summed} == {"1", "2"}
+
+
+def test_traces_draw_what_runs_the_model_but_not_with_ranks(model_path: Path) -> None:
+    scope = Scope(
+        vocab_size=300,
+        num_versions=6,
+        num_requests=1,
+        num_ranks=(2,),
+        model_impls=other_impls(config_of(model_path)),
+        num_versions_for_all=5,
+    )
+    all_traces = [make_trace(seed, scope) for seed in range(60)]
+    flags = [trace.flags for trace in all_traces]
+    by_transformers = [each for each in flags if "--model-impl" in each]
+    assert 0 < len(by_transformers) < 30
+    assert {each[each.index("--model-impl") + 1] for each in by_transformers} == {"transformers"}
+    assert not any("--tensor-parallel-size" in each for each in by_transformers)
+    most = {
+        is_other: max(load.version for trace in traces for load in trace.loads)
+        for is_other in (False, True)
+        if (traces := [each for each in all_traces if ("--model-impl" in each.flags) == is_other])
+    }
+    assert most[False] == 5 > most[True]
+
+
+@pytest.mark.parametrize(
+    "flags", ["--model-impl lora_serve", "--model-impl transformers", "--tensor-parallel-size 2"]
+)
+def test_what_runs_the_model_is_not_drawn_where_it_is_given_or_nothing_else_can(
+    flags: str, model_path: Path
+) -> None:
+    assert other_impls(config_of(model_path, *flags.split())) == ()
 
 
 def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:

@@ -10,18 +10,26 @@ import pytest
 from lora_serve.cli.main import main
 from lora_serve.demo.scenarios import Server, server_flags
 from lora_serve.demo.server_process import ServerProcess
+from lora_serve.fuzz import flags as flags_of_traces
 from lora_serve.fuzz.generate import Scope, make_trace
 from lora_serve.fuzz.trace import save_trace
 
 SERVE_ARGS = ("--serve-args", "--cpu-threads", "1")
 # Requests of the first trace have answers that the pool cannot hold at once; the second one's find
-# what is cached.
+# what is cached, and transformers' modules compute them.
 SEED = "50"
 
 
 def test_a_mini_run_compares_every_answer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], more_flags: list[str]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    more_flags: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(flags_of_traces, "MODEL_IMPL_SHARE", 0.6)
+    scope = Scope(vocab_size=300, num_versions=6, model_impls=("transformers",))
+    by_modules = ["--model-impl" in make_trace(int(SEED) + i, scope).flags for i in range(2)]
+    assert by_modules == [False, True]
     figures = tmp_path / "figures.json"
     flags = ("--num-requests", "120", "--requests-per-trace", "60", "--faults", "tier")
     flags = (*flags, "--json", str(figures), *SERVE_ARGS, *more_flags)
