@@ -18,6 +18,7 @@ from typing import NewType, Protocol, TypeVar, cast
 import torch
 from torch import Tensor
 
+from lora_serve.ops.kept_packing import KeptPacking
 from lora_serve.ops.quantization import CodeFormat, QuantizedWeight
 from lora_serve.ops.recorded_steps import GraphPlans, HostCalls, Record
 
@@ -333,40 +334,6 @@ class AttentionKernels(Protocol[AttentionPlanT]):
         sinks: (Hq), float32, contiguous: the score of one position more, which every query of the
         head sees and which has no value.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class PackedParts:
-    """A packed weight as bytes.
-
-    what: the kind, shape and dtype of it. parts: the address and number of bytes of each piece;
-    none for a screen that the weight cannot have. owner: keeps them alive.
-    """
-
-    what: str
-    parts: tuple[tuple[int, int], ...]
-    owner: object
-
-
-class KeptPacking(Protocol):
-    """What `linears` packs can be kept as bytes, and made of kept bytes again, in the same order.
-
-    Raises:
-        NotAsKeptError: in a later packing, when what is asked for is not what was kept.
-    """
-
-    def note(self) -> list[PackedParts]:
-        """Add what is packed to this list, from now on."""
-
-    def use(self, kept: Sequence[PackedParts], /) -> None:
-        """Give what was kept, one after the other; weights may be of device "meta"."""
-
-    def stop(self) -> None:
-        """Pack again, and note nothing."""
-
-
-class NotAsKeptError(Exception):
-    """What is packed is not what was kept."""
 
 
 StepPlans = GraphPlans[PackedAdapter, LoRAPlan, AttentionPlan]

@@ -21,8 +21,8 @@ from lora_serve.models.kept_weights.file import Taken
 from lora_serve.models.kept_weights.reader import KeptReader
 from lora_serve.models.weights import RandomWeights
 from lora_serve.ops._cpu import usable_paths
-from lora_serve.ops.contract import NotAsKeptError
 from lora_serve.ops.cpu.backend import CpuKernels
+from lora_serve.ops.kept_packing import NotAsKeptError
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput, ScheduledRequest, SchedulerOutput
 from lora_serve.worker.worker import Worker

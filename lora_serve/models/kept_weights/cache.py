@@ -35,7 +35,7 @@ from lora_serve.models.kept_weights.file import (
 )
 from lora_serve.models.kept_weights.reader import NotingReader
 from lora_serve.observability.sizes import shown_bytes
-from lora_serve.ops.contract import NotAsKeptError, PackedParts
+from lora_serve.ops.kept_packing import NotAsKeptError, PackedParts
 
 logger = logging.getLogger(__name__)
 

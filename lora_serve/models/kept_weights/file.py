@@ -20,7 +20,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from lora_serve.ops.contract import PackedParts
+from lora_serve.ops.kept_packing import PackedParts
 
 MAGIC = b"lora-serve packed weights 1\n"
 _ALIGNMENT = 64  # of kernels' weights

@@ -16,7 +16,8 @@ from lora_serve.models.kept_weights.cache import FLAG, WeightsCache, key_of, ope
 from lora_serve.models.kept_weights.reader import KeptReader, NotingReader
 from lora_serve.models.weights import TensorSource, WeightReader
 from lora_serve.observability.progress import Progress
-from lora_serve.ops.contract import KeptPacking, NotAsKeptError, Ops
+from lora_serve.ops.contract import Ops
+from lora_serve.ops.kept_packing import KeptPacking, NotAsKeptError
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lora_serve.models.kept_weights.file import KeptCodes, Taken
 from lora_serve.models.weights import TensorSource, WeightReader
-from lora_serve.ops.contract import NotAsKeptError
+from lora_serve.ops.kept_packing import NotAsKeptError
 from lora_serve.ops.quantization import CodeFormat, QuantizedWeight
 
 Kept = TypeVar("Kept")

@@ -12,8 +12,8 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from lora_serve.ops._cpu import Backend, PackedQuantized, PackedScreen, PackedWeight
-from lora_serve.ops.contract import NotAsKeptError, PackedParts
 from lora_serve.ops.cpu.dtypes import dtype_code
+from lora_serve.ops.kept_packing import NotAsKeptError, PackedParts
 from lora_serve.ops.quantization import INT8, CodeFormat, QuantizedWeight
 
 _Part = tuple[int, int]
