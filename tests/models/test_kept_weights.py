@@ -15,10 +15,11 @@ from gguf import GGMLQuantizationType as GgmlType
 from lora_serve import file_identity
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.errors import ConfigError
+from lora_serve.folders.folder import Folder
 from lora_serve.identity import BASE_MODEL
-from lora_serve.models.kept_weights.cache import SUFFIX, key_of, open_cache
+from lora_serve.models.kept_weights.cache import SUFFIX, WeightsCache, key_of, open_cache
 from lora_serve.models.kept_weights.file import Taken
-from lora_serve.models.kept_weights.reader import KeptReader
+from lora_serve.models.kept_weights.reader import KeptReader, NotingReader
 from lora_serve.models.weights import RandomWeights
 from lora_serve.ops._cpu import usable_paths
 from lora_serve.ops.cpu.backend import CpuKernels
@@ -207,7 +208,7 @@ def test_a_damaged_file_is_replaced(
     content[int(place * len(content)) if place > 0 else int(place)] ^= 1
     file.write_bytes(content)
     assert start(model) == (READ, *alone)
-    assert "are not used: " in caplog.text
+    assert "are not used, the checkpoint is read: " in caplog.text
     until_replaced(file, bytes(content))
     assert start(model) == (MAPPED, *alone)
 
@@ -288,6 +289,24 @@ def until_gone(file: Path) -> None:
     while file.exists():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def test_a_full_disk_is_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Folder, "free_bytes", lambda _: 2**29)
+    source = RandomWeights({}, 0, torch.float32)
+    reader = NotingReader(source, torch.float32, lambda _: None, keeps_codes=False)
+    WeightsCache(open_cache(tmp_path / "new"), 2**40).keep_later("key", reader, [])
+    deadline = time.monotonic() + 60
+    while not caplog.messages:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert caplog.messages == [
+        "--weights-cache-path: packed weights are not kept for the next start: they take 0 bytes, "
+        "and the disk has 512 MiB, of which 1.0 GiB stay free; make room on it, or name a "
+        "directory of another disk"
+    ]
 
 
 def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path) -> None:

@@ -106,7 +106,13 @@ class WeightsCache:
 
     def forget(self, key: str, reason: str) -> None:
         """Delete the file of this key, for a reason that is told."""
-        logger.warning("packed weights %s%s are not used: %s", key, SUFFIX, reason)
+        logger.warning(
+            "%s: packed weights %s%s are not used, the checkpoint is read: %s",
+            FLAG,
+            key,
+            SUFFIX,
+            reason,
+        )
         with suppress(OSError):
             self._folder.unlink(key + SUFFIX)
 
@@ -129,7 +135,7 @@ class WeightsCache:
             finally:
                 self._folder.unlink(name)
         except OSError as error:
-            logger.warning("packed weights are not kept for the next start: %s", error)
+            logger.warning("%s: packed weights are not kept for the next start: %s", FLAG, error)
             return
         logger.info("packed weights are kept for the next start: %s", shown_bytes(needed))
 
@@ -141,7 +147,7 @@ class WeightsCache:
         if needed > self._most_bytes:
             raise OSError(
                 f"they take {shown_bytes(needed)}, --weights-cache-bytes allows "
-                f"{shown_bytes(self._most_bytes)}"
+                f"{shown_bytes(self._most_bytes)}; raise it"
             )
         files = []
         for name in self._folder.names():
@@ -158,9 +164,11 @@ class WeightsCache:
             self._folder.unlink(name)
             total -= size
         if self._free_bytes() < needed:
+            free = shown_bytes(self._folder.free_bytes())
             raise OSError(
-                f"they take {shown_bytes(needed)}, and of this disk {shown_bytes(ROOM_LEFT_BYTES)} "
-                "stay free"
+                f"they take {shown_bytes(needed)}, and the disk has {free}, of which "
+                f"{shown_bytes(ROOM_LEFT_BYTES)} stay free; make room on it, or name a "
+                "directory of another disk"
             )
 
     def _free_bytes(self) -> int:
