@@ -88,7 +88,7 @@ def _run_replicas(
 
 def _say_what_is_to_be_served(engine: EngineConfig, server: ServerConfig, what: str = "") -> None:
     """Before anything that takes seconds."""
-    model = engine.model.model or f"{DEMO_MODEL_NAME}, trained here"
+    model = engine.model.model or f"{DEMO_MODEL_NAME} (trained on this machine)"
     address = server.uds or f"{server.host}:{server.port}"
     logger.info("lora-serve %s: to serve %s%s on %s", __version__, what, model, address)
 
