@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import os
 import time
@@ -297,7 +298,10 @@ def test_a_full_disk_is_told_with_what_to_do(
     monkeypatch.setattr(Folder, "free_bytes", lambda _: 2**29)
     source = RandomWeights({}, 0, torch.float32)
     reader = NotingReader(source, torch.float32, lambda _: None, keeps_codes=False)
-    WeightsCache(open_cache(tmp_path / "new"), 2**40).keep_later("key", reader, [])
+    cache = WeightsCache(open_cache(tmp_path / "new"), 2**40)
+    other = tmp_path / "new" / f"other{SUFFIX}"
+    other.write_bytes(b"of another model")
+    cache.keep_later("key", reader, [])
     deadline = time.monotonic() + 60
     while not caplog.messages:
         assert time.monotonic() < deadline
@@ -307,6 +311,20 @@ def test_a_full_disk_is_told_with_what_to_do(
         "and the disk has 512 MiB, of which 1.0 GiB stay free; make room on it, or name a "
         "directory of another disk"
     ]
+    assert other.exists(), "deleted in vain"
+
+
+def test_a_directory_that_cannot_be_written_to_is_used(
+    model: Path, where: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(model)
+    kept(where)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Folder, "set_time", refuse)
+    assert start(model)[0] == MAPPED
 
 
 def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path) -> None:

@@ -99,9 +99,10 @@ class WeightsCache:
         try:
             with self._folder.opened(name) as descriptor:
                 kept = map_kept(descriptor, key, note)
-            self._folder.set_time(name, time.time())
         except (UnreadableFileError, OSError) as error:
             raise NotAsKeptError(str(error)) from error
+        with suppress(OSError):  # of a read-only disk nothing needs to give way
+            self._folder.set_time(name, time.time())
         return kept
 
     def forget(self, key: str, reason: str) -> None:
@@ -157,19 +158,25 @@ class WeightsCache:
                     files.append((status.st_mtime, status.st_size, name))
                 elif name.endswith(UNFINISHED) and time.time() - status.st_mtime > STALE_SECONDS:
                     self._folder.unlink(name)
-        total = needed + sum(size for _, size, _ in files)
+        deletable = sum(size for _, size, _ in files)
+        if self._free_bytes() + deletable < needed:
+            raise self._no_room(needed)  # before anything is deleted in vain
+        total = needed + deletable
         for _, size, name in sorted(files):
             if total <= self._most_bytes and self._free_bytes() >= needed:
                 break
             self._folder.unlink(name)
             total -= size
-        if self._free_bytes() < needed:
-            free = shown_bytes(self._folder.free_bytes())
-            raise OSError(
-                f"they take {shown_bytes(needed)}, and the disk has {free}, of which "
-                f"{shown_bytes(ROOM_LEFT_BYTES)} stay free; make room on it, or name a "
-                "directory of another disk"
-            )
+        if self._free_bytes() < needed:  # what a running server has mapped takes room still
+            raise self._no_room(needed)
+
+    def _no_room(self, needed: int) -> OSError:
+        free = shown_bytes(self._folder.free_bytes())
+        return OSError(
+            f"they take {shown_bytes(needed)}, and the disk has {free}, of which "
+            f"{shown_bytes(ROOM_LEFT_BYTES)} stay free; make room on it, or name a "
+            "directory of another disk"
+        )
 
     def _free_bytes(self) -> int:
         return self._folder.free_bytes() - ROOM_LEFT_BYTES
