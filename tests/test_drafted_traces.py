@@ -74,7 +74,7 @@ def test_every_answer_of_every_drafted_trace_is_the_lone_answer(async_scheduling
         num_accepted += counts.num_accepted
         num_rejected += counts.num_rejected
     assert num_preemptions > NUM_TRACES
-    assert num_hit_tokens > 100 * NUM_TRACES
+    assert num_hit_tokens > 70 * NUM_TRACES
     # Where steps overlap, most last tokens are pending, and have no drafts behind them. Every fifth
     # request wants an embedding, which draws nothing.
     assert num_accepted > (20 if async_scheduling else 120) * NUM_TRACES

@@ -27,7 +27,7 @@ from lora_serve.step import ScheduledRequest, SchedulerOutput
 from tests.test_traces import OffersWhenAdmitted
 
 NUM_TRACES = 30
-NUM_TIERED_TRACES = 6
+NUM_TIERED_TRACES = 12
 NUM_OPERATIONS = 200  # of a tiered trace
 
 

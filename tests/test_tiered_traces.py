@@ -20,7 +20,7 @@ from tests.fakes.mutant_hashers import (
     KeyIgnoresTheAdapter,
 )
 
-NUM_TRACES = 10
+NUM_TRACES = 20
 NUM_OPERATIONS = 200
 
 
@@ -98,7 +98,7 @@ class IgnoresWhoseChainItIs(TieredConnector[Request]):
         return super().admitted(request, num_hit_blocks)
 
 
-def is_caught(make: Callable[[int], TieredTrace], num_traces: int = NUM_TRACES) -> bool:
+def is_caught(make: Callable[[int], TieredTrace], num_traces: int = 40) -> bool:
     """Whether some trace gives a wrong answer or breaks an invariant."""
     for seed in range(num_traces):
         try:

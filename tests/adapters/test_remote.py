@@ -67,8 +67,16 @@ def put(s3: Any, key: str, directory: str) -> str:
 def read(path: str, config: LoRAConfig, lora_modules: Shapes) -> AdapterCheckpoint | LoraServeError:
     """What an engine's loader makes of a load from this path."""
     notified = threading.Event()
-    model = ModelInfo.__new__(ModelInfo)
-    object.__setattr__(model, "lora_modules", lora_modules)
+    model = ModelInfo(
+        fingerprint=b"",
+        dtype="float32",
+        vocab_size=1,
+        hidden_size=1,
+        max_model_len=1,
+        num_blocks=1,
+        kernels="",
+        lora_modules=lora_modules,
+    )
     loader = make_loader(config, model, lambda checkpoint: None, notified.set)
     try:
         loader.submit(LoadJob(path, LoadAdapter(1, "name", path)))

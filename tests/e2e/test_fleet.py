@@ -191,7 +191,7 @@ async def test_kill_9_costs_the_streams_that_have_begun_and_no_other_request(
             await asyncio.sleep(0.5)  # both are there, and are known to be
     requests = requests_for("killed", 8, 100)
     alone = await asyncio.gather(*(whole(http, request) for request in requests))
-    longest = [replace(request, max_tokens=1500) for request in requests]
+    longest = [replace(request, max_tokens=4000) for request in requests]
     streams = [Stream(http, each) for each in longest]
     await until_begun(*streams)
     answers = [asyncio.create_task(whole(http, each)) for each in requests]

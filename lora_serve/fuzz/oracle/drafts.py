@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from lora_serve.config import SpeculativeConfig
+from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import AdapterRef, NoAdapter
 from lora_serve.messages import EngineOutput
 from lora_serve.speculation.row_costs import RowCosts
@@ -103,9 +104,9 @@ class DraftWatch:
         self._askers: dict[str, tuple[str, str]] = {}  # salt and tenant
         self._answered: defaultdict[WhoseText, set[Pair]] = defaultdict(set)
 
-    def added(self, request_id: str, prompt: Sequence[int], salt: str, tenant: str) -> None:
-        self._prompts[request_id] = prompt
-        self._askers[request_id] = salt, tenant
+    def added(self, request: GenerateRequest) -> None:
+        self._prompts[request.request_id] = request.prompt.token_ids
+        self._askers[request.request_id] = request.cache_salt, request.tenant
 
     def answered(self, output: EngineOutput) -> None:
         """Note the tokens that a request got; those of its last output once."""

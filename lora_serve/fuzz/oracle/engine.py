@@ -248,11 +248,7 @@ class OracleEngine:
             do_remote_decode=do_remote_decode,
         )
         digests = embeds_digests(request.prompt, BLOCK_SIZE)
-        message = EngineRequest(request, (EOS,), digests, rules=rules)
-        if self.drafts is not None:
-            self.drafts.added(request_id, prompt, salt, tenant)
-        self.core.handle(message)
-        self._sort_replies()
+        self.handle(EngineRequest(request, (EOS,), digests, rules=rules))
 
     def load(self, name: str, path: str, content: str | None = None, inplace: bool = False) -> int:
         """Ask for a load; returns the call's id."""
@@ -264,6 +260,8 @@ class OracleEngine:
         return self._num_calls
 
     def handle(self, message: EngineMessage) -> None:
+        if self.drafts is not None and isinstance(message, EngineRequest):
+            self.drafts.added(message.request)
         self.core.handle(message)
         self._sort_replies()
 
