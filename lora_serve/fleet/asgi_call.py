@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 from starlette.types import ASGIApp, Message
 
@@ -11,7 +11,7 @@ from lora_serve.fleet.messages import AnswerHead, RequestHead, WholeAnswer
 
 MAX_UNREAD = 64  # parts of an answer; the application waits for its reader beyond
 
-Begin = Callable[[int, list[tuple[bytes, bytes]]], AnswerHead]
+Begin = Callable[[int, list[tuple[bytes, bytes]], Mapping[str, object]], AnswerHead]
 
 
 async def answer_of(
@@ -23,7 +23,7 @@ async def answer_of(
     would behind a connection. It is not cut off in what it does for others.
 
     Args:
-        begin: makes the head of a status and headers.
+        begin: makes the head of a status, headers and what the application noted in `state`.
     """
     call = _Call(app, head, body, begin)
     try:
@@ -46,11 +46,12 @@ class _Call:
 
     def __init__(self, app: ASGIApp, head: RequestHead, body: bytes, begin: Begin) -> None:
         self._begin = begin
+        self._scope = head.scope()
         self._body: bytes | None = body  # None once it was read
         self._has_left = asyncio.Event()
         # None ends it, an exception too.
         self._sent: asyncio.Queue[AnswerHead | bytes | Exception | None] = asyncio.Queue(MAX_UNREAD)
-        self._task = asyncio.create_task(self._run(app, head), name="call")
+        self._task = asyncio.create_task(self._run(app), name="call")
 
     async def parts(self) -> AsyncGenerator[AnswerHead | bytes, None]:
         """What is sent, with bytes that wait as one. Raises what the application raised."""
@@ -78,9 +79,9 @@ class _Call:
         while not self._sent.empty():
             self._sent.get_nowait()
 
-    async def _run(self, app: ASGIApp, head: RequestHead) -> None:
+    async def _run(self, app: ASGIApp) -> None:
         try:
-            await app(head.scope(), self._receive, self._send)
+            await app(self._scope, self._receive, self._send)
         except Exception as error:
             await self._put(error)
         else:
@@ -95,7 +96,8 @@ class _Call:
 
     async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            await self._put(self._begin(message["status"], message.get("headers", [])))
+            headers, state = message.get("headers", []), self._scope["state"]
+            await self._put(self._begin(message["status"], headers, state))
         elif message.get("body"):
             await self._put(message["body"])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -43,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 4
 TAKEN_SECONDS = 60.0  # in which some replica must take a request
+ASKING_SECONDS = 25.0  # after which what a replica says is the answer; it may wait for an adapter
 
 _REFUSED = "refused"  # in a request's state
 
@@ -162,8 +164,10 @@ class Ingress:
         if read.previous_response:
             routing = replace(routing, only=await self._holder(read.previous_response, head))
         may_repeat = spread.may_repeat(head.method, head.path)
+        latest = time.monotonic() + ASKING_SECONDS
         for is_last in (*([False] * (MAX_ATTEMPTS - 1) if may_repeat else []), True):
-            failed = await self._attempt(answer, routing, head, body, is_last)
+            is_late = time.monotonic() > latest
+            failed = await self._attempt(answer, routing, head, body, is_last or is_late)
             if failed is None:
                 return
             routing = replace(routing, excluded=routing.excluded | {failed}, only="")
@@ -183,7 +187,8 @@ class Ingress:
     ) -> str | None:
         """Have one replica answer; returns which one has failed before anything was sent.
 
-        is_last: what a replica says must be passed on, even that another one should be asked.
+        is_last: what a replica says must be passed on, even that another one should be asked. It is
+            so, too, if the replica has failed this request before: then there is no other.
         """
         replica_id = ""
         async with aclosing(self._fleet.answer(routing, head, body)) as parts:
@@ -191,6 +196,7 @@ class Ingress:
                 replica_id = await _taken(parts)
                 async for part in parts:
                     if isinstance(part, AnswerHead):
+                        is_last = is_last or replica_id in routing.excluded
                         if part.must_go_elsewhere and not is_last:
                             return replica_id
                         answer.begin(part)

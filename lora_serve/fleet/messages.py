@@ -44,7 +44,8 @@ class AnswerHead:
     """The beginning of an answer.
 
     must_go_elsewhere: the replica cannot answer now, and another one might: it is ending, or has no
-    engine at the moment. The answer says so, for a client whom no other replica can answer either.
+    engine or not this adapter at the moment. The answer says so, for a client whom no other replica
+    can answer either.
     """
 
     status: int

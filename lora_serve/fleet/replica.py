@@ -6,13 +6,13 @@ Knows no Ray, and listens on no port.
 from __future__ import annotations
 
 import gc
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, closing
 
 from starlette.types import ASGIApp
 
 from lora_serve.config import CatalogConfig, EngineConfig, ServerConfig
-from lora_serve.errors import EngineDeadError
+from lora_serve.errors import CatalogUnavailableError, EngineDeadError
 from lora_serve.fleet.asgi_call import answer_of, whole_answer
 from lora_serve.fleet.lost_replicas import lost_ones_forgotten
 from lora_serve.fleet.messages import AnswerHead, RequestHead, WholeAnswer
@@ -21,6 +21,7 @@ from lora_serve.server.adapter_names import AdapterNames, opened_names
 from lora_serve.server.admin.adapter_spool import AdapterSpool, reading_spool
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import KeyRing
+from lora_serve.server.http.errors import OF_THIS_SERVER_KEY
 from lora_serve.server.http.repeated_warnings import bounded_warnings
 from lora_serve.server.throughput import throughput_lines
 from lora_serve.server.tracing import open_tracing
@@ -41,8 +42,9 @@ class Replica:
         self._replica_id = replica_id
         self._engine = engine
         self._app = app
+        self._names = names
         self._keys = keys
-        self._reporter = Reporter(engine, lambda: names.unable)
+        self._reporter = Reporter(engine, self._unable)
         self._parts = AsyncExitStack()
 
     @classmethod
@@ -110,13 +112,24 @@ class Replica:
     async def close(self) -> None:
         await self._parts.aclose()
 
-    def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> AnswerHead:
+    def _begin(
+        self, status: int, headers: list[tuple[bytes, bytes]], state: Mapping[str, object]
+    ) -> AnswerHead:
         return AnswerHead(
             status=status,
             headers=tuple(headers),
             replica_id=self._replica_id,
-            must_go_elsewhere=status == 503 and not self._has_engine,
+            must_go_elsewhere=OF_THIS_SERVER_KEY in state
+            or (status == 503 and not self._has_engine),
         )
+
+    def _unable(self) -> Collection[str] | None:
+        """Names of which it can answer for none now; None if that is so for all of them."""
+        try:
+            self._names.check_ready()
+        except CatalogUnavailableError:
+            return None
+        return self._names.unable
 
     @property
     def _has_engine(self) -> bool:

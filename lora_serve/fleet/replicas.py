@@ -21,7 +21,7 @@ HOLDERS_ASKED = 16  # of an adapter that is in the memory of more replicas, thes
 class Standing(IntEnum):
     """How far a replica is from answering for an adapter."""
 
-    UNABLE = 0  # it has said that it cannot get the adapter's bytes
+    UNABLE = 0  # it has said that it cannot answer for the adapter
     UNKNOWN = 1  # it has not heard of the name
     KNOWN = 2  # it would have to read the adapter first
     IN_MEMORY = 3
@@ -32,20 +32,21 @@ class Standing(IntEnum):
 class ReplicaReport:
     """What a replica says of itself; it may be some seconds old.
 
-    on_device, in_memory, unable: names of adapters. known: all names that it has heard of, or None
-    if it knows every name, as replicas with one catalog do. is_draining: it takes no more requests.
+    on_device, in_memory, unable: names of adapters; unable is None where it can answer for none.
+    known: all names that it has heard of, or None if it knows every name, as replicas with one
+    catalog do. is_draining: it takes no more requests.
     """
 
     on_device: frozenset[str] = frozenset()
     in_memory: frozenset[str] = frozenset()
-    unable: frozenset[str] = frozenset()
+    unable: frozenset[str] | None = frozenset()
     known: frozenset[str] | None = None
     num_running: int = 0
     num_waiting: int = 0
     is_draining: bool = False
 
     def standing(self, lora_name: str) -> Standing:
-        if lora_name in self.unable:
+        if self.unable is None or lora_name in self.unable:
             return Standing.UNABLE
         if lora_name in self.on_device:
             return Standing.ON_DEVICE

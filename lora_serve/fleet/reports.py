@@ -18,18 +18,19 @@ from lora_serve.server.engine_api import Engine
 
 MAX_LISTING_SHARE = 0.01  # of the time, for the listing of adapters: there may be many
 MAX_NAMES = 2**16
-MAX_UNABLE = 2**12  # names of a report; requests for others are sent here, and refused
+MAX_UNABLE = 2**12  # names of a report; requests for others may come here, and must go on
 
 
 class Stats(TypedDict, total=False):
     """versions: of the adapters in memory, by name. on_device: those that a step holds.
 
-    unable: names that the replica refuses, because it cannot have what they stand for.
+    unable: names that the replica refuses, because it cannot have what they stand for; None for all
+    of them, because it does not know what they stand for.
     """
 
     versions: dict[str, str]
     on_device: list[str]
-    unable: list[str]
+    unable: list[str] | None
     num_running: int
     num_waiting: int
     is_draining: bool
@@ -39,10 +40,11 @@ def report_of(stats: Mapping[str, object]) -> ReplicaReport:
     """The report that `stats` stand for; a replica that has not reported yet is idle."""
     known: Stats = {**stats}  # type: ignore[typeddict-item]  # as `Reporter` has made them
     on_device = frozenset(known.get("on_device", ()))
+    unable = known.get("unable", ())
     return ReplicaReport(
         on_device=on_device,
         in_memory=frozenset(known.get("versions", ())) - on_device,
-        unable=frozenset(known.get("unable", ())),
+        unable=None if unable is None else frozenset(unable),
         num_running=known.get("num_running", 0),
         num_waiting=known.get("num_waiting", 0),
         is_draining=known.get("is_draining", False),
@@ -50,12 +52,12 @@ def report_of(stats: Mapping[str, object]) -> ReplicaReport:
 
 
 class Reporter:
-    """Makes the reports of one replica. unable: the names that it refuses, as they are now."""
+    """Makes the reports of one replica. unable: the names that it refuses now; None for all."""
 
     def __init__(
         self,
         engine: Engine,
-        unable: Callable[[], Collection[str]] = tuple,
+        unable: Callable[[], Collection[str] | None] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -72,10 +74,11 @@ class Reporter:
             now = await self._engine.get_stats()
         except LoraServeError:
             return {"is_draining": True}
+        unable = self._unable()
         return {
             "versions": self._versions,
             "on_device": [*now.running_adapters],
-            "unable": [*islice(self._unable(), MAX_UNABLE)],
+            "unable": None if unable is None else [*islice(unable, MAX_UNABLE)],
             "num_running": now.num_running,
             "num_waiting": now.num_waiting,
         }

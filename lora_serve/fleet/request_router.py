@@ -44,7 +44,10 @@ class FleetRequestRouter(RequestRouter):
         if chosen and pending_request is not None:
             self._router.remember(request, chosen[0])
         ranks = [[self._by_id[each]] for each in chosen if each in self._by_id]
-        return ranks or [[each] for each in candidate_replicas]
+        if ranks:
+            return ranks
+        others = [e for e in candidate_replicas if e.replica_id.unique_id not in request.excluded]
+        return [[each] for each in others or candidate_replicas]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)

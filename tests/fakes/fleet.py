@@ -10,7 +10,7 @@ from lora_serve.fleet.messages import AnswerHead, ReplicaLostError, RequestHead,
 from lora_serve.fleet.replica import Replica
 from lora_serve.fleet.reports import report_of
 from lora_serve.fleet.routing import POLICIES, Router, RoutingRequest
-from lora_serve.server.adapter_names import LocalNames
+from lora_serve.server.adapter_names import AdapterNames, LocalNames
 from lora_serve.server.app import create_app
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import KeyRing
@@ -20,18 +20,27 @@ class LocalFleet:
     """Asks one replica after the other. asked: who was asked, in order.
 
     lost_after: parts of an answer after which a replica is lost, by its id. lost: those that are.
+    reports_again: False for what is asked between two reports.
     """
 
     def __init__(
-        self, engines: Sequence[Engine], server: ServerConfig, policy: str = "affinity"
+        self,
+        engines: Sequence[Engine],
+        server: ServerConfig,
+        policy: str = "affinity",
+        names: Sequence[AdapterNames] = (),
     ) -> None:
+        """names: of the engines, in a catalog; without any, each has names of its own."""
         self.router = Router(POLICIES[policy], is_alone=True)
         self.replicas = {
-            f"r{number}": _replica(f"r{number}", engine, server)
-            for number, engine in enumerate(engines)
+            f"r{number}": _replica(f"r{number}", engine, server, of_it)
+            for number, (engine, of_it) in enumerate(
+                zip(engines, names or map(LocalNames, engines), strict=True)
+            )
         }
         self.lost_after: dict[str, int] = {}
         self.lost: set[str] = set()
+        self.reports_again = True
         self.asked: list[str] = []
 
     async def report(self) -> None:
@@ -42,9 +51,10 @@ class LocalFleet:
     async def answer(
         self, routing: RoutingRequest, head: RequestHead, body: bytes
     ) -> AsyncGenerator[str | AnswerHead | bytes, None]:
-        await self.report()
-        chosen = self.router.choose(routing) or [*self.replicas]
-        name = chosen[0]
+        if self.reports_again:
+            await self.report()
+        others = [name for name in self.replicas if name not in routing.excluded]
+        name = (self.router.choose(routing) or others or [*self.replicas])[0]
         self.asked.append(name)
         self.router.sent(routing, name)
         num_parts = 0
@@ -67,6 +77,6 @@ class LocalFleet:
         return [await replica.answer_whole(head, body) for replica in present]
 
 
-def _replica(name: str, engine: Engine, server: ServerConfig) -> Replica:
-    names, keys = LocalNames(engine), KeyRing(server)
+def _replica(name: str, engine: Engine, server: ServerConfig, names: AdapterNames) -> Replica:
+    keys = KeyRing(server)
     return Replica(name, engine, create_app(engine, server, keys=keys, names=names), names, keys)

@@ -190,7 +190,8 @@ async def test_a_replica_without_an_engine_passes_its_requests_on(party: Party) 
     party.fleet.asked.clear()
     answer = await party.client.post("/v1/completions", json=PROMPT)
     assert "engine" in str(error_of(answer, 503)["message"])  # the replica's own words
-    assert len(party.fleet.asked) == MAX_ATTEMPTS
+    assert party.fleet.asked[:2] == ["r0", "r1"]
+    assert len(party.fleet.asked) == 3, "there is no other one"
 
 
 async def test_a_client_that_leaves_ends_its_request(party: Party) -> None:

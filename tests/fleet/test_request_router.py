@@ -82,6 +82,8 @@ async def test_when_no_replica_can_take_it_one_is_asked_that_says_why(
     replicas = [running("r0", **DRAINING), running("r1", **DRAINING)]
     router = router_of(monkeypatch, *replicas)
     assert {*await chosen(router, replicas, RoutingRequest("a"))} == {"r0", "r1"}
+    has_failed = RoutingRequest("a", excluded=frozenset({"r0"}))
+    assert await chosen(router, replicas, has_failed) == ["r1"]
     replicas = [running("r0"), running("r1")]
     router.update_replicas(replicas)
     excluded = RoutingRequest("a", excluded=frozenset({"r0", "r1"}))

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lora_serve.errors import (
+    AdapterChangedError,
     AdapterError,
     AdapterUnavailableError,
     CatalogUnavailableError,
@@ -94,7 +95,15 @@ WORTH_RETRYING = (
     EngineDeadError,
     GrammarUnavailableError,
 )
+# This server cannot answer; one that has the adapter, or a living engine, may.
+OF_THIS_SERVER = (
+    AdapterChangedError,
+    AdapterUnavailableError,
+    CatalogUnavailableError,
+    EngineDeadError,
+)
 FAULT_KEY = "fault"  # in a request's state
+OF_THIS_SERVER_KEY = "of_this_server"
 HTTP_TYPES = {404: "NotFoundError", 405: "MethodNotAllowedError"}
 
 
@@ -177,6 +186,8 @@ def error_response(error: BaseException, scope: Scope | None = None) -> Response
         headers["Connection"] = "close"  # what follows would look like a new request
     elif isinstance(error, UnauthorizedError):
         headers["WWW-Authenticate"] = "Bearer"
+    if scope is not None and isinstance(error, OF_THIS_SERVER):
+        scope.setdefault("state", {})[OF_THIS_SERVER_KEY] = True
     return _response(fault_of(error), scope, headers)
 
 
