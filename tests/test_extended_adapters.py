@@ -134,9 +134,11 @@ def test_each_bug_that_they_invite_is_noticed(
     else:
         lay_out, is_of_biases = BatchBuilder.lay_out, bug == "no biases"
 
-        def forgetful(self: BatchBuilder, requests: Any, of: Any, changes: Any, biases: Any) -> Any:
+        def forgetful(
+            self: BatchBuilder, requests: Any, of: Any, changes: Any, biases: Any, experts: Any
+        ) -> Any:
             left = (changes, {}) if is_of_biases else ({}, biases)
-            return lay_out(self, requests, of, *left)
+            return lay_out(self, requests, of, *left, experts)
 
         monkeypatch.setattr(BatchBuilder, "lay_out", forgetful)
     assert not is_right(model_path, paths, right)

@@ -6,10 +6,19 @@ All of the header is checked before a tensor is read. Knows nothing of directori
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lora_serve.adapter_checkpoint import LoRAModule, ModuleBias, RawTensor, TokenRows
+from lora_serve.adapters.experts import (
+    FusedLoRA,
+    check_all_experts,
+    experts_of,
+    find_fused,
+    is_of_all_experts,
+    is_of_experts,
+    own_experts,
+)
 from lora_serve.adapters.findings import listed, shown
 from lora_serve.adapters.peft_config import LoRASettings
 from lora_serve.adapters.tensor_file import TensorFile, TensorSpec
@@ -74,13 +83,19 @@ class AdapterTensors:
 class FoundTensors:
     """What a header says. pairs: tensors' names by module and side ("A", "B").
 
-    biases: names of projections and whether it is lora_B's, by the tensors' names.
+    biases: names of projections and whether it is lora_B's, by the tensors' names. fused: of all
+    experts of a layer.
     """
 
     specs: Mapping[str, TensorSpec]
     pairs: Mapping[str, Mapping[str, str]]
     biases: Mapping[str, tuple[str, bool]]
     rows: tuple[RowsInFile, ...]
+    fused: tuple[FusedLoRA, ...] = ()
+
+    @property
+    def changes_linears(self) -> bool:
+        return bool(self.pairs or self.biases or self.fused)
 
 
 def read_tensors(
@@ -92,17 +107,20 @@ def read_tensors(
         return AdapterTensors()
     tensors = file.read_tensors(found.specs, findings)
     token_rows = read_rows(found.rows, tensors, adaptable.vocabulary, findings)
-    if not found.pairs and not found.biases and not token_rows:
+    if not found.changes_linears and not token_rows:
         findings.append("its rows are the model's own: it would be that under another name")
     ranks = {name: settings.rank_of(name) for name in found.pairs}
     check_vocabulary_bytes(
         ranks, token_rows, adaptable.vocabulary, adaptable.max_vocab_bytes, findings
     )
+    modules = [
+        _module(name, settings, tensors[pair["A"]], tensors[pair["B"]])
+        for name, pair in found.pairs.items()
+    ]
+    for each in found.fused:
+        modules += each.split(tensors[each.tensors["A"]], tensors[each.tensors["B"]])
     return AdapterTensors(
-        tuple(
-            _module(name, settings, tensors[pair["A"]], tensors[pair["B"]])
-            for name, pair in sorted(found.pairs.items())
-        ),
+        tuple(sorted(modules, key=lambda module: module.name)),
         tuple(
             _bias(*found.biases[name], settings, ranks, tensors[name])
             for name in sorted(found.biases)
@@ -121,23 +139,27 @@ def check_tensors(
         return None
     rows = find_rows(specs, settings, adaptable.vocabulary, findings)
     biases = _biases(specs, adaptable.lora_modules, settings, findings)
-    named = {*biases, *(each.tensor for each in rows)}
+    layers = experts_of(adaptable.lora_modules)
+    fused, judged = find_fused(specs, settings, layers, findings)
+    named = {*biases, *judged, *(each.tensor for each in rows)}
     pairs = _pair({n: s for n, s in specs.items() if n not in named}, adaptable, findings)
     for each in rows:
         if each.token_ids is not None and each.matrix in pairs:
             findings.append(f"{each.matrix} has LoRA and rows of some tokens; PEFT has no both")
+    check_all_experts(pairs, layers, findings)
+    _check_once(pairs, fused, findings)
     if not specs:
         findings.append("it holds no tensor, so it would be the base model under another name")
     ranks = {module: settings.rank_of(module) for module in pairs}
     _check_shapes(pairs, specs, ranks, adaptable.all_modules, findings)
-    _check_ranks(ranks, adaptable.max_lora_rank, findings)
+    _check_ranks([*ranks.values(), *(f.rank for f in fused)], adaptable.max_lora_rank, findings)
     check_vocabulary_bytes(
         ranks, surely_kept(rows), adaptable.vocabulary, adaptable.max_vocab_bytes, findings
     )
     without = sorted({n for n, is_of_b in biases.values() if is_of_b and n not in pairs})
     if without:
         findings.append(f"biases of lora_B without its weight: {listed(without)}")
-    return FoundTensors(specs, pairs, biases, rows)
+    return FoundTensors(specs, pairs, biases, rows, tuple(fused))
 
 
 def _biases(
@@ -150,7 +172,7 @@ def _biases(
     found: dict[str, tuple[str, bool]] = {}
     for name, spec in specs.items():
         match = _BIAS_NAME.fullmatch(name)
-        if match is None or match[1] not in lora_modules:
+        if match is None or match[1] not in lora_modules or is_of_experts(match[1]):
             continue
         bias = match[1], match[2] == ".lora_B"
         if bias in found.values():
@@ -179,10 +201,12 @@ def _bias(
     return ModuleBias(module, values, scale)
 
 
-def own_shapes_of(specs: Mapping[str, TensorSpec]) -> Shapes:
+def own_shapes_of(specs: Mapping[str, TensorSpec], settings: LoRASettings) -> Shapes:
     """The `lora_modules` that tensors fit, as their names and shapes say."""
-    shapes: dict[str, tuple[int, int]] = {}
+    shapes = own_experts(specs, settings)
     for name, spec in specs.items():
+        if is_of_all_experts(name):
+            continue
         match = _TENSOR_NAME.fullmatch(name)
         bias = _BIAS_NAME.fullmatch(name)
         if bias is not None and len(spec.shape) == 1:
@@ -216,6 +240,10 @@ def _pair(
             findings.append(f"lora_{side} of {match[1]} stands there twice")
         else:
             pairs[match[1]][side] = name
+    of_experts = [name for name in strangers if is_of_experts(name)]
+    if of_experts:
+        findings.append(_not_served_of_experts(of_experts, adaptable))
+    strangers = [name for name in strangers if not is_of_experts(name)]
     if strangers:
         served = sorted({module.rpartition(".")[2] for module in modules})
         findings.append(
@@ -223,6 +251,28 @@ def _pair(
             f"({', '.join(served)} of this model's layers): {listed(sorted(strangers))}"
         )
     return pairs
+
+
+def _not_served_of_experts(names: list[str], adaptable: Adaptable) -> str:
+    layers = experts_of(adaptable.lora_modules)
+    if not layers:
+        return (
+            f"LoRA on experts, where adapters may change none: {listed(sorted(names))}; they may "
+            "on CPUs, of models with experts that this server's own families run"
+        )
+    experts = next(iter(layers.values()))
+    return (
+        f"tensors of experts that are no lora_A or lora_B of {', '.join(experts.projections)} of "
+        f"experts 0 to {experts.count - 1}: {listed(sorted(names))}"
+    )
+
+
+def _check_once(
+    pairs: Mapping[str, object], fused: Sequence[FusedLoRA], findings: list[str]
+) -> None:
+    twice = [each.experts.name for each in fused if each.changes_any(pairs)]
+    if twice:
+        findings.append(f"LoRA of all experts together, and of each: {listed(twice)}")
 
 
 def _check_shapes(
@@ -249,8 +299,8 @@ def _check_shapes(
         )
 
 
-def _check_ranks(ranks: Mapping[str, int], max_lora_rank: int, findings: list[str]) -> None:
-    rank = max(ranks.values(), default=0)
+def _check_ranks(ranks: Sequence[int], max_lora_rank: int, findings: list[str]) -> None:
+    rank = max(ranks, default=0)
     if rank > max_lora_rank:
         findings.append(
             f"LoRA rank {rank} is greater than max_lora_rank {max_lora_rank}; raise "

@@ -127,11 +127,12 @@ def own_shapes(path: str) -> tuple[Shapes, Vocabulary | None]:
     without the model.
 
     Raises:
-        AdapterNotFoundError, AdapterError: as read_adapter.
+        AdapterNotFoundError, AdapterFormatError, AdapterError: as read_adapter, for its config.
     """
     with _opened(path, ()) as directory, _weights(directory, []) as file:
+        settings = _read_settings(directory, [])
         specs = None if file is None else file.read_header([])
-    return own_shapes_of(specs or {}), own_vocabulary(specs or {})
+    return own_shapes_of(specs or {}, settings), own_vocabulary(specs or {})
 
 
 def stored_rows(path: str, vocabulary: Vocabulary | None) -> list[RowsInFile]:

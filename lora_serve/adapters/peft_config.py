@@ -7,6 +7,7 @@ is set, because it may change the answers. Knows nothing of tensors.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeGuard, TypeVar, cast
@@ -32,13 +33,15 @@ HONOURED = frozenset(
         "alora_invocation_tokens",
         "modules_to_save",
         "trainable_token_indices",
+        "target_parameters",
+        "peft_version",
     }
 )
 
 HARMLESS = frozenset(
     {
         # where it comes from
-        *("task_type", "auto_mapping", "peft_version", "revision"),
+        *("task_type", "auto_mapping", "revision"),
         # how it was trained, or how PEFT itself would run it
         *("inference_mode", "lora_dropout", "runtime_config", "merge_weights", "megatron_core"),
         # which modules it has: the tensors say so
@@ -57,7 +60,6 @@ _CONVERT = "`lora-serve convert` writes it as plain LoRA"
 REFUSED = {
     "use_dora": f"this server does not yet support DoRA; {_CONVERT}, or retrain without",
     "layer_replication": "it builds another base model; merge it and serve the result",
-    "target_parameters": "only linear projections are adapted; retrain with target_modules",
     "use_qalora": "QALoRA pools the input; retrain as plain LoRA",
     "use_bdlora": "block-diagonal LoRA is not served; retrain as plain LoRA",
     "arrow_config": "routing between adapters is not served; load the adapters one by one",
@@ -75,6 +77,8 @@ _BIASES = ("none", "all", "lora_only")  # the tensors say whose they are
 _LARGEST_FLOAT32 = 3.4e38
 _MAX_INVOCATION_TOKENS = 128
 _MAX_NAME_CHARACTERS = 500
+_EXPERT_PARAMETER = re.compile(r"(.*\.)?(gate_up_proj|down_proj)", re.DOTALL)
+_VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?!\d).*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,7 @@ class LoRASettings:
     invocation_tokens: as of `AdapterCheckpoint`.
     modules_to_save: names, or ends of names, of modules that were copied and trained.
     trainable_tokens: the same of matrices of which some rows were, and which; "": the embeddings.
+    target_parameters: the same of parameters of experts. peft_version: None if it is not told.
     """
 
     rank: int = _RANK.default
@@ -142,6 +147,8 @@ class LoRASettings:
     invocation_tokens: tuple[int, ...] = ()
     modules_to_save: tuple[str, ...] = ()
     trainable_tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    target_parameters: tuple[str, ...] = ()
+    peft_version: tuple[int, int, int] | None = None
 
     def rank_of(self, module: str) -> int:
         return self.rank_pattern.get(module, self.rank)
@@ -150,6 +157,12 @@ class LoRASettings:
         """rank: of this module."""
         alpha = self.alpha_pattern.get(module, self.alpha)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+
+    def targets_parameter(self, name: str) -> bool:
+        """Whether PEFT put LoRA on the parameter of this whole name."""
+        return any(
+            name == target or name.endswith(f".{target}") for target in self.target_parameters
+        )
 
 
 def parse_settings(config: Mapping[str, object], findings: list[str]) -> LoRASettings:
@@ -166,6 +179,8 @@ def parse_settings(config: Mapping[str, object], findings: list[str]) -> LoRASet
         invocation_tokens=_invocation_tokens(config, findings),
         modules_to_save=_modules_to_save(config, findings),
         trainable_tokens=_trainable_tokens(config, findings),
+        target_parameters=_target_parameters(config, findings),
+        peft_version=_version(config.get("peft_version")),
     )
 
 
@@ -184,6 +199,26 @@ def _modules_to_save(config: Mapping[str, object], findings: list[str]) -> tuple
         findings.append(f"modules_to_save is {shown(names)}; it must be a list of names, or null")
         return ()
     return tuple(names)
+
+
+def _target_parameters(config: Mapping[str, object], findings: list[str]) -> tuple[str, ...]:
+    """Those of experts. LoRA on any other is scaled by patterns that name it, not its module."""
+    names = config.get("target_parameters") or []
+    if not _are_names(names):
+        findings.append(f"target_parameters is {shown(names)}; it must be a list of names, or null")
+        return ()
+    others = [name for name in names if not _EXPERT_PARAMETER.fullmatch(name)]
+    if others:
+        findings.append(
+            f"target_parameters has {listed(others)}: only experts' gate_up_proj and down_proj are "
+            "served; retrain with target_modules"
+        )
+    return tuple(names)
+
+
+def _version(value: object) -> tuple[int, int, int] | None:
+    match = _VERSION.fullmatch(value) if isinstance(value, str) else None
+    return None if match is None else (int(match[1]), int(match[2]), int(match[3] or 0))
 
 
 def _trainable_tokens(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from lora_serve.adapter_checkpoint import RawTensor
 from lora_serve.adapters.findings import listed, shown
@@ -147,7 +148,11 @@ def _lie_side_by_side(
     return expected == num_data_bytes
 
 
+def bits_of(tensor: RawTensor) -> npt.NDArray[np.unsignedinteger]:
+    """Its values in their order, as the whole numbers that have their bits."""
+    return np.frombuffer(tensor.data, dtype=_FLOATS[tensor.dtype][1])
+
+
 def _is_finite(tensor: RawTensor) -> bool:
-    _, bits_type, exponent = _FLOATS[tensor.dtype]
-    bits = np.frombuffer(tensor.data, dtype=bits_type)
+    exponent, bits = _FLOATS[tensor.dtype][2], bits_of(tensor)
     return not bool(((bits & exponent) == exponent).any())

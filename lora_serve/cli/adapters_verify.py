@@ -39,13 +39,13 @@ def run_verify(args: argparse.Namespace) -> int:
 
 def shapes_of(model: str) -> Shapes:
     """What adapters may change of a model. Raises ConfigError."""
-    from lora_serve.models.base import lora_modules  # imports torch
+    from lora_serve.models.base import adapted_modules  # imports torch
     from lora_serve.models.source import load_spec, model_path
 
     prepare_hub([model], None)
     directory = model_path(model, None, "auto", with_weights=False)
     spec = load_spec(directory, "auto")
-    return lora_modules(spec.linears()), spec.vocabulary()
+    return adapted_modules(spec), spec.vocabulary()
 
 
 def _report(path: str, args: argparse.Namespace, shapes: Shapes | None) -> dict[str, object]:

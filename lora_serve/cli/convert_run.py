@@ -27,7 +27,7 @@ from lora_serve.cli.weight_changes import AdaptedModel
 from lora_serve.config.model import AUTO
 from lora_serve.errors import AdapterFormatError, ConfigError
 from lora_serve.model_info import Vocabulary
-from lora_serve.models.base import lora_modules
+from lora_serve.models.base import adapted_modules
 from lora_serve.models.source import load_spec, model_path
 from lora_serve.models.weights import TensorSource, open_weights
 from lora_serve.observability.table import text_table
@@ -128,7 +128,7 @@ def _open_base(model: str) -> Base:
     spec = load_spec(directory)
     weights = open_weights(directory, spec, AUTO, 0, torch.float32)
     weights.will_read(spec.tensor_shapes())
-    return Base(model, directory, lora_modules(spec.linears()), spec.vocabulary(), weights)
+    return Base(model, directory, adapted_modules(spec), spec.vocabulary(), weights)
 
 
 def _read(adapter: str, base: Base, rank: int) -> AdapterCheckpoint:

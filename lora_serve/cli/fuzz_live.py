@@ -193,9 +193,9 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
         library = Path(name) / "versions"
         versions = (*write_versions(sources, library), write_activated(sources[0], library))
         num_for_all = len(versions)
-        vocabulary = _vocabulary(config.model)
+        vocabulary, experts = _adapted(config.model)
         if vocabulary is not None:
-            versions = (*versions, write_extended(sources[0], vocabulary, library))
+            versions = (*versions, write_extended(sources[0], vocabulary, experts, library))
         from lora_serve.fuzz.reference import ColdEngine  # slow to import; not for --help
 
         cold = ColdEngine(config, versions, server, num_for_all)
@@ -241,12 +241,16 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
             cold.close()
 
 
-def _vocabulary(config: ModelConfig) -> Vocabulary | None:
-    """The model's, if adapters may change it."""
+def _adapted(config: ModelConfig) -> tuple[Vocabulary | None, dict[str, tuple[int, int]]]:
+    """What adapters may change of the model's vocabulary, and on CPUs of its experts."""
+    from lora_serve.models.base import lora_modules  # imports torch
     from lora_serve.models.source import load_spec, model_path  # imports torch
+    from lora_serve.worker.device import open_device
 
     directory = model_path(config.model, config.revision, config.load_format, with_weights=False)
-    return load_spec(directory, config.load_format, config.model_impl).vocabulary()
+    on_gpu = open_device(config.device).counts_memory
+    spec = load_spec(directory, config.load_format, config.model_impl)
+    return spec.vocabulary(), {} if on_gpu else lora_modules(spec.expert_linears())
 
 
 def _model(args: argparse.Namespace) -> tuple[str, list[Path]]:

@@ -1,6 +1,6 @@
 """Adapter versions: the given adapters, copies whose deltas are scaled, and two of other kinds.
 
-One of these is activated; the other has biases, and changes embeddings and LM head, too.
+One of these is activated; the other has biases, and changes embeddings, LM head and experts, too.
 
 Copies of activated adapters wait for the tokens that traces write, whatever their own are.
 
@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lora_serve.adapters.peft_config import parse_settings
 from lora_serve.errors import ConfigError
 from lora_serve.model_info import Vocabulary
 
@@ -47,9 +48,15 @@ def write_activated(source: Path, directory: Path) -> Path:
     return target
 
 
-def write_extended(source: Path, vocabulary: Vocabulary, directory: Path) -> Path:
-    """The source with biases, and with other rows of some tokens in embeddings and LM head.
+def write_extended(
+    source: Path,
+    vocabulary: Vocabulary,
+    experts: Mapping[str, tuple[int, int]],
+    directory: Path,
+) -> Path:
+    """The source with biases, with other rows of some tokens in embeddings and LM head.
 
+    And with LoRA on all `experts`: (out_features, in_features) of each projection of each.
     Raises ConfigError if it holds no adapter.
     """
     import numpy as np  # slow to import; not for --help
@@ -62,13 +69,20 @@ def write_extended(source: Path, vocabulary: Vocabulary, directory: Path) -> Pat
         return (SMALL * rng.standard_normal(shape)).astype(np.float32)
 
     for name in [name for name in tensors if name.endswith(".lora_B.weight")]:
+        if ".experts." in name:  # which PEFT gives none
+            continue
         tensors[f"{name.removesuffix('weight')}bias"] = small(len(tensors[name]))
     for matrix, step in ((vocabulary.embedding, 3), (vocabulary.head, 4)):
         ids = token_ids[matrix] = list(range(0, vocabulary.size, step))[:MOST_TOKENS]
         name = f"base_model.model.{matrix}.token_adapter.trainable_tokens_delta"
         tensors[name] = small(len(ids), vocabulary.hidden_size)
-    save_file(tensors, target / WEIGHTS, metadata={"format": "pt"})
     config = json.loads((target / CONFIG).read_bytes())
+    settings = parse_settings(config, [])
+    for name, (out_features, in_features) in experts.items():
+        rank = settings.rank_of(name)
+        for side, shape in (("A", (rank, in_features)), ("B", (out_features, rank))):
+            tensors.setdefault(f"base_model.model.{name}.lora_{side}.weight", small(*shape))
+    save_file(tensors, target / WEIGHTS, metadata={"format": "pt"})
     config |= {_TOKENS: None, "lora_bias": True, "trainable_token_indices": token_ids}
     (target / CONFIG).write_text(json.dumps(config))
     return target

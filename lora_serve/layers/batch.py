@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lora_serve.layers.biases import BiasChanges
+from lora_serve.layers.expert_lora import ExpertChanges
 from lora_serve.layers.vocabulary import EmbeddingChanges
 from lora_serve.ops.contract import AttentionPlan, LoRAPlan
 
@@ -19,13 +20,14 @@ class OutputRows:
     The last layer goes on with them alone, once it has written the KV of all rows.
 
     rows: (N), int64, ascending; of each request its last ones. attention, lora: plans of these N.
-    attention: by layer, of the last one alone. biases: of these rows.
+    attention: by layer, of the last one alone. biases, experts: of these rows.
     """
 
     rows: Tensor
     attention: Mapping[int, AttentionPlan]
     lora: LoRAPlan | None
     biases: BiasChanges = ()
+    experts: ExpertChanges = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class ForwardBatch:
         both.
     lora: from ops.adapters.plan_lora, None when no row has an adapter.
     outputs: None if all rows' hidden states are asked for.
-    embedding_changes, biases: of rows whose adapters have any.
+    embedding_changes, biases, experts: of rows whose adapters have any.
     """
 
     input_ids: Tensor
@@ -53,3 +55,4 @@ class ForwardBatch:
     outputs: OutputRows | None = None
     embedding_changes: EmbeddingChanges = ()
     biases: BiasChanges = ()
+    experts: ExpertChanges = ()

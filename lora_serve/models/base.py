@@ -53,6 +53,8 @@ class LinearLayout:
     inputs: how ranks divide what it takes; None: all have whole rows of it.
     num_segments: so many parts of the inputs are multiplied by themselves, and then added up.
     segment: the inputs of one such part; None: all of `in_features`.
+    expert: the number of the expert whose layer it is; index then counts the layers that one expert
+        has in all of the model. None: of no expert that rows choose.
     """
 
     index: int
@@ -64,6 +66,7 @@ class LinearLayout:
     inputs: Division | None = None
     num_segments: int = 1
     segment: range | None = None
+    expert: int | None = None
 
     def segments(self) -> tuple[LinearLayout, ...]:
         """The layers of which this is the sum, with as many indices from this one's on."""
@@ -206,6 +209,9 @@ class ModelSpec(Protocol):
     def linears(self) -> Sequence[LinearLayout]:
         """The linear layers that adapters may change, in the order of their index."""
 
+    def expert_linears(self) -> Sequence[LinearLayout]:
+        """Those of experts that rows choose, of each expert in the order of their index."""
+
     def vocabulary(self) -> Vocabulary | None:
         """The matrices of which adapters may change rows; None if they may not.
 
@@ -262,6 +268,11 @@ def vocabulary_linears(vocabulary: Vocabulary | None) -> tuple[LinearLayout, ...
         LinearLayout(index, ((name, out_features),), in_features, has_bias=False)
         for index, (name, (out_features, in_features)) in enumerate(vocabulary.lora_modules.items())
     )
+
+
+def adapted_modules(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+    """The `lora_modules` of a model, with its experts'."""
+    return lora_modules([*spec.linears(), *spec.expert_linears()])
 
 
 def lora_modules(linears: Sequence[LinearLayout]) -> dict[str, tuple[int, int]]:

@@ -165,6 +165,7 @@ class DecoderParts:
             num_chosen=mixture.num_chosen,
             among_chosen=mixture.among_chosen,
             shared=shared_expert,
+            lora_index=mixture.lora_index(layer),
             gather_in=self.gather(Evenly(inner)),
             gather_out=self.gather(Evenly(hidden_size)),
         )
@@ -176,7 +177,7 @@ class DecoderParts:
     def _expert_linears(
         self, experts: Sequence[str], names: Sequence[str], out_features: int
     ) -> PackedExperts:
-        """One linear layer of each expert, that no adapter changes: the codes of all, or of none.
+        """One linear layer of each expert: the codes of all, or of none.
 
         So codes wait for the last expert; one of floats makes floats of those before it.
         """

@@ -179,6 +179,18 @@ class DecoderShape:
         layers = map(self.layer_linears, range(self.num_layers))
         return tuple(linear for each in layers for linear in each.all())
 
+    def expert_linears(self) -> tuple[LinearLayout, ...]:
+        mixture = self.mixture
+        if mixture is None:
+            return ()
+        return tuple(
+            linear
+            for layer in mixture.layers
+            for linear in mixture.linears(
+                self.named_layer(layer), self.hidden_size, mixture.lora_index(layer)
+            )
+        )
+
     def layer_linears(self, layer: int) -> LayerLinears:
         q = HeadChannels(self.heads, self.head_size)
         kv = HeadChannels(self.heads, self.head_size, are_kv=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lora_serve.models.base import LinearLayout
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
@@ -58,6 +60,22 @@ class Mixture:
         if self.shared_size is not None:
             shapes[f"{prefix}.{names.shared_gate}.weight"] = (1, hidden_size)
         return shapes
+
+    def lora_index(self, layer: int) -> int:
+        """The index of the first of the two linear layers that an expert of the layer has."""
+        return 2 * self.layers.index(layer)
+
+    def linears(self, prefix: str, hidden_size: int, index: int) -> Iterator[LinearLayout]:
+        """The linear layers of a layer's experts: gate and up are one. index: of the first.
+
+        prefix: the layer's name.
+        """
+        inner, names = self.intermediate_size, self.names
+        for number, expert in enumerate(self.experts(prefix)):
+            into = (f"{expert}.{names.gate_proj}", inner), (f"{expert}.{names.up_proj}", inner)
+            out = (f"{expert}.{names.down_proj}", hidden_size)
+            yield LinearLayout(index, into, hidden_size, has_bias=False, expert=number)
+            yield LinearLayout(index + 1, (out,), inner, has_bias=False, expert=number)
 
     def experts(self, prefix: str) -> Iterator[str]:
         """The names of a layer's experts. prefix: the layer's name."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, ModuleBias, RawTensor
 from lora_serve.identity import BASE_MODEL
 from lora_serve.layers.biases import LayerBiases
+from lora_serve.layers.expert_lora import ExpertAdapters
 from lora_serve.layers.vocabulary import EmbeddingChange, HeadChange, HeadChanges
 from lora_serve.model_info import Vocabulary
 from lora_serve.models.base import LinearLayout
@@ -34,17 +35,18 @@ _STORED_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.flo
 class PreparedAdapter:
     """Weights on the device. embedding, head: None where the adapter leaves them as they are.
 
-    biases: empty where it has none.
+    biases, experts: empty where it has none.
     """
 
     packed: PackedAdapter
     biases: LayerBiases
+    experts: ExpertAdapters
     embedding: EmbeddingChange | None = None
     head: HeadChange | None = None
 
 
 class AdapterWeights:
-    """linears: the model's, or what this rank computes of them. dtype: the model's.
+    """linears: the model's, with experts', or what this rank computes of them. dtype: the model's.
 
     Adapters are rounded to it. vocabulary: the model's; None where adapters cannot change it.
     base_biases: the model's own, float32, by the names of their tensors.
@@ -64,7 +66,8 @@ class AdapterWeights:
         self._ops = ops
         self._device = device
         self._dtype = dtype
-        self._linears = linears
+        self._linears = [linear for linear in linears if linear.expert is None]
+        self._linears_of_experts = _by_expert(linears)
         self._base_biases = base_biases
         self._lock = threading.Lock()  # over _prepared
         self._prepared: dict[bytes, list[PreparedAdapter]] = {}
@@ -73,6 +76,7 @@ class AdapterWeights:
         self.embedding_changes: dict[bytes, EmbeddingChange] = {}
         self.head_changes: dict[bytes, HeadChange] = {}
         self.biases: dict[bytes, LayerBiases] = {}
+        self.experts: dict[bytes, ExpertAdapters] = {}
         self._reader: VocabularyReader | None = None
         if vocabulary is not None:
             names = vocabulary.embedding, vocabulary.head
@@ -99,10 +103,21 @@ class AdapterWeights:
             for name in (self._reader.embedding, self._reader.head):
                 modules.pop(name, None)
                 token_rows.pop(name, None)
-        packed = self._ops.adapters.pack_adapter(self._linear_parts(modules))
+        packed = self._ops.adapters.pack_adapter(self._linear_parts(self._linears, modules))
+        experts = self._packed_experts(modules)
         left = sorted({*modules, *token_rows})
         assert not left, f"{checkpoint.path} was verified, yet changes {left}"
-        return PreparedAdapter(packed, self._layer_biases(checkpoint.biases), embedding, head)
+        biases = self._layer_biases(checkpoint.biases)
+        return PreparedAdapter(packed, biases, experts, embedding, head)
+
+    def _packed_experts(self, modules: dict[str, LoRAModule]) -> ExpertAdapters:
+        """What is left in `modules` of experts', which is taken out."""
+        if not modules:
+            return ()
+        pack = self._ops.adapters.pack_adapter
+        return tuple(
+            pack(self._linear_parts(linears, modules)) for linears in self._linears_of_experts
+        )
 
     def _layer_biases(self, biases: Sequence[ModuleBias]) -> LayerBiases:
         """What is added to each linear layer's outputs, of those that get something."""
@@ -132,11 +147,13 @@ class AdapterWeights:
                 added -= self._base_biases.get(f"{name}.bias", torch.zeros(size))
         return added
 
-    def _linear_parts(self, modules: dict[str, LoRAModule]) -> list[list[LoRAPart]]:
+    def _linear_parts(
+        self, layouts: Sequence[LinearLayout], modules: dict[str, LoRAModule]
+    ) -> list[list[LoRAPart]]:
         """The parts of each linear layer, on the device, taken out of `modules`."""
         taken = set()
         linears: list[list[LoRAPart]] = []
-        for linear in self._linears:
+        for linear in layouts:
             parts, out_start = [], 0
             for name, out_features in linear.projections:
                 if name in modules:
@@ -159,6 +176,7 @@ class AdapterWeights:
             self.embedding_changes.pop(digest, None)
             self.head_changes.pop(digest, None)
             self.biases.pop(digest, None)
+            self.experts.pop(digest, None)
         for digest in add:
             self._active[digest] = added = self._take_prepared(digest)
             if added.embedding is not None:
@@ -167,6 +185,8 @@ class AdapterWeights:
                 self.head_changes[digest] = added.head
             if added.biases:
                 self.biases[digest] = added.biases
+            if added.experts:
+                self.experts[digest] = added.experts
         return dropped
 
     def __getitem__(self, digest: bytes) -> PackedAdapter:
@@ -204,6 +224,15 @@ class AdapterWeights:
 
     def _tensor(self, raw: RawTensor) -> Tensor:
         return self._device.upload(_stored(raw).to(self._dtype))
+
+
+def _by_expert(linears: Sequence[LinearLayout]) -> list[list[LinearLayout]]:
+    """Each expert's linear layers, in the order of their index."""
+    found: dict[int, list[LinearLayout]] = {}
+    for linear in linears:
+        if linear.expert is not None:
+            found.setdefault(linear.expert, []).append(linear)
+    return [found[number] for number in sorted(found)]
 
 
 def _stored(raw: RawTensor) -> Tensor:

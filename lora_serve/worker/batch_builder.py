@@ -15,6 +15,7 @@ from torch import Tensor
 from lora_serve.identity import BASE_MODEL
 from lora_serve.layers.batch import ForwardBatch, OutputRows
 from lora_serve.layers.biases import BiasChanges, LayerBiases
+from lora_serve.layers.expert_lora import ExpertAdapters, ExpertChanges
 from lora_serve.layers.vocabulary import EmbeddingChange, EmbeddingChanges
 from lora_serve.ops.contract import AttentionPlan, LoRAPlan, Ops, PackedAdapter
 from lora_serve.step import ScheduledRequest
@@ -23,6 +24,7 @@ from lora_serve.worker.device import Device
 T = TypeVar("T")
 
 _NO_BIASES: Mapping[bytes, LayerBiases] = {}
+_NO_EXPERTS: Mapping[bytes, ExpertAdapters] = {}
 _NO_CHANGES: Mapping[bytes, EmbeddingChange] = {}
 
 
@@ -41,6 +43,7 @@ class Outputs:
     block_tables: Tensor
     segments: tuple[tuple[int, int, PackedAdapter], ...]
     biases: BiasChanges
+    experts: ExpertChanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class BatchRows:
         CPU tensors; tables are filled up with block 0, which is not looked at.
     segments: (start, end, adapter), as ops.adapters.plan_lora wants them.
     is_embeds (T), inputs_embeds (T, H): CPU tensors, or None where every row is a token.
-    embedding_changes, biases: of rows whose adapters have any.
+    embedding_changes, biases, experts: of rows whose adapters have any.
     """
 
     order: tuple[int, ...]
@@ -81,6 +84,7 @@ class BatchRows:
     inputs_embeds: Tensor | None
     embedding_changes: EmbeddingChanges
     biases: BiasChanges
+    experts: ExpertChanges
 
     @property
     def num_rows(self) -> int:
@@ -138,11 +142,12 @@ class BatchBuilder:
         adapter_of: Callable[[bytes], PackedAdapter],
         embedding_changes: Mapping[bytes, EmbeddingChange] = _NO_CHANGES,
         biases: Mapping[bytes, LayerBiases] = _NO_BIASES,
+        experts: Mapping[bytes, ExpertAdapters] = _NO_EXPERTS,
     ) -> BatchRows:
         """The rows of all `requests`, at least one.
 
-        adapter_of finds weights by digest. embedding_changes, biases: by digest, of adapters that
-        have any.
+        adapter_of finds weights by digest. embedding_changes, biases, experts: by digest, of
+        adapters that have any.
         """
         keys = [_adapter_key(request) for request in requests]
         order = sorted(range(len(requests)), key=keys.__getitem__)
@@ -158,7 +163,7 @@ class BatchBuilder:
         return BatchRows(
             order=tuple(order),
             query_start_loc=starts,
-            outputs=self._outputs(members, starts, num_outputs, adapter_of, biases),
+            outputs=self._outputs(members, starts, num_outputs, adapter_of, biases, experts),
             output_start_loc=ends,
             samplers=tuple(order[i] for i in samplers),
             logits_indices=np.array(
@@ -183,6 +188,7 @@ class BatchBuilder:
                 _segments(members, starts, embedding_changes.get) if embedding_changes else ()
             ),
             biases=_segments(members, starts, biases.get) if biases else (),
+            experts=_segments(members, starts, experts.get) if experts else (),
         )
 
     def to_device(self, rows: BatchRows, pending: PendingTokens | None = None) -> ForwardBatch:
@@ -208,6 +214,7 @@ class BatchBuilder:
             outputs=self._outputs_to_device(rows.outputs, table[num_values:]),
             embedding_changes=rows.embedding_changes,
             biases=rows.biases,
+            experts=rows.experts,
         )
 
     def _attention_of(self, rows: BatchRows | Outputs, block_tables: Tensor) -> AttentionPlan:
@@ -228,7 +235,9 @@ class BatchBuilder:
             return None
         plan = self._attention_of(outputs, outputs.block_tables)
         last = len(self._group_of) - 1
-        return OutputRows(indices, {last: plan}, self._lora_of(outputs), outputs.biases)
+        return OutputRows(
+            indices, {last: plan}, self._lora_of(outputs), outputs.biases, outputs.experts
+        )
 
     def _places(
         self, members: Sequence[ScheduledRequest], counts: Sequence[int]
@@ -259,6 +268,7 @@ class BatchBuilder:
         num_outputs: Sequence[int],
         adapter_of: Callable[[bytes], PackedAdapter],
         biases: Mapping[bytes, LayerBiases],
+        experts: Mapping[bytes, ExpertAdapters],
     ) -> Outputs | None:
         if sum(num_outputs) == starts[-1]:
             return None
@@ -274,6 +284,7 @@ class BatchBuilder:
             block_tables=_block_tables(some, self._group_of[-1]),
             segments=_segments(some, query_start_loc, adapter_of),
             biases=_segments(some, query_start_loc, biases.get) if biases else (),
+            experts=_segments(some, query_start_loc, experts.get) if experts else (),
         )
 
     def _upload(self, host: Tensor | None) -> Tensor | None:

@@ -121,7 +121,11 @@ class ModelRunner:
             return SubmittedBatch()
         adapters = self._adapters
         rows = self._builder.lay_out(
-            requests, adapters.__getitem__, adapters.embedding_changes, adapters.biases
+            requests,
+            adapters.__getitem__,
+            adapters.embedding_changes,
+            adapters.biases,
+            adapters.experts,
         )
         hidden = self._forward(rows)
         samplers = [requests[index] for index in rows.samplers]

@@ -198,7 +198,7 @@ class StepGraphs:
         return self.graph(_kind(rows), size).run(rows, pending)
 
     def _size_for(self, rows: BatchRows) -> int | None:
-        if rows.is_embeds is not None or rows.embedding_changes or rows.biases:
+        if rows.is_embeds is not None or rows.embedding_changes or rows.biases or rows.experts:
             return None
         sizes = self._sizes.get(_kind(rows), ())
         index = bisect.bisect_left(sizes, rows.num_rows)

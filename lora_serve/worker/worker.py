@@ -131,10 +131,12 @@ class Worker:
             self._config, device, self._cache.block_size, self._group, self._num_segments
         )
         require_equal(self._group, model.fingerprint)
-        self.linears = model.spec.linears()
+        # On GPUs memory is set aside for as many adapters as may be: it cannot be for all experts.
+        experts = () if device.counts_memory else model.spec.expert_linears()
+        self.linears = [*model.spec.linears(), *experts]
         self.vocabulary = model.vocabulary
         self.is_screened = model.screening is not None
-        linears = self._own_linears(model)
+        linears = [linear.of_rank(self._place) for linear in self.linears]
         biases = bias_shares(model.biases, self.linears, self._place)
         self._adapters = AdapterWeights(
             linears, model.ops, device, model.dtype, model.vocabulary, biases
@@ -154,7 +156,7 @@ class Worker:
             max_model_len=model.max_model_len,
             num_blocks=num_blocks,
             kernels=model.ops.numerics,
-            lora_modules=lora_modules(model.spec.linears()),
+            lora_modules=lora_modules(self.linears),
             vocabulary=model.vocabulary,
             kv_groups=layout.groups,
             kv_block_bytes=self._transfer.record_bytes // kv_caches[0].shape[2] * num_kv_heads,
@@ -262,9 +264,6 @@ class Worker:
             self._group,
         )
 
-    def _own_linears(self, model: LoadedModel) -> list[LinearLayout]:
-        return [linear.of_rank(self._place) for linear in model.spec.linears()]
-
     def _recorder(
         self, model: LoadedModel, layout: KVLayout, kv_caches: Sequence[Tensor]
     ) -> StepRecorder | None:
@@ -317,7 +316,7 @@ class Worker:
             peaks = [device.peak_bytes(partial(runner.submit, step)) for step in steps]
         recorder = self._recorder(model, layout, kv_caches)
         itemsize = model.dtype.itemsize
-        linears = self._own_linears(model)
+        linears = [linear.of_rank(self._place) for linear in self.linears]
         adapter_bytes = largest_adapter_bytes(linears, lora.max_lora_rank, itemsize)
         adapter_bytes += largest_vocabulary_bytes(
             model.vocabulary, lora.max_lora_rank, itemsize, lora.max_lora_vocab_bytes
@@ -351,7 +350,7 @@ class Worker:
         if not self._lora.enable_lora:
             yield BASE_MODEL
             return
-        layouts = [*model.spec.linears(), *vocabulary_linears(model.vocabulary)]
+        layouts = [*self.linears, *vocabulary_linears(model.vocabulary)]
         modules = lora_modules([layout.of_rank(self._place) for layout in layouts])
         adapter = largest_adapter(modules, self._lora.max_lora_rank, model.vocabulary)
         self._adapters.prepare(adapter)

@@ -56,7 +56,12 @@ class BareModel:
         self.kept_codes = weights.kept
         self.vocabulary = vocabulary_of(self.spec, dtype, weights)
         self.adapters = AdapterWeights(
-            self.spec.linears(), ops, device, dtype, self.vocabulary, weights.biases
+            [*self.spec.linears(), *self.spec.expert_linears()],
+            ops,
+            device,
+            dtype,
+            self.vocabulary,
+            weights.biases,
         )
         self.kv_caches = allocate_kv_caches(
             self.spec.kv_specs(), ops, num_blocks, BLOCK_SIZE, dtype
@@ -84,7 +89,11 @@ class BareModel:
         """The logits of the rows that each request asks for: none, the last, or all."""
         adapters = self.adapters
         rows = self.builder.lay_out(
-            requests, adapters.__getitem__, adapters.embedding_changes, adapters.biases
+            requests,
+            adapters.__getitem__,
+            adapters.embedding_changes,
+            adapters.biases,
+            adapters.experts,
         )
         hidden = self.model.forward(self.builder.to_device(rows), self.kv_caches)
         # All rows at once, those of each adapter side by side, as samplers ask for them.

@@ -12,7 +12,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.checkpoint import read_adapter
 from lora_serve.model_info import Vocabulary
-from lora_serve.models.base import ModelSpec, lora_modules
+from lora_serve.models.base import ModelSpec, adapted_modules
 from tests.fakes.tiny_models import ALL_MODELS, EXPERTS_ONE_LAYER, MIXTURES
 
 ALL_PROJECTIONS = [
@@ -67,7 +67,7 @@ def read_saved(
     save_adapter(model, directory)
     return read_adapter(
         str(directory),
-        lora_modules=lora_modules(spec.linears()),
+        lora_modules=adapted_modules(spec),
         max_lora_rank=64,
         vocabulary=vocabulary,
     )

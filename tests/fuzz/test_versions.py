@@ -31,7 +31,7 @@ def test_no_two_versions_are_alike_and_activated_ones_wait_for_tokens_of_traces(
     paths = (
         *write_versions([adapter_paths[1], own], library),
         write_activated(own, library),
-        write_extended(own, vocabulary, library),
+        write_extended(own, vocabulary, EXPERTS, library),
     )
     read = []
     for path in map(str, paths):
@@ -40,7 +40,15 @@ def test_no_two_versions_are_alike_and_activated_ones_wait_for_tokens_of_traces(
         read.append(checkpoint)
     assert len({each.digest for each in read}) == 8
     assert [each.invocation_tokens for each in read] == [()] * 3 + [INVOCATION] * 4 + [()]
+    assert EXPERTS.keys() <= {module.name for module in read[-1].modules}
     assert [len(rows.token_ids or ()) for rows in read[-1].token_rows] == [25, 34]
+
+
+EXPERTS = {
+    f"model.layers.0.mlp.experts.{expert}.{name}": (8, 16)
+    for expert in range(3)
+    for name in ("gate_proj", "up_proj")
+}
 
 
 @pytest.mark.parametrize("content", ["[]x", "3", "[1]"])

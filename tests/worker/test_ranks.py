@@ -132,11 +132,18 @@ def test_families_are_divided(
 
 def test_experts_of_codes_are_divided(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = save_gguf(ALL_MODELS["olmoe"].make(), tmp_path / "m.gguf", lambda _: GgmlType.Q8_0)
-    adapter = read_saved(make_peft("olmoe", seed=2), tmp_path / "adapter", load_spec(file))
+    on_experts = ["experts.gate_up_proj", "experts.down_proj"]
+    theirs = make_peft("olmoe", seed=2, target_parameters=on_experts)
+    adapter = read_saved(theirs, tmp_path / "adapter", load_spec(file))
     with caplog.at_level("INFO"):
         expected = life(whole(file), [adapter])
     assert "(30 of experts)" in caplog.text
     assert life(divided(file, 2), [adapter]) == expected
+    assert life(whole(file, enforce_eager=True), [adapter]) == expected
+    attention_alone = [module for module in adapter.modules if ".experts." not in module.name]
+    assert len(attention_alone) < len(adapter.modules)
+    other = dataclasses.replace(adapter, modules=tuple(attention_alone))
+    assert life(whole(file), [other]) != expected
 
 
 @pytest.mark.parametrize("sizes", [(1, 4), (2, 1), (6, 2), (2, 3)], ids=str)

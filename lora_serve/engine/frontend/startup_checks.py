@@ -83,7 +83,7 @@ def _check_adapters(config: LoRAConfig, adapted: Adapted) -> None:
 
 def _check_model(config: ModelConfig, parallel: ParallelConfig) -> Adapted:
     """What adapters may change, if the model's config can be served."""
-    from lora_serve.models.base import lora_modules  # imports torch
+    from lora_serve.models.base import adapted_modules  # imports torch
     from lora_serve.models.choices import dtype_name, max_model_len
     from lora_serve.models.source import check_quantization, load_spec, model_path
 
@@ -105,7 +105,7 @@ def _check_model(config: ModelConfig, parallel: ParallelConfig) -> Adapted:
     with refusals.noted():
         _check_dimensions(pooling_defaults(config).dimensions, spec.hidden_size)
     refusals.raise_noted()
-    return lora_modules(spec.linears()), vocabulary
+    return adapted_modules(spec), vocabulary
 
 
 def _check_ranks(config: EngineConfig) -> None:

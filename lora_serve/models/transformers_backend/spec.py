@@ -79,6 +79,10 @@ class TransformersSpec:
             for index, each in enumerate(adapted)
         )
 
+    def expert_linears(self) -> Sequence[LinearLayout]:
+        """Do what `ModelSpec` says: adapters change no experts of transformers' modules."""
+        return ()
+
     def kv_specs(self) -> Sequence[KVSpec]:
         return tuple(self.found.kv_specs)
 
