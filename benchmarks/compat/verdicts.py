@@ -50,7 +50,6 @@ CACHED_INPUT = (
 NO_TOKENIZER = "a server without a tokenizer (--skip-tokenizer-init, --tokens-only) is not offered"
 WORDS = "the error says the bound in words, without pydantic's names of errors"
 REQUEST_ID = "every answer has X-Request-Id"
-NO_V2 = "Cohere's and Jina's routes below /v2 are not there"
 METRIC_N = (
     "vllm:request_params_n (_sum, _bucket, _count) is not measured: each choice is a request of "
     "its own here"
@@ -102,7 +101,6 @@ VERDICTS = tuple(
         (_ECHO, "test_chat_session_with_echo", NOT_APPLICABLE, OTHER_MODEL),
         (_ECHO, "test_top_logprobs", DIFFERS, STRICT),
         (_MIDDLEWARE, "test_no_request_id_header", DIFFERS, REQUEST_ID),
-        (_MIDDLEWARE, "test_v2_endpoint_accepts", DIFFERS, NO_V2),
         (_BATCH, "test_batched_chat_completions_with_json", NOT_APPLICABLE, OTHER_MODEL),
         (_BATCH, "test_batched_harmony", NOT_APPLICABLE, HUB),
         (_BATCH, "test_batched_reasoning_wiring", NOT_APPLICABLE, HUB),
@@ -182,6 +180,9 @@ VERDICTS = tuple(
         ("test_sagemaker_handler_overrides.py", "test_handler", NOT_APPLICABLE, OWN_CODE),
         ("test_sagemaker_handler_overrides.py", "test_env", NOT_APPLICABLE, OWN_CODE),
         ("test_sagemaker_middleware_integration.py", "test_", NOT_APPLICABLE, OWN_CODE),
+        (_TOOL_CHATS, "test_response_format_with", NOT_APPLICABLE, OTHER_MODEL),
+        (_TOOL_CHATS, "test_chat_completion_with_tools[mistral", NOT_APPLICABLE, OTHER_MODEL),
+        (_TOOL_CHATS, "test_chat_completion_without_tools[mistral", NOT_APPLICABLE, OTHER_MODEL),
         ("tool_use/test_tool_calls.py", "test_", NOT_APPLICABLE, OTHER_MODEL),
         ("tool_use/test_parallel_tool_calls.py", "test_", NOT_APPLICABLE, OTHER_MODEL),
         (_RESPONSES, "test_basic", NOT_APPLICABLE, OTHER_MODEL),

@@ -60,7 +60,7 @@ def render_chat(
         max_chars: after which rendering stops, since a template may repeat what it is given.
 
     Raises:
-        InvalidRequestError: there is no template, or it refuses these messages.
+        InvalidRequestError: there is no template, it is none, or it refuses these messages.
         PromptTooLongError: the text is longer than max_chars.
     """
     if chat_template is None and not tokenizer.chat_template:
@@ -88,6 +88,11 @@ def render_chat(
         )
     except PromptTooLongError:
         raise
+    except TemplateSyntaxError as error:  # the model's own and the operator's were read before
+        raise InvalidRequestError(
+            f"chat_template: line {error.lineno} is no Jinja: {error.message}; correct it",
+            "chat_template",
+        ) from error
     except Exception as error:  # a template can raise anything: it is a program
         told = str(error)[:_MOST_TOLD_CHARS] or type(error).__name__
         raise InvalidRequestError(

@@ -70,6 +70,7 @@ from lora_serve.server.openai.render import render_router
 from lora_serve.server.openai.text_work import TextWork
 from lora_serve.server.openai.tokens import tokens_router
 from lora_serve.server.openapi_document import DocumentRoute
+from lora_serve.server.pooling.cohere import cohere_router
 from lora_serve.server.pooling.pooling import pooling_router
 from lora_serve.server.pooling.scores import scores_router
 from lora_serve.server.responses.router import responses_router
@@ -191,6 +192,7 @@ def _include_routers(app: FastAPI, context: ServerContext, page: MetricsPage) ->
         messages_router(context),
         embeddings_router(context),
         pooling_router(context),
+        cohere_router(context),
         scores_router(context),
         responses_router(context),
         models_router(context.engine, context.models, int(time.time()), context.names),

@@ -50,24 +50,24 @@ def test_a_model_without_a_template_says_so(sentence_piece: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "message"),
+    ("template", "message", "param"),
     [
-        (None, "unknown role mystery"),
-        ("{{ messages[0]['content'] + 1 }}", "can only concatenate str"),
-        ("{% if %}", "Expected an expression"),
-        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
-        ("{{ range(10**9) }}", "Range too big"),
-        ("{{ 1 / 0 }}", "division by zero"),
+        (None, "unknown role mystery", "messages"),
+        ("{{ messages[0]['content'] + 1 }}", "can only concatenate str", "messages"),
+        ("x\n{% if %}", "chat_template: line 2 is no Jinja: Expected an exp", "chat_template"),
+        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "unsafe", "messages"),
+        ("{{ range(10**9) }}", "Range too big", "messages"),
+        ("{{ 1 / 0 }}", "division by zero", "messages"),
     ],
 )
 def test_what_a_template_raises_is_told(
-    byte_level: Tokenizer, template: str | None, message: str
+    byte_level: Tokenizer, template: str | None, message: str, param: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=message) as caught:
         byte_level.apply_chat_template(
             [{"role": "mystery", "content": "x"}], chat_template=template
         )
-    assert caught.value.param == "messages"
+    assert caught.value.param == param
 
 
 def test_messages_that_a_template_cannot_continue_are_refused(byte_level: Tokenizer) -> None:

@@ -39,13 +39,14 @@ def read_tensors(payload: str) -> dict[str, StoredTensor]:
     if data.startswith(b"\x80") and not data.startswith(ZIP_MAGIC):
         raise AdapterError(
             f"`{_FIELD}` is a pickle, as SGLang's MultiprocessingSerializer writes it: it names "
-            f"shared memory or CUDA IPC handles of its sender, which are not read here; {_ADVICE}"
+            f"shared memory or CUDA IPC handles of its sender, which are not read here; {_ADVICE}",
+            _FIELD,
         )
     try:
         tensors = read_named_tensors(data, _MAX_HEADER_BYTES)
         _check_sizes(tensors, len(data))
     except (ValueError, SafetensorError) as error:
-        raise AdapterError(f"`{_FIELD}` cannot be read: {error}; {_ADVICE}") from error
+        raise AdapterError(f"`{_FIELD}` cannot be read: {error}; {_ADVICE}", _FIELD) from error
     return tensors
 
 
@@ -67,7 +68,8 @@ def check_checksums(tensors: Tensors, expected: Mapping[str, str]) -> None:
     if told:
         raise AdapterError(
             f"`expected_checksums` do not fit the {len(found)} tensors that came: "
-            f"{', '.join(told)}; send them again"
+            f"{', '.join(told)}; send them again",
+            "expected_checksums",
         )
 
 
@@ -94,14 +96,16 @@ def _bytes(tensor: StoredTensor) -> memoryview:
 
 def _decoded(payload: str) -> bytes:
     if payload.find("=", 0, len(payload) - 2) >= 0:
-        raise AdapterError(f"`{_FIELD}` is no base64: it has padding before its end; {_ADVICE}")
+        raise AdapterError(
+            f"`{_FIELD}` is no base64: it has padding before its end; {_ADVICE}", _FIELD
+        )
     try:
         return b"".join(
             binascii.a2b_base64(payload[begin : begin + _SLICE_CHARS], strict_mode=True)
             for begin in range(0, len(payload), _SLICE_CHARS)
         )
     except ValueError as error:
-        raise AdapterError(f"`{_FIELD}` is no base64: {error}; {_ADVICE}") from error
+        raise AdapterError(f"`{_FIELD}` is no base64: {error}; {_ADVICE}", _FIELD) from error
 
 
 def _check_sizes(tensors: Tensors, num_sent: int) -> None:

@@ -80,7 +80,11 @@ def refuse_server_tool(value: object) -> object:
 
 def as_blocks(value: object) -> object:
     """A text is one block of it."""
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}]
+    if not isinstance(value, list):
+        raise ValueError("must be a text or a list of blocks")
+    return value
 
 
 class TextBlockParam(Body):

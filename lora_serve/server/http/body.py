@@ -25,6 +25,7 @@ from lora_serve.server.http.auth import share_of
 from lora_serve.server.http.body_room import BodyRoom
 from lora_serve.server.http.body_shares import IncomingBody
 from lora_serve.server.http.errors import BodyTimeoutError, BodyTooLargeError
+from lora_serve.server.http.fault_words import words_of
 from lora_serve.server.http.json_shape import TALLY, JsonTally, check_shape, has_few_containers
 from lora_serve.server.http.room import WAIT_SECONDS
 from lora_serve.server.http.turns import ThreadByTurns
@@ -204,7 +205,7 @@ def _faults(error: ValidationError) -> list[ErrorDetails]:
     """What is wrong; no unknown fields that are null, as some clients write all that they know."""
     if error.error_count() > MAX_FAULTS:
         raise InvalidRequestError(f"the body has {error.error_count()} faults") from None
-    faults = error.errors(include_url=False, include_context=False)
+    faults = error.errors(include_url=False)
     return [f for f in faults if f["type"] != "extra_forbidden" or f["input"] is not None]
 
 
@@ -268,12 +269,8 @@ def _field(fault: ErrorDetails) -> str:
 def _fault_text(fault: ErrorDetails) -> str:
     if fault["type"] == "json_invalid":
         return fault["msg"]
-    if fault["type"] == "missing":
-        return f"{_field(fault)}: this field is required"
-    message = fault["msg"].removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    where = f"{_field(fault)}: " if fault["loc"] else "the body: "
-    return f"{where}{message}, got {shown_value(fault['input'])}"
+    text = f"{_field(fault) or 'the body'}: {words_of(fault)}"
+    return text if fault["type"] == "missing" else f"{text}, got {shown_value(fault['input'])}"
 
 
 def shown_value(value: object) -> str:

@@ -14,7 +14,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lora_serve.errors import InvalidRequestError
+from lora_serve.errors import InvalidRequestError, PromptTooLongError
 from lora_serve.outputs import RequestOutput
 from lora_serve.pooling import PoolingParams
 from lora_serve.sampling_params import PROMPT_ONLY
@@ -79,8 +79,11 @@ async def ask_for_embeddings(
     body: EmbeddingBody,
     pooling: PoolingParams,
     prefix: AnswerPrefix,
+    most_tokens: int | None = None,
 ) -> PooledRequest:
     """Ask for what is made of all inputs of a body.
+
+    most_tokens: that an input may have, if fewer than the model takes.
 
     Raises:
         InvalidRequestError: there are none, the answer would be too large, or other faults.
@@ -94,8 +97,20 @@ async def ask_for_embeddings(
         chat_template=chat_template(body, context),
         truncation=truncation(body, engine.model_info.max_model_len, 0),
     )
+    if most_tokens is not None:
+        _check_lengths(inputs, most_tokens)
     _check_size(engine, body, inputs, pooling)
     return PooledRequest(context, request, body, target, inputs, pooling, prefix)
+
+
+def _check_lengths(inputs: Sequence[Input], most_tokens: int) -> None:
+    for index, item in enumerate(inputs):
+        if item.num_tokens > most_tokens:
+            raise PromptTooLongError(
+                f"input {index} has {item.num_tokens} tokens, max_tokens is {most_tokens}; shorten "
+                "it, raise max_tokens, or let truncate be START or END",
+                "input",
+            )
 
 
 def _check_size(
@@ -112,7 +127,8 @@ def _check_size(
         raise InvalidRequestError(
             f"{num_rows} {rows} with {width} dimensions are {num_rows * width} values, as "
             f"{encoding} at most {limit} are allowed; send the inputs in parts, lower dimensions, "
-            f"or set encoding_format to base64 (at most {MAX_BASE64_VALUES})",
+            f"or ask for base64 (at most {MAX_BASE64_VALUES}) by encoding_format, of /v2/embed by "
+            "embedding_types",
             "input",
         )
 
@@ -150,10 +166,17 @@ class PooledRequest:
         return self._usage
 
     def written(self, output: RequestOutput, encoding: str | None) -> str | list[float]:
-        """Base64 of little-endian float32, or the same values as numbers."""
-        if encoding == "base64":
-            return base64.b64encode(output.embedding).decode()
-        return array("f", output.embedding).tolist()
+        """The values as the body's encoding_format says."""
+        return as_base64(output) if encoding == "base64" else as_numbers(output)
+
+
+def as_base64(output: RequestOutput) -> str:
+    """Little-endian float32."""
+    return base64.b64encode(output.embedding).decode()
+
+
+def as_numbers(output: RequestOutput) -> list[float]:
+    return array("f", output.embedding).tolist()
 
 
 def _answer(

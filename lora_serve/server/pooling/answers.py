@@ -1,8 +1,9 @@
-"""Bodies of answers of /pooling, /score and /rerank, as vLLM's clients read them."""
+"""Bodies of answers of /pooling, /score, /rerank and /v2/embed, as clients read them."""
 
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from lora_serve.server.openai.answers import Usage
 
@@ -64,3 +65,39 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
     results: list[RankedResult]
     system_fingerprint: str
     usage: Usage
+
+
+class TypedEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
+    """Each input's embedding in each of the forms that were asked for.
+
+    base64: little-endian float32. ubinary: a bit for each value, 1 unless it is negative, the first
+    in a byte's highest bit; binary: 128 less than that.
+    """
+
+    floats: list[list[float]] | UnsetType = msgspec.field(default=UNSET, name="float")
+    base64: list[str] | UnsetType = UNSET
+    binary: list[list[int]] | UnsetType = UNSET
+    ubinary: list[list[int]] | UnsetType = UNSET
+
+
+class ApiVersion(msgspec.Struct, frozen=True, kw_only=True):
+    version: str = "2"
+
+
+class BilledUnits(msgspec.Struct, frozen=True, kw_only=True):
+    input_tokens: int
+    image_tokens: int = 0
+
+
+class CohereMeta(msgspec.Struct, frozen=True, kw_only=True):
+    api_version: ApiVersion = ApiVersion()
+    billed_units: BilledUnits
+
+
+class CohereEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    embeddings: TypedEmbeddings
+    texts: list[str]
+    meta: CohereMeta
+    response_type: str = "embeddings_by_type"
+    system_fingerprint: str

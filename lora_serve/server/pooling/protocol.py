@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from types import MappingProxyType
+from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, ValidationInfo
 
 from lora_serve.server.openai.fields import (
     MAX_INPUTS,
-    MAX_NAME_CHARS,
+    Body,
+    CacheSalt,
     Ignored,
+    Integer,
+    Name,
     Unsupported,
     UnsupportedPadding,
     parse_content,
 )
-from lora_serve.server.openai.protocol import EmbeddingBody, ScheduledBody
+from lora_serve.server.openai.protocol import EmbeddingBody, ModelName, RequestId, ScheduledBody
 
 NOT_A_TEXT = "must be a text, an object with a text, or a list of these"
 
@@ -63,7 +67,7 @@ NumTokens = Annotated[int, Field(ge=0, le=2**31 - 1)]
 class PoolingBody(EmbeddingBody):
     """POST /pooling: a body for embeddings. task: embed or token_embed."""
 
-    task: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+    task: Name | None = None
 
 
 class ScoringBody(ScheduledBody):
@@ -97,3 +101,54 @@ class RerankBody(ScoringBody):
     documents: ScoredTexts
     top_n: NumTokens | None = None
     return_documents: bool | None = None
+
+
+class CohereEmbedBody(Body):
+    """POST /v2/embed, as Cohere's clients write it.
+
+    max_tokens: of each text; what happens to a longer one is `truncate`'s.
+    """
+
+    texts: Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+    model: ModelName | None = None
+    embedding_types: list[Literal["float", "base64", "binary", "ubinary"]] | None = None
+    output_dimension: Integer | None = None
+    truncate: Literal["NONE", "START", "END"] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    cache_salt: CacheSalt = ""
+    priority: Integer | None = None
+    request_id: RequestId | None = None
+    input_type: Name | None = None
+
+    images: Unsupported = None
+    inputs: Unsupported = None
+
+    @property
+    def embedding(self) -> EmbeddingBody:
+        """The same wish as a body of /v1/embeddings."""
+        cuts = self.truncate != "NONE"
+        return EmbeddingBody.model_construct(
+            input=tuple(self.texts),
+            model=self.model,
+            cache_salt=self.cache_salt,
+            priority=self.priority,
+            request_id=self.request_id,
+            dimensions=self.output_dimension,
+            encoding_format="base64" if self.types == {"base64"} else "float",
+            truncate_prompt_tokens=(self.max_tokens or -1) if cuts else None,
+            truncation_side="left" if self.truncate == "START" else "right",
+        )
+
+    @property
+    def types(self) -> set[str]:
+        """The forms in which each embedding is told."""
+        return set(self.embedding_types or ("float",))
+
+
+COHERE_NAMES = MappingProxyType(  # of the fields that an error may name
+    {
+        "input": "texts",
+        "dimensions": "output_dimension",
+        "truncate_prompt_tokens": "max_tokens",
+    }
+)

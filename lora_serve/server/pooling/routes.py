@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from lora_serve.server.operation import Access, Operation
-from lora_serve.server.pooling.answers import PooledList, Ranking, ScoreList
-from lora_serve.server.pooling.protocol import PoolingBody, RerankBody, ScoreBody
+from lora_serve.server.pooling.answers import CohereEmbeddings, PooledList, Ranking, ScoreList
+from lora_serve.server.pooling.protocol import (
+    CohereEmbedBody,
+    PoolingBody,
+    RerankBody,
+    ScoreBody,
+)
 
 SCORE_PATHS = ("/score", "/v1/score")
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
@@ -18,6 +23,17 @@ OPERATIONS = (
         answer=PooledList,
         body=PoolingBody,
         example={"input": "Once upon a time", "task": "token_embed"},
+        generates=True,
+        names_model=True,
+    ),
+    Operation(
+        method="post",
+        path="/v2/embed",
+        summary="Embeddings of texts, in Cohere's form",
+        access=Access.KEY,
+        answer=CohereEmbeddings,
+        body=CohereEmbedBody,
+        example={"texts": ["Once upon a time"], "embedding_types": ["float"]},
         generates=True,
         names_model=True,
     ),

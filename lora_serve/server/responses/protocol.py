@@ -128,6 +128,7 @@ class TextFormat:
     shown: JsonObject
 
 
+TEXT_FORMATS = ("text", "json_object", "json_schema")
 PLAIN = TextFormat(None, {"type": "text"})
 
 
@@ -135,12 +136,15 @@ def parse_text_format(value: object) -> TextFormat:
     """A chat's response_format, but for a schema that stands beside its type."""
     if value is None:
         return PLAIN
-    if not isinstance(value, dict) or value.get("type") != "json_schema":
-        constraint = parse_response_format(value)
-        assert isinstance(value, dict), "what was parsed is an object"
-        if constraint is not None and constraint.kind == "structural_tag":
-            raise ValueError("has type structural_tag; use structured_outputs for it")
-        return TextFormat(constraint, value)
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind not in TEXT_FORMATS:
+        raise ValueError(
+            f"must be an object whose `type` is one of {', '.join(TEXT_FORMATS)}; what else an "
+            "answer must match is said by structured_outputs"
+        )
+    assert isinstance(value, dict), "what has a type is an object"
+    if kind != "json_schema":
+        return TextFormat(parse_response_format(value), value)
     schema = {name: given for name, given in value.items() if name != "type"}
     return TextFormat(named_schema(schema, "an object `schema`"), value)
 

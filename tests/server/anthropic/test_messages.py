@@ -439,6 +439,11 @@ def of_tool(**tool: object) -> Json:
         (with_block("assistant", type="tool_use", id="t", name="now"), ["no input"]),
         ({"messages": [*HELLO, {"role": "assistant", "content": " "}]}, ["continued"]),
         ({"output_config": {"format": {"type": "yaml"}}}, ["output_config.format"]),
+        ({"system": 5}, ["system: must be a text or a list of blocks, got 5"]),
+        (
+            {"messages": [{"role": "user", "content": None}]},
+            ["messages[0].content: must be a text or a list of blocks, got null"],
+        ),
     ],
 )
 async def test_what_is_wrong_is_named(

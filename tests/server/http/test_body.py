@@ -28,19 +28,19 @@ async def refused(client: httpx.AsyncClient, **body: object) -> dict:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("max_tokens", "5", 'max_tokens: input should be a valid integer, got "5"'),
-        ("max_tokens", 1.5, "max_tokens: input should be a valid integer, got 1.5"),
-        ("max_tokens", True, "max_tokens: input should be a valid integer, got true"),
-        ("temperature", "hot", 'temperature: input should be a valid number, got "hot"'),
-        ("temperature", [1], "temperature: input should be a valid number, got a list of 1"),
-        ("seed", 2**63, f"seed: input should be less than or equal to {2**63 - 1}, got {2**63}"),
+        ("max_tokens", "5", 'max_tokens: must be an integer, got "5"'),
+        ("max_tokens", 1.5, "max_tokens: must be an integer, got 1.5"),
+        ("max_tokens", True, "max_tokens: must be an integer, got true"),
+        ("temperature", "hot", 'temperature: must be a number, got "hot"'),
+        ("temperature", [1], "temperature: must be a number, got a list of 1"),
+        ("seed", 2**63, f"seed: must be at most {2**63 - 1}, got {2**63}"),
         ("stop", 5, "stop: must be a string or a list of strings, got 5"),
         (
             "stop",
             ["a", 5],
             "stop: must be a string or a list of strings, which 5 is not (item 1), got a list of 2",
         ),
-        ("stream", "yes", 'stream: input should be a valid boolean, got "yes"'),
+        ("stream", "yes", 'stream: must be true or false, got "yes"'),
         ("prompt", 5, "prompt: must be a text, a list of token ids, or a list of either, got 5"),
         (
             "prompt",
@@ -82,9 +82,9 @@ async def refused(client: httpx.AsyncClient, **body: object) -> dict:
         ),
         ("bad_words", [[]], "bad_words: must be a string or a list of strings, which a list of 0"),
         ("cache_salt", 5, "cache_salt: must be a non-empty string, got 5"),
-        ("model", 5, "model: input should be a valid string, got 5"),
-        ("model", "x" * 1025, "model: string should have at most 1024 characters"),
-        ("request_id", "x" * 257, "request_id: string should have at most 256 characters"),
+        ("model", 5, "model: must be a string, got 5"),
+        ("model", "x" * 1025, "model: must have at most 1024 characters"),
+        ("request_id", "x" * 257, "request_id: must have at most 256 characters"),
     ],
 )
 async def test_a_wrong_type_is_named_with_its_value(
@@ -103,7 +103,7 @@ async def test_what_is_not_finite_is_no_number(
     content = f'{{"prompt": "hi", "{field}": {number}}}'
     headers = {"Content-Type": "application/json"}
     error = error_of(await client.post(URL, content=content, headers=headers), 400)
-    assert f"{field}: input should be a finite number" in error["message"]
+    assert f"{field}: must be a finite number" in error["message"]
 
 
 async def test_a_bias_must_be_finite_too(client: httpx.AsyncClient) -> None:
@@ -116,7 +116,7 @@ async def test_a_bias_must_be_finite_too(client: httpx.AsyncClient) -> None:
 
 async def test_all_faults_are_told_at_once(client: httpx.AsyncClient) -> None:
     error = await refused(client, n="x", seed="y", foo=1, stream_options={"bar": 2})
-    for words in ("n: input", "seed: input", "`foo`", "`stream_options.bar`"):
+    for words in ("n: must", "seed: must", "`foo`", "`stream_options.bar`"):
         assert words in error["message"]
 
 

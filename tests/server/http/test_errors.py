@@ -90,8 +90,8 @@ async def test_another_method_is_a_405_in_the_common_shape(
     [
         (b"", "Invalid JSON: EOF"),
         (b"{", "Invalid JSON"),
-        (b"[]", "the body: input should be an object"),
-        (b"null", "the body: input should be an object"),
+        (b"[]", "the body: must be an object"),
+        (b"null", "the body: must be an object"),
         (b'{"a": 1,}', "Invalid JSON: trailing comma"),
         (b'{"model": "\\ud800"}', "Invalid JSON"),
         (b'{"model": "\xff"}', "Invalid JSON: invalid unicode"),

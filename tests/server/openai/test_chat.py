@@ -334,7 +334,7 @@ def test_a_template_file_that_is_not_there_stops_the_start(engine: FakeEngine) -
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
-        ({"messages": None}, "messages", "valid array"),
+        ({"messages": None}, "messages", "must be a list"),
         ({"messages": []}, "messages", "at least 1"),
         ({"messages": [{"content": "x"}]}, "messages[0].role", "required"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "text parts"),
@@ -365,7 +365,7 @@ def test_a_template_file_that_is_not_there_stops_the_start(engine: FakeEngine) -
         ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
         ({"logprobs": True, "top_logprobs": 50}, "top_logprobs", "top_logprobs must be in [0, "),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "top_logprobs must be in [0, "),
-        ({"logprobs": 3}, "logprobs", "boolean"),
+        ({"logprobs": 3}, "logprobs", "true or false"),
         ({"functions": [{"name": "f"}]}, "functions", "not supported"),
         ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
         ({"web_search_options": {"a": 1}}, "web_search_options", "not supported"),

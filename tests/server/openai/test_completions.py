@@ -524,7 +524,7 @@ async def test_logprobs_may_be_true_for_one_and_false_for_none(client: httpx.Asy
         ({"prompt": "a", "prompt_logprob_start": 1}, "prompt_logprob_start", "needs prompt_logpro"),
         ({"prompt": "a", "use_beam_search": True}, "use_beam_search", "not supported"),
         ({"prompt": "a", "thinking_token_budget": 5}, "thinking_token_budget", "one token each"),
-        ({"prompt": "a", "thinking_token_budget": -2}, "thinking_token_budget", "greater than"),
+        ({"prompt": "a", "thinking_token_budget": -2}, "thinking_token_budget", "at least -1"),
         ({"prompt": "a", "watermarking": True}, "watermarking", "not supported"),
         ({"prompt": "a", "length_penalty": 0.5}, "length_penalty", "not supported"),
         ({"prompt": "a", "logprobs": "1"}, "logprobs", "must be an integer"),

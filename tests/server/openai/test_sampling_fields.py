@@ -22,7 +22,12 @@ from lora_serve.server.openai.protocol import (
     EmbeddingBody,
 )
 from lora_serve.server.openai.sampling_fields import GenerationFields
-from lora_serve.server.pooling.protocol import PoolingBody, RerankBody, ScoreBody
+from lora_serve.server.pooling.protocol import (
+    CohereEmbedBody,
+    PoolingBody,
+    RerankBody,
+    ScoreBody,
+)
 from lora_serve.server.responses.protocol import ResponseBody
 from lora_serve.server.routes import OPERATIONS
 from lora_serve.server.sagemaker.protocol import InvocationBody
@@ -94,6 +99,7 @@ UNSUPPORTED: dict[type[BaseModel], Mapping[str, set[str]]] = {
         body: {"an embedding has no tokens that are drawn": set(FIELDS)}
         for body in (EmbeddingBody, PoolingBody, ScoreBody, RerankBody)
     },
+    CohereEmbedBody: {"no tokens are drawn; max_tokens is a text's": set(FIELDS) - {"max_tokens"}},
 }
 
 

@@ -45,7 +45,7 @@ async def test_tokens_are_turned_back(client: httpx.AsyncClient) -> None:
     [
         ("/tokenize", {}, "either prompt or messages"),
         ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "either prompt or messages"),
-        ("/tokenize", {"prompt": ["a"]}, "valid string"),
+        ("/tokenize", {"prompt": ["a"]}, "prompt: must be a string"),
         ("/detokenize", {}, "tokens: this field is required"),
         ("/detokenize", {"tokens": [260]}, "is out of vocabulary: the model has 260 tokens"),
         ("/detokenize", {"tokens": [-1]}, "ids are in [0, "),

@@ -130,7 +130,7 @@ async def test_texts_are_cut_to_their_first_tokens(
             r"queries\[0\] is empty",
         ),
         ("/rerank", {"query": "a", "documents": []}, "documents", "documents is empty"),
-        ("/rerank", {"query": "a", "documents": "b", "top_n": -1}, "top_n", "greater than or"),
+        ("/rerank", {"query": "a", "documents": "b", "top_n": -1}, "top_n", "must be at least 0"),
         ("/rerank", {"query": "a", "documents": "b", "instruction": "x"}, "instruction", "not sup"),
     ],
 )

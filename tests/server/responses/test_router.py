@@ -375,7 +375,8 @@ WRONG = [
     ({"include": ["reasoning.encrypted_content"]}, "include[0]", "encrypted_content"),
     ({"conversation": "c"}, "conversation", "not supported"),
     ({"metadata": {"a": 1}}, "metadata.a", "string"),
-    ({"text": {"format": {"type": "xml"}}}, "text.format", "json_schema"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format", "json_object, json_schema; what else"),
+    ({"text": {"format": {"type": "structural_tag"}}}, "text.format", "by structured_outputs"),
     (
         {"text": {"format": {"type": "json_schema", "name": "x"}}},
         "text.format",
