@@ -9,8 +9,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Generator
-from contextlib import AsyncExitStack, ExitStack, closing, contextmanager
+import time
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack, ExitStack, closing
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,6 +20,7 @@ from lora_serve.catalog.opening import check_catalog
 from lora_serve.cli.arguments import catalog_config, engine_config, fleet_config, server_config
 from lora_serve.cli.environment import with_environment, with_settings
 from lora_serve.cli.hub import prepare_hub
+from lora_serve.cli.interrupt import Interrupt, interrupted_once
 from lora_serve.cli.vllm_flags import told_of
 from lora_serve.config import CatalogConfig, EngineConfig, FleetConfig, LoRAConfig, ServerConfig
 from lora_serve.config.model import AUTO
@@ -61,11 +63,10 @@ def run_serve(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         # It imports what engines need while the checks import what they need: seconds, each.
         process = stack.enter_context(closing(EngineProcess()))
-        with _interrupted_once():
+        with interrupted_once() as interrupt:
             process.spawn()
             _say_what_is_to_be_served(engine, server)
-            import_transformers()
-            engine, listeners = _checked(engine, server, catalog, stack, process)
+            engine, listeners = _checked(engine, server, catalog, stack, process, interrupt)
             asyncio.run(_serve(engine, server, listeners, process, catalog))
     return 0
 
@@ -76,12 +77,11 @@ def _run_replicas(
     from lora_serve.fleet.local import check_fleet, serve_replicas  # slow to import
 
     check_fleet(engine, server, fleet)
-    with ExitStack() as stack, _interrupted_once():
+    with ExitStack() as stack, interrupted_once() as interrupt:
         with closing(EngineProcess()) as process:  # each replica has one of its own
             process.spawn()
             _say_what_is_to_be_served(engine, server, f"{fleet.min_replicas} replicas of ")
-            import_transformers()
-            engine, listeners = _checked(engine, server, catalog, stack, process)
+            engine, listeners = _checked(engine, server, catalog, stack, process, interrupt)
         serve_replicas(engine, server, fleet, catalog, listeners)
     return 0
 
@@ -90,7 +90,10 @@ def _say_what_is_to_be_served(engine: EngineConfig, server: ServerConfig, what: 
     """Before anything that takes seconds."""
     model = engine.model.model or f"{DEMO_MODEL_NAME} (trained on this machine)"
     address = server.uds or f"{server.host}:{server.port}"
-    logger.info("lora-serve %s: to serve %s%s on %s", __version__, what, model, address)
+    logger.info(
+        "lora-serve %s: to serve %s%s on %s; importing Python packages first, which takes seconds",
+        *(__version__, what, model, address),
+    )
 
 
 def _warn_of_idle_flags(args: argparse.Namespace, engine: EngineConfig) -> None:
@@ -102,30 +105,6 @@ def _warn_of_idle_flags(args: argparse.Namespace, engine: EngineConfig) -> None:
             "%s: no adapter is served without --enable-lora, so this changes nothing; add it",
             ", ".join(given),
         )
-
-
-@contextmanager
-def _interrupted_once() -> Generator[None, None, None]:
-    """Let a second Ctrl-C do nothing: it would keep the first from ending the engine's process.
-
-    Once the event loop has handlers of its own, these count.
-    """
-    was_interrupted = False
-
-    def interrupt(*_: object) -> None:
-        nonlocal was_interrupted
-        was_interrupted = True
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        if not was_interrupted:
-            signal.signal(signal.SIGINT, before)
-    if was_interrupted:  # yet what was being imported, or a finalizer, went on
-        raise KeyboardInterrupt
 
 
 def configs(args: argparse.Namespace) -> tuple[EngineConfig, ServerConfig, FleetConfig]:
@@ -151,14 +130,19 @@ def _checked(
     catalog: CatalogConfig,
     stack: ExitStack,
     process: EngineProcess,
+    interrupt: Interrupt,
 ) -> tuple[EngineConfig, Listeners]:
     """The engine to start, and the server's addresses, which `stack` closes.
 
-    The demo's model is trained, and SmolLM2 fetched, once nothing else is refused.
+    The demo's model is trained, and SmolLM2 fetched, once nothing else is refused. Looks for a
+    Ctrl-C that was lost behind each step that takes seconds.
 
     Raises:
         ConfigError: with a line for each reason why this cannot be served.
     """
+    started = time.monotonic()
+    import_transformers()
+    interrupt.raise_if_lost()
     from lora_serve.server.http.keys import read_keys
     from lora_serve.server.http.listener import (
         check_chat_template,
@@ -182,14 +166,19 @@ def _checked(
             check_tiers(engine.kv_tiers)
         refusals.raise_noted()
         engine = with_demo_model(engine) if not engine.model.model else with_smollm2(engine)
+        interrupt.raise_if_lost()
     model = engine.model
     with refusals.noted():
         prepare_hub((model.model, model.tokenizer or model.model), model.revision)
         process.begin_check(engine)
         _import_server()  # meanwhile, for both take seconds
+        interrupt.raise_if_lost()
         process.end_check()
         check_tool_choice(server, model)
     refusals.raise_noted()
+    interrupt.raise_if_lost()
+    seconds = time.monotonic() - started
+    logger.info("packages imported and settings checked in %.1f s; the engine starts", seconds)
     return engine, listeners
 
 
