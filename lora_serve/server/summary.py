@@ -25,7 +25,7 @@ def start_summary(config: EngineConfig, server: ServerConfig, engine: EngineRead
         "KV cache": _kv_cache(config, engine),
         "adapters": _adapters(config),
         "limits": _limits(config),
-        "access": _access(server),
+        "access": _access(config, server),
     }
     if config.speculative.is_enabled:
         summary["drafts"] = _drafts(config)
@@ -113,18 +113,19 @@ def _pages(server: ServerConfig) -> str:
     return ", ".join(page for page, is_there in pages.items() if is_there)
 
 
-def _access(server: ServerConfig) -> str:
+def _access(config: EngineConfig, server: ServerConfig) -> str:
+    changing = "change its adapters" if config.lora.enable_lora else "pause and reset it"
     if not server.has_keys:
         clients = "programs of this machine" if server.is_local else "every client that reaches it"
         may_change = server.is_local or server.allow_runtime_lora_updating
-        changes = "may change its adapters" if may_change else "nothing over HTTP changes it"
+        changes = f"may {changing}" if may_change else "nothing over HTTP changes it"
         return f"{clients} may use it without a key, and {changes}"
     use = "needs an API key" if server.requires_api_key else "needs no key"
     has_admin = bool(server.admin_api_key or server.admin_api_key_file)
     if has_admin:
-        change = "changing adapters needs an admin key"
+        change = f"an admin key may {changing}"
     elif server.allow_runtime_lora_updating:
-        change = "every key may change adapters"
+        change = f"every key may {changing}"
     else:
-        change = "nothing over HTTP changes adapters (--admin-api-key)"
+        change = "nothing over HTTP changes it (--admin-api-key)"
     return f"using it {use}; {change}"

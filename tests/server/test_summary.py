@@ -72,13 +72,16 @@ def test_only_pages_that_there_are_are_told() -> None:
         (ServerConfig(api_key=("k",)), "using it needs an API key; nothing over HTTP changes"),
         (
             ServerConfig(api_key=("k",), allow_runtime_lora_updating=True),
-            "every key may change adapters",
+            "every key may change its adapters",
         ),
-        (ServerConfig(admin_api_key=("k",)), "using it needs no key; changing adapters needs an"),
+        (ServerConfig(admin_api_key=("k",)), "using it needs no key; an admin key may change"),
     ],
 )
 def test_who_may_do_what_is_told(server: ServerConfig, told: str) -> None:
-    assert told in start_summary(ENGINE, server, READY)["access"]
+    access = start_summary(ENGINE, server, READY)["access"]
+    assert told in access
+    without = start_summary(replace(ENGINE, lora=LoRAConfig()), server, READY)["access"]
+    assert without == access.replace("change its adapters", "pause and reset it")
 
 
 def test_programs_read_a_value_for_each_subject(caplog: pytest.LogCaptureFixture) -> None:
