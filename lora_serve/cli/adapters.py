@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from lora_serve.cli.parser import OneLineParser
 from lora_serve.cli.server_arguments import ADMIN_KEYS, add_server_arguments
 
 ACTIONS = {
@@ -18,8 +19,12 @@ ACTIONS = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: OneLineParser) -> None:
     parser.description = "List, load, replace and check the adapters of a running server."
+    parser.refuse_flags(
+        *("--url", "--api-key", "--api-key-file"),
+        why="stands behind the action, as in `lora-serve adapters ls --url URL`",
+    )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     for action, what in ACTIONS.items():
         one = actions.add_parser(action, help=what, description=what[0].upper() + what[1:] + ".")
@@ -49,7 +54,7 @@ def _add_remote_arguments(parser: argparse.ArgumentParser, action: str) -> None:
     add_server_arguments(parser, ADMIN_KEYS)
 
 
-def _add_verify_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_verify_arguments(parser: OneLineParser) -> None:
     parser.add_argument("paths", nargs="+", metavar="PATH", help="directory of an adapter")
     parser.add_argument(
         "--base",
@@ -62,6 +67,11 @@ def _add_verify_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-lora-rank", type=int, default=64, metavar="N", help="(default: %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="for machines: all modules")
+    parser.refuse_flags(
+        *("--url", "--api-key", "--api-key-file"),
+        why="verify reads directories of this machine and asks no server; leave it out, or list "
+        "what a server has by `lora-serve adapters ls --url URL`",
+    )
 
 
 def _run(args: argparse.Namespace) -> int:

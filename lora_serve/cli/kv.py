@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from lora_serve.cli.parser import reader
+from lora_serve.cli.parser import OneLineParser, reader
 from lora_serve.config.quantities import seconds_of
 
 ACTIONS = {
@@ -15,7 +15,7 @@ ACTIONS = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: OneLineParser) -> None:
     parser.description = "Look into the KV that servers keep on a disk or in Redis."
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     for action, what in ACTIONS.items():
@@ -36,6 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             one.add_argument(
                 "--json", action="store_true", help="for machines: JSON, digests whole"
             )
+        one.refuse_flags(
+            *("--kv-disk-path", "--kv-redis-url", "--url"),
+            why=f"give the path, or the redis:// URL, without a flag: lora-serve kv {action} "
+            "PATH|URL",
+        )
         one.set_defaults(run=_run, parser=one, action=action)
 
 

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 from lora_serve.cli.vllm_flags import NOT_OFFERED, with_effect
 
+_MISSING = "the following arguments are required: "  # how argparse begins
 Number = TypeVar("Number", int, float)
 
 
@@ -20,8 +21,16 @@ class OneLineParser(argparse.ArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith(_MISSING):
+            message = self._what_is_missing(message.removeprefix(_MISSING).split(", "))
         print(f"{self.prog}: error: {message}", file=sys.stderr)
         raise SystemExit(2)
+
+    def refuse_flags(self, *flags: str, why: str) -> None:
+        """Say `why` to those who give these, which are another command's."""
+        self.add_argument(
+            *flags, action=_Refused, nargs="?", const=why, dest="", help=argparse.SUPPRESS
+        )
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -33,8 +42,21 @@ class OneLineParser(argparse.ArgumentParser):
             if flag in NOT_OFFERED:
                 self.error(f"{flag} is not offered: {NOT_OFFERED[flag]}; leave it out")
             meant = did_you_mean(flag, with_effect(parser._option_string_actions))
-            self.error(f"unknown argument {unknown[0]}{meant} ({parser.prog} --help lists all)")
+            what = "unknown argument" if flag.startswith("-") else "one argument too many:"
+            self.error(f"{what} {unknown[0]}{meant} ({parser.prog} --help lists all)")
         return parsed
+
+    def _what_is_missing(self, names: Sequence[str]) -> str:
+        """Each argument that was not given, and what it is."""
+        meanings = {_shown_name(action): self._meaning(action) for action in self._actions}
+        missing = "; ".join(f"{name} is missing{meanings.get(name, '')}" for name in names)
+        return f"{missing} ({self.prog} --help says more)"
+
+    def _meaning(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse._SubParsersAction):
+            return f": one of {', '.join(action.choices)}"
+        described = self._get_formatter()._expand_help(action) if action.help else ""
+        return f": {described.rstrip('.')}" if described else ""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse a value that is none of the action's choices; a command is one of them."""
@@ -44,6 +66,20 @@ class OneLineParser(argparse.ArgumentParser):
                 f"{value!r} is not one of {', '.join(map(str, action.choices))}"
                 f"{did_you_mean(str(value), map(str, action.choices))}",
             )
+
+
+class _Refused(argparse.Action):
+    """A flag of another command; `const` says what to do instead."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, _: object, __: object, flag: str | None = None
+    ) -> NoReturn:
+        parser.error(f"{flag}: {self.const}")
+
+
+def _shown_name(action: argparse.Action) -> str:
+    """What argparse calls an argument in its messages."""
+    return "/".join(action.option_strings) or str(action.metavar or action.dest)
 
 
 def _with_dashes(word: str) -> str:

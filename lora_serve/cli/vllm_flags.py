@@ -134,7 +134,11 @@ def told_of(args: argparse.Namespace) -> Sequence[str]:
 
 def with_effect(actions: Mapping[str, argparse.Action]) -> list[str]:
     """The flags among these that change something, which alone are worth proposing."""
-    return [flag for flag, action in actions.items() if not isinstance(action, _Inert)]
+    return [
+        flag
+        for flag, action in actions.items()
+        if not isinstance(action, _Inert) and action.help != argparse.SUPPRESS
+    ]
 
 
 class _Inert(argparse.Action):
