@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lora_serve.adapters.checkpoint import CONFIG_NAME, WEIGHTS_NAME, check_has_weights
 from lora_serve.adapters.strict_json import parse_object
+from lora_serve.cli.matching_time import bounded_matching
 from lora_serve.errors import AdapterFormatError, AdapterNotFoundError, ConfigError
 from lora_serve.memory_bound import bounded_memory
 
@@ -24,6 +25,7 @@ _REACHES_OUT: Mapping[str, str] = {
 # What an adapter may take beside several times the bytes of its file and of the model.
 _ROOM_BYTES = 2 * 2**30
 _COPIES = 8
+_MATCHING_SECONDS = 20.0  # of CPU time, for all patterns on all names of modules
 
 
 def check_is_adapter(directory: str) -> None:
@@ -80,7 +82,7 @@ def add_adapter(base: PreTrainedModel, adapter: str, model: str) -> PeftModel:
         with warnings.catch_warnings():  # peft asks transformers by a name it is about to drop
             warnings.simplefilter("ignore", FutureWarning)
             warnings.filterwarnings("error", "Found missing adapter keys")  # it would go on
-            with bounded_memory(_most_bytes(base, adapter)):
+            with bounded_memory(_most_bytes(base, adapter)), bounded_matching(_MATCHING_SECONDS):
                 adapted: PeftModel = PeftModel.from_pretrained(base, adapter)
     except Exception as error:  # whatever a config makes PEFT do
         told = str(error) or type(error).__name__

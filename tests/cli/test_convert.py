@@ -302,6 +302,23 @@ def test_an_adapter_that_asks_for_memory_gets_no_more_than_its_files_can_need(
     assert "allocate memory" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("setting", ["target_modules", "exclude_modules", "rank_pattern"])
+def test_a_pattern_that_would_match_for_ever_is_refused(
+    model_path: Path,
+    others: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    setting: str,
+) -> None:
+    monkeypatch.setattr(peft_model, "_MATCHING_SECONDS", 0.3)
+    adapter, pattern = tmp_path / "adapter", r"(?:[a-z_.0-9]+)+!"
+    shutil.copytree(others["loha"], adapter)
+    edited(**{setting: {pattern: 3} if setting == "rank_pattern" else pattern})(model_path, adapter)
+    assert main(["convert", str(adapter), str(tmp_path / "out"), "--base", str(model_path)]) == 2
+    assert "its patterns took longer than 0.3 s to match" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
