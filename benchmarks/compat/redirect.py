@@ -23,6 +23,7 @@ MODEL, ADAPTER = os.environ["COMPAT_MODEL"], os.environ["COMPAT_ADAPTER"]
 NOT_OURS = {  # and the number of their values
     "--seed": 1,
     "--gpu-memory-utilization": 1,
+    "--hf-overrides": 1,  # of a config.json that is not ours
     "--load-format": 1,
     "--structured-outputs-config.backend": 1,
 }
