@@ -64,6 +64,7 @@ CACHED_USAGE = (
 )
 FLOATS = "embeddings are float32, as numbers or base64, and are not padded"
 TOO_LONG = "a text that is too long is refused by its place, its length and the limit, in our words"
+TRUNCATION = "a truncate_prompt_tokens above the context is refused with value and limit, in our words"
 TOKEN_EMBEDDINGS = "/pooling gives embeddings of tokens beside those of texts, without a flag"
 MASKS = "the tokens that could be drawn (--return-sampling-mask) are told by logprobs alone"
 NAMED_SCORES = "prompt_logprob_token_ids is refused by name"
@@ -152,6 +153,7 @@ VERDICTS = tuple(
         (_TOOLS, "test_function_tool_use[plain-False-auto", NOT_APPLICABLE, OTHER_MODEL),
         (_TOOLS, "test_named_tool_use", DIFFERS, CALLS_ALONE),
         (_TOOLS, "test_max_tokens_with_tool_choice_required[", DIFFERS, CUT_CALL),
+        ("basic/test_truncation.py", "test_bigger_truncation_size", DIFFERS, TRUNCATION),
         (_EMBED, "test_basic", NOT_APPLICABLE, OTHER_MODEL),
         (_EMBED, "test_truncate_prompt_tokens", NOT_APPLICABLE, OTHER_MODEL),
         (_EMBED, "test_completion_request", NOT_APPLICABLE, OFFLINE),

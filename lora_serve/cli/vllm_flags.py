@@ -7,6 +7,7 @@ something else it is refused by name. Every flag that was given is told of at th
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -88,6 +89,14 @@ INERT_FLAGS = (
     InertFlag(("--aggregate-engine-logging",), _ONE_MACHINE),
     InertFlag(("--renderer-num-workers",), "texts are tokenized in threads", None),
     InertFlag(("--enable-reasoning",), "--reasoning-parser alone says how"),
+    InertFlag(
+        ("--reasoning-config",),
+        "a thinking_token_budget ends at the marker that --reasoning-parser knows",
+        (
+            '{"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}',
+            '{"reasoning_start_str": "[THINK]", "reasoning_end_str": "[/THINK]"}',
+        ),
+    ),
     InertFlag(("--show-hidden-metrics-for-version",), "no metric is hidden", None),
 )
 
@@ -153,12 +162,20 @@ class _Inert(argparse.Action):
     ) -> None:
         flag = self.const
         assert isinstance(flag, InertFlag), f"{option_string} has no entry in INERT_FLAGS"
-        if flag.neutral and values not in flag.neutral:
+        if flag.neutral and _normalised(values) not in map(_normalised, flag.neutral):
             raise argparse.ArgumentError(
                 self, f"{values} is not supported: {flag.why}; leave the flag out"
             )
         told = f"{option_string} changes nothing: {flag.why}"
         namespace.inert = (*told_of(namespace), told)
+
+
+def _normalised(value: str) -> str:
+    """An object with its keys in order; another value as it is."""
+    try:
+        return json.dumps(json.loads(value), sort_keys=True) if value.startswith("{") else value
+    except ValueError:
+        return value
 
 
 def _help(flag: InertFlag) -> str:

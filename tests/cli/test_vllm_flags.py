@@ -40,6 +40,15 @@ def test_a_value_that_would_change_something_is_refused_by_name(
     assert "other is not supported: " in told
 
 
+def test_objects_mean_the_same_in_any_order(capsys: pytest.CaptureFixture[str]) -> None:
+    markers = '{"reasoning_end_str":"</think>","reasoning_start_str":"<think>"%s}'
+    assert told_of(parser().parse_args(["--reasoning-config", markers % ""]))
+    for other in (markers % ',"reasoning_parser":"x"', "{"):
+        with pytest.raises(SystemExit):
+            parser().parse_args(["--reasoning-config", other])
+        assert f"{other} is not supported" in capsys.readouterr().err
+
+
 def test_the_model_may_be_named_by_a_flag_but_only_once() -> None:
     assert engine_config(parser().parse_args(["--model", "m"])).model.model == "m"
     assert engine_config(parser().parse_args(["m", "--model", "m"])).model.model == "m"

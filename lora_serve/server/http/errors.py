@@ -206,7 +206,7 @@ async def answer_http_error(
     paths: frozenset[str] = frozenset(),
     reasons: Mapping[str, str] = NOTHING,
 ) -> Response:
-    """Routing's own errors: no such route, or not with this method.
+    """Routing's own errors: no such route, or not with this method; OPTIONS asks for its methods.
 
     paths: those that there are, one of which the client may have meant.
     reasons: why paths that a client may expect are not there, to follow their names.
@@ -218,6 +218,8 @@ async def answer_http_error(
         message = f"there is no route {request.url.path}{_meant(request.url.path, paths, reasons)}"
     elif error.status_code == 405:
         headers["Allow"] = ", ".join(sorted(headers["Allow"].split(", ")))  # it comes of a set
+        if request.method == "OPTIONS":  # of no page's preflight, which CrossOrigin answers
+            return Response(status_code=204, headers=headers)
         message = f"{request.method} is not allowed on {request.url.path}; use {headers['Allow']}"
     kind = HTTP_TYPES.get(error.status_code, "BadRequestError")
     return _response(Fault(message, kind, None, error.status_code), request.scope, headers)

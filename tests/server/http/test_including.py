@@ -35,6 +35,9 @@ async def test_other_methods_are_refused_with_those_that_there_are(engine: FakeE
         assert (response.status_code, response.headers["allow"]) == (405, "GET, HEAD")
         response = await client.head("/v1/completions")
         assert (response.status_code, response.headers["allow"]) == (405, "POST")
+        response = await client.options("/v1/completions")
+        assert (response.status_code, response.headers["allow"]) == (204, "POST")
+        assert response.content == b""
 
 
 async def test_a_path_with_a_line_break_behind_it_is_another(engine: FakeEngine) -> None:
