@@ -64,7 +64,9 @@ CACHED_USAGE = (
 )
 FLOATS = "embeddings are float32, as numbers or base64, and are not padded"
 TOO_LONG = "a text that is too long is refused by its place, its length and the limit, in our words"
-TRUNCATION = "a truncate_prompt_tokens above the context is refused with value and limit, in our words"
+TRUNCATION = (
+    "a truncate_prompt_tokens above the context is refused with value and limit, in our words"
+)
 TOKEN_EMBEDDINGS = "/pooling gives embeddings of tokens beside those of texts, without a flag"
 MASKS = "the tokens that could be drawn (--return-sampling-mask) are told by logprobs alone"
 NAMED_SCORES = "prompt_logprob_token_ids is refused by name"
