@@ -31,10 +31,15 @@ PARAMETERS = (GATE_UP, DOWN)
 _FUSED_NAME = re.compile(
     r"(?:base_model\.model\.)?(.+\.experts)(\.base_layer)?\.lora_([AB])\.weight", re.DOTALL
 )
-_EXPERT_NAME = re.compile(r"(.+\.experts)\.([0-9]{1,4})\.([^.]+)", re.DOTALL)
-_PROJECTIONS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+_EXPERT_NAME = re.compile(r"(.+\.experts)\.([0-9]{1,4})\..+", re.DOTALL)
+_PROJECTIONS = (
+    ("gate_proj", "up_proj", "down_proj"),
+    ("w1", "w3", "w2"),
+    ("gate_up_proj.even", "gate_up_proj.odd", "down_proj"),  # gpt-oss's, whose outputs take turns
+)
 _OLD_MODULE, _MODULE = ".block_sparse_moe.", ".mlp."  # Mixtral's, in checkpoints and in PEFT
 _SIDES_SINCE = (0, 19, 1)
+_SIDES_OF_JOINT = (0, 19, 0)  # the one version that swapped gpt-oss's
 _MOST_EXPERTS = 1024  # of which a file alone is believed
 
 
@@ -50,6 +55,11 @@ class LayerExperts:
     projections: tuple[str, str, str]
     hidden_size: int
     inner: int
+
+    @property
+    def take_turns(self) -> bool:
+        """Whether gate's and up's outputs do, in a parameter (E, hidden, 2 inner)."""
+        return self.projections[0].endswith(".even")
 
     def sizes(self, parameter: str) -> tuple[int, int]:
         """(out_features, in_features) of one expert's part of a parameter."""
@@ -95,10 +105,12 @@ class FusedLoRA:
         gate, up, down = layer.projections
         places = {down: slice(0, layer.hidden_size)}
         if self.parameter == GATE_UP:
-            places = {gate: slice(0, layer.inner), up: slice(layer.inner, 2 * layer.inner)}
+            places = {gate: slice(0, layer.inner), up: slice(layer.inner, None)}
+            if layer.take_turns:
+                places = {gate: slice(0, None, 2), up: slice(1, None, 2)}
         for projection, outputs in places.items():
             for name, own_a, own_b in zip(layer.modules(projection), all_a, all_b, strict=True):
-                part = own_b[outputs]
+                part = np.ascontiguousarray(own_b[outputs])
                 yield LoRAModule(name, rank, self.scale, _raw(a.dtype, own_a), _raw(b.dtype, part))
 
 
@@ -250,8 +262,10 @@ def _fitting(
         return (
             f"{parameter}: {shapes[0]} and {shapes[1]}, not {(columns, into)} and {(out, columns)}"
         )
-    if out == into:
-        version = settings.peft_version
+    version = settings.peft_version
+    if out == into and experts.take_turns:
+        is_swapped = version == _SIDES_OF_JOINT
+    elif out == into:
         if version is None:
             return f"{parameter}: without peft_version in the config nobody knows which side A has"
         is_swapped = version < _SIDES_SINCE

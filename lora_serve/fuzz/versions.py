@@ -56,7 +56,8 @@ def write_extended(
 ) -> Path:
     """The source with biases, with other rows of some tokens in embeddings and LM head.
 
-    And with LoRA on all `experts`: (out_features, in_features) of each projection of each.
+    And, where it has none, with LoRA on all `experts`: (out_features, in_features) of each
+    projection of each.
     Raises ConfigError if it holds no adapter.
     """
     import numpy as np  # slow to import; not for --help
@@ -78,10 +79,12 @@ def write_extended(
         tensors[name] = small(len(ids), vocabulary.hidden_size)
     config = json.loads((target / CONFIG).read_bytes())
     settings = parse_settings(config, [])
+    if any(".experts." in name for name in tensors):
+        experts = {}
     for name, (out_features, in_features) in experts.items():
         rank = settings.rank_of(name)
         for side, shape in (("A", (rank, in_features)), ("B", (out_features, rank))):
-            tensors.setdefault(f"base_model.model.{name}.lora_{side}.weight", small(*shape))
+            tensors[f"base_model.model.{name}.lora_{side}.weight"] = small(*shape)
     save_file(tensors, target / WEIGHTS, metadata={"format": "pt"})
     config |= {_TOKENS: None, "lora_bias": True, "trainable_token_indices": token_ids}
     (target / CONFIG).write_text(json.dumps(config))

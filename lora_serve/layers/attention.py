@@ -33,8 +33,8 @@ class Attention:
     layer: its number, by which it finds its part of a batch. q_norm, k_norm: of q (T, Hq, D) and of
     k (T, Hkv, D), or None.
     cos_sin: (P, D), float32, from `rotary_table`. scale: of the products q k. sliding_window: query
-    p sees (p - sliding_window, p]; None: all of [0, p]. softcap: as
-    Ops.paged_attention has it.
+    p sees (p - sliding_window, p]; None: all of [0, p]. softcap, sinks: as
+    Ops.paged_attention has them.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Attention:
         scale: float,
         sliding_window: int | None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> None:
         self._ops = ops
         self._heads = heads
@@ -63,6 +64,7 @@ class Attention:
         self._scale = scale
         self._sliding_window = sliding_window
         self._softcap = softcap
+        self._sinks = sinks
 
     def __call__(
         self,
@@ -108,5 +110,6 @@ class Attention:
             self._scale,
             self._sliding_window,
             self._softcap,
+            self._sinks,
         )
         return self._output(attended.view(q.shape[0], -1), rows)

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from lora_serve.distributed.group import ALONE, Group
-from lora_serve.distributed.shares import HeadChannels
+from lora_serve.distributed.shares import HeadChannels, place_of
 from lora_serve.layers.attention import Attention
+from lora_serve.layers.limited_swiglu import LimitedSwiGLU
 from lora_serve.layers.mlp import GatedMLP, PlainMLP
 from lora_serve.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm, RMSNormOfAllHeads
 from lora_serve.layers.rotary import HeadOrder, RopeSpec, paired_channels, rotary_table
@@ -33,6 +35,7 @@ _FACTS = (
     *("output_bias", "qk_norm", "tie_word_embeddings", "sliding_window", "dtype"),
 )
 _FINAL_BIAS = "norm.bias"
+_SINKS = "self_attn.sinks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,8 @@ class DenseSpec(DecoderShape):
     embedding_scale, residual_scale, logit_scale: of the embedding's rows, of what a layer's parts
         add, and of logits; None for none. attention_scale: of the products q k; None: one over the
         root of head_size.
-    activation: silu or gelu_tanh.
+    activation: silu or gelu_tanh. has_sinks: whether heads of attention have, as
+    AttentionKernels has it.
     """
 
     rms_norm_eps: float
@@ -84,6 +88,7 @@ class DenseSpec(DecoderShape):
     residual_scale: float | None = None
     logit_scale: float | None = None
     activation: str = "silu"
+    has_sinks: bool = False
 
     @property
     def sliding_window(self) -> int | tuple[int | None, ...] | None:
@@ -121,6 +126,8 @@ class DenseSpec(DecoderShape):
             for name, count in counts.items():
                 heads = count if self.qk_norm_of_all_heads else 1
                 norms[f"{prefix}.self_attn.{name}_norm.weight"] = heads * self.head_size
+        if self.has_sinks:
+            norms[f"{prefix}.{_SINKS}"] = self.num_heads
         return norms
 
     def rotary_tables(self, context_len: int) -> tuple[Tensor, ...]:
@@ -195,13 +202,22 @@ class _LayerBuilder:
             cos_sin=cos_sin,
             scale=spec.head_size**-0.5 if scale is None else scale,
             sliding_window=spec.windows[self._layer],
+            sinks=self._sinks(),
         )
+
+    def _sinks(self) -> Tensor | None:
+        """Those of this rank's heads."""
+        if not self._spec.has_sinks:
+            return None
+        whole = self._weights.take(f"{self._spec.named_layer(self._layer)}.{_SINKS}")
+        own = self._spec.heads.queries(place_of(self._parts.group))
+        return whole[own.start : own.stop].to(torch.float32).contiguous()
 
     def _mlp(self) -> MLP:
         spec, rowwise = self._spec, self._ops.rowwise
         linears = spec.layer_linears(self._layer).mlp
         gates = {"silu": rowwise.silu_and_mul, "gelu_tanh": rowwise.gelu_tanh_and_mul}
-        act_and_mul = gates[spec.activation]
+        act_and_mul: Callable[[Tensor], Tensor] = gates[spec.activation]
         gated = None
         if linears is not None:
             into = self._parts.linear(linears.into)
@@ -210,6 +226,8 @@ class _LayerBuilder:
                 return PlainMLP(into, rowwise.gelu_tanh, out)
             gated = GatedMLP(into, act_and_mul, out)
         mixture = spec.mixture_of(self._layer)
+        if mixture is not None and mixture.swiglu is not None:
+            act_and_mul = LimitedSwiGLU(self._ops, mixture.swiglu)
         if mixture is not None:
             return self._parts.experts(mixture, self._layer, act_and_mul, gated)
         assert gated is not None, "a layer has an MLP or experts"

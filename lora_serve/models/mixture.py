@@ -1,6 +1,6 @@
 """Mixtures of experts in the place of MLPs: their facts, and what they are called.
 
-Checkpoints have a tensor for each projection of each expert.
+Checkpoints have a tensor for each projection of each expert, or `joint_experts` for all of a layer.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lora_serve.layers.limited_swiglu import SwiGLULimits
 from lora_serve.models.base import LinearLayout
+from lora_serve.models.joint_experts import joint_shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class Mixture:
     num_chosen: experts that each row takes. among_chosen: as ExpertKernels.choose has it.
     intermediate_size: of one expert. layers: those that have a mixture; others have an MLP.
     shared_size: the intermediate size of the expert that all rows take; None: there is none.
+    are_joint: whether the experts of a layer lie as `joint_experts` has it; then they and the gate
+    have biases. swiglu: of that activation; None: experts have the model's.
     """
 
     num_experts: int
@@ -43,6 +47,8 @@ class Mixture:
     layers: tuple[int, ...]
     shared_size: int | None = None
     names: ExpertNames = ExpertNames()
+    are_joint: bool = False
+    swiglu: SwiGLULimits | None = None
 
     def shapes(self, prefix: str, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """The shapes of a layer's tensors, but for the shared expert's own linear layers.
@@ -53,6 +59,10 @@ class Mixture:
         shapes: dict[str, tuple[int, ...]] = {
             f"{prefix}.{names.gate}.weight": (self.num_experts, hidden_size)
         }
+        if self.are_joint:
+            shapes[f"{prefix}.{names.gate}.bias"] = (self.num_experts,)
+            name = f"{prefix}.{names.experts}"
+            return shapes | joint_shapes(name, self.num_experts, hidden_size, inner)
         for expert in self.experts(prefix):
             shapes[f"{expert}.{names.gate_proj}.weight"] = (inner, hidden_size)
             shapes[f"{expert}.{names.up_proj}.weight"] = (inner, hidden_size)

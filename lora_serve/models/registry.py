@@ -14,6 +14,7 @@ from lora_serve.models.cohere import read_cohere, read_cohere2
 from lora_serve.models.common_config import refuse_quantised
 from lora_serve.models.gemma import read_gemma2, read_gemma3, read_gemma3_multimodal
 from lora_serve.models.glm import read_glm, read_glm4
+from lora_serve.models.gpt_oss import read_gpt_oss
 from lora_serve.models.granite import read_granite
 from lora_serve.models.llama import read_llama
 from lora_serve.models.mistral import read_mistral
@@ -42,6 +43,7 @@ ARCHITECTURES: Mapping[str, SpecReader] = {
     "Gemma3ForConditionalGeneration": read_gemma3_multimodal,
     "Glm4ForCausalLM": read_glm4,
     "GlmForCausalLM": read_glm,
+    "GptOssForCausalLM": read_gpt_oss,
     "GraniteForCausalLM": read_granite,
     "LlamaForCausalLM": read_llama,
     "MistralForCausalLM": read_mistral,

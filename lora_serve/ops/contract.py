@@ -188,11 +188,11 @@ class ExpertKernels(Protocol[LinearT, ExpertsT]):
     Their weights are packed by `LinearKernels` of the same backend, and so may be quantised.
     """
 
-    def pack_gate(self, weight: Tensor, /) -> LinearT:
-        """Pack weight (N, H) of what decides between experts: never quantised."""
+    def pack_gate(self, weight: Tensor, bias: Tensor | None = None, /) -> LinearT:
+        """Pack weight (N, H) and bias (N) of what decides between experts: never quantised."""
 
     def gate(self, x: Tensor, packed: LinearT, /) -> Tensor:
-        """Give x @ weight.T of x (T, H): (T, N), in the dtype."""
+        """Give x @ weight.T + bias of x (T, H): (T, N), in the dtype."""
 
     def choose(self, logits: Tensor, num_chosen: int, among_chosen: bool, /) -> ChosenExperts:
         """Find the largest of each row of logits (T, E); of equal ones the first.

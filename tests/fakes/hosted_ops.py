@@ -149,8 +149,8 @@ class HostedExperts:
     def _chosen(self, chosen: ChosenExperts) -> ChosenExperts:
         return ChosenExperts(self._up(chosen.ids), self._up(chosen.weights))
 
-    def pack_gate(self, weight: Tensor) -> PackedLinear:
-        return self._kernels.pack_gate(self._up(weight))
+    def pack_gate(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        return self._kernels.pack_gate(self._up(weight), None if bias is None else self._up(bias))
 
     def gate(self, x: Tensor, packed: PackedLinear) -> Tensor:
         return self._kernels.gate(self._up(x), packed).cpu()

@@ -20,6 +20,8 @@ from transformers import (
     Glm4ForCausalLM,
     GlmConfig,
     GlmForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
@@ -180,6 +182,13 @@ SMALL_MODELS = {
 # Of either normalisation of the chosen, and with layers that have no experts.
 FEW_EXPERTS = {"num_experts": 5, "num_local_experts": 5, "num_experts_per_tok": 2} | TWO_LAYERS
 MOE = FEW_EXPERTS | {"moe_intermediate_size": 40}
+# Whose limit acts on many values; the first layer has a window.
+GPT_OSS = {
+    "head_dim": 32,
+    "sliding_window": 20,
+    "swiglu_limit": 0.4,
+    "rope_parameters": YARN_ROPE | {"truncate": False},
+}
 MIXTURES = {
     "mixtral": TinyModel(MixtralConfig, MixtralForCausalLM, FEW_EXPERTS),
     "olmoe": TinyModel(OlmoeConfig, OlmoeForCausalLM, FEW_EXPERTS),
@@ -191,6 +200,7 @@ MIXTURES = {
         Qwen3MoeForCausalLM,
         MOE | {"head_dim": 32, "norm_topk_prob": True, "mlp_only_layers": [0]},
     ),
+    "gpt-oss": TinyModel(GptOssConfig, GptOssForCausalLM, FEW_EXPERTS | GPT_OSS),
 }
 SMALL_MODELS |= MIXTURES
 TINY_MODELS = DENSE_MODELS | GEMMA_MODELS | SMALL_MODELS

@@ -40,6 +40,8 @@ def test_no_two_versions_are_alike_and_activated_ones_wait_for_tokens_of_traces(
         read.append(checkpoint)
     assert len({each.digest for each in read}) == 8
     assert [each.invocation_tokens for each in read] == [()] * 3 + [INVOCATION] * 4 + [()]
+    again = write_extended(paths[-1], vocabulary, EXPERTS, tmp_path / "again")
+    assert own_shapes(str(again)) == own_shapes(str(paths[-1]))
     assert EXPERTS.keys() <= {module.name for module in read[-1].modules}
     assert [len(rows.token_ids or ()) for rows in read[-1].token_rows] == [25, 34]
 

@@ -33,7 +33,8 @@ def test_logits_are_those_of_peft_and_of_the_prompt_alone(triton: Ops, tmp_path:
     model = BareModel(
         save(ALL_MODELS[EXPERTS_ONE_LAYER].make(), tmp_path / "model"), triton, torch.float32
     )
-    peft = make_peft(EXPERTS_ONE_LAYER, seed=1)
+    on_experts = ["experts.gate_up_proj", "experts.down_proj"]
+    peft = make_peft(EXPERTS_ONE_LAYER, seed=1, target_parameters=on_experts)
     adapter = model.add_adapter(read_saved(peft, tmp_path / "adapter", model.spec))
     with torch.no_grad():
         expected = peft(torch.tensor([TOKENS])).logits[0]

@@ -96,6 +96,7 @@ PINNED_FACTS = {  # the beginning of their SHA-256
     "olmoe": "d1ee38764be6b71b",
     "qwen2-moe": "f493f9bbb11e0f44",
     "qwen3-moe": "3cc74ca3b107baee",
+    "gpt-oss": "d2f39e48cf00e776",
 }
 
 

@@ -111,6 +111,7 @@ def saved(name: str, directory: Path) -> Path:
         ("qwen2-one-layer", {"dtype": "bfloat16"}),
         ("qwen2-one-layer", {"quantization": "int4", "quantize_activations": True}),
         ("qwen2-moe-one-layer", {}),
+        ("gpt-oss", {}),
         ("llama", {"quantization": "int8"}),
         ("gemma2-two-layers", {}),
         ("starcoder2", {"model_impl": "transformers"}),

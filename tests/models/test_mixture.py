@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from lora_serve.adapters.checkpoint import read_adapter
 from lora_serve.errors import AdapterFormatError, ConfigError
+from lora_serve.layers.limited_swiglu import SwiGLULimits
 from lora_serve.models.base import lora_modules
 from lora_serve.models.dense import DenseSpec
 from lora_serve.models.mixture import Mixture
@@ -41,7 +42,7 @@ def mixture_of(family: str, **changes: Any) -> Mixture:
 def test_silent_configs_have_their_familys_numbers() -> None:
     found = {
         family: mixture_of(family, num_hidden_layers=2, num_key_value_heads=2)
-        for family in ("Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe")
+        for family in ("Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe", "GptOss")
     }
     counts = {name: (each.num_experts, each.num_chosen) for name, each in found.items()}
     assert counts == {
@@ -49,14 +50,38 @@ def test_silent_configs_have_their_familys_numbers() -> None:
         "Olmoe": (64, 8),
         "Qwen2Moe": (60, 4),
         "Qwen3Moe": (128, 8),
+        "GptOss": (128, 4),
     }
     sizes = {name: each.intermediate_size for name, each in found.items()}
-    assert sizes == {"Mixtral": 96, "Olmoe": 96, "Qwen2Moe": 1408, "Qwen3Moe": 768}
+    assert sizes == {
+        "Mixtral": 96,
+        "Olmoe": 96,
+        "Qwen2Moe": 1408,
+        "Qwen3Moe": 768,
+        "GptOss": 96,
+    }
     assert {name: each.shared_size for name, each in found.items() if each.shared_size} == {
         "Qwen2Moe": 5632
     }
-    assert [name for name, each in found.items() if each.among_chosen] == ["Mixtral"]
+    assert [name for name, each in found.items() if each.among_chosen] == ["Mixtral", "GptOss"]
     assert {each.layers for each in found.values()} == {(0, 1)}
+
+
+def test_a_silent_gpt_oss_has_windows_in_turns_and_yarn() -> None:
+    spec = read(architectures=["GptOssForCausalLM"], num_hidden_layers=3, num_key_value_heads=2)
+    assert spec.windows == (128, None, 128)
+    assert (spec.head_size, spec.qkv_bias, spec.output_bias) == (64, True, True)
+    yarn = {"rope_type": "yarn", "factor": 32.0, "truncate": False}
+    told = {**yarn, "original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
+    older = read(
+        architectures=["GptOssForCausalLM"],
+        num_hidden_layers=3,
+        num_key_value_heads=2,
+        rope_scaling=told,
+        rope_theta=150000,
+    )
+    assert older.rope == spec.rope
+    assert older.max_positions == 4096 * 32
 
 
 def test_experts_are_counted_in_either_spelling() -> None:
@@ -132,6 +157,9 @@ def test_adapters_on_what_chooses_or_is_chosen_are_refused_by_name(
         ("Qwen2Moe", {"use_sliding_window": True}, "use_sliding_window is not supported with"),
         ("Qwen3Moe", {"mlp_only_layers": "0"}, "mlp_only_layers must be a list of layers, is 0"),
         ("Qwen3Moe", {"norm_topk_prob": 1}, "norm_topk_prob must be"),
+        ("GptOss", {"swiglu_limit": 0}, "swiglu_limit must be a positive number"),
+        ("GptOss", {"layer_types": ["linear_attention"] * 2}, "layers of linear_attention are not"),
+        ("GptOss", {"num_key_value_heads": 2, "hidden_act": "gelu"}, "hidden_act 'gelu' is not"),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(
@@ -142,8 +170,13 @@ def test_what_would_be_computed_wrongly_is_refused(
     assert told in str(error.value)
 
 
-@pytest.mark.parametrize("fact", ["among_chosen", "num_chosen"])
-@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize(
+    ("family", "fact"),
+    [
+        *((family, fact) for family in MIXTURES for fact in ("among_chosen", "num_chosen")),
+        *(("gpt-oss", fact) for fact in ("alpha", "limit", "activation")),
+    ],
+)
 def test_every_fact_shows_in_the_logits(
     directories: dict[str, Path], family: str, fact: str
 ) -> None:
@@ -155,6 +188,9 @@ def test_every_fact_shows_in_the_logits(
         changes = {
             "among_chosen": {"among_chosen": not mixture.among_chosen},
             "num_chosen": {"num_chosen": mixture.num_chosen + 1},
+            "alpha": {"swiglu": SwiGLULimits(1.0, 0.4)},
+            "limit": {"swiglu": SwiGLULimits(1.702, 7.0)},
+            "activation": {"swiglu": None},
         }
         return replace(spec, mixture=replace(mixture, **changes[fact]))
 

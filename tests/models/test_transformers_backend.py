@@ -51,7 +51,10 @@ def paths(
 @pytest.fixture(scope="module")
 def served(paths: dict[str, Path]) -> dict[str, BareModel]:
     """The models in float32."""
-    return {name: BareModel(path, FASTEST, torch.float32) for name, path in paths.items()}
+    return {
+        name: BareModel(path, FASTEST, torch.float32, model_impl=TRANSFORMERS_IMPL)
+        for name, path in paths.items()
+    }
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
@@ -133,12 +136,17 @@ def test_adapters_are_pefts_and_change_no_bit_of_others(
     assert torch.equal(mixed[1], alone)
 
 
-def test_gpt_oss_is_read_as_it_is_published(tmp_path: Path) -> None:
+@pytest.mark.parametrize("impl", [OWN_IMPL, TRANSFORMERS_IMPL])
+def test_gpt_oss_is_read_as_it_is_published(tmp_path: Path, impl: str) -> None:
     model = tiny_model("gpt_oss")
     model.load_state_dict(save_mxfp4(model, tmp_path / "model"))
     prompt = Prompt(tokens(60), range(4))
-    got = prompt.alone(BareModel(tmp_path / "model", FASTEST, torch.float32))
-    assert_near(got, logits_of(model, prompt.token_ids))
+    keeps_codes = impl == OWN_IMPL and FASTEST.pack_codes is not None
+    ours = BareModel(
+        tmp_path / "model", FASTEST, torch.float32, model_impl=impl, keeps_codes=keeps_codes
+    )
+    assert set(ours.kept_codes.values()) == ({"MXFP4"} if keeps_codes else set())
+    assert_near(prompt.alone(ours), logits_of(model, prompt.token_ids))
 
 
 def test_a_family_of_our_own_gives_the_same_through_either_door(tmp_path: Path) -> None:

@@ -49,14 +49,20 @@ def test_logits_that_are_no_numbers_choose_experts_that_exist(ops: Ops, dtype: t
     assert ((ids >= 0) & (ids < 5)).all()
 
 
-def test_each_pair_is_multiplied_with_its_experts_weight(ops: Ops, dtype: torch.dtype) -> None:
-    weights = weights_of(dtype)
-    packed = ops.experts.pack_experts([ops.linears.pack_linear(w, None) for w in weights])
+@pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "biases"])
+def test_each_pair_is_multiplied_with_its_experts_weight(
+    ops: Ops, dtype: torch.dtype, has_bias: bool
+) -> None:
+    weights, biases = weights_of(dtype), [None] * NUM_EXPERTS
+    if has_bias:
+        biases = [normal(OUT, dtype=dtype, seed=20 + e) for e in range(NUM_EXPERTS)]
+    pairs = zip(weights, biases, strict=True)
+    packed = ops.experts.pack_experts([ops.linears.pack_linear(*pair) for pair in pairs])
     x = normal(30, IN, dtype=dtype)
     chosen = ops.experts.choose(choices(30, dtype), NUM_CHOSEN, True)
     exact = torch.cat(
         [
-            exact_linear(row[None], weights[expert], None)
+            exact_linear(row[None], weights[expert], biases[expert])
             for row, ids in zip(x, chosen.ids.tolist(), strict=True)
             for expert in ids
         ]
@@ -101,6 +107,13 @@ def test_a_gate_says_how_much_is_added(ops: Ops, dtype: torch.dtype, width: int)
     got = ops.experts.add_gated(x, logits, total)
     assert got is total
     assert_close(got, exact, dtype)
+
+
+def test_what_decides_between_experts_may_have_a_bias(ops: Ops, dtype: torch.dtype) -> None:
+    weight, x = normal(NUM_EXPERTS, IN, dtype=dtype), normal(3, IN, dtype=dtype, seed=1)
+    bias = normal(NUM_EXPERTS, dtype=dtype, seed=2)
+    logits = ops.experts.gate(x, ops.experts.pack_gate(weight, bias))
+    assert_close(logits, exact_linear(x, weight, bias), dtype)
 
 
 def test_what_decides_between_experts_is_never_quantised(ops: Ops, dtype: torch.dtype) -> None:

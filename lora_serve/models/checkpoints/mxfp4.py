@@ -2,8 +2,9 @@
 
     weight[e][32 g + i][n] = VALUES[nibble i of blocks[e][n][g]] * 2^(scales[e][n][g] - 127)
 
-Of two values in a byte the first has the low half. A layer's experts lie in one tensor. They are
-dequantised to bfloat16, which holds every such number exactly.
+Of two values in a byte the first has the low half. A layer's experts lie in one tensor. Twice a
+value is a whole number from -12 to 12: as codes they have 8 bits, with half the scale. Dequantised
+they are bfloat16, which holds every such number exactly.
 
 Source: opencompute.org, OCP Microscaling Formats (MX) Specification 1.0, section 5.3
 """
@@ -21,13 +22,15 @@ from lora_serve.models.checkpoints.base import StoredTensor, StoredTensors, refu
 from lora_serve.models.checkpoints.config_json import quantization_method, read_config_json
 from lora_serve.models.checkpoints.quantized_safetensors import QUANTIZATION
 from lora_serve.models.checkpoints.safetensors import FORMAT as SAFETENSORS
-from lora_serve.ops.quantization import QuantizedWeight
+from lora_serve.ops.quantization import CodeFormat, QuantizedWeight
 
 BLOCKS, SCALES = "_blocks", "_scales"
 BLOCK_BYTES = 16
 BIAS = 127
+LEAST_SCALE = 2  # half of a lower one is no normal number in float32, and kernels may take it for 0
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 VALUES = (*_MAGNITUDES, *(-each for each in _MAGNITUDES))
+CODES = CodeFormat("MXFP4", bits=8, group=2 * BLOCK_BYTES, least=-12, most=12)
 
 
 class Mxfp4:
@@ -83,7 +86,15 @@ class OpenMxfp4:
         return weights
 
     def read_codes(self, name: str) -> QuantizedWeight | None:
-        return None
+        """The rows of all experts, one below the other: (experts * out, in)."""
+        if name not in self._packed:
+            return self._plain.read_codes(name)
+        blocks, scales = (self._plain.read(f"{name}{part}") for part in (BLOCKS, SCALES))
+        if int(scales.min()) < LEAST_SCALE:
+            return None
+        codes = torch.tensor([round(2 * value) for value in VALUES], dtype=torch.int8)
+        halves = _powers(scales.flatten(0, 1), BIAS + 1).to(torch.float32)
+        return QuantizedWeight(CODES, codes[_nibbles(blocks).flatten(0, 1)], halves)
 
 
 def _of_pair(blocks: StoredTensor | None, scales: StoredTensor | None) -> StoredTensor:
@@ -113,10 +124,17 @@ def _of_pair(blocks: StoredTensor | None, scales: StoredTensor | None) -> Stored
 
 def dequantized(blocks: Tensor, scales: Tensor) -> Tensor:
     """(N, G, 16) and (N, G), bytes, -> (N, 32 G), bfloat16. A scale of 255 stands for NaN."""
-    values = torch.tensor(VALUES, dtype=torch.float32)
-    halves = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2)
-    powers = torch.where(scales == 255, torch.nan, 2.0 ** (scales.double() - BIAS))
-    return (values[halves.long()] * powers[..., None]).flatten(1).to(torch.bfloat16)
+    values = torch.tensor(VALUES, dtype=torch.float32)[_nibbles(blocks)].unflatten(1, (-1, 32))
+    return (values * _powers(scales, BIAS)[..., None]).flatten(1).to(torch.bfloat16)
+
+
+def _nibbles(blocks: Tensor) -> Tensor:
+    """(..., G, 16), bytes -> (..., 32 G), int32: which of VALUES stands there."""
+    return torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-3).int()
+
+
+def _powers(scales: Tensor, bias: int) -> Tensor:
+    return torch.where(scales == 255, torch.nan, 2.0 ** (scales.double() - bias))
 
 
 FORMAT = Mxfp4()

@@ -58,8 +58,8 @@ class CpuExperts:
 
     pack_experts = staticmethod(pack_experts)
 
-    def pack_gate(self, weight: Tensor) -> Packed:
-        return self._linears.pack_linear(weight, None)
+    def pack_gate(self, weight: Tensor, bias: Tensor | None = None) -> Packed:
+        return self._linears.pack_linear(weight, bias)
 
     def gate(self, x: Tensor, packed: Packed) -> Tensor:
         return self._linears.linear(x, packed)

@@ -14,8 +14,8 @@ from lora_serve.ops.reference.arithmetic import exponential, row_sum
 Packed = tuple[linears.Packed, ...]
 
 
-def pack_gate(weight: Tensor) -> linears.Packed:
-    return linears.pack_linear(weight, None)
+def pack_gate(weight: Tensor, bias: Tensor | None = None) -> linears.Packed:
+    return linears.pack_linear(weight, bias)
 
 
 def gate(x: Tensor, packed: linears.Packed) -> Tensor:

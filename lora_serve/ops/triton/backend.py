@@ -248,8 +248,8 @@ class TritonExperts:
 
     pack_experts = staticmethod(pack_experts)
 
-    def pack_gate(self, weight: Tensor) -> PackedLinear:
-        return self._linears.pack_linear(weight, None)
+    def pack_gate(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        return self._linears.pack_linear(weight, bias)
 
     def gate(self, x: Tensor, packed: PackedLinear) -> Tensor:
         return self._linears.linear(x, packed)

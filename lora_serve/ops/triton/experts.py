@@ -27,14 +27,17 @@ BLOCK = 256  # columns of a row that is summed or added
 
 @dataclass(frozen=True, slots=True)
 class PackedExperts:
-    """weight: (E, out, in), contiguous, of the model's dtype, on the device."""
+    """weight: (E, out, in), contiguous, of the model's dtype, on the device. bias: (E, out)."""
 
     weight: Tensor
+    bias: Tensor | None
 
 
 def pack_experts(experts: Sequence[PackedLinear]) -> PackedExperts:
-    assert all(expert.bias is None for expert in experts), "experts with a bias"
-    return PackedExperts(torch.stack([expert.weight for expert in experts]))
+    biases = [expert.bias for expert in experts if expert.bias is not None]
+    assert len(biases) in (0, len(experts)), "some experts have a bias"
+    weight = torch.stack([expert.weight for expert in experts])
+    return PackedExperts(weight, torch.stack(biases) if biases else None)
 
 
 @kernel()
@@ -100,6 +103,7 @@ def choose_launch(
 def experts_kernel(
     x_ptr,
     weight_ptr,
+    bias_ptr,
     order_ptr,
     first_ptr,
     block_ends_ptr,
@@ -112,9 +116,10 @@ def experts_kernel(
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     IN_STEP: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    # y[p] = weight[e] x[p / PAIRS_PER_ROW] for the pairs p = order[first[e] .. first[e + 1])
+    # y[p] = weight[e] x[p / PAIRS_PER_ROW] + bias[e], pairs p = order[first[e] .. first[e + 1])
     # One program: ROWS pairs of one expert, OUTS outputs; expert e has the blocks up to its end
     block = tl.program_id(0)
     o = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
@@ -141,6 +146,9 @@ def experts_kernel(
             x = tl.load(x_rows + i[None, :], mask=x_mask, other=0.0)
             weight = tl.load(weight_rows + i[:, None], mask=weight_mask, other=0.0)
             total = multiply(x, weight, total)
+        if HAS_BIAS:
+            bias = tl.load(bias_ptr + expert * OUT + o, mask=o < OUT, other=0.0)
+            total += bias.to(tl.float32)[None, :]
         y_mask = (index < end)[:, None] & (o < OUT)[None, :]
         to = y_ptr + pair[:, None] * OUT + o[None, :]
         tl.store(to, rounded(total, y_ptr.dtype.element_ty), mask=y_mask)
@@ -162,6 +170,7 @@ def experts_launch(
         {
             "x_ptr": x,
             "weight_ptr": packed.weight,
+            "bias_ptr": packed.weight if packed.bias is None else packed.bias,
             "order_ptr": order,
             "first_ptr": first,
             "block_ends_ptr": block_ends,
@@ -176,6 +185,7 @@ def experts_launch(
             "ROWS": tile.rows,
             "OUTS": tile.outs,
             "IN_STEP": tile.in_step,
+            "HAS_BIAS": packed.bias is not None,
             "OVERLAPS": machine.overlaps_launches,
         },
         num_warps=tile.num_warps,

@@ -48,7 +48,7 @@ def test_the_grid_depends_on_shapes_alone(ops: Ops, rows: int) -> None:
     from lora_serve.ops.triton.experts import PackedExperts, experts_launch
     from lora_serve.ops.triton.launch import INTERPRETER
 
-    packed = PackedExperts(torch.stack(weights_of(torch.float32)))
+    packed = PackedExperts(torch.stack(weights_of(torch.float32)), None)
     x = normal(rows, IN, dtype=torch.float32)
     grids = set()
     for seed in range(4):
