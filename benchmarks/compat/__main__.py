@@ -10,7 +10,6 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.common.facts import describe_machine, write_json
@@ -82,7 +81,18 @@ def merged(old: Sequence[SuiteResult], new: Sequence[SuiteResult]) -> list[Suite
 def read_results(path: Path) -> list[SuiteResult]:
     if not path.is_file():
         return []
-    return [SuiteResult(**row) for row in json.loads(path.read_text())["results"]]
+    files = json.loads(path.read_text())["results"]
+    return [SuiteResult(file, **row) for file, rows in files.items() for row in rows]
+
+
+def rows_of(results: Sequence[SuiteResult]) -> dict[str, list[dict[str, str]]]:
+    """What `read_results` reads: what each file's tests said, and why if they say it."""
+    rows: dict[str, list[dict[str, str]]] = {}
+    for result in results:
+        row = {"name": result.name, "outcome": result.outcome}
+        why = {"message": result.message} if result.message else {}
+        rows.setdefault(result.file, []).append(row | why)
+    return rows
 
 
 def main() -> None:
@@ -102,9 +112,8 @@ def main() -> None:
     for of_file in run(chosen, args):
         print(table(of_file), flush=True)
         results = merged(results, of_file)
-        rows = [asdict(result) for result in results]
         facts = {"vllm": VERSION, "machine": describe_machine()}
-        write_json(args.results, {**facts, "results": rows})
+        write_json(args.results, {**facts, "results": rows_of(results)})
     print(section(results))
     if args.page:
         page = replace_between_marks(args.page.read_text(), "vllm-tests", section(results))

@@ -87,7 +87,7 @@ _RESPONSES, _TOOLS = "responses/test_simple.py", "test_completion_with_function_
 _METRICS = "instrumentator/test_metrics.py"
 _TOOL_CHATS = "tool_use/test_chat_completions.py"
 _SCORES = "scoring/test_bi_encoder_online.py"
-_EMBED, _TOKENS = "embed/test_online.py", "test_serving_tokens.py"
+_EMBED, _TOKENS = "pooling/embed/test_online.py", "test_serving_tokens.py"
 VERDICTS = tuple(
     Verdict(file, name, kind, reason)
     for file, name, kind, reason in (

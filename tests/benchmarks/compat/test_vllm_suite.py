@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.compat.__main__ import COLUMNS, merged, outcome_of, section, table
+from benchmarks.common.facts import write_json
+from benchmarks.compat.__main__ import (
+    COLUMNS,
+    merged,
+    outcome_of,
+    read_results,
+    rows_of,
+    section,
+    table,
+)
 from benchmarks.compat.verdicts import OWN_CODE, VERDICTS, Verdict, verdict_of
 from benchmarks.compat.vllm_suite import FILES, SuiteResult, read_report, run_pytest
 
@@ -34,6 +43,12 @@ def test_a_report_says_what_every_test_said(tmp_path: Path) -> None:
         ("test_broken", "error", "no server"),
         ("test_left", "skipped", "needs a GPU"),
     ]
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    results = [*results_of(tmp_path), SuiteResult("tests/b.py", "", "error", "did not end")]
+    write_json(tmp_path / "compat.json", {"results": rows_of(results)})
+    assert read_results(tmp_path / "compat.json") == results
 
 
 HANGS = """
