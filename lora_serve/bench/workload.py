@@ -68,9 +68,9 @@ class WorkloadSpec:
         _require_at_least("vocab_size", self.vocab_size, FIRST_TOKEN_ID + 1)
         if not 0 <= self.length_spread < 1:
             raise ConfigError(f"length_spread {self.length_spread} must be in [0, 1)")
-        if self.zipf_exponent <= 0:
+        if not self.zipf_exponent > 0:  # as NaN is not
             raise ConfigError(f"zipf_exponent {self.zipf_exponent} must be above 0")
-        if self.request_rate is not None and self.request_rate <= 0:
+        if self.request_rate is not None and not self.request_rate > 0:
             raise ConfigError(f"request_rate {self.request_rate} must be above 0")
 
 

@@ -116,7 +116,9 @@ def test_poisson_arrivals_come_at_the_rate_and_with_its_variance() -> None:
         {"vocab_size": 10},
         {"length_spread": 1.0},
         {"zipf_exponent": 0.0},
+        {"zipf_exponent": float("nan")},
         {"request_rate": 0.0},
+        {"request_rate": float("nan")},
     ],
 )
 def test_a_spec_that_makes_no_sense_is_refused_by_name(fields: dict[str, float]) -> None:
