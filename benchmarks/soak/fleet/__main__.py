@@ -89,13 +89,14 @@ class Soak:
                 )
                 for i in range(plan.num_clients)
             ]
+            watch = endless.create_task(self._troubles.watch_machine())
             async with asyncio.TaskGroup() as finite:
                 for i in range(plan.num_operators):
                     finite.create_task(self._operators.run(f"{plan.seed} operator {i}", 0.5))
                 await self._do_faults(Random(f"{plan.seed} faults"))
                 self._operators.end()
-            for client in clients:
-                client.cancel()
+            for task in (*clients, watch):
+                task.cancel()
         return Record(
             journal=self._journal,
             num_names=plan.num_adapters,

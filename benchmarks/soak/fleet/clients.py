@@ -12,9 +12,15 @@ from random import Random
 import httpx
 
 from benchmarks.soak.fleet.history import ABSENT, Answer
-from benchmarks.soak.fleet.journal import NO_SUCH_NAME, SERVER_DOWN, UNEXPECTED, Journal
+from benchmarks.soak.fleet.journal import (
+    MACHINE_STILL,
+    NO_SUCH_NAME,
+    SERVER_DOWN,
+    UNEXPECTED,
+    Journal,
+)
 from benchmarks.soak.fleet.replicas import Replicas
-from benchmarks.soak.fleet.troubles import Troubles
+from benchmarks.soak.fleet.troubles import MACHINE, Troubles
 
 NUM_QUESTIONS = 4
 PROMPT_TOKENS, ANSWER_TOKENS = 24, 6
@@ -88,8 +94,11 @@ class Clients:
         return True
 
     def _note_refusal(self, url: str, name: str, begin: float, what: str) -> None:
-        if self._troubles.met(url, begin, time.monotonic()):
+        end = time.monotonic()
+        if self._troubles.met(url, begin, end):
             self._journal.heard[SERVER_DOWN] += 1
+        elif self._troubles.met(MACHINE, begin, end):
+            self._journal.heard[MACHINE_STILL] += 1
         else:
             self._journal.blame(UNEXPECTED, f"{name} at {begin:.1f} s: {what}")
 

@@ -9,6 +9,7 @@ from benchmarks.soak.fleet.history import Answer, Change
 
 MAX_STORIES = 50
 ANSWERED, NO_SUCH_NAME, SERVER_DOWN = "answered", "no such name", "its server was down"
+MACHINE_STILL = "the machine stood still"
 UNEXPECTED, OTHER_BITS = "unexpected", "other bits"
 EVERYWHERE, INCOMPLETE, REFUSED, NOT_TOLD = "everywhere", "incomplete", "refused", "not told"
 

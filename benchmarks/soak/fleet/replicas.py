@@ -37,7 +37,7 @@ Fault = Callable[[Random], Coroutine[None, None, None]]
 class Replicas(Protocol):
     @property
     def urls(self) -> Sequence[str]:
-        """To whom requests go."""
+        """The addresses that requests go to."""
 
     @property
     def faults(self) -> Mapping[Fault, int]:

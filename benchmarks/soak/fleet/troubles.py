@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import Counter
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 STORE = "the store"
+MACHINE = "the machine"
+LOOK_SECONDS, STILL_SECONDS = 0.5, 3.0
 
 
 @dataclass(slots=True)
@@ -38,6 +41,19 @@ class Troubles:
     def met(self, whom: str, begin: float, end: float) -> bool:
         """Whether anything was wrong with it at some time between these."""
         return any(s.whom == whom and s.begin <= end and s.end >= begin for s in self._spans)
+
+    async def watch_machine(self) -> None:
+        """Note, until it is cancelled, when this process could not run: servers could not, either.
+
+        Their deadlines have passed when they go on, so they may close connections.
+        """
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            now = time.monotonic()
+            if now - last > STILL_SECONDS:
+                self._spans.append(_Span(MACHINE, last, now + STILL_SECONDS))
+            last = now
 
     def met_any(self, begin: float, end: float) -> bool:
         return any(s.begin <= end and s.end >= begin for s in self._spans)
