@@ -62,6 +62,10 @@ class Facts:
             num_tokens = min(num_tokens, self.max_model_len // 2)
         return max(1, int(num_tokens / self.tokens_per_line))
 
+    def is_room_for(self, num_tokens: int) -> bool:
+        """Whether the context is known to hold such an answer behind any prompt of ours."""
+        return num_tokens <= self.max_model_len // 2
+
 
 @dataclass(frozen=True, slots=True)
 class Card:

@@ -7,7 +7,9 @@ import json
 import os
 import re
 import signal
+import subprocess
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,6 +80,11 @@ async def counts(http: httpx.AsyncClient, name: str) -> dict[str, float]:
     return found
 
 
+async def replica_ids(http: httpx.AsyncClient) -> set[str]:
+    """The replicas that changes of adapters wait for."""
+    return {one["id"] for one in (await http.get("/v1/replicas")).json()["data"]}
+
+
 def requests_for(what: str, count: int, max_tokens: int = 16) -> list[Prompted]:
     return [
         Prompted(NAMES[i % 3], random_ids(f"fleet {what} {i}", 120), max_tokens)
@@ -126,6 +133,22 @@ async def until_begun(*streams: Stream) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         for stream in streams:
             await stream.has_begun.wait()
+
+
+@contextmanager
+def slowed(pids: list[int]) -> Iterator[None]:
+    """Processes get about a tenth of their time meanwhile, however busy this one is."""
+    names = " ".join(map(str, pids))
+    turn = f"kill -STOP {names}; sleep 0.045; kill -CONT {names}; sleep 0.005"
+    with subprocess.Popen(["sh", "-c", f"while :; do {turn}; done 2>/dev/null"]) as loop:
+        try:
+            yield
+        finally:
+            loop.kill()
+            loop.wait()
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
 
 
 async def test_every_replica_gives_the_bits_of_a_single_server(
@@ -189,15 +212,17 @@ async def test_kill_9_costs_the_streams_that_have_begun_and_no_other_request(
     async with asyncio.timeout(PATIENCE_SECONDS):
         while len(await counts(http, "vllm:num_requests_running")) < 2:
             await asyncio.sleep(0.5)  # both are there, and are known to be
+    before = await replica_ids(http)
     requests = requests_for("killed", 8, 100)
     alone = await asyncio.gather(*(whole(http, request) for request in requests))
     longest = [replace(request, max_tokens=4000) for request in requests]
-    streams = [Stream(http, each) for each in longest]
-    await until_begun(*streams)
-    answers = [asyncio.create_task(whole(http, each)) for each in requests]
-    await asyncio.sleep(0)
-    victim = pids_below(fleet.pid, kind)[0]
-    os.kill(victim, signal.SIGKILL)
+    victim = pids_below(fleet.pid, kind)[0]  # looked up before: that takes a while
+    with slowed(pids_below(fleet.pid, ENGINE)):  # no stream ends before the last has begun
+        streams = [Stream(http, each) for each in longest]
+        await until_begun(*streams)
+        answers = [asyncio.create_task(whole(http, each)) for each in requests]
+        await asyncio.sleep(0)
+        os.kill(victim, signal.SIGKILL)
     for answer, expected in zip(await asyncio.gather(*answers), alone, strict=True):
         assert answer.equals(expected)
     await asyncio.gather(*(stream.task for stream in streams))
@@ -214,6 +239,10 @@ async def test_kill_9_costs_the_streams_that_have_begun_and_no_other_request(
         "another one in its place",
         PATIENCE_SECONDS,
     )
+    if kind == REPLICA:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while len(before & await replica_ids(http)) != 1:
+                await asyncio.sleep(0.5)  # it is waited for no longer
 
 
 async def test_an_adapter_that_was_replaced_once_is_replaced_on_both(
@@ -221,8 +250,8 @@ async def test_an_adapter_that_was_replaced_once_is_replaced_on_both(
 ) -> None:
     requests = [Prompted("moved", random_ids(f"moved {i}", 60), 200) for i in range(24)]
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while len((await http.get("/v1/replicas")).json()["data"]) != 2:
-            await asyncio.sleep(0.5)  # one that was killed is waited for no longer
+        while len(await replica_ids(http)) != 2:
+            await asyncio.sleep(0.5)
     answers = {}
     for name, path in (("alpha", demo_paths.alpha), ("beta", demo_paths.beta)):
         body = {"lora_name": "moved", "lora_path": str(path), "load_inplace": True}

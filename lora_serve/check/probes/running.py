@@ -12,6 +12,7 @@ from lora_serve.check.server import ServerFaultError
 from lora_serve.check.subjects import AskedModel, Version
 
 LONG = (96, 384)  # tokens of an answer that is to run while something happens
+LONGEST = 1536  # of a fast server's or a slow adapter's, where the context has room for them
 BEGUN = 3  # pieces after which a request counts as running
 NUM_LEAVING = 6
 # When clients leave: so long after so many pieces. The first ones leave before their prompt is
@@ -38,7 +39,7 @@ async def _unload_while_running(lab: Lab) -> str:
 
 async def _change_while_running(lab: Lab, a: Version, b: Version, change: Change) -> str:
     """An answer of A, as far as it came, must be A's, whatever the change did to its end."""
-    for num_tokens in LONG:
+    for num_tokens in (*LONG, LONGEST) if lab.facts.is_room_for(LONGEST) else LONG:
         prompt = lab.prompt()
         fields = {"max_tokens": num_tokens}
         right = await lab.cold(a, prompt, **fields)
