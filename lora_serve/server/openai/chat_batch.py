@@ -16,6 +16,7 @@ from starlette.responses import Response
 from lora_serve.errors import InvalidRequestError
 from lora_serve.outputs import RequestOutput
 from lora_serve.server.context import ServerContext
+from lora_serve.server.http.disconnect import unless_disconnected
 from lora_serve.server.openai.answer_size import chat_size
 from lora_serve.server.openai.answers import ChatCompletion
 from lora_serve.server.openai.chat import ChatAnswer, ChatForm
@@ -39,11 +40,9 @@ def chat_batch_router(context: ServerContext) -> APIRouter:
             request, ChatBatchBody, takes_embeds=context.engine.config.model.enable_prompt_embeds
         )
         _check_offered(body)
-        first = await plan_chat(context, request, body.alone(body.messages[0]))
-        plans = [first]
-        for messages in body.messages[1:]:
-            alone = first.body.model_copy(update={"messages": messages})
-            plans.append(await plan_chat(context, request, alone, like=first))
+        # A client that leaves takes with it what is still to be written, up to 1,024 templates.
+        plans = await unless_disconnected(request.receive, _plans(context, request, body))
+        first = plans[0]
         items = [plan.item for plan in plans]
         chat_size(first.body, first.params, stream=False).check(context.engine, items, first.params)
         answer = BatchAnswer(context, plans, response_id(AnswerPrefix.CHAT, request, body))
@@ -54,6 +53,16 @@ def chat_batch_router(context: ServerContext) -> APIRouter:
         return await respond_whole(request, generation, answer.whole)
 
     return router
+
+
+async def _plans(context: ServerContext, request: Request, body: ChatBatchBody) -> list[ChatPlan]:
+    """What is asked of the engine, conversation by conversation."""
+    first = await plan_chat(context, request, body.alone(body.messages[0]))
+    plans = [first]
+    for messages in body.messages[1:]:
+        alone = first.body.model_copy(update={"messages": messages})
+        plans.append(await plan_chat(context, request, alone, like=first))
+    return plans
 
 
 class BatchAnswer:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx
 import numpy as np
 import pytest
 
+from lora_serve.config import ServerConfig
+from lora_serve.server.app import create_app
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import client_for, error_of, eventually, serving
 
@@ -105,3 +109,37 @@ async def test_the_settings_are_prepared_once_for_all(monkeypatch: pytest.Monkey
         assert (await client.post(URL, json=body)).status_code == 200
     assert len(packed) == 1
     assert len({request.params.max_tokens for request in engine.seen}) > 1
+
+
+async def test_a_client_that_leaves_before_the_engine_is_asked_ends_that_too(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own template may take seconds for each conversation."""
+    render, rendered = engine.tokenizer.render_chat, []
+    monkeypatch.setattr(
+        engine.tokenizer,
+        "render_chat",
+        lambda *args, **settings: rendered.append(args) or render(*args, **settings),
+    )
+    content = json.dumps({**BODY, "messages": [HI] * 200}).encode()
+    messages = iter([{"type": "http.request", "body": content}, {"type": "http.disconnect"}])
+
+    async def receive() -> dict[str, object]:
+        return next(messages)
+
+    async def send(_: object) -> None:
+        raise AssertionError("nobody is there to be answered")
+
+    headers = {"host": "localhost", "content-type": "application/json"}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": URL,
+        "raw_path": URL.encode(),
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "client": ("127.0.0.1", 1),
+    }
+    await create_app(engine, ServerConfig())(scope, receive, send)
+    assert len(rendered) < 10
+    assert not engine.seen
