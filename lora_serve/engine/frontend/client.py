@@ -18,9 +18,12 @@ from lora_serve.messages import EngineMessage, EngineReady, EngineReply, Shutdow
 
 SHUTDOWN_SECONDS = 10.0
 EXIT_SECONDS = 1.0  # between the end of a process and the news of how it ended
-_OUT_OF_MEMORY = (
-    "usually the system was out of memory: dmesg, or the container's OOMKilled, would say so"
-)
+_CAUSES = {
+    signal.SIGKILL: "usually the system was out of memory: dmesg, or the container's OOMKilled, "
+    "would say so",
+    signal.SIGBUS: "a file that it had mapped was cut, or its disk cannot be read or is full: see "
+    "that nothing changes --weights-cache-path, the checkpoint and /dev/shm meanwhile",
+}  # of the signals that say something of it
 
 
 class EngineClient:
@@ -126,10 +129,14 @@ class EngineClient:
         else:
             how = "has died" if code is None else f"ended with exit code {code}"
         when = "" if self._is_ready else " while it started"
-        where = _OUT_OF_MEMORY if code == -signal.SIGKILL else "the server's log may tell why"
-        return f"the engine process {how}{when}; {where}"
+        return f"the engine process {how}{when}; {likely_cause(code)}"
 
     def _note_death(self) -> None:
         if not self._died.is_set():
             asyncio.get_running_loop().remove_reader(self._process.sentinel)
             self._died.set()
+
+
+def likely_cause(exit_code: int | None) -> str:
+    """Why a process may have ended so. exit_code: negative for a signal, None if not known."""
+    return _CAUSES.get(-(exit_code or 0), "the server's log may tell why")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ import pytest
 
 from lora_serve.config import EngineConfig, ModelConfig
 from lora_serve.engine.frontend import engine_process as process_module
-from lora_serve.engine.frontend.client import EngineClient
+from lora_serve.engine.frontend.client import EngineClient, likely_cause
 from lora_serve.engine.settings import engine_config
 from lora_serve.errors import EngineDeadError, LoraServeError
 
@@ -74,3 +75,16 @@ async def test_a_process_that_never_gets_ready_is_told_of_and_can_be_ended(tmp_p
         await client.start(config)
     await client.close()
     assert not client.is_alive
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "told"),
+    [
+        (-signal.SIGKILL, "out of memory"),
+        (-signal.SIGBUS, "mapped was cut"),
+        (1, "log"),
+        (None, "log"),
+    ],
+)
+def test_the_end_of_a_process_has_a_likely_cause(exit_code: int | None, told: str) -> None:
+    assert told in likely_cause(exit_code)
