@@ -102,7 +102,7 @@ class Operators:
         await self._post(url, UNLOAD, {"lora_name": name}, name, ABSENT)
 
     async def _load_in_vain(self, url: str, name: str) -> None:
-        """Of a directory that is not there: nothing may change for it."""
+        """Load from a directory that is not there: nothing may change for it."""
         path = str(self._versions.directory / "nothing" / str(Path(name)))
         body = {"lora_name": name, "lora_path": path, "load_inplace": True}
         if await self._post(url, LOAD, body, name, "nothing"):
