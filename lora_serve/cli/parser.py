@@ -28,9 +28,8 @@ class OneLineParser(argparse.ArgumentParser):
 
     def refuse_flags(self, *flags: str, why: str) -> None:
         """Say `why` to those who give these, which are another command's."""
-        self.add_argument(
-            *flags, action=_Refused, nargs="?", const=why, dest="", help=argparse.SUPPRESS
-        )
+        none = argparse.SUPPRESS
+        self.add_argument(*flags, action=_Refused, nargs="?", const=why, default=none, help=none)
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
