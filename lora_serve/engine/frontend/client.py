@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
+from types import MappingProxyType
 
 import zmq
 import zmq.asyncio
@@ -18,12 +20,14 @@ from lora_serve.messages import EngineMessage, EngineReady, EngineReply, Shutdow
 
 SHUTDOWN_SECONDS = 10.0
 EXIT_SECONDS = 1.0  # between the end of a process and the news of how it ended
-_CAUSES = {
-    signal.SIGKILL: "usually the system was out of memory: dmesg, or the container's OOMKilled, "
-    "would say so",
-    signal.SIGBUS: "a file that it had mapped was cut, or its disk cannot be read or is full: see "
-    "that nothing changes --weights-cache-path, the checkpoint and /dev/shm meanwhile",
-}  # of the signals that say something of it
+_CAUSES: Mapping[int, str] = MappingProxyType(  # by the signal that says something of it
+    {
+        signal.SIGKILL: "usually the system was out of memory: dmesg, or the container's "
+        "OOMKilled, would say so",
+        signal.SIGBUS: "a file that it had mapped was cut, or its disk cannot be read or is full: "
+        "see that nothing changes --weights-cache-path, the checkpoint and /dev/shm meanwhile",
+    }
+)
 
 
 class EngineClient:
