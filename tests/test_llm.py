@@ -48,7 +48,7 @@ def load_adapters(llm: LLM, paths: list[Path]) -> None:
 
 
 class LoneServer:
-    """A cold engine, alone with each request: what the promise is about."""
+    """A cold engine, alone with each request, which it computes once: what the promise is about."""
 
     def __init__(self, model: Path, adapters: list[Path], arithmetic: dict[str, Any]) -> None:
         self._llm = LLM(
@@ -59,13 +59,17 @@ class LoneServer:
             **arithmetic,
         )
         load_adapters(self._llm, adapters)
+        self._answers: dict[str, list[object]] = {}
 
     def answer(
         self, prompt: TokensPrompt, params: SamplingParams, name: str | None
     ) -> list[object]:
-        (output,) = self._llm.generate(prompt, params, lora_name=name)
-        assert output.num_cached_tokens == 0
-        return bits(output)
+        asked = repr((prompt, params, name))
+        if asked not in self._answers:
+            (output,) = self._llm.generate(prompt, params, lora_name=name)
+            assert output.num_cached_tokens == 0
+            self._answers[asked] = bits(output)
+        return self._answers[asked]
 
     def close(self) -> None:
         self._llm.close()

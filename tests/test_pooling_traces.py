@@ -43,9 +43,14 @@ def test_every_embedding_is_the_one_that_a_lone_server_gives(async_scheduling: b
     assert num_hit_tokens > 10 * NUM_TRACES
 
 
-def is_caught(async_scheduling: bool = False, executor: type = OracleExecutor) -> bool:
-    """Whether some trace gives a wrong embedding, breaks an invariant, or ends the engine."""
-    for seed in range(100):
+def is_caught(
+    async_scheduling: bool = False, executor: type = OracleExecutor, first_seed: int = 0
+) -> bool:
+    """Whether some trace gives a wrong embedding, breaks an invariant, or ends the engine.
+
+    first_seed: of a trace that found it when the test was written, where few do.
+    """
+    for seed in [*range(first_seed, 100), *range(first_seed)]:
         try:
             trace = OracleTrace(seed, executor_class=executor, async_scheduling=async_scheduling)
             if trace.run().wrong:
@@ -66,9 +71,9 @@ def test_traces_catch_a_sum_that_begins_again_with_each_chunk(
     assert is_caught(async_scheduling)
 
 
-@pytest.mark.parametrize("name", ["hidden_sums", "hidden_rows"])
+@pytest.mark.parametrize(("name", "first_seed"), [("hidden_sums", 61), ("hidden_rows", 77)])
 def test_traces_catch_what_a_preempted_request_keeps(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, first_seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preempt = Scheduler._preempt
 
@@ -78,7 +83,7 @@ def test_traces_catch_what_a_preempted_request_keeps(
         setattr(victim, name, kept)
 
     monkeypatch.setattr(Scheduler, "_preempt", preempt_keeping)
-    assert is_caught()
+    assert is_caught(first_seed=first_seed)
 
 
 def test_traces_catch_hidden_states_without_those_of_cached_tokens(

@@ -252,7 +252,7 @@ class KVCacheManager:
             for block_id in table.held
         )
         for block in self.pool.blocks:
-            count = held[block.block_id]
+            count = held.get(block.block_id, 0)
             assert block.ref_cnt == count, f"block {block.block_id}: {block.ref_cnt} of {count}"
 
     def check_tables(self, holder: BlockHolder, num_computed: int, num_planned: int) -> None:

@@ -6,7 +6,8 @@ A position's content is a hash of (the content before it, the token, the adapter
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -26,6 +27,8 @@ def start_content(group: int) -> bytes:
     return START[:-1] + bytes([START[-1] + group])
 
 
+# Traces hash the same prefixes again and again: once in the engine, and in each lone answer.
+@lru_cache(maxsize=2**17)
 def next_content(before: bytes, token_id: int, embeds_row: bytes, digest: bytes) -> bytes:
     hashed = hashlib.sha256(before + token_id.to_bytes(4, "little") + embeds_row + b"|" + digest)
     return hashed.digest()[:CONTENT_BYTES]
@@ -45,13 +48,17 @@ def chosen_token(drawn: int, allowed: Sequence[int] | None, banned: Collection[i
     """The token that is drawn where only some are allowed (None allows all), and some banned."""
     if allowed is None and drawn not in banned:
         return drawn
-    left = tokens_left(allowed, banned)
+    left = [*_tokens_left(allowed, banned)]
     return left[drawn % len(left)]
 
 
-def tokens_left(allowed: Sequence[int] | None, banned: Collection[int]) -> list[int]:
+def is_token_left(allowed: Sequence[int] | None, banned: Collection[int]) -> bool:
+    return next(_tokens_left(allowed, banned), None) is not None
+
+
+def _tokens_left(allowed: Sequence[int] | None, banned: Collection[int]) -> Iterator[int]:
     among = range(VOCAB_SIZE) if allowed is None else allowed
-    return [token_id for token_id in among if token_id not in banned]
+    return (token_id for token_id in among if token_id not in banned)
 
 
 def allowed_tokens(bitmask: bytes) -> list[int]:

@@ -12,10 +12,10 @@ from lora_serve.fuzz.oracle.content import (
     chosen_token,
     drawn_token,
     hidden_sums,
+    is_token_left,
     next_content,
     scored_token,
     start_content,
-    tokens_left,
 )
 from lora_serve.fuzz.oracle.grammars import allowed_next
 from lora_serve.messages import NO_RULES, TokenRules
@@ -92,9 +92,9 @@ def lone_answer(
     *_, contents = prompt_contents(prompt, digest, embeds_rows, num_groups, invocation)
     answer: list[int] = []
     num_thought = 0
+    by_client = None if rules.allowed is None else allowed_tokens(rules.allowed)
     while len(answer) < max_tokens:
-        allowed = None if rules.allowed is None else allowed_tokens(rules.allowed)
-        by_client = allowed
+        allowed = by_client
         if constraint is not None and held is not None:
             by_grammar = allowed_next(constraint, held, VOCAB_SIZE, EOS)
             if by_grammar is None:
@@ -103,7 +103,7 @@ def lone_answer(
         banned = bad_ends(rules.bad_words, answer)
         if reasoning and held is None and num_thought == budget:
             allowed, banned = [reasoning.end], set()
-        if not tokens_left(allowed, banned):
+        if not is_token_left(allowed, banned):
             break
         if reasoning and may_begin and not answer and allowed is not None:
             begins = by_client is None or reasoning.start in by_client

@@ -216,8 +216,10 @@ class OracleTrace:
             if constraint is not None or budget is not None:
                 reasoning = self.draws.reasoning(*ask, invocation)
             budget = None if reasoning is None else budget
-            rules = self.draws.rules(lone(reasoning=reasoning, budget=budget))
-            answer = lone(rules=rules, reasoning=reasoning, budget=budget)
+            answer = lone(reasoning=reasoning, budget=budget)
+            rules = self.draws.rules(answer)
+            if rules is not NO_RULES:
+                answer = lone(rules=rules, reasoning=reasoning, budget=budget)
             expected = Expected(answer, digest)
             expected.may_fail = constraint is not None and rules is not NO_RULES
             if scored_start is not None:
