@@ -31,7 +31,7 @@ from lora_serve.structured_output.trial import Outcome, TrialProcess, TrialStart
 from lora_serve.structured_output.turns import Turns
 from lora_serve.structured_output.wire import Advance, Close, GrammarSettings, Open
 from lora_serve.structured_outputs import StructuredOutput
-from lora_serve.text.tokenizer import Tokenizer
+from lora_serve.text.without_torch import import_transformers
 
 logger = logging.getLogger(__name__)
 
@@ -245,6 +245,9 @@ def serve(connection: Connection, at_work: AtWork) -> None:
     settings = decoder.decode(connection.recv_bytes())
     assert isinstance(settings, GrammarSettings), "the first message must be the settings"
     set_up_logging(settings.log, PROCESS, in_background=False)
+    import_transformers()
+    from lora_serve.text.tokenizer import Tokenizer
+
     tokenizer = Tokenizer(settings.tokenizer, settings.revision, model=settings.model)
     eos_token_ids = tokenizer.eos_token_ids
     vocabulary = Vocabulary(

@@ -243,7 +243,7 @@ def test_an_answer_that_ends_the_process_again_and_again_is_refused(
         grammars.close(name)
 
 
-def test_the_process_logs_as_its_server_does(
+def test_the_process_logs_as_its_server_does_and_loads_no_torch(
     model_path: Path, tokenizer: Tokenizer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log = LogConfig(log_level="debug", log_format="json")
@@ -252,6 +252,8 @@ def test_the_process_logs_as_its_server_does(
     )
     process.open("one", YES_OR_NO)
     assert replies(process)["one"].bitmask
+    assert process._process is not None
+    assert "libtorch" not in Path(f"/proc/{process._process.pid}/maps").read_text()
     process.shut_down()
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     (ready,) = (line for line in lines if line["message"].startswith("ready"))
