@@ -79,7 +79,9 @@ docs: install  ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --quiet --site-dir site
 	@echo 'open site/index.html'
 
-test: install redis-server chromium lint sanitize  ## lint, kernels under sanitizers, the whole suite; what CI runs
+# mypy and the kernels' tests take one core each, so they run side by side.
+test: install redis-server chromium  ## lint, kernels under sanitizers, the whole suite; what CI runs
+	$(MAKE) --jobs=2 --output-sync=target lint sanitize
 	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 # What a change breaks first: 75 s of processor time when mypy's cache is warm, so under a minute on
