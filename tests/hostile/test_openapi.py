@@ -37,6 +37,12 @@ CHECKS = [
 FLAGS = ("--enable-lora", "--enable-prompt-embeds", "--max-num-seqs", "8", "--max-model-len", "64")
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 NAMES = [f"{operation.method} {operation.path}" for operation in OPERATIONS]
+SPOKEN = [(operation.body, operation.answer) for operation in OPERATIONS]
+# Few of a second path to what takes the same bodies and answers the same.
+NUM_EXAMPLES = {
+    name: 4 if each[0] and each in SPOKEN[:place] else 20
+    for place, (name, each) in enumerate(zip(NAMES, SPOKEN, strict=True))
+}
 
 Cases = dict[str, SearchStrategy[object]]
 
@@ -93,7 +99,7 @@ def check(case: object) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_answers_are_as_documented(cases: Cases, name: str) -> None:
-    run_quick(cases[name], check, 20)
+    run_quick(cases[name], check, NUM_EXAMPLES[name])
 
 
 @pytest.mark.slow
