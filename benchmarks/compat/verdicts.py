@@ -68,6 +68,8 @@ TRUNCATION = (
     "a truncate_prompt_tokens above the context is refused with value and limit, in our words"
 )
 TOKEN_EMBEDDINGS = "/pooling gives embeddings of tokens beside those of texts, without a flag"
+ONE_TASK = "--pooler-config.task is not offered: a request to /pooling names its task"
+ORCA = "endpoint-load-metrics headers (ORCA) are not offered; /metrics and /load tell the load"
 MASKS = "the tokens that could be drawn (--return-sampling-mask) are told by logprobs alone"
 NAMED_SCORES = "prompt_logprob_token_ids is refused by name"
 STOPS_ACT = "stop strings act whatever detokenize says"
@@ -85,6 +87,7 @@ _BATCH = "test_batched_chat_completions.py"
 _BIAS, _REASONING = "test_chat_logit_bias_validation.py", "test_include_reasoning.py"
 _RESPONSES, _TOOLS = "responses/test_simple.py", "test_completion_with_function_calling.py"
 _METRICS = "instrumentator/test_metrics.py"
+_ORCA = "instrumentator/test_orca_metrics.py"
 _TOOL_CHATS = "tool_use/test_chat_completions.py"
 _SCORES = "scoring/test_bi_encoder_online.py"
 _EMBED, _TOKENS = "pooling/embed/test_online.py", "test_serving_tokens.py"
@@ -172,6 +175,11 @@ VERDICTS = tuple(
         (_SCORES, "test_score_api", NOT_APPLICABLE, OFFLINE),
         (_SCORES, "test_rerank_api", NOT_APPLICABLE, OTHER_MODEL),
         (_SCORES, "test_pooling_embed", NOT_APPLICABLE, OTHER_MODEL),
+        ("token_embed/test_online.py", "test_pooling", DIFFERS, ONE_TASK),
+        ("test_thinking_token_budget.py", "test_", NOT_APPLICABLE, THINKS),
+        (_ORCA, "test_chat_completion_with_orca_header", DIFFERS, ORCA),
+        (_ORCA, "test_completion_with_orca_header", DIFFERS, ORCA),
+        (_ORCA, "test_single_completion", DIFFERS, USAGE),
         (_TOKENS, "test_generate_sampling_mask", DIFFERS, MASKS),
         (_TOKENS, "test_generate_prompt_token_id_logprobs", DIFFERS, NAMED_SCORES),
         (_TOKENS, "test_stop_string_workflow", DIFFERS, STOPS_ACT),

@@ -54,12 +54,14 @@ async def _embed(context: ServerContext, request: Request, body: CohereEmbedBody
             "this model; leave it out, and write what it stands for into the texts",
             "input_type",
         )
-    pooling = pooling_params(body.embedding, context.engine.pooling_defaults)
-    _check_bits(body, pooling.dimensions or context.engine.model_info.hidden_size)
+    engine = context.engine
+    embedding = body.embedding(engine.model_info.max_model_len)
+    pooling = pooling_params(embedding, engine.pooling_defaults)
+    _check_bits(body, pooling.dimensions or engine.model_info.hidden_size)
     asked = await ask_for_embeddings(
         context,
         request,
-        body.embedding,
+        embedding,
         pooling,
         AnswerPrefix.EMBEDDING,
         most_tokens=body.max_tokens if body.truncate == "NONE" else None,

@@ -123,10 +123,9 @@ class CohereEmbedBody(Body):
     images: Unsupported = None
     inputs: Unsupported = None
 
-    @property
-    def embedding(self) -> EmbeddingBody:
+    def embedding(self, max_model_len: int) -> EmbeddingBody:
         """The same wish as a body of /v1/embeddings."""
-        cuts = self.truncate != "NONE"
+        most_tokens = min(self.max_tokens or max_model_len, max_model_len)
         return EmbeddingBody.model_construct(
             input=tuple(self.texts),
             model=self.model,
@@ -135,7 +134,7 @@ class CohereEmbedBody(Body):
             request_id=self.request_id,
             dimensions=self.output_dimension,
             encoding_format="base64" if self.types == {"base64"} else "float",
-            truncate_prompt_tokens=(self.max_tokens or -1) if cuts else None,
+            truncate_prompt_tokens=None if self.truncate == "NONE" else most_tokens,
             truncation_side="left" if self.truncate == "START" else "right",
         )
 
@@ -145,10 +144,5 @@ class CohereEmbedBody(Body):
         return set(self.embedding_types or ("float",))
 
 
-COHERE_NAMES = MappingProxyType(  # of the fields that an error may name
-    {
-        "input": "texts",
-        "dimensions": "output_dimension",
-        "truncate_prompt_tokens": "max_tokens",
-    }
-)
+# Of the fields that an error may name.
+COHERE_NAMES = MappingProxyType({"input": "texts", "dimensions": "output_dimension"})

@@ -68,8 +68,9 @@ async def test_long_texts_lose_their_end_or_their_beginning(
         whole[-2:],
     ]
     longest = engine.model_info.max_model_len
-    answer = await embedded(client, texts=["a" * 2 * longest])
-    assert answer["meta"]["billed_units"]["input_tokens"] == longest
+    for most in ({}, {"max_tokens": 2**31 - 1}):
+        answer = await embedded(client, texts=["a" * 2 * longest], **most)
+        assert answer["meta"]["billed_units"]["input_tokens"] == longest
 
 
 async def test_the_servers_pooling_holds_and_dimensions_are_the_bodys(
@@ -104,7 +105,6 @@ async def test_the_servers_pooling_holds_and_dimensions_are_the_bodys(
             "output_dimension",
         ),
         ({"max_tokens": 0}, "max_tokens: must be at least 1, got 0", "max_tokens"),
-        ({"max_tokens": 10**6}, "max_tokens must be in [1, ", "max_tokens"),
         (
             {"texts": ["abcd"], "max_tokens": 2, "truncate": "NONE"},
             "texts 0 has 5 tokens, max_tokens is 2; shorten it, raise max_tokens, or let truncate",
