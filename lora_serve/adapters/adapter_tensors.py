@@ -15,9 +15,7 @@ from lora_serve.adapters.experts import (
     check_all_experts,
     experts_of,
     find_fused,
-    is_of_all_experts,
     is_of_experts,
-    own_experts,
 )
 from lora_serve.adapters.findings import listed, shown
 from lora_serve.adapters.peft_config import LoRASettings
@@ -150,6 +148,13 @@ def check_tensors(
     _check_once(pairs, fused, findings)
     if not specs:
         findings.append("it holds no tensor, so it would be the base model under another name")
+    unmatchable = settings.unmatchable(len(pairs))
+    findings += [
+        f"{name}: its patterns are too complex to match with {len(pairs)} modules; simplify them"
+        for name in unmatchable
+    ]
+    if unmatchable:
+        return None
     ranks = {module: settings.rank_of(module) for module in pairs}
     _check_shapes(pairs, specs, ranks, adaptable.all_modules, findings)
     _check_ranks([*ranks.values(), *(f.rank for f in fused)], adaptable.max_lora_rank, findings)
@@ -201,12 +206,10 @@ def _bias(
     return ModuleBias(module, values, scale)
 
 
-def own_shapes_of(specs: Mapping[str, TensorSpec], settings: LoRASettings) -> Shapes:
+def own_shapes_of(specs: Mapping[str, TensorSpec]) -> Shapes:
     """The `lora_modules` that tensors fit, as their names and shapes say."""
-    shapes = own_experts(specs, settings)
+    shapes: dict[str, tuple[int, int]] = {}
     for name, spec in specs.items():
-        if is_of_all_experts(name):
-            continue
         match = _TENSOR_NAME.fullmatch(name)
         bias = _BIAS_NAME.fullmatch(name)
         if bias is not None and len(spec.shape) == 1:

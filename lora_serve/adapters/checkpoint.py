@@ -24,6 +24,7 @@ from lora_serve.adapters.adapter_tensors import (
     read_tensors,
 )
 from lora_serve.adapters.directory import AdapterDirectory, open_directory
+from lora_serve.adapters.experts import is_of_all_experts
 from lora_serve.adapters.findings import shown
 from lora_serve.adapters.peft_config import LoRASettings, parse_settings
 from lora_serve.adapters.strict_json import parse_object
@@ -124,15 +125,18 @@ def own_shapes(path: str) -> tuple[Shapes, Vocabulary | None]:
     """What a model must have for the tensors in directory `path`, as their shapes say.
 
     With these `lora_modules` and this `vocabulary` `read_adapter` finds all that can be found
-    without the model.
+    without the model. Of LoRA of all experts together that is nothing.
 
     Raises:
-        AdapterNotFoundError, AdapterFormatError, AdapterError: as read_adapter, for its config.
+        AdapterNotFoundError, AdapterError: as read_adapter.
+        AdapterFormatError: it is LoRA of all experts together.
     """
     with _opened(path, ()) as directory, _weights(directory, []) as file:
-        settings = _read_settings(directory, [])
-        specs = None if file is None else file.read_header([])
-    return own_shapes_of(specs or {}, settings), own_vocabulary(specs or {})
+        specs = (None if file is None else file.read_header([])) or {}
+    if any(map(is_of_all_experts, specs)):
+        told = "it has LoRA of all experts together, whose parts its model tells apart: name that"
+        raise AdapterFormatError(path, [f"{told}, with --base MODEL"])
+    return own_shapes_of(specs), own_vocabulary(specs)
 
 
 def stored_rows(path: str, vocabulary: Vocabulary | None) -> list[RowsInFile]:

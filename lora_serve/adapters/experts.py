@@ -97,8 +97,10 @@ class FusedLoRA:
         count, rank, layer = self.experts.count, self.rank, self.experts
         rows = bits_of(a).reshape(count, rank, -1)
         columns = bits_of(b).reshape(-1, rank, count)
+        dtypes = a.dtype, b.dtype
         if self.is_swapped:
             all_a, all_b = columns.transpose(2, 1, 0), rows.transpose(0, 2, 1)
+            dtypes = b.dtype, a.dtype
         else:
             all_a, all_b = rows, columns.transpose(2, 0, 1)
         all_a, all_b = np.ascontiguousarray(all_a), np.ascontiguousarray(all_b)
@@ -110,8 +112,8 @@ class FusedLoRA:
                 places = {gate: slice(0, None, 2), up: slice(1, None, 2)}
         for projection, outputs in places.items():
             for name, own_a, own_b in zip(layer.modules(projection), all_a, all_b, strict=True):
-                part = np.ascontiguousarray(own_b[outputs])
-                yield LoRAModule(name, rank, self.scale, _raw(a.dtype, own_a), _raw(b.dtype, part))
+                parts = own_a, np.ascontiguousarray(own_b[outputs])
+                yield LoRAModule(name, rank, self.scale, *map(_raw, dtypes, parts))
 
 
 def experts_of(lora_modules: Mapping[str, tuple[int, int]]) -> dict[str, LayerExperts]:
@@ -199,32 +201,6 @@ def check_all_experts(
                 incomplete += missing
     if incomplete:
         findings.append(f"LoRA of some experts of a layer, without others: {listed(incomplete)}")
-
-
-def own_experts(
-    specs: Mapping[str, TensorSpec], settings: LoRASettings
-) -> dict[str, tuple[int, int]]:
-    """The `lora_modules` that LoRA of all experts fits, as its names and shapes say."""
-    shapes: dict[str, tuple[int, int]] = {}
-    matches = filter(None, map(_FUSED_NAME.fullmatch, specs))
-    for module in dict.fromkeys(match[1] for match in matches):
-        for wrapper, parameter in _wrappers(settings, module).items():
-            tensors = [_spec_of(specs, f"{module}{wrapper}.lora_{side}.weight") for side in "AB"]
-            a, b = [() if each is None else each.shape for each in tensors]
-            count = a[0] // settings.rank_of(f"{module}.{parameter}") if len(a) == 2 else 0
-            if len(b) != 2 or not 0 < count <= _MOST_EXPERTS:
-                continue
-            gate, up, down = _PROJECTIONS[0]
-            sizes = {down: (b[0], a[1])}
-            if parameter == GATE_UP:
-                sizes = dict.fromkeys((gate, up), (b[0] // 2, a[1]))
-            for projection, size in sizes.items():
-                shapes |= {f"{module}.{e}.{projection}": size for e in range(count)}
-    return shapes
-
-
-def _spec_of(specs: Mapping[str, TensorSpec], name: str) -> TensorSpec | None:
-    return specs.get(f"base_model.model.{name}") or specs.get(name)
 
 
 def _stored(specs: Mapping[str, TensorSpec], layers: Mapping[str, LayerExperts]) -> dict[str, str]:

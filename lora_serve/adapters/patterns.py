@@ -22,6 +22,7 @@ _MAX_KEYS = 2048  # a hundred layers have about 700 projections; compiled in hal
 _MAX_CHARACTERS = 1000
 _MAX_ALL_CHARACTERS = 128 * _MAX_KEYS
 _MAX_WAYS = 2**20
+_MAX_WAYS_OF_ALL = _MAX_WAYS * 1024  # through the names of all modules, experts among them
 _NAME_CHARACTERS = 64  # about the longest name of a projection
 
 _TOKEN = re.compile(
@@ -39,9 +40,14 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ModulePatterns(Generic[T]):
-    """A value for the modules that each pattern means."""
+    """A value for the modules that each pattern means. num_ways: at most, through one name."""
 
     patterns: tuple[tuple[re.Pattern[str], T], ...] = ()
+    num_ways: int = 0
+
+    def can_match(self, num_modules: int) -> bool:
+        """Whether so many names can be matched in seconds."""
+        return self.num_ways * num_modules <= _MAX_WAYS_OF_ALL
 
     def get(self, module: str, default: T) -> T:
         for pattern, value in self.patterns:
@@ -70,7 +76,7 @@ def compile_patterns(
     if num_ways > _MAX_WAYS:
         findings.append(f"{setting}: its patterns are too complex to match; write out module names")
         return ModulePatterns()
-    return ModulePatterns(tuple(patterns))
+    return ModulePatterns(tuple(patterns), num_ways)
 
 
 def _excess(keys: Collection[str]) -> str | None:

@@ -153,6 +153,14 @@ class LoRASettings:
     def rank_of(self, module: str) -> int:
         return self.rank_pattern.get(module, self.rank)
 
+    def unmatchable(self, num_modules: int) -> list[str]:
+        """The settings whose patterns cannot be matched with so many names."""
+        can_match = {
+            "rank_pattern": self.rank_pattern.can_match(num_modules),
+            "alpha_pattern": self.alpha_pattern.can_match(num_modules),
+        }
+        return [name for name, can in can_match.items() if not can]
+
     def scale_of(self, module: str, rank: int) -> float:
         """rank: of this module."""
         alpha = self.alpha_pattern.get(module, self.alpha)

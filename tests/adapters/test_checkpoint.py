@@ -586,3 +586,15 @@ def test_biases_that_fit_nothing_are_refused(
     findings: Findings, lora_modules: Shapes, name: str, size: int, words: str
 ) -> None:
     assert words in "; ".join(findings(with_bias(lora_modules, name, size), {"bias": "all"}))
+
+
+def test_patterns_are_bounded_by_how_many_modules_they_are_matched_with(tmp_path: Path) -> None:
+    """Else one request could keep a thread of the loader busy for hours."""
+    shapes = {f"model.layers.{layer}.self_attn.q_proj": (1, 1) for layer in range(1600)}
+    few = dict(list(shapes.items())[:3])
+    settings = {"rank_pattern": {".*.*.*x": 3}}
+    path = write_adapter(tmp_path / "few", lora_tensors(few), settings)
+    assert len(read_adapter(path, lora_modules=shapes, max_lora_rank=8).modules) == 3
+    path = write_adapter(tmp_path / "many", lora_tensors(shapes), settings)
+    with pytest.raises(AdapterFormatError, match=r"rank_pattern: .* with 1600 modules"):
+        read_adapter(path, lora_modules=shapes, max_lora_rank=8)
