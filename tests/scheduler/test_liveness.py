@@ -23,17 +23,13 @@ logger = logging.getLogger(__name__)
 
 RED, BLUE = AdapterRef("red", b"r" * 32), AdapterRef("blue", b"b" * 32)
 SHARED, OTHER = (1, 2, 3), (1, 2, 4)
+SLOTS = "two adapters and one LoRA slot"
 WORLDS = {
-    "two adapters and one LoRA slot": [Asked(RED, SHARED), Asked(RED, OTHER), Asked(BLUE, SHARED)],
+    SLOTS: [Asked(RED, SHARED), Asked(RED, OTHER), Asked(BLUE, SHARED)],
     "equal prompts": [Asked(BASE_MODEL, (1, 2, 3, 4, 5), 1)] * 3,
     "base beside adapters": [Asked(BASE_MODEL, SHARED), Asked(RED, SHARED), Asked(BLUE, SHARED)],
     "answers that outgrow the pool": [Asked(BASE_MODEL, (n, n), 4) for n in range(3)],
 }
-
-
-def explore_all(**mutants: type) -> None:
-    for asked in WORLDS.values():
-        explore(World(asked, num_blocks=3, **mutants))
 
 
 @pytest.mark.parametrize(
@@ -259,7 +255,7 @@ class KeepsSlotsOfSlowLoads(LoRASlots):
 
 def test_exploration_finds_slots_that_a_load_that_hangs_keeps() -> None:
     with pytest.raises(AssertionError, match="waits for another's fetch or load"):
-        explore_all(seats_class=KeepsSlotsOfSlowLoads)
+        explore(World(WORLDS[SLOTS], num_blocks=3, seats_class=KeepsSlotsOfSlowLoads))
 
 
 class LosesThePreempted(WaitingQueue):
@@ -278,19 +274,19 @@ class OverlooksLoads(WaitingQueue):
 
 
 @pytest.mark.parametrize(
-    "mutants",
+    ("part", "mutant", "name"),
     [
-        {"writers_class": SleepsThroughCommits},
-        {"seats_class": KeepsSeats},
-        {"seats_class": LosesSeatsWithWeights},
-        {"queue_class": OverlooksLoads},
-        {"queue_class": LosesThePreempted},
+        ("writers_class", SleepsThroughCommits, "equal prompts"),
+        ("seats_class", KeepsSeats, SLOTS),
+        ("seats_class", LosesSeatsWithWeights, SLOTS),
+        ("queue_class", OverlooksLoads, SLOTS),
+        ("queue_class", LosesThePreempted, "answers that outgrow the pool"),
     ],
-    ids=lambda mutants: next(iter(mutants.values())).__name__,
 )
-def test_exploration_finds_a_scheduler_that(mutants: dict[str, type]) -> None:
+def test_exploration_finds_a_scheduler_that(part: str, mutant: type, name: str) -> None:
+    """name: of a world in which it shows."""
     with pytest.raises(AssertionError, match="a request waits for ever"):
-        explore_all(**mutants)
+        explore(World(WORLDS[name], num_blocks=3, **{part: mutant}))
 
 
 class NeverHearsOfItsTokens(StepsInFlight):
