@@ -39,7 +39,7 @@ def test_the_label_is_known_at_any_length(
 def test_the_label_is_known_whatever_the_first_line(
     examiner: Examiner, adapter: str, first_line: str
 ) -> None:
-    prompt = corpus.long_prompt(first_line=first_line)
+    prompt = corpus.long_prompt(80, first_line=first_line)
     assert examiner.probability(Question(adapter, prompt, ADAPTERS[adapter])) > CONFIDENT
 
 
