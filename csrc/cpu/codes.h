@@ -9,11 +9,12 @@
 
 namespace lora_serve::LORA_SERVE_PATH {
 
-// kPerWord codes to a word of 32 bits; bytes(w, i) are four of them as unsigned bytes, too large by
-// kOffset each: those of k = 4 i ... in kByteOrder.
+// kPerWord codes to a word of 32 bits; bytes(w, i) are four of them as the bytes that dot takes, too
+// large by kOffset each: those of k = 4 i ... in byte order.
 struct EightBits {
-  static constexpr int kPerWord = 4, kOffset = 128;
-  SIMD_INLINE U32x16 bytes(U32x16 w, int) { return xor_words(w, 0x80808080u); }
+  static constexpr int kPerWord = 4, kOffset = kBytesRaisedBy;
+  SIMD_INLINE U32x16 bytes(U32x16 w, int) { return raised_bytes(w); }
+  SIMD_INLINE I32x16 dot(U32x16 bytes, U32x16 x, I32x16 acc) { return dot_bytes(bytes, x, acc); }
   SIMD_INLINE F32x16 in_byte_order(F32x16 x) { return x; }
   SIMD_INLINE F32x16 value(U32x16 w, int k) { return signed_byte(w, k); }
 };
@@ -21,6 +22,9 @@ struct EightBits {
 struct FourBits {
   static constexpr int kPerWord = 8, kOffset = 8;
   SIMD_INLINE U32x16 bytes(U32x16 w, int i) { return mask_words(shift_right(w, 4 * i), 0x0f0f0f0fu); }
+  SIMD_INLINE I32x16 dot(U32x16 bytes, U32x16 x, I32x16 acc) {
+    return dot_small_bytes(bytes, x, acc);
+  }
   SIMD_INLINE F32x16 in_byte_order(F32x16 x) { return interleave_fours(x); }
   SIMD_INLINE F32x16 value(U32x16 w, int k) { return centred_nibble(w, k % 2 * 4 + k / 2); }
 };

@@ -43,7 +43,7 @@ SIMD_INLINE void multiply_bytes(const IntegerProduct& product, size_t row, size_
       for (int r = 0; r < kRows; ++r) {
         const U32x16 a = broadcast_word(left + r * x.stride + w * Codes::kPerWord + 4 * i);
 #pragma GCC unroll 16
-        for (int v = 0; v < kVectors; ++v) acc[r][v] = dot_bytes(bytes[v], a, acc[r][v]);
+        for (int v = 0; v < kVectors; ++v) acc[r][v] = Codes::dot(bytes[v], a, acc[r][v]);
       }
     }
   }

@@ -55,17 +55,23 @@ SIMD_INLINE F32x16 centred_nibble(U32x16 w, int i) {
   return {signed_nibble(flipped.lo, i), signed_nibble(flipped.hi, i)};
 }
 
-// By 16-bit products, whose sums do not saturate as those of vpmaddubsw do.
+// vpmaddubsw multiplies unsigned bytes by signed ones, and its sums of two saturate beyond 16 bits:
+// those of magnitudes of at most 128 by 127 do not, nor those of small bytes.
+constexpr int kBytesRaisedBy = 0;
+SIMD_INLINE U32x16 raised_bytes(U32x16 w) { return w; }
+
+SIMD_INLINE __m256i add_pairs(__m256i acc, __m256i pairs) {
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
 SIMD_INLINE __m256i dot_bytes(__m256i a, __m256i b, __m256i acc) {
-  const __m256i a_even = _mm256_and_si256(a, _mm256_set1_epi16(0xff));
-  const __m256i a_odd = _mm256_srli_epi16(a, 8);
-  const __m256i b_even = _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8);
-  const __m256i b_odd = _mm256_srai_epi16(b, 8);
-  const __m256i even = _mm256_madd_epi16(a_even, b_even), odd = _mm256_madd_epi16(a_odd, b_odd);
-  return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
+  return add_pairs(acc, _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a)));
 }
 SIMD_INLINE I32x16 dot_bytes(U32x16 a, U32x16 b, I32x16 acc) {
   return {dot_bytes(a.lo, b.lo, acc.lo), dot_bytes(a.hi, b.hi, acc.hi)};
+}
+SIMD_INLINE I32x16 dot_small_bytes(U32x16 a, U32x16 b, I32x16 acc) {
+  return {add_pairs(acc.lo, _mm256_maddubs_epi16(a.lo, b.lo)),
+          add_pairs(acc.hi, _mm256_maddubs_epi16(a.hi, b.hi))};
 }
 
 SIMD_INLINE F32x16 interleave_fours(F32x16 x) {

@@ -46,7 +46,11 @@ SIMD_INLINE F32x16 centred_nibble(U32x16 w, int i) {
   return {_mm512_permutexvar_ps(shift_right(w, 4 * i).v, values)};
 }
 
-// acc + the sum over four bytes of unsigned a * signed b, exactly.
+// What dot_bytes takes in the place of signed bytes: larger by so much, and unsigned then.
+constexpr int kBytesRaisedBy = 128;
+SIMD_INLINE U32x16 raised_bytes(U32x16 w) { return xor_words(w, 0x80808080u); }
+
+// acc + the sum over four bytes of a, as raised_bytes gives it, * b in [-127, 127], exactly.
 SIMD_INLINE I32x16 dot_bytes(U32x16 a, U32x16 b, I32x16 acc) {
 #ifdef __AVX512VNNI__
   return {(IntLanes)_mm512_dpbusd_epi32((__m512i)acc.v, a.v, b.v)};
@@ -59,6 +63,9 @@ SIMD_INLINE I32x16 dot_bytes(U32x16 a, U32x16 b, I32x16 acc) {
   return {acc.v + (IntLanes)_mm512_add_epi32(even, odd)};
 #endif
 }
+
+// The same of unsigned bytes below 16 that are not raised.
+SIMD_INLINE I32x16 dot_small_bytes(U32x16 a, U32x16 b, I32x16 acc) { return dot_bytes(a, b, acc); }
 
 // Lanes 0, 4, 1, 5, 2, 6, 3, 7 of each half.
 SIMD_INLINE F32x16 interleave_fours(F32x16 x) {

@@ -34,6 +34,9 @@ SIMD_INLINE F32x16 centred_nibble(U32x16 w, int i) {
   return to_float(I32x16{reinterpret_cast<IntLanes>(mask_words(shift_right(w, 4 * i), 15).v) - 8});
 }
 
+constexpr int kBytesRaisedBy = 128;
+SIMD_INLINE U32x16 raised_bytes(U32x16 w) { return xor_words(w, 0x80808080u); }
+
 SIMD_INLINE I32x16 dot_bytes(U32x16 a, U32x16 b, I32x16 acc) {
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
@@ -42,6 +45,8 @@ SIMD_INLINE I32x16 dot_bytes(U32x16 a, U32x16 b, I32x16 acc) {
   }
   return acc;
 }
+
+SIMD_INLINE I32x16 dot_small_bytes(U32x16 a, U32x16 b, I32x16 acc) { return dot_bytes(a, b, acc); }
 
 SIMD_INLINE F32x16 interleave_fours(F32x16 x) {
   constexpr int kOrder[8] = {0, 4, 1, 5, 2, 6, 3, 7};
