@@ -68,9 +68,13 @@ class SampleInput(msgspec.Struct, frozen=True, gc=False):
     @property
     def is_screenable(self) -> bool:
         """Whether all that it asks is which logit is the largest of those allowed."""
-        params = self.params
-        draws_the_largest = params.is_greedy or params.top_k == 1
-        return draws_the_largest and params.logprobs is None and not self._changes_single_logits
+        draws_the_largest = self.params.is_greedy or self.params.top_k == 1
+        return draws_the_largest and self.asks_for_a_token_alone
+
+    @property
+    def asks_for_a_token_alone(self) -> bool:
+        """Whether logits as they are, of the tokens allowed, say all that it asks: a token."""
+        return self.params.logprobs is None and not self._changes_single_logits
 
     @property
     def changes_logits(self) -> bool:

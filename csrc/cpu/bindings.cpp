@@ -274,6 +274,8 @@ class StepEdits {
 // given, scale, min_p, top_p, top_k, seed, position, num_top, edits; see sampling_call.h.
 using Choice = std::tuple<int64_t, float, float, double, int64_t, uint64_t, uint64_t, int64_t,
                           const StepEdits*>;
+// scale, min_p, top_p, top_k, seed, position
+using ScreenedChoice = std::tuple<float, float, double, int64_t, uint64_t, uint64_t>;
 // token, logit, peak, total, rank, top
 using Sampled =
     std::tuple<int64_t, float, float, int64_t, int64_t, std::vector<std::tuple<uint32_t, float>>>;
@@ -365,23 +367,31 @@ class Backend {
   }
 
   // bitmasks: of each row, None if all tokens are allowed; empty if they are in all rows.
-  std::vector<int64_t> greedy(int dtype, Address x, Address weight, const PackedScreen& packed,
-                              size_t rows,
-                              const std::vector<std::optional<nb::bytes>>& bitmasks) {
+  // choices: of each row; empty if the likeliest is wanted of all.
+  std::vector<int64_t> screened_tokens(int dtype, Address x, Address weight,
+                                       const PackedScreen& packed, size_t rows,
+                                       const std::vector<std::optional<nb::bytes>>& bitmasks,
+                                       const std::vector<ScreenedChoice>& choices) {
     const Screen screen = packed.screen();
     std::vector<Bitmask> masks;
     for (const auto& mask : bitmasks) {
       masks.push_back(mask ? Bitmask{static_cast<const uint8_t*>(mask->data()), mask->size()}
                            : Bitmask{nullptr, 0});
     }
+    std::vector<RowChoice> row_choices;
+    for (const auto& [scale, min_p, top_p, top_k, seed, position] : choices) {
+      row_choices.push_back({-1, scale, min_p, top_p, top_k, seed, position, -1, nullptr});
+    }
     const QuantizedShape& shape = screen.codes.shape;
     std::vector<int64_t> tokens(rows);
-    kernels_.greedy({{Dtype(dtype), pointer(x), pointer_to<uint32_t>(weight), nullptr, nullptr,
-                      rows, shape.in_features, shape.out_features},
-                     screen,
-                     masks.empty() ? nullptr : masks.data(),
-                     tokens.data()},
-                    workers());
+    kernels_.screened_tokens(
+        {{Dtype(dtype), pointer(x), pointer_to<uint32_t>(weight), nullptr, nullptr, rows,
+          shape.in_features, shape.out_features},
+         screen,
+         masks.empty() ? nullptr : masks.data(),
+         row_choices.empty() ? nullptr : row_choices.data(),
+         tokens.data()},
+        workers());
     return tokens;
   }
 
@@ -638,7 +648,7 @@ NB_MODULE(_cpu, m) {
       .def("pack_codes", &Backend::pack_codes)
       .def("quantized_linear", &Backend::quantized_linear)
       .def("pack_screen", &Backend::pack_screen)
-      .def("greedy", &Backend::greedy)
+      .def("screened_tokens", &Backend::screened_tokens)
       .def("lora", &Backend::lora)
       .def("norm", &Backend::norm)
       .def("silu_and_mul", &Backend::silu_and_mul)

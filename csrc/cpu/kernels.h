@@ -123,13 +123,14 @@ struct Bitmask {
   size_t size;
 };
 
-// The first of the largest outputs of each row of `linear`, of those that its bitmask allows. The
-// linear has no bias, and its y is not looked at.
-struct GreedyCall {
+// What is chosen of each row's outputs of `linear`, of those that its bitmask allows. The linear has
+// no bias, and its y is not looked at.
+struct ScreenedCall {
   LinearCall linear;
   Screen screen;
-  const Bitmask* bitmasks;  // (rows), or null: all tokens are allowed
-  int64_t* tokens;          // (rows), or kUndecided
+  const Bitmask* bitmasks;   // (rows), or null: all tokens are allowed
+  const RowChoice* choices;  // (rows), without `given`, `num_top` and `edits`; or null: the likeliest
+  int64_t* tokens;           // (rows), or kUndecided
 };
 
 // y[segment rows] += delta of each segment's adapter.   x (rows, in), y (rows, out), contiguous.
@@ -244,7 +245,7 @@ struct Kernels {
   void (*pack_codes)(const PackCodesCall&, Workers&);
   void (*quantized_linear)(const QuantizedLinearCall&, Workers&);
   void (*screen_norms)(const ScreenNormsCall&, Workers&);
-  void (*greedy)(const GreedyCall&, Workers&);
+  void (*screened_tokens)(const ScreenedCall&, Workers&);
   void (*lora)(const LoraCall&, Workers&);
   void (*norm)(const NormCall&, Workers&);
   void (*silu_and_mul)(const ActivationCall&, Workers&);

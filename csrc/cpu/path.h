@@ -22,6 +22,7 @@
 #include "quantize.h"
 #include "rotary.h"
 #include "sampling.h"
+#include "screened_tokens.h"
 #include "screening.h"
 
 namespace lora_serve::LORA_SERVE_PATH {
@@ -77,14 +78,14 @@ static void experts(const ExpertsCall& call, Workers& workers) {
   });
 }
 
-static void greedy(const GreedyCall& call, Workers& workers) {
+static void screened_tokens(const ScreenedCall& call, Workers& workers) {
   switch (call.linear.dtype) {
     case Dtype::kFloat32:
-      return greedy_of<float>(call, workers);
+      return screened_tokens_of<float>(call, workers);
     case Dtype::kFloat16:
-      return greedy_of<Float16>(call, workers);
+      return screened_tokens_of<Float16>(call, workers);
     case Dtype::kBfloat16:
-      return greedy_of<Bfloat16>(call, workers);
+      return screened_tokens_of<Bfloat16>(call, workers);
   }
 }
 
@@ -95,7 +96,7 @@ static constexpr Kernels table(const char* path) {
           pack_codes,
           quantized_linear,
           screen_norms,
-          greedy,
+          screened_tokens,
           lora,
           norm,
           silu_and_mul,

@@ -1,16 +1,13 @@
-// The likeliest token of each row, without reading all of the LM head.
+// How large each logit of an LM head is at least and at most, without reading all of it.
 //
-//   token[t] = the first n, of those allowed, whose y[t][n] = x[t] . weight[n], as linear.h computes
-//   it, is largest
+//   y[t][n] = x[t] . weight[n], as linear.h computes it
 //
-// T rows, V tokens. Where few are allowed, y is computed of their panels. Elsewhere a copy of the weight in bytes, half as large as bfloat16, gives approx[t][n],
+// T rows, V tokens. A copy of the weight in bytes, half as large as bfloat16, gives approx[t][n],
 // and how far off it may be: by Cauchy and Schwarz, with x = x' + lost, weight = weight' + error,
 //
 //   |y - approx| <= |weight[n]| |lost| + |error[n]| |x'| + what rounding adds
 //
-// Whatever cannot be largest within that is left out; of the panels that are left, usually a few of
-// thousands, y is computed by the loop that computes it always. So the token is the one that all
-// logits would give, to the bit. A row that leaves too many, or is not finite, is kUndecided.
+// screened_tokens.h computes those that may matter.
 
 #pragma once
 
@@ -24,13 +21,6 @@ namespace lora_serve::LORA_SERVE_PATH {
 // Beyond these, what vdpbf16ps does to denormals, and infinities, would have to be reckoned with.
 constexpr double kLargestScreened = 1e15;
 constexpr float kLargestHalf = 6e4f, kLargestOther = 1e38f;
-
-// At most one panel in so many: more would be read as fast in order.
-constexpr size_t kMostPanelsShare = 8;
-
-// A row that allows at most one panel in so many is not screened: one thread computes those sooner
-// than all threads screen the rest.
-constexpr size_t kMostComputedShare = 32;
 
 // A bound for a float that may have been rounded down a few times.
 SIMD_INLINE float raised(double x) { return static_cast<float>(x) * (1 + 0x1p-20f); }
@@ -87,13 +77,18 @@ struct alignas(64) RowScreen {
   }
 };
 
+struct LargestLogit {
+  float least, size;
+};
+
 template <class T>
 struct Screening {
-  const GreedyCall& call;
+  const ScreenedCall& call;
   size_t panels;
   QuantizedRows coded;
-  Reach* reaches;     // (rows)
-  float* uppers;      // (rows, panels): the most that any y of the panel can be
+  Reach* reaches;      // (rows)
+  float* lowers;       // (rows, panels): the least that the largest y of the panel can be
+  float* uppers;       // (rows, panels): the most that any y of the panel can be
   RowScreen* screens;  // (threads, rows)
   size_t num_threads;
 
@@ -110,20 +105,11 @@ struct Screening {
     return (low | high << 8) & known;
   }
 
-  bool allows_few(size_t row) const {
-    size_t count = 0;
-    const size_t most = panels / kMostComputedShare;
-    for (size_t panel = 0; panel < panels && count <= most; ++panel) {
-      count += allowed(row, panel) != 0;
-    }
-    return count <= most;
-  }
-
   // 16 approximate ones. Lanes that are not allowed cannot win.
   void see(size_t row, size_t panel, const float* sums, RowScreen& screen) const {
     const uint32_t lanes = allowed(row, panel);
     if (lanes == 0) {
-      uppers[row * panels + panel] = -kInfinity;
+      lowers[row * panels + panel] = uppers[row * panels + panel] = -kInfinity;
       return;
     }
     const F32x16 approx = load(sums);
@@ -144,13 +130,14 @@ struct Screening {
       lower = load(low);
       upper = load(high);
     }
+    lowers[row * panels + panel] = reduce_max(lower);
     uppers[row * panels + panel] = reduce_max(upper);
     screen.add(lower, upper);
   }
 
-  // Panels whose upper bound is below this cannot hold the largest y, nor one that rounds to the
-  // same. NaN if the row cannot be screened.
-  float threshold(size_t row) const {
+  // How large the largest y is at least, and how far any of its kind is from 0 at most. NaN if the
+  // row cannot be screened.
+  LargestLogit largest(size_t row) const {
     float least = -kInfinity, most = -kInfinity, poison = 0;
     for (size_t thread = 0; thread < num_threads; ++thread) {
       const RowScreen& screen = screens[thread * call.linear.rows + row];
@@ -159,57 +146,10 @@ struct Screening {
       most = high > most ? high : most;
       poison += reduce_add(load(screen.poison));
     }
-    const float largest = std::fmax(std::fabs(least), std::fabs(most));
+    const float size = std::fmax(std::fabs(least), std::fabs(most));
     const float limit = call.linear.dtype == Dtype::kFloat16 ? kLargestHalf : kLargestOther;
-    if (poison != 0 || !(largest < limit)) return __builtin_nanf("");
-    // Two numbers that round to one of T lie within one ulp of bfloat16, or, below what float16
-    // calls normal, within 2^-24.
-    return least - (largest * 0x1.05p-7f + 0x1p-22f);
-  }
-
-  // The first of the largest y of the panels that may hold it.
-  int64_t decide(size_t row, const PanelProduct<typename DotFor<T>::Type>& product) const {
-    const float least = threshold(row);
-    if (std::isnan(least)) return kUndecided;
-    const float* upper = uppers + row * panels;
-    size_t count = 0;
-    for (size_t panel = 0; panel < panels; ++panel) count += upper[panel] >= least;
-    if (count > ceil_div(panels, kMostPanelsShare)) return kUndecided;
-    return first_of_largest(row, product, [&](size_t panel) { return upper[panel] >= least; });
-  }
-
-  // The first of the largest y of all that are allowed, where they are few.
-  int64_t compute_allowed(size_t row,
-                          const PanelProduct<typename DotFor<T>::Type>& product) const {
-    return first_of_largest(row, product, [](size_t) { return true; });
-  }
-
-  // The first of the largest y of the panels that are wanted; kUndecided if any is not finite.
-  template <class Wanted>
-  int64_t first_of_largest(size_t row, const PanelProduct<typename DotFor<T>::Type>& product,
-                           const Wanted& is_wanted) const {
-    float best = -kInfinity, poison = 0;
-    int64_t token = kUndecided;
-    for (size_t panel = 0; panel < panels; ++panel) {
-      const uint32_t lanes = allowed(row, panel);
-      if (lanes == 0 || !is_wanted(panel)) continue;
-      product_of_panels<1, 1>(product, {row, row + 1}, panel,
-                              [&](size_t, size_t, const float* sums) {
-        T rounded[kLanes];
-        float logits[kLanes];
-        store(rounded, load(sums));
-        store(logits, load(static_cast<const T*>(rounded)));
-        for (size_t i = 0; i < kLanes; ++i) {
-          if (!(lanes >> i & 1)) continue;
-          poison += logits[i] * 0;
-          if (logits[i] > best) {
-            best = logits[i];
-            token = static_cast<int64_t>(panel * kLanes + i);
-          }
-        }
-      });
-    }
-    return poison == 0 ? token : kUndecided;
+    if (poison != 0 || !(size < limit)) return {__builtin_nanf(""), __builtin_nanf("")};
+    return {least, size};
   }
 };
 
@@ -233,47 +173,6 @@ static void screen_all(const Screening<T>& screening, size_t panels, Team team) 
                                  [&](size_t row, size_t panel, const float* sums) {
                                    screening.see(row, panel, sums, screens[row]);
                                  });
-  });
-}
-
-template <class T>
-static void greedy_of(const GreedyCall& call, Workers& workers) {
-  using Dot = typename DotFor<T>::Type;
-  const LinearCall& linear = call.linear;
-  const QuantizedShape& shape = call.screen.codes.shape;
-  const Team team = quantized_team(shape, linear.rows, workers);
-  const size_t panels = shape.panels(), threads = static_cast<size_t>(team.num_threads);
-
-  const size_t left_size = left_bytes<Dot, T>(linear.rows, linear.in_features);
-  const size_t coded_size = round_up(quantized_rows_bytes(shape, linear.rows), 64);
-  const size_t screens_size = threads * linear.rows * sizeof(RowScreen);
-  const size_t uppers_size = round_up(linear.rows * panels * sizeof(float), 64);
-  char* memory = static_cast<char*>(workers.scratch.take(
-      left_size + coded_size + screens_size + uppers_size + linear.rows * sizeof(Reach)));
-  char* const coded_at = memory + left_size;
-  char* const screens_at = coded_at + coded_size;
-  char* const uppers_at = screens_at + screens_size;
-
-  const T* x = static_cast<const T*>(linear.x);
-  const LeftRows<Dot> left = left_rows<Dot>(x, linear.rows, linear.in_features, memory, team);
-  const Screening<T> screening{call,
-                               panels,
-                               quantize_rows<EightBits>(x, linear.rows, shape, coded_at, team),
-                               reinterpret_cast<Reach*>(uppers_at + uppers_size),
-                               reinterpret_cast<float*>(uppers_at),
-                               reinterpret_cast<RowScreen*>(screens_at),
-                               threads};
-  bool all_allow_few = true;
-  for (size_t row = 0; row < linear.rows && all_allow_few; ++row) {
-    all_allow_few = screening.allows_few(row);
-  }
-  if (!all_allow_few) screen_all(screening, panels, team);
-
-  const PanelProduct<Dot> exact{left.data, left.stride, linear.weight, panels,
-                                words_along(linear.in_features, sizeof(T))};
-  for_each_task(team, linear.rows, [&](size_t row, int) {
-    call.tokens[row] = screening.allows_few(row) ? screening.compute_allowed(row, exact)
-                                                 : screening.decide(row, exact);
   });
 }
 

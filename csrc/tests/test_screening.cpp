@@ -48,15 +48,34 @@ struct Head {
     return {8, shape.group, shape.out_features, shape.in_features};
   }
 
-  std::vector<int64_t> greedy(const Array& x, Workers& workers,
-                              const std::vector<Bitmask>& bitmasks = {}) const {
+  std::vector<int64_t> tokens_of(const Array& x, Workers& workers,
+                                 const std::vector<Bitmask>& bitmasks = {},
+                                 const std::vector<RowChoice>& choices = {}) const {
     std::vector<int64_t> tokens(shape.rows);
-    kernels.greedy({{dtype, x.data(), packed.get(), nullptr, nullptr, shape.rows,
-                     shape.in_features, shape.out_features},
-                    {{quantized(), codes.get()}, weight_norms.data(), error_norms.data()},
-                    bitmasks.empty() ? nullptr : bitmasks.data(),
-                    tokens.data()},
+    kernels.screened_tokens(
+        {{dtype, x.data(), packed.get(), nullptr, nullptr, shape.rows, shape.in_features,
+          shape.out_features},
+         {{quantized(), codes.get()}, weight_norms.data(), error_norms.data()},
+         bitmasks.empty() ? nullptr : bitmasks.data(),
+         choices.empty() ? nullptr : choices.data(),
+         tokens.data()},
+        workers);
+    return tokens;
+  }
+
+  // What sampling.h chooses of all outputs.
+  std::vector<int64_t> drawn_of_all(const Array& x, Workers& workers,
+                                    const std::vector<RowChoice>& choices) const {
+    const Array y = Array::nans(dtype, shape.rows * shape.out_features);
+    kernels.linear({dtype, x.data(), packed.get(), nullptr, y.data(), shape.rows,
+                    shape.in_features, shape.out_features},
                    workers);
+    std::vector<RowResult> results(shape.rows);
+    kernels.sample({dtype, y.data(), shape.rows, shape.out_features, choices.data(),
+                    results.data(), nullptr, 0},
+                   workers);
+    std::vector<int64_t> tokens;
+    for (const RowResult& result : results) tokens.push_back(result.token);
     return tokens;
   }
 
@@ -96,10 +115,26 @@ void test_masks(const Case& c, const Head& head, const Array& x, Workers& worker
     }
     masks[t] = {bytes[t].data(), bytes[t].size()};
   }
-  const std::vector<int64_t> tokens = head.greedy(x, workers, masks);
+  const std::vector<int64_t> tokens = head.tokens_of(x, workers, masks);
   const std::vector<int64_t> expected = head.by_all_outputs(x, workers, masks);
   for (size_t t = 0; t < head.shape.rows; ++t) {
     expect(c, tokens[t] == expected[t] || tokens[t] == kUndecided, "the token that is allowed");
+  }
+}
+
+// Rows of all kinds of draws side by side.
+void test_draws(const Case& c, const Head& head, const Array& x, Workers& workers) {
+  std::vector<RowChoice> choices;
+  for (size_t t = 0; t < head.shape.rows; ++t) {
+    const float scale = t % 4 == 3 ? 0.0f : t % 2 == 0 ? 2.0f : 30.0f;
+    const float min_p = t % 3 == 1 ? 0.3f : 0.0f;
+    const int64_t top_k = t % 3 == 0 ? static_cast<int64_t>(1 + 2 * t) : 0;
+    choices.push_back({-1, scale, min_p, t % 5 == 2 ? 0.7 : 1.0, top_k, t, t, -1, nullptr});
+  }
+  const std::vector<int64_t> tokens = head.tokens_of(x, workers, {}, choices);
+  const std::vector<int64_t> expected = head.drawn_of_all(x, workers, choices);
+  for (size_t t = 0; t < head.shape.rows; ++t) {
+    expect(c, tokens[t] == expected[t] || tokens[t] == kUndecided, "the token that is drawn");
   }
 }
 
@@ -114,13 +149,14 @@ void test_screening(const Kernels& kernels, Dtype dtype) {
                      std::to_string(shape.out_features)};
     const Head head(kernels, dtype, shape, three);
     const Array x = Array::random(dtype, shape.rows * shape.in_features, 1);
-    const std::vector<int64_t> tokens = head.greedy(x, three);
+    const std::vector<int64_t> tokens = head.tokens_of(x, three);
     const std::vector<int64_t> expected = head.by_all_outputs(x, three);
     for (size_t t = 0; t < shape.rows; ++t) {
       expect(c, tokens[t] == expected[t] || tokens[t] == kUndecided, "the greedy token");
     }
-    expect(c, head.greedy(x, one) == tokens, "by one thread as by three");
+    expect(c, head.tokens_of(x, one) == tokens, "by one thread as by three");
     test_masks(c, head, x, three);
+    test_draws(c, head, x, three);
   }
 }
 

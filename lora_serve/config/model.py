@@ -62,9 +62,9 @@ class ModelConfig:
         False,
     )
     lm_head_screen: str = setting(
-        "Keep a copy of the LM head in 8 bits, which shows greedy steps the few rows that they "
-        "must read; answers stay the same to the bit. auto: on CPUs that multiply bytes fast, if "
-        "the copy has 16 MiB or more.",
+        "Keep a copy of the LM head in 8 bits, which shows steps that are greedy, or draw from few "
+        "tokens, the rows that they must read; answers stay the same to the bit. auto: on CPUs "
+        "that multiply bytes fast, if the copy has 16 MiB or more.",
         "auto",
         choices=SCREENS,
     )

@@ -60,7 +60,7 @@ class LMHead:
         share one of all; None for a whole LM head.
     screened_argmax: finds the largest logits of rows without changes, without computing all; None
         where that is not wanted, or where what is done to logits can make two of them equal, since
-        then the first counts.
+        then the first counts. `ScreenedTokens` where the logits are its own products.
     """
 
     def __init__(
@@ -85,6 +85,8 @@ class LMHead:
         screen = None if pack_screen is None else pack_screen(weight, self._packed)
         if screen is not None and argmax_of_all is not None:
             self.screened_argmax = argmax_of_all(screen)
+        elif screen is not None and scale is not None:
+            self.screened_argmax = screen.__call__  # a draw would need the scaled logits
         else:
             self.screened_argmax = screen
 

@@ -166,7 +166,7 @@ class Backend:
     def pack_screen(
         self, dtype: int, weight: int, group: int, out_features: int, in_features: int, /
     ) -> PackedScreen | None: ...
-    def greedy(
+    def screened_tokens(
         self,
         dtype: int,
         x: int,
@@ -174,6 +174,7 @@ class Backend:
         screen: PackedScreen,
         rows: int,
         bitmasks: Sequence[bytes | None],
+        choices: Sequence[tuple[float, float, float, int, int, int]],
         /,
     ) -> list[int]: ...
     def lora(

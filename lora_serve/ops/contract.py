@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NewType, Protocol, TypeVar, cast
+from typing import NamedTuple, NewType, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -151,6 +151,34 @@ class ScreenedArgmax(Protocol):
         """Find the first of the largest outputs of each row of x (N, H); -1 where that is open.
 
         bitmasks: which outputs of each row count, as `SampleInput.bitmask` has it; empty if all do.
+        """
+
+
+class TokenChoice(NamedTuple):
+    """How a row's token is chosen, as sampling/specification/draw.py has it.
+
+    scale: 1 / temperature; 0 for the likeliest, which looks at nothing else.
+    seed: in [0, 2**64).
+    """
+
+    scale: float
+    min_p: float
+    top_p: float
+    top_k: int
+    seed: int
+    position: int
+
+
+@runtime_checkable
+class ScreenedTokens(ScreenedArgmax, Protocol):
+    """A ScreenedArgmax that also draws tokens."""
+
+    def draw(
+        self, x: Tensor, bitmasks: Sequence[bytes | None], choices: Sequence[TokenChoice], /
+    ) -> list[int]:
+        """Choose a token of each row of x (N, H) by its outputs; -1 where all of them are needed.
+
+        choices: N, one for each row.
         """
 
 

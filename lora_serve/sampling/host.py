@@ -8,8 +8,11 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from lora_serve.ops.contract import TokenChoice
 from lora_serve.sampling.contract import SampledToken
 from lora_serve.step import SampleInput
+
+_UINT64 = 2**64 - 1
 
 
 class HostSamplerOutput:
@@ -36,3 +39,15 @@ def count_pending(
         item if token_id < 0 else replace(item, seen=item.seen.and_drawn(token_id))
         for item, token_id in zip(inputs, pending_tokens.tolist(), strict=True)
     ]
+
+
+def token_choice(item: SampleInput) -> TokenChoice:
+    params = item.params
+    return TokenChoice(
+        0.0 if params.is_greedy else 1 / params.temperature,
+        params.min_p,
+        params.top_p,
+        params.top_k,
+        item.seed & _UINT64,
+        item.position,
+    )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lora_serve.ops._cpu import Backend, StepEdits
 from lora_serve.ops.cpu.dtypes import dtype_code
-from lora_serve.sampling.host import HostSamplerOutput, count_pending
+from lora_serve.sampling.host import HostSamplerOutput, count_pending, token_choice
 from lora_serve.sampling.logprobs_mode import RAW_LOGPROBS, LogprobsMode
 from lora_serve.sampling.specification.logprobs import float_rows, log_sum_exp, logprob
 from lora_serve.sampling.specification.processed import processed
@@ -26,8 +26,6 @@ from lora_serve.step import SampleInput, TokenLogprobs
 
 _Choice = tuple[int, float, float, float, int, int, int, int, StepEdits | None]
 _Sampled = tuple[int, float, float, int, int, list[tuple[int, float]]]
-
-_UINT64 = 2**64 - 1
 
 
 class NativeSampler:
@@ -112,17 +110,8 @@ def _given(token_id: int, num_top: int) -> _Choice:
 
 def _choice(item: SampleInput, arrays: list[NDArray[np.generic]]) -> _Choice:
     params = item.params
-    return (
-        -1,
-        0.0 if params.is_greedy else 1 / params.temperature,
-        params.min_p,
-        params.top_p,
-        params.top_k,
-        item.seed & _UINT64,
-        item.position,
-        -1 if params.logprobs is None else params.logprobs,
-        _edits(params, item, arrays),
-    )
+    num_top = -1 if params.logprobs is None else params.logprobs
+    return (-1, *token_choice(item), num_top, _edits(params, item, arrays))
 
 
 def _edits(

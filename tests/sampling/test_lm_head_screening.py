@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.layers.embedding import LMHead
-from lora_serve.ops.contract import Ops, Runtime, ScreenedArgmax
+from lora_serve.ops.contract import Ops, Runtime, ScreenedArgmax, ScreenedTokens, TokenChoice
 from lora_serve.ops.reference import REFERENCE
 from lora_serve.sampling.lm_head_screening import LMHeadScreening, with_screening
 from lora_serve.sampling_params import SamplingParams
@@ -104,6 +104,60 @@ def test_a_token_is_looked_for_among_those_that_a_grammar_allows() -> None:
     inputs = [PLAIN, SampleInput(GREEDY, 0, 5, bitmask=b"\x80")]
     assert LMHeadScreening(kernel.find).sample(torch.zeros(2, 16), inputs) is not None
     assert kernel.bitmasks == [None, b"\x80"]
+
+
+@dataclass
+class Drawing(Screening):
+    """A kernel that also draws what the test sets."""
+
+    choices: Sequence[TokenChoice] = ()
+
+    def __call__(self, hidden: Tensor, bitmasks: Sequence[bytes | None]) -> list[int]:
+        return self.find(hidden, bitmasks)
+
+    def draw(
+        self, hidden: Tensor, bitmasks: Sequence[bytes | None], choices: Sequence[TokenChoice]
+    ) -> list[int]:
+        self.choices = choices
+        return self.find(hidden, bitmasks)
+
+
+def test_a_kernel_that_draws_is_told_how_each_row_is_drawn() -> None:
+    kernel = Drawing((3, 7))
+    params = SamplingParams(temperature=0.5, top_k=9, top_p=0.9, min_p=0.1)
+    inputs = [PLAIN, SampleInput(params, -1, 6, bitmask=b"\x80")]
+    output = LMHeadScreening(kernel).sample(torch.zeros(2, 16), inputs)
+    assert output is not None
+    assert output.wait() == [(3, None), (7, None)]
+    assert kernel.bitmasks == [None, b"\x80"]
+    assert list(kernel.choices) == [(0, 0, 1, 0, 0, 5), (2.0, 0.1, 0.9, 9, 2**64 - 1, 6)]
+
+
+@pytest.mark.parametrize(("num_rows", "num_asked"), [(4, 1), (5, 0)])
+def test_few_rows_are_drawn(num_rows: int, num_asked: int) -> None:
+    kernel = Drawing((3,) * num_rows)
+    inputs = [SampleInput(SamplingParams(temperature=1.0), 0, 5)] * num_rows
+    LMHeadScreening(kernel).sample(torch.zeros(num_rows, 16), inputs)
+    assert kernel.num_asked == num_asked
+
+
+def test_draws_in_question_leave_out_no_greedy_step() -> None:
+    kernel = Drawing((UNDECIDED,))
+    screening = LMHeadScreening(kernel)
+    drawn = [SampleInput(SamplingParams(temperature=1.0), 0, 5)]
+    assert screening.sample(torch.zeros(1, 16), drawn) is None
+    kernel.finds = (3,)
+    assert screening.sample(torch.zeros(1, 16), drawn) is None
+    assert tokens_of(screening) == [3]
+
+
+def test_scaled_logits_are_not_drawn_from_products() -> None:
+    ops = replace(REFERENCE, pack_screen=lambda weight, packed: Drawing())
+    weight = WEIGHT.to(torch.bfloat16)
+    assert isinstance(LMHead(ops, weight).screened_argmax, ScreenedTokens)
+    scaled = LMHead(ops, weight, scale=0.5).screened_argmax
+    assert scaled is not None
+    assert not isinstance(scaled, ScreenedTokens)
 
 
 def test_many_rows_need_all_logits() -> None:

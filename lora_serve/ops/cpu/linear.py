@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.ops._cpu import Backend, PackedScreen
+from lora_serve.ops.contract import TokenChoice
 from lora_serve.ops.cpu.dtypes import dtype_code
 from lora_serve.ops.cpu.packing import CpuPacking
 from lora_serve.ops.cpu.recording import Recorder
@@ -110,10 +111,21 @@ class CpuScreen:
     screen: PackedScreen
 
     def __call__(self, x: Tensor, bitmasks: Sequence[bytes | None]) -> list[int]:
+        return self._tokens(x, bitmasks, ())
+
+    def draw(
+        self, x: Tensor, bitmasks: Sequence[bytes | None], choices: Sequence[TokenChoice]
+    ) -> list[int]:
+        assert len(choices) == len(x), f"{len(choices)} choices of {len(x)} rows"
+        return self._tokens(x, bitmasks, choices)
+
+    def _tokens(
+        self, x: Tensor, bitmasks: Sequence[bytes | None], choices: Sequence[TokenChoice]
+    ) -> list[int]:
         assert len(bitmasks) in (0, len(x)), f"{len(bitmasks)} bitmasks of {len(x)} rows"
-        x = x.contiguous()
-        return self.native.greedy(
-            self.packed.code, x.data_ptr(), self.packed.address, self.screen, len(x), bitmasks
+        x, packed = x.contiguous(), self.packed
+        return self.native.screened_tokens(
+            packed.code, x.data_ptr(), packed.address, self.screen, len(x), bitmasks, choices
         )
 
     def outputs(self, x: Tensor, tokens: Sequence[int]) -> list[float]:

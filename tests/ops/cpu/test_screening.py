@@ -39,7 +39,9 @@ class Head:
     def greedy(self, x: Tensor, bitmasks: Sequence[bytes | None] = ()) -> list[int]:
         assert self.screen is not None
         address, code = self.packed.address, self.packed.code
-        return self.native.greedy(code, x.data_ptr(), address, self.screen, len(x), bitmasks)
+        return self.native.screened_tokens(
+            code, x.data_ptr(), address, self.screen, len(x), bitmasks, ()
+        )
 
     def by_all_logits(self, x: Tensor, bitmasks: Sequence[bytes | None] = ()) -> list[int]:
         y = torch.empty(len(x), self.packed.out_features, dtype=x.dtype)
